@@ -1,0 +1,43 @@
+# Five verbs; CI calls the same ones. Everything happens in a virtual environment of its own.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+# Where pip may find a CPU build of torch, if its usual index has none: an index URL.
+TORCH_INDEX ?=
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+
+.PHONY: install demo test lint bench bench-peers clean
+
+install: $(VENV)/.installed
+
+# The CPU build first: it is the same library without gigabytes of CUDA packages.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) "torch==2.13.0+cpu" 2>/dev/null || $(INSTALL) torch
+	$(INSTALL) --editable ".[trainer,embedded,test,lint]"
+	@touch $@
+
+demo: install
+	$(BIN)/tmd demo $(ARGS)
+
+test: install
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: install
+	$(BIN)/python -m bench.collectives
+	$(BIN)/python -m bench.downtime
+	$(BIN)/python -m bench.steady
+	$(BIN)/python -m bench.daemon
+
+bench-peers: install
+	$(BIN)/python -m bench.peers
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,352 @@
+"""A cluster without IO: the real core, and workers that follow the trainer's protocol as a model.
+
+A worker's *state* is the tuple of steps it has applied, so that two equal states mean the same
+numbers. Statuses and records reach the other side only when told to: late, repeated, or never.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from msgspec import structs
+
+from tmd.core.duties import duty
+from tmd.core.migration import Limits
+from tmd.core.model import (
+    Activity,
+    Arm,
+    ClusterView,
+    DrainRequest,
+    Exit,
+    Finish,
+    Hold,
+    HostStatus,
+    JobRecord,
+    Leave,
+    Prepare,
+    Resume,
+    Sync,
+    Train,
+    Urgency,
+    Verdict,
+    Wait,
+    WorkerStatus,
+)
+from tmd.core.planning import form, steer
+
+JOB = "sim"
+
+
+@dataclass
+class Worker:
+    """The model of one trainer process."""
+
+    name: str
+    host: str
+    size: int
+    alive: bool = True
+    poisoned: bool = False
+    state: tuple[int, ...] | None = None
+    arm: Arm | None = None
+    switch: Arm | None = None
+    receiving: str = ""
+    status: WorkerStatus = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.status = WorkerStatus(
+            worker=self.name,
+            job=JOB,
+            world_size=self.size,
+            address=f"{self.host}:1",
+            pid=1,
+            activity=Activity.STARTING,
+        )
+
+    def say(self, **changes: object) -> None:
+        self.status = structs.replace(self.status, **changes)
+
+
+class Simulation:
+    """Real decisions, modelled workers. Every method is one thing that can happen."""
+
+    def __init__(self, ranks: int, standbys: int) -> None:
+        self.ranks = ranks
+        self.workers = {f"w{i}": Worker(f"w{i}", f"h{i}", ranks) for i in range(ranks + standbys)}
+        self.spares = {f"h{i}" for i in range(ranks, ranks + standbys)}
+        self.published: dict[str, WorkerStatus] = {}
+        self.exits: list[Exit] = []
+        self.record: JobRecord | None = None
+        self.drains: set[str] = set()
+        self.drain_count = 0
+        self.committed_in: dict[int, int] = {}
+        self.last_epoch = 0
+        self.log: list[tuple[int, int]] = []
+        for worker in self.workers.values():
+            self.publish(worker.name)
+        self.turn()
+        for name in self.workers:
+            self.deliver(name)
+            self.publish(name)
+
+    # --- the control plane ------------------------------------------------------------------------
+
+    def view(self) -> ClusterView:
+        hosts = []
+        for worker in self.workers.values():
+            known = self.published.get(worker.name)
+            exits = tuple(e for e in self.exits if e.worker == worker.name)
+            hosts.append(
+                HostStatus(
+                    host=worker.host,
+                    incarnation="1",
+                    standby=worker.host in self.spares,
+                    workers=(known,) if known and not exits else (),
+                    exits=exits,
+                )
+            )
+        drains = tuple(
+            DrainRequest(host=h, id=f"{h}-{self.drain_count}") for h in sorted(self.drains)
+        )
+        jobs = () if self.record is None else (self.record,)
+        return ClusterView(hosts=tuple(hosts), jobs=jobs, drains=drains)
+
+    def verdicts(self) -> list[Verdict]:
+        assert self.record is not None
+        found = []
+        parties = list(self.record.membership.members)
+        for member in parties:
+            if any(e.worker == member.worker and e.code for e in self.exits):
+                found.append(Verdict(JOB, member.worker, Urgency.FAILED, "trainer.exited", "died"))
+            found.extend(
+                Verdict(JOB, member.worker, Urgency.DRAIN, "drain", "", request=request.id)
+                for request in self.view().drains
+                if request.host == member.host and not self.record.served(request)
+            )
+        return found
+
+    def turn(self, age: float = 0.0) -> bool:
+        """The leader looks once; whether it changed anything."""
+        view = self.view()
+        if self.record is None:
+            self.record = form(view, JOB)
+            return self.record is not None
+        after = steer(self.record, view, self.verdicts(), now=0.0, age=age, limits=Limits())
+        changed = after is not self.record
+        if changed:
+            assert after.revision == self.record.revision + 1
+        self.record = after
+        return changed
+
+    def publish(self, name: str) -> None:
+        """The daemon hears the worker and the store hears the daemon."""
+        worker = self.workers[name]
+        if worker.alive:
+            self.published[name] = worker.status
+
+    # --- what happens to workers ------------------------------------------------------------------
+
+    def kill(self, name: str) -> None:
+        worker = self.workers[name]
+        worker.alive = False
+        self.exits.append(Exit(name, JOB, -9, 0.0))
+        for peer in self.workers.values():
+            # Broken links spoil the step of everybody who shares an epoch with the dead.
+            if peer.alive and self._trains(peer) and peer.status.epoch == worker.status.epoch:
+                peer.poisoned = True
+
+    def cut(self) -> None:
+        """A link breaks though nobody died."""
+        for worker in self.workers.values():
+            if worker.alive and self._trains(worker):
+                worker.poisoned = True
+
+    def add_standby(self, name: str) -> None:
+        worker = Worker(name, f"host-{name}", self.ranks)
+        self.workers[name] = worker
+        self.spares.add(worker.host)
+
+    def step(self, aware: set[int] | None = None) -> bool:
+        """All ranks of the newest epoch vote. ``aware``: the ranks that learn the outcome when a
+        link breaks in the vote (``None``: all do). Whether there was a vote."""
+        voters = self._voters()
+        if voters is None:
+            return False
+        armed = {w.arm.membership.epoch if w.arm else 0 for w in voters.values()}
+        agreed = armed.pop() if len(armed) == 1 else 0
+        for rank, worker in voters.items():
+            if aware is None or rank in aware:
+                self._commit(worker, agreed)
+            else:
+                worker.poisoned = True
+                worker.arm = None
+                worker.say(activity=Activity.STUCK, undecided=True, plan="", armed=0)
+        if aware is not None and aware != set(voters):
+            for worker in voters.values():
+                worker.poisoned = True
+        return True
+
+    def boundary(self, name: str) -> None:
+        """A worker that is between two steps: switch, or take note that the step broke."""
+        worker = self.workers[name]
+        if not worker.alive or worker.status.activity is not Activity.TRAINING:
+            return
+        if worker.switch is not None:
+            order, worker.switch = worker.switch, None
+            if order.membership.rank_of(name) is not None:
+                worker.say(epoch=order.membership.epoch, armed=0, plan="")
+            else:
+                worker.say(activity=Activity.LEFT, armed=0, plan=order.plan)
+        elif worker.poisoned:
+            worker.arm = None
+            worker.say(activity=Activity.STUCK, undecided=False, plan="", armed=0)
+
+    def deliver(self, name: str) -> None:
+        """The worker hears its duty under the present record and acts on it."""
+        worker = self.workers[name]
+        if not worker.alive or self.record is None:
+            return
+        self._obey(worker, duty(self.record, name))
+
+    def _commit(self, worker: Worker, agreed: int) -> None:
+        assert worker.state is not None
+        step, epoch = worker.status.step, worker.status.epoch
+        newest = max(self.committed_in, default=0)
+        assert epoch >= newest or step < self.committed_in[newest], "I4: commit in an old epoch"
+        self.committed_in[epoch] = max(self.committed_in.get(epoch, 0), step + 1)
+        worker.state = (*worker.state, step)
+        worker.say(step=step + 1, undecided=False)
+        if agreed and worker.arm is not None and worker.arm.membership.epoch == agreed:
+            worker.switch = worker.arm
+        worker.arm = None if worker.switch else worker.arm
+
+    def _voters(self) -> dict[int, Worker] | None:
+        training = [
+            w
+            for w in self.workers.values()
+            if w.alive and self._trains(w) and not w.poisoned and w.switch is None
+        ]
+        newest = max((w.status.epoch for w in training), default=0)
+        voters = {w.status.rank: w for w in training if w.status.epoch == newest}
+        steps = {w.status.step for w in voters.values()}
+        return voters if set(voters) == set(range(self.ranks)) and len(steps) == 1 else None
+
+    def _trains(self, worker: Worker) -> bool:
+        return worker.status.activity is Activity.TRAINING
+
+    # --- the trainer's protocol -------------------------------------------------------------------
+
+    def _obey(self, worker: Worker, order: object) -> None:
+        doing = worker.status.activity
+        match order:
+            case Train() if doing is Activity.STARTING:
+                worker.state = ()
+                worker.say(
+                    activity=Activity.TRAINING, rank=order.rank, epoch=order.membership.epoch
+                )
+            case Train() | Wait() if doing is Activity.TRAINING:
+                worker.arm = None
+                worker.say(armed=0)
+            case Wait():
+                worker.state = None
+                worker.say(activity=Activity.STANDBY, plan="", rank=None, armed=0)
+            case Arm() if doing is Activity.TRAINING and not worker.poisoned:
+                if order.membership.epoch > worker.status.epoch and worker.switch is None:
+                    worker.arm = order
+                    worker.say(armed=order.membership.epoch, plan=order.plan)
+            case Prepare():
+                self._take(worker, order)
+            case Hold():
+                self._halt(worker, order)
+            case Sync():
+                self._sync(worker, order)
+            case Resume() if doing is Activity.SYNCED:
+                worker.poisoned = False
+                worker.say(
+                    activity=Activity.TRAINING, rank=order.rank, epoch=order.membership.epoch
+                )
+            case Leave() if doing is not Activity.STARTING:
+                worker.alive = False
+            case Finish():
+                raise AssertionError("nothing ever finishes in this simulation")
+
+    def _take(self, worker: Worker, order: Prepare) -> None:
+        if worker.status.activity is Activity.STANDBY:
+            worker.say(activity=Activity.PREPARED, plan=order.plan, rank=order.rank)
+        elif worker.status.activity is Activity.PREPARED:
+            for source in self.workers.values():
+                handing = (
+                    source.status.activity is Activity.LEFT and source.status.plan == order.plan
+                )
+                if source.alive and handing and source.status.rank == order.rank:
+                    worker.state = source.state
+                    worker.poisoned = False
+                    worker.say(
+                        activity=Activity.TRAINING,
+                        epoch=order.membership.epoch,
+                        step=source.status.step,
+                    )
+                    # Peers of the new epoch may have broken off meanwhile.
+                    peers = [self.workers[m.worker] for m in order.membership.members]
+                    worker.poisoned = any(p.poisoned or not p.alive for p in peers)
+
+    def _halt(self, worker: Worker, order: Hold) -> None:
+        match worker.status.activity:
+            case Activity.TRAINING if worker.switch is None:
+                worker.poisoned, worker.arm = True, None
+                worker.say(activity=Activity.STUCK, undecided=False, plan=order.plan, armed=0)
+            case Activity.STUCK | Activity.LEFT | Activity.SYNCED:
+                worker.say(activity=Activity.STUCK, plan=order.plan)
+            case Activity.PREPARED:
+                worker.state = None
+                worker.say(activity=Activity.STANDBY, plan="", rank=None)
+            case Activity.TRAINING:
+                worker.poisoned = True
+
+    def _sync(self, worker: Worker, order: Sync) -> None:
+        if worker.status.activity is Activity.STUCK:
+            if worker.status.undecided and order.resume == worker.status.step + 1:
+                self._commit(worker, 0)
+                worker.say(undecided=False)
+            assert worker.status.step == order.resume
+            worker.say(activity=Activity.SYNCED, plan=order.plan, undecided=False)
+        elif worker.status.activity is Activity.STANDBY:
+            move = next(m for m in order.moves if m.rank == order.rank)
+            assert move.source is not None
+            source = self.workers[move.source.worker]
+            if source.alive and source.status.activity is Activity.SYNCED:
+                worker.state = source.state
+                worker.say(
+                    activity=Activity.SYNCED,
+                    plan=order.plan,
+                    rank=order.rank,
+                    step=order.resume,
+                    epoch=0,
+                )
+
+    # --- what must hold ---------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Invariants of DESIGN section 8 that can be seen from outside."""
+        training = [w for w in self.workers.values() if w.alive and self._trains(w)]
+        for worker in training:
+            assert worker.state == tuple(range(worker.status.step)), "a step lost or applied twice"
+        newest = max((w.status.epoch for w in training), default=0)
+        holders = [w.status.rank for w in training if w.status.epoch == newest]
+        assert len(holders) == len(set(holders)), "I2: two owners of a rank in one epoch"
+        if self.record is not None:
+            assert self.record.membership.epoch >= self.last_epoch, "I3: the epoch went back"
+            self.last_epoch = self.record.membership.epoch
+            assert self.record.membership.size == self.ranks, "I2: a rank was lost"
+            owners = [m.worker for m in self.record.membership.members]
+            assert len(owners) == len(set(owners)), "I2: a worker owns two ranks"
+
+    def settle(self, rounds: int = 60) -> None:
+        """Let everything be heard and obeyed until nothing moves any more."""
+        for _ in range(rounds):
+            for name in list(self.workers):
+                self.boundary(name)
+                self.deliver(name)
+                self.boundary(name)
+                self.publish(name)
+            self.turn(age=1.0)
+            self.check()

@@ -1,0 +1,149 @@
+"""The real core against modelled workers: nothing that can happen may lose or repeat a step."""
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.core.simulation import Simulation
+from tmd.core.model import Activity, Phase
+
+
+class Cluster(RuleBasedStateMachine):
+    """Kills, cuts, drains, late statuses and late orders in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sim = Simulation(ranks=3, standbys=2)
+        self.kills = 0
+
+    def pick(self, data: st.DataObject) -> str:
+        return data.draw(st.sampled_from(sorted(self.sim.workers)))
+
+    @rule()
+    def leader_looks(self) -> None:
+        self.sim.turn()
+
+    @rule()
+    def leader_has_waited(self) -> None:
+        self.sim.turn(age=1.0)
+
+    @rule()
+    def deadline_passes(self) -> None:
+        self.sim.turn(age=100.0)
+
+    @rule(data=st.data())
+    def status_arrives(self, data: st.DataObject) -> None:
+        self.sim.publish(self.pick(data))
+
+    @rule(data=st.data())
+    def order_arrives(self, data: st.DataObject) -> None:
+        self.sim.deliver(self.pick(data))
+
+    @rule(data=st.data())
+    def worker_reaches_boundary(self, data: st.DataObject) -> None:
+        self.sim.boundary(self.pick(data))
+
+    @rule()
+    def step_commits(self) -> None:
+        self.sim.step()
+
+    @rule(aware=st.sets(st.integers(0, 2)))
+    def vote_breaks(self, aware: set[int]) -> None:
+        self.sim.step(aware)
+
+    @rule()
+    def link_breaks(self) -> None:
+        self.sim.cut()
+
+    @precondition(lambda self: self.kills < 2)
+    @rule(data=st.data())
+    def worker_dies(self, data: st.DataObject) -> None:
+        alive = sorted(n for n, w in self.sim.workers.items() if w.alive)
+        holders = [w for w in self.sim.workers.values() if w.alive and w.state is not None]
+        victim = data.draw(st.sampled_from(alive))
+        if len([w for w in holders if w.name != victim]) >= 1:
+            self.kills += 1
+            self.sim.kill(victim)
+            self.sim.add_standby(f"new{self.kills}")
+
+    @rule(host=st.sampled_from(["h0", "h1", "h2"]))
+    def drain(self, host: str) -> None:
+        self.sim.drains = {host}
+        self.sim.drain_count += 1
+
+    @rule()
+    def undrain(self) -> None:
+        self.sim.drains = set()
+
+    @rule(rounds=st.integers(1, 4))
+    def everything_is_heard(self, rounds: int) -> None:
+        self.sim.settle(rounds)
+
+    @invariant()
+    def holds(self) -> None:
+        self.sim.check()
+
+    def teardown(self) -> None:
+        """In the end the job goes on: a step commits on every rank."""
+        self.sim.drains = set()
+        for _ in range(6):
+            self.sim.settle()
+            if self.sim.step():
+                break
+        else:
+            raise AssertionError(f"the job does not go on: {self.sim.record}")
+        self.sim.check()
+
+
+Cluster.TestCase.settings = settings(
+    max_examples=150,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+TestCluster = Cluster.TestCase
+
+
+def test_a_drained_host_hands_over_and_returns_to_the_pool() -> None:
+    """The whole planned path, in order."""
+    sim = Simulation(ranks=2, standbys=1)
+    sim.settle(2)
+    sim.step()
+    sim.drains = {"h0"}
+    sim.settle(3)
+    assert sim.record is not None
+    assert sim.record.plan is not None
+    assert sim.record.plan.phase is Phase.READY
+
+    sim.step()
+    sim.settle(3)
+    sim.step()
+    sim.settle(3)
+
+    assert sim.record.plan.phase is Phase.DONE
+    assert sim.workers["w2"].status.rank == 0
+    assert sim.workers["w0"].status.activity is Activity.STANDBY
+    assert [m.phase for m in sim.record.plan.timeline] == [
+        Phase.PREPARE,
+        Phase.READY,
+        Phase.SWITCH,
+        Phase.DONE,
+    ]
+
+
+def test_a_lost_rank_is_taken_over_and_one_step_is_repeated_at_most() -> None:
+    """Kill in the vote: who knew of the commit decides for all."""
+    sim = Simulation(ranks=3, standbys=1)
+    sim.settle(2)
+    sim.step()
+    sim.step(aware={1})
+    sim.kill("w0")
+    sim.settle()
+    assert sim.record is not None
+    assert sim.record.plan is not None
+
+    assert sim.record.plan.resume == 2
+    assert sim.step()
+    sim.settle()
+    assert sim.record.plan.phase is Phase.DONE
+    assert {w.status.step for w in sim.workers.values() if w.alive} == {3}

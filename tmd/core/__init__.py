@@ -1,0 +1,1 @@
+"""What to do: pure decisions on frozen values. No IO, no clock, no torch, no asyncio."""

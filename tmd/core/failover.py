@@ -1,0 +1,189 @@
+"""Deciding who goes on with what after a loss (DESIGN sections 5 and 7).
+
+The rule: everybody who may hold the state of a rank is asked to halt and to say how far it came.
+The resume step is the highest committed step among them; whoever is one behind was undecided in
+its vote and applies its own complete gradients. A rank belongs to the halted worker that claims it
+in the highest epoch; a rank that nobody claims goes to a standby, which copies a replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import structs
+
+from tmd.core.migration import Event, Facts, is_live, transition
+from tmd.core.model import (
+    Activity,
+    JobRecord,
+    JobState,
+    Kind,
+    Mark,
+    Member,
+    MigrationPlan,
+    Move,
+    Phase,
+    WorkerStatus,
+)
+
+HOLDER_OFFSETS = (1, 2)
+"""Ranks ``r + 1`` and ``r + 2`` keep what is particular to rank ``r`` (its rank-local state)."""
+
+
+def open_failover(
+    record: JobRecord, dead: Sequence[str], cause: str, reason: str, policy: str, now: float
+) -> JobRecord:
+    """Name ``dead`` in a failover: the live one if there is one, else a new one.
+
+    A live planned migration is dropped; whoever took part in it may hold state and is a witness.
+    """
+    live = record.plan if record.plan is not None and is_live(record.plan) else None
+    if live and live.kind is Kind.FAILOVER and live.phase is not Phase.RESUME:
+        return _extended(record, live, dead, now)
+    members = record.membership.members
+    witnesses = members
+    if live and live.kind is Kind.PLANNED:
+        parties = (*live.new.members, *(m.leaver for m in live.moves))
+        witnesses = (*members, *(p for p in dict.fromkeys(parties) if p not in members))
+    epoch = record.proposed + 1
+    plan = MigrationPlan(
+        id=f"{record.job}-{epoch}",
+        kind=Kind.FAILOVER,
+        phase=Phase.RECOVER,
+        moves=_open_moves(record, dead),
+        old=record.membership,
+        new=structs.replace(record.membership, epoch=epoch),
+        cause=cause,
+        reason=reason,
+        policy=policy,
+        dead=tuple(dead),
+        witnesses=witnesses,
+        timeline=(Mark(Phase.RECOVER, now),),
+    )
+    if live:
+        outcome = f"overtaken by {plan.id}: {reason}"
+        record = archived(record, transition(live, Event.MEMBER_LOST, now, outcome))
+    return structs.replace(record, plan=plan, proposed=epoch)
+
+
+def archived(record: JobRecord, plan: MigrationPlan) -> JobRecord:
+    """``record`` with the final ``plan`` in its history."""
+    return structs.replace(record, plan=plan, history=(*record.history, plan)[-50:])
+
+
+def reopened(
+    record: JobRecord,
+    plan: MigrationPlan,
+    event: Event,
+    reason: str,
+    now: float,
+    *,
+    rejected: Sequence[str] = (),
+    late: Sequence[str] = (),
+) -> JobRecord:
+    """Back to RECOVER, without the ``rejected`` joiners and with the ``late`` ones last in line."""
+    plan = structs.replace(
+        transition(plan, event, now, reason),
+        rejected=tuple(dict.fromkeys((*plan.rejected, *rejected))),
+        late=tuple(dict.fromkeys((*plan.late, *late))),
+        moves=_open_moves(record, plan.dead),
+        resume=None,
+    )
+    return structs.replace(record, plan=plan)
+
+
+def settle(
+    record: JobRecord, plan: MigrationPlan, facts: Facts, candidates: Sequence[Member], now: float
+) -> tuple[JobRecord, str]:
+    """From RECOVER to SYNC if all that is needed is known; else ``record`` and what is missing.
+
+    A job of which nobody is left has failed.
+    """
+    alive = [
+        m for m in plan.witnesses if m.worker not in plan.dead and facts.exited(m.worker) is None
+    ]
+    late = [m.worker for m in alive if not _halted(plan, facts, m.worker)]
+    if late:
+        return record, f"waiting for {', '.join(late)} to halt"
+    claims = [
+        (m, facts.status[m.worker]) for m in alive if facts.doing(m.worker, Activity.STUCK, plan.id)
+    ]
+    if not claims:
+        detail = "no survivor holds the state: start the job again from its newest checkpoint"
+        return structs.replace(record, state=JobState.FAILED, detail=detail), ""
+    resume = max(status.step for _, status in claims)
+    owners = _owners(record, claims)
+    behind = [m.worker for m in owners.values() if not _reaches(facts.status[m.worker], resume)]
+    if behind:
+        return record, f"{', '.join(behind)} cannot reach the committed step {resume}"
+    missing = [rank for rank in range(record.world_size) if rank not in owners]
+    fit = [c for c in candidates if c.worker not in plan.rejected and c not in owners.values()]
+    spare = sorted(fit, key=lambda c: c.worker in plan.late)
+    if len(spare) < len(missing):
+        return record, f"no standby for rank {', '.join(str(r) for r in missing[len(spare) :])}"
+    joiners = dict(zip(missing, spare, strict=False))
+    new = record.membership.replaced({**owners, **joiners}, plan.new.epoch)
+    moves = _moves(record, joiners, owners)
+    plan = structs.replace(transition(plan, Event.HALTED, now), new=new, moves=moves, resume=resume)
+    return structs.replace(record, plan=plan, detail=""), ""
+
+
+def _extended(record: JobRecord, plan: MigrationPlan, dead: Sequence[str], now: float) -> JobRecord:
+    named = tuple(dict.fromkeys((*plan.dead, *dead)))
+    # A joiner that is synced holds a state now, so it is asked like everybody else.
+    witnesses = tuple(dict.fromkeys((*plan.witnesses, *plan.new.members)))
+    plan = structs.replace(
+        transition(plan, Event.MEMBER_LOST, now),
+        dead=named,
+        witnesses=witnesses,
+        moves=_open_moves(record, named),
+        resume=None,
+    )
+    return structs.replace(record, plan=plan)
+
+
+def _open_moves(record: JobRecord, dead: Sequence[str]) -> tuple[Move, ...]:
+    members = record.membership.members
+    return tuple(Move(rank=r, leaver=m) for r, m in enumerate(members) if m.worker in dead)
+
+
+def _halted(plan: MigrationPlan, facts: Facts, worker: str) -> bool:
+    status = facts.status.get(worker)
+    if status is None:
+        return False
+    # A joiner that had no state yet simply went back to the pool.
+    return status.activity is Activity.STANDBY or facts.doing(worker, Activity.STUCK, plan.id)
+
+
+def _reaches(status: WorkerStatus, resume: int) -> bool:
+    return status.step == resume or (status.undecided and status.step + 1 == resume)
+
+
+def _owners(record: JobRecord, claims: Sequence[tuple[Member, WorkerStatus]]) -> dict[int, Member]:
+    owners: dict[int, tuple[int, Member]] = {}
+    for member, status in claims:
+        if status.rank is None or not 0 <= status.rank < record.world_size:
+            continue
+        best = owners.get(status.rank)
+        if best is None or status.epoch > best[0]:
+            owners[status.rank] = (status.epoch, member)
+    return {rank: member for rank, (_, member) in owners.items()}
+
+
+def _moves(
+    record: JobRecord, joiners: dict[int, Member], owners: dict[int, Member]
+) -> tuple[Move, ...]:
+    moves = []
+    for rank, before in enumerate(record.membership.members):
+        if rank in joiners:
+            source = _source(rank, owners, record.world_size)
+            moves.append(Move(rank=rank, leaver=before, joiner=joiners[rank], source=source))
+        elif owners[rank] != before:
+            moves.append(Move(rank=rank, leaver=before, joiner=owners[rank]))
+    return tuple(moves)
+
+
+def _source(rank: int, owners: dict[int, Member], size: int) -> Member:
+    offsets = (*HOLDER_OFFSETS, *range(1, size))
+    ranks = ((rank + offset) % size for offset in offsets)
+    return next(owners[r] for r in ranks if r in owners)

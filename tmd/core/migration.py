@@ -1,0 +1,277 @@
+"""The phases of a migration: one table, and the facts that move a plan through it.
+
+Rules of this file: every legal transition stands in ``TABLE`` and nowhere else; an event that the
+table does not allow raises and changes nothing; no function here knows who reads or writes plans.
+The diagram in the README is generated from the table.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct, structs
+
+from tmd.core.errors import IllegalTransition
+from tmd.core.model import (
+    FINAL,
+    Activity,
+    ClusterView,
+    Kind,
+    Mark,
+    MigrationPlan,
+    Phase,
+    Severity,
+    Strategy,
+    WorkerStatus,
+)
+
+
+class Event(StrEnum):
+    """What can happen to a plan."""
+
+    JOINERS_READY = "joiners ready"
+    JOINER_LOST = "joiner lost or refused"
+    DEADLINE = "deadline"
+    SWITCHED = "the vote switched"
+    DISARMED = "all disarmed"
+    COMMITTED = "joiner committed"
+    HALTED = "survivors halted, owners settled"
+    SYNCED = "all synced"
+    MEMBER_LOST = "member lost"
+    JOB_ENDED = "a rank came to the end of training"
+
+
+TABLE: dict[Phase, dict[Event, Phase]] = {
+    Phase.PREPARE: {
+        Event.JOINERS_READY: Phase.READY,
+        Event.JOINER_LOST: Phase.ABORTED,
+        Event.DEADLINE: Phase.ABORTED,
+        Event.MEMBER_LOST: Phase.ABORTED,
+        Event.JOB_ENDED: Phase.ABORTED,
+    },
+    Phase.READY: {
+        Event.SWITCHED: Phase.SWITCH,
+        Event.JOINER_LOST: Phase.DISARM,
+        Event.DEADLINE: Phase.DISARM,
+        Event.MEMBER_LOST: Phase.ABORTED,
+        Event.JOB_ENDED: Phase.ABORTED,
+    },
+    # Arms are out: the vote may still switch until every member has taken its own back.
+    Phase.DISARM: {
+        Event.DISARMED: Phase.ABORTED,
+        Event.SWITCHED: Phase.SWITCH,
+        Event.MEMBER_LOST: Phase.ABORTED,
+        Event.JOB_ENDED: Phase.ABORTED,
+    },
+    Phase.SWITCH: {
+        Event.COMMITTED: Phase.DONE,
+        Event.MEMBER_LOST: Phase.ABORTED,
+        Event.JOB_ENDED: Phase.DONE,
+    },
+    Phase.RECOVER: {
+        Event.HALTED: Phase.SYNC,
+        Event.MEMBER_LOST: Phase.RECOVER,
+        Event.JOB_ENDED: Phase.ABORTED,
+    },
+    Phase.SYNC: {
+        Event.SYNCED: Phase.RESUME,
+        Event.JOINER_LOST: Phase.RECOVER,
+        Event.DEADLINE: Phase.RECOVER,
+        Event.MEMBER_LOST: Phase.RECOVER,
+        Event.JOB_ENDED: Phase.ABORTED,
+    },
+    # The change is committed from here on: a new fault is a new failover in the new epoch.
+    Phase.RESUME: {
+        Event.COMMITTED: Phase.DONE,
+        Event.MEMBER_LOST: Phase.ABORTED,
+        Event.JOB_ENDED: Phase.DONE,
+    },
+    Phase.DONE: {},
+    Phase.ABORTED: {},
+}
+
+
+class Limits(Struct, frozen=True):
+    """How long the leader waits, in seconds of its own monotonic clock."""
+
+    prepare_s: float = 60.0
+    ready_s: float = 30.0
+    switch_s: float = 30.0
+    sync_s: float = 60.0
+    settle_s: float = 0.5
+    """Members are stuck and nobody is named dead: wait so long for evidence, then run on."""
+    abandon_s: float = 10.0
+    """Every member's host is there and knows nothing of its worker: the job has failed."""
+    hold_s: float = 0.0
+    """Longest wait for a standby after a loss; 0 waits for ever."""
+
+
+def transition(plan: MigrationPlan, event: Event, now: float, outcome: str = "") -> MigrationPlan:
+    """``plan`` after ``event``; ``now`` is only written down.
+
+    Raises:
+        IllegalTransition: the table has no such event in the plan's phase.
+    """
+    phase = TABLE[plan.phase].get(event)
+    if phase is None:
+        raise IllegalTransition(f"plan {plan.id}: '{event}' cannot happen in phase {plan.phase}")
+    return structs.replace(
+        plan, phase=phase, timeline=(*plan.timeline, Mark(phase, now)), outcome=outcome
+    )
+
+
+def is_live(plan: MigrationPlan | None) -> bool:
+    """Whether ``plan`` still wants something done."""
+    return plan is not None and plan.phase not in FINAL
+
+
+class Facts:
+    """What the view says of the workers of one job; reads, never changes."""
+
+    def __init__(self, view: ClusterView, job: str) -> None:
+        self._view = view
+        self.status: dict[str, WorkerStatus] = view.workers(job)
+        self._exits = view.exits(job)
+        self._failed = {
+            a.entity
+            for h in view.hosts
+            for a in h.alerts
+            if a.severity is Severity.FATAL and a.strategy is Strategy.ACT and a.job == job
+        }
+
+    def exited(self, worker: str) -> int | None:
+        """Exit status of a worker known to have ended."""
+        known = self._exits.get(worker)
+        return None if known is None else known.code
+
+    def failing(self, worker: str) -> bool:
+        """Ended, or named unfit to act by a detector that may act."""
+        return worker in self._exits or worker in self._failed
+
+    def doing(self, worker: str, activity: Activity, plan: str) -> bool:
+        """Whether ``worker`` says it does ``activity`` for ``plan``."""
+        status = self.status.get(worker)
+        return status is not None and status.activity is activity and status.plan == plan
+
+    def epoch(self, worker: str) -> int:
+        status = self.status.get(worker)
+        return 0 if status is None else status.epoch
+
+
+def planned_event(
+    plan: MigrationPlan, facts: Facts, age: float, limits: Limits
+) -> tuple[Event, str] | None:
+    """The event that has happened to a PLANNED ``plan``, with a reason; ``None`` for nothing yet.
+
+    The loss of a member is not seen here: it opens a failover (:mod:`tmd.core.failover`).
+    """
+    if plan.kind is not Kind.PLANNED:
+        return None
+    match plan.phase:
+        case Phase.PREPARE:
+            return _preparing(plan, facts, age, limits)
+        case Phase.READY:
+            if _switched(plan, facts):
+                return Event.SWITCHED, ""
+            lost = _joiner_trouble(plan, facts)
+            if lost:
+                return Event.JOINER_LOST, lost
+            if age > limits.ready_s:
+                return Event.DEADLINE, f"not switched within {limits.ready_s:g} s"
+        case Phase.DISARM:
+            if _switched(plan, facts):
+                return Event.SWITCHED, ""
+            if all(_disarmed(facts, m.worker) for m in plan.old.members):
+                return Event.DISARMED, plan.outcome
+        case Phase.SWITCH:
+            if all(_committed(facts, m.joiner.worker, plan) for m in plan.moves if m.joiner):
+                return Event.COMMITTED, ""
+    return None
+
+
+def failover_event(
+    plan: MigrationPlan, facts: Facts, age: float, limits: Limits
+) -> tuple[Event, str] | None:
+    """The event that has happened to a FAILOVER ``plan`` in SYNC or RESUME, with a reason."""
+    if plan.kind is not Kind.FAILOVER:
+        return None
+    members = [m.worker for m in plan.new.members]
+    if plan.phase is Phase.SYNC:
+        if all(facts.doing(w, Activity.SYNCED, plan.id) for w in members):
+            return Event.SYNCED, ""
+        lost = _joiner_trouble(plan, facts)
+        if lost:
+            return Event.JOINER_LOST, lost
+        if age > limits.sync_s:
+            return Event.DEADLINE, f"not synced within {limits.sync_s:g} s"
+    if plan.phase is Phase.RESUME:
+        joiners = [m.joiner.worker for m in plan.moves if m.joiner] or members
+        if all(_committed(facts, w, plan) for w in joiners):
+            return Event.COMMITTED, ""
+    return None
+
+
+def troubled_joiners(plan: MigrationPlan, facts: Facts) -> tuple[str, ...]:
+    """Joiners of ``plan`` that ended, fell silent or refused."""
+    joiners = [m.joiner.worker for m in plan.moves if m.joiner]
+    return tuple(w for w in joiners if _trouble(plan, facts, w))
+
+
+def _preparing(
+    plan: MigrationPlan, facts: Facts, age: float, limits: Limits
+) -> tuple[Event, str] | None:
+    lost = _joiner_trouble(plan, facts)
+    if lost:
+        return Event.JOINER_LOST, lost
+    joiners = [m.joiner.worker for m in plan.moves if m.joiner]
+    if all(facts.doing(w, Activity.PREPARED, plan.id) for w in joiners):
+        return Event.JOINERS_READY, ""
+    if age > limits.prepare_s:
+        return Event.DEADLINE, f"joiner not prepared within {limits.prepare_s:g} s"
+    return None
+
+
+def _trouble(plan: MigrationPlan, facts: Facts, worker: str) -> str:
+    status = facts.status.get(worker)
+    if facts.failing(worker):
+        return f"joiner {worker} was lost"
+    if status is None:
+        return f"joiner {worker} is not heard from"
+    if status.activity is Activity.REFUSED and status.plan == plan.id:
+        return f"joiner {worker} refused: {status.detail}"
+    return ""
+
+
+def _joiner_trouble(plan: MigrationPlan, facts: Facts) -> str:
+    joiners = [m.joiner.worker for m in plan.moves if m.joiner]
+    return next((t for w in joiners if (t := _trouble(plan, facts, w))), "")
+
+
+def _switched(plan: MigrationPlan, facts: Facts) -> bool:
+    # One is enough: the outcome of a vote is the same for all who know it.
+    return any(facts.epoch(m.worker) >= plan.new.epoch for m in plan.old.members)
+
+
+def _disarmed(facts: Facts, worker: str) -> bool:
+    status = facts.status.get(worker)
+    return status is not None and status.armed == 0
+
+
+def _committed(facts: Facts, worker: str, plan: MigrationPlan) -> bool:
+    status = facts.status.get(worker)
+    if status is None or status.epoch < plan.new.epoch:
+        return False
+    if status.activity is Activity.FINISHED:
+        return True
+    return status.activity is Activity.TRAINING and status.step > first_step(plan, facts)
+
+
+def first_step(plan: MigrationPlan, facts: Facts) -> int:
+    """The step that the new epoch runs first, as far as known.
+
+    A failover has it written down; after a planned switch the leaver still says where it stopped.
+    """
+    if plan.resume is not None:
+        return plan.resume
+    left = [facts.status.get(m.leaver.worker) for m in plan.moves]
+    return max((s.step for s in left if s and s.activity is Activity.LEFT), default=0)

@@ -1,0 +1,420 @@
+"""The words of the project as frozen values.
+
+Every value that crosses a boundary (Redis, the Unix socket, a plug-in) is one of these, so that a
+reader learns the whole vocabulary here. Times named ``*_at`` are wall-clock seconds and only ever
+shown to people; nothing decides by them.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+# --- who holds which rank ---------------------------------------------------------------------
+
+
+class Member(Struct, frozen=True):
+    """One worker as its peers see it."""
+
+    worker: str
+    """Unique id of the process, never reused: ``<host>/<job>/<slot>.<incarnation>``."""
+    host: str
+    address: str
+    """``ip:port`` on which its fabric accepts links."""
+
+
+class Membership(Struct, frozen=True):
+    """Who holds which rank: ``members[rank]``. The number of ranks never changes (I2)."""
+
+    epoch: int
+    """Group epoch: grows by one with every committed change (I3)."""
+    members: tuple[Member, ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+    def rank_of(self, worker: str) -> int | None:
+        """Rank held by ``worker`` or ``None``."""
+        for rank, member in enumerate(self.members):
+            if member.worker == worker:
+                return rank
+        return None
+
+    def replaced(self, changes: dict[int, Member], epoch: int) -> Membership:
+        """The membership of ``epoch`` in which each rank of ``changes`` has its new owner."""
+        members = tuple(changes.get(rank, m) for rank, m in enumerate(self.members))
+        return Membership(epoch=epoch, members=members)
+
+
+# --- what a worker says of itself ---------------------------------------------------------------
+
+
+class Activity(StrEnum):
+    """What a worker is doing. The trainer alone sets it; the leader only reads it."""
+
+    STARTING = "starting"  # connected, its script is still importing and building
+    STANDBY = "standby"  # holds no rank, has run its shadow iterations, waits
+    TRAINING = "training"  # runs the steps of `epoch`
+    STUCK = "stuck"  # its step is poisoned or its vote broke: waits for a plan
+    PREPARED = "prepared"  # joiner of `plan`: has the identity, its links are open
+    SYNCED = "synced"  # has the state of the resume step of `plan`, waits for the others
+    LEFT = "left"  # leaver after the switch: no rank any more, still holds its state
+    REFUSED = "refused"  # cannot do what `plan` asks; `detail` says why
+    FINISHED = "finished"  # its script came to the end of training
+
+
+class WorkerStatus(Struct, frozen=True):
+    """The latest word of one worker. Level-triggered: repeating it changes nothing."""
+
+    worker: str
+    job: str
+    world_size: int
+    address: str
+    pid: int
+    activity: Activity
+    rank: int | None = None
+    epoch: int = 0
+    step: int = 0
+    """Committed steps, so also the number of the step it is in now."""
+    undecided: bool = False
+    """STUCK inside the vote with ok = 1: complete gradients of step ``step`` are at hand."""
+    armed: int = 0
+    """The epoch it is ready to switch to at a step boundary; 0 for none."""
+    plan: str = ""
+    """The plan that ``activity`` and ``armed`` refer to."""
+    suspects: tuple[str, ...] = ()
+    """Workers whose link to this one broke first in the present poisoned step."""
+    loss: float | None = None
+    step_seconds: float = 0.0
+    waiting: bool = False
+    """Blocked in a collective: it is others that are late."""
+    links_opened: int = 0
+    rss_bytes: int = 0
+    detail: str = ""
+    timings: dict[str, float] = {}
+    """Seconds by name, measured on this worker for ``plan`` (``transfer``, ``prepare``...)."""
+
+
+class Exit(Struct, frozen=True):
+    """A worker process ended, as seen by the launcher that started it."""
+
+    worker: str
+    job: str
+    code: int
+    """Exit status; negative for a signal, as in :mod:`subprocess`."""
+    at: float
+
+
+# --- what a detector says -----------------------------------------------------------------------
+
+
+class Severity(StrEnum):
+    INFO = "info"
+    WARNING = "warning"
+    DEGRADED = "degraded"  # still works; should be left in an orderly way
+    FATAL = "fatal"  # has stopped working
+
+
+class State(StrEnum):
+    RAISED = "raised"
+    CLEARED = "cleared"
+
+
+class Strategy(StrEnum):
+    """How far a detector's findings may go (config, per detector)."""
+
+    OBSERVE = "observe"
+    ADVISE = "advise"
+    ACT = "act"
+
+
+class Signal(Struct, frozen=True):
+    """One fact stated by a detector. It judges nothing; triage does."""
+
+    code: str
+    """What was seen, dotted: ``trainer.exited``."""
+    entity: str
+    """What it is about: a worker id, ``gpu:GPU-…``, ``nic:eth0``."""
+    severity: Severity
+    state: State = State.RAISED
+    message: str = ""
+    job: str = ""
+    evidence: tuple[str, ...] = ()
+
+
+class Alert(Struct, frozen=True):
+    """A finding that is raised or cleared; published, and held in the host status while raised."""
+
+    id: str
+    host: str
+    detector: str
+    code: str
+    entity: str
+    severity: Severity
+    state: State
+    message: str
+    job: str
+    strategy: Strategy
+    count: int
+    at: float
+    evidence: tuple[str, ...] = ()
+    v: int = 1
+    """Version of this schema."""
+
+
+# --- what a host says ---------------------------------------------------------------------------
+
+
+class HostStatus(Struct, frozen=True):
+    """The heartbeat of one daemon; expires in the store when the daemon falls silent."""
+
+    host: str
+    incarnation: str
+    """Boot of this daemon: a restart gets a new one."""
+    standby: bool = False
+    """Config: workers here should start as standbys when there is a choice."""
+    workers: tuple[WorkerStatus, ...] = ()
+    exits: tuple[Exit, ...] = ()
+    """Recent exits of workers of this host, newest last, bounded."""
+    alerts: tuple[Alert, ...] = ()
+    """Alerts raised now."""
+    obeyed: int = 0
+    """Highest lease epoch this host has obeyed (I5)."""
+    at: float = 0.0
+
+
+# --- what the leader decides --------------------------------------------------------------------
+
+
+class Urgency(StrEnum):
+    FAILED = "failed"  # the worker is gone or must be treated as gone: failover
+    DRAIN = "drain"  # the worker is healthy enough to hand over: planned replacement
+
+
+class Verdict(Struct, frozen=True):
+    """What a policy wants, and why."""
+
+    job: str
+    worker: str
+    urgency: Urgency
+    cause: str
+    """Code of the alert or the request: ``trainer.exited``, ``drain``."""
+    reason: str
+    """A sentence for people."""
+    policy: str = ""
+    leave: bool = False
+    """Drain only: the leaver exits after the move instead of returning to the pool."""
+    request: str = ""
+    """Drain only: id of the request."""
+
+
+class Kind(StrEnum):
+    PLANNED = "planned"
+    FAILOVER = "failover"
+
+
+class Phase(StrEnum):
+    """Phases of a migration; the table of legal moves is in :mod:`tmd.core.migration`."""
+
+    PREPARE = "prepare"
+    READY = "ready"
+    SWITCH = "switch"
+    DISARM = "disarm"
+    RECOVER = "recover"
+    SYNC = "sync"
+    RESUME = "resume"
+    DONE = "done"
+    ABORTED = "aborted"
+
+
+FINAL = frozenset({Phase.DONE, Phase.ABORTED})
+
+
+class Move(Struct, frozen=True):
+    """One rank changes hands."""
+
+    rank: int
+    leaver: Member
+    joiner: Member | None = None
+    """``None``: no standby yet, the job holds."""
+    source: Member | None = None
+    """From whom the joiner takes the state."""
+
+
+class Mark(Struct, frozen=True):
+    """When a plan entered a phase (wall clock, for people)."""
+
+    phase: Phase
+    at: float
+
+
+class MigrationPlan(Struct, frozen=True):
+    """The stored plan is the command: everybody derives its duty from it."""
+
+    id: str
+    kind: Kind
+    phase: Phase
+    moves: tuple[Move, ...]
+    old: Membership
+    new: Membership
+    """Failover: final only from SYNC on; before, the owners are not settled."""
+    cause: str
+    reason: str
+    policy: str = ""
+    leave: bool = False
+    request: str = ""
+    """Id of the drain request that this plan serves."""
+    dead: tuple[str, ...] = ()
+    """Failover: workers named dead; their launchers end whatever is left of them."""
+    witnesses: tuple[Member, ...] = ()
+    """Failover: everybody who may hold the state of a rank, the dead included."""
+    resume: int | None = None
+    """Failover: the step that is run first in the new epoch, once known."""
+    rejected: tuple[str, ...] = ()
+    """Workers that were lost or refused as joiners of this plan and are not tried again."""
+    late: tuple[str, ...] = ()
+    """Joiners that did not sync in time; tried again only if there is nobody else."""
+    timeline: tuple[Mark, ...] = ()
+    timings: dict[str, float] = {}
+    """Seconds by name reported by the workers of the plan."""
+    outcome: str = ""
+    """A sentence for people, once final."""
+
+
+class JobState(StrEnum):
+    RUNNING = "running"
+    FINISHING = "finishing"  # a rank has come to the end of training: nobody is replaced any more
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+class JobRecord(Struct, frozen=True):
+    """Everything the cluster agrees on about one job; one key, changed by compare-and-set."""
+
+    job: str
+    world_size: int
+    state: JobState
+    membership: Membership
+    proposed: int
+    """Highest epoch ever proposed. A number is never proposed twice, not even after an abort, so
+    that nothing prepared for a dropped change can be taken for part of a later one (I9)."""
+    revision: int = 0
+    lease_epoch: int = 0
+    """Of the leader that wrote this revision."""
+    plan: MigrationPlan | None = None
+    """The one live plan (I1), or the last one if its phase is final."""
+    history: tuple[MigrationPlan, ...] = ()
+    """Final plans, newest last, bounded."""
+    detail: str = ""
+
+    def served(self, request: DrainRequest) -> bool:
+        """Whether a finished plan has carried out ``request``."""
+        return any(p.request == request.id and p.phase is Phase.DONE for p in self.history)
+
+
+class DrainRequest(Struct, frozen=True):
+    """An operator wants a host free of ranks. Served once: later it may take ranks again, unless
+    it is to be left for good."""
+
+    host: str
+    id: str
+    """Unique; the plan that serves the request carries it."""
+    leave: bool = False
+    by: str = ""
+    at: float = 0.0
+
+
+class ClusterView(Struct, frozen=True):
+    """One consistent look at the cluster: all that a policy may decide by."""
+
+    hosts: tuple[HostStatus, ...] = ()
+    jobs: tuple[JobRecord, ...] = ()
+    drains: tuple[DrainRequest, ...] = ()
+    paused: bool = False
+    """An operator asked that nothing new be started."""
+
+    def workers(self, job: str) -> dict[str, WorkerStatus]:
+        """Statuses of all workers of ``job`` on hosts that are heard from."""
+        return {w.worker: w for h in self.hosts for w in h.workers if w.job == job}
+
+    def exits(self, job: str) -> dict[str, Exit]:
+        """Known exits of workers of ``job``."""
+        return {e.worker: e for h in self.hosts for e in h.exits if e.job == job}
+
+    def host(self, name: str) -> HostStatus | None:
+        return next((h for h in self.hosts if h.host == name), None)
+
+
+# --- what a worker is told ----------------------------------------------------------------------
+
+
+class Wait(Struct, frozen=True, tag=True):
+    """Hold no rank: start up, then be a standby. A leaver that is done and a joiner whose plan was
+    dropped return to the pool; a worker that trains never obeys this."""
+
+
+class Train(Struct, frozen=True, tag=True):
+    """Hold ``rank`` of ``membership``; nothing else is going on (also disarms)."""
+
+    membership: Membership
+    rank: int
+
+
+class Prepare(Struct, frozen=True, tag=True):
+    """Joiner: take the identity of ``rank``, open the links of ``membership``, expect the state."""
+
+    plan: str
+    membership: Membership
+    rank: int
+
+
+class Arm(Struct, frozen=True, tag=True):
+    """Member of the old epoch: switch to ``membership`` when the vote says that all are armed."""
+
+    plan: str
+    membership: Membership
+    moves: tuple[Move, ...]
+
+
+class Hold(Struct, frozen=True, tag=True):
+    """Survivor: give up the present step of ``epoch``, wait and say how far you came."""
+
+    plan: str
+    epoch: int
+
+
+class Sync(Struct, frozen=True, tag=True):
+    """Be ready to run step ``resume`` as ``rank`` of ``membership``.
+
+    A survivor rolls forward or rewinds; a source sends its state to its joiners; a joiner receives.
+    """
+
+    plan: str
+    membership: Membership
+    rank: int
+    resume: int
+    moves: tuple[Move, ...]
+
+
+class Resume(Struct, frozen=True, tag=True):
+    """All are synced: run on as ``rank`` of ``membership``."""
+
+    plan: str
+    membership: Membership
+    rank: int
+
+
+class Finish(Struct, frozen=True, tag=True):
+    """Some rank came to the end of training: if undecided, apply your gradients; then run on."""
+
+
+class Leave(Struct, frozen=True, tag=True):
+    """You are not needed any more: exit with ``code``."""
+
+    code: int = 0
+    detail: str = ""
+
+
+Duty = Wait | Train | Prepare | Arm | Hold | Sync | Resume | Finish | Leave

@@ -1,0 +1,386 @@
+"""From verdicts and a view to the next revision of a job's record.
+
+:func:`steer` is the only door: snapshot in, next record out. It opens plans, lets facts move them
+through the table of :mod:`tmd.core.migration`, and ends jobs. It changes one thing at a time, so
+that a crash between two revisions leaves a state that the next leader can go on from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import structs
+
+from tmd.core import failover
+from tmd.core.migration import (
+    Event,
+    Facts,
+    Limits,
+    failover_event,
+    is_live,
+    planned_event,
+    transition,
+    troubled_joiners,
+)
+from tmd.core.model import (
+    Activity,
+    ClusterView,
+    JobRecord,
+    JobState,
+    Kind,
+    Mark,
+    Member,
+    Membership,
+    MigrationPlan,
+    Move,
+    Phase,
+    Severity,
+    Strategy,
+    Urgency,
+    Verdict,
+    WorkerStatus,
+)
+
+ENDED = frozenset({JobState.FINISHED, JobState.FAILED})
+
+
+def form(view: ClusterView, job: str, before: JobRecord | None = None) -> JobRecord | None:
+    """The first record of ``job`` once as many workers have come as it has ranks.
+
+    Workers on hosts marked ``standby`` never get a rank here. ``before`` is the record of an ended
+    run under the same name; epochs and revisions go on from it.
+    """
+    fresh = [
+        (host.host, w)
+        for host in view.hosts
+        for w in host.workers
+        if w.job == job and w.activity is Activity.STARTING and w.address and not host.standby
+    ]
+    if not fresh:
+        return None
+    size = min(w.world_size for _, w in fresh)
+    chosen = sorted((h, w.worker, w.address) for h, w in fresh if w.world_size == size)[:size]
+    if len(chosen) < size:
+        return None
+    members = tuple(Member(worker=w, host=h, address=a) for h, w, a in chosen)
+    epoch = 1 if before is None else before.proposed + 1
+    return JobRecord(
+        job=job,
+        world_size=size,
+        state=JobState.RUNNING,
+        membership=Membership(epoch=epoch, members=members),
+        proposed=epoch,
+        revision=1 if before is None else before.revision + 1,
+        history=() if before is None else before.history,
+    )
+
+
+def steer(
+    record: JobRecord,
+    view: ClusterView,
+    verdicts: Sequence[Verdict],
+    *,
+    now: float,
+    age: float,
+    limits: Limits,
+) -> JobRecord:
+    """The next revision of ``record``, or ``record`` itself if nothing is to change.
+
+    ``now`` is wall-clock time and only written down. ``age`` is how long (seconds, monotonic) the
+    leader has seen the job in its present phase with its present members stuck or not.
+    """
+    facts = Facts(view, record.job)
+    if record.state in ENDED:
+        return form(view, record.job, before=record) or record
+    changed = (
+        _ended(record, facts, now)
+        or _abandoned(record, view, facts, age, limits)
+        or _lost(record, facts, verdicts, age, limits, now)
+        or _moved_on(record, view, facts, age, limits, now)
+        or _planned(record, view, facts, verdicts, now)
+    )
+    if changed is None or changed == record:
+        return record
+    return structs.replace(changed, revision=record.revision + 1)
+
+
+# --- ends -----------------------------------------------------------------------------------------
+
+
+def _ended(record: JobRecord, facts: Facts, now: float) -> JobRecord | None:
+    workers = [m.worker for m in record.membership.members]
+    over = [w for w in workers if facts.exited(w) == 0 or _finished(facts.status.get(w))]
+    if not over:
+        return None
+    if record.state is JobState.RUNNING:
+        if record.plan is not None and is_live(record.plan):
+            # Whoever is at the end has committed every step, and so has every rank.
+            ended = transition(record.plan, Event.JOB_ENDED, now)
+            record = failover.archived(record, _with_timings(ended, facts))
+        return structs.replace(record, state=JobState.FINISHING, detail="")
+    codes = [facts.exited(w) for w in workers]
+    if any(c is None for c in codes):
+        return None
+    bad = [w for w, c in zip(workers, codes, strict=True) if c != 0]
+    if bad:
+        detail = f"{', '.join(bad)} failed after the end of training"
+        return structs.replace(record, state=JobState.FAILED, detail=detail)
+    return structs.replace(record, state=JobState.FINISHED, detail="")
+
+
+def _abandoned(
+    record: JobRecord, view: ClusterView, facts: Facts, age: float, limits: Limits
+) -> JobRecord | None:
+    """Every member's host is heard from and none of them knows its worker: nobody is left.
+
+    A host that is silent proves nothing, so then the job is believed to train.
+    """
+    members = record.membership.members
+    known = any(m.worker in facts.status or facts.failing(m.worker) for m in members)
+    if known or age < limits.abandon_s or not all(view.host(m.host) for m in members):
+        return None
+    detail = f"no worker of the job has been known to its host for {limits.abandon_s:g} s"
+    return structs.replace(record, state=JobState.FAILED, detail=detail)
+
+
+def _finished(status: WorkerStatus | None) -> bool:
+    return status is not None and status.activity is Activity.FINISHED
+
+
+# --- losses ---------------------------------------------------------------------------------------
+
+
+def _lost(
+    record: JobRecord,
+    facts: Facts,
+    verdicts: Sequence[Verdict],
+    age: float,
+    limits: Limits,
+    now: float,
+) -> JobRecord | None:
+    if record.state is not JobState.RUNNING:
+        return None
+    plan = record.plan if is_live(record.plan) else None
+    holders = {m.worker for m in record.membership.members}
+    if plan is not None and plan.kind is Kind.FAILOVER:
+        holders |= {m.worker for m in (*plan.witnesses, *plan.new.members)}
+    named = set(plan.dead) if plan is not None else set()
+    failed = [
+        v
+        for v in verdicts
+        if v.urgency is Urgency.FAILED and v.job == record.job and v.worker in holders - named
+    ]
+    if failed:
+        dead = list(dict.fromkeys(v.worker for v in failed))
+        first = failed[0]
+        return failover.open_failover(record, dead, first.cause, first.reason, first.policy, now)
+    if plan is not None and plan.phase is Phase.SWITCH:
+        broken = _broken_switch(record, plan, facts, age, limits, now)
+        if broken is not None:
+            return broken
+    recovering = plan is not None and plan.phase in (Phase.RECOVER, Phase.SYNC)
+    if not recovering and age >= limits.settle_s and _stuck(record, facts):
+        reason = "members are stuck though nobody died"
+        return failover.open_failover(record, (), "link.broken", reason, "", now)
+    return None
+
+
+def _stuck(record: JobRecord, facts: Facts) -> bool:
+    statuses = [facts.status.get(m.worker) for m in record.membership.members]
+    return any(
+        s is not None and s.activity is Activity.STUCK and s.epoch == record.membership.epoch
+        for s in statuses
+    )
+
+
+def _broken_switch(
+    record: JobRecord, plan: MigrationPlan, facts: Facts, age: float, limits: Limits, now: float
+) -> JobRecord | None:
+    """The vote switched but a joiner cannot take over: the leaver, or a replica, is the source."""
+    joiners = [m.joiner.worker for m in plan.moves if m.joiner]
+    refused = [w for w in joiners if facts.doing(w, Activity.REFUSED, plan.id)]
+    orphaned = [
+        m.leaver.worker
+        for m in plan.moves
+        if facts.failing(m.leaver.worker)
+        and m.joiner
+        and facts.epoch(m.joiner.worker) < plan.new.epoch
+    ]
+    if refused:
+        return failover.open_failover(
+            record, refused, "joiner.refused", facts.status[refused[0]].detail, "", now
+        )
+    if orphaned:
+        reason = f"leaver {orphaned[0]} was lost before it had handed over its state"
+        return failover.open_failover(record, orphaned, "leaver.lost", reason, "", now)
+    late = [w for w in joiners if facts.epoch(w) < plan.new.epoch]
+    if late and age > limits.switch_s:
+        reason = f"joiner {', '.join(late)} did not take over within {limits.switch_s:g} s"
+        return failover.open_failover(record, late, "joiner.late", reason, "", now)
+    return None
+
+
+# --- plans under way ------------------------------------------------------------------------------
+
+
+def _moved_on(
+    record: JobRecord, view: ClusterView, facts: Facts, age: float, limits: Limits, now: float
+) -> JobRecord | None:
+    plan = record.plan
+    if plan is None or not is_live(plan) or record.state is not JobState.RUNNING:
+        return None
+    if plan.phase is Phase.RECOVER:
+        return _recovering(record, plan, view, facts, age, limits, now)
+    happened = planned_event(plan, facts, age, limits) or failover_event(plan, facts, age, limits)
+    if happened is None:
+        return None
+    event, reason = happened
+    if plan.phase is Phase.SYNC and event is not Event.SYNCED:
+        rejected = troubled_joiners(plan, facts)
+        late = () if rejected else _unsynced(plan, facts)
+        return failover.reopened(record, plan, event, reason, now, rejected=rejected, late=late)
+    moved = _with_timings(transition(plan, event, now, reason), facts)
+    if moved.phase in (Phase.SWITCH, Phase.RESUME):
+        # From here on the change is committed: by the vote, or by every member being synced.
+        return structs.replace(record, plan=moved, membership=plan.new, detail="")
+    if not is_live(moved):
+        return structs.replace(failover.archived(record, moved), detail="")
+    return structs.replace(record, plan=moved)
+
+
+def _recovering(
+    record: JobRecord,
+    plan: MigrationPlan,
+    view: ClusterView,
+    facts: Facts,
+    age: float,
+    limits: Limits,
+    now: float,
+) -> JobRecord | None:
+    spare = candidates(view, record, facts)
+    settled, missing = failover.settle(record, plan, facts, spare, now)
+    if not missing:
+        return settled
+    if age < limits.settle_s:
+        # Not worth a revision: as a rule it is over in milliseconds.
+        return None
+    if limits.hold_s and age > limits.hold_s:
+        detail = f"gave up after {limits.hold_s:g} s: {missing}"
+        return structs.replace(record, state=JobState.FAILED, detail=detail)
+    return structs.replace(record, detail=missing)
+
+
+def _unsynced(plan: MigrationPlan, facts: Facts) -> tuple[str, ...]:
+    joiners = [m.joiner.worker for m in plan.moves if m.joiner and m.source]
+    return tuple(w for w in joiners if not facts.doing(w, Activity.SYNCED, plan.id))
+
+
+def _with_timings(plan: MigrationPlan, facts: Facts) -> MigrationPlan:
+    timings = dict(plan.timings)
+    for member in (*plan.old.members, *plan.new.members):
+        status = facts.status.get(member.worker)
+        if status is not None and status.plan == plan.id:
+            for name, seconds in status.timings.items():
+                timings[name] = max(seconds, timings.get(name, 0.0))
+    return structs.replace(plan, timings=timings)
+
+
+# --- new planned migrations -----------------------------------------------------------------------
+
+
+def candidates(view: ClusterView, record: JobRecord, facts: Facts) -> list[Member]:
+    """Standbys that may take a rank, best first.
+
+    Never one on a host that is to be left or is being drained, one that a detector found unfit, or
+    one of another world size.
+    Hosts that hold no rank come first, so that a later loss of one host costs one rank.
+    """
+    holding = {m.host for m in record.membership.members}
+    drained = {
+        d.host for d in view.drains if d.leave or (d.host in holding and not record.served(d))
+    }
+    sick = {
+        h.host
+        for h in view.hosts
+        for a in h.alerts
+        if a.severity is Severity.FATAL and a.strategy is Strategy.ACT and not a.job
+    }
+    found = [
+        (host.host in holding, host.host, w.worker, w.address)
+        for host in view.hosts
+        for w in host.workers
+        if w.job == record.job
+        and w.activity is Activity.STANDBY
+        and w.world_size == record.world_size
+        and host.host not in drained | sick
+        and not facts.failing(w.worker)
+    ]
+    return [Member(worker=w, host=h, address=a) for _, h, w, a in sorted(found)]
+
+
+def _planned(
+    record: JobRecord,
+    view: ClusterView,
+    facts: Facts,
+    verdicts: Sequence[Verdict],
+    now: float,
+) -> JobRecord | None:
+    if is_live(record.plan) or record.state is not JobState.RUNNING:
+        return None
+    wanted = [v for v in verdicts if v.urgency is Urgency.DRAIN and v.job == record.job]
+    by_worker = {v.worker: v for v in wanted}
+    leavers = [(r, m) for r, m in enumerate(record.membership.members) if m.worker in by_worker]
+    if not leavers or not all(_calm(facts, m.worker) for m in record.membership.members):
+        return None
+    host = leavers[0][1].host
+    leavers = [(r, m) for r, m in leavers if m.host == host]
+    refused = _recently_refused(record, host)
+    spare = [c for c in candidates(view, record, facts) if c.worker not in refused]
+    if len(spare) < len(leavers):
+        detail = f"moving the ranks of {host} waits for {len(leavers) - len(spare)} standby"
+        return structs.replace(record, detail=detail)
+    moves = tuple(
+        Move(rank=r, leaver=m, joiner=c, source=m)
+        for (r, m), c in zip(leavers, spare, strict=False)
+    )
+    return _open_planned(record, moves, by_worker[leavers[0][1].worker], now)
+
+
+def _open_planned(
+    record: JobRecord, moves: tuple[Move, ...], verdict: Verdict, now: float
+) -> JobRecord:
+    epoch = record.proposed + 1
+    changes = {m.rank: m.joiner for m in moves if m.joiner}
+    plan = MigrationPlan(
+        id=f"{record.job}-{epoch}",
+        kind=Kind.PLANNED,
+        phase=Phase.PREPARE,
+        moves=moves,
+        old=record.membership,
+        new=record.membership.replaced(changes, epoch),
+        cause=verdict.cause,
+        reason=verdict.reason,
+        policy=verdict.policy,
+        leave=verdict.leave,
+        request=verdict.request,
+        timeline=(Mark(Phase.PREPARE, now),),
+    )
+    return structs.replace(record, plan=plan, proposed=epoch, detail="")
+
+
+def _calm(facts: Facts, worker: str) -> bool:
+    status = facts.status.get(worker)
+    return status is not None and status.activity is Activity.TRAINING and status.step > 0
+
+
+def _recently_refused(record: JobRecord, host: str) -> set[str]:
+    """Joiners that failed in planned moves off ``host`` under the present membership."""
+    return {
+        m.joiner.worker
+        for plan in record.history
+        if plan.phase is Phase.ABORTED
+        and plan.old == record.membership
+        and any(move.leaver.host == host for move in plan.moves)
+        for m in plan.moves
+        if m.joiner
+    }

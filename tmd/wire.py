@@ -1,0 +1,118 @@
+"""Messages between the daemon of a host and the trainers and launchers on it.
+
+One Unix stream socket, frames of a 4-byte little-endian length and a msgpack body. Every message
+is a whole statement of what holds now, so that losing or repeating one harms nothing.
+This module knows no sockets of its own: the daemon reads with asyncio, the trainer with threads.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+from msgspec import Struct
+
+from tmd.core.errors import WireError
+from tmd.core.model import Duty, Exit, WorkerStatus
+
+VERSION = 1
+MAX_FRAME = 4 << 20
+_LENGTH = struct.Struct("<I")
+HEADER_SIZE = _LENGTH.size
+
+
+class Hello(Struct, frozen=True, tag=True):
+    """First message of a trainer; repeated after every reconnect."""
+
+    version: int
+    status: WorkerStatus
+    obeyed: int
+    """Highest lease epoch this trainer has obeyed."""
+
+
+class Welcome(Struct, frozen=True, tag=True):
+    """The daemon's answer to :class:`Hello`."""
+
+    host: str
+    key: bytes
+    """Key of the job's links (32 bytes)."""
+
+
+class Report(Struct, frozen=True, tag=True):
+    """Trainer: my present status. Also the heartbeat of its agent thread."""
+
+    status: WorkerStatus
+
+
+class Order(Struct, frozen=True, tag=True):
+    """Daemon: your present duty. Refused if ``lease_epoch`` is below one obeyed before (I5)."""
+
+    lease_epoch: int
+    revision: int
+    duty: Duty
+
+
+class LauncherHello(Struct, frozen=True, tag=True):
+    """First message of a launcher."""
+
+    version: int
+    job: str
+    pid: int
+    workers: tuple[str, ...]
+
+
+class Exited(Struct, frozen=True, tag=True):
+    """Launcher: one of my workers ended."""
+
+    exit: Exit
+
+
+class Kill(Struct, frozen=True, tag=True):
+    """Daemon: end this worker at once (SIGKILL); it has been named dead."""
+
+    worker: str
+    reason: str
+
+
+class Rejected(Struct, frozen=True, tag=True):
+    """Daemon: I do not talk to you; ``reason`` says why and what to do."""
+
+    reason: str
+
+
+Message = Hello | Welcome | Report | Order | LauncherHello | Exited | Kill | Rejected
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+def encode(message: Message) -> bytes:
+    """One frame, ready to send."""
+    body = _encoder.encode(message)
+    if len(body) > MAX_FRAME:
+        raise WireError(f"message {type(message).__name__} is {len(body)} bytes, limit {MAX_FRAME}")
+    return _LENGTH.pack(len(body)) + body
+
+
+def body_size(header: bytes) -> int:
+    """Size of the body that follows ``header``.
+
+    Raises:
+        WireError: the size is above :data:`MAX_FRAME`; the peer does not speak this protocol.
+    """
+    (size,) = _LENGTH.unpack(header)
+    if size > MAX_FRAME:
+        raise WireError(f"frame of {size} bytes announced, limit {MAX_FRAME}: not a tmd peer?")
+    return int(size)
+
+
+def decode(body: bytes | bytearray | memoryview) -> Message:
+    """The message in ``body``.
+
+    Raises:
+        WireError: the body is no known message or lacks a field.
+    """
+    try:
+        return _decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise WireError(f"bad message of {len(body)} bytes: {error}") from error
