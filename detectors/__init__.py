@@ -1,0 +1,1 @@
+"""Detectors that ship with tmd. They import only :mod:`tmd.plugin`."""

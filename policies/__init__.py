@@ -1,0 +1,1 @@
+"""Policies that ship with tmd. They import only :mod:`tmd.plugin`."""

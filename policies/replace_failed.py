@@ -1,0 +1,106 @@
+"""A worker that ended, or that must be treated as ended, is replaced.
+
+Evidence, strongest first: its exit with an error; a raised FATAL ``trainer.*`` alert of a detector
+that may act; and, only where nothing of that kind explains why members are stuck, a host that has
+fallen silent and whose worker a stuck member names as the one whose link broke.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+from tmd.plugin import (
+    Activity,
+    Alert,
+    ClusterView,
+    JobRecord,
+    JobState,
+    Kind,
+    Member,
+    Phase,
+    Policy,
+    Severity,
+    Strategy,
+    Urgency,
+    Verdict,
+)
+
+
+class ReplaceFailed(Policy):
+    name: ClassVar[str] = "replace_failed"
+
+    def decide(self, view: ClusterView) -> Sequence[Verdict]:
+        alerts = _fatal_alerts(view)
+        verdicts: list[Verdict] = []
+        for record in view.jobs:
+            if record.state is JobState.RUNNING:
+                seen = list(self._seen(record, view, alerts))
+                verdicts += seen or self._inferred(record, view)
+        return verdicts
+
+    def _seen(
+        self, record: JobRecord, view: ClusterView, alerts: dict[str, Alert]
+    ) -> Iterator[Verdict]:
+        exits = view.exits(record.job)
+        named = _named_dead(record)
+        for member in _holders(record):
+            if member.worker in named:
+                continue
+            ended = exits.get(member.worker)
+            alert = alerts.get(member.worker)
+            if ended is not None and ended.code != 0:
+                how = f"signal {-ended.code}" if ended.code < 0 else f"status {ended.code}"
+                yield self._verdict(record, member, "trainer.exited", f"ended with {how}")
+            elif alert is not None and ended is None:
+                yield self._verdict(record, member, alert.code, alert.message)
+
+    def _inferred(self, record: JobRecord, view: ClusterView) -> list[Verdict]:
+        workers = view.workers(record.job)
+        stuck = [
+            workers[m.worker]
+            for m in _holders(record)
+            if m.worker in workers and workers[m.worker].activity is Activity.STUCK
+        ]
+        suspects = {suspect for status in stuck for suspect in status.suspects}
+        named = _named_dead(record)
+        return [
+            self._verdict(record, m, "host.silent", f"host {m.host} is silent, its links broke")
+            for m in _holders(record)
+            if m.worker in suspects - named and view.host(m.host) is None
+        ]
+
+    def _verdict(self, record: JobRecord, member: Member, cause: str, what: str) -> Verdict:
+        return Verdict(
+            job=record.job,
+            worker=member.worker,
+            urgency=Urgency.FAILED,
+            cause=cause,
+            reason=f"{member.worker}: {what}",
+            policy=self.name,
+        )
+
+
+def _holders(record: JobRecord) -> tuple[Member, ...]:
+    """Who holds a rank, or may hold the state of one in a failover under way."""
+    members = record.membership.members
+    plan = record.plan
+    if plan is None or plan.kind is not Kind.FAILOVER or plan.phase in (Phase.DONE, Phase.ABORTED):
+        return members
+    return tuple(dict.fromkeys((*members, *plan.witnesses, *plan.new.members)))
+
+
+def _named_dead(record: JobRecord) -> set[str]:
+    return set(record.plan.dead) if record.plan is not None else set()
+
+
+def _fatal_alerts(view: ClusterView) -> dict[str, Alert]:
+    return {
+        alert.entity: alert
+        for host in view.hosts
+        for alert in host.alerts
+        if alert.severity is Severity.FATAL
+        and alert.strategy is Strategy.ACT
+        and alert.code.startswith("trainer.")
+        and alert.job
+    }

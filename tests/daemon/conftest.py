@@ -1,0 +1,83 @@
+"""Fixtures of the daemon's tests. Everything that is started is stopped by its own handle."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from msgspec import structs
+
+from tmd import embedded
+from tmd.core.model import JobRecord, JobState, Member, Membership
+from tmd.daemon.store import RedisStore
+from tmd.testing import MemoryStore
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory):
+    """A private Redis for the session; its absence is an error only in CI."""
+    if embedded.find_binary() is None:
+        if os.environ.get("CI"):
+            pytest.fail("no redis-server or valkey-server in PATH")
+        pytest.skip("no redis-server or valkey-server in PATH")
+    with embedded.redis(tmp_path_factory.mktemp("redis")) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def fake_url():
+    """fakeredis behind TCP: the last resort of the demo must pass the same tests."""
+    pytest.importorskip("fakeredis")
+    with embedded.fake() as server:
+        yield server.url
+
+
+@pytest.fixture(params=["memory", "redis", "fakeredis"])
+async def clients(request):
+    """A function that opens connections to one fresh store."""
+    opened = []
+    if request.param == "memory":
+        memory = MemoryStore()
+        opener = memory.client
+    else:
+        fixture = "redis_url" if request.param == "redis" else "fake_url"
+        url = request.getfixturevalue(fixture)
+        cluster = f"t{os.urandom(4).hex()}"
+
+        def opener():
+            return RedisStore(url, cluster)
+
+    def client():
+        opened.append(opener())
+        return opened[-1]
+
+    yield client
+    for store in opened:
+        await store.close()
+
+
+@pytest.fixture
+def store(clients):
+    return clients()
+
+
+@pytest.fixture
+def record():
+    """A function that makes records of a job of two ranks."""
+
+    def make(revision=1, lease_epoch=1, **changes):
+        members = tuple(
+            Member(worker=f"h{n}/job/0.a", host=f"h{n}", address=f"127.0.0.1:{n}") for n in (1, 2)
+        )
+        plain = JobRecord(
+            job="job",
+            world_size=2,
+            state=JobState.RUNNING,
+            membership=Membership(epoch=1, members=members),
+            proposed=1,
+            revision=revision,
+            lease_epoch=lease_epoch,
+        )
+        return structs.replace(plain, **changes)
+
+    return make

@@ -1,0 +1,337 @@
+"""The Unix socket, with real connections."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+from msgspec import structs
+
+from tmd import wire
+from tmd.core.errors import ConfigError
+from tmd.core.model import Activity, Kind, Leave, MigrationPlan, Phase, Train
+from tmd.daemon import agents, lifelines
+from tmd.daemon.agents import AgentServer, Door, uids_of
+from tmd.daemon.records import Records
+from tmd.daemon.roster import Roster
+from tmd.testing.clients import FakeLauncher, FakeTrainer, connected, until, worker_status
+
+ONE, TWO = "h1/job/0.a", "h2/job/0.a"
+
+
+class Host:
+    """A served socket and what the server writes to."""
+
+    def __init__(self, folder):
+        self.path = folder / "run" / "tmd.sock"
+        self.roster = Roster()
+        self.records = Records(folder)
+        door = Door(
+            path=self.path,
+            host="h1",
+            uids=uids_of(()),
+            key_of=lambda job: job.encode().ljust(32, b"k"),
+        )
+        self.server = AgentServer(door, self.roster, self.records)
+
+    @asynccontextmanager
+    async def serving(self):
+        task = asyncio.create_task(self.server.serve())
+        await asyncio.wait(
+            [task, waiting := asyncio.create_task(self.server.listening.wait())],
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        waiting.cancel()
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def obey(self, record):
+        self.records.take(record)
+        self.server.push()
+
+
+@pytest.fixture
+async def host(tmp_path):
+    async with Host(tmp_path).serving() as host:
+        yield host
+
+
+@asynccontextmanager
+async def trainer(host, worker=ONE):
+    async with connected(host.path) as connection:
+        yield FakeTrainer(connection, worker_status(worker))
+
+
+async def rejected(connection):
+    async with asyncio.timeout(5):
+        answer = await connection.receive()
+        assert isinstance(answer, wire.Rejected)
+        with pytest.raises(asyncio.IncompleteReadError):
+            await connection.receive()
+    return answer.reason
+
+
+async def test_a_trainer_is_welcomed_with_the_key_of_its_job(host):
+    async with trainer(host) as one:
+        welcome = await one.hello()
+
+        assert (welcome.host, welcome.key[:4], len(welcome.key)) == ("h1", b"jobk", 32)
+        assert host.roster.statuses == (one.status,)
+
+
+async def test_orders_are_sent_when_the_duty_changes_and_only_then(host, record):
+    async with trainer(host) as one:
+        await one.hello()
+        host.obey(record(revision=1, lease_epoch=5))
+        duty = await one.duty(lambda d: isinstance(d, Train))
+        host.obey(record(revision=2, lease_epoch=6))
+        host.obey(record(revision=3, lease_epoch=6, membership=record().membership.replaced({}, 2)))
+        await one.duty(lambda d: d != duty)
+
+        assert [o.revision for o in one.orders] == [1, 3]
+
+
+async def test_the_duty_is_told_again_after_a_reconnect(host, record):
+    host.obey(record())
+    for _ in range(2):
+        async with trainer(host) as one:
+            await one.hello()
+            assert isinstance(await one.duty(lambda _: True), Train)
+
+
+async def test_a_closed_connection_is_not_an_exit(host):
+    async with trainer(host) as one:
+        await one.hello()
+    await until(lambda: not host.roster.workers[ONE].connected)
+
+    assert host.roster.statuses
+    assert not host.roster.exits
+
+
+async def test_a_new_connection_of_a_worker_replaces_the_old_one(host, record):
+    async with trainer(host) as old, trainer(host) as new:
+        await old.hello()
+        await new.hello()
+        host.obey(record())
+        await new.duty(lambda d: isinstance(d, Train))
+        await until(lambda: host.roster.workers[ONE].connected)
+
+        assert old.orders == []
+
+
+async def test_reports_reach_the_roster(host):
+    async with trainer(host) as one:
+        await one.hello()
+        await one.say(activity=Activity.TRAINING, step=7)
+        await until(lambda: host.roster.statuses[0].step == 7)
+
+
+async def test_exits_reach_the_roster(host):
+    async with connected(host.path) as connection:
+        launcher = FakeLauncher(connection, "job", (ONE,))
+        await launcher.hello()
+        await launcher.exited(ONE, -9)
+        await until(lambda: bool(host.roster.exits))
+
+    assert host.roster.exits[0].code == -9
+
+
+def failed(record, *dead):
+    plan = MigrationPlan(
+        id="job-2",
+        kind=Kind.FAILOVER,
+        phase=Phase.RECOVER,
+        moves=(),
+        old=record.membership,
+        new=record.membership,
+        cause="trainer.stalled",
+        reason="silent",
+        dead=dead,
+    )
+    return structs.replace(record, plan=plan, revision=record.revision + 1)
+
+
+async def test_a_worker_named_dead_is_ended_by_its_launcher(host, record):
+    """It hangs, so it cannot obey its own order to leave."""
+    async with connected(host.path) as connection:
+        launcher = FakeLauncher(connection, "job", (ONE, "h1/job/1.a"))
+        await launcher.hello()
+        host.obey(failed(record(), ONE, TWO))
+        kill = await launcher.killed()
+
+        assert kill.worker == ONE
+        assert "silent" in kill.reason
+
+
+async def test_a_launcher_that_comes_late_is_asked_too_but_not_for_the_dead(host, record):
+    host.obey(failed(record(), ONE, "h1/job/1.a"))
+    async with connected(host.path) as connection:
+        launcher = FakeLauncher(connection, "job", ())
+        await launcher.hello()
+        await launcher.exited(ONE, -9)
+        await FakeLauncher(connection, "job", (ONE, "h1/job/1.a")).hello()
+
+        assert (await launcher.killed()).worker == "h1/job/1.a"
+
+
+async def test_a_trainer_named_dead_is_told_to_leave(host, record):
+    async with trainer(host) as one:
+        await one.hello()
+        host.obey(failed(record(), ONE))
+
+        assert isinstance(await one.duty(lambda d: isinstance(d, Leave)), Leave)
+
+
+TRAINER = """
+import socket, sys, time
+from tmd import wire
+from tmd.core.model import Activity
+from tmd.testing.clients import worker_status
+with socket.socket(socket.AF_UNIX) as s:
+    s.connect(sys.argv[1])
+    status = worker_status("h1/job/0.a", activity=Activity(sys.argv[2]))
+    s.sendall(wire.encode(wire.Hello(wire.VERSION, status, 0)))
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("activity", "told", "code"),
+    [("training", None, lifelines.UNKNOWN), ("finished", None, 0), ("training", -9, -9)],
+    ids=["nobody knows how", "it had finished", "its launcher knows"],
+)
+async def test_a_process_that_is_gone_is_noticed(host, monkeypatch, activity, told, code):
+    """Even if its launcher was killed with it; but a launcher's word comes first."""
+    monkeypatch.setattr(lifelines, "GRACE_S", 0.2)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", TRAINER, str(host.path), activity)
+    )
+    try:
+        await until(lambda: bool(host.roster.statuses), within_s=10)
+    finally:
+        process.kill()
+        await process.wait()
+    async with connected(host.path) as connection:
+        if told is not None:
+            await FakeLauncher(connection, "job", (ONE,)).hello()
+            await FakeLauncher(connection, "job", (ONE,)).exited(ONE, told)
+        await until(lambda: bool(host.roster.exits))
+
+    assert [e.code for e in host.roster.exits] == [code]
+    assert host.roster.statuses == ()
+
+
+# --- clients that do not behave -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "not a tmd peer"),
+        (b"\x03\x00\x00\x00abc", "bad message"),
+        (wire.encode(wire.Report(worker_status(ONE))), "expected a hello"),
+        (wire.encode(wire.Hello(99, worker_status(ONE), 0)), "install the same tmd"),
+        (wire.encode(wire.LauncherHello(0, "job", 1, ())), "install the same tmd"),
+        (
+            wire.encode(wire.Hello(wire.VERSION, worker_status(ONE), 0))[4:].join(
+                [b"\xff\xff\xff\xff", b""]
+            ),
+            "limit",
+        ),
+    ],
+    ids=["http", "garbage", "no hello", "version", "launcher version", "oversize"],
+)
+async def test_a_stranger_is_told_why_and_disturbs_nobody(host, record, data, reason):
+    async with trainer(host) as one, connected(host.path) as stranger:
+        await one.hello()
+        await stranger.send_raw(data)
+        told = await rejected(stranger)
+        host.obey(record())
+
+        assert reason in told
+        assert await one.duty(lambda d: isinstance(d, Train))
+
+
+async def test_a_trainer_cannot_speak_for_another(host):
+    async with connected(host.path) as connection:
+        await FakeTrainer(connection, worker_status(ONE)).hello()
+        await connection.send(wire.Report(worker_status(TWO)))
+
+        assert TWO in await rejected(connection)
+        assert [s.worker for s in host.roster.statuses] == [ONE]
+
+
+async def test_a_trainer_cannot_play_launcher(host):
+    async with connected(host.path) as connection:
+        await FakeTrainer(connection, worker_status(ONE)).hello()
+        await FakeLauncher(connection, "job", ()).exited(TWO, 1)
+
+        assert "cannot send" in await rejected(connection)
+
+
+async def test_silence_instead_of_a_hello_ends_the_connection(host, monkeypatch):
+    monkeypatch.setattr(agents, "HELLO_S", 0.05)
+    async with connected(host.path) as connection:
+        assert "no hello" in await rejected(connection)
+
+
+async def test_a_user_that_is_not_listed_is_rejected(tmp_path):
+    door = Door(path=tmp_path / "s", host="h", uids=frozenset(), key_of=lambda _: b"")
+    host = Host(tmp_path)
+    host.server, host.path = AgentServer(door, host.roster, host.records), door.path
+    async with host.serving(), connected(host.path) as connection:
+        assert "[host] users" in await rejected(connection)
+
+
+async def test_a_client_that_never_reads_is_cut_off(host, record, monkeypatch):
+    """Its orders pile up here only to a limit."""
+    monkeypatch.setattr(agents, "BUFFER_LIMIT", 10_000)
+    async with trainer(host) as one:
+        await one.hello()
+        detail = "x" * 200_000
+        for revision in range(1, 40):
+            state = record(revision=revision, detail=f"{detail}{revision}")
+            host.obey(structs.replace(state, state="failed"))
+        await until(lambda: not host.roster.workers[ONE].connected)
+
+
+# --- the socket -----------------------------------------------------------------------------------
+
+
+async def test_the_socket_is_private_and_removed_at_the_end(tmp_path):
+    host = Host(tmp_path)
+    async with host.serving():
+        mode = os.stat(host.path).st_mode & 0o777
+
+    assert mode == 0o600
+    assert not host.path.exists()
+
+
+async def test_a_socket_left_by_a_dead_daemon_is_replaced_a_live_one_is_not(tmp_path):
+    first, second = Host(tmp_path), Host(tmp_path)
+    agents._bind(first.path, False).close()
+    async with first.serving():
+        with pytest.raises(ConfigError, match="another daemon"):
+            await second.server.serve()
+        async with trainer(first) as one:
+            assert await one.hello()
+
+
+def test_users_by_name_and_number():
+    assert uids_of(("root", "12345")) == {0, os.geteuid(), 12345}
+    with pytest.raises(ConfigError, match="no user 'nobody-here'"):
+        uids_of(("nobody-here",))
+
+
+def test_messages_survive_the_wire():
+    message = wire.LauncherHello(wire.VERSION, "job", 1, ("w",))
+
+    assert wire.decode(wire.encode(message)[wire.HEADER_SIZE :]) == message
+    assert msgspec.msgpack.decode(wire.encode(message)[4:])["type"] == "LauncherHello"

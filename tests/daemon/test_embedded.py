@@ -1,0 +1,84 @@
+"""The private Redis of the demo."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tmd import embedded
+from tmd.core.errors import TmdError
+
+
+def alive(pid):
+    """Whether the process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def needs_binary():
+    if embedded.find_binary() is None:
+        pytest.skip("no redis-server or valkey-server in PATH")
+
+
+def test_it_says_what_it_is_and_leaves_nothing():
+    needs_binary()
+    with embedded.redis() as server:
+        folder = Path(server.url.removeprefix("unix://")).parent
+        running = alive(server.pid)
+
+    assert running
+    assert "-server " in server.kind
+    assert not alive(server.pid)
+    assert not folder.exists()
+
+
+def test_it_ends_when_the_block_is_left_by_an_error():
+    needs_binary()
+    with pytest.raises(ZeroDivisionError), embedded.redis() as server:
+        raise ZeroDivisionError
+
+    assert not alive(server.pid)
+
+
+def test_it_ends_with_a_parent_that_was_killed(tmp_path):
+    needs_binary()
+    code = (
+        "from tmd import embedded; from pathlib import Path; import sys, time\n"
+        "with embedded.redis(Path(sys.argv[1])) as s: print(s.pid, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        pid = int(parent.stdout.readline())
+        pidfd = os.pidfd_open(pid)
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    try:
+        # A pidfd becomes readable when its process ends.
+        assert select.select([pidfd], [], [], 5)[0]
+    finally:
+        os.close(pidfd)
+
+
+def test_a_server_that_does_not_start_is_a_clear_error(tmp_path):
+    with (
+        pytest.raises(TmdError, match="did not start"),
+        embedded.redis(tmp_path, binary="/bin/false"),
+    ):
+        pass
+
+
+def test_without_a_binary_fakeredis_serves(monkeypatch):
+    pytest.importorskip("fakeredis")
+    monkeypatch.setattr(embedded, "find_binary", lambda: None)
+    with embedded.redis() as server:
+        assert server.url.startswith("redis://127.0.0.1:")
+        assert "fakeredis" in server.kind

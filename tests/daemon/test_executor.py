@@ -1,0 +1,88 @@
+"""Record -> orders, and back to the store what it lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tmd.daemon.agents import AgentServer, Door
+from tmd.daemon.bus import Reach
+from tmd.daemon.executor import Executor
+from tmd.daemon.records import Records
+from tmd.daemon.roster import Roster
+from tmd.testing import MemoryStore
+
+pytestmark = pytest.mark.looptime
+
+
+@pytest.fixture
+def data():
+    return MemoryStore()
+
+
+@pytest.fixture
+def executor(data, tmp_path):
+    records = Records(tmp_path)
+    door = Door(path=tmp_path / "s", host="h1", uids=frozenset(), key_of=lambda _: b"")
+    server = AgentServer(door, Roster(), records)
+    return Executor(data.client(), records, server, Reach(), poll_s=1.0)
+
+
+async def test_what_the_store_lost_is_put_back(data, executor, record):
+    await data.client().put_job(record(revision=4, lease_epoch=8), expected=0)
+    await executor.turn()
+    data.wipe()
+    await executor.turn()
+
+    assert await data.client().jobs() == (record(revision=4, lease_epoch=8),)
+
+
+async def test_what_the_store_has_only_in_an_older_version_is_put_back(data, executor, record):
+    """A fail-over of Redis may lose the last writes."""
+    await data.client().put_job(record(revision=4, lease_epoch=8), expected=0)
+    await executor.turn()
+    data.wipe()
+    await data.client().put_job(record(revision=3, lease_epoch=8), expected=0)
+    await executor.turn()
+
+    assert [r.revision for r in await data.client().jobs()] == [4]
+
+
+async def test_a_record_of_an_older_leader_changes_nothing(data, executor, record):
+    await data.client().put_job(record(revision=4, lease_epoch=8), expected=0)
+    await executor.turn()
+    data.wipe()
+    await data.client().put_job(record(revision=9, lease_epoch=7), expected=0)
+    await executor.turn()
+
+    assert executor._records.jobs["job"].revision == 4
+
+
+async def test_a_wake_up_is_answered_at_once_and_a_missed_one_after_a_period(
+    data, executor, record
+):
+    task = asyncio.create_task(executor.run())
+    await asyncio.sleep(0.01)
+    await data.client().put_job(record(revision=1), expected=0)
+    executor.bell.ring()
+    await asyncio.sleep(0.01)
+    at_once = executor._records.jobs["job"].revision
+    await data.client().put_job(record(revision=2), expected=1)
+    await asyncio.sleep(1.01)
+    later = executor._records.jobs["job"].revision
+    task.cancel()
+
+    assert (at_once, later) == (1, 2)
+
+
+async def test_an_outage_only_delays(data, executor, record):
+    task = asyncio.create_task(executor.run())
+    data.fall_away()
+    await asyncio.sleep(60)
+    data.away = False
+    await data.client().put_job(record(), expected=0)
+    await asyncio.sleep(2)
+    task.cancel()
+
+    assert "job" in executor._records.jobs

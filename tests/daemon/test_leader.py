@@ -1,0 +1,229 @@
+"""Deciding: snapshot in, guarded writes out, on fake time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from msgspec import structs
+from tmd_policies.drain_requested import DrainRequested
+from tmd_policies.replace_failed import ReplaceFailed
+
+from tmd.core.election import Lease
+from tmd.core.errors import StaleLease
+from tmd.core.migration import Limits
+from tmd.core.model import (
+    Activity,
+    ClusterView,
+    DrainRequest,
+    Exit,
+    HostStatus,
+    Phase,
+    Urgency,
+    Verdict,
+)
+from tmd.daemon.bus import Reach
+from tmd.daemon.leader import Candidate, Leader, LeaderConfig
+from tmd.daemon.records import Records
+from tmd.plugin import Policy
+from tmd.testing import MemoryStore
+from tmd.testing.clients import worker_status
+
+pytestmark = pytest.mark.looptime
+
+LIMITS = Limits(settle_s=0.5, prepare_s=60)
+EPOCH = 5_000
+
+
+class Broken(Policy):
+    name = "broken"
+
+    def decide(self, view):
+        raise RuntimeError("foreign code")
+
+
+class Scene:
+    """A cluster of two ranks and a standby that stands in the store, and its leader."""
+
+    def __init__(self, tmp_path, *policies):
+        self.data = MemoryStore()
+        self.store = self.data.client()
+        config = LeaderConfig("a", ttl_s=9, renew_s=3, poll_s=1.0, limits=LIMITS)
+        reach = Reach()
+        self.candidate = Candidate(self.store, config, Records(tmp_path), reach)
+        self.candidate.lease = Lease(epoch=EPOCH, until=float("inf"))
+        self.leader = Leader(self.store, config, self.candidate, policies, reach)
+        self.workers = {host: worker_status(f"{host}/job/0.a") for host in ("h1", "h2", "h3")}
+        self.exits = {}
+
+    async def tell(self, host, **changes):
+        self.workers[host] = structs.replace(self.workers[host], **changes)
+        await self.put(host)
+
+    async def end(self, host, code):
+        self.exits[host] = Exit(self.workers[host].worker, "job", code, at=0.0)
+        await self.put(host)
+
+    async def put(self, host):
+        ended = self.exits.get(host)
+        status = HostStatus(
+            host=host,
+            incarnation="i",
+            standby=host == "h3",
+            workers=() if ended else (self.workers[host],),
+            exits=(ended,) if ended else (),
+        )
+        await self.store.put_host(status, ttl_s=1e6, wake=False)
+
+    async def start(self):
+        for host in self.workers:
+            await self.put(host)
+        await self.leader.turn()
+        for rank, host in enumerate(("h1", "h2")):
+            await self.tell(host, activity=Activity.TRAINING, rank=rank, epoch=1, step=5)
+        await self.tell("h3", activity=Activity.STANDBY)
+
+    @property
+    async def record(self):
+        return (await self.store.jobs())[0]
+
+
+@pytest.fixture
+async def scene(tmp_path):
+    scene = Scene(tmp_path, Broken(), ReplaceFailed(), DrainRequested())
+    await scene.start()
+    return scene
+
+
+async def test_a_job_forms_when_its_workers_have_come(scene):
+    """The record carries the leader's lease epoch; standby hosts get no rank."""
+    record = await scene.record
+
+    assert [m.host for m in record.membership.members] == ["h1", "h2"]
+    assert (record.revision, record.lease_epoch) == (1, EPOCH)
+
+
+async def test_at_rest_nothing_is_written(scene):
+    await scene.leader.turn()
+
+    assert (await scene.record).revision == 1
+
+
+async def test_a_loss_opens_a_failover_though_another_policy_is_broken(scene):
+    await scene.end("h1", -9)
+    await scene.leader.turn()
+    plan = (await scene.record).plan
+
+    assert (plan.cause, plan.phase) == ("trainer.exited", Phase.RECOVER)
+    assert plan.dead == ("h1/job/0.a",)
+    assert abs(plan.timeline[0].at - time.time()) < 60
+
+
+async def test_all_steps_that_facts_allow_are_taken_in_one_turn(scene):
+    """A survivor that has already halted costs no second wake-up."""
+    await scene.end("h1", -9)
+    await scene.tell("h2", activity=Activity.STUCK, plan="job-2")
+    await scene.leader.turn()
+
+    assert (await scene.record).plan.phase is Phase.SYNC
+
+
+async def test_a_deadline_is_kept_without_a_wake_up(scene):
+    """Stuck members without evidence: the leader returns just after settle_s, not on its period."""
+    await scene.leader.turn()
+    await scene.tell("h2", activity=Activity.STUCK)
+    patience = await scene.leader.turn()
+    before = (await scene.record).plan
+    await asyncio.sleep(patience)
+    await scene.leader.turn()
+
+    assert before is None
+    assert patience == pytest.approx(LIMITS.settle_s, abs=0.01)
+    assert (await scene.record).plan.cause == "link.broken"
+
+
+async def test_age_starts_anew_with_every_phase(scene):
+    await asyncio.sleep(100)
+    await scene.leader.turn()
+    await scene.store.drain(DrainRequest("h1", "d1"))
+    patience = await scene.leader.turn()
+
+    assert (await scene.record).plan.phase is Phase.PREPARE
+    assert patience <= 1.0
+    await scene.leader.turn()
+    assert (await scene.record).plan.phase is Phase.PREPARE
+
+
+async def test_paused_means_no_new_plan(scene):
+    """Neither for a drain nor after a loss; the pause over, both are done."""
+    await scene.store.set_paused(True)
+    await scene.store.drain(DrainRequest("h1", "d1"))
+    await scene.leader.turn()
+    await scene.end("h2", 1)
+    await scene.leader.turn()
+    paused = (await scene.record).plan
+    await scene.store.set_paused(False)
+    await scene.leader.turn()
+
+    assert paused is None
+    assert (await scene.record).plan.cause == "trainer.exited"
+
+
+async def test_paused_plans_under_way_go_on(scene):
+    """A planned move that loses its leaver must become a failover, or the job would stand still."""
+    await scene.store.drain(DrainRequest("h1", "d1"))
+    await scene.leader.turn()
+    await scene.store.set_paused(True)
+    await scene.end("h1", -9)
+    await scene.leader.turn()
+
+    assert (await scene.record).plan.cause == "trainer.exited"
+
+
+async def test_who_does_not_lead_writes_nothing(scene):
+    await scene.end("h1", -9)
+    scene.candidate.lease = Lease(epoch=EPOCH, until=asyncio.get_running_loop().time())
+    with pytest.raises(StaleLease):
+        await scene.leader.turn()
+
+    assert (await scene.record).plan is None
+
+
+async def test_a_leader_that_was_overtaken_steps_down(scene):
+    """The store refuses its write, and it asks for a new lease instead of trying again."""
+    newer = structs.replace(await scene.record, revision=2, lease_epoch=EPOCH + 1)
+    await scene.store.put_job(newer, expected=1)
+    await scene.end("h1", -9)
+    task = asyncio.create_task(scene.leader.run())
+    await asyncio.sleep(0.1)
+    task.cancel()
+
+    assert not scene.candidate.leading
+    assert await scene.record == newer
+
+
+async def test_verdicts_for_other_jobs_are_left_out(tmp_path):
+    class Elsewhere(Policy):
+        name = "elsewhere"
+
+        def decide(self, view: ClusterView):
+            return [Verdict("other", "h1/job/0.a", Urgency.FAILED, "c", "r")]
+
+    scene = Scene(tmp_path, Elsewhere())
+    await scene.start()
+    await scene.leader.turn()
+
+    assert (await scene.record).plan is None
+
+
+async def test_an_outage_only_delays(scene):
+    scene.data.fall_away()
+    task = asyncio.create_task(scene.leader.run())
+    await asyncio.sleep(30)
+    scene.data.away = False
+    await scene.end("h1", -9)
+    await asyncio.sleep(3)
+    task.cancel()
+
+    assert (await scene.record).plan is not None

@@ -1,0 +1,131 @@
+"""Keeping the lease, on fake time."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tmd.core.migration import Limits
+from tmd.daemon.bus import Reach
+from tmd.daemon.leader import Candidate, LeaderConfig
+from tmd.daemon.records import Records
+from tmd.testing import MemoryStore
+from tmd.testing.clients import until
+
+pytestmark = pytest.mark.looptime
+
+TTL, RENEW = 9.0, 3.0
+
+
+def candidate(store, name, tmp_path):
+    config = LeaderConfig(name, ttl_s=TTL, renew_s=RENEW, poll_s=1.0, limits=Limits())
+    return Candidate(store.client(), config, Records(tmp_path / name), Reach())
+
+
+@asynccontextmanager
+async def running(*candidates):
+    tasks = [asyncio.create_task(c.run()) for c in candidates]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_a_holder_leads_for_hours(tmp_path):
+    """Renewal goes on for ever under one lease epoch."""
+    store = MemoryStore()
+    one = candidate(store, "a", tmp_path)
+    async with running(one):
+        await asyncio.sleep(1)
+        epoch = one.lease.epoch
+        for _ in range(3600):
+            await asyncio.sleep(1)
+            assert one.leading
+
+    assert one.lease.epoch == epoch
+
+
+async def test_there_is_never_more_than_one_leader(tmp_path):
+    """Three candidates, outages of all lengths: nobody believes while another does."""
+    store = MemoryStore()
+    group = [candidate(store, name, tmp_path) for name in "abc"]
+    changes = set()
+    async with running(*group):
+        for turn in range(2000):
+            await asyncio.sleep(0.1)
+            if turn % 200 == 100:
+                store.fall_away()
+            if turn % 200 == 110 + turn // 20:
+                store.away = False
+            leading = [c.lease.epoch for c in group if c.leading]
+            assert len(leading) <= 1
+            changes.update(leading)
+
+    assert changes
+
+
+async def test_a_dead_leader_is_replaced_within_its_ttl(tmp_path):
+    store = MemoryStore()
+    one = candidate(store, "a", tmp_path)
+    async with running(one):
+        await store.client().acquire("dead", ttl_s=TTL, floor=0)
+        started = asyncio.get_running_loop().time()
+        await until(lambda: one.leading, within_s=60, every_s=0.01)
+        took = asyncio.get_running_loop().time() - started
+
+    assert took < TTL + 0.2
+
+
+async def test_a_leader_that_stops_hands_over_at_once(tmp_path):
+    """The wake-up is worth a period: the follower does not wait for its next attempt."""
+    store = MemoryStore()
+    one, two = candidate(store, "a", tmp_path), candidate(store, "b", tmp_path)
+    async with running(one):
+        await until(lambda: one.leading, within_s=60, every_s=0.01)
+        async with running(two):
+            await asyncio.sleep(0.5)
+
+            async def listen():
+                async for _ in store.listen():
+                    two.vacant.ring()
+
+            ears = asyncio.create_task(listen())
+            await asyncio.sleep(0.01)
+            await one.step_down()
+            await asyncio.sleep(0.01)
+            leading = (one.leading, two.leading)
+            ears.cancel()
+
+    assert leading == (False, True)
+
+
+async def test_an_unreachable_store_ends_leading_before_the_lease_can_lapse(tmp_path):
+    store = MemoryStore()
+    one = candidate(store, "a", tmp_path)
+    async with running(one):
+        await until(lambda: one.leading, within_s=60, every_s=0.01)
+        store.fall_away()
+        lapses = store.lease[2]
+        await until(lambda: not one.leading, within_s=60, every_s=0.01)
+        stopped = asyncio.get_running_loop().time()
+        store.away = False
+        await until(lambda: one.leading, within_s=60, every_s=0.01)
+
+    assert stopped < lapses
+
+
+async def test_the_epoch_grows_when_the_store_lost_everything(tmp_path):
+    store = MemoryStore()
+    one = candidate(store, "a", tmp_path)
+    async with running(one):
+        await until(lambda: one.leading, within_s=60, every_s=0.01)
+        before = one.lease.epoch
+        store.wipe()
+        store.clock_epoch = 0  # and even the server's clock went back
+        await asyncio.sleep(RENEW)
+
+    assert one.lease.epoch > before

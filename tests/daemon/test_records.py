@@ -1,0 +1,79 @@
+"""What a daemon obeys."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from tmd.core.model import Kind, MigrationPlan, Phase
+from tmd.core.model import Train as TrainDuty
+from tmd.daemon.records import Receipt, Records, condemned
+
+
+def failover(record, *dead):
+    return MigrationPlan(
+        id="job-2",
+        kind=Kind.FAILOVER,
+        phase=Phase.RECOVER,
+        moves=(),
+        old=record.membership,
+        new=record.membership,
+        cause="c",
+        reason="it ended",
+        dead=dead,
+    )
+
+
+def test_newer_is_obeyed_older_is_not(tmp_path, record):
+    records = Records(tmp_path)
+
+    assert records.take(record(revision=2, lease_epoch=5)) is Receipt.NEW
+    assert records.take(record(revision=2, lease_epoch=5)) is Receipt.KNOWN
+    assert records.take(record(revision=1, lease_epoch=5)) is Receipt.OLDER
+    assert records.take(record(revision=3, lease_epoch=6)) is Receipt.NEW
+    assert records.take(record(revision=4, lease_epoch=5)) is Receipt.REFUSED
+    assert records.jobs["job"].revision == 3
+
+
+def test_the_fence_survives_a_restart(tmp_path, record):
+    """A daemon that was restarted still refuses the leader it refused before (I5)."""
+    Records(tmp_path).take(record(lease_epoch=7))
+    again = Records(tmp_path)
+
+    assert again.obeyed == 7
+    assert again.take(record(revision=9, lease_epoch=6)) is Receipt.REFUSED
+    assert again.take(record(revision=1, lease_epoch=7)) is Receipt.NEW
+
+
+def test_one_job_does_not_fence_another(tmp_path, record):
+    records = Records(tmp_path)
+    records.take(record(lease_epoch=7))
+
+    assert records.take(record(job="other", lease_epoch=3)) is Receipt.NEW
+
+
+def test_a_damaged_file_is_no_reason_to_stop(tmp_path, record):
+    (tmp_path / "obeyed.json").write_text("[1, 2")
+
+    assert Records(tmp_path).take(record()) is Receipt.NEW
+
+
+def test_orders_follow_from_the_record(tmp_path, record):
+    records = Records(tmp_path)
+    nothing = records.order("job", "h1/job/0.a")
+    records.take(record(revision=3, lease_epoch=7))
+    order = records.order("job", "h1/job/0.a")
+
+    assert nothing is None
+    assert (order.lease_epoch, order.revision) == (7, 3)
+    assert order.duty == TrainDuty(membership=record().membership, rank=0)
+
+
+def test_only_workers_named_dead_are_condemned(record):
+    plain = record()
+    named = structs.replace(plain, plan=failover(plain, "h1/job/0.a"))
+    over = structs.replace(plain, history=(failover(plain, "h1/job/0.a"),))
+
+    assert condemned(plain, "h1/job/0.a") is None
+    assert "it ended" in (condemned(named, "h1/job/0.a") or "")
+    assert condemned(named, "h2/job/0.a") is None
+    assert condemned(over, "h1/job/0.a") is not None

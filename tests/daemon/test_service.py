@@ -1,0 +1,291 @@
+"""Whole daemons as processes, a real Redis, trainers that only talk."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tmd import embedded
+from tmd.core.errors import StoreUnavailable
+from tmd.core.model import Activity, Hold, Phase, Sync, Train, Wait
+from tmd.daemon.store import RedisStore
+from tmd.testing.clients import FakeLauncher, FakeTrainer, connected, worker_status
+
+CONFIG = """
+[cluster]
+name = "test"
+secret = "0123456789abcdef"
+[redis]
+url = "{url}"
+[host]
+name = "{host}"
+standby = {standby}
+runtime_dir = "{folder}"
+state_dir = "{folder}/state"
+heartbeat_s = 0.2
+ttl_s = 1.0
+[leader]
+ttl_s = 1.5
+renew_s = 0.5
+poll_s = 0.3
+[detectors.trainer]
+heartbeat_timeout_s = {silence}
+"""
+WITHIN_S = 15.0
+
+
+class Cluster:
+    """Daemons on folders. Closed by ``async with``."""
+
+    def __init__(self, folder, server, silence=60.0):
+        self.folder = folder
+        self.url = server.url
+        self.silence = silence
+        self.daemons = {}
+        self.store = RedisStore(self.url, "test")
+        self._stack = contextlib.AsyncExitStack()
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        await self._stack.aclose()
+        for process in self.daemons.values():
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+        await self.store.close()
+
+    def socket(self, host):
+        return self.folder / host / "tmd.sock"
+
+    async def start(self, host, standby=False):
+        folder = self.folder / host
+        folder.mkdir(exist_ok=True)
+        text = CONFIG.format(
+            url=self.url,
+            host=host,
+            standby=str(standby).lower(),
+            folder=folder,
+            silence=self.silence,
+        )
+        (folder / "tmd.toml").write_text(text)
+        with (folder / "log").open("ab") as log:
+            self.daemons[host] = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tmd.cli", "daemon", "-c", str(folder / "tmd.toml")),
+                stdout=log,
+                stderr=log,
+            )
+        await self.until(lambda: self._answers(host), f"{host} serves")
+
+    async def _answers(self, host):
+        try:
+            async with connected(self.socket(host)):
+                return True
+        except OSError:
+            return False
+
+    async def until(self, condition, what):
+        """Poll ``condition``, a coroutine function, until it is true."""
+        deadline = time.monotonic() + WITHIN_S
+        while True:
+            with contextlib.suppress(StoreUnavailable):
+                if await condition():
+                    return
+            if time.monotonic() > deadline:
+                logs = "\n".join(p.read_text() for p in self.folder.glob("*/log"))
+                raise AssertionError(f"not within {WITHIN_S} s: {what}\n{logs}")
+            await asyncio.sleep(0.01)
+
+    async def trainer(self, host, slot=0):
+        connection = await self._stack.enter_async_context(connected(self.socket(host)))
+        one = FakeTrainer(connection, worker_status(f"{host}/job/{slot}.a"))
+        await one.hello()
+        return one
+
+    async def launcher(self, host, slots=1):
+        connection = await self._stack.enter_async_context(connected(self.socket(host)))
+        workers = tuple(f"{host}/job/{slot}.a" for slot in range(slots))
+        one = FakeLauncher(connection, "job", workers)
+        await one.hello()
+        return one
+
+    async def formed(self):
+        """Two ranks on h1 and h2 and a standby on h2, all at work."""
+        await self.start("h1")
+        await self.start("h2")
+        trainers = [await self.trainer("h1"), await self.trainer("h2")]
+        for rank, one in enumerate(trainers):
+            duty = await one.duty(lambda d: isinstance(d, Train))
+            assert duty.rank == rank
+            await one.say(activity=Activity.TRAINING, rank=rank, epoch=1, step=3)
+        spare = await self.trainer("h2", slot=1)
+        await spare.duty(lambda d: isinstance(d, Wait))
+        await spare.say(activity=Activity.STANDBY)
+        return *trainers, spare
+
+    async def record(self):
+        return (await self.store.jobs())[0]
+
+
+@pytest.fixture
+def redis(redis_url, tmp_path):
+    """A Redis of the test's own; the session's only says that there is one."""
+    (tmp_path / "redis").mkdir()
+    with embedded.redis(tmp_path / "redis") as server:
+        yield server
+
+
+async def test_a_loss_is_answered_across_hosts(tmp_path, redis):
+    """Formed on two hosts; one worker ends; survivor holds; standby and survivor sync."""
+    async with Cluster(tmp_path, redis) as cluster:
+        first, second, spare = await cluster.formed()
+        launcher = await cluster.launcher("h1")
+        await launcher.exited("h1/job/0.a", -9)
+        hold = await second.duty(lambda d: isinstance(d, Hold))
+        await second.say(activity=Activity.STUCK, plan=hold.plan)
+        sync = await spare.duty(lambda d: isinstance(d, Sync))
+
+        assert (sync.rank, sync.resume) == (0, 3)
+        assert sync.membership.members[0].worker == "h2/job/1.a"
+        assert (await cluster.record()).plan.phase is Phase.SYNC
+        assert first.orders[0].lease_epoch == spare.orders[-1].lease_epoch
+        alerts = [a for _, a in await cluster.store.alerts("", limit=10)]
+        assert [a.code for a in alerts] == ["trainer.exited"]
+
+
+async def test_another_daemon_leads_when_the_leader_is_killed(tmp_path, redis):
+    """Trainers keep their duties; the next decision comes under a higher lease epoch."""
+    async with Cluster(tmp_path, redis) as cluster:
+        await cluster.formed()
+        before = (await cluster.record()).lease_epoch
+        led = (await cluster.store.leader()).partition("#")[0]
+        other = "h2" if led == "h1" else "h1"
+        cluster.daemons[led].kill()
+
+        async def taken_over():
+            return (await cluster.store.leader()).startswith(f"{other}#")
+
+        await cluster.until(taken_over, "the other leads")
+        launcher = await cluster.launcher(other)
+        await launcher.exited(f"{other}/job/0.a", 1)
+
+        async def decided():
+            return (await cluster.record()).plan is not None
+
+        await cluster.until(decided, "a plan is stored")
+        assert (await cluster.record()).lease_epoch > before
+
+
+async def test_a_restarted_daemon_finds_its_trainers_again(tmp_path, redis):
+    async with Cluster(tmp_path, redis) as cluster:
+        await cluster.formed()
+        cluster.daemons["h2"].kill()
+        await cluster.daemons["h2"].wait()
+        await cluster.start("h2")
+        again = await cluster.trainer("h2")
+
+        assert isinstance(await again.duty(lambda _: True), Train)
+
+
+async def test_a_redis_that_lost_everything_is_told_again(tmp_path, redis):
+    """The record comes back with its revision, and decisions go on."""
+    async with Cluster(tmp_path, redis) as cluster:
+        _, second, _ = await cluster.formed()
+        before = await cluster.record()
+        os.kill(redis.pid, signal.SIGKILL)
+
+        async def away():
+            try:
+                await cluster.store.leader()
+            except StoreUnavailable:
+                return True
+            return False
+
+        await cluster.until(away, "redis is gone")
+        (tmp_path / "redis" / "redis.sock").unlink(missing_ok=True)
+        with embedded.redis(tmp_path / "redis"):
+
+            async def restored():
+                jobs = await cluster.store.jobs()
+                return bool(jobs) and jobs[0] == before
+
+            await cluster.until(restored, "the record is back")
+            launcher = await cluster.launcher("h1")
+            await launcher.exited("h1/job/0.a", -9)
+            await second.duty(lambda d: isinstance(d, Hold), timeout_s=WITHIN_S)
+
+        after = second.orders[-1]
+        assert after.revision > before.revision
+        assert after.lease_epoch >= before.lease_epoch
+
+
+async def test_a_silent_trainer_is_replaced_and_its_launcher_ends_it(tmp_path, redis):
+    async with Cluster(tmp_path, redis, silence=1.0) as cluster:
+        _, second, spare = await cluster.formed()
+        launcher = await cluster.launcher("h1")
+
+        async def speak():
+            while True:
+                for one in (second, spare):
+                    await one.say(step=one.status.step)
+                await asyncio.sleep(0.2)
+
+        speaking = asyncio.create_task(speak())
+        try:
+            kill = await launcher.killed()
+        finally:
+            speaking.cancel()
+
+        assert kill.worker == "h1/job/0.a"
+        assert (await cluster.record()).plan.cause == "trainer.stalled"
+
+
+def memory_of(pid):
+    """Resident memory in kB and what is mapped."""
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    rss_kb = next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
+    return rss_kb, Path(f"/proc/{pid}/maps").read_text()
+
+
+async def test_a_daemon_starts_fast_stays_small_and_ends_clean(tmp_path, redis):
+    """No torch, less than a second, less than 80 MB; SIGTERM: status 0, nothing left behind."""
+    async with Cluster(tmp_path, redis) as cluster:
+        started = time.monotonic()
+        await cluster.start("h1")
+        took = time.monotonic() - started
+
+        async def leading():
+            return bool(await cluster.store.leader())
+
+        await cluster.until(leading, "it leads")
+        process = cluster.daemons["h1"]
+        rss_kb, maps = memory_of(process.pid)
+        process.terminate()
+        code = await asyncio.wait_for(process.wait(), 5)
+
+        assert took < 2.0  # twice the promise: the machine may be busy
+        assert rss_kb < 80_000
+        assert "torch" not in maps
+        assert code == 0
+        assert not cluster.socket("h1").exists()
+        assert await cluster.store.leader() == ""
+
+
+async def test_the_daemon_runs_without_redis(tmp_path, redis):
+    """Trainers are welcomed while Redis is away; when it comes, all goes on by itself."""
+    async with Cluster(tmp_path, redis) as cluster:
+        cluster.url = f"unix://{tmp_path}/later/redis.sock"
+        await cluster.start("h1")
+        trainers = [await cluster.trainer("h1", slot) for slot in range(2)]
+        (tmp_path / "later").mkdir()
+        with embedded.redis(tmp_path / "later"):
+            for one in trainers:
+                assert isinstance(await one.duty(lambda _: True, timeout_s=WITHIN_S), Train)

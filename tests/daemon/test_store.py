@@ -1,0 +1,284 @@
+"""One contract for all stores: the fakes are proven by the tests of the real one."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from tmd.core.election import Denied, Granted
+from tmd.core.errors import ConfigError, Conflict, StaleLease, StoreUnavailable
+from tmd.core.model import (
+    Alert,
+    ClusterView,
+    DrainRequest,
+    HostStatus,
+    Kind,
+    Mark,
+    MigrationPlan,
+    Move,
+    Phase,
+    Severity,
+    State,
+    Strategy,
+)
+from tmd.daemon.bus import Topic
+from tmd.daemon.store import RedisStore, connect
+from tmd.testing.clients import worker_status
+
+
+def alert(number):
+    return Alert(
+        id=f"h1-{number}",
+        host="h1",
+        detector="d",
+        code="c",
+        entity="e",
+        severity=Severity.FATAL,
+        state=State.RAISED,
+        message="ü\n",
+        job="",
+        strategy=Strategy.ACT,
+        count=1,
+        at=1.5,
+    )
+
+
+async def next_topic(wakes):
+    async with asyncio.timeout(5):
+        return await anext(wakes)
+
+
+async def test_a_new_cluster_is_empty(store):
+    assert await store.snapshot() == ClusterView()
+    assert await store.jobs() == ()
+    assert await store.leader() == ""
+    assert await store.alerts("", limit=10) == []
+
+
+async def test_a_host_is_seen_with_all_it_says(store):
+    status = HostStatus(
+        host="h1", incarnation="i", workers=(worker_status("h1/job/0.a"),), alerts=(alert(1),)
+    )
+    await store.put_host(status, ttl_s=5, wake=False)
+
+    assert (await store.snapshot()).hosts == (status,)
+
+
+async def test_a_silent_host_vanishes_and_may_come_back(store):
+    await store.put_host(HostStatus("h1", "i"), ttl_s=0.05, wake=False)
+    await store.put_host(HostStatus("h2", "i"), ttl_s=5, wake=False)
+    async with asyncio.timeout(5):
+        while len((await store.snapshot()).hosts) == 2:  # noqa: ASYNC110 - silence has no event
+            await asyncio.sleep(0.01)
+    await store.put_host(HostStatus("h1", "j"), ttl_s=5, wake=False)
+
+    assert [h.incarnation for h in (await store.snapshot()).hosts] == ["j", "i"]
+
+
+async def test_only_one_leads(clients):
+    first, second = clients(), clients()
+    granted = await first.acquire("a", ttl_s=5, floor=0)
+    denied = await second.acquire("b", ttl_s=5, floor=0)
+
+    assert isinstance(granted, Granted)
+    assert isinstance(denied, Denied)
+    assert denied.holder == "a"
+    assert 0 < denied.remaining_s <= 5
+    assert await second.leader() == "a"
+
+
+async def test_renewal_keeps_the_epoch_and_release_lets_it_grow(store):
+    first = await store.acquire("a", ttl_s=5, floor=0)
+    again = await store.acquire("a", ttl_s=5, floor=0)
+    await store.release("b")
+    still = await store.leader()
+    await store.release("a")
+    after = await store.acquire("b", ttl_s=5, floor=0)
+
+    assert first == again
+    assert still == "a"
+    assert isinstance(after, Granted)
+    assert isinstance(first, Granted)
+    assert after.epoch > first.epoch
+
+
+async def test_a_new_epoch_is_above_what_the_candidate_knows(store):
+    """Even after data loss and a clock that went back."""
+    known = 2**51
+    answer = await store.acquire("a", ttl_s=5, floor=known)
+
+    assert answer == Granted(known + 1)
+
+
+async def test_a_lease_lapses(store):
+    first = await store.acquire("a", ttl_s=0.05, floor=0)
+    async with asyncio.timeout(5):
+        answer = await store.acquire("b", ttl_s=5, floor=0)
+        while isinstance(answer, Denied):
+            await asyncio.sleep(answer.remaining_s + 0.001)
+            answer = await store.acquire("b", ttl_s=5, floor=0)
+
+    assert answer.epoch > first.epoch
+
+
+async def test_a_record_is_stored_whole(store, record):
+    plain = record()
+    member = plain.membership.members[0]
+    plan = MigrationPlan(
+        id="job-2",
+        kind=Kind.FAILOVER,
+        phase=Phase.DONE,
+        moves=(Move(rank=0, leaver=member),),
+        old=plain.membership,
+        new=plain.membership,
+        cause="c",
+        reason='"quoted" \u2192 text',
+        timeline=(Mark(Phase.RECOVER, 0.1), Mark(Phase.DONE, 0.2)),
+        timings={"transfer": 0.05},
+    )
+    full = record(plan=plan, history=(plan,))
+    await store.put_job(full, expected=0)
+
+    assert (await store.snapshot()).jobs == (full,)
+    assert await store.jobs() == (full,)
+
+
+async def test_a_write_needs_the_revision_that_was_read(store, record):
+    await store.put_job(record(revision=1), expected=0)
+    with pytest.raises(Conflict):
+        await store.put_job(record(revision=1), expected=0)
+    with pytest.raises(Conflict):
+        await store.put_job(record(revision=3), expected=2)
+    await store.put_job(record(revision=2), expected=1)
+
+    assert [r.revision for r in await store.jobs()] == [2]
+
+
+async def test_an_older_leader_cannot_write(store, record):
+    """Its lease epoch is refused even if its revision would fit (I5)."""
+    await store.put_job(record(revision=1, lease_epoch=2**40), expected=0)
+    with pytest.raises(StaleLease):
+        await store.put_job(record(revision=2, lease_epoch=2**40 - 1), expected=1)
+
+    assert [r.lease_epoch for r in await store.jobs()] == [2**40]
+
+
+async def test_jobs_are_fenced_each_for_itself(store, record):
+    await store.put_job(record(lease_epoch=9), expected=0)
+    await store.put_job(record(job="other", lease_epoch=8), expected=0)
+
+    assert {r.job for r in await store.jobs()} == {"job", "other"}
+
+
+async def test_only_a_newer_record_is_restored(store, record):
+    assert await store.restore_job(record(revision=5, lease_epoch=7))
+    assert not await store.restore_job(record(revision=5, lease_epoch=7))
+    assert not await store.restore_job(record(revision=4, lease_epoch=9))
+    with pytest.raises(StaleLease):
+        await store.put_job(record(revision=6, lease_epoch=6), expected=5)
+    assert await store.restore_job(record(revision=8, lease_epoch=7))
+
+    assert [r.revision for r in await store.jobs()] == [8]
+
+
+async def test_operators_requests(store):
+    request = DrainRequest(host="h1", id="d1", leave=True, by="me", at=2.0)
+    await store.drain(request)
+    await store.set_paused(True)
+    asked = await store.snapshot()
+    was_there = await store.undrain("h1")
+    was_there_again = await store.undrain("h1")
+    await store.set_paused(False)
+
+    assert (asked.drains, asked.paused) == ((request,), True)
+    assert (was_there, was_there_again) == (True, False)
+    assert await store.snapshot() == ClusterView()
+
+
+async def test_alerts_are_read_in_order_from_a_cursor(store):
+    for number in range(5):
+        await store.publish_alert(alert(number))
+    first = await store.alerts("", limit=2)
+    rest = await store.alerts(first[-1][0], limit=10)
+
+    assert [a for _, a in first + rest] == [alert(n) for n in range(5)]
+    assert await store.alerts(rest[-1][0], limit=10) == []
+
+
+async def test_changes_wake_the_others(clients, record):
+    """Each kind of change rings its bell; a plain heartbeat rings none."""
+    store, other = clients(), clients()
+    async with aclosing(store.wakes()) as wakes:
+        first = await next_topic(wakes)
+        await other.put_host(HostStatus("h1", "i"), ttl_s=5, wake=False)
+        await other.put_host(HostStatus("h1", "i"), ttl_s=5, wake=True)
+        await other.put_job(record(), expected=0)
+        await other.acquire("a", ttl_s=5, floor=0)
+        await other.release("a")
+        await other.drain(DrainRequest("h1", "d1"))
+        heard = [await next_topic(wakes) for _ in range(4)]
+
+    assert first is Topic.ALL
+    assert heard == [Topic.HOSTS, Topic.JOBS, Topic.LEASE, Topic.ALL]
+
+
+async def test_clusters_do_not_see_each_other(redis_url, record):
+    one, two = RedisStore(redis_url, "one"), RedisStore(redis_url, "two")
+    try:
+        await one.put_job(record(), expected=0)
+        await one.put_host(HostStatus("h1", "i"), ttl_s=5, wake=False)
+
+        assert await two.snapshot() == ClusterView()
+    finally:
+        await one.close()
+        await two.close()
+
+
+async def test_alerts_are_published_as_json(redis_url):
+    """Other programs may subscribe to ``tmd:<cluster>:alerts``."""
+    store = RedisStore(redis_url, "pub")
+    listener = connect(redis_url, 2.0)
+    try:
+        async with listener.pubsub(ignore_subscribe_messages=True) as pubsub:
+            await pubsub.subscribe("tmd:pub:alerts")
+            await pubsub.get_message(timeout=2)
+            await store.publish_alert(alert(1))
+            message = await pubsub.get_message(timeout=2)
+
+        assert b'"id":"h1-1"' in message["data"]
+    finally:
+        await store.close()
+        await listener.aclose()
+
+
+async def test_a_server_that_is_not_there_is_unavailable(tmp_path, record):
+    store = RedisStore(f"unix://{tmp_path}/none.sock", "c", timeout_s=0.2)
+    try:
+        for call in (store.snapshot, store.jobs, store.leader):
+            with pytest.raises(StoreUnavailable):
+                await call()
+        with pytest.raises(StoreUnavailable):
+            await store.put_job(record(), expected=0)
+        with pytest.raises(StoreUnavailable):
+            await anext(store.wakes())
+    finally:
+        await store.close()
+
+
+@pytest.mark.parametrize(
+    "url", ["http://x", "redis+sentinel://h", "redis+sentinel://h:x/s", "redis://h:x"]
+)
+def test_a_bad_url_is_a_config_error(url):
+    with pytest.raises(ConfigError, match="url"):
+        connect(url, 1.0)
+
+
+def test_a_sentinel_url_is_understood():
+    client = connect("redis+sentinel://u:p@h1,h2:5/main/3", 1.0)
+    pool = client.connection_pool
+
+    assert pool.service_name == "main"
+    assert pool.connection_kwargs["db"] == 3
+    assert pool.connection_kwargs["password"] == "p"

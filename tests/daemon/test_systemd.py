@@ -1,0 +1,85 @@
+"""Talking to systemd, and the unit file that is shipped."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import socket
+from pathlib import Path
+
+from tmd.config import Host, load
+from tmd.daemon.systemd import Notifier
+
+FOLDER = Path(__file__).parents[2] / "systemd"
+
+
+def listening(path):
+    receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    receiver.bind(path)
+    receiver.settimeout(2)
+    return receiver
+
+
+def test_systemd_hears_each_word_and_children_cannot_speak(tmp_path, monkeypatch):
+    with listening(str(tmp_path / "n")) as systemd:
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "n"))
+        monkeypatch.setenv("WATCHDOG_USEC", "30000000")
+        monkeypatch.setenv("WATCHDOG_PID", str(os.getpid()))
+        notifier = Notifier()
+        notifier.ready("serving")
+        notifier.alive()
+        notifier.stopping()
+        heard = [systemd.recv(100) for _ in range(3)]
+
+    assert heard == [b"READY=1\nSTATUS=serving", b"WATCHDOG=1", b"STOPPING=1"]
+    assert notifier.watchdog_s == 30
+    assert "NOTIFY_SOCKET" not in os.environ
+
+
+def test_abstract_sockets_work(monkeypatch):
+    name = f"tmd-test-{os.getpid()}"
+    with listening(f"\0{name}") as systemd:
+        monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}")
+        Notifier().status("x")
+
+        assert systemd.recv(100) == b"STATUS=x"
+
+
+def test_without_systemd_nothing_happens(monkeypatch):
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    notifier = Notifier()
+    notifier.ready("x")
+
+    assert notifier.watchdog_s is None
+
+
+def test_the_unit_leaves_the_daemon_time_to_stop_and_lets_it_find_its_folders():
+    unit = configparser.ConfigParser(strict=False)
+    unit.optionxform = str
+    unit.read(FOLDER / "tmd.service")
+    service = unit["Service"]
+
+    assert service["Type"] == "notify"
+    assert float(service["TimeoutStopSec"]) > 2 * load(None).redis.timeout_s
+    assert float(service["WatchdogSec"]) > 10
+    assert (service["RuntimeDirectory"], service["StateDirectory"]) == ("tmd", "tmd")
+    assert "PrivateDevices" not in service
+
+
+def test_the_shipped_configuration_is_valid_and_shows_the_defaults(monkeypatch):
+    for name in [n for n in os.environ if n.startswith("TMD_")]:
+        monkeypatch.delenv(name)
+    shipped, plain = load(FOLDER / "tmd.toml"), load(Path("/dev/null"))
+
+    assert shipped.leader == plain.leader
+    assert shipped.limits == plain.limits
+    assert shipped.policies == plain.policies
+    assert shipped.detector("trainer").strategy == plain.detector("trainer").strategy
+
+
+def test_systemds_folders_are_used(monkeypatch):
+    monkeypatch.setenv("RUNTIME_DIRECTORY", "/run/x")
+    monkeypatch.setenv("STATE_DIRECTORY", "/var/lib/x:/other")
+    host = Host()
+
+    assert (str(host.socket), str(host.state_dir)) == ("/run/x/tmd.sock", "/var/lib/x")

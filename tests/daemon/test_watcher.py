@@ -1,0 +1,196 @@
+"""Detectors under supervision, on fake time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+from msgspec import structs
+
+from tmd.core.model import Exit, Severity, Signal, State, Strategy
+from tmd.daemon.bus import Reach
+from tmd.daemon.plugins import LoadedDetector, Origin
+from tmd.daemon.roster import Roster
+from tmd.daemon.watcher import Watcher
+from tmd.plugin import Detector, DetectorConfig
+from tmd.testing import MemoryStore
+from tmd.testing.clients import worker_status
+
+pytestmark = pytest.mark.looptime
+
+SIGNAL = Signal(code="a.b", entity="gpu:0", severity=Severity.FATAL)
+
+
+def loaded(detector, strategy=Strategy.ACT):
+    origin = Origin(name=detector.name, target="t", distribution="d")
+    return LoadedDetector(detector, DetectorConfig(), strategy, origin)
+
+
+class Once(Detector):
+    name = "once"
+
+    async def watch(self, ctx):
+        yield SIGNAL
+        await ctx.sleep(1e9)
+
+
+class Crashing(Detector):
+    name = "crashing"
+
+    def __init__(self):
+        self.starts = []
+
+    async def watch(self, ctx):
+        self.starts.append(ctx.now())
+        await ctx.sleep(0)
+        if len(self.starts) < 4:
+            raise RuntimeError("broken")
+        await ctx.sleep(1e9)
+        yield SIGNAL
+
+
+class Wedged(Detector):
+    name = "wedged"
+    deadline_s = 4.0
+
+    def __init__(self):
+        self.starts = 0
+
+    async def watch(self, ctx):
+        self.starts += 1
+        yield SIGNAL
+        await asyncio.sleep(1e9)  # not ctx.sleep: it hangs in something of its own
+
+
+class Ears(Detector):
+    name = "ears"
+    deadline_s = 4.0
+
+    def __init__(self):
+        self.heard = []
+
+    async def watch(self, ctx):
+        async for event in ctx.worker_events():
+            self.heard.append((ctx.now(), event))
+        yield SIGNAL
+
+
+class Useless(Once):
+    def supported(self):
+        return "no such hardware here"
+
+
+@asynccontextmanager
+async def watching(*detectors, store=None, roster=None):
+    store = store or MemoryStore()
+    watcher = Watcher(
+        "h1",
+        "boot",
+        [loaded(d) for d in detectors],
+        roster or Roster(),
+        store.client(),
+        Reach(),
+    )
+    task = asyncio.create_task(watcher.run())
+    try:
+        yield watcher, store
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_signal_becomes_an_alert_that_is_held_and_published():
+    async with watching(Once()) as (watcher, store):
+        await asyncio.sleep(1)
+
+        assert [(a.code, a.strategy) for a in watcher.board.alerts] == [("a.b", Strategy.ACT)]
+        assert store.stream == list(watcher.board.alerts)
+
+
+async def test_an_alert_is_urgent():
+    roster = Roster()
+    async with watching(Once(), roster=roster):
+        assert await roster.urgent.heard(1)
+
+
+async def test_alerts_outlive_an_outage_with_their_ids():
+    store = MemoryStore()
+    store.fall_away()
+    async with watching(Once(), store=store) as (watcher, _):
+        await asyncio.sleep(60)
+        store.away = False
+        await asyncio.sleep(5)
+
+        assert [a.id for a in store.stream] == [a.id for a in watcher.board.alerts]
+
+
+async def test_a_crash_is_contained_reported_and_tried_again_with_growing_pauses():
+    crashing = Crashing()
+    async with watching(crashing, Once()) as (watcher, store):
+        await asyncio.sleep(0.5)
+        raised = {a.code: a for a in watcher.board.alerts}
+        await asyncio.sleep(30)
+        pauses = [b - a for a, b in zip(crashing.starts, crashing.starts[1:], strict=False)]
+        news = [(a.state, a.count) for a in store.stream if a.code == "detector.failed"]
+
+    assert raised.keys() == {"a.b", "detector.failed"}
+    assert raised["detector.failed"].entity == "detector:crashing"
+    assert raised["detector.failed"].strategy is not Strategy.ACT
+    assert pauses == pytest.approx([1.0, 2.0, 4.0])
+    assert news == [(State.RAISED, 1), (State.CLEARED, 3)]
+
+
+async def test_a_detector_that_breaks_its_promise_is_started_again():
+    wedged = Wedged()
+    async with watching(wedged) as (watcher, _):
+        await asyncio.sleep(9)
+        codes = {a.code for a in watcher.board.alerts}
+
+    assert wedged.starts == 2
+    assert codes == {"a.b", "detector.failed"}
+
+
+async def test_waiting_for_events_is_no_broken_promise():
+    ears = Ears()
+    async with watching(ears) as (watcher, _):
+        await asyncio.sleep(100)
+
+        assert watcher.board.alerts == ()
+
+
+async def test_detectors_hear_of_every_worker_again_and_again():
+    roster, ears = Roster(), Ears()
+    status = worker_status("h1/job/0.a")
+    roster.exited(Exit("h1/job/1.a", "job", 1, at=0.0))
+    async with watching(ears, roster=roster):
+        roster.heard(status, asyncio.get_running_loop().time())
+        await asyncio.sleep(2.1)
+        roster.heard(structs.replace(status, epoch=3), asyncio.get_running_loop().time())
+        await asyncio.sleep(0.01)
+
+    events = [e for _, e in ears.heard]
+    assert events[0].exit is not None
+    assert [round(e.silent_s, 1) for e in events[1:-1]] == [0.0, 0.5, 1.0, 1.5, 2.0]
+    assert events[-1].status.epoch == 3
+
+
+@pytest.mark.looptime(False)
+async def test_nobody_is_blamed_while_the_daemon_itself_stood_still():
+    """A suspended daemon sees old heartbeats when it wakes up: that is its own fault."""
+    roster, ears = Roster(), Ears()
+    async with watching(ears, roster=roster):
+        await asyncio.sleep(0.05)
+        roster.heard(worker_status("h1/job/0.a"), asyncio.get_running_loop().time())
+        time.sleep(1.5)  # noqa: ASYNC251 - the point is that the loop stands still
+        await asyncio.sleep(1.0)
+
+    assert max(event.silent_s for _, event in ears.heard) < 1.2
+
+
+async def test_what_cannot_work_here_is_not_started():
+    async with watching(Useless()) as (watcher, _):
+        await asyncio.sleep(1)
+
+        assert watcher.board.alerts == ()

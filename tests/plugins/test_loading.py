@@ -1,0 +1,203 @@
+"""Finding, checking and refusing plug-ins."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from tmd.config import DetectorSection, Plugins, Policies, Settings
+from tmd.core.errors import ConfigError, PluginError
+from tmd.daemon.plugins import installed, load, load_detectors, load_policies
+from tmd.plugin import (
+    DETECTOR_GROUP,
+    POLICY_GROUP,
+    Detector,
+    DetectorConfig,
+    Policy,
+    Strategy,
+)
+
+HERE = __name__
+
+
+class KeenConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
+    limit: int = 3
+
+
+class Keen(Detector):
+    name = "keen"
+    Config = KeenConfig
+
+    async def watch(self, ctx):
+        yield
+
+
+class Odd(Policy):
+    name = "odd"
+
+    def decide(self, view):
+        return ()
+
+
+class Unfinished(Detector):
+    name = "unfinished"
+
+
+class Unconfigurable(Keen):
+    name = "unconfigurable"
+    Config = dict
+
+
+class Exploding(Keen):
+    name = "exploding"
+
+    def __init__(self):
+        raise RuntimeError("no licence")
+
+
+def point(name, target=None):
+    return EntryPoint(name=name, value=f"{HERE}:{target or name.capitalize()}", group="g")
+
+
+@pytest.fixture
+def settings():
+    def make(**changes):
+        return Settings(**changes)
+
+    return make
+
+
+# --- the contract, for every plug-in that is installed --------------------------------------------
+
+
+def test_what_ships_is_found():
+    assert {p.name for p in installed(DETECTOR_GROUP)} >= {"trainer"}
+    assert {p.name for p in installed(POLICY_GROUP)} >= {
+        "replace_failed",
+        "drain_requested",
+        "observe_only",
+    }
+
+
+@pytest.mark.parametrize("entry", installed(DETECTOR_GROUP), ids=lambda e: e.name)
+def test_every_detector_keeps_the_contract(entry):
+    """It can be created, has a default configuration, and says whether it can work here."""
+    detector, _ = load([entry], Detector, Plugins())[entry.name]
+
+    assert isinstance(detector.Config(), DetectorConfig)
+    assert detector.supported() is None or detector.supported()
+
+
+@pytest.mark.parametrize("entry", installed(POLICY_GROUP), ids=lambda e: e.name)
+def test_every_policy_keeps_the_contract(entry):
+    """It wants nothing of an empty cluster."""
+    from tmd.plugin import ClusterView
+
+    policy, _ = load([entry], Policy, Plugins())[entry.name]
+
+    assert list(policy.decide(ClusterView())) == []
+
+
+def test_what_ships_imports_only_the_public_api():
+    """No privilege: in a fresh process, plug-ins bring in nothing but tmd.plugin and tmd.core."""
+    code = (
+        "import sys, tmd_detectors.trainer, tmd_policies.replace_failed\n"
+        "import tmd_policies.drain_requested, tmd_policies.observe_only\n"
+        "print(*sorted(m for m in sys.modules if m.startswith('tmd')))\n"
+        "assert 'torch' not in sys.modules and 'redis' not in sys.modules"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=20
+    ).stdout.split()
+
+    ours = {m for m in out if m.split(".")[0] == "tmd"}
+    assert ours == {"tmd", "tmd.core", "tmd.core.errors", "tmd.core.model", "tmd.plugin"}
+
+
+def test_the_folders_are_never_imported_under_their_own_names():
+    assert "detectors" not in sys.modules
+    assert "policies" not in sys.modules
+
+
+# --- strangers ------------------------------------------------------------------------------------
+
+
+def test_a_stranger_only_observes_until_it_is_told_otherwise(settings):
+    keen = point("keen")
+    default = load_detectors(settings(), [keen])[0]
+    told = load_detectors(settings(detectors={"keen": {"strategy": "act"}}), [keen])[0]
+
+    assert default.strategy is Strategy.OBSERVE
+    assert told.strategy is Strategy.ACT
+
+
+def test_a_detector_gets_its_own_keys(settings):
+    section = DetectorSection(limit=7)
+    loaded = load_detectors(settings(detectors={"keen": section}), [point("keen")])[0]
+
+    assert loaded.config == KeenConfig(limit=7)
+
+
+def test_a_key_that_the_detector_does_not_take_is_an_error(settings):
+    wrong = settings(detectors={"keen": {"limits": 7}})
+    with pytest.raises(ConfigError, match=r"\[detectors.keen\].*limits.*own keys.*limit"):
+        load_detectors(wrong, [point("keen")])
+
+
+def test_a_section_without_a_detector_is_an_error(settings):
+    with pytest.raises(ConfigError, match=r"\[detectors.keem\]"):
+        load_detectors(settings(detectors={"keem": {}}), [point("keen")])
+
+
+def test_a_detector_can_be_switched_off(settings):
+    assert load_detectors(settings(detectors={"keen": {"enabled": False}}), [point("keen")]) == []
+
+
+def test_policies_come_in_the_configured_order(settings):
+    points = [*installed(POLICY_GROUP), point("odd")]
+    chosen = settings(policies=Policies(enabled=("odd", "replace_failed")))
+
+    assert [p.name for p in load_policies(chosen, points)] == ["odd", "replace_failed"]
+
+
+def test_an_unknown_policy_is_an_error(settings):
+    chosen = settings(policies=Policies(enabled=("odder",)))
+    with pytest.raises(ConfigError, match=r"no policy 'odder'.*odd"):
+        load_policies(chosen, [point("odd")])
+
+
+def test_allow_and_deny():
+    points = [point("keen"), point("unfinished")]
+
+    assert list(load(points, Detector, Plugins(allow=("keen",)))) == ["keen"]
+    assert list(load(points, Detector, Plugins(deny=("unfinished",)))) == ["keen"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "complaint"),
+    [
+        (point("gone", "Nowhere"), "cannot be imported"),
+        (EntryPoint("gone", "no_such_module:X", "g"), "cannot be imported"),
+        (point("odd"), "not a subclass of tmd.plugin.Detector"),
+        (point("other", "Keen"), "both names must be the same"),
+        (point("unfinished"), "abstract"),
+        (point("unconfigurable"), "DetectorConfig"),
+        (point("exploding"), "no licence"),
+    ],
+    ids=lambda value: value.name if isinstance(value, EntryPoint) else "",
+)
+def test_a_broken_plug_in_is_named_with_its_origin(entry, complaint):
+    with pytest.raises(PluginError) as raised:
+        load([entry], Detector, Plugins())
+
+    assert complaint in str(raised.value)
+    assert f"'{entry.name}'" in str(raised.value)
+    assert entry.value in str(raised.value)
+
+
+def test_a_taken_name_is_refused():
+    with pytest.raises(PluginError, match="taken"):
+        load([point("keen"), point("keen")], Detector, Plugins())

@@ -1,0 +1,239 @@
+"""The policies that ship with tmd."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+from tmd_policies.drain_requested import DrainRequested
+from tmd_policies.observe_only import ObserveOnly
+from tmd_policies.replace_failed import ReplaceFailed
+
+from tmd.plugin import (
+    Activity,
+    Alert,
+    ClusterView,
+    DrainRequest,
+    Exit,
+    HostStatus,
+    JobRecord,
+    JobState,
+    Kind,
+    Member,
+    Membership,
+    MigrationPlan,
+    Phase,
+    Severity,
+    State,
+    Strategy,
+    Urgency,
+)
+from tmd.testing.clients import worker_status
+
+HOSTS = ("h1", "h2", "h3")
+
+
+def worker(host):
+    return f"{host}/job/0.a"
+
+
+RECORD = JobRecord(
+    job="job",
+    world_size=3,
+    state=JobState.RUNNING,
+    membership=Membership(epoch=1, members=tuple(Member(worker(h), h, f"{h}:1") for h in HOSTS)),
+    proposed=1,
+    revision=1,
+)
+
+
+def alert(host, **changes):
+    plain = Alert(
+        id="1",
+        host=host,
+        detector="trainer",
+        code="trainer.stalled",
+        entity=worker(host),
+        severity=Severity.FATAL,
+        state=State.RAISED,
+        message="silent",
+        job="job",
+        strategy=Strategy.ACT,
+        count=1,
+        at=0.0,
+    )
+    return structs.replace(plain, **changes)
+
+
+def host(name, status=None, exits=(), alerts=()):
+    training = structs.replace(worker_status(worker(name)), activity=Activity.TRAINING)
+    return HostStatus(name, "i", workers=(status or training,), exits=exits, alerts=alerts)
+
+
+def stuck(name, *suspects):
+    status = worker_status(worker(name))
+    return structs.replace(status, activity=Activity.STUCK, suspects=suspects)
+
+
+def view(*hosts, record=RECORD, drains=()):
+    return ClusterView(hosts=hosts, jobs=(record,), drains=drains)
+
+
+def failed(cluster):
+    verdicts = ReplaceFailed().decide(cluster)
+    assert all(v.urgency is Urgency.FAILED and v.policy == "replace_failed" for v in verdicts)
+    return [(v.worker, v.cause) for v in verdicts]
+
+
+def plan(kind=Kind.FAILOVER, phase=Phase.RECOVER, dead=(), new=RECORD.membership):
+    return MigrationPlan(
+        id="job-2",
+        kind=kind,
+        phase=phase,
+        moves=(),
+        old=RECORD.membership,
+        new=new,
+        cause="c",
+        reason="r",
+        dead=dead,
+        witnesses=RECORD.membership.members,
+    )
+
+
+# --- replace_failed -------------------------------------------------------------------------------
+
+
+def test_all_well_wants_nothing():
+    assert failed(view(*map(host, HOSTS))) == []
+
+
+def test_an_exit_with_an_error_is_a_failure_even_before_its_alert():
+    ended = Exit(worker("h1"), "job", -9, at=0.0)
+
+    assert failed(view(host("h1", exits=(ended,)), host("h2"), host("h3"))) == [
+        (worker("h1"), "trainer.exited")
+    ]
+
+
+def test_the_end_of_training_is_none():
+    ended = Exit(worker("h1"), "job", 0, at=0.0)
+
+    assert failed(view(host("h1", exits=(ended,)))) == []
+
+
+def test_a_fatal_alert_about_a_member_is_a_failure():
+    assert failed(view(host("h1", alerts=(alert("h1"),)), host("h2"), host("h3"))) == [
+        (worker("h1"), "trainer.stalled")
+    ]
+
+
+@pytest.mark.parametrize(
+    "doubtful",
+    [
+        alert("h1", strategy=Strategy.ADVISE),
+        alert("h1", strategy=Strategy.OBSERVE),
+        alert("h1", severity=Severity.DEGRADED),
+        alert("h1", code="nic.flapped"),
+        alert("h1", entity="h1/job/7.z"),
+        alert("h1", job=""),
+    ],
+    ids=["advise", "observe", "degraded", "other code", "holds no rank", "no job"],
+)
+def test_doubt_means_nothing(doubtful):
+    assert failed(view(host("h1", alerts=(doubtful,)), host("h2"), host("h3"))) == []
+
+
+def test_several_at_once_are_all_named():
+    ended = Exit(worker("h2"), "job", 1, at=0.0)
+    cluster = view(host("h1", alerts=(alert("h1"),)), host("h2", exits=(ended,)), host("h3"))
+
+    assert [w for w, _ in failed(cluster)] == [worker("h1"), worker("h2")]
+
+
+def test_a_silent_host_that_a_stuck_member_suspects_is_a_failure():
+    cluster = view(host("h2", stuck("h2", worker("h1"))), host("h3"))
+
+    assert failed(cluster) == [(worker("h1"), "host.silent")]
+
+
+def test_a_silent_host_alone_is_not():
+    """A daemon may be restarted while its trainers go on."""
+    assert failed(view(host("h2"), host("h3"))) == []
+
+
+def test_a_suspect_whose_host_speaks_is_not():
+    cluster = view(host("h1"), host("h2", stuck("h2", worker("h1"))), host("h3"))
+
+    assert failed(cluster) == []
+
+
+def test_a_seen_failure_explains_the_suspicion():
+    """h3 ended; that h2 also suspects h1, whose daemon is away, is its echo."""
+    ended = Exit(worker("h3"), "job", -9, at=0.0)
+    suspecting = stuck("h2", worker("h1"), worker("h3"))
+    cluster = view(host("h2", suspecting), host("h3", exits=(ended,)))
+
+    assert failed(cluster) == [(worker("h3"), "trainer.exited")]
+
+
+def test_who_is_already_named_dead_is_not_named_again():
+    record = structs.replace(RECORD, plan=plan(dead=(worker("h1"),)))
+    ended = Exit(worker("h1"), "job", -9, at=0.0)
+
+    assert failed(view(host("h1", exits=(ended,)), host("h2"), host("h3"), record=record)) == []
+
+
+def test_a_joiner_of_a_failover_can_fail_too():
+    joiner = Member("h4/job/0.a", "h4", "h4:1")
+    new = RECORD.membership.replaced({0: joiner}, 2)
+    record = structs.replace(RECORD, plan=plan(phase=Phase.SYNC, new=new))
+    ended = Exit(joiner.worker, "job", -9, at=0.0)
+    cluster = view(*map(host, HOSTS), host("h4", exits=(ended,)), record=record)
+
+    assert failed(cluster) == [(joiner.worker, "trainer.exited")]
+
+
+@pytest.mark.parametrize("state", [JobState.FINISHING, JobState.FINISHED, JobState.FAILED])
+def test_a_job_that_ends_is_left_alone(state):
+    ended = Exit(worker("h1"), "job", -9, at=0.0)
+    record = structs.replace(RECORD, state=state)
+
+    assert failed(view(host("h1", exits=(ended,)), record=record)) == []
+
+
+# --- drain_requested ------------------------------------------------------------------------------
+
+
+def test_a_drain_moves_every_rank_of_the_host():
+    request = DrainRequest(host="h2", id="r", leave=True, by="ann")
+    (verdict,) = DrainRequested().decide(view(*map(host, HOSTS), drains=(request,)))
+
+    assert (verdict.worker, verdict.urgency, verdict.cause) == (
+        worker("h2"),
+        Urgency.DRAIN,
+        "drain",
+    )
+    assert (verdict.leave, verdict.request) == (True, "r")
+    assert "ann" in verdict.reason
+
+
+def test_a_drain_of_a_host_without_ranks_wants_nothing():
+    request = DrainRequest(host="h9", id="r")
+
+    assert DrainRequested().decide(view(*map(host, HOSTS), drains=(request,))) == []
+
+
+def test_a_drain_is_served_once():
+    """Afterwards the host may take ranks again."""
+    done = structs.replace(plan(kind=Kind.PLANNED, phase=Phase.DONE), request="r")
+    record = structs.replace(RECORD, history=(done,))
+    old, new = DrainRequest(host="h2", id="r"), DrainRequest(host="h2", id="r2")
+
+    assert DrainRequested().decide(view(*map(host, HOSTS), record=record, drains=(old,))) == []
+    assert DrainRequested().decide(view(*map(host, HOSTS), record=record, drains=(new,))) != []
+
+
+def test_observe_only_never_wants_anything():
+    ended = Exit(worker("h1"), "job", -9, at=0.0)
+    request = DrainRequest(host="h2", id="r")
+
+    assert ObserveOnly().decide(view(host("h1", exits=(ended,)), drains=(request,))) == ()

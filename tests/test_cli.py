@@ -1,0 +1,378 @@
+"""The command line, as people and scripts use it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from msgspec import structs
+
+from tmd import __version__, embedded
+from tmd.core.model import (
+    Activity,
+    Alert,
+    DrainRequest,
+    HostStatus,
+    JobRecord,
+    JobState,
+    Kind,
+    Mark,
+    Member,
+    Membership,
+    MigrationPlan,
+    Move,
+    Phase,
+    Severity,
+    State,
+    Strategy,
+)
+from tmd.daemon.store import RedisStore
+from tmd.testing.clients import worker_status
+
+ENVIRONMENT = {
+    **{k: v for k, v in os.environ.items() if not k.startswith("TMD_")},
+    "COLUMNS": "200",
+}
+
+
+def tmd(*arguments, env=None):
+    """Run the command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "tmd.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env={**ENVIRONMENT, **(env or {})},
+    )
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    if embedded.find_binary() is None:
+        if os.environ.get("CI"):
+            pytest.fail("no redis-server or valkey-server in PATH")
+        pytest.skip("no redis-server or valkey-server in PATH")
+    with embedded.redis(tmp_path_factory.mktemp("redis")) as server:
+        yield server.url
+
+
+@pytest.fixture
+def config(url, tmp_path):
+    """A configuration of a cluster of the test's own."""
+    path = tmp_path / "tmd.toml"
+    path.write_text(
+        f"[cluster]\nname = 'c{os.urandom(4).hex()}'\nsecret = '0123456789abcdef'\n"
+        f"[redis]\nurl = '{url}'\n[host]\nname = 'h1'\nruntime_dir = '{tmp_path}'\n"
+    )
+    return path
+
+
+@pytest.fixture
+def store(config):
+    """Run a function of the cluster's store."""
+    from tmd.config import load
+
+    settings = load(config)
+
+    def run(work):
+        async def connected():
+            store = RedisStore(settings.redis_url(), settings.cluster.name)
+            try:
+                return await work(store)
+            finally:
+                await store.close()
+
+        # In a thread of its own: asyncio.run would take away the loop of pytest-asyncio.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(asyncio.run, connected()).result()
+
+    return run
+
+
+def member(host):
+    return Member(f"{host}/job/0.a", host, "127.0.0.1:1")
+
+
+def record(*hosts):
+    membership = Membership(epoch=1, members=tuple(map(member, hosts)))
+    plan = MigrationPlan(
+        id="job-2",
+        kind=Kind.PLANNED,
+        phase=Phase.DONE,
+        moves=(Move(rank=0, leaver=member("h9"), joiner=member(hosts[0])),),
+        old=membership,
+        new=membership,
+        cause="drain",
+        reason="drain of h9 requested",
+        timeline=(Mark(Phase.PREPARE, 1.0), Mark(Phase.DONE, 3.5)),
+    )
+    return JobRecord(
+        job="job",
+        world_size=len(hosts),
+        state=JobState.RUNNING,
+        membership=membership,
+        proposed=2,
+        revision=1,
+        plan=plan,
+        history=(plan,),
+    )
+
+
+@pytest.fixture
+def running(store):
+    """Two hosts that hold ranks, an alert, a leader."""
+    alert = Alert(
+        id="1",
+        host="h1",
+        detector="trainer",
+        code="trainer.stalled",
+        entity="h1/job/0.a",
+        severity=Severity.FATAL,
+        state=State.RAISED,
+        message="silent",
+        job="job",
+        strategy=Strategy.ACT,
+        count=2,
+        at=0.0,
+    )
+
+    async def fill(s):
+        for host in ("h1", "h2"):
+            status = structs.replace(
+                worker_status(f"{host}/job/0.a"), activity=Activity.TRAINING, step=42, loss=1.25
+            )
+            alerts = (alert,) if host == "h1" else ()
+            seen = HostStatus(host, "i", workers=(status,), alerts=alerts, at=time.time())
+            await s.put_host(seen, ttl_s=60, wake=False)
+        await s.put_job(record("h1", "h2"), expected=0)
+        await s.acquire("h2#abc", ttl_s=60, floor=0)
+        await s.publish_alert(alert)
+
+    store(fill)
+
+
+def test_version_and_help_are_quick():
+    started = time.monotonic()
+    version = tmd("--version")
+    took = time.monotonic() - started
+    text = tmd("--help").stdout
+
+    assert version.stdout.strip() == f"tmd {__version__}"
+    assert took < 1.5
+    for verb in ("daemon", "launch", "demo", "status", "drain", "config", "plugins"):
+        assert verb in text
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; from tmd.cli import app\n"
+        "heavy = {'torch', 'redis', 'pydantic', 'aiohttp', 'rich.table'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=20)
+
+
+def test_no_verb_imports_torch(config):
+    code = (
+        "import sys; from tmd.cli import app\n"
+        "try: app(['plugins'])\n"
+        "except SystemExit: pass\n"
+        "import tmd.daemon.service\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=20, capture_output=True)
+
+
+def test_status_shows_the_cluster_at_a_glance(config, running):
+    done = tmd("status", "-c", config)
+
+    assert done.returncode == 0, done.stderr
+    for word in ("led by h2", "h1/job/0.a", "training", "42", "1.2500", "trainer.stalled", "h9 ->"):
+        assert word in done.stdout
+
+
+def test_status_for_programs(config, running):
+    status = json.loads(tmd("status", "--json", "-c", config).stdout)
+
+    assert status["leader"] == "h2#abc"
+    assert [h["host"] for h in status["hosts"]] == ["h1", "h2"]
+    assert status["jobs"][0]["plan"]["phase"] == "done"
+    assert status["paused"] is False
+
+
+def test_status_names_hosts_that_are_silent(config, store):
+    store(lambda s: s.put_job(record("h7"), expected=0))
+    shown = tmd("status", "-c", config).stdout
+
+    assert "silent" in shown
+    assert "not heard" in shown
+    assert "no leader" in shown
+
+
+def test_drain_and_undrain(config, store, running):
+    drained = tmd("drain", "h1", "--leave", "-c", config)
+    view = store(lambda s: s.snapshot())
+    undrained = tmd("undrain", "h1", "-c", config)
+    again = tmd("undrain", "h1", "-c", config)
+
+    assert drained.returncode == 0, drained.stderr
+    assert [(d.host, d.leave) for d in view.drains] == [("h1", True)]
+    assert undrained.returncode == 0
+    assert again.returncode == 1
+    assert "no drain of h1" in again.stderr
+
+
+def test_draining_a_host_that_nobody_knows_is_an_error(config, store, running):
+    done = tmd("drain", "h11", "-c", config)
+
+    assert done.returncode == 1
+    assert "no host 'h11'" in done.stderr
+    assert "h1, h2" in done.stderr
+    assert store(lambda s: s.snapshot()).drains == ()
+
+
+def test_drain_can_wait(config, store, running):
+    """It returns when the host holds no rank, and gives up after its time."""
+    late = tmd("drain", "h1", "--wait", "--timeout", "0.3", "-c", config)
+    store(lambda s: s.put_job(structs.replace(record("h3", "h2"), revision=2), expected=1))
+    done = tmd("drain", "h1", "--wait", "-c", config)
+
+    assert late.returncode == 1
+    assert "still holds ranks" in late.stderr
+    assert done.returncode == 0
+    assert "h1 holds no rank" in done.stdout
+
+
+def test_pause_and_resume(config, store):
+    tmd("pause", "-c", config)
+    paused = store(lambda s: s.snapshot()).paused
+    shown = tmd("status", "-c", config).stdout
+    tmd("resume", "-c", config)
+
+    assert paused
+    assert "PAUSED" in shown
+    assert not store(lambda s: s.snapshot()).paused
+
+
+def test_draining_while_paused_is_said(config, store, running):
+    store(lambda s: s.set_paused(True))
+
+    assert "paused" in tmd("drain", "h1", "-c", config).stderr
+
+
+def test_events(config, running):
+    plain = tmd("events", "-c", config).stdout
+    (alert,) = [json.loads(line) for line in tmd("events", "--json", "-c", config).stdout.split()]
+
+    assert "trainer.stalled" in plain
+    assert (alert["code"], alert["v"]) == ("trainer.stalled", 1)
+
+
+def test_plugins(config):
+    rows = {r["name"]: r for r in json.loads(tmd("plugins", "--json", "-c", config).stdout)}
+
+    assert rows["trainer"]["use"] == "act"
+    assert rows["replace_failed"]["use"] == "enabled"
+    assert rows["observe_only"]["use"] == "off"
+    assert "trainer" in tmd("plugins", "-c", config).stdout
+
+
+def test_config_check(config, tmp_path):
+    good = tmd("config", "check", "-c", config)
+    bad = tmp_path / "bad.toml"
+    bad.write_text(config.read_text() + "[detectors.trainer]\nheartbeat_timeout = 3\n")
+    wrong = tmd("config", "check", "-c", bad)
+
+    assert good.returncode == 0, good.stderr
+    assert "is good" in good.stdout
+    assert wrong.returncode == 2
+    assert "heartbeat_timeout_s" in wrong.stderr
+
+
+def test_config_show_masks_secrets_and_names_origins(config):
+    env = {"TMD_LEADER__TTL_S": "12", "TMD_REDIS__URL": "redis://u:hidden@h:1/0"}
+    shown = tmd("config", "show", "--origin", "-c", config, env=env).stdout
+
+    assert "0123456789abcdef" not in shown
+    assert "hidden" not in shown
+    assert "ttl_s = 12.0  # TMD_LEADER__TTL_S" in shown
+    assert f'name = "h1"  # {config}' in shown
+    assert "renew_s = 3.0  # default" in shown
+
+
+def test_config_show_is_a_configuration(config, tmp_path):
+    """What it prints can be used again, but for secrets and what is not set."""
+    copy = tmp_path / "copy.toml"
+    shown = tmd("config", "show", "-c", config).stdout
+    copy.write_text("".join(line for line in shown.splitlines(True) if not line.endswith('""\n')))
+
+    assert tmd("config", "show", "-c", copy).stdout == shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("status", "-c", "/none.toml"), 2, "no configuration file /none.toml"),
+        (("status", "-c", "/dev/null"), 2, "tmd demo"),
+        (("daemon", "-c", "/dev/null"), 2, "TMD_REDIS__URL"),
+        (("drain",), 2, "Missing argument"),
+        (("no-such-verb",), 2, "No such command"),
+    ],
+)
+def test_errors_are_a_sentence_and_a_status(arguments, code, said):
+    done = tmd(*arguments)
+
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_redis_away_is_a_sentence(tmp_path, config):
+    env = {"TMD_REDIS__URL": f"unix://{tmp_path}/gone.sock"}
+    done = tmd("status", "-c", config, env=env)
+
+    assert done.returncode == 1
+    assert "is Redis running" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_second_daemon_on_the_same_socket_is_refused(config, tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-m", "tmd.cli", "daemon", "-c", str(config)],
+        stderr=subprocess.DEVNULL,
+        env={**ENVIRONMENT, "TMD_HOST__STATE_DIR": str(tmp_path / "state")},
+    ) as first:
+        try:
+            deadline = time.monotonic() + 10
+            while not (tmp_path / "tmd.sock").exists() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            second = tmd(
+                "daemon", "-c", config, env={"TMD_HOST__STATE_DIR": str(tmp_path / "state")}
+            )
+        finally:
+            first.terminate()
+        assert first.wait(10) == 0
+
+    assert second.returncode == 2
+    assert "another daemon is serving" in second.stderr
+    assert "Traceback" not in second.stderr
+
+
+def test_the_configuration_may_stand_before_the_verb(config):
+    assert tmd("-c", config, "status").returncode == 0
+
+
+def test_a_lazy_verb_has_its_own_help():
+    assert "--nproc-per-node" in tmd("launch", "--help").stdout
+
+
+def test_drains_are_seen_by_status(config, store, running):
+    store(lambda s: s.drain(DrainRequest("h2", id="r", leave=True)))
+
+    assert "leaving" in tmd("status", "-c", config).stdout

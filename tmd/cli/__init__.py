@@ -1,0 +1,130 @@
+"""The command ``tmd``: thin verbs over the parts below.
+
+Heavy imports wait until a verb runs, so that help and completion are quick. Exit status: 0 done,
+1 failed, 2 wrong usage or configuration. Errors are one sentence with the next step.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from tmd import __version__
+from tmd.cli import inspecting, operating, status
+from tmd.cli.common import ConfigOption
+from tmd.core.errors import ConfigError, PluginError, StoreUnavailable, TmdError
+
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
+
+LAZY = {
+    "demo": (
+        "tmd.demo.main:demo",
+        "Try tmd on this machine: break a training job, watch it go on.",
+    ),
+    "launch": ("tmd.launch:launch", "Start this host's workers of a job."),
+}
+"""Verbs whose modules are imported only when they are run: verb -> (function, short help)."""
+
+
+class Verbs(TyperGroup):
+    """Knows the names of the lazy verbs; loads one only to run it."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted([*super().list_commands(ctx), *LAZY])
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        known = super().get_command(ctx, cmd_name)
+        if known is not None or cmd_name not in LAZY:
+            return known
+        return typer.core.TyperCommand(cmd_name, help=LAZY[cmd_name][1], rich_markup_mode=None)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in LAZY:
+            return args[0], _load(args[0]), args[1:]
+        return super().resolve_command(ctx, args)
+
+
+def _load(verb: str) -> Any:
+    module, _, function = LAZY[verb][0].partition(":")
+    loaded = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+    loaded.command(verb)(getattr(importlib.import_module(module), function))
+    return typer.main.get_command(loaded)
+
+
+app = typer.Typer(
+    cls=Verbs,
+    help="Keeps a distributed PyTorch job running while the machines under it come and go.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(status.status)
+app.command()(operating.drain)
+app.command()(operating.undrain)
+app.command()(operating.pause)
+app.command()(operating.resume)
+app.command()(operating.events)
+app.command()(inspecting.plugins)
+app.add_typer(inspecting.config, name="config")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tmd {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="Configuration file for any verb.")
+    ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    if config is not None:
+        os.environ["TMD_CONFIG"] = str(config)
+
+
+@app.command()
+def daemon(config: ConfigOption = None) -> None:
+    """Run the daemon of this host until SIGTERM or SIGINT."""
+    import asyncio
+
+    from tmd.config import load
+    from tmd.daemon import logs
+    from tmd.daemon.service import serve
+
+    settings = load(config)
+    logs.configure(settings.log, host=settings.host.name)
+    asyncio.run(serve(settings))
+
+
+def main() -> None:
+    """Entry point: turns errors into a sentence and an exit status."""
+    try:
+        app()
+    except (ConfigError, PluginError) as error:
+        _fail(error, USAGE)
+    except StoreUnavailable as error:
+        _fail(f"{error.args[0].rstrip('.')}; is Redis running, and is [redis] url right?", FAILED)
+    except TmdError as error:
+        _fail(error, FAILED)
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
+    except BrokenPipeError:
+        # The reader of our output (``| head``) has gone: nothing to say, and nobody to say it to.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _fail(error: TmdError | str, code: int) -> None:
+    typer.echo(f"tmd: {error}", err=True)
+    raise SystemExit(code) from None

@@ -1,0 +1,5 @@
+"""``python -m tmd.cli``."""
+
+from tmd.cli import main
+
+main()

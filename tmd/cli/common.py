@@ -1,0 +1,47 @@
+"""What several verbs need: the configuration option and a connection to the cluster's store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from tmd.config import Settings
+    from tmd.daemon.store import RedisStore
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", "-c", help="Configuration file [default: $TMD_CONFIG or /etc/tmd/tmd.toml]."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Output for programs.")]
+
+T = TypeVar("T")
+
+
+def with_store(config: Path | None, work: Callable[[RedisStore, Settings], Awaitable[T]]) -> T:
+    """Run ``work`` with a connection to the configured cluster.
+
+    Raises:
+        ConfigError: no usable Redis is configured.
+        StoreUnavailable: it does not answer.
+    """
+    from tmd.config import load
+    from tmd.daemon.store import RedisStore
+
+    settings = load(config)
+    url = settings.redis_url()
+
+    async def run() -> T:
+        store = RedisStore(url, settings.cluster.name, timeout_s=settings.redis.timeout_s)
+        try:
+            return await work(store, settings)
+        finally:
+            await store.close()
+
+    return asyncio.run(run())

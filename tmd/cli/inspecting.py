@@ -1,0 +1,153 @@
+"""Verbs that look at the installation: plugins, config check, config show."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tmd.cli.common import ConfigOption, JsonOption
+
+if TYPE_CHECKING:
+    from tmd.config import Settings
+
+config = typer.Typer(help="Check or show the configuration.", no_args_is_help=True)
+
+
+def plugins(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """List detectors and policies: where they come from and whether they are used."""
+    from tmd.config import load
+
+    rows = _plugin_rows(load(config))
+    if as_json:
+        import msgspec
+
+        typer.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
+    else:
+        _print_plugins(rows)
+    if any(row["problem"] for row in rows):
+        raise typer.Exit(1)
+
+
+def _plugin_rows(settings: Settings) -> list[dict[str, str]]:
+    from tmd.core.errors import PluginError
+    from tmd.daemon.plugins import describe, installed, load
+    from tmd.plugin import DETECTOR_GROUP, POLICY_GROUP, Detector, Policy
+
+    rows = []
+    for kind, group, base in (
+        ("detector", DETECTOR_GROUP, Detector),
+        ("policy", POLICY_GROUP, Policy),
+    ):
+        for point in installed(group):
+            origin = describe(point)
+            row = {"name": point.name, "kind": kind, "target": origin.target}
+            row |= {"distribution": origin.distribution, "problem": ""}
+            try:
+                found = load([point], base, settings.plugins)
+                instance = found[point.name][0] if found else None
+                row["use"] = _use(settings, kind, point.name, instance)
+            except PluginError as error:
+                row |= {"use": "broken", "problem": str(error)}
+            rows.append(row)
+    return rows
+
+
+def _use(settings: Settings, kind: str, name: str, plugin: Any) -> str:
+    if plugin is None:
+        return "not allowed"
+    if kind == "policy":
+        return "enabled" if name in settings.policies.enabled else "off"
+    section = settings.detector(name)
+    if not section.enabled:
+        return "off"
+    why_not = plugin.supported()
+    return f"not supported: {why_not}" if why_not else section.strategy.value
+
+
+def _print_plugins(rows: list[dict[str, str]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("name", "kind", "use", "from", "class", box=box.SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(row["name"], row["kind"], row["use"], row["distribution"], row["target"])
+    Console().print(table)
+    for row in rows:
+        if row["problem"]:
+            typer.echo(row["problem"], err=True)
+
+
+@config.command("check")
+def check(config: ConfigOption = None) -> None:
+    """Check everything the daemon would need, without starting it."""
+    from tmd.config import find_file, load
+    from tmd.daemon.agents import uids_of
+    from tmd.daemon.plugins import load_detectors, load_policies
+    from tmd.daemon.store import connect
+
+    settings = load(config)
+    settings.secret()
+    connect(settings.redis_url(), settings.redis.timeout_s)
+    uids_of(settings.host.users)
+    detectors, policies = load_detectors(settings), load_policies(settings)
+    place = find_file(config) or "the environment"
+    typer.echo(f"{place} is good: {len(detectors)} detectors, {len(policies)} policies")
+
+
+@config.command("show")
+def show(
+    config: ConfigOption = None,
+    origin: Annotated[
+        bool, typer.Option("--origin", help="Say where each value comes from.")
+    ] = False,
+) -> None:
+    """Show the effective configuration as TOML; secrets are masked."""
+    from tmd.config import find_file, load, read_file, variables
+
+    settings = load(config)
+    file = find_file(config)
+    in_file = read_file(file)
+    named = variables()
+    for section, values in _sections(settings).items():
+        typer.echo(f"[{section}]")
+        path = tuple(section.split("."))
+        for key, value in values.items():
+            line = f"{key} = {_toml(value)}"
+            if origin:
+                line += f"  # {_origin((*path, key), in_file, str(file), named)}"
+            typer.echo(line)
+        typer.echo("")
+
+
+def _sections(settings: Settings) -> dict[str, dict[str, Any]]:
+    values = settings.model_dump(mode="json")
+    values["redis"]["url"] = _without_password(values["redis"]["url"])
+    detectors = values.pop("detectors")
+    return {**values, **{f"detectors.{name}": keys for name, keys in detectors.items()}}
+
+
+def _without_password(url: str | None) -> str | None:
+    return re.sub(r"//([^/@]*:)[^/@]*@", r"//\1**********@", url) if url else url
+
+
+def _toml(value: Any) -> str:
+    import json
+
+    # JSON's strings, numbers, booleans and lists are TOML's too; nothing stands for "not set".
+    return '""' if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _origin(
+    path: tuple[str, ...], in_file: dict[str, Any], file: str, named: dict[tuple[str, ...], str]
+) -> str:
+    if path in named:
+        return named[path]
+    found: Any = in_file
+    for part in path:
+        if not isinstance(found, dict) or part not in found:
+            return "default"
+        found = found[part]
+    return file

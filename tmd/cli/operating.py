@@ -1,0 +1,169 @@
+"""Verbs that ask something of the cluster: drain, undrain, pause, resume, events."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import time
+import uuid
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tmd.cli.common import ConfigOption, JsonOption, with_store
+from tmd.core.errors import TmdError
+
+if TYPE_CHECKING:
+    from tmd.config import Settings
+    from tmd.core.model import Alert, ClusterView, JobRecord
+    from tmd.daemon.store import RedisStore
+
+LOOK_S = 0.2
+HostArgument = Annotated[str, typer.Argument(help="Name of the host, as 'tmd status' shows it.")]
+
+
+def drain(
+    host: HostArgument,
+    config: ConfigOption = None,
+    leave: Annotated[
+        bool, typer.Option("--leave", help="Its workers exit afterwards instead of standing by.")
+    ] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Return when the host holds no rank.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(help="With --wait: give up after so many seconds.")] = (
+        600.0
+    ),
+) -> None:
+    """Move all ranks off HOST while training goes on. Later it may take ranks again, unless it is
+    to be left for good (--leave)."""
+    from tmd.core.model import DrainRequest
+
+    async def ask(store: RedisStore, _: Settings) -> None:
+        view = await store.snapshot()
+        _check_host(view, host)
+        request = DrainRequest(
+            host=host, id=uuid.uuid4().hex, leave=leave, by=_user(), at=time.time()
+        )
+        await store.drain(request)
+        typer.echo(f"drain of {host} requested")
+        if view.paused:
+            typer.echo("the cluster is paused: nothing moves before 'tmd resume'", err=True)
+        if wait:
+            await _until_empty(store, host, patience_s=timeout)
+
+    with_store(config, ask)
+
+
+def undrain(host: HostArgument, config: ConfigOption = None) -> None:
+    """Withdraw the drain of HOST; one that was to be left may take ranks again."""
+
+    async def ask(store: RedisStore, _: Settings) -> None:
+        if not await store.undrain(host):
+            raise TmdError(f"no drain of {host} is requested; 'tmd status' shows which are")
+        typer.echo(f"drain of {host} withdrawn")
+
+    with_store(config, ask)
+
+
+def pause(config: ConfigOption = None) -> None:
+    """Open no new migrations, not even after a loss; those under way are finished."""
+
+    async def ask(store: RedisStore, _: Settings) -> None:
+        await store.set_paused(True)
+        typer.echo("paused: a job that loses a worker waits for 'tmd resume'")
+
+    with_store(config, ask)
+
+
+def resume(config: ConfigOption = None) -> None:
+    """End a pause."""
+
+    async def ask(store: RedisStore, _: Settings) -> None:
+        await store.set_paused(False)
+        typer.echo("resumed")
+
+    with_store(config, ask)
+
+
+def events(
+    config: ConfigOption = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they come.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the alerts of the cluster, oldest first."""
+
+    async def tell(store: RedisStore, _: Settings) -> None:
+        cursor = ""
+        while True:
+            found = await store.alerts(cursor, limit=1000)
+            for entry in found:
+                cursor = entry[0]
+                typer.echo(_line(entry[1], as_json))
+            if not found and not follow:
+                return
+            if not found:
+                await asyncio.sleep(LOOK_S)
+
+    with_store(config, tell)
+
+
+def _line(alert: Alert, as_json: bool) -> str:
+    if as_json:
+        import msgspec
+
+        return msgspec.json.encode(alert).decode()
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(alert.at))
+    words = (when, alert.host, alert.state.value, alert.severity.value, alert.code, alert.entity)
+    return "  ".join((*words, alert.message)).rstrip()
+
+
+def _check_host(view: ClusterView, host: str) -> None:
+    known = {h.host for h in view.hosts} | set(_members(view))
+    if host not in known:
+        names = ", ".join(sorted(known)) or "none"
+        raise TmdError(f"there is no host '{host}' in this cluster; heard from: {names}")
+
+
+def _members(view: ClusterView) -> dict[str, list[JobRecord]]:
+    """Hosts that hold ranks of jobs that have not ended."""
+    found: dict[str, list[JobRecord]] = {}
+    for record in view.jobs:
+        if record.state.value in ("running", "finishing"):
+            for member in record.membership.members:
+                found.setdefault(member.host, []).append(record)
+    return found
+
+
+async def _until_empty(store: RedisStore, host: str, *, patience_s: float) -> None:
+    said: set[str] = set()
+    try:
+        async with asyncio.timeout(patience_s):
+            while records := _members(await store.snapshot()).get(host):
+                for record in records:
+                    _say_once(record, said)
+                await asyncio.sleep(LOOK_S)
+    except TimeoutError:
+        raise TmdError(
+            f"{host} still holds ranks after {patience_s:g} s; the drain stays requested, "
+            "'tmd status' shows what it waits for"
+        ) from None
+    typer.echo(f"{host} holds no rank")
+
+
+def _say_once(record: JobRecord, said: set[str]) -> None:
+    plan = record.plan
+    lines = [record.detail] if record.detail else []
+    if plan is not None and not plan.outcome:
+        lines.append(f"{record.job}: {plan.id} {plan.phase.value}")
+    for line in lines:
+        if line not in said:
+            said.add(line)
+            typer.echo(line)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""

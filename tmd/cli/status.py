@@ -1,0 +1,180 @@
+"""``tmd status``: the cluster at a glance."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tmd.cli.common import ConfigOption, JsonOption, with_store
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+    from rich.table import Table
+
+    from tmd.config import Settings
+    from tmd.core.model import ClusterView, JobRecord, MigrationPlan, WorkerStatus
+    from tmd.daemon.store import RedisStore
+
+HISTORY_SHOWN = 5
+WATCH_S = 0.5
+
+
+def status(
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep it up to date.")] = False,
+) -> None:
+    """Show hosts, ranks, alerts and migrations."""
+
+    async def show(store: RedisStore, settings: Settings) -> None:
+        if as_json:
+            typer.echo(_as_json(await store.snapshot(), await store.leader()))
+        elif watch:
+            await _watch(store, settings.cluster.name)
+        else:
+            from rich.console import Console
+
+            view, leader = await store.snapshot(), await store.leader()
+            Console().print(render(view, settings.cluster.name, leader))
+
+    with_store(config, show)
+
+
+def _as_json(view: ClusterView, leader: str) -> str:
+    import msgspec
+
+    whole = {"leader": leader, **msgspec.to_builtins(view)}
+    return msgspec.json.format(msgspec.json.encode(whole), indent=2).decode()
+
+
+async def _watch(store: RedisStore, cluster: str) -> None:
+    from rich.live import Live
+    from rich.text import Text
+
+    from tmd.core.errors import StoreUnavailable
+
+    with Live(screen=True, auto_refresh=False) as live:
+        while True:
+            try:
+                shown = render(await store.snapshot(), cluster, await store.leader())
+                live.update(shown, refresh=True)
+            except StoreUnavailable as error:
+                live.update(Text(f"{error}; trying again"), refresh=True)
+            await asyncio.sleep(WATCH_S)
+
+
+# --- rendering ------------------------------------------------------------------------------------
+
+
+def render(view: ClusterView, cluster: str, leader: str) -> Group:
+    """The view as tables for a terminal."""
+    from rich.console import Group
+    from rich.text import Text
+
+    led = f"led by {leader.partition('#')[0]}" if leader else "no leader"
+    paused = "   PAUSED: no new migrations" if view.paused else ""
+    parts: list[RenderableType] = [
+        Text(f"cluster {cluster}   {led}{paused}", style="bold"),
+        _hosts(view),
+    ]
+    for record in view.jobs:
+        parts += _job(view, record)
+    alerts = _alerts(view)
+    return Group(*parts, *([alerts] if alerts.row_count else []))
+
+
+def _table(title: str, *columns: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    return Table(
+        *columns, title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
+    )
+
+
+def _hosts(view: ClusterView) -> Table:
+    table = _table("hosts", "host", "role", "workers", "alerts", "heard")
+    roles = _drain_roles(view)
+    for host in view.hosts:
+        role = roles.get(host.host, "standby" if host.standby else "active")
+        heard = f"{max(0.0, time.time() - host.at):.1f} s ago"
+        table.add_row(host.host, role, str(len(host.workers)), str(len(host.alerts)), heard)
+    known = {h.host for h in view.hosts}
+    members = {m.host for r in view.jobs for m in r.membership.members}
+    for name in sorted((members | roles.keys()) - known):
+        table.add_row(name, "silent", "-", "-", "-", style="red")
+    return table
+
+
+def _drain_roles(view: ClusterView) -> dict[str, str]:
+    """Hosts for which a drain still means something."""
+    roles = {}
+    for request in view.drains:
+        waiting = any(
+            m.host == request.host and not record.served(request)
+            for record in view.jobs
+            for m in record.membership.members
+        )
+        if request.leave or waiting:
+            roles[request.host] = "leaving" if request.leave else "draining"
+    return roles
+
+
+def _job(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:
+    table = _table(
+        f"job {record.job}: {record.state.value}, epoch {record.membership.epoch}",
+        *("rank", "host", "worker", "activity", "step", "loss", "s/step", ""),
+    )
+    workers, exits = view.workers(record.job), view.exits(record.job)
+    for rank, member in enumerate(record.membership.members):
+        known = workers.pop(member.worker, None)
+        ended = exits.get(member.worker)
+        silent = f"ended ({ended.code})" if ended else "not heard"
+        table.add_row(str(rank), member.host, member.worker, *_cells(known, silent))
+    for host in view.hosts:
+        for worker in host.workers:
+            if worker.worker in workers:
+                table.add_row("-", host.host, worker.worker, *_cells(worker, ""))
+    yield table
+    if record.detail:
+        yield f"  {record.detail}"
+    plans = list(record.history[-HISTORY_SHOWN:])
+    if record.plan is not None and record.plan not in plans:
+        plans.append(record.plan)
+    if plans:
+        yield _plans(plans)
+
+
+def _cells(worker: WorkerStatus | None, silent: str) -> list[str]:
+    if worker is None:
+        return [silent, "-", "-", "-", ""]
+    loss = "-" if worker.loss is None else f"{worker.loss:.4f}"
+    pace = f"{worker.step_seconds:.3f}" if worker.step_seconds else "-"
+    return [worker.activity.value, str(worker.step), loss, pace, worker.detail]
+
+
+def _plans(plans: list[MigrationPlan]) -> Table:
+    table = _table("migrations", "plan", "kind", "phase", "moves", "seconds", "why")
+    for plan in plans:
+        moves = ", ".join(
+            f"{m.rank}: {m.leaver.host} -> {m.joiner.host if m.joiner else '?'}" for m in plan.moves
+        )
+        seconds = f"{plan.timeline[-1].at - plan.timeline[0].at:.2f}" if plan.timeline else "-"
+        why = plan.outcome or plan.reason
+        table.add_row(plan.id, plan.kind.value, plan.phase.value, moves or "-", seconds, why)
+    return table
+
+
+def _alerts(view: ClusterView) -> Table:
+    table = _table("alerts", "host", "severity", "code", "entity", "count", "message")
+    for host in view.hosts:
+        for alert in host.alerts:
+            table.add_row(
+                *(alert.host, alert.severity.value, alert.code, alert.entity),
+                *(str(alert.count), alert.message),
+            )
+    return table

@@ -1,0 +1,284 @@
+"""The Unix socket: trainers and launchers of this host connect here.
+
+One connection, one task. Whoever breaks the protocol is told why and disconnected; it disturbs
+nobody else. Orders are pushed whenever they differ from the last one sent on the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import socket
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+from msgspec import Struct
+
+from tmd import wire
+from tmd.core.errors import ConfigError, WireError
+from tmd.core.model import Duty
+from tmd.daemon.lifelines import Lifelines
+from tmd.daemon.records import Records
+from tmd.daemon.roster import Roster
+
+HELLO_S = 5.0
+"""A client that says nothing for so long after connecting is sent away."""
+BUFFER_LIMIT = 1 << 20
+"""A client that does not read is cut off when so much is waiting for it."""
+
+log = structlog.get_logger("tmd.agents")
+
+_UCRED = struct.Struct("3i")
+
+
+class Door(Struct, frozen=True):
+    """Where and for whom the socket is open."""
+
+    path: Path
+    host: str
+    uids: frozenset[int]
+    """Users that may connect."""
+    key_of: Callable[[str], bytes]
+    """Key of a job's links."""
+
+
+class TrainerLink:
+    """A connected trainer and what it was told last."""
+
+    def __init__(self, worker: str, job: str, writer: asyncio.StreamWriter) -> None:
+        self.worker = worker
+        self.job = job
+        self.writer = writer
+        self.told: tuple[int, Duty] | None = None
+
+    def push(self, records: Records) -> None:
+        order = records.order(self.job, self.worker)
+        if order is None or (self.told is not None and self.told[1] == order.duty):
+            return
+        if self.told is not None and order.lease_epoch < self.told[0]:
+            return
+        self.told = (order.lease_epoch, order.duty)
+        _send(self.writer, order)
+        log.info(
+            "duty",
+            worker=self.worker,
+            duty=type(order.duty).__name__,
+            revision=order.revision,
+            lease_epoch=order.lease_epoch,
+        )
+
+
+class LauncherLink:
+    """A connected launcher, its workers, and those it was asked to end."""
+
+    def __init__(self, hello: wire.LauncherHello, writer: asyncio.StreamWriter) -> None:
+        self.job = hello.job
+        self.workers = hello.workers
+        self.writer = writer
+        self.asked: set[str] = set()
+
+    def push(self, records: Records, roster: Roster) -> None:
+        for worker in self.workers:
+            reason = records.condemned(worker, self.job)
+            if reason is None or worker in self.asked or roster.ended(worker):
+                continue
+            self.asked.add(worker)
+            _send(self.writer, wire.Kill(worker=worker, reason=reason))
+            log.warning("ending worker", worker=worker, reason=reason)
+
+
+class AgentServer:
+    """Serves the socket while :meth:`serve` runs; removes it at the end."""
+
+    def __init__(self, door: Door, roster: Roster, records: Records) -> None:
+        self._door = door
+        self._roster = roster
+        self._records = records
+        self._trainers: dict[str, TrainerLink] = {}
+        self._launchers: set[LauncherLink] = set()
+        self._clients: set[asyncio.Task[None]] = set()
+        self._lifelines = Lifelines(roster)
+        self.listening = asyncio.Event()
+
+    async def serve(self) -> None:
+        """Accept until cancelled."""
+        path = self._door.path
+        listener = await asyncio.to_thread(_bind, path, len(self._door.uids) > 2)
+        server = await asyncio.start_unix_server(self._accepted, sock=listener)
+        self.listening.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            server.close()
+            path.unlink(missing_ok=True)
+            self._lifelines.close()
+            for task in self._clients:
+                task.cancel()
+            if self._clients:
+                await asyncio.wait(self._clients, timeout=1.0)
+
+    def push(self) -> None:
+        """Tell everybody what follows from the records now."""
+        for trainer in self._trainers.values():
+            trainer.push(self._records)
+        for launcher in self._launchers:
+            launcher.push(self._records, self._roster)
+
+    # --- one connection ---------------------------------------------------------------------------
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._clients.add(task)
+        task.add_done_callback(self._clients.discard)
+        try:
+            await self._converse(reader, writer)
+        except WireError as error:
+            log.warning("client rejected", reason=str(error), pid=_peer(writer)[0])
+            _send(writer, wire.Rejected(reason=str(error)))
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # it went away; what that means is told by its launcher
+        finally:
+            writer.close()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        pid, uid = _peer(writer)
+        if uid not in self._door.uids:
+            raise WireError(
+                f"user {uid} may not use this daemon: add it to [host] users and restart tmd"
+            )
+        try:
+            async with asyncio.timeout(HELLO_S):
+                first = await _receive(reader)
+        except TimeoutError:
+            raise WireError(f"no hello within {HELLO_S:g} s: not a tmd peer?") from None
+        match first:
+            case wire.Hello():
+                _check_version(first.version)
+                log.info("trainer connected", worker=first.status.worker, pid=pid, uid=uid)
+                await self._trainer(first, reader, writer)
+            case wire.LauncherHello():
+                _check_version(first.version)
+                log.info("launcher connected", job=first.job, pid=pid, uid=uid)
+                await self._launcher(first, reader, writer)
+            case _:
+                raise WireError(f"expected a hello, got {type(first).__name__}")
+
+    async def _trainer(
+        self, hello: wire.Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        worker, job = hello.status.worker, hello.status.job
+        link = TrainerLink(worker, job, writer)
+        replaced = self._trainers.get(worker)
+        if replaced is not None:
+            replaced.writer.close()
+        self._trainers[worker] = link
+        _send(writer, wire.Welcome(host=self._door.host, key=self._door.key_of(job)))
+        self._roster.heard(hello.status, _now())
+        self._lifelines.watch(worker, _peer(writer)[0])
+        link.push(self._records)
+        try:
+            while True:
+                message = await _receive(reader)
+                if not isinstance(message, wire.Report):
+                    raise WireError(f"a trainer cannot send {type(message).__name__}")
+                if message.status.worker != worker or message.status.job != job:
+                    raise WireError(f"{worker} reported as {message.status.worker}")
+                self._roster.heard(message.status, _now())
+        finally:
+            if self._trainers.get(worker) is link:
+                del self._trainers[worker]
+                self._roster.lost(worker, _now())
+
+    async def _launcher(
+        self, hello: wire.LauncherHello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        link = LauncherLink(hello, writer)
+        self._launchers.add(link)
+        try:
+            while True:
+                link.push(self._records, self._roster)
+                match await _receive(reader):
+                    case wire.Exited(exit=ended):
+                        log.info("worker exited", worker=ended.worker, code=ended.code)
+                        self._roster.exited(ended)
+                    case wire.LauncherHello() as again:
+                        link.workers = again.workers
+                    case other:
+                        raise WireError(f"a launcher cannot send {type(other).__name__}")
+        finally:
+            self._launchers.discard(link)
+
+
+def uids_of(users: tuple[str, ...]) -> frozenset[int]:
+    """Root, the daemon's own user, and ``users`` by name or number.
+
+    Raises:
+        ConfigError: there is no such user.
+    """
+    found = {0, os.geteuid()}
+    for user in users:
+        try:
+            found.add(int(user) if user.isdecimal() else pwd.getpwnam(user).pw_uid)
+        except KeyError:
+            raise ConfigError(f"[host] users: there is no user '{user}' on this host") from None
+    return frozenset(found)
+
+
+def _bind(path: Path, shared: bool) -> socket.socket:
+    """A listening socket at ``path``. One left behind by a dead daemon is replaced."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if path.is_socket():
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                if probe.connect_ex(str(path)) == 0:
+                    raise ConfigError(f"another daemon is serving {path}: stop it first")
+            path.unlink()
+        listener.bind(str(path))
+        path.chmod(0o666 if shared else 0o600)  # who may really use it is decided by its uid
+        listener.listen(128)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"[host] socket {path}: {error.strerror}") from error
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+async def _receive(reader: asyncio.StreamReader) -> wire.Message:
+    size = wire.body_size(await reader.readexactly(wire.HEADER_SIZE))
+    return wire.decode(await reader.readexactly(size))
+
+
+def _send(writer: asyncio.StreamWriter, message: wire.Message) -> None:
+    if writer.is_closing():
+        return
+    writer.write(wire.encode(message))
+    if writer.transport.get_write_buffer_size() > BUFFER_LIMIT:
+        writer.transport.abort()
+
+
+def _check_version(version: int) -> None:
+    if version != wire.VERSION:
+        raise WireError(
+            f"this daemon speaks version {wire.VERSION}, the client {version}: "
+            "install the same tmd for both"
+        )
+
+
+def _peer(writer: asyncio.StreamWriter) -> tuple[int, int]:
+    """Process and user at the other end, by the kernel's word."""
+    peer: socket.socket = writer.get_extra_info("socket")
+    raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    pid, uid, _ = _UCRED.unpack(raw)
+    return pid, uid
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

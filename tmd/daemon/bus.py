@@ -1,0 +1,130 @@
+"""What the daemon needs of a store, whatever keeps it.
+
+Two implementations pass the same tests: ``RedisStore`` and ``tmd.testing.MemoryStore``. Every call
+may raise :class:`StoreUnavailable`; callers back off and read again, they never queue commands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from enum import StrEnum
+from typing import Protocol
+
+import structlog
+
+from tmd.core.election import Answer
+from tmd.core.errors import StoreUnavailable
+from tmd.core.model import Alert, ClusterView, DrainRequest, HostStatus, JobRecord
+
+log = structlog.get_logger("tmd.store")
+
+
+class Topic(StrEnum):
+    """What a wake-up is about. A hint only: whoever misses it re-reads on its period."""
+
+    HOSTS = "hosts"  # a host has something to say that cannot wait
+    JOBS = "jobs"  # a record changed
+    LEASE = "lease"  # the leader stepped down
+    ALL = "all"  # anything: an operator's request, a restored record, a new subscription
+
+
+class Store(Protocol):
+    """Shared memory of the cluster."""
+
+    async def snapshot(self) -> ClusterView:
+        """One consistent look at everything."""
+
+    async def jobs(self) -> tuple[JobRecord, ...]:
+        """The records alone."""
+
+    async def put_host(self, status: HostStatus, *, ttl_s: float, wake: bool) -> None:
+        """Heartbeat; the status vanishes ``ttl_s`` after the last one."""
+
+    async def acquire(self, holder: str, *, ttl_s: float, floor: int) -> Answer:
+        """Take or renew the lease. A new lease epoch is above ``floor`` and all earlier ones."""
+
+    async def release(self, holder: str) -> None:
+        """Give the lease back if ``holder`` has it."""
+
+    async def leader(self) -> str:
+        """Present holder of the lease, or an empty string."""
+
+    async def put_job(self, record: JobRecord, *, expected: int) -> None:
+        """Store ``record`` if the stored revision is ``expected`` (0: there is none).
+
+        Raises:
+            StaleLease: the job has been written under a higher lease epoch than the record's.
+            Conflict: the stored revision is another one.
+        """
+
+    async def restore_job(self, record: JobRecord) -> bool:
+        """Store ``record`` if the store lost it or has an older revision; whether it did."""
+
+    async def publish_alert(self, alert: Alert) -> None:
+        """Publish on the alert channel and append to the alert stream."""
+
+    async def alerts(self, after: str, *, limit: int) -> list[tuple[str, Alert]]:
+        """Alerts of the stream after cursor ``after`` ('' = from the oldest), with cursors."""
+
+    async def drain(self, request: DrainRequest) -> None: ...
+
+    async def undrain(self, host: str) -> bool:
+        """Withdraw a request; whether there was one."""
+
+    async def set_paused(self, paused: bool) -> None: ...
+
+    def wakes(self) -> AsyncIterator[Topic]:
+        """Wake-ups as they come, beginning with one ``ALL``."""
+
+    async def close(self) -> None: ...
+
+
+class Bell:
+    """A wake-up that is never lost and never counted."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def ring(self) -> None:
+        self._event.set()
+
+    async def heard(self, timeout_s: float) -> bool:
+        """Wait until rung, at most ``timeout_s``; whether it was."""
+        if not self._event.is_set():
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._event.wait()
+            except TimeoutError:
+                return False
+        self._event.clear()
+        return True
+
+
+class Reach:
+    """Whether the store answers: one log line per change, and jittered back-off while it does not.
+
+    One per daemon, told by every loop that talks to the store.
+    """
+
+    FIRST_S = 0.05
+    LONGEST_S = 1.0
+
+    def __init__(self) -> None:
+        self.ok: bool | None = None
+        self._pause = self.FIRST_S
+
+    def answered(self) -> None:
+        if self.ok is False:
+            log.info("store is back")
+        self.ok = True
+        self._pause = self.FIRST_S
+
+    async def lost(self, error: StoreUnavailable) -> None:
+        """Note the loss and pause."""
+        if self.ok is not False:
+            log.warning("store away, nothing new is decided", error=str(error))
+        self.ok = False
+        await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
+        self._pause = min(2 * self._pause, self.LONGEST_S)

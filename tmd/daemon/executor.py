@@ -1,0 +1,66 @@
+"""Record -> duties: keeps the local records up to date and has the orders pushed.
+
+It also puts back what the store lost: a record that is missing there, or older than ours.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from tmd.core.errors import StoreUnavailable
+from tmd.core.model import JobRecord
+from tmd.daemon.agents import AgentServer
+from tmd.daemon.bus import Bell, Reach, Store
+from tmd.daemon.records import Receipt, Records
+
+log = structlog.get_logger("tmd.executor")
+
+
+class Executor:
+    """One per daemon. ``bell`` is rung when a record may have changed."""
+
+    def __init__(
+        self, store: Store, records: Records, agents: AgentServer, reach: Reach, *, poll_s: float
+    ) -> None:
+        self.bell = Bell()
+        self._store = store
+        self._records = records
+        self._agents = agents
+        self._reach = reach
+        self._poll_s = poll_s
+        self._refused: dict[str, int] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                await self.turn()
+            except StoreUnavailable as error:
+                await self._reach.lost(error)
+                continue
+            self._reach.answered()
+            await self.bell.heard(self._poll_s)
+
+    async def turn(self) -> None:
+        """Read the records once and act on them."""
+        stored = {record.job: record for record in await self._store.jobs()}
+        lost = [r for job, r in self._records.jobs.items() if job not in stored]
+        for record in stored.values():
+            match self._records.take(record):
+                case Receipt.OLDER:
+                    lost.append(self._records.jobs[record.job])
+                case Receipt.REFUSED:
+                    self._log_refusal(record)
+                case Receipt.NEW | Receipt.KNOWN:
+                    self._refused.pop(record.job, None)
+        self._agents.push()
+        for record in lost:
+            if await self._store.restore_job(record):
+                log.warning("record restored", job=record.job, revision=record.revision)
+
+    def _log_refusal(self, record: JobRecord) -> None:
+        if self._refused.get(record.job) != record.lease_epoch:
+            self._refused[record.job] = record.lease_epoch
+            log.warning(
+                "record of an older leader refused", job=record.job, lease_epoch=record.lease_epoch
+            )

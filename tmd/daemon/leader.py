@@ -1,0 +1,247 @@
+"""Leading: hold the lease, look, ask the policies, write the next revision.
+
+Snapshot -> pure decision -> guarded write. The leader remembers nothing that matters: whoever
+leads next continues from the stored records. While paused it opens no plan for a job that has none;
+plans under way go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+
+import structlog
+from msgspec import Struct, structs
+
+from tmd.core.election import Answer, Granted, Lease, next_attempt, updated
+from tmd.core.errors import Conflict, StaleLease, StoreUnavailable
+from tmd.core.migration import Limits, is_live
+from tmd.core.model import Activity, ClusterView, JobRecord, Verdict
+from tmd.core.planning import form, steer
+from tmd.daemon.bus import Bell, Reach, Store
+from tmd.daemon.records import Records
+from tmd.plugin import Policy
+
+log = structlog.get_logger("tmd.leader")
+
+MOST_REVISIONS = 16
+"""Of one job in one turn: a guard against decisions that never come to rest."""
+
+
+class LeaderConfig(Struct, frozen=True):
+    holder: str
+    """Unique name of this candidate: host and incarnation."""
+    ttl_s: float
+    renew_s: float
+    poll_s: float
+    limits: Limits
+
+
+class Candidate:
+    """Keeps the lease as long as it can. ``lease`` is what this process may believe."""
+
+    def __init__(self, store: Store, config: LeaderConfig, records: Records, reach: Reach) -> None:
+        self.lease = Lease()
+        self.elected = Bell()
+        self.vacant = Bell()
+        """Rung when the leader stepped down."""
+        self._store = store
+        self._config = config
+        self._records = records
+        self._reach = reach
+        self._led = False
+
+    @property
+    def leading(self) -> bool:
+        return self.lease.held(asyncio.get_running_loop().time())
+
+    async def run(self) -> None:
+        """Until cancelled; then the lease is given back."""
+        try:
+            while True:
+                answer = await self._ask()
+                pause = next_attempt(answer, renew_s=self._config.renew_s, chance=random.random())
+                await self.vacant.heard(pause)
+        finally:
+            await asyncio.shield(self.step_down())
+
+    async def _ask(self) -> Answer | None:
+        config = self._config
+        sent_at = asyncio.get_running_loop().time()
+        floor = max(self._records.obeyed, self.lease.epoch)
+        try:
+            answer = await self._store.acquire(config.holder, ttl_s=config.ttl_s, floor=floor)
+        except StoreUnavailable as error:
+            await self._reach.lost(error)
+            self._note(self.leading)
+            return None
+        self._reach.answered()
+        self.lease = updated(self.lease, answer, sent_at=sent_at, ttl_s=config.ttl_s)
+        self._note(isinstance(answer, Granted))
+        return answer
+
+    def _note(self, leading: bool) -> None:
+        if leading and not self._led:
+            log.info("leading", lease_epoch=self.lease.epoch)
+            self.elected.ring()
+        elif self._led and not leading:
+            log.warning("no longer leading", lease_epoch=self.lease.epoch)
+        self._led = leading
+
+    async def step_down(self) -> None:
+        """Stop leading now and let others (or this one, under a higher epoch) try."""
+        held, self._led = self._led, False
+        self.lease = Lease(epoch=self.lease.epoch)
+        if not held:
+            return
+        try:
+            async with asyncio.timeout(1.0):
+                await self._store.release(self._config.holder)
+            log.info("lease released")
+        except (StoreUnavailable, TimeoutError) as error:
+            log.warning("lease not released, it will lapse", error=str(error))
+
+
+class Leader:
+    """Decides while the candidate leads. ``bell`` is rung when there may be something to decide."""
+
+    def __init__(
+        self,
+        store: Store,
+        config: LeaderConfig,
+        candidate: Candidate,
+        policies: Sequence[Policy],
+        reach: Reach,
+    ) -> None:
+        self.bell = candidate.elected
+        self._store = store
+        self._config = config
+        self._candidate = candidate
+        self._policies = policies
+        self._reach = reach
+        self._since: dict[str, tuple[object, float]] = {}
+        self._said: dict[str, str] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            patience = self._config.poll_s
+            if self._candidate.leading:
+                try:
+                    patience = await self.turn()
+                except StoreUnavailable as error:
+                    await self._reach.lost(error)
+                    continue
+                except StaleLease as error:
+                    log.warning("a newer leader exists", error=str(error))
+                    await self._candidate.step_down()
+                except Conflict as error:
+                    log.info("decided on an old record, deciding again", error=str(error))
+                    continue
+                self._reach.answered()
+            await self.bell.heard(patience)
+
+    async def turn(self) -> float:
+        """Look and decide once; seconds until a deadline passes or it is time to look again."""
+        view = await self._store.snapshot()
+        names = {r.job for r in view.jobs}
+        names |= {w.job for h in view.hosts for w in h.workers}
+        patience = self._config.poll_s
+        for job in sorted(names):
+            patience = min(patience, await self._decide(view, job))
+        for gone in self._since.keys() - names:
+            del self._since[gone]
+        return patience
+
+    async def _decide(self, view: ClusterView, job: str) -> float:
+        """Bring ``job`` to rest: write revisions until the view asks for no further one."""
+        limits = self._config.limits
+        for _ in range(MOST_REVISIONS):
+            record = next((r for r in view.jobs if r.job == job), None)
+            age = self._age(view, record, job)
+            after = self._next(view, record, job, age)
+            if after is record or after is None:
+                break
+            expected = record.revision if record else 0
+            after = structs.replace(after, lease_epoch=self._candidate.lease.epoch)
+            if not self._candidate.leading:
+                raise StaleLease("the lease lapsed while deciding")
+            await self._store.put_job(after, expected=expected)
+            self._tell(record, after)
+            view = structs.replace(view, jobs=(*(r for r in view.jobs if r.job != job), after))
+        ahead = [limit - age for limit in structs.astuple(limits) if limit > age]
+        return min(ahead, default=self._config.poll_s) + 0.001
+
+    def _next(
+        self, view: ClusterView, record: JobRecord | None, job: str, age: float
+    ) -> JobRecord | None:
+        if record is None:
+            return form(view, job)
+        after = steer(
+            record,
+            view,
+            self._verdicts(view, job),
+            now=time.time(),
+            age=age,
+            limits=self._config.limits,
+        )
+        if view.paused and not is_live(record.plan) and _plan_id(after) != _plan_id(record):
+            self._say(job, f"paused: plan {_plan_id(after)} is not opened")
+            return record
+        return after
+
+    def _verdicts(self, view: ClusterView, job: str) -> list[Verdict]:
+        verdicts: list[Verdict] = []
+        for policy in self._policies:
+            try:
+                verdicts += [v for v in policy.decide(view) if v.job == job]
+            except Exception:
+                # A foreign policy must not stop the others from deciding.
+                log.exception("policy failed, its verdicts are left out", policy=policy.name)
+        return verdicts
+
+    def _age(self, view: ClusterView, record: JobRecord | None, job: str) -> float:
+        """How long this leader has seen the job as it is."""
+        now = asyncio.get_running_loop().time()
+        situation = _situation(view, record) if record else None
+        known = self._since.get(job)
+        if known is None or known[0] != situation:
+            self._since[job] = known = (situation, now)
+        return now - known[1]
+
+    def _tell(self, before: JobRecord | None, after: JobRecord) -> None:
+        plan = after.plan
+        fields = {"job": after.job, "revision": after.revision, "state": after.state.value}
+        if after.detail:
+            fields["detail"] = after.detail
+        if before is None or before.membership.epoch != after.membership.epoch:
+            fields["epoch"] = after.membership.epoch
+        if plan is not None and (before is None or before.plan != plan):
+            fields |= {"plan": plan.id, "kind": plan.kind.value, "phase": plan.phase.value}
+            fields |= {"cause": plan.cause, "reason": plan.outcome or plan.reason}
+        log.info("decided", **fields)
+        self._said.pop(after.job, None)
+
+    def _say(self, job: str, sentence: str) -> None:
+        if self._said.get(job) != sentence:
+            self._said[job] = sentence
+            log.info(sentence, job=job)
+
+
+def _plan_id(record: JobRecord) -> str:
+    return record.plan.id if record.plan else ""
+
+
+def _situation(view: ClusterView, record: JobRecord) -> object:
+    """What must stay the same for a deadline to go on running."""
+    statuses = view.workers(record.job)
+    members = [statuses.get(m.worker) for m in record.membership.members]
+    stuck = any(
+        s is not None and s.activity is Activity.STUCK and s.epoch == record.membership.epoch
+        for s in members
+    )
+    unheard = all(s is None for s in members)
+    phase = record.plan.phase if record.plan else None
+    return (record.membership.epoch, _plan_id(record), phase, stuck, unheard)

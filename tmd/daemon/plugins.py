@@ -1,0 +1,146 @@
+"""Finding and checking plug-ins. A broken plug-in stops the daemon at start, never later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from tmd.config import Plugins, Settings
+from tmd.core.errors import ConfigError, PluginError
+from tmd.plugin import (
+    DETECTOR_GROUP,
+    POLICY_GROUP,
+    Detector,
+    DetectorConfig,
+    Policy,
+    Strategy,
+)
+
+
+class Origin(Struct, frozen=True):
+    """Where a plug-in comes from."""
+
+    name: str
+    target: str
+    distribution: str
+
+    def __str__(self) -> str:
+        return f"plug-in '{self.name}' ({self.target}, from {self.distribution})"
+
+
+class LoadedDetector(Struct, frozen=True):
+    """A detector ready to be started."""
+
+    detector: Detector
+    config: DetectorConfig
+    strategy: Strategy
+    origin: Origin
+
+
+def installed(group: str) -> list[EntryPoint]:
+    """Entry points of ``group`` in order of their names."""
+    return sorted(entry_points(group=group), key=lambda e: e.name)
+
+
+def load(points: Iterable[EntryPoint], base: type, rules: Plugins) -> dict[str, tuple[Any, Origin]]:
+    """Instances by name of all plug-ins in ``points`` that ``rules`` admit.
+
+    Raises:
+        PluginError: one cannot be imported, is no ``base``, or has a name that is taken.
+    """
+    found: dict[str, tuple[Any, Origin]] = {}
+    for point in points:
+        origin = describe(point)
+        if (rules.allow and point.name not in rules.allow) or point.name in rules.deny:
+            continue
+        if point.name in found:
+            raise PluginError(
+                f"{origin}: the name is taken by {found[point.name][1]}; "
+                "uninstall one of them or list it under [plugins] deny"
+            )
+        found[point.name] = (_instance(point, base, origin), origin)
+    return found
+
+
+def load_detectors(
+    settings: Settings, points: Sequence[EntryPoint] | None = None
+) -> list[LoadedDetector]:
+    """All enabled detectors with their configuration.
+
+    Raises:
+        PluginError: see :func:`load`.
+        ConfigError: ``[detectors.<name>]`` has a key or value that the detector does not take.
+    """
+    points = installed(DETECTOR_GROUP) if points is None else points
+    found = load(points, Detector, settings.plugins)
+    for name in settings.detectors:
+        if name not in {p.name for p in points}:
+            raise ConfigError(
+                f"[detectors.{name}]: no such detector is installed; 'tmd plugins' lists them"
+            )
+    return [
+        _configured(detector, origin, settings)
+        for name, (detector, origin) in found.items()
+        if settings.detector(name).enabled
+    ]
+
+
+def load_policies(settings: Settings, points: Sequence[EntryPoint] | None = None) -> list[Policy]:
+    """The enabled policies in the configured order.
+
+    Raises:
+        PluginError: see :func:`load`.
+        ConfigError: an enabled policy is not installed.
+    """
+    found = load(installed(POLICY_GROUP) if points is None else points, Policy, settings.plugins)
+    for name in settings.policies.enabled:
+        if name not in found:
+            raise ConfigError(
+                f"[policies] enabled: there is no policy '{name}'; "
+                f"installed and allowed are {', '.join(found) or 'none'}"
+            )
+    return [found[name][0] for name in settings.policies.enabled]
+
+
+def _configured(detector: Detector, origin: Origin, settings: Settings) -> LoadedDetector:
+    section = settings.detector(origin.name)
+    try:
+        config = msgspec.convert(section.own, detector.Config, strict=False)
+    except msgspec.ValidationError as error:
+        known = ", ".join(detector.Config.__struct_fields__) or "none"
+        raise ConfigError(
+            f"[detectors.{origin.name}]: {error}; own keys of this detector are: {known}"
+        ) from None
+    return LoadedDetector(detector, config, section.strategy, origin)
+
+
+def _instance(point: EntryPoint, base: type, origin: Origin) -> Any:
+    try:
+        cls = point.load()
+    except Exception as error:  # whatever a foreign module raises while it is imported
+        raise PluginError(f"{origin} cannot be imported: {error!r}") from error
+    if not (isinstance(cls, type) and issubclass(cls, base)):
+        raise PluginError(f"{origin} is not a subclass of tmd.plugin.{base.__name__}")
+    if getattr(cls, "name", None) != point.name:
+        raise PluginError(
+            f"{origin}: its class is named '{getattr(cls, 'name', None)}'; "
+            "both names must be the same"
+        )
+    config = getattr(cls, "Config", DetectorConfig)
+    if not (isinstance(config, type) and issubclass(config, DetectorConfig)):
+        raise PluginError(f"{origin}: Config must derive from tmd.plugin.DetectorConfig")
+    try:
+        return cls()
+    except Exception as error:  # abstract methods missing, or its own constructor failed
+        raise PluginError(f"{origin} cannot be created: {error}") from error
+
+
+def describe(point: EntryPoint) -> Origin:
+    """Where the plug-in of ``point`` comes from."""
+    dist = point.dist
+    name = f"{dist.name} {dist.version}" if dist is not None else "no distribution"
+    return Origin(name=point.name, target=point.value, distribution=name)

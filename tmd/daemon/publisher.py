@@ -1,0 +1,68 @@
+"""The heartbeat of this host: periodic, and at once when something cannot wait."""
+
+from __future__ import annotations
+
+import time
+
+from msgspec import Struct
+
+from tmd.core.errors import StoreUnavailable
+from tmd.core.model import HostStatus
+from tmd.daemon.bus import Reach, Store
+from tmd.daemon.records import Records
+from tmd.daemon.roster import Roster
+from tmd.daemon.watcher import Watcher
+
+
+class HostConfig(Struct, frozen=True):
+    name: str
+    incarnation: str
+    standby: bool
+    heartbeat_s: float
+    ttl_s: float
+
+
+class Publisher:
+    """Level-triggered: whatever happened since the last word is in the next one."""
+
+    def __init__(
+        self,
+        config: HostConfig,
+        roster: Roster,
+        watcher: Watcher,
+        records: Records,
+        store: Store,
+        reach: Reach,
+    ) -> None:
+        self._config = config
+        self._roster = roster
+        self._watcher = watcher
+        self._records = records
+        self._store = store
+        self._reach = reach
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        wake = True
+        while True:
+            try:
+                await self._store.put_host(self.status(), ttl_s=self._config.ttl_s, wake=wake)
+            except StoreUnavailable as error:
+                await self._reach.lost(error)
+                wake = True
+                continue
+            self._reach.answered()
+            wake = await self._roster.urgent.heard(self._config.heartbeat_s)
+
+    def status(self) -> HostStatus:
+        """What this host says now."""
+        return HostStatus(
+            host=self._config.name,
+            incarnation=self._config.incarnation,
+            standby=self._config.standby,
+            workers=self._roster.statuses,
+            exits=tuple(self._roster.exits),
+            alerts=self._watcher.board.alerts,
+            obeyed=self._records.obeyed,
+            at=time.time(),
+        )

@@ -1,0 +1,107 @@
+"""The records this daemon obeys: the newest it has seen, and never one of an older leader (I5).
+
+From them alone follow the orders for the trainers of this host and the workers to be ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from enum import StrEnum
+from pathlib import Path
+
+import structlog
+
+from tmd.core.duties import duty
+from tmd.core.model import JobRecord, Kind
+from tmd.wire import Order
+
+log = structlog.get_logger("tmd.executor")
+
+
+class Receipt(StrEnum):
+    """What became of a record that was read from the store."""
+
+    NEW = "new"
+    KNOWN = "known"
+    OLDER = "older"  # the store lost something: ours is the newer one
+    REFUSED = "refused"  # written by a leader older than one obeyed before
+
+
+class Records:
+    """Newest record per job. The highest lease epoch obeyed per job survives a restart."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._file = state_dir / "obeyed.json"
+        self._obeyed = _read(self._file)
+        self.jobs: dict[str, JobRecord] = {}
+
+    @property
+    def obeyed(self) -> int:
+        """Highest lease epoch obeyed for any job."""
+        return max(self._obeyed.values(), default=0)
+
+    def take(self, record: JobRecord) -> Receipt:
+        """Obey ``record`` if it is newer than what is known."""
+        known = self.jobs.get(record.job)
+        if record.lease_epoch < self._obeyed.get(record.job, 0):
+            if known is not None and record.revision < known.revision:
+                return Receipt.OLDER
+            return Receipt.REFUSED
+        if known is not None and record.revision < known.revision:
+            return Receipt.OLDER
+        if known is not None and record.revision == known.revision and record == known:
+            return Receipt.KNOWN
+        self.jobs[record.job] = record
+        self._obey(record)
+        return Receipt.NEW
+
+    def _obey(self, record: JobRecord) -> None:
+        if record.lease_epoch > self._obeyed.get(record.job, 0):
+            self._obeyed[record.job] = record.lease_epoch
+            _write(self._file, self._obeyed)
+
+    def order(self, job: str, worker: str) -> Order | None:
+        """What ``worker`` must be told; ``None`` while nothing is known of its job."""
+        record = self.jobs.get(job)
+        if record is None:
+            return None
+        return Order(
+            lease_epoch=record.lease_epoch,
+            revision=record.revision,
+            duty=duty(record, worker),
+        )
+
+    def condemned(self, worker: str, job: str) -> str | None:
+        """Why ``worker`` must be ended by its launcher, or ``None``."""
+        record = self.jobs.get(job)
+        return condemned(record, worker) if record is not None else None
+
+
+def condemned(record: JobRecord, worker: str) -> str | None:
+    """Why ``worker`` must be ended: a failover has named it dead, so it must not come back."""
+    for plan in (record.plan, *reversed(record.history)):
+        if plan is not None and plan.kind is Kind.FAILOVER and worker in plan.dead:
+            return f"named dead by plan {plan.id}: {plan.reason}"
+    return None
+
+
+def _read(file: Path) -> dict[str, int]:
+    try:
+        found = json.loads(file.read_text())
+        return {str(job): int(epoch) for job, epoch in found.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError) as error:
+        log.warning("cannot read the lease epochs obeyed before", file=str(file), error=str(error))
+        return {}
+
+
+def _write(file: Path, obeyed: dict[str, int]) -> None:
+    """Replace ``file`` atomically. A full disk must not stop recovery: it is only logged."""
+    fresh = file.with_suffix(".new")
+    try:
+        fresh.write_text(json.dumps(obeyed))
+        os.replace(fresh, file)
+    except OSError as error:
+        log.warning("cannot save the lease epochs obeyed", file=str(file), error=str(error))

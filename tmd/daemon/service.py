@@ -1,0 +1,168 @@
+"""The daemon of one host: builds the parts, runs them, stops them.
+
+The composition root: nothing else knows all parts. Every root task lives in one TaskGroup; one
+that fails ends the process with an error, and systemd starts it again. SIGTERM and SIGINT end it
+cleanly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import structlog
+
+from tmd.config import Settings
+from tmd.core.errors import ConfigError, StoreUnavailable
+from tmd.daemon.agents import AgentServer, Door, uids_of
+from tmd.daemon.bus import Bell, Reach, Store, Topic
+from tmd.daemon.executor import Executor
+from tmd.daemon.leader import Candidate, Leader, LeaderConfig
+from tmd.daemon.plugins import load_detectors, load_policies
+from tmd.daemon.publisher import HostConfig, Publisher
+from tmd.daemon.records import Records
+from tmd.daemon.roster import Roster
+from tmd.daemon.store import RedisStore
+from tmd.daemon.systemd import Notifier
+from tmd.daemon.watcher import Watcher
+
+log = structlog.get_logger("tmd.daemon")
+
+
+class Service:
+    """All parts of one daemon. :meth:`run` owns everything that runs."""
+
+    def __init__(self, settings: Settings, store: Store, lease_store: Store) -> None:
+        host = settings.host
+        self.incarnation = secrets.token_hex(4)
+        self.reach = Reach()
+        self.roster = Roster()
+        self.records = Records(host.state_dir)
+        door = Door(
+            path=host.socket,
+            host=host.name,
+            uids=uids_of(host.users),
+            key_of=settings.job_keys(),
+        )
+        self.agents = AgentServer(door, self.roster, self.records)
+        self.watcher = Watcher(
+            host.name,
+            self.incarnation,
+            load_detectors(settings),
+            self.roster,
+            store,
+            self.reach,
+        )
+        self.publisher = Publisher(
+            HostConfig(host.name, self.incarnation, host.standby, host.heartbeat_s, host.ttl_s),
+            self.roster,
+            self.watcher,
+            self.records,
+            store,
+            self.reach,
+        )
+        poll_s = settings.leader.poll_s
+        self.executor = Executor(store, self.records, self.agents, self.reach, poll_s=poll_s)
+        config = LeaderConfig(
+            holder=f"{host.name}#{self.incarnation}",
+            ttl_s=settings.leader.ttl_s,
+            renew_s=settings.leader.renew_s,
+            poll_s=poll_s,
+            limits=settings.limits.limits(),
+        )
+        self.candidate = Candidate(lease_store, config, self.records, self.reach)
+        self.leader = Leader(store, config, self.candidate, load_policies(settings), self.reach)
+        self._settings = settings
+        self._store = store
+
+    async def run(self, stop: asyncio.Event, notifier: Notifier) -> None:
+        """Until ``stop`` is set; then the lease is given back and the socket removed."""
+        async with asyncio.TaskGroup() as group:
+            roots = [
+                group.create_task(self.agents.serve(), name="agents"),
+                group.create_task(self.watcher.run(), name="watcher"),
+                group.create_task(self.publisher.run(), name="publisher"),
+                group.create_task(self.executor.run(), name="executor"),
+                group.create_task(self._wakes(), name="wakes"),
+                group.create_task(_sign_of_life(notifier), name="life"),
+            ]
+            if self._settings.leader.candidate:
+                roots.append(group.create_task(self.candidate.run(), name="lease"))
+                roots.append(group.create_task(self.leader.run(), name="leader"))
+            await self.agents.listening.wait()
+            notifier.ready(f"serving {self._settings.host.socket}")
+            log.info("daemon started", socket=str(self._settings.host.socket))
+            await stop.wait()
+            notifier.stopping()
+            log.info("daemon stops, training goes on")
+            for task in reversed(roots):
+                task.cancel()
+
+    async def _wakes(self) -> None:
+        """Ring the bells. Missing a wake-up costs a period, never correctness."""
+        bells: dict[Topic, tuple[Bell, ...]] = {
+            Topic.HOSTS: (self.leader.bell,),
+            Topic.JOBS: (self.executor.bell,),
+            Topic.LEASE: (self.candidate.vacant,),
+            Topic.ALL: (self.leader.bell, self.executor.bell),
+        }
+        while True:
+            try:
+                async for topic in self._store.wakes():
+                    for bell in bells[topic]:
+                        bell.ring()
+            except StoreUnavailable as error:
+                await self.reach.lost(error)
+
+
+async def _sign_of_life(notifier: Notifier) -> None:
+    """The loop turns, or systemd starts a new daemon."""
+    while True:
+        await asyncio.sleep((notifier.watchdog_s or 60.0) / 3)
+        notifier.alive()
+
+
+async def serve(settings: Settings) -> None:
+    """Run the daemon of this host until SIGTERM or SIGINT.
+
+    Raises:
+        ConfigError: something in ``settings`` cannot be used on this host.
+    """
+    notifier = Notifier()
+    try:
+        settings.host.state_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"[host] state_dir {settings.host.state_dir}: {error.strerror}") from None
+    url, cluster = settings.redis_url(), settings.cluster.name
+    store = RedisStore(url, cluster, timeout_s=settings.redis.timeout_s)
+    lease_s = min(settings.redis.timeout_s, settings.leader.answer_s)
+    lease_store = RedisStore(url, cluster, timeout_s=lease_s)
+    try:
+        service = Service(settings, store, lease_store)
+        with _signals() as stop:
+            await service.run(stop, notifier)
+    except BaseExceptionGroup as group:
+        wrong: BaseException | None = group.subgroup(ConfigError)
+        while isinstance(wrong, BaseExceptionGroup):
+            wrong = wrong.exceptions[0]
+        raise wrong or group from None
+    finally:
+        await store.close()
+        await lease_store.close()
+
+
+@contextmanager
+def _signals() -> Iterator[asyncio.Event]:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    for number in numbers:
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield stop
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)

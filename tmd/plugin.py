@@ -1,0 +1,148 @@
+"""The public plug-in API: all that a detector or a policy may import.
+
+A detector states facts as :class:`Signal`; a policy looks at a :class:`ClusterView` and says what
+it wants as :class:`Verdict`. Both are found through the entry-point groups ``tmd.detectors`` and
+``tmd.policies``. What ships with tmd uses nothing else than this module.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from typing import ClassVar, Protocol
+
+from msgspec import Struct
+
+from tmd.core.errors import PluginError
+from tmd.core.model import (
+    Activity,
+    Alert,
+    ClusterView,
+    DrainRequest,
+    Exit,
+    HostStatus,
+    JobRecord,
+    JobState,
+    Kind,
+    Member,
+    Membership,
+    MigrationPlan,
+    Phase,
+    Severity,
+    Signal,
+    State,
+    Strategy,
+    Urgency,
+    Verdict,
+    WorkerStatus,
+)
+
+__all__ = [
+    "API_VERSION",
+    "Activity",
+    "Alert",
+    "ClusterView",
+    "Detector",
+    "DetectorConfig",
+    "DetectorContext",
+    "DrainRequest",
+    "Exit",
+    "HostStatus",
+    "JobRecord",
+    "JobState",
+    "Kind",
+    "Member",
+    "Membership",
+    "MigrationPlan",
+    "Phase",
+    "PluginError",
+    "Policy",
+    "Severity",
+    "Signal",
+    "State",
+    "Strategy",
+    "Urgency",
+    "Verdict",
+    "WorkerEvent",
+    "WorkerStatus",
+]
+
+API_VERSION = 1
+
+DETECTOR_GROUP = "tmd.detectors"
+POLICY_GROUP = "tmd.policies"
+
+
+class WorkerEvent(Struct, frozen=True):
+    """What holds now about one worker of this host."""
+
+    worker: str
+    job: str
+    status: WorkerStatus | None = None
+    """Its latest word; ``None`` if it never spoke."""
+    exit: Exit | None = None
+    """Set once it ended."""
+    connected: bool = False
+    silent_s: float = 0.0
+    """How long nothing came over its connection; a live trainer speaks every 0.25 s."""
+    forgotten: bool = False
+    """Its exit is so long ago that the host no longer tells of it: clear what you raised."""
+
+
+class DetectorConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Base for a detector's own keys under ``[detectors.<name>]``. Every field needs a default."""
+
+
+class DetectorContext(Protocol):
+    """What a detector is given."""
+
+    @property
+    def host(self) -> str:
+        """Name of this host."""
+
+    @property
+    def config(self) -> DetectorConfig:
+        """An instance of the detector's ``Config``."""
+
+    def now(self) -> float:
+        """Monotonic seconds: the only clock for time-outs."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Pause; also tells the supervisor that the detector is alive."""
+
+    def worker_events(self) -> AsyncIterator[WorkerEvent]:
+        """Every change of a worker of this host, and all of them again every half second.
+
+        Level-triggered: a slow reader sees the latest event of each worker, never a backlog.
+        """
+
+
+class Detector(ABC):
+    """States facts about one host. One object per daemon; runs in its own task."""
+
+    name: ClassVar[str]
+    Config: ClassVar[type[DetectorConfig]] = DetectorConfig
+    deadline_s: ClassVar[float | None] = None
+    """If set: the detector promises to yield, sleep or take an event at least this often, and is
+    restarted when it does not."""
+
+    def supported(self) -> str | None:
+        """Why this detector cannot work on this host, or ``None`` if it can."""
+        return None
+
+    @abstractmethod
+    def watch(self, ctx: DetectorContext) -> AsyncIterator[Signal]:
+        """Yield signals for ever. Written as ``async def`` with ``yield``; must not block.
+
+        An exception is contained and reported; the detector is started again after a pause.
+        """
+
+
+class Policy(ABC):
+    """Says what should happen, never how. Pure: no IO, no clock, no memory."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def decide(self, view: ClusterView) -> Sequence[Verdict]:
+        """Verdicts about rank-holding workers. Asked at every change, so repeats are expected."""

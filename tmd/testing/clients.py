@@ -1,0 +1,136 @@
+"""Trainers and launchers that only talk: they speak the wire protocol and train nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from msgspec import structs
+
+from tmd import wire
+from tmd.core.model import Activity, Duty, Exit, WorkerStatus
+
+
+class Connection:
+    """One client connection to a daemon. Closed by :func:`connected`."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def send(self, message: wire.Message) -> None:
+        self._writer.write(wire.encode(message))
+        await self._writer.drain()
+
+    async def send_raw(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def receive(self) -> wire.Message:
+        """The next message.
+
+        Raises:
+            EOFError: the daemon closed the connection.
+        """
+        header = await self._reader.readexactly(wire.HEADER_SIZE)
+        return wire.decode(await self._reader.readexactly(wire.body_size(header)))
+
+
+@asynccontextmanager
+async def connected(path: Path) -> AsyncIterator[Connection]:
+    reader, writer = await asyncio.open_unix_connection(str(path))
+    try:
+        yield Connection(reader, writer)
+    finally:
+        writer.close()
+
+
+class FakeTrainer:
+    """A trainer that says what the test wants and remembers its duties."""
+
+    def __init__(self, connection: Connection, status: WorkerStatus) -> None:
+        self._connection = connection
+        self.status = status
+        self.duties: list[Duty] = []
+        self.orders: list[wire.Order] = []
+
+    async def hello(self) -> wire.Welcome:
+        await self._connection.send(wire.Hello(wire.VERSION, self.status, obeyed=0))
+        answer = await self._connection.receive()
+        assert isinstance(answer, wire.Welcome), answer
+        return answer
+
+    async def say(self, **changes: object) -> None:
+        """Report with ``changes`` to the status."""
+        self.status = structs.replace(self.status, **changes)
+        await self._connection.send(wire.Report(self.status))
+
+    async def duty(self, wanted: Callable[[Duty], bool], timeout_s: float = 10.0) -> Duty:
+        """The first duty, from now on, for which ``wanted`` holds."""
+        if self.duties and wanted(self.duties[-1]):
+            return self.duties[-1]
+        async with asyncio.timeout(timeout_s):
+            while True:
+                order = await self._connection.receive()
+                assert isinstance(order, wire.Order), order
+                self.orders.append(order)
+                self.duties.append(order.duty)
+                if wanted(order.duty):
+                    return order.duty
+
+
+class FakeLauncher:
+    """A launcher without processes."""
+
+    def __init__(self, connection: Connection, job: str, workers: tuple[str, ...]) -> None:
+        self._connection = connection
+        self._job = job
+        self._workers = workers
+
+    async def hello(self) -> None:
+        await self._connection.send(
+            wire.LauncherHello(wire.VERSION, self._job, pid=1, workers=self._workers)
+        )
+
+    async def exited(self, worker: str, code: int) -> None:
+        await self._connection.send(wire.Exited(Exit(worker, self._job, code, at=0.0)))
+
+    async def killed(self, timeout_s: float = 10.0) -> wire.Kill:
+        """The next order to end a worker."""
+        async with asyncio.timeout(timeout_s):
+            message = await self._connection.receive()
+        assert isinstance(message, wire.Kill), message
+        return message
+
+
+async def until(
+    condition: Callable[[], bool], *, within_s: float = 5.0, every_s: float = 0.0
+) -> None:
+    """Wait until ``condition`` holds, looking at every turn of the loop, or ``every_s``.
+
+    Raises:
+        TimeoutError: it did not come to that.
+    """
+    async with asyncio.timeout(within_s):
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(every_s)
+
+
+def worker_status(
+    worker: str,
+    *,
+    job: str = "job",
+    world_size: int = 2,
+    activity: Activity = Activity.STARTING,
+) -> WorkerStatus:
+    """A status with plausible values."""
+    return WorkerStatus(
+        worker=worker,
+        job=job,
+        world_size=world_size,
+        address="127.0.0.1:1",
+        pid=1,
+        activity=activity,
+    )

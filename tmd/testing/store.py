@@ -1,0 +1,183 @@
+"""A store in memory that passes the same tests as the one in Redis.
+
+One :class:`MemoryStore` stands for the Redis of a cluster; :meth:`MemoryStore.client` gives each
+daemon its own connection to it. Time is the event loop's, so fake-time tests work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from msgspec import json
+
+from tmd.core.election import Answer, Denied, Granted
+from tmd.core.errors import Conflict, StaleLease, StoreUnavailable
+from tmd.core.model import Alert, ClusterView, DrainRequest, HostStatus, JobRecord
+from tmd.daemon.bus import Topic
+
+
+class MemoryStore:
+    """The data, and the faults a test wants."""
+
+    def __init__(self) -> None:
+        self.away = False
+        """While true every call raises StoreUnavailable."""
+        self.clock_epoch = 1_000
+        """Stands for the server's clock in lease epochs: grows across :meth:`wipe`."""
+        self._listeners: set[asyncio.Queue[Topic | None]] = set()
+        self.wipe()
+
+    def wipe(self) -> None:
+        """Restarted empty."""
+        self.hosts: dict[str, tuple[bytes, float]] = {}
+        self.records: dict[str, bytes] = {}
+        self.fences: dict[str, int] = {}
+        self.drains: dict[str, DrainRequest] = {}
+        self.paused = False
+        self.lease: tuple[str, int, float] | None = None
+        self.last_epoch = 0
+        self.stream: list[Alert] = []
+        self.clock_epoch += 1_000
+
+    def fall_away(self) -> None:
+        """An outage: calls fail, subscriptions break. Set ``away = False`` to end it."""
+        self.away = True
+        for queue in self._listeners:
+            queue.put_nowait(None)
+
+    def client(self) -> MemoryClient:
+        return MemoryClient(self)
+
+    def wake(self, topic: Topic) -> None:
+        for queue in self._listeners:
+            queue.put_nowait(topic)
+
+    async def listen(self) -> AsyncIterator[Topic]:
+        queue: asyncio.Queue[Topic | None] = asyncio.Queue()
+        self._listeners.add(queue)
+        try:
+            yield Topic.ALL
+            while (topic := await queue.get()) is not None:
+                yield topic
+            raise StoreUnavailable("memory: away")
+        finally:
+            self._listeners.discard(queue)
+
+
+class MemoryClient:
+    """Implements :class:`tmd.daemon.bus.Store`. Values are encoded, so nothing is shared."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    async def _reach(self) -> float:
+        await asyncio.sleep(0)
+        if self._store.away:
+            raise StoreUnavailable("memory: away")
+        return asyncio.get_running_loop().time()
+
+    async def snapshot(self) -> ClusterView:
+        now = await self._reach()
+        store = self._store
+        alive = sorted(n for n, (_, until) in store.hosts.items() if until > now)
+        return ClusterView(
+            hosts=tuple(json.decode(store.hosts[n][0], type=HostStatus) for n in alive),
+            jobs=await self.jobs(),
+            drains=tuple(store.drains[h] for h in sorted(store.drains)),
+            paused=store.paused,
+        )
+
+    async def jobs(self) -> tuple[JobRecord, ...]:
+        await self._reach()
+        records = self._store.records
+        return tuple(json.decode(records[j], type=JobRecord) for j in sorted(records))
+
+    async def put_host(self, status: HostStatus, *, ttl_s: float, wake: bool) -> None:
+        now = await self._reach()
+        self._store.hosts[status.host] = (json.encode(status), now + ttl_s)
+        if wake:
+            self._store.wake(Topic.HOSTS)
+
+    async def acquire(self, holder: str, *, ttl_s: float, floor: int) -> Answer:
+        now = await self._reach()
+        store = self._store
+        held = store.lease if store.lease and store.lease[2] > now else None
+        if held is not None and held[0] != holder:
+            return Denied(holder=held[0], remaining_s=held[2] - now)
+        epoch = held[1] if held else max(store.last_epoch + 1, store.clock_epoch, floor + 1)
+        store.last_epoch = epoch
+        store.lease = (holder, epoch, now + ttl_s)
+        return Granted(epoch=epoch)
+
+    async def release(self, holder: str) -> None:
+        await self._reach()
+        if self._store.lease and self._store.lease[0] == holder:
+            self._store.lease = None
+            self._store.wake(Topic.LEASE)
+
+    async def leader(self) -> str:
+        now = await self._reach()
+        lease = self._store.lease
+        return lease[0] if lease and lease[2] > now else ""
+
+    async def put_job(self, record: JobRecord, *, expected: int) -> None:
+        await self._reach()
+        fence = self._store.fences.get(record.job, 0)
+        if record.lease_epoch < fence:
+            raise StaleLease(f"{record.job}: written under lease epoch {fence} meanwhile")
+        stored = self._revision(record.job)
+        if stored != expected:
+            raise Conflict(f"{record.job}: revision {stored}, expected {expected}")
+        self._write(record, record.lease_epoch)
+        self._store.wake(Topic.JOBS)
+
+    async def restore_job(self, record: JobRecord) -> bool:
+        await self._reach()
+        if self._revision(record.job) >= record.revision:
+            return False
+        self._write(record, max(record.lease_epoch, self._store.fences.get(record.job, 0)))
+        self._store.wake(Topic.ALL)
+        return True
+
+    def _revision(self, job: str) -> int:
+        stored = self._store.records.get(job)
+        return json.decode(stored, type=JobRecord).revision if stored else 0
+
+    def _write(self, record: JobRecord, fence: int) -> None:
+        self._store.records[record.job] = json.encode(record)
+        self._store.fences[record.job] = fence
+
+    async def publish_alert(self, alert: Alert) -> None:
+        await self._reach()
+        self._store.stream.append(alert)
+
+    async def alerts(self, after: str, *, limit: int) -> list[tuple[str, Alert]]:
+        await self._reach()
+        first = int(after) if after else 0
+        found = self._store.stream[first : first + limit]
+        return [(str(first + n + 1), alert) for n, alert in enumerate(found)]
+
+    async def drain(self, request: DrainRequest) -> None:
+        await self._reach()
+        self._store.drains[request.host] = request
+        self._store.wake(Topic.ALL)
+
+    async def undrain(self, host: str) -> bool:
+        await self._reach()
+        known = self._store.drains.pop(host, None) is not None
+        self._store.wake(Topic.ALL)
+        return known
+
+    async def set_paused(self, paused: bool) -> None:
+        await self._reach()
+        self._store.paused = paused
+        self._store.wake(Topic.ALL)
+
+    async def wakes(self) -> AsyncIterator[Topic]:
+        await self._reach()
+        async for topic in self._store.listen():
+            yield topic
+
+    async def close(self) -> None:
+        return None
