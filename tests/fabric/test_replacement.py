@@ -1,0 +1,162 @@
+"""One member is replaced: who opens what, and does anybody see it in the numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from tests.fabric.circle import Circle, circle, member
+from tmd.core.errors import LinkError
+from tmd.fabric import Fabric
+from tmd.fabric.topology import neighbours
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def opened(fabrics: list[Fabric]) -> dict[str, Counter[tuple[str, str]]]:
+    return {f.worker: Counter(f.counters.by_peer) for f in fabrics}
+
+
+def replace(c: Circle, rank: int, joiner: Fabric) -> int:
+    """Planned replacement of ``rank``; returns how many links the joiner opened before it."""
+    new = c.membership.replaced({rank: member(joiner)}, c.membership.epoch + 1)
+    count = joiner.prepare(new, rank, timeout=5, cancel=lambda: False)
+    leaver = c.fabrics[rank]
+    everybody = [*c.fabrics, joiner]
+    places = [None if f is leaver else new.rank_of(f.worker) for f in everybody]
+    for fabric, place in zip(everybody, places, strict=True):
+        fabric.switch(new, place)
+    c.fabrics[rank], c.membership = joiner, new
+    return count
+
+
+@pytest.mark.parametrize("size", [4, 8, 16])
+def test_joiner_opens_one_link_per_neighbour_and_stayers_none(size: int) -> None:
+    with circle(size) as c:
+        c.group()
+        c.allreduce()
+        c.allreduce(300_000)
+        c.each(lambda f: f.reduce_min([1]))
+        leaver = 2
+        stayers = [f for i, f in enumerate(c.fabrics) if i != leaver]
+        before = opened(stayers)
+        joiner = c.standby("joiner")
+
+        count = replace(c, leaver, joiner)
+        c.allreduce()
+        c.allreduce(300_000)
+        c.each(lambda f: f.reduce_min([1]))
+
+        near = neighbours(leaver, size)
+        expected = Counter((g, f"w{n}") for g in ("0", "@vote") for n in near)
+        assert joiner.counters.by_peer == expected
+        assert count == joiner.counters.opened == 2 * len(near)
+        for fabric in stayers:
+            new = opened([fabric])[fabric.worker] - before[fabric.worker]
+            rank = int(fabric.worker[1:])
+            groups = ("0", "@vote") if rank in near else ()
+            assert new == Counter({(g, "joiner"): 1 for g in groups})
+
+
+@pytest.mark.parametrize("length", [10, 1000, 500_000])
+def test_results_are_bit_identical_before_and_after(length: int) -> None:
+    with circle(5) as c:
+        c.group()
+        before = c.allreduce(length)
+        replace(c, 3, c.standby("a"))
+        replace(c, 0, c.standby("b"))
+        after = c.allreduce(length)
+        assert all(torch.equal(before[0], t) for t in (*before, *after))
+
+
+def test_groups_without_the_rank_are_untouched() -> None:
+    with circle(4) as c:
+        c.group("left", [0, 1])
+        c.group("right", [2, 3])
+        joiner = c.standby("joiner", rank=3)
+        replace(c, 3, joiner)
+        assert {group for group, _ in joiner.counters.by_peer} == {"right", "@vote"}
+
+
+def test_leaver_is_in_the_sandbox_afterwards() -> None:
+    with circle(3) as c:
+        c.group()
+        c.allreduce()
+        leaver = c.fabrics[1]
+        replace(c, 1, c.standby("joiner"))
+        tensor = torch.full((4,), 7.0)
+        c.of(leaver).allreduce([tensor]).wait()
+        assert (leaver.membership, leaver.rank) == (None, 1)
+        assert tensor.tolist() == [7.0] * 4
+        assert len(c.allreduce()) == 3
+
+
+def test_a_worker_may_leave_and_come_back() -> None:
+    with circle(3) as c:
+        c.group()
+        first = c.allreduce()
+        leaver = c.fabrics[1]
+        replace(c, 1, c.standby("joiner"))
+        c.allreduce()
+        replace(c, 1, leaver)
+        assert torch.equal(first[0], c.allreduce()[2])
+
+
+def test_two_joiners_at_once_share_one_link() -> None:
+    with circle(4) as c:
+        c.group()
+        before = c.allreduce()
+        a, b = c.standby("a"), c.standby("b")
+        new = c.membership.replaced({1: member(a), 2: member(b)}, 2)
+        for fabric, rank in ((b, 2), (a, 1)):
+            fabric.prepare(new, rank, timeout=5, cancel=lambda: False)
+        for fabric in c.all:
+            fabric.switch(new, new.rank_of(fabric.worker))
+        c.fabrics[1:3], c.membership = [a, b], new
+        assert torch.equal(before[0], c.allreduce()[1])
+
+
+def test_prepare_and_discard_leave_nothing() -> None:
+    with circle(4) as c:
+        c.group()
+        before = c.allreduce()
+        joiner = c.standby("joiner")
+        new = c.membership.replaced({2: member(joiner)}, 2)
+        joiner.prepare(new, 2, timeout=5, cancel=lambda: False)
+        for fabric in c.all:
+            fabric.discard(2)
+        assert [f.parked for f in c.all] == [0] * 5
+        assert torch.equal(before[0], c.allreduce()[0])
+        replace(c, 2, c.standby("other"))
+        assert torch.equal(before[0], c.allreduce()[0])
+
+
+def test_prepare_fails_if_a_neighbour_is_gone() -> None:
+    with circle(4) as c:
+        c.group()
+        joiner = c.standby("joiner")
+        c.fabrics[3].close()
+        new = c.membership.replaced({2: member(joiner)}, 2)
+        with pytest.raises(LinkError, match="w3"):
+            joiner.prepare(new, 2, timeout=1, cancel=lambda: False)
+        assert joiner.parked == 0
+
+
+def test_prepare_can_be_cancelled() -> None:
+    with circle(3) as c:
+        c.group()
+        joiner = c.standby("joiner")
+        new = c.membership.replaced({2: member(joiner)}, 2)
+        with pytest.raises(LinkError, match="cancelled"):
+            joiner.prepare(new, 2, timeout=1, cancel=lambda: True)
+
+
+def test_joiner_wears_the_rank_before_it_holds_it() -> None:
+    with circle(3) as c:
+        c.group()
+        joiner = c.standby("joiner", rank=0)
+        new = c.membership.replaced({2: member(joiner)}, 2)
+        joiner.prepare(new, 2, timeout=5, cancel=lambda: False)
+        assert (joiner.rank, c.of(joiner).rank(), joiner.membership) == (2, 2, None)

@@ -1,0 +1,168 @@
+"""A worker without a rank: its collectives do not communicate, and the taps of those that do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tests.fabric.circle import KEY, circle, sync
+from tests.fabric.pool import pool
+from tmd.core.model import Member, Membership
+from tmd.fabric import Fabric, Group, GroupView, Neutral
+
+pytestmark = pytest.mark.timeout(30)
+
+
+@pytest.fixture
+def alone() -> Iterator[tuple[Fabric, Group]]:
+    fabric = Fabric("standby", KEY)
+    fabric.sandbox(Neutral(), 1, 3)
+    yield fabric, Group(fabric, "0", range(3))
+    fabric.close()
+
+
+def test_group_reports_the_rank_of_the_sandbox(alone: tuple[Fabric, Group]) -> None:
+    fabric, group = alone
+    assert (group.rank(), group.size(), fabric.rank, fabric.membership) == (1, 3, 1, None)
+
+
+def test_neutral_values_have_the_right_shape(alone: tuple[Fabric, Group]) -> None:
+    _, group = alone
+    own = torch.arange(4.0)
+    whole = torch.zeros(12)
+    parts = [torch.zeros(4) for _ in range(3)]
+    group.all_gather_single(whole, own).wait()
+    group.allgather([parts], [own]).wait()
+    assert whole.tolist() == own.tolist() * 3
+    assert [p.tolist() for p in parts] == [own.tolist()] * 3
+    scattered = torch.full((4,), 9.0)
+    group.reduce_scatter_single(scattered, whole).wait()
+    assert scattered.tolist() == own.tolist()
+    received = torch.full((4,), 9.0)
+    group.recv([received], 0, 0).wait()
+    assert received.tolist() == [0.0] * 4
+    exchanged = torch.full((3, 2), 9.0)
+    group.all_to_all_single(exchanged, torch.ones(3, 2)).wait()
+    assert exchanged.tolist() == [[1.0, 1.0]] * 3
+    for op in (group.allreduce, group.broadcast):
+        value = torch.arange(4.0)
+        assert op([value]).wait()
+        assert torch.equal(value, own)
+
+
+def test_vote_and_shift_return_their_input(alone: tuple[Fabric, Group]) -> None:
+    fabric, _ = alone
+    assert fabric.reduce_min([3, -1]) == (3, -1)
+    assert fabric.shift(b"state", 1) == b"state"
+
+
+def test_future_carries_the_tensors(alone: tuple[Fabric, Group]) -> None:
+    _, group = alone
+    tensor = torch.ones(2)
+    assert group.allreduce([tensor]).get_future().wait()[0] is tensor
+
+
+class Recorded:
+    """Plays back what a tap has recorded."""
+
+    def __init__(self, tape: list[tuple[str, str, list[Tensor]]]) -> None:
+        self.tape = tape
+
+    def outputs(
+        self, op: str, group: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
+    ) -> None:
+        if op == "send":
+            return
+        recorded_op, recorded_group, values = self.tape.pop(0)
+        assert (recorded_op, recorded_group) == (op, group)
+        for out, value in zip(outputs, values, strict=True):
+            out.copy_(value)
+
+
+def program(group: Group) -> list[Tensor]:
+    """Operations whose outputs differ from rank to rank."""
+    own = torch.full((3,), float(group.rank() + 1))
+    total, whole, piece = own.clone(), torch.zeros(9), torch.zeros(1)
+    group.allreduce([total], sync()).wait()
+    group.all_gather_single(whole, own).wait()
+    group.reduce_scatter_single(piece, own.clone(), dist.ReduceScatterOptions()).wait()
+    message = torch.zeros(3)
+    work = group.recv([message], (group.rank() - 1) % 3, 7)
+    group.send([own], (group.rank() + 1) % 3, 7).wait()
+    work.wait()
+    return [total, whole, piece, message]
+
+
+def test_a_recording_of_the_tap_replays_in_the_sandbox() -> None:
+    with circle(3) as c:
+        c.group()
+        tape: list[tuple[str, str, list[Tensor]]] = []
+        c.fabrics[1].tap = lambda op, group, out: tape.append((op, group, [t.clone() for t in out]))
+        live = c.each(lambda f: program(c.of(f)))[1]
+        assert [op for op, _, _ in tape] == ["allreduce", "allgather", "reduce_scatter", "recv"]
+        standby = c.standby("standby")
+        standby.sandbox(Recorded(tape), 1, 3)
+        shadow = program(c.of(standby))
+        assert all(torch.equal(a, b) for a, b in zip(live, shadow, strict=True))
+        assert tape == []
+
+
+# --- the bare call of dist.init_process_group, in processes of their own ------------------------
+
+
+def bare_in_the_sandbox(rank: int, size: int, store: dist.Store) -> list[object]:
+    import os
+
+    from tmd.fabric import install
+
+    for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):
+        os.environ.pop(name, None)
+    fabric = Fabric("standby", KEY)
+    fabric.sandbox(Neutral(), 2, 4)
+    install(fabric)
+    dist.init_process_group("tmd")
+    subgroup = dist.new_group([2, 3])
+    others = dist.new_group([0, 1])
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
+    model(torch.ones(2, 3)).sum().backward()
+    seen = [None] * 4
+    dist.all_gather_object(seen, "me")
+    facts = [dist.get_rank(), dist.get_world_size(), dist.get_rank(subgroup), seen]
+    facts += [others == dist.GroupMember.NON_GROUP_MEMBER, fabric.groups()]
+    dist.destroy_process_group()
+    fabric.close()
+    return facts
+
+
+def test_bare_init_in_the_sandbox(tmp_path: Path) -> None:
+    with pool(1, str(tmp_path / "store")) as p:
+        (facts,) = p.run(bare_in_the_sandbox)
+    views = (GroupView("0", (0, 1, 2, 3)), GroupView("1", (2, 3)))
+    assert facts == [2, 4, 0, ["me"] * 4, True, views]
+
+
+def bare_with_a_rank(rank: int, size: int, store: dist.Store) -> float:
+    from tmd.fabric import install
+
+    fabric = Fabric(f"w{rank}", KEY)
+    store.set(f"address/{rank}", fabric.address)
+    members = [Member(f"w{r}", "here", store.get(f"address/{r}").decode()) for r in range(size)]
+    fabric.enter(Membership(epoch=3, members=tuple(members)), rank)
+    install(fabric)
+    dist.init_process_group("tmd")
+    tensor = torch.tensor([float(rank)])
+    dist.all_reduce(tensor)
+    dist.barrier()
+    dist.destroy_process_group()
+    fabric.close()
+    return tensor.item()
+
+
+def test_bare_init_with_a_rank(tmp_path: Path) -> None:
+    with pool(2, str(tmp_path / "store")) as p:
+        assert p.run(bare_with_a_rank) == [1.0, 1.0]

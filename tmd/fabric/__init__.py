@@ -1,0 +1,25 @@
+"""Process groups whose members can be replaced: the ``torch.distributed`` backend ``tmd``.
+
+Start reading at :mod:`tmd.fabric.fabric`.
+"""
+
+from tmd.fabric.backend import install, register
+from tmd.fabric.counters import LinkCounters
+from tmd.fabric.fabric import Fabric, GroupView
+from tmd.fabric.group import Group
+from tmd.fabric.link import Link
+from tmd.fabric.sandbox import Neutral, OutputSource
+
+__all__ = [
+    "Fabric",
+    "Group",
+    "GroupView",
+    "Link",
+    "LinkCounters",
+    "Neutral",
+    "OutputSource",
+    "install",
+    "register",
+]
+
+register()

@@ -1,0 +1,124 @@
+"""What becomes of an authenticated caller: taken in, kept for a later epoch, or turned away."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+
+from tmd.fabric.counters import LinkCounters
+from tmd.fabric.handshake import Answer, Hello, Lane, Seal, Verdict
+from tmd.fabric.link import Link
+from tmd.fabric.raw import RawLinks
+from tmd.fabric.standing import Key, Links, Standing, put
+
+AHEAD = 4
+"""How many epochs ahead a link may be; a caller further off is not of this job."""
+
+_log = logging.getLogger("tmd.fabric")
+
+
+class Admission:
+    """The links of the present epoch come into ``standing``, those of later ones wait in here.
+
+    ``lock`` is the fabric's: a caller is judged and stored in one step with any change of epoch.
+    """
+
+    def __init__(self, raw: RawLinks, counters: LinkCounters) -> None:
+        self.lock = threading.RLock()
+        self.standing: Standing | None = None
+        self.epoch = -1
+        """The newest epoch this worker has been in; nothing older is let in."""
+        self._ahead: dict[int, Links] = {}
+        self._raw = raw
+        self._counters = counters
+
+    def admit(self, hello: Hello, sock: socket.socket, seal: Seal) -> tuple[Key, Link] | None:
+        """Answer the caller and store its link; returns it if it is of the present epoch."""
+        with self.lock:
+            answer = self._judge(hello)
+            if answer.verdict is Verdict.REFUSED:
+                self._counters.refused += 1
+                # Usual for a moment after a fault, so no warning when the epoch was given up.
+                level = logging.DEBUG if answer.poisoned else logging.WARNING
+                _log.log(level, "link of %s refused: %s", hello.worker, answer.detail)
+            try:
+                sock.send(seal(answer))
+            except OSError:
+                sock.close()
+                return None
+            if answer.verdict is Verdict.REFUSED or hello.lane is Lane.PROBE:
+                sock.close()
+                return None
+            return self._store(hello, Link(sock, hello.worker, hello.worker, hello.epoch))
+
+    def ahead(self, epoch: int) -> Links:
+        """The links that wait for ``epoch``."""
+        with self.lock:
+            return self._ahead.setdefault(epoch, {})
+
+    @property
+    def waiting(self) -> int:
+        """How many links wait for later epochs."""
+        with self.lock:
+            return sum(len(links) for links in self._ahead.values())
+
+    def take(self, epoch: int) -> Links:
+        """The links that waited for ``epoch``; those of older ones are closed."""
+        with self.lock:
+            found = self._ahead.pop(epoch, {})
+            for old in [e for e in self._ahead if e < epoch]:
+                self.discard(old)
+            return found
+
+    def discard(self, epoch: int) -> None:
+        """Close the links that wait for ``epoch``."""
+        with self.lock:
+            for link in self._ahead.pop(epoch, {}).values():
+                link.close()
+
+    def discard_all(self) -> None:
+        with self.lock:
+            for epoch in list(self._ahead):
+                self.discard(epoch)
+
+    def _judge(self, hello: Hello) -> Answer:
+        standing = self.standing
+        poisoned = standing is not None and standing.poisoned
+        suspects, settled = standing.presumed if standing is not None else ((), True)
+
+        def answer(verdict: Verdict, detail: str = "") -> Answer:
+            epoch = standing.epoch if standing is not None else -1
+            return Answer(verdict, detail, epoch, poisoned, settled, suspects)
+
+        if hello.lane in (Lane.RAW, Lane.PROBE):
+            return answer(Verdict.ACCEPTED)
+        if hello.epoch < self.epoch or (hello.epoch == self.epoch and standing is None):
+            return answer(Verdict.REFUSED, f"epoch {hello.epoch} is over here, now is {self.epoch}")
+        if hello.epoch > self.epoch + AHEAD and self.epoch >= 0:
+            return answer(Verdict.REFUSED, f"epoch {hello.epoch} is too far from {self.epoch}")
+        if standing is None or hello.epoch > standing.epoch:
+            return answer(Verdict.ACCEPTED)
+        if poisoned:
+            return answer(Verdict.REFUSED, f"epoch {hello.epoch} was given up")
+        if standing.membership.rank_of(hello.worker) is None:
+            return answer(Verdict.REFUSED, f"{hello.worker} is no member of epoch {hello.epoch}")
+        return answer(Verdict.ACCEPTED)
+
+    def _store(self, hello: Hello, link: Link) -> tuple[Key, Link] | None:
+        key = Key(hello.group, hello.lane, hello.worker)
+        if hello.lane is Lane.RAW:
+            self._raw.park(hello.group, link)
+            return None
+        if self.standing is None or hello.epoch > self.standing.epoch:
+            surplus = put(self._ahead.setdefault(hello.epoch, {}), key, link)
+            self._counters.count_link(hello.group, hello.worker)
+            if surplus is not None:
+                surplus.close()
+            return None
+        if not self.standing.place(key, link):
+            with contextlib.suppress(OSError):
+                link.close()
+            return None
+        return key, link

@@ -1,0 +1,69 @@
+"""The backend ``tmd`` as torch knows it, and which fabric stands behind it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+from tmd.fabric.fabric import Fabric
+from tmd.fabric.group import Group
+from tmd.fabric.rendezvous import publish_environment
+from tmd.fabric.solo import lone_fabric
+
+NAME = "tmd"
+
+
+class _Behind:
+    """Process-wide by nature: torch creates groups by a name, not from an object."""
+
+    installed: Fabric | None = None
+    solo: Fabric | None = None
+
+
+def install(fabric: Fabric) -> None:
+    """From now on ``dist.init_process_group("tmd")`` gives groups of ``fabric``.
+
+    The fabric must have a rank or be in the sandbox. Also makes the bare call work without a store
+    shared with others, see :func:`tmd.fabric.rendezvous.publish_environment`.
+    """
+    rank, size = fabric.rank, fabric.size
+    if rank is None or size is None:
+        raise ValueError("enter a membership or the sandbox before installing the fabric")
+    register()
+    _Behind.installed = fabric
+    publish_environment(rank, size)
+
+
+def register() -> None:
+    """Make the name ``tmd`` known to torch; idempotent."""
+    if NAME.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+
+
+def _create(options: Any, backend_options: Any = None) -> Group:
+    ranks = list(options.global_ranks_in_group)
+    fabric = _Behind.installed
+    if fabric is None:
+        if not ranks:
+            _Behind.solo = lone_fabric(options.store, options.group_rank, options.group_size)
+        fabric = _Behind.solo
+    if fabric is None:
+        raise RuntimeError("a tmd group was created without a default group of tmd")
+    group = Group if fabric is _Behind.installed else SoloGroup
+    return group(
+        fabric,
+        str(options.group_id),
+        ranks or range(options.group_size),
+        timeout=options.timeout,
+        strict=fabric is not _Behind.installed,
+    )
+
+
+class SoloGroup(Group):
+    """A group without a runtime around it; the fabric goes with the default group."""
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if not self._fabric.groups():
+            self._fabric.close()

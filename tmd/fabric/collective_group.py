@@ -1,0 +1,245 @@
+"""The collectives of a process group: torch's calls become calls of the runner.
+
+Old and new names of torch 2.11 to 2.13 are here side by side. What can be seen to be wrong without
+asking the other ranks raises ValueError at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tmd.fabric.collectives import on_tensors
+from tmd.fabric.collectives.on_tensors import Body
+from tmd.fabric.frame import Kind
+from tmd.fabric.identity import Identity
+from tmd.fabric.reduction import Reduction, dtype_code, reduction
+from tmd.fabric.runner import Call
+from tmd.fabric.untraced import untraced
+from tmd.fabric.work import Work
+
+Tensors = list[Tensor]
+Nested = list[list[Tensor]]
+
+
+class CollectiveGroup(Identity):
+    """Everything in which all ranks of the group take part."""
+
+    def _submit(
+        self,
+        kind: Kind,
+        body: Body,
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        opts: Any,
+        *,
+        root: int = 0,
+        detail: int = 0,
+    ) -> Work:
+        if not 0 <= root < self.size():
+            raise ValueError(f"root {root} is not a rank of a group of {self.size()}")
+        dtype = _type_code(kind, (*outputs, *inputs))
+        call = Call(kind, body, outputs, inputs, dtype, root, detail)
+        return self._runner.submit(call, inline=_waits(opts), results=outputs)
+
+    # --- reductions ----------------------------------------------------------------------------
+
+    @untraced
+    def allreduce(self, tensors: Tensors | Tensor, opts: Any = None, *_: Any) -> Work:
+        tensors = [tensors] if isinstance(tensors, Tensor) else tensors
+        how = _reduction(opts, tensors)
+        body = on_tensors.allreduce(how)
+        return self._submit(Kind.ALLREDUCE, body, tensors, tensors, opts, detail=how.code)
+
+    @untraced
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
+        work: Work = self.allreduce(tensors, opts)
+        return work
+
+    @untraced
+    def reduce(self, tensors: Tensors, opts: Any = None) -> Work:
+        opts = dist.ReduceOptions() if opts is None else opts
+        how = _reduction(opts, tensors)
+        body = on_tensors.reduce(how, opts.rootRank)
+        return self._submit(
+            Kind.REDUCE, body, tensors, tensors, opts, root=opts.rootRank, detail=how.code
+        )
+
+    @untraced
+    def reduce_scatter(self, outputs: Tensors, inputs: Nested, opts: Any = None) -> Work:
+        for out, given in zip(outputs, inputs, strict=True):
+            self._need_one_per_rank("reduce_scatter", given)
+            own = given[max(self.rank(), 0)]
+            if out.numel() != own.numel():
+                raise ValueError(f"reduce_scatter of {own.numel()} elements into {out.numel()}")
+        return self._reduce_scatter(outputs, [t for given in inputs for t in given], opts)
+
+    @untraced
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> Work:
+        for out, given in zip(outputs, inputs, strict=True):
+            if given.numel() != out.numel() * self.size():
+                raise ValueError(
+                    f"reduce_scatter of {given.numel()} elements into {out.numel()} on each of "
+                    f"{self.size()} ranks"
+                )
+        return self._reduce_scatter(outputs, inputs, opts)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    @untraced
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
+        work: Work = self.reduce_scatter_single_coalesced([output], [input], opts)
+        return work
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def _reduce_scatter(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Work:
+        how = _reduction(opts, inputs)
+        body = on_tensors.reduce_scatter(how)
+        return self._submit(Kind.REDUCE_SCATTER, body, outputs, inputs, opts, detail=how.code)
+
+    # --- moving data ---------------------------------------------------------------------------
+
+    @untraced
+    def broadcast(self, tensors: Tensors | Tensor, opts: Any = None, *_: Any) -> Work:
+        tensors = [tensors] if isinstance(tensors, Tensor) else tensors
+        root = opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
+        body = on_tensors.broadcast(root)
+        return self._submit(Kind.BROADCAST, body, tensors, tensors, opts, root=root)
+
+    @untraced
+    def allgather(self, outputs: Nested, inputs: Tensors, opts: Any = None) -> Work:
+        for mine, own in zip(outputs, inputs, strict=True):
+            self._need_one_per_rank("allgather", mine)
+            if mine[max(self.rank(), 0)].numel() != own.numel():
+                raise ValueError("allgather: the output of the own rank differs from the input")
+        flat = [t for mine in outputs for t in mine]
+        return self._submit(Kind.ALLGATHER, on_tensors.allgather, flat, inputs, opts)
+
+    @untraced
+    def allgather_coalesced(self, outputs: Nested, inputs: Tensors, opts: Any = None) -> Work:
+        work: Work = self.allgather(outputs, inputs, opts)
+        return work
+
+    @untraced
+    def all_gather_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> Work:
+        for out, own in zip(outputs, inputs, strict=True):
+            if out.numel() != own.numel() * self.size():
+                raise ValueError(
+                    f"allgather of {own.numel()} elements of each of {self.size()} ranks into "
+                    f"{out.numel()}"
+                )
+        return self._submit(Kind.ALLGATHER, on_tensors.allgather, outputs, inputs, opts)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    @untraced
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
+        work: Work = self.all_gather_single_coalesced([output], [input], opts)
+        return work
+
+    _allgather_base = all_gather_single
+
+    @untraced
+    def gather(self, outputs: Nested, inputs: Tensors, opts: Any = None) -> Work:
+        root = getattr(opts, "rootRank", 0)
+        flat = outputs[0] if outputs else []
+        if self.rank() == root:
+            self._need_one_per_rank("gather", flat)
+            if any(t.numel() != inputs[0].numel() for t in flat):
+                raise ValueError("gather: outputs and input differ in size")
+        body = on_tensors.gather(root)
+        return self._submit(Kind.GATHER, body, flat, inputs, opts, root=root)
+
+    @untraced
+    def scatter(self, outputs: Tensors, inputs: Nested, opts: Any = None) -> Work:
+        root = getattr(opts, "rootRank", 0)
+        flat = inputs[0] if inputs else []
+        if self.rank() == root:
+            self._need_one_per_rank("scatter", flat)
+            if any(t.numel() != outputs[0].numel() for t in flat):
+                raise ValueError("scatter: inputs and output differ in size")
+        body = on_tensors.scatter(root)
+        return self._submit(Kind.SCATTER, body, outputs, flat, opts, root=root)
+
+    @untraced
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+        self._need_one_per_rank("alltoall", outputs)
+        self._need_one_per_rank("alltoall", inputs)
+        if outputs[max(self.rank(), 0)].numel() != inputs[max(self.rank(), 0)].numel():
+            raise ValueError("alltoall: own output and own input differ in size")
+        return self._submit(Kind.ALLTOALL, on_tensors.alltoall, outputs, inputs, opts)
+
+    @untraced
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_split_sizes: list[int] | None = None,
+        input_split_sizes: list[int] | None = None,
+        opts: Any = None,
+    ) -> Work:
+        outputs = _split(output, output_split_sizes, self.size())
+        inputs = _split(input, input_split_sizes, self.size())
+        body = on_tensors.alltoall_single([len(t) for t in outputs], [len(t) for t in inputs])
+        return self._submit(Kind.ALLTOALL, body, [output], [input], opts)
+
+    alltoall_base = all_to_all_single
+
+    # --- barriers ------------------------------------------------------------------------------
+
+    @untraced
+    def barrier(self, opts: Any = None) -> Work:
+        return self._submit(Kind.BARRIER, on_tensors.barrier, [], [], opts)
+
+    @untraced
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """A barrier; raises RuntimeError if it is not through within ``timeout``."""
+        self.barrier().wait(timeout or self._timeout)
+
+    def _need_one_per_rank(self, op: str, tensors: Sequence[Tensor]) -> None:
+        if len(tensors) != self.size():
+            raise ValueError(
+                f"{op} needs one tensor for each of {self.size()} ranks, got {len(tensors)}"
+            )
+
+
+def _waits(opts: Any) -> bool:
+    """Whether the caller waits for the operation at once."""
+    return not getattr(opts, "asyncOp", True)
+
+
+def _reduction(opts: Any, tensors: Sequence[Tensor]) -> Reduction:
+    named = opts is None or hasattr(opts, "reduceOp")
+    op = getattr(opts, "reduceOp", dist.ReduceOp.SUM) if named else opts
+    return reduction(op, tensors[0].dtype if tensors else torch.float32)
+
+
+def _type_code(kind: Kind, tensors: Sequence[Tensor]) -> int:
+    kinds = {t.dtype for t in tensors}
+    if len(kinds) > 1:
+        raise ValueError(f"{kind.name.lower()} of mixed types: {sorted(map(str, kinds))}")
+    if any(t.layout is not torch.strided for t in tensors):
+        raise ValueError(f"{kind.name.lower()} needs dense tensors")
+    return dtype_code(next(iter(kinds))) if kinds else 0
+
+
+def _split(tensor: Tensor, sizes: list[int] | None, ranks: int) -> tuple[Tensor, ...]:
+    if sizes:
+        if len(sizes) != ranks or sum(sizes) != len(tensor):
+            raise ValueError(f"splits {sizes} do not fit {len(tensor)} rows on {ranks} ranks")
+        return torch.split(tensor, sizes)
+    if len(tensor) % ranks:
+        raise ValueError(f"{len(tensor)} rows cannot be split evenly over {ranks} ranks")
+    return torch.split(tensor, len(tensor) // ranks) if len(tensor) else (tensor,) * ranks

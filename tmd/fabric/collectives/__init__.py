@@ -1,0 +1,1 @@
+"""The collective algorithms: functions over a :class:`~tmd.fabric.collectives.op.Op`."""

@@ -1,0 +1,26 @@
+"""What the fabric counts: links opened. Read by tests, metrics and the worker's status."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass
+class LinkCounters:
+    """Links of groups (raw links are not counted), dialled or accepted, since the start."""
+
+    opened: int = 0
+    by_peer: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """By (group, worker at the other end)."""
+    refused: int = 0
+    """Authenticated callers that were turned away (older epoch, not a member)."""
+    bytes: int = 0
+    """Payload of the collectives this worker took part in (size of their outputs)."""
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def count_link(self, group: str, peer: str) -> None:
+        with self._lock:
+            self.opened += 1
+            self.by_peer[group, peer] += 1

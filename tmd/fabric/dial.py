@@ -1,0 +1,99 @@
+"""Opening a connection to another worker, and asking whether it is alive."""
+
+from __future__ import annotations
+
+import socket
+import time
+from dataclasses import dataclass
+
+from tmd.core.errors import LinkError, LinkRefused
+from tmd.core.model import Member
+from tmd.fabric.handshake import Answer, Lane, Verdict, dialer
+from tmd.fabric.link import Link
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who dials: identity and key of this process."""
+
+    worker: str
+    key: bytes
+
+    def dial(self, member: Member, group: str, lane: Lane, epoch: int, *, timeout: float) -> Link:
+        """Open an authenticated link to ``member``.
+
+        Raises LinkRefused if it said no, LinkError if it cannot be reached in ``timeout`` seconds.
+        """
+        sock, answer = self._talk(member, group, lane, epoch, timeout)
+        if answer.verdict is not Verdict.ACCEPTED:
+            sock.close()
+            raise LinkRefused(f"{member.worker} refused the link: {answer.detail}")
+        try:
+            return Link(sock, member.worker, self.worker, epoch)
+        except OSError as e:
+            sock.close()
+            raise LinkError(f"link to {member.worker} broke at once: {e}") from e
+
+    def probe(self, member: Member, *, timeout: float) -> Answer | None:
+        """What ``member`` says of itself, or ``None`` if it does not answer."""
+        try:
+            sock, answer = self._talk(member, "", Lane.PROBE, -1, timeout)
+        except LinkError:
+            return None
+        sock.close()
+        return answer
+
+    def _talk(
+        self, member: Member, group: str, lane: Lane, epoch: int, timeout: float
+    ) -> tuple[socket.socket, Answer]:
+        deadline = time.monotonic() + timeout
+        host, _, port = member.address.rpartition(":")
+        try:
+            sock = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout)
+        except OSError as e:
+            raise LinkError(f"cannot reach {member.worker} at {member.address}: {e}") from e
+        try:
+            return sock, self._converse(sock, member, group, lane, epoch, deadline)
+        except LinkError:
+            sock.close()
+            raise
+        except OSError as e:
+            sock.close()
+            raise LinkError(f"handshake with {member.worker} failed: {e}") from e
+
+    def _converse(
+        self,
+        sock: socket.socket,
+        member: Member,
+        group: str,
+        lane: Lane,
+        epoch: int,
+        deadline: float,
+    ) -> Answer:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        talk = dialer(self.key, self.worker, member.worker, group, lane, epoch)
+        want = next(talk)
+        while True:
+            try:
+                if isinstance(want, bytes):
+                    sock.settimeout(max(0.001, deadline - time.monotonic()))
+                    sock.sendall(want)
+                    want = next(talk)
+                else:
+                    want = talk.send(_exactly(sock, want, deadline, member.worker))
+            except StopIteration as done:
+                answer: Answer = done.value
+                return answer
+
+
+def _exactly(sock: socket.socket, count: int, deadline: float, peer: str) -> bytes:
+    data = b""
+    while len(data) < count:
+        sock.settimeout(max(0.001, deadline - time.monotonic()))
+        more = sock.recv(count - len(data))
+        if not more:
+            raise LinkRefused(
+                f"{peer} hung up during the handshake: another key, version or worker there"
+            )
+        data += more
+    return data

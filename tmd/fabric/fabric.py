@@ -1,0 +1,355 @@
+"""The endpoint of one worker process, and the only thing the rest of the runtime has to know."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from tmd.core.errors import LinkError
+from tmd.core.model import Member, Membership
+from tmd.fabric.admission import Admission
+from tmd.fabric.control import SHIFT, VOTE, Control
+from tmd.fabric.counters import LinkCounters
+from tmd.fabric.dial import Caller
+from tmd.fabric.handshake import Hello, Lane, Seal
+from tmd.fabric.link import Link
+from tmd.fabric.listener import Listener
+from tmd.fabric.raw import RawLinks
+from tmd.fabric.sandbox import Neutral, OutputSource, Sandbox
+from tmd.fabric.standing import Key, Links, Standing, put
+from tmd.fabric.topology import neighbours
+from tmd.fabric.work import Gauge
+
+DRAIN = 60.0
+
+Tap = Callable[[str, str, Sequence[Tensor]], None]
+"""``(op, group, outputs)`` of each collective that communicated, as soon as it is complete."""
+
+
+class GroupView(NamedTuple):
+    """A group: its id, equal on all its ranks, and which global ranks it consists of."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+class Participant(Protocol):
+    """What the fabric wants of a group."""
+
+    @property
+    def view(self) -> GroupView: ...
+    @property
+    def busy(self) -> bool: ...
+    def drain(self, timeout: float) -> bool: ...
+    def attach(self, link: Link) -> None: ...
+    def abandon(self, standing: Standing) -> None: ...
+    def shutdown(self) -> None: ...
+
+
+class Fabric:
+    """Listener, links, groups and current membership of ``worker``. ``close`` ends its threads.
+
+    Either it holds a rank of a membership, or it is in the sandbox; it starts as neither.
+    """
+
+    def __init__(self, worker: str, key: bytes, *, host: str = "127.0.0.1") -> None:
+        self.worker = worker
+        self.counters = LinkCounters()
+        self.on_poison: Callable[[], None] | None = None
+        self.tap: Tap | None = None
+        self.collectives = 0
+        self.blocked = Gauge()
+        self._sandbox: Sandbox | None = None
+        self._groups: dict[str, Participant] = {}
+        self._caller = Caller(worker, key)
+        self._raw = RawLinks()
+        self._admission = Admission(self._raw, self.counters)
+        self._control = Control()
+        self._listener = Listener(host, key, worker, self._admit)
+        self.address = f"{host}:{self._listener.port}"
+
+    # --- where we are --------------------------------------------------------------------------
+
+    @property
+    def standing(self) -> Standing | None:
+        """Rank and links in the present epoch; ``None`` in the sandbox."""
+        return self._admission.standing
+
+    @property
+    def sandboxed(self) -> Sandbox | None:
+        return self._sandbox
+
+    @property
+    def membership(self) -> Membership | None:
+        standing = self.standing
+        return standing.membership if standing is not None else None
+
+    @property
+    def rank(self) -> int | None:
+        """The rank that is held, or whose identity is worn in the sandbox."""
+        standing, sandbox = self.standing, self._sandbox
+        if standing is not None:
+            return standing.rank
+        return sandbox.rank if sandbox is not None else None
+
+    @property
+    def size(self) -> int | None:
+        standing, sandbox = self.standing, self._sandbox
+        if standing is not None:
+            return standing.membership.size
+        return sandbox.size if sandbox is not None else None
+
+    @property
+    def waiting(self) -> bool:
+        """Whether somebody is inside an operation or waits for one: not the late one, then."""
+        busy = any(group.busy for group in list(self._groups.values()))
+        return busy or self._control.busy or self.blocked.level > 0
+
+    def groups(self) -> tuple[GroupView, ...]:
+        return tuple(group.view for group in list(self._groups.values()))
+
+    # --- change of epoch -----------------------------------------------------------------------
+
+    def enter(self, membership: Membership, rank: int) -> None:
+        """Become ``rank`` of ``membership`` with nothing prepared.
+
+        All older links are closed, the poison is gone. Raises ValueError if the epoch is not newer
+        than the last one this worker has been in.
+        """
+        if membership.epoch <= self._admission.epoch:
+            raise ValueError(f"epoch {membership.epoch} is over, was {self._admission.epoch}")
+        old = self.standing
+        if old is not None:
+            # Silently: this is not news to anybody, but whoever still waits must wake up.
+            old.close_silently()
+        self._drain()
+        self._replace(membership, rank, {})
+
+    def prepare(
+        self,
+        membership: Membership,
+        rank: int,
+        *,
+        timeout: float,
+        cancel: Callable[[], bool],
+    ) -> int:
+        """Joiner: open the links of ``rank`` in the future ``membership``, staying sandboxed.
+
+        Returns how many. Raises LinkError if a neighbour cannot be reached or on ``cancel``; what
+        was opened is then closed.
+        """
+        if self._sandbox is None:
+            raise ValueError("only a worker in the sandbox can prepare to join")
+        self._sandbox = Sandbox(self._sandbox.source, rank, membership.size)
+        opened = 0
+        try:
+            for group, peer in self._edges(membership, rank):
+                if cancel():
+                    raise LinkError("the preparation was cancelled")
+                self._open_ahead(group, peer, membership.epoch, timeout)
+                opened += 1
+        except LinkError:
+            self.discard(membership.epoch)
+            raise
+        return opened
+
+    def switch(self, membership: Membership, rank: int | None) -> None:
+        """At a step boundary: go on in ``membership`` as ``rank``, or to the sandbox.
+
+        Links between members of both epochs stay as they are, prepared ones are adopted, all
+        others are closed.
+        """
+        self._drain()
+        old = self.standing
+        if rank is None:
+            self.sandbox(Neutral(), old.rank if old is not None else 0, membership.size)
+            return
+        with self._admission.lock:
+            kept = old.hand_over() if old is not None else {}
+            self._replace(membership, rank, kept)
+
+    @property
+    def parked(self) -> int:
+        """How many links wait for a later epoch."""
+        return self._admission.waiting
+
+    def discard(self, epoch: int) -> None:
+        """Drop what was prepared for a future ``epoch``."""
+        self._admission.discard(epoch)
+
+    def sandbox(self, source: OutputSource, rank: int, size: int) -> None:
+        """Communicate no more: outputs come from ``source``; groups report ``rank`` of ``size``."""
+        with self._admission.lock:
+            old, self._admission.standing = self._admission.standing, None
+            self._sandbox = Sandbox(source, rank, size)
+        if old is not None:
+            old.close_silently()
+            self._abort(old)
+            self._drain()
+            old.close()
+
+    def _replace(self, membership: Membership, rank: int, kept: Links) -> None:
+        workers = {m.worker for m in membership.members}
+        with self._admission.lock:
+            old = self._admission.standing
+            links = dict(kept)
+            for key, link in self._admission.take(membership.epoch).items():
+                surplus = put(links, key, link)
+                if surplus is not None:
+                    surplus.close()
+            for key in [k for k in links if k.worker not in workers]:
+                links.pop(key).close()
+            standing = Standing(membership, rank, self._caller, links, self.counters, self._broken)
+            self._admission.standing = standing
+            self._admission.epoch = membership.epoch
+            self._sandbox = None
+        if old is not None:
+            self._abort(old)
+            old.close()
+        for key, link in links.items():
+            if key not in kept:
+                self._attach(key, link)
+
+    def _drain(self) -> None:
+        """Wait for the operations that were called before the change of epoch."""
+        for group in list(self._groups.values()):
+            if not group.drain(DRAIN):
+                raise LinkError(f"group {group.view.name} is still inside an operation")
+
+    # --- giving up -----------------------------------------------------------------------------
+
+    def poison(self, reason: str) -> None:
+        """Give up the present epoch: pending operations complete without error, links close."""
+        standing = self.standing
+        if standing is not None:
+            standing.poison(reason)
+
+    @property
+    def poisoned(self) -> bool:
+        standing = self.standing
+        return standing is not None and standing.poisoned
+
+    @property
+    def poison_reason(self) -> str:
+        standing = self.standing
+        return standing.reason if standing is not None else ""
+
+    @property
+    def suspects(self) -> tuple[str, ...]:
+        """Workers whose link broke first; empty if the poison came from :meth:`poison`."""
+        standing = self.standing
+        return standing.suspects if standing is not None else ()
+
+    def _broken(self, standing: Standing) -> None:
+        self._abort(standing)
+        if standing is self.standing and self.on_poison is not None:
+            self.on_poison()
+
+    def _abort(self, standing: Standing) -> None:
+        for group in list(self._groups.values()):
+            group.abandon(standing)
+
+    # --- what the runtime says among the ranks ---------------------------------------------------
+
+    def reduce_min(self, values: Sequence[int]) -> tuple[int, ...]:
+        """The vote: element-wise minimum over the world. Raises LinkError if it broke."""
+        if self._sandbox is not None:
+            return tuple(values)
+        return self._control.reduce_min(self._held(), values)
+
+    def shift(self, payload: bytes, offset: int) -> bytes:
+        """Send to rank + offset and receive from rank - offset. Raises LinkError if it broke."""
+        if self._sandbox is not None:
+            return payload
+        return self._control.shift(self._held(), payload, offset)
+
+    def _held(self) -> Standing:
+        standing = self.standing
+        if standing is None:
+            raise LinkError(f"{self.worker} holds no rank")
+        return standing
+
+    # --- links ---------------------------------------------------------------------------------
+
+    def connect(self, member: Member, purpose: str, *, timeout: float) -> Link:
+        """Open an authenticated stream to ``member``. Raises LinkError. The caller closes it."""
+        return self._caller.dial(member, purpose, Lane.RAW, -1, timeout=timeout)
+
+    def accept(self, purpose: str, *, timeout: float, cancel: Callable[[], bool]) -> Link:
+        """The other side of :meth:`connect`. Raises LinkError. The caller closes it."""
+        return self._raw.accept(purpose, timeout=timeout, cancel=cancel)
+
+    def _admit(self, hello: Hello, sock: socket.socket, seal: Seal) -> None:
+        # In one step, or a group created at this moment would attach the link a second time.
+        with self._admission.lock:
+            placed = self._admission.admit(hello, sock, seal)
+            if placed is not None:
+                self._attach(*placed)
+
+    def _attach(self, key: Key, link: Link) -> None:
+        group = self._groups.get(key.group)
+        if key.lane == Lane.MESSAGES and group is not None:
+            group.attach(link)
+
+    def _edges(self, membership: Membership, rank: int) -> list[tuple[str, Member]]:
+        """(group, neighbour) of ``rank`` in every group that contains it."""
+        world = tuple(range(membership.size))
+        return [
+            (name, membership.members[ranks[near]])
+            for name, ranks in (*self.groups(), GroupView(VOTE, world))
+            if rank in ranks
+            for near in sorted(neighbours(ranks.index(rank), len(ranks)))
+        ]
+
+    def _open_ahead(self, group: str, peer: Member, epoch: int, timeout: float) -> None:
+        link = self._caller.dial(peer, group, Lane.COLLECTIVE, epoch, timeout=timeout)
+        key = Key(group, Lane.COLLECTIVE, peer.worker)
+        with self._admission.lock:
+            surplus = put(self._admission.ahead(epoch), key, link)
+        if surplus is not None:
+            surplus.close()
+        self.counters.count_link(group, peer.worker)
+
+    # --- groups --------------------------------------------------------------------------------
+
+    def join(self, group: Participant) -> None:
+        """A group was created: it is part of every epoch from now on."""
+        name = group.view.name
+        if name in (VOTE, SHIFT) or name in self._groups:
+            raise ValueError(f"there is already a group {name!r}")
+        with self._admission.lock:
+            self._groups[name] = group
+            standing = self.standing
+            early = list(standing.member_links()) if standing is not None else []
+            for key, link in early:
+                if key.group == name:
+                    self._attach(key, link)
+
+    def part(self, group: Participant) -> None:
+        """A group was destroyed: close its links."""
+        name = group.view.name
+        if self._groups.get(name) is not group:
+            return
+        del self._groups[name]
+        standing = self.standing
+        if standing is not None:
+            standing.drop(name)
+
+    def close(self) -> None:
+        """Stop listening, close all links and end the groups; idempotent."""
+        # First of all: whoever asks from now on must find nobody here.
+        self._listener.close()
+        standing = self.standing
+        if standing is not None:
+            standing.close_silently()
+            self._abort(standing)
+        for group in list(self._groups.values()):
+            group.drain(5.0)
+            group.shutdown()
+        if standing is not None:
+            standing.close()
+        self._admission.discard_all()
+        self._raw.close()

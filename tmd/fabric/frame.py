@@ -1,0 +1,75 @@
+"""The header before each message on a link: what the sender believes is going on.
+
+Both ends of a link know what comes next; a header that says something else is the first sign of
+two ranks that have run apart, and becomes an error that names both sides.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct
+from typing import NamedTuple
+
+from tmd.core.errors import LinkError
+
+_LAYOUT = Struct("<QQBBHiQ")
+HEADER_SIZE = _LAYOUT.size
+
+
+class Kind(IntEnum):
+    """What a message belongs to."""
+
+    ALLREDUCE = 1
+    BROADCAST = 2
+    REDUCE = 3
+    ALLGATHER = 4
+    GATHER = 5
+    SCATTER = 6
+    REDUCE_SCATTER = 7
+    ALLTOALL = 8
+    BARRIER = 9
+    MESSAGE = 10
+    VOTE = 11
+    SHIFT = 12
+
+
+class Header(NamedTuple):
+    """All fields but the size are equal at both ends of a message."""
+
+    epoch: int
+    seq: int
+    """Number of the operation in its group and epoch; unused (0) for messages."""
+    kind: int
+    dtype: int = 0
+    """Code of the element type, see :mod:`tmd.fabric.reduction`."""
+    root: int = 0
+    detail: int = 0
+    """Reduce operation of a reduction, tag of a message."""
+
+    def packed(self, size: int) -> bytes:
+        """The bytes that go before ``size`` bytes of payload."""
+        return _LAYOUT.pack(*self, size)
+
+
+def unpacked(raw: bytes | bytearray | memoryview) -> tuple[Header, int]:
+    """Header and size of the payload. Does not judge them."""
+    *fields, size = _LAYOUT.unpack(raw)
+    return Header(*fields), size
+
+
+def _told(raw: bytes | bytearray | memoryview) -> str:
+    header, size = unpacked(raw)
+    try:
+        name = Kind(header.kind).name.lower()
+    except ValueError:
+        name = f"unknown kind {header.kind}"
+    return (
+        f"{name} #{header.seq} of epoch {header.epoch} ({size} bytes, type {header.dtype}, "
+        f"root {header.root}, detail {header.detail})"
+    )
+
+
+def check(raw: bytes | bytearray | memoryview, expected: bytes, peer: str) -> None:
+    """Raise LinkError unless ``peer`` sent the ``expected`` header."""
+    if raw != expected:
+        raise LinkError(f"out of step with {peer}: it sent {_told(raw)}, here is {_told(expected)}")

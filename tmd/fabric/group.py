@@ -1,0 +1,107 @@
+"""The process group that torch gets: collectives, messages and coalescing."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+from tmd.core.errors import LinkError
+from tmd.fabric.collective_group import CollectiveGroup, Tensors
+from tmd.fabric.frame import Header, Kind
+from tmd.fabric.inbox import ANY, Wanted
+from tmd.fabric.memory import view
+from tmd.fabric.reduction import dtype_code
+from tmd.fabric.runner import Told
+from tmd.fabric.staging import Staged
+from tmd.fabric.standing import Standing
+from tmd.fabric.untraced import untraced
+from tmd.fabric.work import Work
+
+
+class Group(CollectiveGroup):
+    """A process group whose members can be replaced."""
+
+    @untraced
+    def send(self, tensors: Tensors, dstRank: int, tag: int = 0) -> Work:
+        """Complete when the tensor may be changed, whether or not it was received."""
+        tensor = _single(tensors)
+        self._need_rank(dstRank)
+        work = Work(tensors, self._fabric.blocked)
+        staged = Staged([], tensors)
+
+        def act(standing: Standing) -> None:
+            if standing.poisoned:
+                raise LinkError(standing.reason)
+            code = dtype_code(tensor.dtype)
+            header = Header(standing.epoch, 0, Kind.MESSAGE, code, 0, tag)
+            with staged as (_, inputs):
+                self._mailbox.send(standing, dstRank, header, view(inputs[0]))
+
+        def job() -> None:
+            self._runner.guarded(work, Told("send", (), tensors), act)
+
+        # In the sandbox all operations of a group share one order: that of the mirrored rank.
+        sandboxed = self._fabric.standing is None
+        lane = self._runner.lane if sandboxed else self._mailbox.outbox(dstRank)
+        lane.run(job, inline=False)
+        return work
+
+    @untraced
+    def recv(self, tensors: Tensors, srcRank: int, tag: int = 0) -> Work:
+        self._need_rank(srcRank)
+        return self._receive(tensors, srcRank, tag)
+
+    @untraced
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> Work:
+        return self._receive(tensors, ANY, tag)
+
+    def _receive(self, tensors: Tensors, source: int, tag: int) -> Work:
+        tensor = _single(tensors)
+        work = Work(tensors, self._fabric.blocked)
+        work.source = max(source, 0)
+        told = Told("recv", tensors, ())
+        if self._fabric.standing is None:
+            job = lambda: self._runner.guarded(work, told, lambda _: None)  # noqa: E731
+            self._runner.lane.run(job, inline=False)
+        else:
+            self._runner.guarded(
+                work, told, lambda standing: self._post(standing, tensor, source, tag, work)
+            )
+        return work
+
+    def _post(self, standing: Standing, tensor: Tensor, source: int, tag: int, work: Work) -> bool:
+        staged = Staged([tensor], ())
+        (host,), _ = staged.__enter__()
+
+        def deliver(error: LinkError | None, sender: int) -> None:
+            if error is None:
+                staged.__exit__(None, None, None)
+                work.source = sender
+                self._runner.mirror("recv", [tensor])
+            work.finish(self._runner.judged(error))
+
+        deadline = time.monotonic() + self._runner.patience
+        code = dtype_code(tensor.dtype)
+        self._mailbox.post(Wanted(source, tag, standing, code, view(host), deliver, deadline))
+        return False
+
+    @untraced
+    def _start_coalescing(self, device: torch.device) -> None:
+        """Nothing to gain from: operations start at once."""
+
+    @untraced
+    def _end_coalescing(self, device: torch.device) -> Work:
+        """Complete when everything called so far on this group is."""
+        return self._submit(Kind.BARRIER, lambda op, outputs, inputs: None, [], [], None)
+
+    def _need_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.size():
+            raise ValueError(f"rank {rank} is not in a group of {self.size()}")
+
+
+def _single(tensors: Tensors) -> Tensor:
+    if len(tensors) != 1:
+        raise ValueError(f"a message is one tensor, got {len(tensors)}")
+    return tensors[0]

@@ -1,0 +1,155 @@
+"""Who a process group is, in torch's words: the part without communication.
+
+A view: it knows a group id and global ranks, and asks the fabric at each call who it is now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from tmd.fabric.fabric import Fabric, GroupView
+from tmd.fabric.link import Link
+from tmd.fabric.mailbox import Mailbox
+from tmd.fabric.runner import Runner
+from tmd.fabric.standing import Standing
+
+
+class Identity(dist.ProcessGroup):
+    """Group ``name`` over the global ``ranks`` of ``fabric``; lives until ``shutdown``."""
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        name: str,
+        ranks: Sequence[int],
+        *,
+        timeout: timedelta = timedelta(minutes=30),
+        strict: bool = False,
+    ) -> None:
+        """``strict``: aborted operations raise, for use without a vote."""
+        super().__init__(0, len(ranks))  # type: ignore[call-arg]
+        self.view = GroupView(name, tuple(ranks))
+        self._fabric = fabric
+        self._name = name
+        self._description = "undefined"
+        self._timeout = timeout
+        self._runner = Runner(fabric, self.view, timeout.total_seconds(), strict=strict)
+        self._mailbox = Mailbox(name, self.view.ranks, lambda: fabric.standing)
+        fabric.join(self)
+
+    # --- what torch asks -----------------------------------------------------------------------
+
+    def rank(self) -> int:
+        """Rank in this group, -1 if the fabric's rank is not in it."""
+        rank = self._fabric.rank
+        return self.view.ranks.index(rank) if rank in self.view.ranks else -1
+
+    def size(self) -> int:
+        return len(self.view.ranks)
+
+    # C++ calls these two where Python calls the two above.
+    getRank = rank
+    getSize = size
+
+    def name(self) -> str:
+        return "tmd"
+
+    getBackendName = name
+    _get_backend_name = name
+
+    @property
+    def group_name(self) -> Any:
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        return self._description
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    def _set_group_name(self, name: Any) -> None:
+        self._name = name
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._description = desc
+
+    setGroupName = _set_group_name
+    setGroupDesc = _set_group_desc
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu"), torch.device("cuda")]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        # torch asks the backend of a group for its abilities; here they are one.
+        return self
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        return False
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def _set_default_backend(self, backend_type: Any) -> None:
+        pass
+
+    def _set_sequence_number_for_group(self) -> None:
+        pass
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._runner.seq
+
+    def _wait_for_pending_works(self) -> None:
+        self.drain(self._timeout.total_seconds())
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Only for operations that open a link from now on."""
+        self._timeout = timeout
+        self._runner.patience = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    # --- what the fabric asks ------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether an operation is running or queued."""
+        return self._runner.lane.busy
+
+    def drain(self, timeout: float) -> bool:
+        """Wait for collectives and sends; ``False`` if that took too long."""
+        return self._runner.lane.drain(timeout) and self._mailbox.drain(timeout)
+
+    def attach(self, link: Link) -> None:
+        """A peer opened a link for messages to us."""
+        self._mailbox.attach(link)
+
+    def abandon(self, standing: Standing) -> None:
+        """``standing`` is over: complete what still waits in it."""
+        self._mailbox.abort(standing)
+
+    # --- the end -------------------------------------------------------------------------------
+
+    def abort(self) -> None:
+        """torch: give up everything that is running."""
+        self._fabric.poison(f"group {self._name} was aborted")
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        """Close the links and end the threads of this group; idempotent."""
+        self._fabric.part(self)
+        self._runner.lane.close()
+        self._mailbox.close()

@@ -1,0 +1,121 @@
+"""Matching messages with receives: whichever comes first waits for the other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tmd.core.errors import LinkError
+from tmd.fabric.standing import Standing
+
+KEPT = 256 << 20
+"""Bytes of unasked messages beyond which no more are read unless somebody waits."""
+
+ANY = -1
+
+Deliver = Callable[[LinkError | None, int], None]
+"""Completes a receive: the error that aborted it if any, and the rank the message came from."""
+
+
+@dataclass(eq=False)
+class Message:
+    """A message nobody has asked for yet. ``source`` is a rank of the group."""
+
+    source: int
+    tag: int
+    epoch: int
+    dtype: int
+    data: bytearray
+
+
+@dataclass(eq=False)
+class Wanted:
+    """A posted receive. ``source`` may be ``ANY``."""
+
+    source: int
+    tag: int
+    standing: Standing
+    dtype: int
+    into: memoryview
+    deliver: Deliver
+    deadline: float
+    """Monotonic time after which the sender is late."""
+
+    def matches(self, source: int, tag: int, epoch: int) -> bool:
+        return self.source in (ANY, source) and self.tag == tag and self.standing.epoch == epoch
+
+    def misfit(self, dtype: int, size: int) -> LinkError | None:
+        """Why a message of this type and size cannot be received here."""
+        if size == len(self.into) and dtype == self.dtype:
+            return None
+        return LinkError(
+            f"a message of {size} bytes of type {dtype} met a receive for {len(self.into)} bytes "
+            f"of type {self.dtype} (tag {self.tag})"
+        )
+
+
+class Inbox:
+    """Thread-safe; oldest first on both sides."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._messages: list[Message] = []
+        self._wanted: list[Wanted] = []
+        self._held = 0
+
+    def post(self, wanted: Wanted) -> Message | None:
+        """The message that fits, taken out; else ``wanted`` stays here until one comes."""
+        with self._changed:
+            for message in self._messages:
+                if wanted.matches(message.source, message.tag, message.epoch):
+                    self._messages.remove(message)
+                    self._held -= len(message.data)
+                    self._changed.notify_all()
+                    return message
+            self._wanted.append(wanted)
+            self._changed.notify_all()
+            return None
+
+    def claim(self, source: int, tag: int, epoch: int) -> Wanted | None:
+        """The receive that waits for such a message, taken out."""
+        with self._changed:
+            return self._take(source, tag, epoch)
+
+    def arrive(self, message: Message) -> Wanted | None:
+        """The receive that waits for ``message``, taken out; else the message stays here."""
+        with self._changed:
+            wanted = self._take(message.source, message.tag, message.epoch)
+            if wanted is None:
+                self._messages.append(message)
+                self._held += len(message.data)
+            return wanted
+
+    def waiting(self) -> list[Wanted]:
+        """A snapshot of the receives without a message."""
+        with self._changed:
+            return list(self._wanted)
+
+    def withdraw(self, standing: Standing) -> list[Wanted]:
+        """Take out the receives of ``standing`` and drop the messages up to its epoch."""
+        with self._changed:
+            gone = [w for w in self._wanted if w.standing is standing]
+            self._wanted = [w for w in self._wanted if w.standing is not standing]
+            self._messages = [m for m in self._messages if m.epoch > standing.epoch]
+            self._held = sum(len(m.data) for m in self._messages)
+            self._changed.notify_all()
+            return gone
+
+    def make_room(self, seconds: float) -> bool:
+        """Wait until another message may be read; ``False`` if it may not yet."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._held < KEPT or bool(self._wanted), timeout=seconds
+            )
+
+    def _take(self, source: int, tag: int, epoch: int) -> Wanted | None:
+        for wanted in self._wanted:
+            if wanted.matches(source, tag, epoch):
+                self._wanted.remove(wanted)
+                return wanted
+        return None

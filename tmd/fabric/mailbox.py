@@ -1,0 +1,199 @@
+"""Point-to-point messages of one group.
+
+Messages have links and threads of their own, so they can neither wait for a collective nor for each
+other: one thread per destination sends, one per incoming link reads. What arrives before anybody
+asked for it is kept, so that no order of sends and receives can deadlock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from tmd.core.errors import LinkError
+from tmd.fabric.frame import Header, Kind, unpacked
+from tmd.fabric.handshake import Lane as LinkLane
+from tmd.fabric.inbox import ANY, Inbox, Message, Wanted
+from tmd.fabric.lane import Lane
+from tmd.fabric.link import Link
+from tmd.fabric.standing import PROBE_PERIOD, SENDING, Key, Standing
+from tmd.fabric.transfer import Late, Lost, receive_some, send
+
+Current = Callable[[], Standing | None]
+
+
+class Mailbox:
+    """Sends and receives of group ``group`` whose global ranks are ``ranks``."""
+
+    def __init__(self, group: str, ranks: tuple[int, ...], current: Current) -> None:
+        self._group = group
+        self._ranks = ranks
+        self._current = current
+        self._inbox = Inbox()
+        self._gone: dict[str, Standing] = {}
+        """Who hung up, and in which epoch."""
+        self._outboxes: dict[int, Lane] = {}
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._watch: threading.Thread | None = None
+
+    def outbox(self, to: int) -> Lane:
+        """The lane of all messages to a rank of the group."""
+        with self._lock:
+            lane = self._outboxes.get(to)
+            if lane is None:
+                lane = self._outboxes[to] = Lane(f"tmd-send-{self._group}-{to}")
+                if self._closed.is_set():
+                    lane.close()
+            return lane
+
+    def send(self, standing: Standing, to: int, header: Header, payload: memoryview) -> None:
+        """Send one message, blocking; raises LinkError. To be run on the outbox of ``to``."""
+        if standing.rank == self._ranks[to]:
+            data = bytearray(payload)
+            return self._arrive(Message(to, header.detail, header.epoch, header.dtype, data))
+        link = standing.link(self._group, self._ranks[to], SENDING)
+        send(link, header.packed(len(payload)), payload)
+
+    def post(self, wanted: Wanted) -> None:
+        """Post a receive; its ``deliver`` is called once, from any thread."""
+        message = self._inbox.post(wanted)
+        if message is not None:
+            return self._hand_over(wanted, message)
+        if wanted.standing.poisoned:
+            return self.abort(wanted.standing)
+        self._check(wanted)
+        self._start_watch()
+
+    def abort(self, standing: Standing) -> None:
+        """Complete the receives of a standing that is over, and forget its messages."""
+        for wanted in self._inbox.withdraw(standing):
+            wanted.deliver(LinkError(standing.reason or "the epoch is over"), wanted.source)
+
+    def attach(self, link: Link) -> None:
+        """Read ``link`` from now on, on a thread that ends with it."""
+        name = f"tmd-read-{self._group}"
+        threading.Thread(target=self._read, args=(link,), name=name, daemon=True).start()
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until everything is sent; ``False`` if that took too long."""
+        with self._lock:
+            lanes = list(self._outboxes.values())
+        return all(lane.drain(timeout) for lane in lanes)
+
+    def close(self) -> None:
+        """End the threads; those that read end with their links."""
+        self._closed.set()
+        with self._lock:
+            for lane in self._outboxes.values():
+                lane.close()
+
+    # --- the reading threads -------------------------------------------------------------------
+
+    def _read(self, link: Link) -> None:
+        try:
+            with link.in_use():
+                while not link.severed:
+                    if self._inbox.make_room(PROBE_PERIOD):
+                        self._read_one(link)
+        except LinkError as e:
+            self._lost(link, e)
+        finally:
+            link.close()
+
+    def _lost(self, link: Link, error: LinkError) -> None:
+        standing = self._current()
+        key = Key(self._group, LinkLane.MESSAGES, link.peer)
+        # A link of an epoch that is over says nothing about the present one.
+        if link.severed or standing is None or not standing.forget(key, link):
+            return
+        self._gone[link.peer] = standing
+        if not isinstance(error, Lost):
+            standing.blame(error)
+        for wanted in self._inbox.waiting():
+            self._check(wanted)
+
+    def _read_one(self, link: Link) -> None:
+        _fill(link, link.head)
+        header, size = unpacked(link.head)
+        source = self._source(link.peer)
+        if header.kind != Kind.MESSAGE or source is None:
+            raise LinkError(f"{link.peer} sent what is no message of group {self._group}")
+        wanted = self._inbox.claim(source, header.detail, header.epoch)
+        if wanted is None:
+            data = bytearray(size)
+            _fill(link, memoryview(data))
+            message = Message(source, header.detail, header.epoch, header.dtype, data)
+            return self._arrive(message)
+        fault = wanted.misfit(header.dtype, size)
+        try:
+            if fault is not None:
+                raise fault
+            _fill(link, wanted.into)
+        except LinkError as e:
+            # It is off the list, so nobody else would complete it.
+            wanted.standing.blame(e)
+            wanted.deliver(e, source)
+            raise
+        wanted.deliver(None, source)
+
+    def _source(self, worker: str) -> int | None:
+        standing = self._current()
+        rank = standing.membership.rank_of(worker) if standing is not None else None
+        return self._ranks.index(rank) if rank in self._ranks else None
+
+    def _arrive(self, message: Message) -> None:
+        wanted = self._inbox.arrive(message)
+        if wanted is not None:
+            self._hand_over(wanted, message)
+
+    def _hand_over(self, wanted: Wanted, message: Message) -> None:
+        fault = wanted.misfit(message.dtype, len(message.data))
+        if fault is None:
+            wanted.into[:] = message.data
+        else:
+            wanted.standing.blame(fault)
+        wanted.deliver(fault, message.source)
+
+    # --- is the sender alive -------------------------------------------------------------------
+
+    def _check(self, wanted: Wanted) -> None:
+        """Poison the standing if the sender that is waited for has hung up."""
+        members = wanted.standing.membership.members
+        ranks = self._ranks if wanted.source == ANY else (self._ranks[wanted.source],)
+        for rank in ranks:
+            if self._gone.get(members[rank].worker) is wanted.standing:
+                wanted.standing.blame(Lost(members[rank].worker, "closed by the other side"))
+
+    def _start_watch(self) -> None:
+        with self._lock:
+            if self._watch is None:
+                name = f"tmd-watch-{self._group}"
+                self._watch = threading.Thread(target=self._watch_loop, name=name, daemon=True)
+                self._watch.start()
+
+    def _watch_loop(self) -> None:
+        """A sender that has not dialled yet may be dead: no link would tell us. Ask it."""
+        while not self._closed.wait(PROBE_PERIOD):
+            for wanted in self._inbox.waiting():
+                try:
+                    self._verify(wanted)
+                except LinkError as e:
+                    wanted.standing.blame(e)
+
+    def _verify(self, wanted: Wanted) -> None:
+        if time.monotonic() > wanted.deadline:
+            raise Late(f"rank {wanted.source} of group {self._group}")
+        if wanted.source == ANY or wanted.standing.poisoned:
+            return
+        member = wanted.standing.membership.members[self._ranks[wanted.source]]
+        key = Key(self._group, LinkLane.MESSAGES, member.worker)
+        link = wanted.standing.links.get(key)
+        if link is None or link.severed:
+            wanted.standing.verify(member)
+
+
+def _fill(link: Link, into: memoryview) -> None:
+    while into:
+        into = into[receive_some(link, into) :]

@@ -1,0 +1,41 @@
+"""Tensors as plain memory, and the scratch memory of a thread."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+EMPTY = memoryview(bytearray())
+KEPT = 4 << 20
+
+
+@lru_cache(maxsize=512)
+def _array(size: int) -> type[ctypes.Array[ctypes.c_char]]:
+    return ctypes.c_char * size
+
+
+def view(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor. The caller keeps the tensor alive meanwhile."""
+    size = tensor.nbytes
+    if size == 0:
+        return EMPTY
+    return memoryview(_array(size).from_address(tensor.data_ptr())).cast("B")
+
+
+class Scratch:
+    """Memory that one thread uses again and again; what is larger than ``KEPT`` is not kept."""
+
+    def __init__(self) -> None:
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, count: int, dtype: torch.dtype) -> Tensor:
+        """``count`` elements with any content, valid until the next call."""
+        size = count * dtype.itemsize
+        if size > KEPT:
+            return torch.empty(count, dtype=dtype)
+        if self._buffer.numel() < size:
+            self._buffer = torch.empty(1 << (size - 1).bit_length(), dtype=torch.uint8)
+        return self._buffer[:size].view(dtype)

@@ -1,0 +1,58 @@
+"""Links that belong to no group: authenticated streams for the transfer of state."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from tmd.core.errors import LinkError
+from tmd.fabric.link import Link
+
+PARKED = 64
+SLICE = 0.05
+"""How often ``cancel`` is asked while waiting."""
+
+
+class RawLinks:
+    """Incoming raw links by purpose, until somebody accepts them. ``close`` drops the rest."""
+
+    def __init__(self) -> None:
+        self._arrived = threading.Condition()
+        self._parked: deque[tuple[str, Link]] = deque()
+        self._closed = False
+
+    def park(self, purpose: str, link: Link) -> None:
+        """Keep ``link`` until it is accepted; the oldest one goes if there are too many."""
+        with self._arrived:
+            if self._closed:
+                return link.close()
+            if len(self._parked) >= PARKED:
+                self._parked.popleft()[1].close()
+            self._parked.append((purpose, link))
+            self._arrived.notify_all()
+
+    def accept(self, purpose: str, *, timeout: float, cancel: Callable[[], bool]) -> Link:
+        """The next link for ``purpose``; raises LinkError after ``timeout`` or on ``cancel``."""
+        deadline = time.monotonic() + timeout
+        with self._arrived:
+            while True:
+                for entry in self._parked:
+                    if entry[0] == purpose:
+                        self._parked.remove(entry)
+                        return entry[1]
+                left = deadline - time.monotonic()
+                if self._closed or cancel():
+                    raise LinkError(f"nobody is waited for any more ({purpose})")
+                if left <= 0:
+                    raise LinkError(f"nobody called for {purpose} within {timeout} s")
+                self._arrived.wait(min(left, SLICE))
+
+    def close(self) -> None:
+        with self._arrived:
+            self._closed = True
+            for _, link in self._parked:
+                link.close()
+            self._parked.clear()
+            self._arrived.notify_all()

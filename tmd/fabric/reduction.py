@@ -1,0 +1,93 @@
+"""What a reduction does to two tensors, and how element types are numbered on the wire.
+
+Partial results have the element type of the tensor, also for half and bfloat16 (as Gloo does);
+every partial result is computed once, or by two ranks with the same operands in the same order, so
+all ranks end with the same bits. Where both operands are known, the one of the lower rank is first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+DTYPES = (
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+)
+_CODES = {dtype: code for code, dtype in enumerate(DTYPES, start=1)}
+
+Combine = Callable[..., Tensor]
+
+
+def dtype_code(dtype: torch.dtype) -> int:
+    """Number of an element type on the wire; 0 for one that is only moved, never reduced."""
+    return _CODES.get(dtype, 0)
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """``combine(low, high, out=...)`` merges two partial results."""
+
+    code: int
+    combine: Combine
+    average: bool = False
+
+    def finish(self, tensor: Tensor, size: int) -> None:
+        """Turn the merged result of ``size`` ranks into the final one, in place."""
+        if not self.average:
+            return
+        if tensor.is_floating_point() or tensor.is_complex():
+            tensor.div_(size)
+        else:
+            tensor.div_(size, rounding_mode="trunc")
+
+
+_Op: Any = ReduceOp.RedOpType
+_COMBINE: dict[object, Combine] = {
+    _Op.SUM: torch.add,
+    _Op.AVG: torch.add,
+    _Op.PRODUCT: torch.mul,
+    _Op.MIN: torch.minimum,
+    _Op.MAX: torch.maximum,
+    _Op.BAND: torch.bitwise_and,
+    _Op.BOR: torch.bitwise_or,
+    _Op.BXOR: torch.bitwise_xor,
+}
+_TABLE = {
+    op: Reduction(code, combine, op == _Op.AVG)
+    for code, (op, combine) in enumerate(_COMBINE.items(), start=1)
+}
+_BITWISE = {_Op.BAND, _Op.BOR, _Op.BXOR}
+_ORDERED = {_Op.MIN, _Op.MAX}
+
+
+def reduction(op: Any, dtype: torch.dtype) -> Reduction:
+    """The reduction ``op`` for tensors of ``dtype``; raises ValueError if there is none."""
+    kind = getattr(op, "op", op)
+    found = _TABLE.get(kind)
+    if found is None:
+        raise ValueError(f"the tmd backend cannot reduce with {kind}")
+    if dtype not in _CODES:
+        raise ValueError(f"the tmd backend cannot reduce tensors of {dtype}")
+    if kind in _BITWISE and (dtype.is_floating_point or dtype.is_complex):
+        raise ValueError(f"{kind} needs integers or bool, not {dtype}")
+    if kind in _ORDERED and dtype.is_complex:
+        raise ValueError(f"{kind} needs an order, {dtype} has none")
+    if kind == _Op.AVG and dtype == torch.bool:
+        raise ValueError("bool has no average")
+    return found

@@ -1,0 +1,138 @@
+"""Runs the operations of one group in order, whatever the group is at the moment.
+
+The same call communicates, takes its outputs from the sandbox's source, or (in a poisoned epoch)
+does nothing: which of these is decided when its turn comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from tmd.core.errors import LinkError
+from tmd.fabric.collectives.on_tensors import Body
+from tmd.fabric.collectives.op import Op
+from tmd.fabric.fabric import Fabric, GroupView
+from tmd.fabric.frame import Header, Kind
+from tmd.fabric.lane import Lane
+from tmd.fabric.link import Link
+from tmd.fabric.memory import Scratch
+from tmd.fabric.staging import Staged
+from tmd.fabric.standing import Standing
+from tmd.fabric.work import Work
+
+
+@dataclass(frozen=True)
+class Call:
+    """A collective as it was called. ``body`` does it on contiguous CPU tensors."""
+
+    kind: Kind
+    body: Body
+    outputs: Sequence[Tensor]
+    inputs: Sequence[Tensor]
+    dtype: int = 0
+    root: int = 0
+    detail: int = 0
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the sandbox's source is told of an operation."""
+
+    op: str
+    outputs: Sequence[Tensor]
+    inputs: Sequence[Tensor]
+
+
+class Runner:
+    """The lane and the sequence numbers of the group ``view``."""
+
+    def __init__(self, fabric: Fabric, view: GroupView, patience: float, *, strict: bool) -> None:
+        """``patience``: seconds without a byte until an operation gives up.
+
+        ``strict``: an aborted operation raises from ``wait``; for use without a vote.
+        """
+        self.fabric = fabric
+        self.view = view
+        self.patience = patience
+        self.strict = strict
+        self.lane = Lane(f"tmd-group-{view.name}")
+        self._scratch = Scratch()
+        self._standing: Standing | None = None
+        self.seq = 0
+
+    def submit(self, call: Call, *, inline: bool, results: Sequence[Tensor]) -> Work:
+        """Queue ``call``; ``results`` is the value of the future."""
+        work = Work(results, self.fabric.blocked)
+        staged = Staged(call.outputs, call.inputs)
+        self.lane.run(lambda: self._perform(call, staged, work), inline=inline)
+        return work
+
+    def _perform(self, call: Call, staged: Staged, work: Work) -> None:
+        self.fabric.collectives += 1
+        op = call.kind.name.lower()
+        told = Told(op, call.outputs, call.inputs)
+        self.guarded(work, told, lambda standing: self._communicate(call, staged, standing))
+
+    def guarded(self, work: Work, told: Told, act: Callable[[Standing], bool | None]) -> None:
+        """Complete ``work`` by ``act`` or by the sandbox's source; never raises.
+
+        ``act`` returns ``False`` if somebody else will complete it.
+        """
+        sandbox, standing = self.fabric.sandboxed, self.fabric.standing
+        error: Exception | None = None
+        try:
+            if standing is not None:
+                if act(standing) is False:
+                    return
+            elif sandbox is not None:
+                sandbox.source.outputs(told.op, self.view.name, told.outputs, told.inputs)
+            else:
+                error = RuntimeError("the fabric has neither a rank nor a sandbox")
+        except LinkError as e:
+            if standing is not None:
+                standing.blame(e)
+            error = self.judged(e)
+        except Exception as e:  # a mistake in the call: the others must not wait for us
+            if standing is not None:
+                standing.poison(f"rank {standing.rank} failed in {told.op}: {e!r}")
+            error = e
+        work.finish(error)
+
+    def judged(self, error: LinkError | None) -> LinkError | None:
+        """What ``wait`` raises for an operation that was aborted by ``error``."""
+        return error if self.strict else None
+
+    def mirror(self, op: str, outputs: Sequence[Tensor]) -> None:
+        """Show the outputs of an operation that communicated to the fabric's tap."""
+        if self.fabric.tap is not None:
+            self.fabric.tap(op, self.view.name, outputs)
+
+    def _communicate(self, call: Call, staged: Staged, standing: Standing) -> None:
+        if standing.poisoned:
+            raise LinkError(standing.reason)
+        op = Op(
+            self.view.ranks.index(standing.rank),
+            len(self.view.ranks),
+            self._header(call, standing),
+            lambda rank: self._link(standing, rank),
+            self._scratch,
+        )
+        with staged as (outputs, inputs):
+            call.body(op, outputs, inputs)
+        self.fabric.counters.bytes += sum(t.nbytes for t in outputs)
+        self.mirror(call.kind.name.lower(), call.outputs)
+
+    def _header(self, call: Call, standing: Standing) -> Header:
+        # A joiner has not counted along: the numbers start again with each epoch.
+        self.seq = self.seq + 1 if self._standing is standing else 0
+        self._standing = standing
+        return Header(standing.epoch, self.seq, call.kind, call.dtype, call.root, call.detail)
+
+    def _link(self, standing: Standing, rank: int) -> Link:
+        link = standing.link(self.view.name, self.view.ranks[rank])
+        if link.timeout_ms is None:
+            link.patience(self.patience)
+        return link

@@ -1,0 +1,31 @@
+"""Who talks to whom in a group: pure functions of rank and size.
+
+Every collective of the fabric uses only edges between a rank and its neighbours (all-to-all and
+point-to-point excepted), so these functions alone say which links a replacement has to open.
+"""
+
+from __future__ import annotations
+
+
+def neighbours(rank: int, size: int) -> frozenset[int]:
+    """Ranks at a power-of-two distance on the circle: about ``2 * log2(size)`` of them.
+
+    Holds the ring (distance 1), the partners of recursive doubling with its fold, and the edges of
+    binomial trees with any root.
+    """
+    found: set[int] = set()
+    distance = 1
+    while distance < size:
+        found.update(((rank + distance) % size, (rank - distance) % size))
+        distance *= 2
+    return frozenset(found - {rank})
+
+
+def folded(size: int) -> int:
+    """The largest power of two that is not above ``size`` (at least 1)."""
+    return 1 << (size.bit_length() - 1)
+
+
+def dials(worker: str, peer: str) -> bool:
+    """Whether ``worker`` opens the link between the two (else it waits to be called)."""
+    return worker < peer

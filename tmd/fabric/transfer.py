@@ -1,0 +1,192 @@
+"""Moving bytes over links: the inner loop of every collective.
+
+Blocking sockets, as few system calls as possible: a thread sleeps in ``recv`` until its data is
+there, and ``Link.sever`` from another thread wakes it. Only where sending and receiving must go on
+at the same time, and the socket buffers cannot hold it all, are both polled.
+"""
+
+from __future__ import annotations
+
+import select
+from collections import deque
+from collections.abc import Iterator
+from socket import MSG_DONTWAIT
+
+from tmd.core.errors import LinkError
+from tmd.fabric.frame import HEADER_SIZE, check
+from tmd.fabric.link import Link
+
+
+class Lost(LinkError):
+    """The link to ``worker`` broke: that worker is the suspect."""
+
+    def __init__(self, worker: str, reason: object) -> None:
+        super().__init__(f"link to {worker} broke: {reason}")
+        self.worker = worker
+
+
+class Late(LinkError):
+    """No byte moved for as long as the group allows; the peer may well be alive."""
+
+    def __init__(self, worker: str) -> None:
+        super().__init__(f"no data from {worker} within the time-out of the group")
+
+
+SEGMENT = 128 << 10
+"""Bytes that are reduced or forwarded at a time: small enough to stay in the cache."""
+
+_CLOSED = "closed by the other side"
+
+
+def send(link: Link, header: bytes, payload: memoryview) -> None:
+    """Send one message; returns when the kernel has all of it."""
+    try:
+        sent = link.sock.sendmsg((header, payload))
+        if sent < HEADER_SIZE:
+            link.sock.sendall(header[sent:])
+            sent = HEADER_SIZE
+        if sent < HEADER_SIZE + len(payload):
+            link.sock.sendall(payload[sent - HEADER_SIZE :])
+    except BlockingIOError as e:
+        raise Late(link.peer) from e
+    except OSError as e:
+        raise Lost(link.peer, e) from e
+
+
+def receive(link: Link, expected: bytes, into: memoryview) -> None:
+    """Receive one message of exactly ``len(into)`` bytes with the ``expected`` header."""
+    head = link.head
+    try:
+        have = link.sock.recvmsg_into((head, into))[0]
+    except BlockingIOError as e:
+        raise Late(link.peer) from e
+    except OSError as e:
+        raise Lost(link.peer, e) from e
+    if have == HEADER_SIZE + len(into) and head == expected:
+        return
+    # The header is judged before more is read: what follows may not be what we wait for.
+    while have < HEADER_SIZE:
+        have += receive_some(link, head[have:])
+    check(head, expected, link.peer)
+    while have < HEADER_SIZE + len(into):
+        have += receive_some(link, into[have - HEADER_SIZE :])
+
+
+def receive_some(link: Link, into: memoryview) -> int:
+    """Receive at least one byte; returns how many."""
+    try:
+        n = link.sock.recv_into(into)
+    except BlockingIOError as e:
+        raise Late(link.peer) from e
+    except OSError as e:
+        raise Lost(link.peer, e) from e
+    if n == 0:
+        raise Lost(link.peer, _CLOSED)
+    return n
+
+
+def swap(
+    out: Link, header: bytes, payload: memoryview, inp: Link, expected: bytes, into: memoryview
+) -> None:
+    """Send one message and receive another at the same time (the two links may be one)."""
+    try:
+        sent = out.sock.sendmsg((header, payload), (), MSG_DONTWAIT)
+    except BlockingIOError:
+        sent = 0
+    except OSError as e:
+        raise Lost(out.peer, e) from e
+    if sent == HEADER_SIZE + len(payload):
+        return receive(inp, expected, into)
+    rest = deque([payload[max(0, sent - HEADER_SIZE) :]])
+    if sent < HEADER_SIZE:
+        rest.appendleft(memoryview(header)[sent:])
+    return pump(out, rest, inp, iter((into,)) if len(into) else iter(()), expected)
+
+
+def pump(
+    out: Link,
+    queue: deque[memoryview],
+    inp: Link,
+    arrivals: Iterator[memoryview | None],
+    expected: bytes | None,
+) -> None:
+    """Send all of ``queue`` while receiving ``expected`` and then each buffer of ``arrivals``.
+
+    ``expected`` is the header of the incoming message; ``None`` if it was read or none comes.
+
+    ``arrivals`` is resumed when its last buffer is full; it may work on the data and append to
+    ``queue``. It yields ``None`` to be asked again after something has been sent.
+    """
+    incoming = _with_header(inp, expected, arrivals)
+    view, more = _next(incoming)
+    ready = _readiness(out, inp)
+    while queue or more:
+        moved = _push(out, queue, wait=view is None) if queue else 0
+        if view is not None:
+            got = _pull(inp, view, wait=not queue)
+            view = view[got:]
+            moved += got
+        if more and not view:
+            view, more = _next(incoming)
+        elif not moved and not ready.poll(inp.timeout_ms):
+            raise Late(inp.peer)
+
+
+def _next(incoming: Iterator[memoryview | None]) -> tuple[memoryview | None, bool]:
+    """The next buffer to fill, and whether there was one to ask for."""
+    for view in incoming:
+        return view, True
+    return None, False
+
+
+def _with_header(
+    inp: Link, expected: bytes | None, arrivals: Iterator[memoryview | None]
+) -> Iterator[memoryview | None]:
+    if expected is not None:
+        yield inp.head
+        check(inp.head, expected, inp.peer)
+    for view in arrivals:
+        # An empty buffer is full at once; reading it would look like the end of the stream.
+        if view is None or len(view):
+            yield view
+
+
+def _readiness(out: Link, inp: Link) -> select.poll:
+    ready = select.poll()
+    ready.register(out.sock, select.POLLOUT)
+    # The same descriptor twice would replace the first mask.
+    same = select.POLLOUT if out is inp else 0
+    ready.register(inp.sock, select.POLLIN | same)
+    return ready
+
+
+def _push(out: Link, queue: deque[memoryview], *, wait: bool) -> int:
+    head = queue[0]
+    try:
+        # A blocking send is kept short: meanwhile nothing is received.
+        sent = out.sock.send(head[:SEGMENT], 0) if wait else out.sock.send(head, MSG_DONTWAIT)
+    except BlockingIOError as e:
+        if wait:
+            raise Late(out.peer) from e
+        return 0
+    except OSError as e:
+        raise Lost(out.peer, e) from e
+    if sent == len(head):
+        queue.popleft()
+    else:
+        queue[0] = head[sent:]
+    return sent
+
+
+def _pull(inp: Link, into: memoryview, *, wait: bool) -> int:
+    try:
+        n = inp.sock.recv_into(into, 0, 0 if wait else MSG_DONTWAIT)
+    except BlockingIOError as e:
+        if wait:
+            raise Late(inp.peer) from e
+        return 0
+    except OSError as e:
+        raise Lost(inp.peer, e) from e
+    if n == 0:
+        raise Lost(inp.peer, _CLOSED)
+    return n

@@ -1,0 +1,112 @@
+"""The handle of a running operation, as torch wants it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch import Tensor
+from torch._C._distributed_c10d import Work as TorchWork
+from torch.futures import Future
+
+
+class Gauge:
+    """How many threads are inside something."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.level = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self.level += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self.level -= 1
+
+
+class Work(TorchWork):
+    """Completed by the thread that runs the operation.
+
+    An aborted operation completes without error: its tensors hold garbage, and the vote at the end
+    of the step discards them. Only a mistake in the call itself is raised by ``wait``.
+    """
+
+    def __init__(self, outputs: Sequence[Tensor], blocked: Gauge) -> None:
+        super().__init__()
+        self._outputs = list(outputs)
+        self._blocked = blocked
+        self._done = threading.Lock()
+        self._done.acquire()
+        self._guard = threading.Lock()
+        self._completed = False
+        self._error: Exception | None = None
+        self._future: Future[list[Tensor]] | None = None
+        self.source = -1
+
+    def finish(self, error: Exception | None = None) -> None:
+        """Complete, once."""
+        with self._guard:
+            if self._completed:
+                return
+            self._error = error
+            self._completed = True
+            future = self._future
+        self._done.release()
+        if future is not None:
+            self._settle(future)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Block until complete. Raises RuntimeError after ``timeout`` (zero: never)."""
+        if not self._completed:
+            # A negative time-out is torch's "not given".
+            seconds = timeout.total_seconds()
+            with self._blocked:
+                if not self._done.acquire(timeout=seconds if seconds > 0 else -1):
+                    raise RuntimeError(f"operation not complete after {seconds} s")
+                self._done.release()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def get_future(self) -> Future[list[Tensor]]:
+        """A future whose value is the list of output tensors, never ``None``."""
+        with self._guard:
+            if self._future is not None:
+                return self._future
+            self._future = Future()
+            completed = self._completed
+        if completed:
+            self._settle(self._future)
+        return self._future
+
+    def _settle(self, future: Future[list[Tensor]]) -> None:
+        if self._error is not None:
+            future.set_exception(self._error)  # type: ignore[arg-type]
+        else:
+            future.set_result(self._outputs)
+
+    def is_completed(self) -> bool:
+        return self._completed
+
+    def is_success(self) -> bool:
+        return self._completed and self._error is None
+
+    def exception(self) -> Any:
+        return self._error
+
+    def result(self) -> list[Tensor]:
+        self.wait()
+        return self._outputs
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def source_rank(self) -> int:
+        """Group rank a message came from."""
+        return self.source
+
+    _source_rank = source_rank
