@@ -1,0 +1,173 @@
+"""The configuration: sources, errors, defaults."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+from msgspec import structs
+
+from tmd.config import LimitsSection, Settings, find_file, load
+from tmd.core.errors import ConfigError
+from tmd.core.migration import Limits
+from tmd.core.model import Strategy
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch):
+    for name in list(os.environ):
+        if name.startswith("TMD_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text):
+        path = tmp_path / "tmd.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def complaint(path):
+    with pytest.raises(ConfigError) as raised:
+        load(path)
+    return str(raised.value)
+
+
+def test_everything_has_a_default(write):
+    settings = load(write(""))
+
+    assert settings.host.name == socket.gethostname()
+    assert settings.host.socket.name == "tmd.sock"
+    assert settings.policies.enabled == ("replace_failed", "drain_requested")
+    assert settings.limits.limits() == Limits()
+
+
+def test_limits_are_those_of_the_core():
+    assert set(LimitsSection.model_fields) == set(structs.asdict(Limits()))
+
+
+def test_variables_win_over_the_file(write, monkeypatch):
+    path = write('[host]\nname = "a"\nttl_s = 5\n[leader]\nttl_s = 20')
+    monkeypatch.setenv("TMD_HOST__NAME", "b")
+    monkeypatch.setenv("TMD_POLICIES__ENABLED", '["observe_only"]')
+    settings = load(path)
+
+    assert (settings.host.name, settings.host.ttl_s) == ("b", 5)
+    assert settings.policies.enabled == ("observe_only",)
+    assert settings.leader.ttl_s == 20
+
+
+def test_the_trainers_variables_are_not_configuration(write, monkeypatch):
+    for name in ("TMD_SOCKET", "TMD_JOB", "TMD_HOST", "TMD_WORKER", "TMD_LOG"):
+        monkeypatch.setenv(name, "x")
+
+    assert load(write("")).host.name == socket.gethostname()
+
+
+def test_the_socket_follows_the_runtime_dir(write):
+    assert str(load(write('[host]\nruntime_dir = "/x"')).host.socket) == "/x/tmd.sock"
+    assert str(load(write('[host]\nsocket = "/y/s"')).host.socket) == "/y/s"
+
+
+def test_the_file_may_be_named_by_a_variable(write, monkeypatch):
+    path = write('[cluster]\nname = "c"')
+    monkeypatch.setenv("TMD_CONFIG", str(path))
+
+    assert find_file(None) == path
+    assert load().cluster.name == "c"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[redis]\nurll = 'x'", "unknown key [redis] urll; did you mean 'url'?"),
+        ("[reddis]\nurl = 'x'", "unknown key reddis; did you mean 'redis'?"),
+        ("[leader]\nttl_s = 'soon'", "[leader] ttl_s: input should be a valid number"),
+        ("[leader]\nttl_s = 5\nrenew_s = 3", "ttl_s must be at least twice renew_s"),
+        ("[host]\nttl_s = 0.5", "ttl_s must be at least twice heartbeat_s"),
+        ("[host]\nname = 'a/b'", "[host] name"),
+        (f"[host]\nruntime_dir = '/{'x' * 120}'", "choose a shorter runtime_dir"),
+        ("[detectors.trainer]\nstrategy = 'shout'", "[detectors.trainer] strategy"),
+        ("[log", "is not valid TOML"),
+    ],
+)
+def test_a_mistake_is_named_with_file_key_and_remedy(write, text, expected):
+    path = write(text)
+    said = complaint(path)
+
+    assert str(path) in said
+    assert expected in said
+
+
+def test_every_mistake_is_named(write):
+    said = complaint(write("[redis]\nurll = 'x'\n[leader]\nrenew_s = 'y'"))
+
+    assert len(said.splitlines()) == 2
+
+
+def test_a_mistake_in_a_variable_names_the_variable(write, monkeypatch):
+    monkeypatch.setenv("TMD_LEADER__TTLS", "9")
+    assert "TMD_LEADER__TTLS: unknown key [leader] ttls; did you mean 'ttl_s'?" in complaint(
+        write("")
+    )
+    monkeypatch.delenv("TMD_LEADER__TTLS")
+    monkeypatch.setenv("TMD_LEADERS__TTL_S", "9")
+    assert "TMD_LEADERS__TTL_S: unknown section; did you mean 'leader'?" in complaint(write(""))
+
+
+def test_a_missing_file_is_an_error(tmp_path):
+    assert "no configuration file" in complaint(tmp_path / "none.toml")
+
+
+def test_production_needs_a_redis_and_a_secret(write):
+    settings = load(write("[cluster]\nsecret = 'short'"))
+    with pytest.raises(ConfigError, match="TMD_REDIS__URL"):
+        settings.redis_url()
+    with pytest.raises(ConfigError, match="openssl"):
+        settings.secret()
+
+
+def test_the_secret_may_come_from_a_private_file(write, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef\n")
+    secret.chmod(0o600)
+    path = write(f"[cluster]\nsecret_file = '{secret}'")
+
+    assert load(path).secret() == b"0123456789abcdef"
+    secret.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod"):
+        load(path).secret()
+
+
+def test_each_job_has_its_own_key(write):
+    keys = load(write("[cluster]\nsecret = '0123456789abcdef'")).job_keys()
+    other = load(write("[cluster]\nsecret = '0123456789abcdeX'")).job_keys()
+
+    assert len(keys("a")) == 32
+    assert len({keys("a"), keys("b"), other("a")}) == 3
+    assert keys("a") == keys("a")
+
+
+def test_secrets_are_never_shown(write):
+    settings = load(write("[cluster]\nsecret = '0123456789abcdef'"))
+
+    assert "0123456789abcdef" not in repr(settings)
+
+
+def test_the_renewal_never_outlives_the_lease():
+    """Patroni's law: renew + 2 * answer <= ttl."""
+    leader = Settings().leader
+
+    assert leader.renew_s + 2 * leader.answer_s <= leader.ttl_s
+
+
+def test_only_the_trainer_detector_acts_by_default(write):
+    settings = load(write("[detectors.other]\nlimit = 3"))
+
+    assert settings.detector("trainer").strategy is Strategy.ACT
+    assert settings.detector("other").strategy is Strategy.OBSERVE
+    assert settings.detector("other").own == {"limit": 3}

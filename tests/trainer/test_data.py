@@ -1,0 +1,91 @@
+"""The same batch again when a step is repeated, and the same place in the data for a joiner."""
+
+from collections.abc import Iterable, Iterator
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from tmd.trainer.data import Feed, Position, StepSampler
+from tmd.trainer.seeds import seed_all
+
+
+def feed_of(loader: Iterable[object], place: tuple[int, int] = (0, 1)) -> Feed:
+    return Feed(loader, 0, lambda n, purpose: seed_all(1, n, purpose), lambda: place)
+
+
+def drawn(feed: Feed, steps: range) -> list[list[float]]:
+    return [torch.as_tensor(feed.next(step)[0]).tolist() for step in steps if not _commit(feed)]
+
+
+def _commit(feed: Feed) -> None:
+    feed.commit()
+
+
+def dataset() -> TensorDataset:
+    return TensorDataset(torch.arange(32.0))
+
+
+def shuffled() -> DataLoader[object]:
+    return DataLoader(dataset(), batch_size=4, shuffle=True)
+
+
+def sampled() -> DataLoader[object]:
+    return DataLoader(dataset(), batch_size=4, sampler=StepSampler(32, 4, 8, lambda: (0, 1)))
+
+
+def iterable() -> Iterable[list[torch.Tensor]]:
+    class Ones:
+        def __iter__(self) -> Iterator[list[torch.Tensor]]:
+            return iter([[torch.full((2,), float(i))] for i in range(8)])
+
+    return Ones()
+
+
+def with_workers() -> DataLoader[object]:
+    return DataLoader(dataset(), batch_size=4, shuffle=True, num_workers=1)
+
+
+@pytest.mark.parametrize("make", [shuffled, sampled, iterable, with_workers])
+def test_a_joiner_walks_to_the_same_place(make: object) -> None:
+    """From batch 3 on, a fresh feed that was told to seek gives what the old one gives."""
+    assert callable(make)
+    straight = drawn(feed_of(make()), range(8))
+    joiner = feed_of(make())
+    drawn(joiner, range(2))
+    joiner.seek(3)
+
+    assert drawn(joiner, range(3, 8)) == straight[3:]
+
+
+def test_a_repeated_step_gets_its_batches_again() -> None:
+    """After a rewind the batches since the last commit come again, the same objects."""
+    feed = feed_of(shuffled())
+    feed.next(0)
+    feed.commit()
+    first = [feed.next(1), feed.next(1)]
+    feed.rewind()
+
+    assert feed.next(1) is first[0]
+    assert feed.next(1) is first[1]
+    assert feed.position == Position(0, 1)
+
+
+def test_the_step_sampler_gives_each_rank_its_own_part() -> None:
+    """Ranks share one draw per step, so that which data is used depends on no membership."""
+    parts = [list(StepSampler(1000, 3, 4, lambda r=r: (r, 2), seed=9)) for r in range(2)]
+    again = list(StepSampler(1000, 3, 4, lambda: (1, 2), seed=9))
+
+    assert parts[1] == again
+    assert parts[0] != parts[1]
+    assert len(parts[0]) == 12
+
+
+def test_a_distributed_sampler_follows_the_rank() -> None:
+    """A standby built it as another rank; at the take-over it draws for the new one."""
+    data = dataset()
+    sampler = DistributedSampler(data, num_replicas=2, rank=1, shuffle=False)
+    feed = feed_of(DataLoader(data, batch_size=4, sampler=sampler), place=(0, 2))
+    feed.seek(1)
+
+    assert feed.next(1)[0].tolist() == [8.0, 10.0, 12.0, 14.0]

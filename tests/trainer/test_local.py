@@ -1,0 +1,85 @@
+"""A poisoned step leaves no trace, and what only one rank has is not lost with it."""
+
+import torch
+from torch import nn
+
+from tmd.trainer.local import LocalState
+from tmd.trainer.state import Registry
+
+
+def local_of(model: nn.Module, **others: object) -> LocalState:
+    return LocalState(Registry({"model": model, **others}))
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+
+
+def test_undo_puts_buffers_back_and_clears_gradients() -> None:
+    """BatchNorm's statistics and the half-made gradients of the step are gone."""
+    model = normed()
+    local = local_of(model)
+    for _ in range(2):
+        local.begin()
+        before = {k: v.clone() for k, v in model.named_buffers()}
+        model(torch.randn(4, 3)).sum().backward()
+        local.undo()
+
+        assert all(torch.equal(v, before[k]) for k, v in model.named_buffers())
+        assert all(p.grad is None for p in model.parameters())
+        model(torch.randn(4, 3))
+
+
+def test_a_lost_ranks_buffers_are_kept_by_its_neighbours() -> None:
+    """What rank 0 lays away before the vote of step 4 is what a joiner adopts at step 5."""
+    models = [normed() for _ in range(3)]
+    locals_ = [local_of(m) for m in models]
+    wire: dict[tuple[int, int], bytes] = {}
+    for rank, model in enumerate(models):
+        model(torch.randn(4, 3) + rank)
+
+    def sender(rank: int, payload: bytes, offset: int) -> bytes:
+        wire[rank, offset] = payload
+        return b""
+
+    for rank, local in enumerate(locals_):
+        local.lay_away(4, rank, 3, lambda p, o, r=rank: sender(r, p, o))
+    locals_[1].lay_away(4, 1, 3, lambda p, o: wire[(1 - o) % 3, o])
+    joiner = normed()
+    adopting = local_of(joiner)
+    joiner(torch.randn(4, 3))
+    adopting.adopt(locals_[1].held(0, 5))
+
+    ours, theirs = dict(models[0].named_buffers()), dict(joiner.named_buffers())
+    assert all(torch.equal(ours[k], theirs[k]) for k in ours)
+    assert locals_[1].held(0, 4) == b""
+
+
+def test_a_model_whose_buffers_never_change_sends_nothing() -> None:
+    """A causal mask costs no message per step."""
+    model = nn.Linear(2, 2)
+    model.register_buffer("mask", torch.ones(64, 64))
+    local = local_of(model)
+
+    def forbidden(payload: bytes, offset: int) -> bytes:
+        raise AssertionError("nothing was to be sent")
+
+    local.begin()
+    local.lay_away(0, 0, 4, forbidden)
+    assert local.held(3, 1) == b""
+
+
+def test_undo_takes_back_a_scheduler_step_after_the_block() -> None:
+    """A poisoned step leaves the block early but does not skip what follows it."""
+    model = normed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    local = local_of(model, optimizer=optimizer, scheduler=scheduler)
+    local.begin()
+    before = scheduler.state_dict()
+    optimizer.step()
+    scheduler.step()
+    local.undo()
+
+    assert scheduler.state_dict() == before
+    assert optimizer.param_groups[0]["lr"] == 1.0

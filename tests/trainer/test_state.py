@@ -1,0 +1,127 @@
+"""What a state is, whether it fits, and that putting it in place changes nothing else."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from tmd.core.errors import StateMismatch
+from tmd.trainer.state import Registry, decode_layouts, encode_layouts, flatten, mismatch, unflatten
+
+
+def build(width: int = 4) -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().sum().backward()
+        optimizer.step()
+
+
+def move(source: Registry, target: Registry) -> None:
+    """A transfer without the wire: through bytes for the layout, by copy for the tensors."""
+    layouts, tensors = source.collect()
+    received, pending = target.place(decode_layouts(encode_layouts(layouts)))
+    with torch.no_grad():
+        for ours, theirs in zip(received, tensors, strict=True):
+            ours.copy_(theirs)
+    for late in pending:
+        late.apply()
+
+
+def assert_equal(left: object, right: object) -> None:
+    here, there = flatten(left), flatten(right)
+    assert here[0] == there[0]
+    assert all(torch.equal(a, b) for a, b in zip(here[1], there[1], strict=True))
+
+
+@pytest.mark.parametrize("warm", [0, 3], ids=["cold joiner", "warm joiner"])
+@pytest.mark.parametrize("done", [0, 2], ids=["before the first step", "in training"])
+def test_model_optimizer_and_scheduler_arrive_whole(warm: int, done: int) -> None:
+    """Whatever the joiner has run before, afterwards it has exactly what the source has."""
+    source, target = build(), build()
+    schedules = [torch.optim.lr_scheduler.StepLR(o, 1, 0.5) for _, o in (source, target)]
+    train(*source, done)
+    train(*target, warm)
+    for _ in range(done):
+        schedules[0].step()
+
+    move(
+        Registry({"model": source[0], "optimizer": source[1], "scheduler": schedules[0]}),
+        Registry({"model": target[0], "optimizer": target[1], "scheduler": schedules[1]}),
+    )
+
+    assert_equal(source[0].state_dict(), target[0].state_dict())
+    assert_equal(source[1].state_dict(), target[1].state_dict())
+    assert schedules[0].state_dict() == schedules[1].state_dict()
+
+
+def test_a_warm_joiner_receives_in_place() -> None:
+    """No second copy of parameters and moments on a joiner that has run an iteration."""
+    source, target = build(), build()
+    train(*source, 2)
+    train(*target, 1)
+    registry = Registry({"model": target[0], "optimizer": target[1]})
+    own = {t.data_ptr() for t in registry.collect()[1]}
+
+    received, _ = registry.place(
+        Registry({"model": source[0], "optimizer": source[1]}).collect()[0]
+    )
+
+    assert {t.data_ptr() for t in received} == own
+
+
+def test_training_goes_on_identically_after_a_move() -> None:
+    """The oracle: the joiner's next steps are bit for bit the source's."""
+    source, target = build(), build()
+    train(*source, 3)
+    train(*target, 2)
+    move(
+        Registry({"model": source[0], "optimizer": source[1]}),
+        Registry({"model": target[0], "optimizer": target[1]}),
+    )
+    for pair in (source, target):
+        torch.manual_seed(5)
+        train(*pair, 3)
+
+    assert_equal(source[0].state_dict(), target[0].state_dict())
+
+
+def test_another_model_is_refused_with_names_and_shapes() -> None:
+    """The message says which tensor differs and how."""
+    ours, theirs = build(4), build(6)
+
+    reason = mismatch(
+        Registry({"model": ours[0], "optimizer": ours[1]}).collect()[0],
+        Registry({"model": theirs[0], "optimizer": theirs[1]}).collect()[0],
+    )
+
+    assert "model.0.weight: [4, 4] float32 here, [6, 6] float32 there" in reason
+
+
+def test_an_object_without_state_is_refused_by_name() -> None:
+    """register() says at once what cannot move."""
+    with pytest.raises(TypeError, match=r"register\(sched=\.\.\.\): int has no state_dict"):
+        Registry({"sched": 3})
+
+
+def test_a_value_that_cannot_move_is_named_by_its_path() -> None:
+    """No pickle: the path of the offending value is in the message."""
+    with pytest.raises(StateMismatch, match=r"opt\.state\[1\] is a function"):
+        flatten({"state": [1, test_an_object_without_state_is_refused_by_name]}, "opt")
+
+
+def test_flatten_and_unflatten_are_inverse() -> None:
+    """Containers, plain values and tensors come back as they were."""
+    value = {"a": [torch.arange(3), None, (1.5, "x")], 7: {"b": torch.ones(2, 2), "c": b"z"}}
+
+    layout, tensors = flatten(copy.deepcopy(value))
+    again = unflatten(decode_layouts(encode_layouts({"v": layout}))["v"], iter(tensors))
+
+    assert again["a"][1:] == [None, (1.5, "x")]
+    assert torch.equal(again[7]["b"], value[7]["b"])
+    assert again[7]["c"] == b"z"

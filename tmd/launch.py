@@ -1,0 +1,308 @@
+"""``tmd launch``: start the workers of this host for a job, end them, start them again.
+
+Floor: above the daemon's socket, beside the CLI. The launcher runs as the user, in the user's
+cgroup; the daemon only ever asks it to end a worker. It tells the daemon how each one ended.
+One loop, no threads: children are waited for through pidfds beside the socket and the signals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Annotated
+
+import structlog
+import typer
+from msgspec import Struct
+
+from tmd import wire
+from tmd.config import load
+from tmd.core.errors import WireError
+from tmd.core.model import Exit
+from tmd.lifeline import die_with_parent
+
+RECONNECT_S = 0.5
+GRACE_S = 5.0
+"""How long workers may take to end after SIGTERM before they get SIGKILL."""
+
+log = structlog.get_logger("tmd.launch")
+
+
+class LaunchSpec(Struct, frozen=True):
+    """What to start on this host."""
+
+    job: str
+    host: str
+    socket: Path
+    advertise: str
+    world_size: int
+    local_size: int
+    command: tuple[str, ...]
+    max_restarts: int
+    trace: Path | None = None
+    log_dir: Path | None = None
+
+
+class Launcher:
+    """Owns the worker processes and the connection to the daemon; :meth:`run` ends both."""
+
+    def __init__(self, spec: LaunchSpec) -> None:
+        self._spec = spec
+        self._selector = selectors.DefaultSelector()
+        self._children: dict[int, tuple[str, int, subprocess.Popen[bytes]]] = {}
+        self._restarts = [0] * spec.local_size
+        self._exits: list[Exit] = []
+        self._daemon: socket.socket | None = None
+        self._inbox = bytearray()
+        self._next_dial = 0.0
+        self._stopping = 0.0
+        self._worst = 0
+
+    def run(self) -> int:
+        """Start everything and stay until all workers have ended; returns the exit status."""
+        with _signals(self._selector, self.stop):
+            try:
+                for slot in range(self._spec.local_size):
+                    self._spawn(slot)
+                while self._children:
+                    self._turn()
+                self._dial()
+                return self._worst
+            finally:
+                self._kill_all()
+                if self._daemon is not None:
+                    self._daemon.close()
+                self._selector.close()
+
+    # --- workers ----------------------------------------------------------------------------------
+
+    def _spawn(self, slot: int) -> None:
+        spec = self._spec
+        worker = f"{spec.host}/{spec.job}/{slot}.{uuid.uuid4().hex[:6]}"
+        with self._log_file(worker) as output:
+            child = subprocess.Popen(
+                spec.command,
+                env={**os.environ, **self._environment(worker, slot)},
+                stdout=output,
+                stderr=subprocess.STDOUT if output else None,
+                process_group=0,
+                preexec_fn=die_with_parent,
+            )
+        pidfd = os.pidfd_open(child.pid)
+        self._children[pidfd] = (worker, slot, child)
+        self._selector.register(pidfd, selectors.EVENT_READ, self._reap)
+        self._introduce()
+
+    def _environment(self, worker: str, slot: int) -> dict[str, str]:
+        spec = self._spec
+        variables = {
+            "TMD_SOCKET": str(spec.socket),
+            "TMD_JOB": spec.job,
+            "TMD_WORKER": worker,
+            "TMD_WORLD_SIZE": str(spec.world_size),
+            "TMD_ADVERTISE": spec.advertise,
+            "LOCAL_RANK": str(slot),
+            "LOCAL_WORLD_SIZE": str(spec.local_size),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        }
+        if spec.trace is not None:
+            variables["TMD_TRACE"] = str(spec.trace)
+        return variables
+
+    @contextlib.contextmanager
+    def _log_file(self, worker: str) -> Iterator[IO[bytes] | None]:
+        if self._spec.log_dir is None:
+            yield None
+            return
+        self._spec.log_dir.mkdir(parents=True, exist_ok=True)
+        with (self._spec.log_dir / f"{worker.replace('/', '_')}.log").open("ab") as file:
+            yield file
+
+    def _reap(self, pidfd: int) -> None:
+        worker, slot, child = self._children.pop(pidfd)
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        code = child.wait()
+        self._exits = [*self._exits, Exit(worker, self._spec.job, code, time.time())][-64:]
+        self._tell(wire.Exited(self._exits[-1]))
+        log.info("worker ended", worker=worker, code=code)
+        if code == 0 or self._stopping:
+            return
+        if self._restarts[slot] < self._spec.max_restarts:
+            self._restarts[slot] += 1
+            self._spawn(slot)
+        else:
+            self._worst = max(self._worst, code if code > 0 else 128 - code)
+
+    def _kill_all(self, number: signal.Signals = signal.SIGKILL) -> None:
+        for _, _, child in self._children.values():
+            with contextlib.suppress(ProcessLookupError):
+                child.send_signal(number)
+
+    # --- one turn of the loop ---------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        if self._daemon is None and time.monotonic() >= self._next_dial:
+            self._dial()
+        for key, _ in self._selector.select(self._patience()):
+            key.data(key.fileobj)
+        if self._stopping and time.monotonic() > self._stopping:
+            self._kill_all()
+
+    def _patience(self) -> float | None:
+        deadlines = []
+        if self._daemon is None:
+            deadlines.append(self._next_dial)
+        if self._stopping:
+            deadlines.append(self._stopping)
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+
+    def stop(self, number: int) -> None:
+        """A signal arrived: end the workers in an orderly way, then for good."""
+        if self._stopping:
+            self._kill_all()
+            return
+        self._worst = 128 + number
+        self._stopping = time.monotonic() + GRACE_S
+        self._kill_all(signal.SIGTERM)
+
+    # --- the daemon -------------------------------------------------------------------------------
+
+    def _dial(self) -> None:
+        if self._daemon is not None:
+            return
+        self._next_dial = time.monotonic() + RECONNECT_S
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(str(self._spec.socket))
+        except OSError:
+            connection.close()
+            return
+        self._daemon = connection
+        self._inbox.clear()
+        self._selector.register(connection, selectors.EVENT_READ, self._listen)
+        self._introduce()
+        for known in self._exits:
+            self._tell(wire.Exited(known))
+
+    def _introduce(self) -> None:
+        workers = tuple(worker for worker, _, _ in self._children.values())
+        hello = wire.LauncherHello(wire.VERSION, self._spec.job, os.getpid(), workers)
+        self._tell(hello)
+
+    def _tell(self, message: wire.Message) -> None:
+        if self._daemon is not None:
+            try:
+                self._daemon.sendall(wire.encode(message))
+            except OSError:
+                self._hang_up()
+
+    def _hang_up(self) -> None:
+        if self._daemon is not None:
+            self._selector.unregister(self._daemon)
+            self._daemon.close()
+            self._daemon = None
+            self._next_dial = time.monotonic() + RECONNECT_S
+
+    def _listen(self, connection: socket.socket) -> None:
+        try:
+            part = connection.recv(1 << 16)
+            self._inbox += part
+            for message in _messages(self._inbox):
+                self._obey(message)
+        except (OSError, WireError) as error:
+            log.warning("daemon not reachable, workers go on", error=str(error))
+            part = b""
+        if not part:
+            self._hang_up()
+
+    def _obey(self, message: wire.Message) -> None:
+        match message:
+            case wire.Kill():
+                for worker, _, child in self._children.values():
+                    if worker == message.worker:
+                        log.warning("ending worker", worker=worker, reason=message.reason)
+                        child.kill()
+            case wire.Rejected():
+                log.error("rejected by the daemon", reason=message.reason)
+            case _:
+                pass
+
+
+def _messages(inbox: bytearray) -> Iterator[wire.Message]:
+    while len(inbox) >= wire.HEADER_SIZE:
+        size = wire.body_size(bytes(inbox[: wire.HEADER_SIZE]))
+        end = wire.HEADER_SIZE + size
+        if len(inbox) < end:
+            return
+        body = bytes(inbox[wire.HEADER_SIZE : end])
+        del inbox[:end]
+        yield wire.decode(body)
+
+
+@contextlib.contextmanager
+def _signals(selector: selectors.BaseSelector, stop: Callable[[int], None]) -> Iterator[None]:
+    """Let SIGINT and SIGTERM end in the loop instead of anywhere."""
+    reader, writer = socket.socketpair()
+    reader.setblocking(False)
+    writer.setblocking(False)
+    previous = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    for number in previous:
+        signal.signal(number, lambda *_: None)
+    old = signal.set_wakeup_fd(writer.fileno())
+
+    def arrived(_: object) -> None:
+        for number in reader.recv(64):
+            if number in previous:
+                stop(number)
+
+    selector.register(reader, selectors.EVENT_READ, arrived)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(old)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        reader.close()
+        writer.close()
+
+
+def launch(
+    script: Annotated[list[str], typer.Argument(help="Training script and its arguments.")],
+    job: Annotated[str, typer.Option(help="Name of the job, the same on all hosts.")],
+    nnodes: Annotated[int, typer.Option(min=1, help="Hosts that hold ranks, without standbys.")],
+    nproc_per_node: Annotated[int, typer.Option(min=1, help="Workers on this host.")] = 1,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="tmd.toml")] = None,
+    max_restarts: Annotated[
+        int, typer.Option(min=0, help="How often a worker slot is started again, as a standby.")
+    ] = 3,
+    trace: Annotated[Path | None, typer.Option(help="Folder for one line per step.")] = None,
+    log_dir: Annotated[Path | None, typer.Option(help="Folder for the workers' output.")] = None,
+) -> None:
+    """Start this host's workers of a job. The same command on active and standby hosts."""
+    settings = load(config)
+    command = [sys.executable, *script] if script[0].endswith(".py") else script
+    spec = LaunchSpec(
+        job=job,
+        host=settings.host.name,
+        socket=settings.host.socket,
+        advertise=settings.host.advertise,
+        world_size=nnodes * nproc_per_node,
+        local_size=nproc_per_node,
+        command=tuple(command),
+        max_restarts=max_restarts,
+        trace=trace,
+        log_dir=log_dir,
+    )
+    log.info("launching", job=job, host=spec.host, command=shlex.join(command))
+    raise typer.Exit(Launcher(spec).run())

@@ -1,0 +1,11 @@
+"""In the training process: the session that lets a rank move (DESIGN section 5).
+
+>>> import tmd.trainer
+>>> session = tmd.trainer.join()
+"""
+
+from tmd.trainer.data import StepSampler
+from tmd.trainer.join import join
+from tmd.trainer.session import Session, Step
+
+__all__ = ["Session", "Step", "StepSampler", "join"]

@@ -1,0 +1,58 @@
+"""Being armed: this rank is ready to switch to another epoch at the next vote that says so.
+
+Arms are given and taken back by the agent's thread while the main thread votes. A vote that is
+under way may already have told others that this rank is armed, so taking back waits for its end;
+else the leader could hear "disarmed" of a rank that switches a moment later.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from tmd.core.model import Arm
+
+
+class Arming:
+    """``tell(epoch, plan)`` is called at each change: armed for ``epoch``, or 0."""
+
+    def __init__(self, tell: Callable[[int, str], None]) -> None:
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._arm: Arm | None = None
+        self._voted: Arm | None = None
+        self._voting = False
+
+    def arm(self, order: Arm) -> None:
+        """Be ready for the epoch of ``order`` from the next vote on."""
+        with self._lock:
+            if self._arm != order:
+                self._arm = order
+                self._tell(order.membership.epoch, order.plan)
+
+    def disarm(self) -> None:
+        """Be ready for nothing; told at once, or after the vote under way."""
+        with self._lock:
+            if self._arm is not None:
+                self._arm = None
+                if not self._voting:
+                    self._tell(0, "")
+
+    def begin_vote(self) -> int:
+        """The epoch to vote for, 0 for none. Arms stay as they are until :meth:`end_vote`."""
+        with self._lock:
+            self._voting = True
+            self._voted = self._arm
+            return 0 if self._arm is None else self._arm.membership.epoch
+
+    def end_vote(self, epoch: int) -> Arm | None:
+        """The order to follow if the vote agreed on its ``epoch``; then nothing is armed."""
+        with self._lock:
+            self._voting = False
+            voted = self._voted
+            if voted is not None and epoch == voted.membership.epoch:
+                self._arm = None
+                return voted
+            if voted is not None and self._arm is None:
+                self._tell(0, "")
+            return None

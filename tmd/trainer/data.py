@@ -1,0 +1,138 @@
+"""Where a rank stands in its data, and giving the same batch again when a step is repeated.
+
+A position is the number of the ``batches()`` call and of the batch in it, plus the loader's own
+state where it has one. A joiner walks there: calls before the position end at once, and within
+the call the loader's state is loaded, or the batches before are drawn and dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from msgspec import Struct
+from torch.utils.data import DistributedSampler, Sampler
+
+
+class Position(Struct, frozen=True):
+    """The next batch of a rank: number ``index`` of the ``call``-th ``batches()``, both from 0."""
+
+    call: int = 0
+    index: int = 0
+
+
+class StepSampler(Sampler[int]):
+    """Indices of a dataset as a function of (seed, step, rank): nothing to save, nothing to skip.
+
+    Draws with replacement; every rank takes its own part of each global batch. Use as the
+    ``sampler`` of a ``DataLoader`` with the same ``batch_size``.
+
+    Args:
+        size: length of the dataset.
+        batch_size: samples per rank and step.
+        steps: number of batches.
+        place: returns (rank, world size); asked anew for each batch since a rank can be taken over.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        batch_size: int,
+        steps: int,
+        place: Callable[[], tuple[int, int]],
+        seed: int = 0,
+    ) -> None:
+        self._size, self._batch, self._steps = size, batch_size, steps
+        self._place, self._seed = place, seed
+        self.start = 0
+        """Batch that the next iteration begins with."""
+
+    def __len__(self) -> int:
+        return self._steps * self._batch
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator()
+        for step in range(self.start, self._steps):
+            rank, world = self._place()
+            generator.manual_seed(self._seed * 1_000_003 + step)
+            drawn = torch.randint(self._size, (world, self._batch), generator=generator)
+            yield from drawn[rank].tolist()
+
+
+class Feed:
+    """The batches of one ``batches()`` call; those since the last commit are kept for repeating.
+
+    Args:
+        loader: any iterable of batches.
+        call: number of this ``batches()`` call, from 0.
+        seed: seeds all generators for (number, purpose); called before anything is drawn.
+        place: returns (rank, world size) as they are now.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        call: int,
+        seed: Callable[[int, str], None],
+        place: Callable[[], tuple[int, int]],
+    ) -> None:
+        self._loader, self.call, self._seed, self._place = loader, call, seed, place
+        self._kept: list[Any] = []
+        self._replay = 0
+        self._committed = 0
+        self._source: Iterator[Any] | None = None
+
+    @property
+    def position(self) -> Position:
+        """Where the next uncommitted batch stands."""
+        return Position(self.call, self._committed)
+
+    def next(self, step: int) -> Any:
+        """The next batch, the first of ``step`` or one more of it.
+
+        Raises:
+            StopIteration: the loader has come to its end.
+        """
+        if self._replay < len(self._kept):
+            batch = self._kept[self._replay]
+        else:
+            if self._source is None:
+                self._open(0)
+            else:
+                self._seed(step, "data")
+            assert self._source is not None
+            batch = next(self._source)
+            self._kept.append(batch)
+        self._replay += 1
+        return batch
+
+    def commit(self) -> None:
+        """All batches given out so far belong to committed steps."""
+        self._committed += self._replay
+        del self._kept[: self._replay]
+        self._replay = 0
+
+    def rewind(self) -> None:
+        """Give out the batches since the last commit again."""
+        self._replay = 0
+
+    def seek(self, index: int) -> None:
+        """Go to batch ``index`` as the rank held now, forgetting what was drawn before."""
+        self._kept.clear()
+        self._replay = 0
+        self._committed = index
+        self._open(index)
+
+    def _open(self, index: int) -> None:
+        # The order of a shuffled epoch must depend on the epoch, not on when a worker got there.
+        self._seed(self.call, "epoch")
+        sampler = getattr(self._loader, "sampler", None)
+        if isinstance(sampler, DistributedSampler):
+            sampler.rank = self._place()[0]
+        skip = index
+        if isinstance(sampler, StepSampler):
+            sampler.start, skip = index, 0
+        self._source = iter(self._loader)
+        for _ in range(skip):
+            next(self._source)

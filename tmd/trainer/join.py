@@ -1,0 +1,70 @@
+"""Entering the job: ``join()`` finds out from the environment whether there is a daemon.
+
+``tmd launch`` sets ``TMD_SOCKET``, ``TMD_JOB``, ``TMD_WORKER`` and ``TMD_WORLD_SIZE``; without the
+first the session is a solo one, for plain ``torchrun`` or plain ``python``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from pathlib import Path
+
+from tmd import fabric
+from tmd.core.errors import ConfigError
+from tmd.core.model import Activity, WorkerStatus
+from tmd.trainer.agent import Agent
+from tmd.trainer.coordinator import Coordinator
+from tmd.trainer.session import Session
+from tmd.trainer.solo import SoloGate
+from tmd.trainer.trace import Trace
+
+
+def join() -> Session:
+    """Join the job this process was launched for; blocks until it has a role.
+
+    Call once, before ``torch.distributed.init_process_group("tmd")``.
+
+    Raises:
+        ConfigError: ``TMD_SOCKET`` is set but another variable is missing.
+        TmdError: the daemon does not answer, or rejects this worker.
+    """
+    socket = os.environ.get("TMD_SOCKET")
+    if not socket:
+        gate = SoloGate()
+        return Session(gate, _trace(gate.status.worker))
+    status = WorkerStatus(
+        worker=_needed("TMD_WORKER"),
+        job=_needed("TMD_JOB"),
+        world_size=int(_needed("TMD_WORLD_SIZE")),
+        address="",
+        pid=os.getpid(),
+        activity=Activity.STARTING,
+    )
+    coordinator = Coordinator(status)
+    agent = Agent(Path(socket), coordinator.current, coordinator.obey)
+    endpoint = fabric.Fabric(status.worker, agent.introduce().key, host=_host())
+    coordinator.start(agent, endpoint)
+    fabric.install(endpoint)
+    # A process that is ending must not look like one that has fallen silent.
+    atexit.register(agent.close)
+    return Session(coordinator, _trace(status.worker))
+
+
+def _needed(name: str) -> str:
+    try:
+        return os.environ[name]
+    except KeyError:
+        raise ConfigError(
+            f"TMD_SOCKET is set but {name} is not: start the script with 'tmd launch'"
+        ) from None
+
+
+def _host() -> str:
+    """The address on which peers reach this worker; set by the launcher from the host's config."""
+    return os.environ.get("TMD_ADVERTISE", "127.0.0.1")
+
+
+def _trace(worker: str) -> Trace | None:
+    folder = os.environ.get("TMD_TRACE")
+    return Trace(Path(folder), worker) if folder else None

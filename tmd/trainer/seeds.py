@@ -1,0 +1,35 @@
+"""Random numbers as a function of (seed, step, rank), so that no random state ever has to move.
+
+Before each step every generator that a training script commonly uses is seeded from the seed the
+user chose for this rank, the number of the step and the purpose. A repeated step, a joiner and a
+restarted job thereby draw the same numbers, and several workers may die at once.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import torch
+import xxhash
+
+
+def base_seed() -> int:
+    """The seed this rank was given by ``torch.manual_seed`` (or torch's default), 63 bits."""
+    return int(torch.initial_seed()) & (2**63 - 1)
+
+
+def seed_all(base: int, step: int, purpose: str) -> None:
+    """Seed Python, NumPy (if loaded) and torch (CPU, CUDA if in use) for one step.
+
+    ``purpose`` keeps apart drawing data (``data``) and computing (``step``), since a repeated step
+    does not draw its data again.
+    """
+    mixed = xxhash.xxh3_64_intdigest(f"{base}/{step}/{purpose}".encode())
+    random.seed(mixed)
+    torch.default_generator.manual_seed(mixed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(mixed & 0xFFFFFFFF)
+    # Before CUDA is in use torch would queue the call, and the queue would grow with every step.
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(mixed)

@@ -1,0 +1,258 @@
+"""The five lines a training script adds: ``register``, ``batches``, ``step``.
+
+A session is the same object in an active worker, in a standby and in a plain ``torchrun`` job; the
+:class:`Gate` behind it is what differs. It asks the gate before the optimizer (``vote``) and before
+each batch (``boundary``) and keeps data, random numbers and buffers in step with the answers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from tmd.core.model import WorkerStatus
+from tmd.trainer.data import Feed, StepSampler
+from tmd.trainer.gate import Interrupted, Outcome
+from tmd.trainer.local import LocalState
+from tmd.trainer.seeds import base_seed, seed_all
+from tmd.trainer.state import Registry
+from tmd.trainer.takeover import WalkOn
+from tmd.trainer.trace import Trace
+
+
+class Gate(Protocol):
+    """What stands between two steps: the coordinator of a managed job, or nothing (solo)."""
+
+    @property
+    def status(self) -> WorkerStatus: ...
+    def current(self) -> WorkerStatus: ...
+    @property
+    def shadowing(self) -> bool: ...
+    @property
+    def poisoned(self) -> bool: ...
+    def registered(
+        self, registry: Registry, wrapped: list[nn.Module], local: LocalState
+    ) -> None: ...
+    def seeds(self, own: int) -> tuple[int, ...]: ...
+    def follow(self, feed: Feed) -> None: ...
+    def vote(self, local: LocalState) -> Outcome: ...
+    def boundary(self) -> None: ...
+    def close_feed(self) -> bool: ...
+    def exhausted(self) -> None: ...
+    def committed(self, loss: float | None, seconds: float) -> None: ...
+    def shadowed(self) -> None: ...
+
+
+class Session:
+    """One worker's part in a job. Create with :func:`tmd.trainer.join`."""
+
+    def __init__(self, gate: Gate, trace: Trace | None = None) -> None:
+        self._gate = gate
+        self._trace = trace
+        self._registry: Registry | None = None
+        self._local: LocalState | None = None
+        self._own_seed = 0
+        self._feed: Feed | None = None
+        self._calls = 0
+        self._outcome: Outcome | None = None
+        self._last_commit = time.monotonic()
+        self._scaled = False
+        self._spoilt = False
+
+    # --- facts ------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """Rank held now; a standby has the last rank until it takes one over."""
+        rank = self._gate.status.rank
+        return self.world_size - 1 if rank is None else rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the job; never changes."""
+        return self._gate.status.world_size
+
+    @property
+    def step_number(self) -> int:
+        """Committed steps, so also the number of the present step, from 0."""
+        return self._gate.status.step
+
+    @property
+    def shadowing(self) -> bool:
+        """Whether the present step is a shadow iteration of a standby, of which nothing counts."""
+        return self._gate.shadowing
+
+    # --- set-up -----------------------------------------------------------------------------------
+
+    def register(self, *, model: object, optimizer: object, **others: object) -> None:
+        """Name the state that moves with this rank: all that a step changes.
+
+        Args:
+            model: an ``nn.Module``, bare or wrapped in DDP, or a list of them.
+            optimizer: a ``torch.optim.Optimizer`` or a list of them.
+            others: schedulers, a ``GradScaler``, anything with ``state_dict``/``load_state_dict``.
+
+        Raises:
+            TypeError: an object has no state that can be moved.
+            RuntimeError: called twice, or a rank was lost while the job was being set up.
+        """
+        if self._registry is not None:
+            raise RuntimeError("session.register() was called twice; name all objects in one call")
+        if self._gate.poisoned:
+            raise RuntimeError(
+                "a rank was lost while the job was being set up; start it again, nothing is lost"
+            )
+        registry = Registry({"model": model, "optimizer": optimizer, **others})
+        self._scaled = any(isinstance(o, torch.amp.GradScaler) for o in others.values())
+        self._registry = registry
+        self._local = LocalState(registry)
+        wrapped = [m for m in _listed(model) if isinstance(m, nn.Module)]
+        self._gate.registered(registry, wrapped, self._local)
+        self._own_seed = base_seed()
+        self._gate.seeds(self._own_seed)
+        for each in registry.optimizers:
+            each.register_step_pre_hook(self._before_optimizer)
+
+    def sampler(self, size: int, batch_size: int, steps: int, seed: int = 0) -> StepSampler:
+        """A sampler that needs no saving: see :class:`tmd.trainer.data.StepSampler`."""
+        return StepSampler(size, batch_size, steps, lambda: (self.rank, self.world_size), seed)
+
+    # --- the loop ---------------------------------------------------------------------------------
+
+    def batches(self, loader: Iterable[Any], *, accumulate: int = 1) -> Iterator[Any]:
+        """The batches of ``loader``, each again if its step must be repeated.
+
+        Args:
+            loader: any iterable of batches that gives the same ones when iterated again.
+            accumulate: with k > 1, lists of k batches for one step (gradient accumulation); a last
+                incomplete list is dropped.
+
+        Raises:
+            SystemExit: this worker is not needed any more (drained, or the job is over).
+            RuntimeError: ``register`` was not called, or ranks run unequal numbers of steps.
+        """
+        if self._registry is None:
+            raise RuntimeError("call session.register(model=..., optimizer=...) before batches()")
+        feed = Feed(loader, self._calls, self._seed, lambda: (self.rank, self.world_size))
+        self._calls += 1
+        self._feed = feed
+        self._gate.follow(feed)
+        while True:
+            if self._spoilt:
+                self._undo()
+            try:
+                self._gate.boundary()
+            except WalkOn:
+                return
+            try:
+                drawn = [feed.next(self.step_number) for _ in range(accumulate)]
+            except StopIteration:
+                if self._gate.shadowing:
+                    self._gate.exhausted()
+                elif self._gate.close_feed():
+                    return
+                continue
+            self._seed(self.step_number, "step")
+            yield drawn if accumulate > 1 else drawn[0]
+
+    def step(self) -> Step:
+        """Context of one training step; the optimizer is called inside it.
+
+        A step that was spoilt by the loss of a rank ends silently, and ``batches`` gives its batch
+        again. Code after the block runs also then: what it does to registered schedulers and the
+        like is undone, anything else should ask :attr:`Step.counts`.
+        """
+        if self._registry is None or self._feed is None:
+            raise RuntimeError("session.step() belongs inside 'for batch in session.batches(...)'")
+        return Step(self)
+
+    # --- used by Step -----------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        assert self._local is not None
+        self._outcome = None
+        self._local.begin()
+
+    def _before_optimizer(self, *_: object) -> None:
+        if self._outcome is None:
+            assert self._local is not None
+            self._outcome = self._gate.vote(self._local)
+
+    def _end(self, loss: Tensor | float | None) -> bool:
+        if self._outcome is None:
+            if not self._scaled:
+                raise RuntimeError(
+                    "no registered optimizer was called in session.step(); to accumulate gradients "
+                    "use session.batches(loader, accumulate=k) and call it once in the step"
+                )
+            self._before_optimizer()
+        assert self._feed is not None
+        if self._outcome is Outcome.SHADOW:
+            self._feed.commit()
+            self._gate.shadowed()
+            return False
+        now = time.monotonic()
+        value = None if loss is None else float(loss)
+        self._feed.commit()
+        self._gate.committed(value, now - self._last_commit)
+        self._last_commit = now
+        if self._trace is not None:
+            self._trace.write(self._gate.current())
+        return True
+
+    def _spoil(self) -> None:
+        self._spoilt = True
+        if self._trace is not None:
+            self._trace.undone(self._gate.status)
+
+    def _undo(self) -> None:
+        """At the boundary, not at the end of the block: what the script did in between goes too."""
+        assert self._local is not None
+        assert self._feed is not None
+        self._spoilt = False
+        self._local.undo()
+        self._feed.rewind()
+
+    def _seed(self, number: int, purpose: str) -> None:
+        seed_all(self._gate.seeds(self._own_seed)[self.rank], number, purpose)
+
+
+class Step:
+    """One step; made by :meth:`Session.step`."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._loss: Tensor | float | None = None
+        self.counts = False
+        """After the block: whether the step was committed (false also for shadow iterations)."""
+
+    def record(self, loss: Tensor | float) -> None:
+        """Give the loss of this step, for ``tmd status`` and the trace; read once it counts."""
+        self._loss = loss.detach() if isinstance(loss, Tensor) else loss
+
+    def __enter__(self) -> Step:
+        self._session._begin()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> bool:
+        session = self._session
+        if kind is None:
+            try:
+                self.counts = session._end(self._loss)
+            except Interrupted:
+                session._spoil()
+            return True
+        # With garbage from aborted collectives a script may well fail an assertion of its own.
+        spoilt = session._gate.poisoned and session._outcome is None
+        if issubclass(kind, Interrupted) or (spoilt and issubclass(kind, Exception)):
+            session._spoil()
+            return True
+        return False
+
+
+def _listed(value: object) -> list[object]:
+    return list(value) if isinstance(value, list | tuple) else [value]

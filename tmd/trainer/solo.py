@@ -1,0 +1,94 @@
+"""A session without a daemon: the script simply trains, with the same numbers."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import structlog
+from msgspec import structs
+from torch import nn
+
+from tmd.core.model import Activity, WorkerStatus
+from tmd.trainer.data import Feed
+from tmd.trainer.gate import Outcome
+from tmd.trainer.local import LocalState
+from tmd.trainer.state import Registry
+from tmd.trainer.trace import peak_rss
+
+log = structlog.get_logger("tmd.trainer")
+
+
+class SoloGate:
+    """Every step counts. Rank and world size come from torchrun, or are 0 of 1."""
+
+    shadowing = False
+    poisoned = False
+
+    def __init__(self) -> None:
+        _complete_environment()
+        rank = int(os.environ["RANK"])
+        size = int(os.environ["WORLD_SIZE"])
+        self._status = WorkerStatus(
+            worker=f"solo/{rank}",
+            job="",
+            world_size=size,
+            address="",
+            pid=os.getpid(),
+            activity=Activity.TRAINING,
+            rank=rank,
+        )
+        if rank == 0:
+            log.warning("no tmd daemon (TMD_SOCKET is not set): training without protection")
+
+    @property
+    def status(self) -> WorkerStatus:
+        return self._status
+
+    def current(self) -> WorkerStatus:
+        return structs.replace(self._status, rss_bytes=peak_rss())
+
+    def registered(self, registry: Registry, wrapped: list[nn.Module], local: LocalState) -> None:
+        """Nothing is ever moved."""
+
+    def seeds(self, own: int) -> tuple[int, ...]:
+        # Only this rank's own entry is ever used.
+        return (own,) * self._status.world_size
+
+    def follow(self, feed: Feed) -> None:
+        """Nobody asks for the place in the data."""
+
+    def vote(self, local: LocalState) -> Outcome:
+        return Outcome.COMMIT
+
+    def boundary(self) -> None:
+        """Nothing ever happens between two steps."""
+
+    def close_feed(self) -> bool:
+        return True
+
+    def exhausted(self) -> None:
+        """There are no shadow iterations."""
+
+    def committed(self, loss: float | None, seconds: float) -> None:
+        self._status = structs.replace(
+            self._status,
+            step=self._status.step + 1,
+            loss=loss,
+            step_seconds=seconds,
+        )
+
+    def shadowed(self) -> None:
+        """There are no shadow iterations."""
+
+
+def _complete_environment() -> None:
+    """Let ``python train.py`` work as a world of one."""
+    if "RANK" in os.environ:
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    os.environ.update(
+        RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )

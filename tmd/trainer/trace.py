@@ -1,0 +1,52 @@
+"""One line per committed step, for whoever wants to compare two runs bit for bit."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from tmd.core.model import WorkerStatus
+
+
+class Trace:
+    """Appends JSON lines to ``<folder>/<worker>.jsonl``; written through at every step.
+
+    Raises:
+        OSError: the folder cannot be made or the file not be opened.
+    """
+
+    def __init__(self, folder: Path, worker: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        name = worker.replace("/", "_")
+        self._file = (folder / f"{name}.jsonl").open("a", buffering=1)
+
+    def write(self, status: WorkerStatus) -> None:
+        """Write down the step that was just committed. ``loss`` is exact (hexadecimal float)."""
+        line = {
+            "step": status.step - 1,
+            "rank": status.rank,
+            "worker": status.worker,
+            "epoch": status.epoch,
+            "at": time.time(),
+            "loss": None if status.loss is None else float(status.loss).hex(),
+            "links_opened": status.links_opened,
+            "rss_peak": status.rss_bytes,
+        }
+        self._file.write(json.dumps(line) + "\n")
+
+    def undone(self, status: WorkerStatus) -> None:
+        """Write down that the present step was spoilt and will be run again."""
+        line = {"undone": status.step, "rank": status.rank, "epoch": status.epoch}
+        self._file.write(json.dumps(line) + "\n")
+
+
+def peak_rss() -> int:
+    """Peak resident size of this process in bytes (``VmHWM``), 0 where /proc has none."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0

@@ -1,0 +1,169 @@
+"""Moving a state over a link: header, answer, tensors, digest, answer.
+
+The source sends what the state looks like and where in the data it stands; the joiner refuses or
+says go; then the tensors follow raw, small ones packed together; last a digest of every byte,
+which the joiner compares with its own. Nothing of the joiner counts before the digests agree (I6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+import xxhash
+from msgspec import Struct, msgpack
+from torch import Tensor
+
+from tmd.core.errors import StateMismatch
+from tmd.trainer.data import Position
+from tmd.trainer.state import Layouts
+
+if TYPE_CHECKING:
+    from tmd.fabric import Link
+
+HEADER_LIMIT = 64 << 20
+PACK_BELOW = 1 << 16
+"""Bytes; tensors smaller than this travel packed into one buffer, for fewer system calls."""
+
+
+class Header(Struct, frozen=True):
+    """All of a state but its tensors."""
+
+    step: int
+    layouts: Layouts
+    buckets: str
+    position: Position
+    seeds: tuple[int, ...]
+    local: bytes = b""
+    """Rank-local state of the rank that moves (failover); empty if the source's own serves."""
+
+
+class Answer(Struct, frozen=True):
+    """The joiner's word: go on, or why not."""
+
+    refusal: str = ""
+
+
+def offer(link: Link, header: Header) -> None:
+    """Source: send ``header`` and wait for the joiner's go.
+
+    Raises:
+        StateMismatch: the joiner refused; the message is its reason.
+        LinkError: the joiner is gone.
+    """
+    link.send_frame(msgpack.encode(header))
+    _expect_go(link)
+
+
+def consider(link: Link) -> Header:
+    """Joiner: receive the header. Answer with :func:`answer`."""
+    return msgpack.decode(link.recv_frame(HEADER_LIMIT), type=Header)
+
+
+def answer(link: Link, refusal: str = "") -> None:
+    """Joiner: say go, or refuse with a reason."""
+    link.send_frame(msgpack.encode(Answer(refusal)))
+
+
+def send_tensors(link: Link, tensors: Iterable[Tensor]) -> int:
+    """Source: stream ``tensors``; returns the bytes sent once the joiner's digest agreed.
+
+    Raises:
+        StateMismatch: what arrived is not what was sent.
+        LinkError: the joiner is gone.
+    """
+    digest = xxhash.xxh3_128()
+    total = 0
+    for chunk in _chunks(list(tensors)):
+        link.send(chunk)
+        digest.update(chunk)
+        total += len(chunk)
+    link.send_frame(digest.digest())
+    _expect_go(link)
+    return total
+
+
+def receive_tensors(link: Link, tensors: Iterable[Tensor]) -> str:
+    """Joiner: fill ``tensors`` in place; returns the digest (hex) that both sides agree on.
+
+    Raises:
+        StateMismatch: the digests differ.
+        LinkError: the source is gone.
+    """
+    digest = xxhash.xxh3_128()
+    targets = list(tensors)
+    for group in _groups(targets):
+        if len(group) == 1 and _is_plain(group[0]):
+            view = _view(group[0])
+            link.recv_into(view)
+            digest.update(view)
+            continue
+        buffer = bytearray(sum(t.numel() * t.element_size() for t in group))
+        link.recv_into(memoryview(buffer))
+        digest.update(buffer)
+        _unpack(buffer, group)
+    announced = link.recv_frame(64)
+    refusal = "" if announced == digest.digest() else "digest of the received state differs"
+    answer(link, refusal)
+    if refusal:
+        raise StateMismatch(f"{refusal}: memory or network of one side corrupts data")
+    return digest.hexdigest()
+
+
+def digest_of(tensors: Iterable[Tensor]) -> str:
+    """The digest (hex, xxh3-128) that a transfer of ``tensors`` would have."""
+    digest = xxhash.xxh3_128()
+    for chunk in _chunks(list(tensors)):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _expect_go(link: Link) -> None:
+    reply = msgpack.decode(link.recv_frame(HEADER_LIMIT), type=Answer)
+    if reply.refusal:
+        raise StateMismatch(reply.refusal)
+
+
+def _chunks(tensors: list[Tensor]) -> Iterator[memoryview]:
+    for group in _groups(tensors):
+        if len(group) == 1:
+            yield _view(group[0].contiguous())
+        else:
+            yield memoryview(b"".join(_view(t.contiguous()) for t in group))
+
+
+def _groups(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Tensors in order; runs of small ones together. Both sides see the same sizes."""
+    run: list[Tensor] = []
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        if size < PACK_BELOW:
+            run.append(tensor)
+            continue
+        if run:
+            yield run
+            run = []
+        yield [tensor]
+    if run:
+        yield run
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() and tensor.device.type == "cpu"
+
+
+def _view(tensor: Tensor) -> memoryview:
+    flat = tensor.detach().cpu().reshape(-1)
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
+
+
+def _unpack(buffer: bytearray, group: list[Tensor]) -> None:
+    offset = 0
+    for tensor in group:
+        size = tensor.numel() * tensor.element_size()
+        if size:
+            flat = torch.frombuffer(buffer, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
+            with torch.no_grad():
+                tensor.copy_(flat.view(tensor.shape))
+        offset += size

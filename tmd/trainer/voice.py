@@ -1,0 +1,66 @@
+"""What this worker says of itself: one status, told by the agent, changed from two threads."""
+
+from __future__ import annotations
+
+import threading
+
+from msgspec import structs
+
+from tmd.core.model import Activity, WorkerStatus
+from tmd.fabric import Fabric
+from tmd.trainer.agent import Agent
+from tmd.trainer.trace import peak_rss
+
+
+class Voice:
+    """Holds the status. ``say`` is safe from any thread."""
+
+    _agent: Agent
+
+    def __init__(self, status: WorkerStatus) -> None:
+        self._status = status
+        self._changing = threading.Lock()
+        self._fabric: Fabric | None = None
+
+    def open(self, agent: Agent, fabric: Fabric) -> None:
+        """Begin to tell, now that peers can reach this worker."""
+        self._agent, self._fabric = agent, fabric
+        self._status = structs.replace(self._status, address=fabric.address)
+        agent.start()
+
+    def current(self) -> WorkerStatus:
+        """The status with what is measured at this moment."""
+        fabric = self._fabric
+        if fabric is None:
+            return self._status
+        return structs.replace(
+            self._status,
+            waiting=fabric.waiting,
+            links_opened=fabric.counters.opened,
+            rss_bytes=peak_rss(),
+        )
+
+    @property
+    def status(self) -> WorkerStatus:
+        return self._status
+
+    def say(self, activity: Activity | None = None, *, now: bool = True, **changes: object) -> None:
+        """Change the status; tell it at once, or (``now`` false) with the next heartbeat.
+
+        A new activity starts with no timings of the one before unless they are given.
+        """
+        if activity is not None:
+            changes = {"timings": {}, "activity": activity, **changes}
+        # A change must not be lost to one that another thread makes from an older status.
+        with self._changing:
+            self._status = structs.replace(self._status, **changes)
+        if now:
+            self._agent.tell()
+
+    def time(self, **seconds: float) -> None:
+        """Add timings to those of the present activity."""
+        self.say(timings={**self._status.timings, **seconds})
+
+    def tell_armed(self, epoch: int, plan: str) -> None:
+        """Armed for ``epoch`` of ``plan``, or for nothing (0)."""
+        self.say(armed=epoch, plan=plan)
