@@ -1,0 +1,153 @@
+"""Running a small job on a real cluster with faults, and comparing it with the golden run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from msgspec import Struct
+
+from tmd.core.model import FINAL, ClusterView, MigrationPlan, Phase
+from tmd.demo.cluster import ClusterSpec, LocalCluster
+from tmd.demo.report import Trace, read_trace
+from tmd.demo.story import run_golden
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = str(Path(__file__).with_name("small.py"))
+RANKS = ("h1", "h2", "h3")
+STEPS = 40
+
+
+class Golden(Struct, frozen=True):
+    """What an undisturbed run gives: the oracle."""
+
+    trace: Trace
+    weights: dict[str, str]
+
+
+def weights_of(folder: Path) -> dict[str, str]:
+    """Digest of the final weights by rank."""
+    return {f.name: f.read_text() for f in sorted(folder.glob("weights-*"))}
+
+
+async def make_golden(folder: Path, ranks: int = len(RANKS), steps: int = STEPS) -> Golden:
+    """Run the job without any of tmd's control plane."""
+    os.environ["PYTHONPATH"] = str(ROOT)
+    script = (SCRIPT, "--steps", str(steps))
+    await run_golden(script, ranks, folder / "trace", folder / "log")
+    return Golden(read_trace(folder / "trace"), weights_of(folder / "trace"))
+
+
+class Run:
+    """One disturbed run."""
+
+    def __init__(self, cluster: LocalCluster, folder: Path) -> None:
+        self.cluster = cluster
+        self.folder = folder
+
+    def fired(self, point: str) -> bool:
+        """Whether the fault at ``point`` was really reached."""
+        return (self.folder / f"{point}.fired").exists()
+
+    async def reached(self, point: str) -> None:
+        """Wait until somebody is at ``point``; needs no Redis."""
+        async with asyncio.timeout(60):
+            while not self.fired(point):  # noqa: ASYNC110 (another process makes the file)
+                await asyncio.sleep(0.005)
+
+    def let_go(self, point: str) -> None:
+        """Release whoever waits at ``point``."""
+        (self.folder / f"{point}.go").touch()
+
+    async def plans(self, count: int) -> tuple[MigrationPlan, ...]:
+        """The first ``count`` final plans, once there are so many."""
+        view = await self.cluster.until(
+            lambda v: len(history(v)) >= count, f"{count} plans are final", 40
+        )
+        return history(view)
+
+    async def done(self, cause: str = "") -> MigrationPlan:
+        """The first plan (of that cause) that was carried out."""
+
+        def found(view: ClusterView) -> list[MigrationPlan]:
+            return [p for p in history(view) if p.phase is Phase.DONE and p.cause.startswith(cause)]
+
+        view = await self.cluster.until(lambda v: bool(found(v)), f"a plan {cause} is done", 40)
+        return found(view)[0]
+
+    async def ends_like(
+        self, golden: Golden, *, lost: int = 0, unwritten: Collection[tuple[int, int]] = ()
+    ) -> None:
+        """The job comes to its end with the golden numbers.
+
+        ``lost``: how many launchers saw a worker fail. ``unwritten``: (rank, step) that may be
+        missing since the rank died between its commit and writing it down.
+        """
+        codes = await self.cluster.finished(60)
+        trace = read_trace(self.cluster.trace).commits
+        wrong = [
+            (step, rank)
+            for (rank, step), line in golden.trace.commits.items()
+            if (rank, step) in trace and trace[rank, step]["loss"] != line["loss"]
+        ]
+        missing = golden.trace.commits.keys() - trace.keys() - set(unwritten)
+
+        assert wrong == [], f"{len(wrong)} losses differ, first (step, rank) {sorted(wrong)[:6]}"
+        assert not missing, f"steps never committed: {sorted(missing)[:6]}"
+        assert not trace.keys() - golden.trace.commits.keys()
+        assert weights_of(self.cluster.trace) == golden.weights
+        assert len([c for c in codes.values() if c != 0]) == lost, codes
+
+
+def history(view: ClusterView) -> tuple[MigrationPlan, ...]:
+    """Final plans of the job."""
+    return view.jobs[0].history if view.jobs else ()
+
+
+def live_plan(view: ClusterView) -> MigrationPlan | None:
+    """The plan under way."""
+    plan = view.jobs[0].plan if view.jobs else None
+    return plan if plan is not None and plan.phase not in FINAL else None
+
+
+@asynccontextmanager
+async def running(
+    folder: Path,
+    redis: str,
+    *,
+    faults: Sequence[str] = (),
+    standby: Sequence[str] = ("s1",),
+    more_config: str = "",
+    arguments: Sequence[str] = (),
+    silence_s: float = 5.0,
+    max_restarts: int = 0,
+) -> AsyncIterator[Run]:
+    """A cluster that runs the small job; the output of everything is shown if a test fails."""
+    marks = folder / "faults"
+    await asyncio.to_thread(marks.mkdir, parents=True)
+    spec = ClusterSpec(
+        folder=folder,
+        redis=redis,
+        job="small",
+        active=RANKS,
+        standby=tuple(standby),
+        script=(SCRIPT, "--steps", str(STEPS), *arguments),
+        silence_s=silence_s,
+        max_restarts=max_restarts,
+        more_config=more_config,
+        environment={
+            "TMD_TEST_FAULTS": ",".join(faults),
+            "TMD_TEST_FOLDER": str(marks),
+            "PYTHONPATH": str(ROOT),
+        },
+    )
+    async with LocalCluster(spec) as cluster:
+        try:
+            yield Run(cluster, marks)
+        except BaseException:
+            hosts = (*spec.active, *spec.standby)
+            print("\n".join(f"==== {h}\n{cluster.log(h)[-6000:]}" for h in hosts))
+            raise

@@ -1,0 +1,93 @@
+"""The training script of the fault tests: small, but with all that can go wrong when state moves.
+
+BatchNorm (state that only one rank has), dropout (random numbers), a scheduler, shuffled data.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+import tmd.trainer
+from tests.e2e.faults import Injector
+from tmd.trainer.transfer import digest_of
+
+injector = Injector()
+
+
+class Net(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Linear(16, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.2)
+        )
+        self.head = nn.Linear(width, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        injector.reach("forward")
+        hidden = self.body(x)
+        if hidden.requires_grad:
+            hidden.register_hook(lambda grad: injector.reach("backward"))
+        return self.head(hidden)
+
+
+class Watched(TensorDataset):
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        injector.reach("data")
+        return super().__getitem__(index)
+
+
+class Optimizer(torch.optim.AdamW):
+    """AdamW that can be struck after the vote, in the middle of its own work."""
+
+    def _init_group(self, *args: object, **kwargs: object) -> object:
+        injector.reach("optimizer")
+        return super()._init_group(*args, **kwargs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--width", type=int, default=24)
+    parser.add_argument("--odd-host", default="", help="this host builds another model")
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    session = tmd.trainer.join()
+    injector.follow(session)
+    dist.init_process_group("tmd")
+
+    odd = args.odd_host and os.environ.get("TMD_WORKER", "").startswith(args.odd_host + "/")
+    draw = torch.Generator().manual_seed(1)
+    data = Watched(torch.randn(256, 16, generator=draw), torch.randint(4, (256,), generator=draw))
+    sampler = session.sampler(len(data), 8, args.steps, seed=3)
+    loader = DataLoader(data, batch_size=8, sampler=sampler)
+    net = Net(args.width + 8 if odd else args.width)
+    model = DistributedDataParallel(net, bucket_cap_mb=0.001)
+    optimizer = Optimizer(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.7)
+    session.register(model=model, optimizer=optimizer, scheduler=scheduler)
+
+    for inputs, targets in session.batches(loader):
+        with session.step() as step:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            step.record(loss)
+        scheduler.step()
+        injector.reach("between")
+    weights = [*net.parameters(), *net.buffers()] if session.rank == 0 else net.parameters()
+    folder = os.environ.get("TMD_TRACE")
+    if folder:
+        Path(folder, f"weights-{session.rank}").write_text(digest_of(weights))
+
+
+if __name__ == "__main__":
+    main()

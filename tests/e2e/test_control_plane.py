@@ -1,0 +1,124 @@
+"""Leader, daemons and Redis die while ranks move and while they train."""
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import Golden, Run, live_plan, running
+from tmd import embedded
+from tmd.core.model import ClusterView, Phase
+from tmd.demo.cluster import ready
+from tmd.embedded import EmbeddedRedis
+
+HELD = {
+    Phase.PREPARE: ("forward@1:5=wait", "preparing@*:*=wait"),
+    Phase.READY: ("forward@1:5=wait",),
+    Phase.SWITCH: ("forward@1:5=wait", "receiving@*:*=wait"),
+    Phase.SYNC: ("backward@1:5=kill", "sending@*:*=wait"),
+    Phase.RESUME: ("backward@1:5=kill", "synced@*:*=wait"),
+}
+"""What to hold so that a plan stays in a phase until it is let go."""
+
+
+async def replace_leader(run: Run) -> None:
+    """Kill -9 the leading daemon; another is elected, systemd's part starts the dead one again."""
+    leader = await run.cluster.leader()
+    host = leader.partition("#")[0]
+    daemon = run.cluster.daemons[host]
+    daemon.kill()
+    await daemon.wait()
+    await run.cluster.start_daemon(host)
+    async for _ in run.cluster.views():
+        if await run.cluster.leader() not in ("", leader):
+            return
+
+
+@pytest.mark.parametrize("phase", HELD)
+async def test_the_leader_dies_in(
+    phase: Phase, tmp_path: Path, redis: EmbeddedRedis, golden: Golden
+) -> None:
+    """The next leader continues the stored plan from where it is."""
+    faults = HELD[phase]
+    async with running(tmp_path, redis.url, faults=faults) as run:
+        await run.reached(faults[0].partition("@")[0])
+        if "kill" not in faults[0]:
+            await run.cluster.until(lambda v: ready(v, 3, 1), "all train, the standby waits")
+            await run.cluster.drain("h2")
+        if phase is Phase.SWITCH:
+            await run.cluster.until(lambda v: in_phase(v, Phase.READY), "READY")
+            run.let_go("forward")
+        view = await run.cluster.until(lambda v: in_phase(v, phase), f"phase {phase}")
+        held = live_plan(view)
+        await replace_leader(run)
+        for fault in faults:
+            run.let_go(fault.partition("@")[0])
+        plan = await run.done()
+
+        assert held is not None
+        assert plan.id == held.id
+        await run.ends_like(golden, lost=1 if "kill" in faults[0] else 0)
+
+
+def in_phase(view: ClusterView, phase: Phase) -> bool:
+    """Whether the live plan of ``view`` is in ``phase``."""
+    plan = live_plan(view)
+    return plan is not None and plan.phase is phase
+
+
+async def test_every_daemon_dies_while_training_goes_on(
+    tmp_path: Path, redis: EmbeddedRedis, golden: Golden
+) -> None:
+    """No daemon anywhere: training takes no notice; afterwards all is known again."""
+    faults = ["forward@1:5=wait", "between@1:20=wait"]
+    async with running(tmp_path, redis.url, faults=faults) as run:
+        await run.reached("forward")
+        for daemon in run.cluster.daemons.values():
+            daemon.kill()
+            await daemon.wait()
+        run.let_go("forward")
+        await run.reached("between")
+        for host in list(run.cluster.daemons):
+            await run.cluster.start_daemon(host)
+        await run.cluster.until(lambda v: ready(v, 3, 1, step=20), "all agents are back")
+        run.let_go("between")
+
+        await run.ends_like(golden)
+
+
+async def test_redis_dies_and_returns_empty(tmp_path: Path, golden: Golden) -> None:
+    """Training goes on without Redis; the record is put back; then a loss is survived."""
+    if embedded.find_binary() is None:
+        pytest.skip("needs a redis-server that can be killed")
+    faults = ["forward@1:5=wait", "between@1:20=wait", "backward@2:30=kill"]
+    folder = tmp_path / "redis"
+    folder.mkdir()
+    with contextlib.ExitStack() as first:
+        server = first.enter_context(embedded.redis(folder))
+        async with running(tmp_path / "run", server.url, faults=faults) as run:
+            await run.reached("forward")
+            await run.cluster.until(lambda v: ready(v, 3, 1), "all train, the standby waits")
+            first.close()
+            run.let_go("forward")
+            await run.reached("between")
+            with embedded.redis(folder):
+                view = await run.cluster.until(lambda v: ready(v, 3, 1, step=20), "all is known")
+                run.let_go("between")
+                plan = await run.done("trainer")
+
+                assert view.jobs[0].membership.epoch == 1
+                assert run.fired("backward")
+                assert plan.moves[0].rank == 2
+                await run.ends_like(golden, lost=1)
+
+
+async def test_a_link_that_breaks_though_nobody_died(
+    tmp_path: Path, redis: EmbeddedRedis, golden: Golden
+) -> None:
+    """All are stuck and nobody is named: the same members run the step again in a new epoch."""
+    async with running(tmp_path, redis.url, faults=["backward@1:9=sever"]) as run:
+        plan = await run.done("link")
+
+        assert run.fired("backward")
+        assert plan.moves == ()
+        await run.ends_like(golden)

@@ -1,0 +1,170 @@
+"""A host is drained while training runs; joiner and leaver die at every phase."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import Golden, Run, history, live_plan, running
+from tmd.core.model import Activity, ClusterView, Kind, Phase
+from tmd.demo.cluster import ready, workers
+from tmd.embedded import EmbeddedRedis
+
+# All ranks wait here, so that the job is still running when the drain is asked for.
+GATE = "forward@1:5=wait"
+
+
+async def drained(run: Run, host: str = "h2", standbys: int = 1) -> None:
+    """Ask for the drain once the job is at the gate, then let it run on."""
+    await run.reached("forward")
+    await run.cluster.until(lambda v: ready(v, 3, standbys), "all train, the standby waits")
+    await run.cluster.drain(host)
+
+
+async def in_phase(run: Run, phase: Phase) -> ClusterView:
+    """Wait until the live plan is in ``phase``."""
+
+    def there(view: ClusterView) -> bool:
+        plan = live_plan(view)
+        return plan is not None and plan.phase is phase
+
+    return await run.cluster.until(there, f"phase {phase}")
+
+
+async def test_drain_hands_over_and_the_leaver_stands_by(
+    tmp_path: Path, redis: EmbeddedRedis, golden: Golden
+) -> None:
+    """No step is repeated; the drained worker is a standby afterwards."""
+    async with running(tmp_path, redis.url, faults=[GATE, "between@1:20=wait"]) as run:
+        await drained(run)
+        await in_phase(run, Phase.READY)
+        run.let_go("forward")
+        plan = await run.done("drain")
+        view = await run.cluster.until(
+            lambda v: any(
+                w.worker == plan.moves[0].leaver.worker and w.activity is Activity.STANDBY
+                for w in workers(v)
+            ),
+            "the leaver stands by",
+        )
+        run.let_go("between")
+
+        assert plan.kind is Kind.PLANNED
+        assert [p.kind for p in history(view)] == [Kind.PLANNED]
+        await run.ends_like(golden)
+
+
+async def test_a_drained_host_that_is_left_ends_its_worker(
+    tmp_path: Path, redis: EmbeddedRedis, golden: Golden
+) -> None:
+    """`tmd drain --leave`: the launcher there ends with success while training goes on."""
+    async with running(tmp_path, redis.url, faults=[GATE, "between@1:20=wait"]) as run:
+        await run.reached("forward")
+        await run.cluster.until(lambda v: ready(v, 3, 1), "all train, the standby waits")
+        await run.cluster.drain("h2", leave=True)
+        await in_phase(run, Phase.READY)
+        run.let_go("forward")
+        code = await run.cluster.launchers["h2"].wait()
+        run.let_go("between")
+
+        assert code == 0
+        await run.ends_like(golden)
+
+
+@pytest.mark.parametrize("point", ["preparing", "prepared"])
+async def test_a_joiner_that_dies_before_the_switch_is_replaced_by_the_next(
+    point: str, tmp_path: Path, redis: EmbeddedRedis, golden: Golden
+) -> None:
+    """PREPARE and READY: the plan is dropped, training never notices, the next standby is tried."""
+    faults = [GATE, f"{point}@*:*=kill"]
+    async with running(tmp_path, redis.url, faults=faults, standby=("s1", "s2")) as run:
+        await drained(run, standbys=2)
+        await run.reached(point)
+        await run.cluster.until(
+            lambda v: (
+                (p := live_plan(v)) is not None and p.phase is Phase.READY and len(history(v)) == 1
+            ),
+            "the second plan is ready",
+        )
+        run.let_go("forward")
+        plan = await run.done("drain")
+        first = history(await run.cluster.view())[0]
+
+        assert first.phase is Phase.ABORTED
+        assert first.moves[0].joiner != plan.moves[0].joiner
+        await run.ends_like(golden, lost=1)
+
+
+async def test_a_joiner_that_dies_after_the_switch_gives_the_rank_back(
+    tmp_path: Path, redis: EmbeddedRedis, golden: Golden
+) -> None:
+    """SWITCH: the leaver still holds its state and takes its rank back."""
+    async with running(tmp_path, redis.url, faults=[GATE, "receiving@*:*=kill"]) as run:
+        await drained(run)
+        await in_phase(run, Phase.READY)
+        run.let_go("forward")
+        plan = await run.done("trainer")
+
+        assert run.fired("receiving")
+        assert plan.kind is Kind.FAILOVER
+        assert plan.moves[0].joiner is not None
+        assert plan.moves[0].joiner.host == "h2"
+        await run.ends_like(golden, lost=1)
+
+
+async def test_a_leaver_that_dies_in_prepare_is_a_failover(
+    tmp_path: Path, redis: EmbeddedRedis, golden: Golden
+) -> None:
+    """The planned move is dropped and the rank copied from a replica."""
+    faults = [GATE, "preparing@*:*=wait"]
+    async with running(tmp_path, redis.url, faults=faults) as run:
+        await drained(run)
+        await run.reached("preparing")
+        view = await in_phase(run, Phase.PREPARE)
+        leaver = next(w for w in workers(view) if w.rank == 1)
+        kill(leaver.pid)
+        await run.cluster.until(
+            lambda v: (p := live_plan(v)) is not None and p.kind is Kind.FAILOVER, "a failover"
+        )
+        run.let_go("preparing")
+        plan = await run.done("trainer")
+
+        assert [m.rank for m in plan.moves] == [1]
+        assert history(await run.cluster.view())[0].phase is Phase.ABORTED
+        await run.ends_like(golden, lost=1)
+
+
+async def test_a_leaver_that_dies_while_it_hands_over(
+    tmp_path: Path, redis: EmbeddedRedis, golden: Golden
+) -> None:
+    """The vote switched, the state is lost with the leaver: the joiner copies a replica."""
+    async with running(tmp_path, redis.url, faults=[GATE, "sending@1:*=kill"]) as run:
+        await drained(run)
+        await in_phase(run, Phase.READY)
+        run.let_go("forward")
+        plan = await run.done("leaver")
+
+        assert run.fired("sending")
+        assert plan.kind is Kind.FAILOVER
+        await run.ends_like(golden, lost=1, unwritten=[(1, 5)])
+
+
+async def test_a_joiner_with_another_model_is_refused(
+    tmp_path: Path, redis: EmbeddedRedis, golden: Golden
+) -> None:
+    """Refused with names and shapes while it prepares; the job does not notice."""
+    arguments = ["--odd-host", "s1"]
+    async with running(tmp_path, redis.url, faults=[GATE], arguments=arguments) as run:
+        await drained(run)
+        plan = (await run.plans(1))[0]
+        run.let_go("forward")
+
+        assert plan.phase is Phase.ABORTED
+        assert "model.body.0.weight: [32, 16] float32 here, [24, 16] float32" in plan.outcome
+        await run.ends_like(golden)
+
+
+def kill(pid: int) -> None:
+    """Kill -9."""
+    os.kill(pid, signal.SIGKILL)

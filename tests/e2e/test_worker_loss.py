@@ -1,0 +1,133 @@
+"""A worker is killed at every place of a step; the numbers are those of an undisturbed run."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import Golden, running
+from tmd.core.model import Kind
+from tmd.embedded import EmbeddedRedis
+
+PLACES = (
+    "data",
+    "forward",
+    "backward",
+    "before-vote",
+    "in-vote",
+    "after-vote",
+    "optimizer",
+    "between",
+)
+
+
+# Rank 0 is where most special cases are; the other rank shows that they are not needed.
+@pytest.mark.parametrize("rank", [0, 1])
+async def test_kill_9_at_every_place_of_a_step(
+    rank: int, tmp_path: Path, redis: EmbeddedRedis, golden: Golden
+) -> None:
+    """One job loses the same rank again and again, each time elsewhere in a step.
+
+    Each time the rank is taken over, and what is started again in its place stands by. At most one
+    step is run again each time, and nothing differs in the end.
+    """
+    steps = {place: 4 * number for number, place in enumerate(PLACES, start=1)}
+    faults = [f"{place}@{rank}:{step}=kill" for place, step in steps.items()]
+    async with running(tmp_path, redis.url, faults=faults, max_restarts=len(PLACES)) as run:
+        plans = await run.plans(len(PLACES))
+
+        assert all(run.fired(place) for place in PLACES)
+        assert [p.kind for p in plans] == [Kind.FAILOVER] * len(PLACES)
+        assert all([m.rank for m in p.moves] == [rank] for p in plans)
+        assert all(
+            p.resume in (step, step + 1) for p, step in zip(plans, steps.values(), strict=True)
+        )
+        # Who dies after a vote has committed but not written it down.
+        await run.ends_like(golden, unwritten=[(rank, step) for step in steps.values()])
+
+
+async def test_an_error_in_user_code_is_a_loss(
+    tmp_path: Path, redis: EmbeddedRedis, golden: Golden
+) -> None:
+    """An exception ends the process with status 1; its rank is taken over like any other."""
+    async with running(tmp_path, redis.url, faults=["forward@2:9=raise"]) as run:
+        plan = await run.done()
+
+        assert run.fired("forward")
+        assert plan.reason.endswith("ended with status 1")
+        await run.ends_like(golden, lost=1)
+
+
+async def test_a_stopped_worker_is_ended_and_replaced(
+    tmp_path: Path, redis: EmbeddedRedis, golden: Golden
+) -> None:
+    """SIGSTOP: the heartbeat stops, the launcher ends the process, its rank is taken over."""
+    faults = ["backward@1:9=stop"]
+    async with running(tmp_path, redis.url, faults=faults, silence_s=1.0) as run:
+        plan = await run.done()
+
+        assert run.fired("backward")
+        assert plan.cause == "trainer.stalled"
+        await run.ends_like(golden, lost=1)
+
+
+async def test_two_workers_at_once(tmp_path: Path, redis: EmbeddedRedis, golden: Golden) -> None:
+    """Two of three ranks die in the same step; two standbys copy the one replica left."""
+    faults = ["forward@0:6=kill", "backward@2:6=kill"]
+    async with running(tmp_path, redis.url, faults=faults, standby=("s1", "s2")) as run:
+        await run.done()
+
+        assert run.fired("forward")
+        assert run.fired("backward")
+        await run.ends_like(golden, lost=2)
+
+
+async def test_a_second_loss_during_the_recovery(
+    tmp_path: Path, redis: EmbeddedRedis, golden: Golden
+) -> None:
+    """A survivor dies while it waits for the others; the plan is rewritten with both."""
+    faults = ["forward@0:6=kill", "synced@2:*=kill"]
+    async with running(tmp_path, redis.url, faults=faults, standby=("s1", "s2")) as run:
+        plan = await run.done()
+
+        assert run.fired("forward")
+        assert run.fired("synced")
+        assert {m.rank for m in plan.moves} <= {0, 2}
+        await run.ends_like(golden, lost=2)
+
+
+async def test_the_source_dies_while_it_sends(
+    tmp_path: Path, redis: EmbeddedRedis, golden: Golden
+) -> None:
+    """The state is copied from the next replica."""
+    faults = ["forward@0:6=kill", "sending@*:*=kill"]
+    async with running(tmp_path, redis.url, faults=faults, standby=("s1", "s2")) as run:
+        await run.done()
+
+        assert run.fired("sending")
+        await run.ends_like(golden, lost=2)
+
+
+async def test_the_joiner_dies_while_it_receives(
+    tmp_path: Path, redis: EmbeddedRedis, golden: Golden
+) -> None:
+    """The next standby takes the rank."""
+    faults = ["forward@0:6=kill", "receiving@*:*=kill"]
+    async with running(tmp_path, redis.url, faults=faults, standby=("s1", "s2")) as run:
+        plan = await run.done()
+
+        assert run.fired("receiving")
+        assert len({*plan.dead, *plan.rejected}) == 2
+        await run.ends_like(golden, lost=2)
+
+
+async def test_no_standby_holds_until_one_appears(
+    tmp_path: Path, redis: EmbeddedRedis, golden: Golden
+) -> None:
+    """Nobody gives up; the launcher's own restart of the worker is the standby that appears."""
+    faults = ["forward@1:8=kill"]
+    async with running(tmp_path, redis.url, faults=faults, standby=(), max_restarts=1) as run:
+        plan = await run.done()
+
+        assert plan.moves[0].joiner is not None
+        assert plan.moves[0].joiner.host == plan.moves[0].leaver.host
+        await run.ends_like(golden)

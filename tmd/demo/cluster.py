@@ -1,0 +1,279 @@
+"""A small cluster on this machine: real daemons, real launchers, real workers, one Redis.
+
+Used by the demo, by the end-to-end tests and by the benchmarks. Everything that is started is
+ended by its own handle when the ``async with`` block is left, however it is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import sys
+import time
+import uuid
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+from typing import Self
+
+from msgspec import Struct
+
+from tmd.core.errors import StoreUnavailable
+from tmd.core.model import Activity, ClusterView, DrainRequest, HostStatus, WorkerStatus
+from tmd.daemon.bus import Bell
+from tmd.daemon.store import RedisStore
+from tmd.lifeline import die_with_parent
+
+CONFIG = """\
+[cluster]
+name = "{job}"
+secret = "{secret}"
+
+[redis]
+url = "{redis}"
+
+[host]
+name = "{host}"
+standby = {standby}
+advertise = "127.0.0.1"
+runtime_dir = "{folder}"
+state_dir = "{folder}/state"
+heartbeat_s = 0.25
+ttl_s = 2.0
+
+[leader]
+ttl_s = 3.0
+renew_s = 1.0
+
+[log]
+format = "json"
+
+[detectors.trainer]
+heartbeat_timeout_s = {silence}
+{more}
+"""
+STOP_S = 10.0
+
+
+class ClusterSpec(Struct, frozen=True):
+    """What to start."""
+
+    folder: Path
+    redis: str
+    job: str
+    active: tuple[str, ...]
+    standby: tuple[str, ...]
+    script: tuple[str, ...]
+    """Training script and its arguments."""
+    silence_s: float = 2.0
+    """A worker silent for so long is taken for stalled."""
+    max_restarts: int = 0
+    more_config: str = ""
+    environment: dict[str, str] = {}
+
+
+class LocalCluster:
+    """Hosts that are only folders, each with a daemon and a launcher of its own."""
+
+    def __init__(self, spec: ClusterSpec) -> None:
+        self.spec = spec
+        self.trace = spec.folder / "trace"
+        self.daemons: dict[str, Process] = {}
+        self.launchers: dict[str, Process] = {}
+        self._secret = secrets.token_hex(16)
+        self._store = RedisStore(spec.redis, spec.job)
+        self._bell = Bell()
+        self._listening: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._listening = asyncio.create_task(self._listen())
+        try:
+            hosts = (*self.spec.active, *self.spec.standby)
+            for host in hosts:
+                self._write_config(host)
+                await self.start_daemon(host)
+            for host in hosts:
+                await self.start_launcher(host)
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        # Launchers first: they end their workers; a daemon ends nobody.
+        await _stop_all(self.launchers.values())
+        await _stop_all(self.daemons.values())
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.gather(self._listening, return_exceptions=True)
+        await self._store.close()
+
+    async def _listen(self) -> None:
+        while True:
+            with contextlib.suppress(StoreUnavailable):
+                async for _ in self._store.wakes():
+                    self._bell.ring()
+            await asyncio.sleep(0.2)
+
+    # --- starting ---------------------------------------------------------------------------------
+
+    def folder(self, host: str) -> Path:
+        """The runtime folder of ``host``: configuration, socket, logs."""
+        return self.spec.folder / host
+
+    def config(self, host: str) -> Path:
+        return self.folder(host) / "tmd.toml"
+
+    def log(self, host: str) -> str:
+        """Everything daemon, launcher and workers of ``host`` have written."""
+        return "".join(p.read_text() for p in sorted(self.folder(host).glob("**/*.log")))
+
+    def _write_config(self, host: str) -> None:
+        spec = self.spec
+        self.folder(host).mkdir(parents=True, exist_ok=True)
+        text = CONFIG.format(
+            job=spec.job,
+            secret=self._secret,
+            redis=spec.redis,
+            host=host,
+            standby=str(host in spec.standby).lower(),
+            folder=self.folder(host),
+            silence=spec.silence_s,
+            more=spec.more_config,
+        )
+        self.config(host).write_text(text)
+
+    async def start_daemon(self, host: str) -> None:
+        """Start (again) the daemon of ``host``."""
+        self.daemons[host] = await self._start(host, "daemon", "daemon", "-c", self.config(host))
+
+    async def start_launcher(self, host: str, *more: str) -> None:
+        """Start (again) the launcher of ``host`` and so its worker."""
+        spec = self.spec
+        self.launchers[host] = await self._start(
+            host,
+            "launch",
+            *("launch", "-c", self.config(host), "--job", spec.job),
+            *("--nnodes", str(len(spec.active)), "--max-restarts", str(spec.max_restarts)),
+            *("--trace", self.trace, "--log-dir", self.folder(host) / "workers"),
+            *more,
+            *("--", *spec.script),
+        )
+
+    async def _start(self, host: str, name: str, *arguments: str | Path) -> Process:
+        with (self.folder(host) / f"{name}.log").open("ab") as output:
+            return await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "tmd.cli", *map(str, arguments)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, "OMP_NUM_THREADS": "1", **self.spec.environment},
+                process_group=0,
+                preexec_fn=die_with_parent,
+            )
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    async def view(self) -> ClusterView:
+        """The cluster as the leader would see it now."""
+        return await self._store.snapshot()
+
+    async def views(self) -> AsyncIterator[ClusterView]:
+        """A new view after each wake-up, and now and then."""
+        while True:
+            with contextlib.suppress(StoreUnavailable):
+                yield await self.view()
+            await self._bell.heard(0.2)
+
+    async def until(
+        self, wanted: Callable[[ClusterView], bool], what: str, within_s: float = 60.0
+    ) -> ClusterView:
+        """The first view for which ``wanted`` holds.
+
+        Raises:
+            TimeoutError: it did not come to that; the message has the state of the job.
+        """
+        view = ClusterView()
+        deadline = time.monotonic() + within_s
+        async for view in self.views():
+            if wanted(view):
+                return view
+            if time.monotonic() > deadline:
+                break
+            self._check_alive()
+        raise TimeoutError(f"not within {within_s:g} s: {what}\n{describe(view)}")
+
+    def _check_alive(self) -> None:
+        over = [h for h, p in self.launchers.items() if p.returncode not in (None, 0, -9, -15)]
+        if over and all(p.returncode is not None for p in self.launchers.values()):
+            raise RuntimeError(f"all launchers have ended; log of {over[0]}:\n{self.log(over[0])}")
+
+    async def leader(self) -> str:
+        """Holder of the lease, ``<host>#<incarnation>``, or an empty string."""
+        return await self._store.leader()
+
+    async def drain(self, host: str, *, leave: bool = False) -> None:
+        """What ``tmd drain`` does."""
+        await self._store.drain(
+            DrainRequest(host=host, id=uuid.uuid4().hex, leave=leave, at=time.time())
+        )
+
+    async def finished(self, within_s: float) -> dict[str, int]:
+        """Exit status of each launcher once all have ended."""
+        async with asyncio.timeout(within_s):
+            return {h: await p.wait() for h, p in self.launchers.items()}
+
+
+def workers(view: ClusterView) -> list[WorkerStatus]:
+    """All workers, by host."""
+    return [w for h in sorted(view.hosts, key=lambda h: h.host) for w in h.workers]
+
+
+def ready(view: ClusterView, ranks: int, standbys: int, step: int = 1) -> bool:
+    """Whether all ranks have committed ``step`` steps and the standbys wait."""
+    doing = [w.activity for w in workers(view)]
+    steps = [w.step for w in workers(view) if w.activity is Activity.TRAINING]
+    return len(steps) == ranks and min(steps) >= step and doing.count(Activity.STANDBY) >= standbys
+
+
+def describe(view: ClusterView) -> str:
+    """A few lines for error messages."""
+    lines = [
+        f"{w.worker} {w.activity} rank={w.rank} epoch={w.epoch} step={w.step} "
+        f"plan={w.plan} {w.detail}"
+        for w in workers(view)
+    ]
+    lines += [f"exit {e.worker} {e.code}" for h in view.hosts for e in h.exits]
+    for job in view.jobs:
+        lines.append(f"job {job.job}: {job.state} {job.detail}")
+        if job.plan is not None:
+            lines.append(f"plan {job.plan.id}: {job.plan.kind} {job.plan.phase} {job.plan.outcome}")
+    return "\n".join(lines)
+
+
+def host_of(view: ClusterView, rank: int) -> HostStatus | None:
+    """The host whose worker holds ``rank``."""
+    for host in view.hosts:
+        if any(w.rank == rank and w.activity is Activity.TRAINING for w in host.workers):
+            return host
+    return None
+
+
+async def _stop_all(processes: Iterable[Process]) -> None:
+    running = [p for p in processes if p.returncode is None]
+    for process in running:
+        with contextlib.suppress(ProcessLookupError):
+            # A stopped process would not hear SIGTERM.
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+    for process in running:
+        try:
+            async with asyncio.timeout(STOP_S):
+                await process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()

@@ -1,0 +1,85 @@
+"""``tmd demo``: a cluster on this machine, two events, and the proof that no number changed."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+
+from tmd import embedded
+from tmd.core.errors import TmdError
+from tmd.demo import train
+from tmd.demo.cluster import ClusterSpec, LocalCluster
+from tmd.demo.report import compare, events_of, median_step, read_trace
+from tmd.demo.screen import Screen, print_report
+from tmd.demo.story import Told, play, run_golden
+
+ACTIVE = ("host-1", "host-2", "host-3", "host-4")
+STANDBY = ("host-5",)
+
+
+def demo(
+    steps: Annotated[int, typer.Option(min=30, help="Training steps.")] = 60,
+    seed: Annotated[int, typer.Option(help="Seed of model and data.")] = 0,
+    json: Annotated[Path | None, typer.Option(help="Write the facts to this file.")] = None,
+) -> None:
+    """Train a small GPT on five hosts that are processes; drain one, kill another, compare."""
+    console = Console()
+    script = (train.__file__, "--steps", str(steps), "--seed", str(seed))
+    with tempfile.TemporaryDirectory(prefix="tmd-demo-") as folder:
+        try:
+            well, facts = asyncio.run(_run(console, Path(folder), script, steps))
+        except KeyboardInterrupt:
+            console.print("interrupted; everything that was started has been ended")
+            raise typer.Exit(130) from None
+        except (TimeoutError, RuntimeError) as error:
+            raise TmdError(f"the demo failed: {error}") from error
+    if json is not None:
+        json.write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=2))
+    raise typer.Exit(0 if well else 1)
+
+
+async def _run(
+    console: Console, folder: Path, script: tuple[str, ...], steps: int
+) -> tuple[bool, dict[str, object]]:
+    with embedded.redis() as redis:
+        console.print(f"Redis: {redis.kind}")
+        spec = ClusterSpec(folder, redis.url, "demo", ACTIVE, STANDBY, script)
+        async with LocalCluster(spec) as cluster:
+            with Screen(console, steps) as screen:
+                told = await _watched(cluster, screen, steps)
+            trace = read_trace(cluster.trace)
+    with console.status("the same job again, undisturbed, under torchrun (golden run)"):
+        await run_golden(script, len(ACTIVE), folder / "golden", folder / "golden.log")
+    same, compared = compare(trace, read_trace(folder / "golden"))
+    events = events_of(trace, told.plans, told.started, told.seen)
+    facts: dict[str, object] = {
+        "steps": steps,
+        "median_step_s": median_step(trace.of_rank(0)),
+        "losses_identical": same,
+        "compared_steps": compared,
+        "events": events,
+    }
+    print_report(console, facts, events)
+    killed = [code for code in told.exits.values() if code != 0]
+    return same and compared == steps and len(events) == 2 and len(killed) == 1, facts
+
+
+async def _watched(cluster: LocalCluster, screen: Screen, steps: int) -> Told:
+    """Play the story while the screen follows."""
+    async with asyncio.TaskGroup() as group:
+        watching = group.create_task(_follow(cluster, screen.show))
+        told = await play(cluster, steps, screen.say)
+        watching.cancel()
+    return told
+
+
+async def _follow(cluster: LocalCluster, show: Callable[..., None]) -> None:
+    async for view in cluster.views():
+        show(view, (await cluster.leader()).partition("#")[0])

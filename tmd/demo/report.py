@@ -1,0 +1,191 @@
+"""From traces and plans to facts: what each event cost, and whether the numbers are the same.
+
+Pure functions on lists of dictionaries and stored plans; they read no clock and no process.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from tmd.core.model import Kind, MigrationPlan, Phase
+
+Line = dict[str, Any]
+BEFORE = 20
+"""Steps before an event from which the median step is taken."""
+AFTER = 10
+"""Steps after an event at whose end connections and memory are compared."""
+
+
+class Trace(Struct, frozen=True):
+    """All lines of one run: commits by (rank, step), and steps that were spoilt."""
+
+    commits: dict[tuple[int, int], Line]
+    undone: tuple[Line, ...]
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted({rank for rank, _ in self.commits})
+
+    def of_rank(self, rank: int) -> list[Line]:
+        """Commits of ``rank`` by step."""
+        return [self.commits[key] for key in sorted(self.commits) if key[0] == rank]
+
+
+class Event(Struct, frozen=True):
+    """One rank changed hands."""
+
+    kind: str
+    cause: str
+    rank: int
+    from_host: str
+    to_host: str
+    pause_s: float | None
+    downtime_s: float | None
+    median_step_s: float
+    split: dict[str, float]
+    """Seconds in detect, decide, prepare, transfer, resume; after the instant of the fault, or of
+    the request."""
+    repeated_steps: int
+    new_connections_per_stayer: dict[str, int]
+    stayer_rss_growth_bytes: int
+    """Largest growth of the peak resident size of any stayer over the event."""
+
+
+def read_trace(folder: Path) -> Trace:
+    """Everything the workers of a run have written. A line cut off by a kill is left out."""
+    commits: dict[tuple[int, int], Line] = {}
+    undone = []
+    for file in sorted(folder.glob("*.jsonl")):
+        for text in file.read_text().splitlines():
+            try:
+                line = json.loads(text)
+            except ValueError:
+                continue
+            if "loss" in line:
+                commits[line["rank"], line["step"]] = line
+            elif "undone" in line:
+                undone.append(line)
+    return Trace(commits, tuple(undone))
+
+
+def median_step(lines: Sequence[Line]) -> float:
+    """Median time between commits, in seconds; 0 for fewer than two."""
+    gaps = [b["at"] - a["at"] for a, b in itertools.pairwise(lines)]
+    return statistics.median(gaps) if gaps else 0.0
+
+
+def compare(run: Trace, golden: Trace) -> tuple[bool, int]:
+    """Whether every loss of every rank is the same bit for bit, and over how many steps."""
+    same = run.commits.keys() == golden.commits.keys() and all(
+        run.commits[key]["loss"] == golden.commits[key]["loss"] for key in golden.commits
+    )
+    return same, len({step for _, step in run.commits.keys() & golden.commits.keys()})
+
+
+def events_of(
+    trace: Trace, plans: Iterable[MigrationPlan], started: dict[str, float], seen: dict[str, float]
+) -> list[Event]:
+    """One event per move of each finished plan.
+
+    Args:
+        trace: the run.
+        plans: final plans in order.
+        started: by plan id: instant of the fault, or of the request (wall clock).
+        seen: by plan id: instant at which a detector stated the fault.
+    """
+    return [
+        _event(trace, plan, index, started.get(plan.id), seen.get(plan.id))
+        for plan in plans
+        if plan.phase is Phase.DONE
+        for index in range(len(plan.moves))
+    ]
+
+
+def _event(
+    trace: Trace, plan: MigrationPlan, index: int, start: float | None, seen: float | None
+) -> Event:
+    move = plan.moves[index]
+    moved = {m.rank for m in plan.moves}
+    stayers = [r for r in trace.ranks if r not in moved]
+    gaps = [_gap(trace.of_rank(rank), plan.new.epoch) for rank in stayers]
+    before = max(gap.last for gap in gaps)
+    after = max(gap.first for gap in gaps)
+    usual = statistics.median(gap.usual for gap in gaps)
+    begin = plan.timeline[0].at if start is None else start
+    planned = plan.kind is Kind.PLANNED
+    return Event(
+        kind=plan.kind.value,
+        cause=plan.cause,
+        rank=move.rank,
+        from_host=move.leaver.host,
+        to_host=move.joiner.host if move.joiner else "",
+        pause_s=after - before - usual if planned else None,
+        downtime_s=None if planned else after - begin - usual,
+        median_step_s=usual,
+        split=_split(plan, begin, seen, before, after, usual),
+        repeated_steps=_repeated(trace, plan),
+        new_connections_per_stayer={str(r): g.links for r, g in zip(stayers, gaps, strict=True)},
+        stayer_rss_growth_bytes=max(gap.growth for gap in gaps),
+    )
+
+
+class _Gap(Struct, frozen=True):
+    last: float
+    first: float
+    usual: float
+    links: int
+    growth: int
+
+
+def _gap(lines: Sequence[Line], epoch: int) -> _Gap:
+    """What one stayer shows around its first commit in ``epoch``."""
+    cut = next(i for i, line in enumerate(lines) if line["epoch"] >= epoch)
+    old, new = lines[max(0, cut - BEFORE) : cut], lines[cut : cut + AFTER]
+    return _Gap(
+        last=old[-1]["at"],
+        first=new[0]["at"],
+        usual=median_step(old),
+        # A joiner dials while the old epoch still trains: count from well before the switch.
+        links=new[-1]["links_opened"] - old[len(old) // 2]["links_opened"],
+        growth=new[-1]["rss_peak"] - old[-1]["rss_peak"],
+    )
+
+
+def _split(
+    plan: MigrationPlan, begin: float, seen: float | None, before: float, after: float, usual: float
+) -> dict[str, float]:
+    marks = {mark.phase: mark.at for mark in plan.timeline}
+    first = plan.timeline[0].at
+    known = first if seen is None else seen
+    transfer = plan.timings.get("transfer", 0.0)
+    if plan.kind is Kind.PLANNED:
+        # Preparation goes on in the background; only what follows the last old commit is a pause.
+        prepared, resume = marks[Phase.READY] - first, after - before - transfer - usual
+    else:
+        synced = marks[Phase.SYNC]
+        prepared, resume = synced - first, after - synced - transfer - usual
+    split = {
+        "detect": known - begin if plan.kind is Kind.FAILOVER else 0.0,
+        "decide": first - (known if plan.kind is Kind.FAILOVER else begin),
+        "prepare": prepared,
+        "transfer": transfer,
+        "resume": resume,
+    }
+    return {name: round(seconds, 6) for name, seconds in split.items()}
+
+
+def _repeated(trace: Trace, plan: MigrationPlan) -> int:
+    """Steps that the rank that ran most of them again had to run again."""
+    counts: dict[int, set[int]] = defaultdict(set)
+    for line in trace.undone:
+        if line["epoch"] < plan.new.epoch and line["epoch"] >= plan.old.epoch:
+            counts[line["rank"]].add(line["undone"])
+    return max((len(steps) for steps in counts.values()), default=0)

@@ -1,0 +1,127 @@
+"""What happens in the demo, in order: train, drain one host, kill a worker of another, finish."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import Struct
+
+from tmd.core.model import FINAL, Activity, ClusterView, MigrationPlan
+from tmd.demo.cluster import LocalCluster, describe, host_of, ready, workers
+from tmd.lifeline import die_with_parent
+
+DRAINED_RANK = 1
+KILLED_RANK = 2
+PATIENCE_S = 60.0
+
+
+class Told(Struct):
+    """What only the one who did it knows."""
+
+    started: dict[str, float] = {}
+    """By plan id: instant of the request or of the kill (wall clock)."""
+    seen: dict[str, float] = {}
+    """By plan id: instant at which a launcher saw the worker end."""
+    plans: list[MigrationPlan] = []
+    exits: dict[str, int] = {}
+
+
+async def play(cluster: LocalCluster, steps: int, say: Callable[[str], None]) -> Told:
+    """Run the story to its end.
+
+    Raises:
+        TimeoutError: something that had to happen did not.
+    """
+    told = Told()
+    ranks = len(cluster.spec.active)
+    say("starting hosts")
+    await cluster.until(lambda v: ready(v, ranks, 1), "all ranks train, a standby waits")
+    say("training")
+    view = await _at_step(cluster, steps // 3)
+    leaving = host_of(view, DRAINED_RANK)
+    assert leaving is not None
+    say(f"planned: draining {leaving.host}")
+    await _event(cluster, told, lambda: cluster.drain(leaving.host))
+    say("training")
+    view = await _at_step(cluster, 2 * steps // 3)
+    victim = host_of(view, KILLED_RANK)
+    assert victim is not None
+    # The standby that takes over is the host that was drained before.
+    await cluster.until(lambda v: ready(v, ranks, 1), "the drained host stands by")
+    say(f"unexpected: kill -9 of the worker on {victim.host}")
+    await _event(cluster, told, lambda: _kill(victim.workers[-1].pid))
+    say("training")
+    told.exits = await cluster.finished(PATIENCE_S + steps)
+    say("finished")
+    return told
+
+
+async def run_golden(script: tuple[str, ...], ranks: int, trace: Path, log: Path) -> None:
+    """The same job, undisturbed and without tmd's control plane: plain torchrun.
+
+    Raises:
+        RuntimeError: it failed; the message has the end of its output.
+    """
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TMD_")}
+    environment |= {"TMD_TRACE": str(trace), "OMP_NUM_THREADS": "1"}
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *(f"--nproc-per-node={ranks}", *script),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=environment,
+            process_group=0,
+            preexec_fn=die_with_parent,
+        )
+        try:
+            code = await process.wait()
+        finally:
+            if process.returncode is None:
+                # The whole group: torchrun's workers do not outlive it.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+    if code:
+        said = await asyncio.to_thread(log.read_text)
+        raise RuntimeError(f"the undisturbed run failed ({code}):\n{said[-2000:]}")
+
+
+async def _at_step(cluster: LocalCluster, step: int) -> ClusterView:
+    def there(view: ClusterView) -> bool:
+        found = [w.step for w in workers(view) if w.activity is Activity.TRAINING]
+        return bool(found) and max(found) >= step
+
+    return await cluster.until(there, f"step {step} is reached", PATIENCE_S + step)
+
+
+async def _event(cluster: LocalCluster, told: Told, act: Callable[[], object]) -> None:
+    before = _finals(await cluster.view())
+    started = time.time()
+    done = act()
+    if asyncio.iscoroutine(done):
+        await done
+    view = await cluster.until(lambda v: len(_finals(v)) > len(before), "a plan is carried out")
+    plan = _finals(view)[len(before)]
+    told.started[plan.id] = started
+    exits = view.exits(view.jobs[0].job)
+    told.seen.update((plan.id, exits[worker].at) for worker in plan.dead if worker in exits)
+    told.plans.append(plan)
+    if plan.phase not in FINAL or plan.outcome:
+        raise RuntimeError(f"plan {plan.id} was not carried out: {plan.outcome}\n{describe(view)}")
+
+
+def _finals(view: ClusterView) -> tuple[MigrationPlan, ...]:
+    return view.jobs[0].history if view.jobs else ()
+
+
+def _kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
