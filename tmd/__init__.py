@@ -1,3 +1,3 @@
-"""tmd keeps a distributed PyTorch job running while the machines under it fail or are taken away."""
+"""tmd keeps a distributed PyTorch job running while the machines under it fail or are taken."""
 
 __version__ = "0.1.0"

@@ -10,26 +10,28 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from tmd.core.duties import duty
-from tmd.core.migration import Limits
-from tmd.core.model import (
-    Activity,
+from tmd.core.duties import (
     Arm,
-    ClusterView,
-    DrainRequest,
-    Exit,
     Finish,
     Hold,
-    HostStatus,
-    JobRecord,
     Leave,
     Prepare,
     Resume,
     Sync,
     Train,
+    Wait,
+    duty,
+)
+from tmd.core.migration import Limits
+from tmd.core.model import (
+    Activity,
+    ClusterView,
+    DrainRequest,
+    Exit,
+    HostStatus,
+    JobRecord,
     Urgency,
     Verdict,
-    Wait,
     WorkerStatus,
 )
 from tmd.core.planning import form, steer

@@ -20,6 +20,7 @@ from tmd.fabric.collectives.op import Op
 from tmd.trainer import transfer
 from tmd.trainer.carrier import Carrier
 from tmd.trainer.coordinator import Coordinator
+from tmd.trainer.handover import Handover
 from tmd.trainer.session import Session
 
 
@@ -55,7 +56,7 @@ class Injector:
         _before(tmd.fabric.Fabric, "reduce_min", self._before_vote)
         _after(tmd.fabric.Fabric, "reduce_min", lambda *_: self.reach("after-vote"))
         _after(Op, "swap", self._in_vote)
-        _before(Coordinator, "_prepare", lambda *_: self.reach("preparing"))
+        _before(Handover, "prepare", lambda *_: self.reach("preparing"))
         _before(Carrier, "_meet", lambda *_: self.reach("prepared"))
         _before(transfer, "receive_tensors", lambda *_: self.reach("receiving"))
         _before(transfer, "send_tensors", lambda *_: self.reach("sending"))

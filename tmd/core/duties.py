@@ -1,4 +1,4 @@
-"""What a worker must do now, derived from the record and nothing else.
+"""What a worker is told to do, and how that follows from the record and nothing else.
 
 Idempotent by construction: asking twice gives the same duty, and a crash anywhere between two
 revisions is mended by asking again.
@@ -6,24 +6,88 @@ revisions is mended by asking again.
 
 from __future__ import annotations
 
+from msgspec import Struct
+
 from tmd.core.migration import is_live
 from tmd.core.model import (
-    Arm,
-    Duty,
-    Finish,
-    Hold,
     JobRecord,
     JobState,
     Kind,
-    Leave,
+    Membership,
     MigrationPlan,
+    Move,
     Phase,
-    Prepare,
-    Resume,
-    Sync,
-    Train,
-    Wait,
 )
+
+
+class Wait(Struct, frozen=True, tag=True):
+    """Hold no rank: start up, then be a standby. A leaver that is done and a joiner whose plan was
+    dropped return to the pool; a worker that trains never obeys this."""
+
+
+class Train(Struct, frozen=True, tag=True):
+    """Hold ``rank`` of ``membership``; nothing else is going on (also disarms)."""
+
+    membership: Membership
+    rank: int
+
+
+class Prepare(Struct, frozen=True, tag=True):
+    """Joiner: take the identity of ``rank``, open the links of ``membership``, expect the state."""
+
+    plan: str
+    membership: Membership
+    rank: int
+
+
+class Arm(Struct, frozen=True, tag=True):
+    """Member of the old epoch: switch to ``membership`` when the vote says that all are armed."""
+
+    plan: str
+    membership: Membership
+    moves: tuple[Move, ...]
+
+
+class Hold(Struct, frozen=True, tag=True):
+    """Survivor: give up the present step of ``epoch``, wait and say how far you came."""
+
+    plan: str
+    epoch: int
+
+
+class Sync(Struct, frozen=True, tag=True):
+    """Be ready to run step ``resume`` as ``rank`` of ``membership``.
+
+    A survivor rolls forward or rewinds; a source sends its state to its joiners; a joiner receives.
+    """
+
+    plan: str
+    membership: Membership
+    rank: int
+    resume: int
+    moves: tuple[Move, ...]
+
+
+class Resume(Struct, frozen=True, tag=True):
+    """All are synced: run on as ``rank`` of ``membership``."""
+
+    plan: str
+    membership: Membership
+    rank: int
+
+
+class Finish(Struct, frozen=True, tag=True):
+    """Some rank came to the end of training: if undecided, apply your gradients; then run on."""
+
+
+class Leave(Struct, frozen=True, tag=True):
+    """You are not needed any more: exit with ``code``."""
+
+    code: int = 0
+    detail: str = ""
+
+
+Duty = Wait | Train | Prepare | Arm | Hold | Sync | Resume | Finish | Leave
 
 
 def duty(record: JobRecord, worker: str) -> Duty:

@@ -18,8 +18,8 @@ import structlog
 from msgspec import Struct
 
 from tmd import wire
+from tmd.core.duties import Duty
 from tmd.core.errors import ConfigError, WireError
-from tmd.core.model import Duty
 from tmd.daemon.lifelines import Lifelines
 from tmd.daemon.records import Records
 from tmd.daemon.roster import Roster

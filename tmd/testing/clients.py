@@ -10,7 +10,12 @@ from pathlib import Path
 from msgspec import structs
 
 from tmd import wire
-from tmd.core.model import Activity, Duty, Exit, WorkerStatus
+from tmd.core.duties import Duty
+from tmd.core.model import (
+    Activity,
+    Exit,
+    WorkerStatus,
+)
 
 
 class Connection:

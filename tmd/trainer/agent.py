@@ -17,8 +17,11 @@ from pathlib import Path
 import structlog
 
 from tmd import wire
+from tmd.core.duties import Duty
 from tmd.core.errors import TmdError, WireError
-from tmd.core.model import Duty, WorkerStatus
+from tmd.core.model import (
+    WorkerStatus,
+)
 
 HEARTBEAT_S = 0.25
 RECONNECT_S = (0.05, 1.0)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from tmd.core.model import Arm
+from tmd.core.duties import Arm
 
 
 class Arming:

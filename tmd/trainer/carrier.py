@@ -14,8 +14,11 @@ from collections.abc import Callable
 import structlog
 from torch import nn
 
+from tmd.core.duties import Arm, Duty, Prepare, Sync
 from tmd.core.errors import LinkError, StateMismatch
-from tmd.core.model import Duty, Move, Prepare
+from tmd.core.model import (
+    Move,
+)
 from tmd.fabric import Fabric, Link
 from tmd.trainer import transfer
 from tmd.trainer.data import Feed
@@ -42,7 +45,7 @@ class Carrier:
         self.seeds: tuple[int, ...] = ()
         """Base seed of every rank."""
         self.feed: Feed | None = None
-        self._errand: tuple[Duty | None, Link] | None = None
+        self._errand: tuple[Duty, Link] | None = None
         self._layouts: Layouts = registry.collect()[0]
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._answer, name="tmd-layout", daemon=True)
@@ -75,7 +78,7 @@ class Carrier:
             f"the model of this worker is not that of the job: {difference}" if difference else ""
         )
 
-    def send(self, duty: Duty | None, plan: str, move: Move, step: int) -> int:
+    def send(self, duty: Arm | Sync, move: Move, step: int) -> int:
         """Send the state of this rank at ``step`` to the joiner of ``move``; returns the bytes.
 
         Raises:
@@ -93,7 +96,7 @@ class Carrier:
             seeds=self.seeds,
             local=self._local.held(move.rank, step),
         )
-        purpose = state_purpose(plan, move.rank)
+        purpose = state_purpose(duty.plan, move.rank)
         link = self._fabric.connect(move.joiner, purpose, timeout=CONNECT_TIMEOUT_S)
         self._errand = (duty, link)
         try:

@@ -16,34 +16,34 @@ from typing import NoReturn
 import structlog
 from torch import nn
 
-from tmd.core.errors import LinkError, StateMismatch
-from tmd.core.model import (
-    Activity,
+from tmd.core.duties import (
     Arm,
     Duty,
     Finish,
     Hold,
     Leave,
-    Move,
     Prepare,
     Resume,
     Sync,
     Train,
     Wait,
+)
+from tmd.core.errors import LinkError
+from tmd.core.model import (
+    Activity,
     WorkerStatus,
 )
-from tmd.fabric import Fabric, Neutral
+from tmd.fabric import Fabric
 from tmd.trainer.agent import Agent
 from tmd.trainer.arming import Arming
 from tmd.trainer.carrier import Carrier
 from tmd.trainer.data import Feed
 from tmd.trainer.gate import Interrupted, Outcome
+from tmd.trainer.handover import Handover, rest
 from tmd.trainer.local import LocalState
 from tmd.trainer.state import Registry
-from tmd.trainer.takeover import Takeover
 from tmd.trainer.voice import Voice
 
-PREPARE_TIMEOUT_S = 30.0
 SHADOW_STEPS = 2
 """Shadow iterations of a standby: the first builds what is lazy, the second has final buckets."""
 
@@ -62,10 +62,10 @@ class Coordinator:
         self._switch: Arm | None = None
         self._synced_for: Sync | None = None
         self._resolved: Sync | Finish | Wait | None = None
-        self._takeover: Takeover | None = None
         self._finishing = False
         self._shadow_steps = 0
         self._carrier: Carrier | None = None
+        self._handover: Handover | None = None
 
     # --- setting up -------------------------------------------------------------------------------
 
@@ -78,11 +78,13 @@ class Coordinator:
             self._fabric.enter(duty.membership, duty.rank)
             self._voice.say(Activity.TRAINING, rank=duty.rank, epoch=duty.membership.epoch)
         else:
-            self._rest()
+            rest(self._fabric, self.status.world_size)
 
     def registered(self, registry: Registry, wrapped: list[nn.Module], local: LocalState) -> None:
         """The script has named its state: from here on it can be moved."""
-        self._carrier = Carrier(self._fabric, registry, wrapped, local)
+        carrier = Carrier(self._fabric, registry, wrapped, local)
+        self._handover = Handover(self._voice, self._agent, self._fabric, carrier)
+        self._carrier = carrier
 
     def seeds(self, own: int) -> tuple[int, ...]:
         """Base seeds of all ranks; a joiner has them from its source."""
@@ -166,6 +168,11 @@ class Coordinator:
         return self._carrier
 
     @property
+    def _handing(self) -> Handover:
+        assert self._handover is not None, "session.register() comes first"
+        return self._handover
+
+    @property
     def status(self) -> WorkerStatus:
         return self._voice.status
 
@@ -211,8 +218,7 @@ class Coordinator:
 
     def _started(self) -> None:
         """STARTING: the shadow iterations are done."""
-        self._rest()
-        self._voice.say(Activity.STANDBY)
+        self._handing.to_pool()
 
     def _at_boundary(self) -> None:
         """TRAINING: carry out the switch that was voted, or take note that the step broke."""
@@ -231,7 +237,7 @@ class Coordinator:
         self._fabric.switch(order.membership, None)
         self._voice.say(Activity.LEFT, armed=0, plan=order.plan)
         move = next(m for m in order.moves if m.leaver.worker == self.status.worker)
-        self._hand_over(order, move)
+        self._handing.send(order, move)
 
     def _left(self) -> None:
         """LEFT: keep the state until the joiner has committed, or take the rank back."""
@@ -239,8 +245,7 @@ class Coordinator:
         if isinstance(duty, Hold):
             self._voice.say(Activity.STUCK, plan=duty.plan, undecided=False)
         elif isinstance(duty, Wait):
-            self._rest()
-            self._voice.say(Activity.STANDBY, plan="", rank=None)
+            self._handing.to_pool()
         else:
             self._dismiss(duty)
 
@@ -250,7 +255,7 @@ class Coordinator:
         self._resolved = None
         if isinstance(duty, Wait):
             # Another worker holds this rank in a later epoch.
-            self._back_to_pool()
+            self._handing.to_pool()
             return
         if isinstance(duty, Finish):
             self._finishing = True
@@ -259,7 +264,7 @@ class Coordinator:
         started = time.monotonic()
         for move in duty.moves:
             if move.source is not None and move.source.worker == self.status.worker:
-                self._hand_over(duty, move)
+                self._handing.send(duty, move)
         self._say_synced(duty, time.monotonic() - started)
 
     def _synced(self) -> None:
@@ -278,7 +283,7 @@ class Coordinator:
             case Hold() | Sync():
                 self._voice.say(Activity.STUCK, plan=duty.plan)
             case Wait():
-                self._back_to_pool()
+                self._handing.to_pool()
             case _:
                 self._dismiss(duty)
 
@@ -287,32 +292,22 @@ class Coordinator:
         duty = self._agent.wait_until(self._concerns_standby)
         match duty:
             case Prepare():
-                self._prepare(duty)
+                self._handing.prepare(duty)
             case Sync():
-                self._join_failover(duty)
+                if self._handing.replace(duty):
+                    self._say_synced(duty, self.status.timings["transfer"])
             case _:
                 self._dismiss(duty)
 
     def _prepared(self) -> None:
         """PREPARED: identity taken, links open; the state comes with the switch."""
-        takeover = self._takeover
-        assert takeover is not None
-        if not self._receive(takeover):
-            return
-        self._fabric.switch(takeover.membership, takeover.rank)
-        self._voice.say(
-            Activity.TRAINING,
-            epoch=takeover.membership.epoch,
-            step=header_step(takeover),
-            timings={**self.status.timings, **takeover.timings},
-        )
-        self._carrier_here.walk(takeover)
+        self._handing.take_over()
 
     def _refused(self) -> None:
         """REFUSED: wait until the plan is dropped."""
         plan = self.status.plan
         self._agent.wait_until(lambda d: not isinstance(d, Prepare | Sync) or d.plan != plan)
-        self._back_to_pool()
+        self._handing.to_pool()
 
     # --- losing and finding the step --------------------------------------------------------------
 
@@ -345,83 +340,6 @@ class Coordinator:
                     return duty
                 case _:
                     self._dismiss(duty)
-
-    # --- handing over and taking over -------------------------------------------------------------
-
-    def _hand_over(self, duty: Arm | Sync, move: Move) -> None:
-        """Send this rank's state to the joiner; a joiner that fails is the leader's business."""
-        started = time.monotonic()
-        try:
-            size = self._carrier_here.send(duty, duty.plan, move, self.status.step)
-        except (LinkError, StateMismatch) as error:
-            log.warning("state not handed over", rank=move.rank, error=str(error))
-            return
-        seconds = time.monotonic() - started
-        self._voice.say(timings={"copy": seconds, "copy_bytes": float(size)})
-
-    def _prepare(self, duty: Prepare) -> None:
-        started = time.monotonic()
-        try:
-            refusal = self._carrier_here.refusal(duty, self.status.worker)
-            if not refusal:
-                self._fabric.prepare(
-                    duty.membership,
-                    duty.rank,
-                    timeout=PREPARE_TIMEOUT_S,
-                    cancel=lambda: self._agent.duty != duty,
-                )
-        except LinkError as error:
-            refusal = str(error)
-        if refusal:
-            self._fabric.discard(duty.membership.epoch)
-            self._voice.say(Activity.REFUSED, plan=duty.plan, detail=refusal)
-            return
-        self._takeover = Takeover(duty)
-        self._voice.say(
-            Activity.PREPARED,
-            plan=duty.plan,
-            rank=duty.rank,
-            timings={"prepare": time.monotonic() - started},
-        )
-
-    def _join_failover(self, duty: Sync) -> None:
-        if self._takeover is None or self._takeover.duty != duty:
-            self._takeover = Takeover(duty)
-        takeover = self._takeover
-        if not self._receive(takeover):
-            return
-        self._voice.say(rank=duty.rank, step=header_step(takeover), timings=takeover.timings)
-        self._carrier_here.walk(takeover)
-        self._say_synced(duty, takeover.timings["transfer"])
-
-    def _receive(self, takeover: Takeover) -> bool:
-        """Receive the state; False if it came to nothing and the status says what is next."""
-
-        def off() -> bool:
-            return not takeover.wanted(self._agent.duty)
-
-        try:
-            self._carrier_here.receive(takeover, off)
-        except StateMismatch as error:
-            self._takeover = None
-            self._voice.say(Activity.REFUSED, plan=takeover.plan, detail=str(error))
-            return False
-        except LinkError as error:
-            log.warning("state not received", plan=takeover.plan, error=str(error))
-            self._agent.wait_until(lambda d: not takeover.wanted(d))
-            self._back_to_pool()
-            return False
-        self._takeover = None
-        return True
-
-    def _back_to_pool(self) -> None:
-        self._takeover = None
-        self._rest()
-        self._voice.say(Activity.STANDBY, plan="", rank=None, detail="")
-
-    def _rest(self) -> None:
-        # The last rank, not rank 0: scripts print and save on rank 0.
-        self._fabric.sandbox(Neutral(), self.status.world_size - 1, self.status.world_size)
 
     # --- saying and obeying -----------------------------------------------------------------------
 
@@ -467,12 +385,6 @@ class Coordinator:
         if detail:
             log.info("dismissed", reason=detail)
         raise SystemExit(duty.code if isinstance(duty, Leave) else 0)
-
-
-def header_step(takeover: Takeover) -> int:
-    """The step at which the received state stands."""
-    assert takeover.header is not None
-    return takeover.header.step
 
 
 HANDLERS: dict[Activity, Callable[[Coordinator], None]] = {

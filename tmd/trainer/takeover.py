@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from tmd.core.model import Duty, Membership, Prepare, Sync
+from tmd.core.duties import Duty, Prepare, Sync
+from tmd.core.model import (
+    Membership,
+)
 from tmd.fabric import Link
 from tmd.trainer.transfer import Header
 
@@ -37,6 +40,12 @@ class Takeover(Struct):
     @property
     def membership(self) -> Membership:
         return self.duty.membership
+
+    @property
+    def step(self) -> int:
+        """The step at which the received state stands."""
+        assert self.header is not None
+        return self.header.step
 
     def wanted(self, duty: Duty | None) -> bool:
         """Whether ``duty``, the present one, still asks for exactly this take-over."""

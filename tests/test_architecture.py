@@ -1,0 +1,76 @@
+"""Budgets and shape of the tree, so that nothing grows quietly."""
+
+import ast
+import statistics
+import sys
+import tomllib
+from importlib.metadata import entry_points
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PRODUCT = [f for d in ("tmd", "detectors", "policies") for f in sorted((ROOT / d).rglob("*.py"))]
+LONGEST_FILE = 400
+LONGEST_FUNCTION = 50
+
+
+def lines(file: Path) -> int:
+    return len(file.read_text().splitlines())
+
+
+def test_files_stay_small() -> None:
+    """No file above 400 lines, the median at most 150."""
+    sizes = {str(f.relative_to(ROOT)): lines(f) for f in PRODUCT if lines(f)}
+
+    assert {f: n for f, n in sizes.items() if n > LONGEST_FILE} == {}
+    assert statistics.median(sizes.values()) <= 150
+
+
+def test_functions_stay_short() -> None:
+    """No function above 50 lines."""
+    long = {
+        f"{file.relative_to(ROOT)}:{node.lineno} {node.name}": node.end_lineno - node.lineno + 1
+        for file in PRODUCT
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None
+        if node.end_lineno - node.lineno + 1 > LONGEST_FUNCTION
+    }
+
+    assert long == {}
+
+
+def test_every_package_is_packaged() -> None:
+    """The explicit list in pyproject is the tree."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    found = {
+        ".".join(f.parent.relative_to(ROOT).parts) for f in (ROOT / "tmd").rglob("__init__.py")
+    }
+
+    assert set(listed) == found | {"tmd_detectors", "tmd_policies"}
+
+
+def test_plug_ins_are_loaded_by_their_import_name_only() -> None:
+    """The folder names would make a second copy of each class."""
+    for group in ("tmd.detectors", "tmd.policies"):
+        for point in entry_points(group=group):
+            point.load()
+
+    assert "detectors" not in sys.modules
+    assert "policies" not in sys.modules
+
+
+def test_nothing_of_ours_pickles_or_evaluates() -> None:
+    """No pickle, marshal, eval, exec or shell in the product."""
+    banned = {"pickle", "marshal", "shelve", "cloudpickle"}
+    found = []
+    for file in PRODUCT:
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [a.name for a in node.names if a.name in banned]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module] if node.module in banned else []
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                names = [node.func.id] if node.func.id in ("eval", "exec") else []
+            found += [f"{file.name}:{n}" for n in names]
+
+    assert found == []

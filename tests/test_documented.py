@@ -1,0 +1,66 @@
+"""The README says what the code does: phases, verbs, tests, configuration."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from tmd.core.migration import TABLE
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def diagram() -> str:
+    """The table as a Mermaid diagram; ``python -m tests.test_documented`` prints it."""
+    edges = [
+        f"    {phase} --> {after}: {event}"
+        for phase, row in TABLE.items()
+        for event, after in row.items()
+    ]
+    starts = ["    [*] --> prepare: a drain", "    [*] --> recover: a loss"]
+    return "\n".join(["```mermaid", "stateDiagram-v2", *starts, *edges, "```"])
+
+
+def test_the_diagram_is_the_table() -> None:
+    """Whoever changes the table changes the picture."""
+    assert diagram() in README
+
+
+def test_every_test_named_in_the_failure_table_exists() -> None:
+    """Each row points to what proves it."""
+    named = set(re.findall(r"`(test_\w+)`", README))
+    written = {
+        node.name
+        for file in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+
+    assert len(named) > 10
+    assert named - written == set()
+
+
+def test_every_verb_is_named() -> None:
+    """A verb that nobody can find does not exist."""
+    from typer.main import get_command
+
+    from tmd.cli import app
+
+    command = get_command(app)
+    verbs = command.list_commands(None)  # type: ignore[attr-defined, arg-type]
+
+    assert [v for v in verbs if f"tmd {v}" not in README and f"`{v}" not in README] == []
+
+
+@pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([\w/.-]+)\)", README))))
+def test_links_lead_somewhere(link: str) -> None:
+    """Relative links of the README exist; a bare file name lies beside the link before it."""
+    places = [ROOT, *(ROOT / d for d in ("tmd/core", "tmd/trainer", "tmd/fabric", "tmd/daemon"))]
+
+    assert any((place / link).exists() for place in places)
+
+
+if __name__ == "__main__":
+    print(diagram())
