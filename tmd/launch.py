@@ -29,6 +29,7 @@ from tmd import wire
 from tmd.config import load
 from tmd.core.errors import WireError
 from tmd.core.model import Exit
+from tmd.daemon import logs
 from tmd.lifeline import die_with_parent
 
 RECONNECT_S = 0.5
@@ -111,6 +112,7 @@ class Launcher:
             "TMD_WORKER": worker,
             "TMD_WORLD_SIZE": str(spec.world_size),
             "TMD_ADVERTISE": spec.advertise,
+            "TMD_RESTARTS": str(self._restarts[slot]),
             "LOCAL_RANK": str(slot),
             "LOCAL_WORLD_SIZE": str(spec.local_size),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
@@ -291,6 +293,7 @@ def launch(
 ) -> None:
     """Start this host's workers of a job. The same command on active and standby hosts."""
     settings = load(config)
+    logs.configure(settings.log, host=settings.host.name)
     command = [sys.executable, *script] if script[0].endswith(".py") else script
     spec = LaunchSpec(
         job=job,

@@ -6,6 +6,7 @@ import pytest
 
 from tests.e2e.harness import Golden, running
 from tmd.core.model import Kind
+from tmd.demo.cluster import ready
 from tmd.embedded import EmbeddedRedis
 
 PLACES = (
@@ -131,3 +132,18 @@ async def test_no_standby_holds_until_one_appears(
         assert plan.moves[0].joiner is not None
         assert plan.moves[0].joiner.host == plan.moves[0].leaver.host
         await run.ends_like(golden)
+
+
+async def test_a_whole_host_at_once(tmp_path: Path, redis: EmbeddedRedis, golden: Golden) -> None:
+    """Daemon, launcher and worker of a host die together: nobody is left to say so."""
+    async with running(tmp_path, redis.url, faults=["forward@1:9=wait"]) as run:
+        await run.reached("forward")
+        await run.cluster.until(lambda v: ready(v, 3, 1), "all train, the standby waits")
+        for process in (run.cluster.daemons["h2"], run.cluster.launchers["h2"]):
+            process.kill()
+            await process.wait()
+        plan = await run.done()
+
+        assert plan.cause == "host.silent"
+        assert [m.rank for m in plan.moves] == [1]
+        await run.ends_like(golden, lost=1)

@@ -39,7 +39,7 @@ def open_failover(
     """
     live = record.plan if record.plan is not None and is_live(record.plan) else None
     if live and live.kind is Kind.FAILOVER and live.phase is not Phase.RESUME:
-        return _extended(record, live, dead, now)
+        return _extended(record, live, dead, cause, reason, now)
     members = record.membership.members
     witnesses = members
     if live and live.kind is Kind.PLANNED:
@@ -99,9 +99,7 @@ def settle(
 
     A job of which nobody is left has failed.
     """
-    alive = [
-        m for m in plan.witnesses if m.worker not in plan.dead and facts.exited(m.worker) is None
-    ]
+    alive = _alive(plan, facts)
     late = [m.worker for m in alive if not _halted(plan, facts, m.worker)]
     if late:
         return record, f"waiting for {', '.join(late)} to halt"
@@ -128,7 +126,25 @@ def settle(
     return structs.replace(record, plan=plan, detail=""), ""
 
 
-def _extended(record: JobRecord, plan: MigrationPlan, dead: Sequence[str], now: float) -> JobRecord:
+def unheard(plan: MigrationPlan, facts: Facts) -> tuple[str, ...]:
+    """Witnesses whose host says nothing of them, if everybody else has halted."""
+    alive = _alive(plan, facts)
+    silent = tuple(m.worker for m in alive if m.worker not in facts.status)
+    halted = all(_halted(plan, facts, m.worker) for m in alive if m.worker not in silent)
+    return silent if halted else ()
+
+
+def _extended(
+    record: JobRecord,
+    plan: MigrationPlan,
+    dead: Sequence[str],
+    cause: str,
+    reason: str,
+    now: float,
+) -> JobRecord:
+    if not plan.dead:
+        # It was opened because of a broken link; now it is known why.
+        plan = structs.replace(plan, cause=cause, reason=reason)
     named = tuple(dict.fromkeys((*plan.dead, *dead)))
     # A joiner that is synced holds a state now, so it is asked like everybody else.
     witnesses = tuple(dict.fromkeys((*plan.witnesses, *plan.new.members)))
@@ -145,6 +161,13 @@ def _extended(record: JobRecord, plan: MigrationPlan, dead: Sequence[str], now: 
 def _open_moves(record: JobRecord, dead: Sequence[str]) -> tuple[Move, ...]:
     members = record.membership.members
     return tuple(Move(rank=r, leaver=m) for r, m in enumerate(members) if m.worker in dead)
+
+
+def _alive(plan: MigrationPlan, facts: Facts) -> list[Member]:
+    """Witnesses that are not known to have ended."""
+    return [
+        m for m in plan.witnesses if m.worker not in plan.dead and facts.exited(m.worker) is None
+    ]
 
 
 def _halted(plan: MigrationPlan, facts: Facts, worker: str) -> bool:

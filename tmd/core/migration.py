@@ -100,6 +100,9 @@ class Limits(Struct, frozen=True):
     sync_s: float = 60.0
     settle_s: float = 0.5
     """Members are stuck and nobody is named dead: wait so long for evidence, then run on."""
+    silent_s: float = 10.0
+    """In a recovery: who must halt and is not heard from for so long is taken for dead. All others
+    have halted by then, so nothing can be committed without it."""
     abandon_s: float = 10.0
     """Every member's host is there and knows nothing of its worker: the job has failed."""
     hold_s: float = 0.0

@@ -261,6 +261,10 @@ def _recovering(
     settled, missing = failover.settle(record, plan, facts, spare, now)
     if not missing:
         return settled
+    silent = failover.unheard(plan, facts)
+    if silent and age > limits.silent_s:
+        reason = f"{', '.join(silent)} not heard from for {limits.silent_s:g} s"
+        return failover.open_failover(record, silent, "host.silent", reason, plan.policy, now)
     if age < limits.settle_s:
         # Not worth a revision: as a rule it is over in milliseconds.
         return None

@@ -6,6 +6,7 @@ The daemon may die at any time: the thread reconnects with back-off and training
 
 from __future__ import annotations
 
+import logging
 import os
 import selectors
 import socket
@@ -13,8 +14,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-
-import structlog
 
 from tmd import wire
 from tmd.core.duties import Duty
@@ -27,7 +26,7 @@ HEARTBEAT_S = 0.25
 RECONNECT_S = (0.05, 1.0)
 """First and longest pause between attempts to reach the daemon."""
 
-log = structlog.get_logger("tmd.trainer")
+log = logging.getLogger("tmd.trainer")
 
 
 class Agent:
@@ -125,7 +124,7 @@ class Agent:
                 pause = RECONNECT_S[0]
                 self._serve(connection)
             except (OSError, WireError, TmdError) as error:
-                log.warning("daemon not reachable, training goes on", error=str(error))
+                log.warning("daemon not reachable, training goes on: %s", error)
             finally:
                 if connection is not None:
                     connection.close()
@@ -158,7 +157,7 @@ class Agent:
         if not isinstance(message, wire.Order):
             raise WireError(f"unexpected {type(message).__name__} from the daemon")
         if message.lease_epoch < self._obeyed:
-            log.warning("order of an older leader refused", lease_epoch=message.lease_epoch)
+            log.warning("order of older leader %d refused", message.lease_epoch)
             return
         self._obeyed = message.lease_epoch
         with self._changed:

@@ -7,11 +7,11 @@ of the job has changed.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 
-import structlog
 from torch import nn
 
 from tmd.core.duties import Arm, Duty, Prepare, Sync
@@ -29,7 +29,7 @@ from tmd.trainer.takeover import Takeover, WalkOn, state_purpose
 CONNECT_TIMEOUT_S = 10.0
 LAYOUT_PURPOSE = "layout"
 
-log = structlog.get_logger("tmd.trainer")
+log = logging.getLogger("tmd.trainer")
 
 
 class Carrier:
@@ -172,7 +172,7 @@ class Carrier:
             try:
                 link.send_frame(blob)
             except LinkError as error:
-                log.info("layout not told", error=str(error))
+                log.info("layout not told: %s", error)
             finally:
                 link.close()
 

@@ -9,11 +9,11 @@ Hazard: the agent's thread calls :meth:`_obey`; it may poison, arm and disarm, a
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import NoReturn
 
-import structlog
 from torch import nn
 
 from tmd.core.duties import (
@@ -47,7 +47,7 @@ from tmd.trainer.voice import Voice
 SHADOW_STEPS = 2
 """Shadow iterations of a standby: the first builds what is lazy, the second has final buckets."""
 
-log = structlog.get_logger("tmd.trainer")
+log = logging.getLogger("tmd.trainer")
 
 
 class Coordinator:
@@ -69,11 +69,19 @@ class Coordinator:
 
     # --- setting up -------------------------------------------------------------------------------
 
-    def start(self, agent: Agent, fabric: Fabric) -> None:
-        """Wait for a role. A standby gets neutral groups, an active worker its rank."""
+    def start(self, agent: Agent, fabric: Fabric, *, restarted: bool) -> None:
+        """Wait for a role. A standby gets neutral groups, an active worker its rank.
+
+        A worker that was ``restarted`` leaves if the job has finished meanwhile; one that was
+        started for the first time waits for the job to be run again.
+        """
         self._agent, self._fabric = agent, fabric
         self._voice.open(agent, fabric)
-        duty = agent.wait_until(lambda d: isinstance(d, Train | Wait))
+        duty = agent.wait_until(
+            lambda d: isinstance(d, Train | Wait) or (restarted and d == Leave())
+        )
+        if isinstance(duty, Leave):
+            self._dismiss(duty)
         if isinstance(duty, Train):
             self._fabric.enter(duty.membership, duty.rank)
             self._voice.say(Activity.TRAINING, rank=duty.rank, epoch=duty.membership.epoch)
@@ -289,7 +297,7 @@ class Coordinator:
 
     def _parked(self) -> None:
         """STANDBY: wait for a rank."""
-        duty = self._agent.wait_until(self._concerns_standby)
+        duty = self._agent.wait_until(lambda d: isinstance(d, Prepare | Sync | Leave | Finish))
         match duty:
             case Prepare():
                 self._handing.prepare(duty)
@@ -324,7 +332,7 @@ class Coordinator:
 
     def _halt(self, *, undecided: bool) -> None:
         self._arming.disarm()
-        log.info("step broke", step=self.status.step, reason=self._fabric.poison_reason)
+        log.warning("step %d broke: %s", self.status.step, self._fabric.poison_reason)
         self._voice.say(
             Activity.STUCK, undecided=undecided, suspects=self._fabric.suspects, plan="", armed=0
         )
@@ -332,7 +340,12 @@ class Coordinator:
     def _decision(self) -> Sync | Finish | Wait:
         """Wait for the resume step; say again that this worker is halted to each plan that asks."""
         while True:
-            duty = self._agent.wait_until(self._concerns_stuck)
+            duty = self._agent.wait_until(
+                lambda d: (
+                    isinstance(d, Sync | Finish | Leave | Wait)
+                    or (isinstance(d, Hold) and d.plan != self.status.plan)
+                )
+            )
             match duty:
                 case Hold():
                     self._voice.say(plan=duty.plan)
@@ -364,14 +377,6 @@ class Coordinator:
         if self._carrier is not None:
             self._carrier.cancel_unless(duty)
 
-    def _concerns_standby(self, duty: Duty) -> bool:
-        return isinstance(duty, Prepare | Sync | Leave | Finish)
-
-    def _concerns_stuck(self, duty: Duty) -> bool:
-        if isinstance(duty, Hold):
-            return duty.plan != self.status.plan
-        return isinstance(duty, Sync | Finish | Leave | Wait)
-
     def _concerns_synced(self, duty: Duty) -> bool:
         match duty:
             case Sync():
@@ -383,7 +388,7 @@ class Coordinator:
     def _dismiss(self, duty: Duty) -> NoReturn:
         detail = duty.detail if isinstance(duty, Leave) else ""
         if detail:
-            log.info("dismissed", reason=detail)
+            log.warning("dismissed: %s", detail)
         raise SystemExit(duty.code if isinstance(duty, Leave) else 0)
 
 

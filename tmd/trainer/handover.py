@@ -6,9 +6,8 @@ meanwhile, and what becomes of it when the other side fails.
 
 from __future__ import annotations
 
+import logging
 import time
-
-import structlog
 
 from tmd.core.duties import Arm, Prepare, Sync
 from tmd.core.errors import LinkError, StateMismatch
@@ -21,7 +20,7 @@ from tmd.trainer.voice import Voice
 
 PREPARE_TIMEOUT_S = 30.0
 
-log = structlog.get_logger("tmd.trainer")
+log = logging.getLogger("tmd.trainer")
 
 
 def rest(fabric: Fabric, size: int) -> None:
@@ -45,7 +44,7 @@ class Handover:
         try:
             size = self._carrier.send(duty, move, self._voice.status.step)
         except (LinkError, StateMismatch) as error:
-            log.warning("state not handed over", rank=move.rank, error=str(error))
+            log.warning("state of rank %d not handed over: %s", move.rank, error)
             return
         seconds = time.monotonic() - started
         self._voice.say(timings={"copy": seconds, "copy_bytes": float(size)})
@@ -113,7 +112,7 @@ class Handover:
             self._voice.say(Activity.REFUSED, plan=takeover.plan, detail=str(error))
             return False
         except LinkError as error:
-            log.warning("state not received", plan=takeover.plan, error=str(error))
+            log.warning("state not received for plan %s: %s", takeover.plan, error)
             self._agent.wait_until(lambda d: not takeover.wanted(d))
             self.to_pool()
             return False

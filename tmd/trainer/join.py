@@ -44,7 +44,8 @@ def join() -> Session:
     coordinator = Coordinator(status)
     agent = Agent(Path(socket), coordinator.current, coordinator.obey)
     endpoint = fabric.Fabric(status.worker, agent.introduce().key, host=_host())
-    coordinator.start(agent, endpoint)
+    restarted = os.environ.get("TMD_RESTARTS", "0") != "0"
+    coordinator.start(agent, endpoint, restarted=restarted)
     fabric.install(endpoint)
     # A process that is ending must not look like one that has fallen silent.
     atexit.register(agent.close)

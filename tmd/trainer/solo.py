@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 
-import structlog
 from msgspec import structs
 from torch import nn
 
@@ -16,7 +16,7 @@ from tmd.trainer.local import LocalState
 from tmd.trainer.state import Registry
 from tmd.trainer.trace import peak_rss
 
-log = structlog.get_logger("tmd.trainer")
+log = logging.getLogger("tmd.trainer")
 
 
 class SoloGate:
