@@ -127,7 +127,7 @@ class LimitsSection(Section):
     """Longest copy of a state after a loss."""
     settle_s: float = Field(default=_LIMITS.settle_s, ge=0)
     """Members are stuck and nobody died: wait so long for evidence, then run on."""
-    silent_s: float = Field(_LIMITS.silent_s, gt=0)
+    silent_s: float = Field(default=_LIMITS.silent_s, gt=0)
     """In a recovery: who is not heard from for so long is taken for dead."""
     abandon_s: float = Field(default=_LIMITS.abandon_s, gt=0)
     """No member heard from for so long: new workers may form the job anew."""

@@ -14,10 +14,7 @@ from msgspec import Struct
 
 from tmd.core.duties import Duty
 from tmd.core.errors import WireError
-from tmd.core.model import (
-    Exit,
-    WorkerStatus,
-)
+from tmd.core.model import Exit, WorkerStatus
 
 VERSION = 1
 MAX_FRAME = 4 << 20

@@ -14,12 +14,7 @@ from msgspec import structs
 from tmd import wire
 from tmd.core.duties import Leave, Train
 from tmd.core.errors import ConfigError
-from tmd.core.model import (
-    Activity,
-    Kind,
-    MigrationPlan,
-    Phase,
-)
+from tmd.core.model import Activity, Kind, MigrationPlan, Phase
 from tmd.daemon import agents, lifelines
 from tmd.daemon.agents import AgentServer, Door, uids_of
 from tmd.daemon.records import Records

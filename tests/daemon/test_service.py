@@ -15,10 +15,7 @@ import pytest
 from tmd import embedded
 from tmd.core.duties import Hold, Sync, Train, Wait
 from tmd.core.errors import StoreUnavailable
-from tmd.core.model import (
-    Activity,
-    Phase,
-)
+from tmd.core.model import Activity, Phase
 from tmd.daemon.store import RedisStore
 from tmd.testing.clients import FakeLauncher, FakeTrainer, connected, worker_status
 

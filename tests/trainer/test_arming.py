@@ -1,9 +1,7 @@
 """Taking an arm back must never be told while a vote that may use it is under way."""
 
 from tmd.core.duties import Arm
-from tmd.core.model import (
-    Membership,
-)
+from tmd.core.model import Membership
 from tmd.trainer.arming import Arming
 
 

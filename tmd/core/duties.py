@@ -9,15 +9,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from tmd.core.migration import is_live
-from tmd.core.model import (
-    JobRecord,
-    JobState,
-    Kind,
-    Membership,
-    MigrationPlan,
-    Move,
-    Phase,
-)
+from tmd.core.model import JobRecord, JobState, Kind, Membership, MigrationPlan, Move, Phase
 
 
 class Wait(Struct, frozen=True, tag=True):

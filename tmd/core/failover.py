@@ -121,7 +121,7 @@ def settle(
         return record, f"no standby for rank {', '.join(str(r) for r in missing[len(spare) :])}"
     joiners = dict(zip(missing, spare, strict=False))
     new = record.membership.replaced({**owners, **joiners}, plan.new.epoch)
-    moves = _moves(record, joiners, owners)
+    moves = _moves(record, joiners, owners, facts)
     plan = structs.replace(transition(plan, Event.HALTED, now), new=new, moves=moves, resume=resume)
     return structs.replace(record, plan=plan, detail=""), ""
 
@@ -194,19 +194,20 @@ def _owners(record: JobRecord, claims: Sequence[tuple[Member, WorkerStatus]]) ->
 
 
 def _moves(
-    record: JobRecord, joiners: dict[int, Member], owners: dict[int, Member]
+    record: JobRecord, joiners: dict[int, Member], owners: dict[int, Member], facts: Facts
 ) -> tuple[Move, ...]:
     moves = []
     for rank, before in enumerate(record.membership.members):
         if rank in joiners:
-            source = _source(rank, owners, record.world_size)
+            source = _source(rank, owners, record.world_size, facts)
             moves.append(Move(rank=rank, leaver=before, joiner=joiners[rank], source=source))
         elif owners[rank] != before:
             moves.append(Move(rank=rank, leaver=before, joiner=owners[rank]))
     return tuple(moves)
 
 
-def _source(rank: int, owners: dict[int, Member], size: int) -> Member:
-    offsets = (*HOLDER_OFFSETS, *range(1, size))
-    ranks = ((rank + offset) % size for offset in offsets)
-    return next(owners[r] for r in ranks if r in owners)
+def _source(rank: int, owners: dict[int, Member], size: int, facts: Facts) -> Member:
+    """Who keeps the rank's own state; else any replica, the usual keepers first."""
+    offsets = dict.fromkeys((*HOLDER_OFFSETS, *range(1, size)))
+    found = [owners[r] for o in offsets if (r := (rank + o) % size) in owners]
+    return next((m for m in found if rank in facts.status[m.worker].holds), found[0])

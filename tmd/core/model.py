@@ -88,6 +88,8 @@ class WorkerStatus(Struct, frozen=True):
     """Workers whose link to this one broke first in the present poisoned step."""
     loss: float | None = None
     step_seconds: float = 0.0
+    holds: tuple[int, ...] = ()
+    """Ranks whose rank-local state, as of ``step``, was laid away here."""
     waiting: bool = False
     """Blocked in a collective: it is others that are late."""
     links_opened: int = 0

@@ -55,7 +55,7 @@ async def _run(
             with Screen(console, steps) as screen:
                 told = await _watched(cluster, screen, steps)
             trace = read_trace(cluster.trace)
-    with console.status("the same job again, undisturbed, under torchrun (golden run)"):
+    with console.status("the same job again, undisturbed and without tmd's control plane"):
         await run_golden(script, len(ACTIVE), folder / "golden", folder / "golden.log")
     same, compared = compare(trace, read_trace(folder / "golden"))
     events = events_of(trace, told.plans, told.started, told.seen)

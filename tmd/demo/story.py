@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import sys
 import time
+from asyncio.subprocess import Process
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,35 +66,45 @@ async def play(cluster: LocalCluster, steps: int, say: Callable[[str], None]) ->
 
 
 async def run_golden(script: tuple[str, ...], ranks: int, trace: Path, log: Path) -> None:
-    """The same job, undisturbed and without tmd's control plane: plain torchrun.
+    """The same job, undisturbed and without tmd's control plane, started as torchrun would.
+
+    Not torchrun itself: its workers do not end with it if it is killed.
 
     Raises:
         RuntimeError: it failed; the message has the end of its output.
     """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TMD_")}
-    environment |= {"TMD_TRACE": str(trace), "OMP_NUM_THREADS": "1"}
+    environment |= {"TMD_TRACE": str(trace), "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(ranks)}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    processes: list[Process] = []
     with log.open("wb") as output:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *(f"--nproc-per-node={ranks}", *script),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=environment,
-            process_group=0,
-            preexec_fn=die_with_parent,
-        )
         try:
-            code = await process.wait()
+            for rank in range(ranks):
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, *script),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    process_group=0,
+                    preexec_fn=die_with_parent,
+                )
+                processes.append(process)
+            codes = [await process.wait() for process in processes]
         finally:
-            if process.returncode is None:
-                # The whole group: torchrun's workers do not outlive it.
+            for process in processes:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                    process.kill()
                 await process.wait()
-    if code:
+    if any(codes):
         said = await asyncio.to_thread(log.read_text)
-        raise RuntimeError(f"the undisturbed run failed ({code}):\n{said[-2000:]}")
+        raise RuntimeError(f"the undisturbed run failed {codes}:\n{said[-2000:]}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 async def _at_step(cluster: LocalCluster, step: int) -> ClusterView:

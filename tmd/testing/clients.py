@@ -11,11 +11,7 @@ from msgspec import structs
 
 from tmd import wire
 from tmd.core.duties import Duty
-from tmd.core.model import (
-    Activity,
-    Exit,
-    WorkerStatus,
-)
+from tmd.core.model import Activity, Exit, WorkerStatus
 
 
 class Connection:

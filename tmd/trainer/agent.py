@@ -18,9 +18,7 @@ from pathlib import Path
 from tmd import wire
 from tmd.core.duties import Duty
 from tmd.core.errors import TmdError, WireError
-from tmd.core.model import (
-    WorkerStatus,
-)
+from tmd.core.model import WorkerStatus
 
 HEARTBEAT_S = 0.25
 RECONNECT_S = (0.05, 1.0)

@@ -16,9 +16,7 @@ from torch import nn
 
 from tmd.core.duties import Arm, Duty, Prepare, Sync
 from tmd.core.errors import LinkError, StateMismatch
-from tmd.core.model import (
-    Move,
-)
+from tmd.core.model import Move
 from tmd.fabric import Fabric, Link
 from tmd.trainer import transfer
 from tmd.trainer.data import Feed
@@ -88,13 +86,16 @@ class Carrier:
         assert move.joiner is not None
         assert self.feed is not None
         layouts, tensors = self._registry.collect()
+        local = self._local.held(move.rank, step)
+        if isinstance(duty, Sync) and not local and self._local.is_live:
+            log.warning("what only rank %d had is lost; this rank's own is sent", move.rank)
         header = transfer.Header(
             step=step,
             layouts=layouts,
             buckets=_buckets(self._wrapped),
             position=self.feed.position,
             seeds=self.seeds,
-            local=self._local.held(move.rank, step),
+            local=local,
         )
         purpose = state_purpose(duty.plan, move.rank)
         link = self._fabric.connect(move.joiner, purpose, timeout=CONNECT_TIMEOUT_S)

@@ -4,7 +4,7 @@ The main thread passes through two gates: :meth:`Coordinator.vote` before the op
 :meth:`Coordinator.boundary` before each batch. Both return only when the next thing to do is to
 train. ``HANDLERS`` is the whole machine: one handler per activity, each of which waits for the
 duty that ends it and returns.
-Hazard: the agent's thread calls :meth:`_obey`; it may poison, arm and disarm, and nothing else.
+Hazard: the agent's thread calls :meth:`obey`; it may poison, arm and disarm, and nothing else.
 """
 
 from __future__ import annotations
@@ -16,23 +16,9 @@ from typing import NoReturn
 
 from torch import nn
 
-from tmd.core.duties import (
-    Arm,
-    Duty,
-    Finish,
-    Hold,
-    Leave,
-    Prepare,
-    Resume,
-    Sync,
-    Train,
-    Wait,
-)
+from tmd.core.duties import Arm, Duty, Finish, Hold, Leave, Prepare, Resume, Sync, Train, Wait
 from tmd.core.errors import LinkError
-from tmd.core.model import (
-    Activity,
-    WorkerStatus,
-)
+from tmd.core.model import Activity, WorkerStatus
 from tmd.fabric import Fabric
 from tmd.trainer.agent import Agent
 from tmd.trainer.arming import Arming
@@ -96,14 +82,16 @@ class Coordinator:
 
     def seeds(self, own: int) -> tuple[int, ...]:
         """Base seeds of all ranks; a joiner has them from its source."""
-        carrier = self._carrier_here
+        carrier = self._carrier
+        assert carrier is not None
         if not carrier.seeds:
             carrier.seeds = self._gather(own)
         return carrier.seeds
 
     def follow(self, feed: Feed) -> None:
         """``feed`` is the one that positions refer to from now on."""
-        self._carrier_here.feed = feed
+        assert self._carrier is not None
+        self._carrier.feed = feed
 
     def _gather(self, own: int) -> tuple[int, ...]:
         size = self.status.world_size
@@ -171,11 +159,6 @@ class Coordinator:
     # --- what others may ask ----------------------------------------------------------------------
 
     @property
-    def _carrier_here(self) -> Carrier:
-        assert self._carrier is not None, "session.register() comes first"
-        return self._carrier
-
-    @property
     def _handing(self) -> Handover:
         assert self._handover is not None, "session.register() comes first"
         return self._handover
@@ -198,11 +181,11 @@ class Coordinator:
         """Whether what runs now counts for nothing."""
         return self.status.activity in (Activity.STARTING, Activity.STANDBY)
 
-    def committed(self, loss: float | None, seconds: float) -> None:
+    def committed(self, local: LocalState, loss: float | None, seconds: float) -> None:
         """The step is over and counts."""
-        self._voice.say(
-            step=self.status.step + 1, undecided=False, loss=loss, step_seconds=seconds, now=False
-        )
+        at = self.status.step + 1
+        self._voice.say(step=at, undecided=False, holds=local.ranks_held(at), now=False)
+        self._voice.say(loss=loss, step_seconds=seconds, now=False)
 
     def exhausted(self) -> None:
         """The loader of a standby is too short for all shadow iterations."""

@@ -82,6 +82,7 @@ class Feed:
         self._replay = 0
         self._committed = 0
         self._source: Iterator[Any] | None = None
+        self._drawn = False
 
     @property
     def position(self) -> Position:
@@ -97,12 +98,7 @@ class Feed:
         if self._replay < len(self._kept):
             batch = self._kept[self._replay]
         else:
-            if self._source is None:
-                self._open(0)
-            else:
-                self._seed(step, "data")
-            assert self._source is not None
-            batch = next(self._source)
+            batch = self._draw(step)
             self._kept.append(batch)
         self._replay += 1
         return batch
@@ -125,7 +121,8 @@ class Feed:
         self._open(index)
 
     def _open(self, index: int) -> None:
-        # The order of a shuffled epoch must depend on the epoch, not on when a worker got there.
+        # The order of a shuffled epoch must depend on the epoch, not on when a worker got there;
+        # some loaders draw it when they are iterated, some with the first batch.
         self._seed(self.call, "epoch")
         sampler = getattr(self._loader, "sampler", None)
         if isinstance(sampler, DistributedSampler):
@@ -134,5 +131,14 @@ class Feed:
         if isinstance(sampler, StepSampler):
             sampler.start, skip = index, 0
         self._source = iter(self._loader)
-        for _ in range(skip):
-            next(self._source)
+        self._drawn = False
+        for number in range(skip):
+            self._draw(number)
+
+    def _draw(self, step: int) -> Any:
+        if self._source is None:
+            self._open(0)
+        assert self._source is not None
+        self._seed(*((step, "data") if self._drawn else (self.call, "first")))
+        self._drawn = True
+        return next(self._source)

@@ -93,9 +93,18 @@ class LocalState:
                 # Copies are of the state after `step`, so at the start of the next one.
                 self._held[(rank - offset) % size, step + 1] = shift(blob, offset)
 
+    @property
+    def is_live(self) -> bool:
+        """Whether there is anything that only one rank has."""
+        return bool(self._live())
+
     def held(self, rank: int, step: int) -> bytes:
         """The copy kept for ``rank`` as of the start of ``step``; empty if there is none."""
         return self._held.get((rank, step), b"")
+
+    def ranks_held(self, step: int) -> tuple[int, ...]:
+        """Ranks of which a copy as of the start of ``step`` is kept here."""
+        return tuple(sorted(rank for rank, at in self._held if at == step))
 
     def adopt(self, blob: bytes) -> None:
         """Put a copy of another rank's buffers in place."""

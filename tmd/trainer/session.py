@@ -43,7 +43,7 @@ class Gate(Protocol):
     def boundary(self) -> None: ...
     def close_feed(self) -> bool: ...
     def exhausted(self) -> None: ...
-    def committed(self, loss: float | None, seconds: float) -> None: ...
+    def committed(self, local: LocalState, loss: float | None, seconds: float) -> None: ...
     def shadowed(self) -> None: ...
 
 
@@ -191,6 +191,7 @@ class Session:
                 )
             self._before_optimizer()
         assert self._feed is not None
+        assert self._local is not None
         if self._outcome is Outcome.SHADOW:
             self._feed.commit()
             self._gate.shadowed()
@@ -198,7 +199,7 @@ class Session:
         now = time.monotonic()
         value = None if loss is None else float(loss)
         self._feed.commit()
-        self._gate.committed(value, now - self._last_commit)
+        self._gate.committed(self._local, value, now - self._last_commit)
         self._last_commit = now
         if self._trace is not None:
             self._trace.write(self._gate.current())

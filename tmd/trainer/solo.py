@@ -70,7 +70,7 @@ class SoloGate:
     def exhausted(self) -> None:
         """There are no shadow iterations."""
 
-    def committed(self, loss: float | None, seconds: float) -> None:
+    def committed(self, local: LocalState, loss: float | None, seconds: float) -> None:
         self._status = structs.replace(
             self._status,
             step=self._status.step + 1,

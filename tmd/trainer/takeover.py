@@ -5,9 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from tmd.core.duties import Duty, Prepare, Sync
-from tmd.core.model import (
-    Membership,
-)
+from tmd.core.model import Membership
 from tmd.fabric import Link
 from tmd.trainer.transfer import Header
 

@@ -1,0 +1,207 @@
+"""How long training stands still: a worker killed and a host drained under tmd, and under torchrun
+a worker killed with a checkpoint after every step.
+
+``downtime``: from the kill to the first commit of a step that had not been committed, on the last
+rank, less one median step. ``pause``: between the last commit before a planned switch and the first
+after it, less one median step. The job is the demo's, with four ranks and one standby; all run on
+this machine, so that processes that start compete with those that train, with tmd as with torchrun.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench import rivals
+from bench.measure import Report, each, in_turn, options
+from tmd import embedded
+from tmd.core.model import ClusterView, MigrationPlan, Phase
+from tmd.demo import train
+from tmd.demo.cluster import ClusterSpec, LocalCluster, describe, host_of, ready, workers
+from tmd.demo.report import events_of, read_trace
+from tmd.demo.story import DRAINED_RANK, KILLED_RANK, Told
+
+RANKS = ("host-1", "host-2", "host-3", "host-4")
+STANDBY = ("host-5",)
+TINY = ("--width", "64", "--depth", "2", "--heads", "4")
+KILL_STEP = 25
+QUIET_STEPS = 20
+"""Steps without an event before each: those of which the report takes the median."""
+PATIENCE_S = 120.0
+RUN_S = 300.0
+Facts = list[dict[str, Any]]
+
+
+def under_tmd(folder: Path, script: tuple[str, ...], args: argparse.Namespace) -> Facts:
+    """One run with drains and kills; long enough for all, it is stopped after the last."""
+    command = (train.__file__, "--steps", "100000", *script)
+    return asyncio.run(disturbed(folder, command, args))
+
+
+async def disturbed(folder: Path, command: tuple[str, ...], args: argparse.Namespace) -> Facts:
+    """One run with ``args.events`` drains and as many kills, in turn."""
+    told = Told()
+    quiet = 5 if args.quick else QUIET_STEPS
+    with embedded.redis() as redis:
+        spec = ClusterSpec(
+            folder, redis.url, "bench", RANKS, STANDBY, command, max_restarts=args.max_restarts
+        )
+        async with LocalCluster(spec) as cluster:
+            for _ in range(args.events):
+                await event(cluster, told, quiet, drain)
+                killed = await event(cluster, told, quiet, kill)
+                if cluster.spec.max_restarts == 0:
+                    await cluster.launchers[killed].wait()
+                    await cluster.start_launcher(killed)
+            await run_on(cluster, quiet)
+        events = events_of(read_trace(cluster.trace), told.plans, told.started, told.seen)
+    # One move per plan, so that events and plans go side by side.
+    return [facts(e, plan) for e, plan in zip(events, told.plans, strict=True)]
+
+
+async def run_on(cluster: LocalCluster, steps: int) -> ClusterView:
+    """Wait until a standby is there, and then for ``steps`` more steps of every rank."""
+    ranks = len(RANKS)
+    view = await cluster.until(
+        lambda v: ready(v, ranks, 1), "all ranks train, a standby waits", PATIENCE_S
+    )
+    goal = max(w.step for w in workers(view)) + steps
+    return await cluster.until(lambda v: ready(v, ranks, 1, goal), f"step {goal}", PATIENCE_S)
+
+
+async def event(
+    cluster: LocalCluster,
+    told: Told,
+    quiet: int,
+    act: Callable[[LocalCluster, ClusterView], Awaitable[str]],
+) -> str:
+    """Let it happen after some quiet steps, wait for its plan; returns the host it happened to."""
+    view = await run_on(cluster, quiet)
+    # At no particular point of a step.
+    await asyncio.sleep(random.uniform(0, max(w.step_seconds for w in workers(view))))
+    before = len(view.jobs[0].history)
+    started = time.time()
+    host = await act(cluster, view)
+    view = await cluster.until(lambda v: len(v.jobs[0].history) > before, "a plan is carried out")
+    plan = view.jobs[0].history[before]
+    if plan.phase is not Phase.DONE:
+        raise RuntimeError(f"plan {plan.id} was not carried out: {plan.outcome}\n{describe(view)}")
+    exits = view.exits(view.jobs[0].job)
+    told.started[plan.id] = started
+    told.seen.update((plan.id, exits[worker].at) for worker in plan.dead if worker in exits)
+    told.plans.append(plan)
+    return host
+
+
+async def drain(cluster: LocalCluster, view: ClusterView) -> str:
+    """What ``tmd drain`` does; the host stands by afterwards."""
+    host = host_of(view, DRAINED_RANK)
+    assert host is not None
+    await cluster.drain(host.host)
+    return host.host
+
+
+async def kill(cluster: LocalCluster, view: ClusterView) -> str:
+    """Kill -9 of a worker; its launcher starts it again, as a standby."""
+    host = host_of(view, KILLED_RANK)
+    assert host is not None
+    os.kill(host.workers[-1].pid, signal.SIGKILL)
+    return host.host
+
+
+def facts(event: Any, plan: MigrationPlan) -> dict[str, Any]:
+    """One event for the file. The copy: from the link of the joiner to the digest it agreed to."""
+    copy = plan.timings.get("transfer", 0.0)
+    size = plan.timings.get("copy_bytes")
+    stop = event.downtime_s if event.pause_s is None else event.pause_s
+    return {
+        **msgspec.to_builtins(event),
+        "copy_s": copy,
+        "copy_bytes": size,
+        "copy_gb_s": size / copy / 1e9 if size and copy else None,
+        "beyond_copy_s": stop - copy,
+    }
+
+
+def under_torchrun(folder: Path, script: tuple[str, ...], args: argparse.Namespace) -> Facts:
+    """One run in which a rank kills itself once."""
+    step = 6 if args.quick else KILL_STEP
+    arguments = (
+        *("--checkpoint", str(folder / "checkpoint"), "--kill-rank", str(KILLED_RANK)),
+        *("--kill-step", str(step), "--steps", str(step + 5), *script),
+    )
+    return [rivals.outage(rivals.torchrun(arguments, len(RANKS), folder, RUN_S))]
+
+
+def tell(report: Report, runs: dict[str, Facts]) -> dict[str, Any]:
+    """Rows and targets; returns the figures."""
+    failovers = [e for e in runs["tmd"] if e["kind"] == "failover"]
+    drains = [e for e in runs["tmd"] if e["kind"] == "planned"]
+    figures: dict[str, Any] = {}
+
+    def row(name: str, found: Facts, key: str, remark: str = "") -> float | None:
+        shown = figures[name.strip()] = each(found, key)
+        report.row(name, shown, remark)
+        return shown.get("median")
+
+    ours = row("tmd: downtime after kill -9", failovers, "downtime_s", "beyond one step")
+    for part in ("detect", "decide", "prepare", "transfer", "resume"):
+        row(f"  {part}", [e["split"] for e in failovers], part)
+    failover_rest = row("  downtime less copy", failovers, "beyond_copy_s")
+    row("tmd: pause of a drain", drains, "pause_s", "beyond one step")
+    row("  copy of the state", drains, "copy_s")
+    drain_rest = row("  pause less copy", drains, "beyond_copy_s")
+    speed = row("copy in GB/s, both", runs["tmd"], "copy_gb_s", "not seconds")
+    row("tmd: median step", runs["tmd"], "median_step_s", "before an event")
+    theirs = row("torchrun: downtime after kill -9", runs["torchrun"], "downtime_s", "same")
+    row("  median step", runs["torchrun"], "median_step_s", "saves after each")
+    row("  repeated steps", runs["torchrun"], "repeated_steps", "not seconds")
+    ratio = theirs / ours if ours and theirs and ours > 0 else None
+    figures["ratio torchrun/tmd"] = ratio
+    report.target("downtime less copy <= 0.3 s", failover_rest, 0.3, at_least=False)
+    report.target("pause less copy <= 0.05 s", drain_rest, 0.05, at_least=False)
+    report.target("copy >= 1 GB/s", speed, 1.0, at_least=True)
+    report.target("downtime of torchrun / tmd >= 20", ratio, 20.0, at_least=True)
+    return figures
+
+
+RUNS = {"tmd": under_tmd, "torchrun": under_torchrun}
+
+
+def main() -> int:
+    parser = options("downtime", __doc__)
+    parser.add_argument("--events", type=int, default=2, help="drains, and kills, per repeat")
+    parser.add_argument(
+        "--max-restarts",
+        type=int,
+        default=99,
+        help="0: a killed worker is started again only after the recovery, not during it",
+    )
+    args = parser.parse_args()
+    if args.quick:
+        args.repeats = args.events = 1
+    report = Report("downtime", args)
+    script = TINY if args.quick else ()
+    runs: dict[str, Facts] = {"tmd": [], "torchrun": []}
+    with tempfile.TemporaryDirectory(prefix="tmd-bench-") as scratch:
+        for repeat, subject in in_turn(args.repeats, ("tmd", "torchrun")):
+            report.progress(f"repeat {repeat + 1} of {args.repeats}: {subject}")
+            folder = Path(scratch) / f"{subject}-{repeat}"
+            run = partial(RUNS[subject], folder, script, args)
+            runs[subject] += report.attempt(subject, run) or []
+    return report.finish(runs, tell(report, runs))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
