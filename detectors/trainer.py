@@ -24,11 +24,12 @@ HUNG = "trainer.hung"
 
 
 class TrainerConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
-    heartbeat_timeout_s: float = 5.0
+    heartbeat_timeout_s: float = 30.0
     """Silence of a connected trainer's agent thread (it speaks every 0.25 s): the process is
     stopped, or something holds the interpreter."""
-    progress_timeout_s: float = 600.0
-    """A trainer that speaks, waits for nobody and commits no step for so long hangs."""
+    progress_timeout_s: float = 0.0
+    """A trainer that speaks, waits for nobody and commits no step for so long hangs. 0, the
+    default, is off: an evaluation or a checkpoint looks the same, and whoever is named is ended."""
 
 
 class TrainerDetector(Detector):
@@ -68,7 +69,8 @@ class Findings:
         silent = event.silent_s > self._config.heartbeat_timeout_s
         yield from self._set(STALLED, silent, event, f"silent for {event.silent_s:.1f} s")
         stands = self._stands_s(event.worker, event.status, now)
-        hung = not silent and stands > self._config.progress_timeout_s
+        limit = self._config.progress_timeout_s
+        hung = not silent and 0 < limit < stands
         yield from self._set(HUNG, hung, event, f"no step committed for {stands:.0f} s")
 
     def _stands_s(self, worker: str, status: WorkerStatus | None, now: float) -> float:

@@ -198,7 +198,9 @@ class Launcher:
             self._tell(wire.Exited(known))
 
     def _introduce(self) -> None:
-        workers = tuple(worker for worker, _, _ in self._children.values())
+        # Those that ended too: how they ended is told again after each reconnect.
+        alive = (worker for worker, _, _ in self._children.values())
+        workers = (*alive, *(known.worker for known in self._exits))
         hello = wire.LauncherHello(wire.VERSION, self._spec.job, os.getpid(), workers)
         self._tell(hello)
 

@@ -234,7 +234,10 @@ class Simulation:
                 worker.say(
                     activity=Activity.TRAINING, rank=order.rank, epoch=order.membership.epoch
                 )
-            case Train() | Wait() if doing is Activity.TRAINING:
+            case Train() if doing is Activity.TRAINING:
+                worker.arm = None
+                worker.say(armed=0, plan=order.dropped)
+            case Wait() if doing is Activity.TRAINING:
                 worker.arm = None
                 worker.say(armed=0)
             case Wait():

@@ -147,3 +147,45 @@ def test_a_lost_rank_is_taken_over_and_one_step_is_repeated_at_most() -> None:
     sim.settle()
     assert sim.record.plan.phase is Phase.DONE
     assert {w.status.step for w in sim.workers.values() if w.alive} == {3}
+
+
+def test_a_rewritten_plan_never_falls_below_a_step_somebody_rolled_forward_to() -> None:
+    """The only rank that knew of the commit dies after the others were told to roll forward."""
+    sim = Simulation(ranks=3, standbys=2)
+    sim.settle(2)
+    sim.step()
+    sim.step(aware={0})
+    sim.kill("w1")
+    for _ in range(8):
+        for name in ("w0", "w2"):
+            sim.boundary(name)
+            if sim.record is None or sim.record.plan is None or sim.record.plan.resume is None:
+                sim.deliver(name)
+                sim.publish(name)
+        sim.turn()
+    assert sim.record is not None
+    assert sim.record.plan is not None
+    assert sim.record.plan.resume == 2
+    sim.kill("w0")
+    sim.settle()
+
+    assert sim.record.plan.floor == 2
+    assert {w.status.step for w in sim.workers.values() if w.alive and w.state} == {2}
+
+
+def test_a_job_on_one_host_can_be_drained() -> None:
+    """All old members leave: only they and their joiners know that the vote switched."""
+    sim = Simulation(ranks=1, standbys=1)
+    sim.settle(2)
+    sim.step()
+    sim.drains = {"h0"}
+    sim.settle(3)
+    sim.step()
+    sim.settle(3)
+    sim.step()
+    sim.settle(3)
+    assert sim.record is not None
+    assert sim.record.plan is not None
+
+    assert sim.record.plan.phase is Phase.DONE
+    assert sim.record.membership.members[0].worker == "w1"

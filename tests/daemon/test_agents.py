@@ -174,8 +174,9 @@ async def test_a_worker_named_dead_is_ended_by_its_launcher(host, record):
 async def test_a_launcher_that_comes_late_is_asked_too_but_not_for_the_dead(host, record):
     host.obey(failed(record(), ONE, "h1/job/1.a"))
     async with connected(host.path) as connection:
-        launcher = FakeLauncher(connection, "job", ())
+        launcher = FakeLauncher(connection, "job", (ONE,))
         await launcher.hello()
+        assert (await launcher.killed()).worker == ONE
         await launcher.exited(ONE, -9)
         await FakeLauncher(connection, "job", (ONE, "h1/job/1.a")).hello()
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import structs
 
+from tmd.core.duties import Train as TrainDuty
 from tmd.core.model import Kind, MigrationPlan, Phase
-from tmd.core.model import Train as TrainDuty
 from tmd.daemon.records import Receipt, Records, condemned
 
 

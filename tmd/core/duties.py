@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from tmd.core.migration import is_live
-from tmd.core.model import JobRecord, JobState, Kind, Membership, MigrationPlan, Move, Phase
+from tmd.core.model import JobRecord, JobState, Kind, Member, Membership, MigrationPlan, Move, Phase
 
 
 class Wait(Struct, frozen=True, tag=True):
@@ -18,10 +18,12 @@ class Wait(Struct, frozen=True, tag=True):
 
 
 class Train(Struct, frozen=True, tag=True):
-    """Hold ``rank`` of ``membership``; nothing else is going on (also disarms)."""
+    """Hold ``rank`` of ``membership``; nothing else is going on."""
 
     membership: Membership
     rank: int
+    dropped: str = ""
+    """A plan that is being dropped: disarm, and say so with its name."""
 
 
 class Prepare(Struct, frozen=True, tag=True):
@@ -30,6 +32,7 @@ class Prepare(Struct, frozen=True, tag=True):
     plan: str
     membership: Membership
     rank: int
+    source: Member
 
 
 class Arm(Struct, frozen=True, tag=True):
@@ -107,15 +110,16 @@ def duty(record: JobRecord, worker: str) -> Duty:
 
 
 def _in_planned(plan: MigrationPlan, worker: str) -> Duty | None:
-    joins = {m.joiner.worker: m.rank for m in plan.moves if m.joiner}
-    if worker in joins and plan.phase is not Phase.DISARM:
-        return Prepare(plan=plan.id, membership=plan.new, rank=joins[worker])
+    move = next((m for m in plan.moves if m.joiner and m.joiner.worker == worker), None)
+    if move is not None and plan.phase is not Phase.DISARM:
+        return Prepare(plan=plan.id, membership=plan.new, rank=move.rank, source=move.leaver)
     rank = plan.old.rank_of(worker)
     if rank is None:
         return None
     if plan.phase in (Phase.READY, Phase.SWITCH):
         return Arm(plan=plan.id, membership=plan.new, moves=plan.moves)
-    return Train(membership=plan.old, rank=rank)
+    dropped = plan.id if plan.phase is Phase.DISARM else ""
+    return Train(membership=plan.old, rank=rank, dropped=dropped)
 
 
 def _in_failover(plan: MigrationPlan, worker: str) -> Duty | None:

@@ -109,7 +109,7 @@ def settle(
     if not claims:
         detail = "no survivor holds the state: start the job again from its newest checkpoint"
         return structs.replace(record, state=JobState.FAILED, detail=detail), ""
-    resume = max(status.step for _, status in claims)
+    resume = max(plan.floor, *(status.step for _, status in claims))
     owners = _owners(record, claims)
     behind = [m.worker for m in owners.values() if not _reaches(facts.status[m.worker], resume)]
     if behind:
@@ -122,7 +122,9 @@ def settle(
     joiners = dict(zip(missing, spare, strict=False))
     new = record.membership.replaced({**owners, **joiners}, plan.new.epoch)
     moves = _moves(record, joiners, owners, facts)
-    plan = structs.replace(transition(plan, Event.HALTED, now), new=new, moves=moves, resume=resume)
+    plan = structs.replace(
+        transition(plan, Event.HALTED, now), new=new, moves=moves, resume=resume, floor=resume
+    )
     return structs.replace(record, plan=plan, detail=""), ""
 
 

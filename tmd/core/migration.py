@@ -94,10 +94,10 @@ TABLE: dict[Phase, dict[Event, Phase]] = {
 class Limits(Struct, frozen=True):
     """How long the leader waits, in seconds of its own monotonic clock."""
 
-    prepare_s: float = 60.0
-    ready_s: float = 30.0
-    switch_s: float = 30.0
-    sync_s: float = 60.0
+    prepare_s: float = 600.0
+    ready_s: float = 600.0
+    switch_s: float = 600.0
+    sync_s: float = 600.0
     settle_s: float = 0.5
     """Members are stuck and nobody is named dead: wait so long for evidence, then run on."""
     silent_s: float = 10.0
@@ -184,7 +184,7 @@ def planned_event(
         case Phase.DISARM:
             if _switched(plan, facts):
                 return Event.SWITCHED, ""
-            if all(_disarmed(facts, m.worker) for m in plan.old.members):
+            if all(_disarmed(plan, facts, m.worker) for m in plan.old.members):
                 return Event.DISARMED, plan.outcome
         case Phase.SWITCH:
             if all(_committed(facts, m.joiner.worker, plan) for m in plan.moves if m.joiner):
@@ -252,12 +252,18 @@ def _joiner_trouble(plan: MigrationPlan, facts: Facts) -> str:
 
 def _switched(plan: MigrationPlan, facts: Facts) -> bool:
     # One is enough: the outcome of a vote is the same for all who know it.
-    return any(facts.epoch(m.worker) >= plan.new.epoch for m in plan.old.members)
+    # Of those that left only they themselves and their joiners know.
+    parties = (*plan.old.members, *plan.new.members)
+    return any(
+        facts.epoch(m.worker) >= plan.new.epoch or facts.doing(m.worker, Activity.LEFT, plan.id)
+        for m in parties
+    )
 
 
-def _disarmed(facts: Facts, worker: str) -> bool:
+def _disarmed(plan: MigrationPlan, facts: Facts, worker: str) -> bool:
+    # By name: a status from before the arms were out says "not armed" too.
     status = facts.status.get(worker)
-    return status is not None and status.armed == 0
+    return status is not None and status.armed == 0 and status.plan == plan.id
 
 
 def _committed(facts: Facts, worker: str, plan: MigrationPlan) -> bool:

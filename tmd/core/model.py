@@ -274,6 +274,9 @@ class MigrationPlan(Struct, frozen=True):
     """Failover: everybody who may hold the state of a rank, the dead included."""
     resume: int | None = None
     """Failover: the step that is run first in the new epoch, once known."""
+    floor: int = 0
+    """Failover: the highest resume step ever ordered. Somebody may have rolled forward to it, so a
+    rewritten plan never falls below it."""
     rejected: tuple[str, ...] = ()
     """Workers that were lost or refused as joiners of this plan and are not tried again."""
     late: tuple[str, ...] = ()

@@ -34,13 +34,15 @@ from tmd.core.model import (
     MigrationPlan,
     Move,
     Phase,
-    Severity,
-    Strategy,
     Urgency,
     Verdict,
     WorkerStatus,
 )
+from tmd.core.standbys import candidates, refused_here
 
+LINK_BROKEN = "link.broken"
+IN_VAIN = 5
+"""Recoveries of one step without a loss after which the job has failed: it breaks by itself."""
 ENDED = frozenset({JobState.FINISHED, JobState.FAILED})
 
 
@@ -180,15 +182,27 @@ def _lost(
             return broken
     recovering = plan is not None and plan.phase in (Phase.RECOVER, Phase.SYNC)
     if not recovering and age >= limits.settle_s and _stuck(record, facts):
+        if _in_vain(record):
+            detail = f"one step broke {IN_VAIN} times though nobody died; see the workers' logs"
+            return structs.replace(record, state=JobState.FAILED, detail=detail)
         reason = "members are stuck though nobody died"
-        return failover.open_failover(record, (), "link.broken", reason, "", now)
+        return failover.open_failover(record, (), LINK_BROKEN, reason, "", now)
     return None
+
+
+def _in_vain(record: JobRecord) -> bool:
+    last = record.history[-IN_VAIN:]
+    return (
+        len(last) == IN_VAIN
+        and all(p.cause == LINK_BROKEN for p in last)
+        and len({p.resume for p in last}) == 1
+    )
 
 
 def _stuck(record: JobRecord, facts: Facts) -> bool:
     statuses = [facts.status.get(m.worker) for m in record.membership.members]
     return any(
-        s is not None and s.activity is Activity.STUCK and s.epoch == record.membership.epoch
+        s is not None and s.activity is Activity.STUCK and s.epoch >= record.membership.epoch
         for s in statuses
     )
 
@@ -239,6 +253,8 @@ def _moved_on(
         rejected = troubled_joiners(plan, facts)
         late = () if rejected else _unsynced(plan, facts)
         return failover.reopened(record, plan, event, reason, now, rejected=rejected, late=late)
+    if event is Event.JOINER_LOST:
+        plan = structs.replace(plan, rejected=troubled_joiners(plan, facts))
     moved = _with_timings(transition(plan, event, now, reason), facts)
     if moved.phase in (Phase.SWITCH, Phase.RESUME):
         # From here on the change is committed: by the vote, or by every member being synced.
@@ -292,36 +308,6 @@ def _with_timings(plan: MigrationPlan, facts: Facts) -> MigrationPlan:
 # --- new planned migrations -----------------------------------------------------------------------
 
 
-def candidates(view: ClusterView, record: JobRecord, facts: Facts) -> list[Member]:
-    """Standbys that may take a rank, best first.
-
-    Never one on a host that is to be left or is being drained, one that a detector found unfit, or
-    one of another world size.
-    Hosts that hold no rank come first, so that a later loss of one host costs one rank.
-    """
-    holding = {m.host for m in record.membership.members}
-    drained = {
-        d.host for d in view.drains if d.leave or (d.host in holding and not record.served(d))
-    }
-    sick = {
-        h.host
-        for h in view.hosts
-        for a in h.alerts
-        if a.severity is Severity.FATAL and a.strategy is Strategy.ACT and not a.job
-    }
-    found = [
-        (host.host in holding, host.host, w.worker, w.address)
-        for host in view.hosts
-        for w in host.workers
-        if w.job == record.job
-        and w.activity is Activity.STANDBY
-        and w.world_size == record.world_size
-        and host.host not in drained | sick
-        and not facts.failing(w.worker)
-    ]
-    return [Member(worker=w, host=h, address=a) for _, h, w, a in sorted(found)]
-
-
 def _planned(
     record: JobRecord,
     view: ClusterView,
@@ -338,7 +324,7 @@ def _planned(
         return None
     host = leavers[0][1].host
     leavers = [(r, m) for r, m in leavers if m.host == host]
-    refused = _recently_refused(record, host)
+    refused = refused_here(record, host)
     spare = [c for c in candidates(view, record, facts) if c.worker not in refused]
     if len(spare) < len(leavers):
         detail = f"moving the ranks of {host} waits for {len(leavers) - len(spare)} standby"
@@ -375,16 +361,3 @@ def _open_planned(
 def _calm(facts: Facts, worker: str) -> bool:
     status = facts.status.get(worker)
     return status is not None and status.activity is Activity.TRAINING and status.step > 0
-
-
-def _recently_refused(record: JobRecord, host: str) -> set[str]:
-    """Joiners that failed in planned moves off ``host`` under the present membership."""
-    return {
-        m.joiner.worker
-        for plan in record.history
-        if plan.phase is Phase.ABORTED
-        and plan.old == record.membership
-        and any(move.leaver.host == host for move in plan.moves)
-        for m in plan.moves
-        if m.joiner
-    }

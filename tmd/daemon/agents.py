@@ -77,6 +77,8 @@ class LauncherLink:
     def __init__(self, hello: wire.LauncherHello, writer: asyncio.StreamWriter) -> None:
         self.job = hello.job
         self.workers = hello.workers
+        self.owned = set(hello.workers)
+        """Also those that have ended."""
         self.writer = writer
         self.asked: set[str] = set()
 
@@ -202,11 +204,14 @@ class AgentServer:
             while True:
                 link.push(self._records, self._roster)
                 match await _receive(reader):
+                    case wire.Exited(exit=ended) if ended.worker not in link.owned:
+                        raise WireError(f"{ended.worker} is no worker of this launcher")
                     case wire.Exited(exit=ended):
                         log.info("worker exited", worker=ended.worker, code=ended.code)
                         self._roster.exited(ended)
                     case wire.LauncherHello() as again:
                         link.workers = again.workers
+                        link.owned |= set(again.workers)
                     case other:
                         raise WireError(f"a launcher cannot send {type(other).__name__}")
         finally:

@@ -239,7 +239,7 @@ def _situation(view: ClusterView, record: JobRecord) -> object:
     statuses = view.workers(record.job)
     members = [statuses.get(m.worker) for m in record.membership.members]
     stuck = any(
-        s is not None and s.activity is Activity.STUCK and s.epoch == record.membership.epoch
+        s is not None and s.activity is Activity.STUCK and s.epoch >= record.membership.epoch
         for s in members
     )
     unheard = all(s is None for s in members)

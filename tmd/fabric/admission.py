@@ -13,7 +13,7 @@ from tmd.fabric.link import Link
 from tmd.fabric.raw import RawLinks
 from tmd.fabric.standing import Key, Links, Standing, put
 
-AHEAD = 4
+AHEAD = 1 << 16
 """How many epochs ahead a link may be; a caller further off is not of this job."""
 
 _log = logging.getLogger("tmd.fabric")

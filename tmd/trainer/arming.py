@@ -22,6 +22,7 @@ class Arming:
         self._arm: Arm | None = None
         self._voted: Arm | None = None
         self._voting = False
+        self._dropped = ""
 
     def arm(self, order: Arm) -> None:
         """Be ready for the epoch of ``order`` from the next vote on."""
@@ -30,13 +31,18 @@ class Arming:
                 self._arm = order
                 self._tell(order.membership.epoch, order.plan)
 
-    def disarm(self) -> None:
-        """Be ready for nothing; told at once, or after the vote under way."""
+    def disarm(self, plan: str = "") -> None:
+        """Be ready for nothing; told at once, or after the vote under way.
+
+        With the name of a ``plan`` it is told in any case: the leader waits for it.
+        """
         with self._lock:
-            if self._arm is not None:
-                self._arm = None
-                if not self._voting:
-                    self._tell(0, "")
+            if self._arm is None and not plan:
+                return
+            self._arm = None
+            self._dropped = plan
+            if not self._voting:
+                self._tell(0, plan)
 
     def begin_vote(self) -> int:
         """The epoch to vote for, 0 for none. Arms stay as they are until :meth:`end_vote`."""
@@ -53,6 +59,7 @@ class Arming:
             if voted is not None and epoch == voted.membership.epoch:
                 self._arm = None
                 return voted
-            if voted is not None and self._arm is None:
-                self._tell(0, "")
+            if self._arm is None and (voted is not None or self._dropped):
+                self._tell(0, self._dropped)
+            self._dropped = ""
             return None

@@ -59,14 +59,13 @@ class Carrier:
         if errand is not None and errand[0] != duty:
             errand[1].close()
 
-    def refusal(self, duty: Prepare, own: str) -> str:
+    def refusal(self, duty: Prepare) -> str:
         """Why this worker cannot take the rank of ``duty``; empty if it can.
 
         Raises:
             LinkError: no member could be asked.
         """
-        peer = next(m for m in duty.membership.members if m.worker != own)
-        link = self._fabric.connect(peer, LAYOUT_PURPOSE, timeout=CONNECT_TIMEOUT_S)
+        link = self._fabric.connect(duty.source, LAYOUT_PURPOSE, timeout=CONNECT_TIMEOUT_S)
         try:
             theirs = decode_layouts(link.recv_frame(transfer.HEADER_LIMIT))
         finally:

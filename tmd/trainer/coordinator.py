@@ -22,6 +22,7 @@ from tmd.core.model import Activity, WorkerStatus
 from tmd.fabric import Fabric
 from tmd.trainer.agent import Agent
 from tmd.trainer.arming import Arming
+from tmd.trainer.ballot import CLOSING, STEPPING, agree
 from tmd.trainer.carrier import Carrier
 from tmd.trainer.data import Feed
 from tmd.trainer.gate import Interrupted, Outcome
@@ -125,7 +126,7 @@ class Coordinator:
             raise Interrupted from None
         armed = self._arming.begin_vote()
         try:
-            _, epoch = self._fabric.reduce_min((1, armed))
+            epoch = agree(self._fabric, self.status.step, armed, STEPPING)
         except LinkError:
             self._arming.end_vote(0)
             return self._undecided()
@@ -142,18 +143,23 @@ class Coordinator:
         while not self._may_train():
             HANDLERS[self.status.activity](self)
 
-    def close_feed(self) -> bool:
+    def close_feed(self, feed: Feed) -> bool:
         """At the end of a ``batches()`` call: wait until every rank has committed its last step.
 
-        Returns False if the membership changed meanwhile and the call goes on.
+        Voted and counted like a step of its own, so that after a loss it is known for all whether
+        the call is over. Returns False if it has to be asked again.
         """
         if self.status.activity is not Activity.TRAINING or self._finishing:
             return True
         try:
-            self._fabric.reduce_min((1, 0))
+            agree(self._fabric, self.status.step, 0, CLOSING)
         except LinkError:
-            self.boundary()
-            return self._finishing
+            try:
+                self._undecided()
+            except Interrupted:
+                return self._finishing
+        feed.close()
+        self._voice.say(step=self.status.step + 1, undecided=False, now=False)
         return True
 
     # --- what others may ask ----------------------------------------------------------------------
@@ -175,6 +181,11 @@ class Coordinator:
     def poisoned(self) -> bool:
         """Whether the present step is spoilt."""
         return self.status.activity is Activity.TRAINING and self._fabric.poisoned
+
+    @property
+    def finishing(self) -> bool:
+        """Whether another rank has come to the end of training."""
+        return self._finishing
 
     @property
     def shadowing(self) -> bool:
@@ -353,7 +364,9 @@ class Coordinator:
             case Hold() if self._fabric.membership and duty.epoch <= self._fabric.membership.epoch:
                 self._arming.disarm()
                 self._fabric.poison(f"plan {duty.plan} asks to halt")
-            case Train() | Wait():
+            case Train():
+                self._arming.disarm(duty.dropped)
+            case Wait():
                 self._arming.disarm()
             case _:
                 pass

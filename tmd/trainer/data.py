@@ -1,8 +1,8 @@
 """Where a rank stands in its data, and giving the same batch again when a step is repeated.
 
-A position is the number of the ``batches()`` call and of the batch in it, plus the loader's own
-state where it has one. A joiner walks there: calls before the position end at once, and within
-the call the loader's state is loaded, or the batches before are drawn and dropped.
+A position is the number of the ``batches()`` call and of the batch in it. A joiner walks there:
+calls before the position end at once, and within the call the batches before are drawn and dropped
+(a ``StepSampler`` simply starts there).
 """
 
 from __future__ import annotations
@@ -83,11 +83,16 @@ class Feed:
         self._committed = 0
         self._source: Iterator[Any] | None = None
         self._drawn = False
+        self._closed = False
 
     @property
     def position(self) -> Position:
         """Where the next uncommitted batch stands."""
-        return Position(self.call, self._committed)
+        return Position(self.call + 1) if self._closed else Position(self.call, self._committed)
+
+    def close(self) -> None:
+        """Every rank has come to the end of this call: what is next is the call after it."""
+        self._closed = True
 
     def next(self, step: int) -> Any:
         """The next batch, the first of ``step`` or one more of it.
@@ -125,8 +130,9 @@ class Feed:
         # some loaders draw it when they are iterated, some with the first batch.
         self._seed(self.call, "epoch")
         sampler = getattr(self._loader, "sampler", None)
-        if isinstance(sampler, DistributedSampler):
-            sampler.rank = self._place()[0]
+        for each in (sampler, getattr(getattr(self._loader, "batch_sampler", None), "sampler", 0)):
+            if isinstance(each, DistributedSampler):
+                each.rank = self._place()[0]
         skip = index
         if isinstance(sampler, StepSampler):
             sampler.start, skip = index, 0

@@ -53,7 +53,7 @@ class Handover:
         """Before a planned switch: check that the state fits, open the links, then say PREPARED."""
         started = time.monotonic()
         try:
-            refusal = self._carrier.refusal(duty, self._voice.status.worker)
+            refusal = self._carrier.refusal(duty)
             if not refusal:
                 self._fabric.prepare(
                     duty.membership,
@@ -67,9 +67,11 @@ class Handover:
             self._fabric.discard(duty.membership.epoch)
             self._voice.say(Activity.REFUSED, plan=duty.plan, detail=refusal)
             return
+        # Not yet the rank: on the way to its place in the data, scripts save and print on rank 0.
+        rest(self._fabric, self._voice.status.world_size)
         self._takeover = Takeover(duty)
         timings = {"prepare": time.monotonic() - started}
-        self._voice.say(Activity.PREPARED, plan=duty.plan, rank=duty.rank, timings=timings)
+        self._voice.say(Activity.PREPARED, plan=duty.plan, timings=timings)
 
     def take_over(self) -> None:
         """After a planned switch: receive the state and go on as the rank in the new epoch."""
@@ -80,6 +82,7 @@ class Handover:
         self._fabric.switch(takeover.membership, takeover.rank)
         self._voice.say(
             Activity.TRAINING,
+            rank=takeover.rank,
             epoch=takeover.membership.epoch,
             step=takeover.step,
             timings={**self._voice.status.timings, **takeover.timings},
@@ -99,7 +102,9 @@ class Handover:
 
     def to_pool(self) -> None:
         """Give up whatever rank or identity there was and stand by."""
-        self._takeover = None
+        if self._takeover is not None:
+            self._fabric.discard(self._takeover.membership.epoch)
+            self._takeover = None
         rest(self._fabric, self._voice.status.world_size)
         self._voice.say(Activity.STANDBY, plan="", rank=None, detail="")
 

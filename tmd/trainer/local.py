@@ -9,56 +9,58 @@ Random state is not here: it is derived (:mod:`tmd.trainer.seeds`).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from msgspec import msgpack
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from tmd.core.failover import HOLDER_OFFSETS
 from tmd.trainer.state import Registry, Stateful
 
+SMALL = 64 << 10
+"""Bytes up to which a buffer is watched in every step; larger ones in the first two."""
+
 Shift = Callable[[bytes, int], bytes]
 
 
 class LocalState:
-    """Watches the buffers of ``modules`` by torch's own version counter: no copy if none change.
+    """Watches the buffers of the registered modules, by name and by value.
 
-    Running statistics of norm layers count as changing always: their kernels do not count versions.
+    Whether anything is sent depends on the model alone, never on what this worker has seen change:
+    workers with another past must not take part in other exchanges. What is sent does.
     """
 
     def __init__(self, registry: Registry) -> None:
-        modules = registry.modules
         self._registry = registry
-        self._buffers = [b for m in modules for b in m.buffers() if b.numel()]
+        self._params = [p for m in registry.modules for p in m.parameters()]
         self._statistics = {
-            id(b)
-            for m in modules
-            for layer in m.modules()
-            if isinstance(layer, _NormBase)
-            for b in layer.buffers(recurse=False)
+            name for name, owner in _owners(registry.modules) if isinstance(owner, _NormBase)
         }
-        self._born = [b._version for b in self._buffers]
-        self._params = [p for m in modules for p in m.parameters()]
-        self._begun = False
-        self._saved: list[tuple[Tensor, Tensor]] = []
+        self._seen: set[str] = set()
+        """Buffers that were seen to change."""
+        self._steps = 0
+        self._saved: dict[str, Tensor] = {}
         self._values: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._states: list[tuple[Stateful, dict[str, Any]]] = []
         self._held: dict[tuple[int, int], bytes] = {}
 
     def begin(self) -> None:
         """Start of a step: keep what a poisoned step would spoil."""
-        # Before the first forward nobody knows which buffers change.
-        candidates = self._live() if self._begun else self._buffers
-        self._begun = True
-        self._saved = [(b, b.clone()) for b in candidates]
+        self._saved = {
+            name: buffer.clone()
+            for name, buffer in self._buffers().items()
+            if self._is_watched(name, buffer)
+        }
         self._values = [
             (group, {k: _copied(v) for k, v in group.items() if k != "params"})
             for optimizer in self._registry.optimizers
             for group in optimizer.param_groups
         ]
         self._states = [(o, copy.deepcopy(o.state_dict())) for o in self._registry.others]
+        self._steps += 1
 
     def undo(self) -> None:
         """Before a poisoned step is run again: no trace, not even of what a script did after it.
@@ -66,9 +68,9 @@ class LocalState:
         A scheduler is often stepped after the ``with`` block, which a poisoned step leaves early
         but does not skip.
         """
-        with torch.no_grad():
-            for buffer, saved in self._saved:
-                buffer.copy_(saved)
+        buffers = self._buffers()
+        for name, saved in self._saved.items():
+            buffers[name].data.copy_(saved)
         for param in self._params:
             param.grad = None
         for state, before in self._states:
@@ -78,15 +80,15 @@ class LocalState:
         self._registry.forget_unscaled()
 
     def lay_away(self, step: int, rank: int, size: int, shift: Shift) -> None:
-        """Before the vote of ``step``: exchange copies with the neighbours, if anything is live.
+        """Before the vote of ``step``: exchange copies with the neighbours.
 
         Raises:
             LinkError: a neighbour is gone.
         """
-        live = self._live()
-        if not live or size == 1:
+        buffers = self._buffers()
+        if not buffers or size == 1:
             return
-        blob = b"".join(_bytes(b) for b in live)
+        blob = msgpack.encode({name: _bytes(buffers[name]) for name in self._live(buffers)})
         self._held = {k: v for k, v in self._held.items() if k[1] >= step}
         for offset in HOLDER_OFFSETS:
             if offset < size:
@@ -96,7 +98,7 @@ class LocalState:
     @property
     def is_live(self) -> bool:
         """Whether there is anything that only one rank has."""
-        return bool(self._live())
+        return bool(self._statistics or self._seen)
 
     def held(self, rank: int, step: int) -> bytes:
         """The copy kept for ``rank`` as of the start of ``step``; empty if there is none."""
@@ -110,26 +112,41 @@ class LocalState:
         """Put a copy of another rank's buffers in place."""
         if not blob:
             return
-        offset = 0
-        view = bytearray(blob)
-        with torch.no_grad():
-            for buffer in self._fitting(len(blob)):
-                flat = torch.frombuffer(
-                    view, dtype=buffer.dtype, count=buffer.numel(), offset=offset
-                )
-                buffer.copy_(flat.view(buffer.shape))
-                offset += buffer.numel() * buffer.element_size()
+        buffers = self._buffers()
+        for name, raw in msgpack.decode(blob, type=dict[str, bytes]).items():
+            buffer = buffers[name]
+            flat = torch.frombuffer(bytearray(raw), dtype=buffer.dtype)
+            buffer.data.copy_(flat.view(buffer.shape))
 
-    def _live(self) -> list[Tensor]:
+    def _buffers(self) -> dict[str, Tensor]:
+        """Looked up anew each time: a script may put another tensor in a buffer's place."""
+        return {
+            f"{number}.{name}": buffer
+            for number, module in enumerate(self._registry.modules)
+            for name, buffer in module.named_buffers()
+            if buffer.numel()
+        }
+
+    def _is_watched(self, name: str, buffer: Tensor) -> bool:
+        small = buffer.numel() * buffer.element_size() <= SMALL
+        return small or self._steps < 2 or name in self._seen or name in self._statistics
+
+    def _live(self, buffers: dict[str, Tensor]) -> list[str]:
         """Buffers that forwards write to."""
-        born = zip(self._buffers, self._born, strict=True)
-        return [b for b, version in born if b._version != version or id(b) in self._statistics]
+        self._seen |= {
+            name
+            for name, saved in self._saved.items()
+            if name not in self._seen and not torch.equal(saved, buffers[name])
+        }
+        return sorted(self._seen | self._statistics)
 
-    def _fitting(self, size: int) -> list[Tensor]:
-        live = self._live()
-        if sum(b.numel() * b.element_size() for b in live) != size:
-            raise RuntimeError("the copy of the lost rank's buffers does not fit the ones here")
-        return live
+
+def _owners(modules: list[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    for number, module in enumerate(modules):
+        for path, layer in module.named_modules():
+            for name, buffer in layer.named_buffers(recurse=False):
+                if buffer.numel():
+                    yield f"{number}.{path}.{name}" if path else f"{number}.{name}", layer
 
 
 def _copied(value: Any) -> Any:

@@ -41,7 +41,9 @@ class Gate(Protocol):
     def follow(self, feed: Feed) -> None: ...
     def vote(self, local: LocalState) -> Outcome: ...
     def boundary(self) -> None: ...
-    def close_feed(self) -> bool: ...
+    def close_feed(self, feed: Feed) -> bool: ...
+    @property
+    def finishing(self) -> bool: ...
     def exhausted(self) -> None: ...
     def committed(self, local: LocalState, loss: float | None, seconds: float) -> None: ...
     def shadowed(self) -> None: ...
@@ -107,7 +109,7 @@ class Session:
                 "a rank was lost while the job was being set up; start it again, nothing is lost"
             )
         registry = Registry({"model": model, "optimizer": optimizer, **others})
-        self._scaled = any(isinstance(o, torch.amp.GradScaler) for o in others.values())
+        self._scaled = any(isinstance(o, torch.amp.GradScaler) for o in registry.others)
         self._registry = registry
         self._local = LocalState(registry)
         wrapped = [m for m in _listed(model) if isinstance(m, nn.Module)]
@@ -153,9 +155,14 @@ class Session:
             except StopIteration:
                 if self._gate.shadowing:
                     self._gate.exhausted()
-                elif self._gate.close_feed():
+                elif self._gate.close_feed(feed):
                     return
                 continue
+            if self._gate.finishing:
+                raise RuntimeError(
+                    "another rank has come to the end of training while this one has batches left: "
+                    "every rank must run the same number of steps"
+                )
             self._seed(self.step_number, "step")
             yield drawn if accumulate > 1 else drawn[0]
 

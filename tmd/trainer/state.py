@@ -14,6 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from msgspec import Struct, msgpack
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from tmd.core.errors import StateMismatch
 
@@ -279,8 +280,7 @@ def _state_of(value: nn.Module | Stateful) -> Any:
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
-    inner = getattr(module, "module", None)
-    return inner if isinstance(inner, nn.Module) else module
+    return module.module if isinstance(module, DistributedDataParallel) else module
 
 
 def _expanded(objects: Mapping[str, object]) -> Iterator[tuple[str, object]]:

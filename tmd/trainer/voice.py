@@ -57,10 +57,6 @@ class Voice:
         if now:
             self._agent.tell()
 
-    def time(self, **seconds: float) -> None:
-        """Add timings to those of the present activity."""
-        self.say(timings={**self._status.timings, **seconds})
-
     def tell_armed(self, epoch: int, plan: str) -> None:
         """Armed for ``epoch`` of ``plan``, or for nothing (0)."""
         self.say(armed=epoch, plan=plan)
