@@ -29,13 +29,14 @@ class Net(nn.Module):
             nn.Linear(16, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.2)
         )
         self.head = nn.Linear(width, 4)
+        self.register_buffer("mask", torch.ones(width))  # constant, as a causal mask is
 
     def forward(self, x: Tensor) -> Tensor:
         injector.reach("forward")
         hidden = self.body(x)
         if hidden.requires_grad:
             hidden.register_hook(lambda grad: injector.reach("backward"))
-        return self.head(hidden)
+        return self.head(hidden * self.mask)
 
 
 class Watched(TensorDataset):

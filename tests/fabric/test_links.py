@@ -178,7 +178,7 @@ def test_callers_of_an_older_epoch_and_non_members_are_refused(pair: Circle) -> 
     with pytest.raises(LinkRefused, match="no member"):
         Caller("w9", KEY).dial(target, "0", Lane.COLLECTIVE, 1, timeout=5)
     with pytest.raises(LinkRefused, match="too far"):
-        Caller("w0", KEY).dial(target, "0", Lane.COLLECTIVE, 1000, timeout=5)
+        Caller("w0", KEY).dial(target, "0", Lane.COLLECTIVE, 1 << 20, timeout=5)
     assert pair.fabrics[1].counters.refused == 3
 
 

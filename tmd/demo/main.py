@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -72,12 +73,33 @@ async def _run(
 
 
 async def _watched(cluster: LocalCluster, screen: Screen, steps: int) -> Told:
-    """Play the story while the screen follows."""
-    async with asyncio.TaskGroup() as group:
-        watching = group.create_task(_follow(cluster, screen.show))
-        told = await play(cluster, steps, screen.say)
-        watching.cancel()
-    return told
+    """Play the story while the screen follows.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; the story has ended by then.
+    """
+    interrupted = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, interrupted.set)
+    playing = asyncio.create_task(play(cluster, steps, screen.say))
+    others = [
+        asyncio.create_task(_follow(cluster, screen.show)),
+        asyncio.create_task(interrupted.wait()),
+    ]
+    try:
+        await asyncio.wait({playing, others[1]}, return_when=asyncio.FIRST_COMPLETED)
+        while interrupted.is_set() and not playing.done():
+            # Again and again: a client library may lose a cancellation.
+            playing.cancel()
+            await asyncio.wait({playing}, timeout=0.2)
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        for task in (playing, *others):
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+    if interrupted.is_set():
+        raise KeyboardInterrupt
+    return playing.result()
 
 
 async def _follow(cluster: LocalCluster, show: Callable[..., None]) -> None:
