@@ -130,7 +130,7 @@ class LimitsSection(Section):
     silent_s: float = Field(default=_LIMITS.silent_s, gt=0)
     """In a recovery: who is not heard from for so long is taken for dead."""
     abandon_s: float = Field(default=_LIMITS.abandon_s, gt=0)
-    """No member heard from for so long: new workers may form the job anew."""
+    """Every member's host is there and knows nothing of its worker: the job has failed."""
     hold_s: float = Field(default=_LIMITS.hold_s, ge=0)
     """Longest wait for a standby after a loss; 0 waits for ever."""
 
