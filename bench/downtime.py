@@ -15,7 +15,6 @@ import os
 import random
 import signal
 import tempfile
-import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -26,9 +25,9 @@ import msgspec
 from bench import rivals
 from bench.measure import Report, each, in_turn, options
 from tmd import embedded
-from tmd.core.model import ClusterView, MigrationPlan, Phase
-from tmd.demo import train
-from tmd.demo.cluster import ClusterSpec, LocalCluster, describe, host_of, ready, workers
+from tmd.core.model import ClusterView, HostStatus, MigrationPlan
+from tmd.demo import story, train
+from tmd.demo.cluster import ClusterSpec, LocalCluster, host_of, ready, workers
 from tmd.demo.report import events_of, read_trace
 from tmd.demo.story import DRAINED_RANK, KILLED_RANK, Told
 
@@ -59,8 +58,8 @@ async def disturbed(folder: Path, command: tuple[str, ...], args: argparse.Names
         )
         async with LocalCluster(spec) as cluster:
             for _ in range(args.events):
-                await event(cluster, told, quiet, drain)
-                killed = await event(cluster, told, quiet, kill)
+                await event(cluster, told, quiet, DRAINED_RANK, drain)
+                killed = await event(cluster, told, quiet, KILLED_RANK, kill)
                 if cluster.spec.max_restarts == 0:
                     await cluster.launchers[killed].wait()
                     await cluster.start_launcher(killed)
@@ -84,40 +83,27 @@ async def event(
     cluster: LocalCluster,
     told: Told,
     quiet: int,
-    act: Callable[[LocalCluster, ClusterView], Awaitable[str]],
+    rank: int,
+    act: Callable[[LocalCluster, HostStatus], Awaitable[None]],
 ) -> str:
-    """Let it happen after some quiet steps, wait for its plan; returns the host it happened to."""
+    """Let it happen to the host of ``rank`` after some quiet steps; returns its name."""
     view = await run_on(cluster, quiet)
     # At no particular point of a step.
     await asyncio.sleep(random.uniform(0, max(w.step_seconds for w in workers(view))))
-    before = len(view.jobs[0].history)
-    started = time.time()
-    host = await act(cluster, view)
-    view = await cluster.until(lambda v: len(v.jobs[0].history) > before, "a plan is carried out")
-    plan = view.jobs[0].history[before]
-    if plan.phase is not Phase.DONE:
-        raise RuntimeError(f"plan {plan.id} was not carried out: {plan.outcome}\n{describe(view)}")
-    exits = view.exits(view.jobs[0].job)
-    told.started[plan.id] = started
-    told.seen.update((plan.id, exits[worker].at) for worker in plan.dead if worker in exits)
-    told.plans.append(plan)
-    return host
+    host = host_of(view, rank)
+    assert host is not None
+    await story.event(cluster, told, lambda: act(cluster, host))
+    return host.host
 
 
-async def drain(cluster: LocalCluster, view: ClusterView) -> str:
+async def drain(cluster: LocalCluster, host: HostStatus) -> None:
     """What ``tmd drain`` does; the host stands by afterwards."""
-    host = host_of(view, DRAINED_RANK)
-    assert host is not None
     await cluster.drain(host.host)
-    return host.host
 
 
-async def kill(cluster: LocalCluster, view: ClusterView) -> str:
+async def kill(cluster: LocalCluster, host: HostStatus) -> None:
     """Kill -9 of a worker; its launcher starts it again, as a standby."""
-    host = host_of(view, KILLED_RANK)
-    assert host is not None
     os.kill(host.workers[-1].pid, signal.SIGKILL)
-    return host.host
 
 
 def facts(event: Any, plan: MigrationPlan) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from msgspec import structs
 
-from tmd import __version__, embedded
+from tmd import __version__
 from tmd.core.model import (
     Activity,
     Alert,
@@ -52,23 +52,13 @@ def tmd(*arguments, env=None):
     )
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory):
-    if embedded.find_binary() is None:
-        if os.environ.get("CI"):
-            pytest.fail("no redis-server or valkey-server in PATH")
-        pytest.skip("no redis-server or valkey-server in PATH")
-    with embedded.redis(tmp_path_factory.mktemp("redis")) as server:
-        yield server.url
-
-
 @pytest.fixture
-def config(url, tmp_path):
+def config(redis_url, tmp_path):
     """A configuration of a cluster of the test's own."""
     path = tmp_path / "tmd.toml"
     path.write_text(
         f"[cluster]\nname = 'c{os.urandom(4).hex()}'\nsecret = '0123456789abcdef'\n"
-        f"[redis]\nurl = '{url}'\n[host]\nname = 'h1'\nruntime_dir = '{tmp_path}'\n"
+        f"[redis]\nurl = '{redis_url}'\n[host]\nname = 'h1'\nruntime_dir = '{tmp_path}'\n"
     )
     return path
 

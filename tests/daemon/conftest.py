@@ -14,17 +14,6 @@ from tmd.testing import MemoryStore
 
 
 @pytest.fixture(scope="session")
-def redis_url(tmp_path_factory):
-    """A private Redis for the session; its absence is an error only in CI."""
-    if embedded.find_binary() is None:
-        if os.environ.get("CI"):
-            pytest.fail("no redis-server or valkey-server in PATH")
-        pytest.skip("no redis-server or valkey-server in PATH")
-    with embedded.redis(tmp_path_factory.mktemp("redis")) as server:
-        yield server.url
-
-
-@pytest.fixture(scope="session")
 def fake_url():
     """fakeredis behind TCP: the last resort of the demo must pass the same tests."""
     pytest.importorskip("fakeredis")

@@ -11,10 +11,11 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from tests.daemon.plans import failover
 from tmd import wire
 from tmd.core.duties import Leave, Train
 from tmd.core.errors import ConfigError
-from tmd.core.model import Activity, Kind, MigrationPlan, Phase
+from tmd.core.model import Activity
 from tmd.daemon import agents, lifelines
 from tmd.daemon.agents import AgentServer, Door, uids_of
 from tmd.daemon.records import Records
@@ -145,17 +146,7 @@ async def test_exits_reach_the_roster(host):
 
 
 def failed(record, *dead):
-    plan = MigrationPlan(
-        id="job-2",
-        kind=Kind.FAILOVER,
-        phase=Phase.RECOVER,
-        moves=(),
-        old=record.membership,
-        new=record.membership,
-        cause="trainer.stalled",
-        reason="silent",
-        dead=dead,
-    )
+    plan = failover(record, *dead)
     return structs.replace(record, plan=plan, revision=record.revision + 1)
 
 
@@ -206,8 +197,8 @@ with socket.socket(socket.AF_UNIX) as s:
 
 @pytest.mark.parametrize(
     ("activity", "told", "code"),
-    [("training", None, lifelines.UNKNOWN), ("finished", None, 0), ("training", -9, -9)],
-    ids=["nobody knows how", "it had finished", "its launcher knows"],
+    [("training", None, lifelines.UNKNOWN), ("left", None, 0), ("training", -9, -9)],
+    ids=["nobody knows how", "it had left", "its launcher knows"],
 )
 async def test_a_process_that_is_gone_is_noticed(host, monkeypatch, activity, told, code):
     """Even if its launcher was killed with it; but a launcher's word comes first."""

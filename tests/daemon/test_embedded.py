@@ -23,13 +23,8 @@ def alive(pid):
         return False
 
 
-def needs_binary():
-    if embedded.find_binary() is None:
-        pytest.skip("no redis-server or valkey-server in PATH")
-
-
+@pytest.mark.usefixtures("redis_binary")
 def test_it_says_what_it_is_and_leaves_nothing():
-    needs_binary()
     with embedded.redis() as server:
         folder = Path(server.url.removeprefix("unix://")).parent
         running = alive(server.pid)
@@ -40,16 +35,16 @@ def test_it_says_what_it_is_and_leaves_nothing():
     assert not folder.exists()
 
 
+@pytest.mark.usefixtures("redis_binary")
 def test_it_ends_when_the_block_is_left_by_an_error():
-    needs_binary()
     with pytest.raises(ZeroDivisionError), embedded.redis() as server:
         raise ZeroDivisionError
 
     assert not alive(server.pid)
 
 
+@pytest.mark.usefixtures("redis_binary")
 def test_it_ends_with_a_parent_that_was_killed(tmp_path):
-    needs_binary()
     code = (
         "from tmd import embedded; from pathlib import Path; import sys, time\n"
         "with embedded.redis(Path(sys.argv[1])) as s: print(s.pid, flush=True); time.sleep(60)"

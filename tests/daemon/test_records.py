@@ -4,23 +4,9 @@ from __future__ import annotations
 
 from msgspec import structs
 
+from tests.daemon.plans import failover
 from tmd.core.duties import Train as TrainDuty
-from tmd.core.model import Kind, MigrationPlan, Phase
 from tmd.daemon.records import Receipt, Records, condemned
-
-
-def failover(record, *dead):
-    return MigrationPlan(
-        id="job-2",
-        kind=Kind.FAILOVER,
-        phase=Phase.RECOVER,
-        moves=(),
-        old=record.membership,
-        new=record.membership,
-        cause="c",
-        reason="it ended",
-        dead=dead,
-    )
 
 
 def test_newer_is_obeyed_older_is_not(tmp_path, record):
@@ -74,6 +60,6 @@ def test_only_workers_named_dead_are_condemned(record):
     over = structs.replace(plain, history=(failover(plain, "h1/job/0.a"),))
 
     assert condemned(plain, "h1/job/0.a") is None
-    assert "it ended" in (condemned(named, "h1/job/0.a") or "")
+    assert "silent" in (condemned(named, "h1/job/0.a") or "")
     assert condemned(named, "h2/job/0.a") is None
     assert condemned(over, "h1/job/0.a") is not None

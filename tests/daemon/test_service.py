@@ -137,10 +137,10 @@ class Cluster:
 
 
 @pytest.fixture
-def redis(redis_url, tmp_path):
-    """A Redis of the test's own; the session's only says that there is one."""
+def redis(redis_binary, tmp_path):
+    """A Redis of the test's own, which it may kill."""
     (tmp_path / "redis").mkdir()
-    with embedded.redis(tmp_path / "redis") as server:
+    with embedded.redis(tmp_path / "redis", binary=redis_binary) as server:
         yield server
 
 

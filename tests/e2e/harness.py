@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from tmd.core.model import FINAL, ClusterView, MigrationPlan, Phase
-from tmd.demo.cluster import ClusterSpec, LocalCluster
+from tmd.demo.cluster import ClusterSpec, LocalCluster, ready
 from tmd.demo.report import Trace, read_trace
 from tmd.demo.story import run_golden
 
@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = str(Path(__file__).with_name("small.py"))
 RANKS = ("h1", "h2", "h3")
 STEPS = 40
+GATE = "forward@1:5=wait"
+"""All ranks wait here, so that the job is still running when something is asked for."""
 
 
 class Golden(Struct, frozen=True):
@@ -61,6 +63,24 @@ class Run:
     def let_go(self, point: str) -> None:
         """Release whoever waits at ``point``."""
         (self.folder / f"{point}.go").touch()
+
+    async def at_gate(self, standbys: int = 1) -> None:
+        """Wait until the job stands at its gate and the standbys wait."""
+        await self.reached("forward")
+        await self.cluster.until(
+            lambda v: ready(v, len(RANKS), standbys), "all train, the standby waits"
+        )
+
+    async def drain_at_gate(self, standbys: int = 1, *, leave: bool = False) -> None:
+        """Ask for the drain of rank 1's host; the job stays at its gate until it is let go."""
+        await self.at_gate(standbys)
+        await self.cluster.drain("h2", leave=leave)
+
+    async def in_phase(self, phase: Phase) -> ClusterView:
+        """Wait until the live plan is in ``phase``."""
+        return await self.cluster.until(
+            lambda v: (p := live_plan(v)) is not None and p.phase is phase, f"phase {phase}"
+        )
 
     async def plans(self, count: int) -> tuple[MigrationPlan, ...]:
         """The first ``count`` final plans, once there are so many."""

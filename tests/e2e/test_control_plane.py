@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Golden, Run, live_plan, running
+from tests.e2e.harness import GATE, Golden, Run, live_plan, running
 from tmd import embedded
-from tmd.core.model import ClusterView, Phase
+from tmd.core.model import Phase
 from tmd.demo.cluster import ready
 from tmd.embedded import EmbeddedRedis
 
 HELD = {
-    Phase.PREPARE: ("forward@1:5=wait", "preparing@*:*=wait"),
-    Phase.READY: ("forward@1:5=wait",),
-    Phase.SWITCH: ("forward@1:5=wait", "receiving@*:*=wait"),
+    Phase.PREPARE: (GATE, "preparing@*:*=wait"),
+    Phase.READY: (GATE,),
+    Phase.SWITCH: (GATE, "receiving@*:*=wait"),
     Phase.SYNC: ("backward@1:5=kill", "sending@*:*=wait"),
     Phase.RESUME: ("backward@1:5=kill", "synced@*:*=wait"),
 }
@@ -41,15 +41,14 @@ async def test_the_leader_dies_in(
     """The next leader continues the stored plan from where it is."""
     faults = HELD[phase]
     async with running(tmp_path, redis.url, faults=faults) as run:
-        await run.reached(faults[0].partition("@")[0])
-        if "kill" not in faults[0]:
-            await run.cluster.until(lambda v: ready(v, 3, 1), "all train, the standby waits")
-            await run.cluster.drain("h2")
+        if GATE in faults:
+            await run.drain_at_gate()
+        else:
+            await run.reached("backward")
         if phase is Phase.SWITCH:
-            await run.cluster.until(lambda v: in_phase(v, Phase.READY), "READY")
+            await run.in_phase(Phase.READY)
             run.let_go("forward")
-        view = await run.cluster.until(lambda v: in_phase(v, phase), f"phase {phase}")
-        held = live_plan(view)
+        held = live_plan(await run.in_phase(phase))
         await replace_leader(run)
         for fault in faults:
             run.let_go(fault.partition("@")[0])
@@ -57,20 +56,14 @@ async def test_the_leader_dies_in(
 
         assert held is not None
         assert plan.id == held.id
-        await run.ends_like(golden, lost=1 if "kill" in faults[0] else 0)
-
-
-def in_phase(view: ClusterView, phase: Phase) -> bool:
-    """Whether the live plan of ``view`` is in ``phase``."""
-    plan = live_plan(view)
-    return plan is not None and plan.phase is phase
+        await run.ends_like(golden, lost=0 if GATE in faults else 1)
 
 
 async def test_every_daemon_dies_while_training_goes_on(
     tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:
     """No daemon anywhere: training takes no notice; afterwards all is known again."""
-    faults = ["forward@1:5=wait", "between@1:20=wait"]
+    faults = [GATE, "between@1:20=wait"]
     async with running(tmp_path, redis.url, faults=faults) as run:
         await run.reached("forward")
         for daemon in run.cluster.daemons.values():
@@ -86,18 +79,16 @@ async def test_every_daemon_dies_while_training_goes_on(
         await run.ends_like(golden)
 
 
+@pytest.mark.usefixtures("redis_binary")
 async def test_redis_dies_and_returns_empty(tmp_path: Path, golden: Golden) -> None:
     """Training goes on without Redis; the record is put back; then a loss is survived."""
-    if embedded.find_binary() is None:
-        pytest.skip("needs a redis-server that can be killed")
-    faults = ["forward@1:5=wait", "between@1:20=wait", "backward@2:30=kill"]
+    faults = [GATE, "between@1:20=wait", "backward@2:30=kill"]
     folder = tmp_path / "redis"
     folder.mkdir()
     with contextlib.ExitStack() as first:
         server = first.enter_context(embedded.redis(folder))
         async with running(tmp_path / "run", server.url, faults=faults) as run:
-            await run.reached("forward")
-            await run.cluster.until(lambda v: ready(v, 3, 1), "all train, the standby waits")
+            await run.at_gate()
             first.close()
             run.let_go("forward")
             await run.reached("between")

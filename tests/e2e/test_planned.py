@@ -6,30 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Golden, Run, history, live_plan, running
-from tmd.core.model import Activity, ClusterView, Kind, Phase
-from tmd.demo.cluster import ready, workers
+from tests.e2e.harness import GATE, Golden, history, live_plan, running
+from tmd.core.model import Activity, Kind, Phase
+from tmd.demo.cluster import workers
 from tmd.embedded import EmbeddedRedis
-
-# All ranks wait here, so that the job is still running when the drain is asked for.
-GATE = "forward@1:5=wait"
-
-
-async def drained(run: Run, host: str = "h2", standbys: int = 1) -> None:
-    """Ask for the drain once the job is at the gate, then let it run on."""
-    await run.reached("forward")
-    await run.cluster.until(lambda v: ready(v, 3, standbys), "all train, the standby waits")
-    await run.cluster.drain(host)
-
-
-async def in_phase(run: Run, phase: Phase) -> ClusterView:
-    """Wait until the live plan is in ``phase``."""
-
-    def there(view: ClusterView) -> bool:
-        plan = live_plan(view)
-        return plan is not None and plan.phase is phase
-
-    return await run.cluster.until(there, f"phase {phase}")
 
 
 async def test_drain_hands_over_and_the_leaver_stands_by(
@@ -37,8 +17,8 @@ async def test_drain_hands_over_and_the_leaver_stands_by(
 ) -> None:
     """No step is repeated; the drained worker is a standby afterwards."""
     async with running(tmp_path, redis.url, faults=[GATE, "between@1:20=wait"]) as run:
-        await drained(run)
-        await in_phase(run, Phase.READY)
+        await run.drain_at_gate()
+        await run.in_phase(Phase.READY)
         run.let_go("forward")
         plan = await run.done("drain")
         view = await run.cluster.until(
@@ -60,10 +40,8 @@ async def test_a_drained_host_that_is_left_ends_its_worker(
 ) -> None:
     """`tmd drain --leave`: the launcher there ends with success while training goes on."""
     async with running(tmp_path, redis.url, faults=[GATE, "between@1:20=wait"]) as run:
-        await run.reached("forward")
-        await run.cluster.until(lambda v: ready(v, 3, 1), "all train, the standby waits")
-        await run.cluster.drain("h2", leave=True)
-        await in_phase(run, Phase.READY)
+        await run.drain_at_gate(leave=True)
+        await run.in_phase(Phase.READY)
         run.let_go("forward")
         code = await run.cluster.launchers["h2"].wait()
         run.let_go("between")
@@ -79,7 +57,7 @@ async def test_a_joiner_that_dies_before_the_switch_is_replaced_by_the_next(
     """PREPARE and READY: the plan is dropped, training never notices, the next standby is tried."""
     faults = [GATE, f"{point}@*:*=kill"]
     async with running(tmp_path, redis.url, faults=faults, standby=("s1", "s2")) as run:
-        await drained(run, standbys=2)
+        await run.drain_at_gate(standbys=2)
         await run.reached(point)
         await run.cluster.until(
             lambda v: (
@@ -101,8 +79,8 @@ async def test_a_joiner_that_dies_after_the_switch_gives_the_rank_back(
 ) -> None:
     """SWITCH: the leaver still holds its state and takes its rank back."""
     async with running(tmp_path, redis.url, faults=[GATE, "receiving@*:*=kill"]) as run:
-        await drained(run)
-        await in_phase(run, Phase.READY)
+        await run.drain_at_gate()
+        await run.in_phase(Phase.READY)
         run.let_go("forward")
         plan = await run.done("trainer")
 
@@ -119,9 +97,9 @@ async def test_a_leaver_that_dies_in_prepare_is_a_failover(
     """The planned move is dropped and the rank copied from a replica."""
     faults = [GATE, "preparing@*:*=wait"]
     async with running(tmp_path, redis.url, faults=faults) as run:
-        await drained(run)
+        await run.drain_at_gate()
         await run.reached("preparing")
-        view = await in_phase(run, Phase.PREPARE)
+        view = await run.in_phase(Phase.PREPARE)
         leaver = next(w for w in workers(view) if w.rank == 1)
         kill(leaver.pid)
         await run.cluster.until(
@@ -140,8 +118,8 @@ async def test_a_leaver_that_dies_while_it_hands_over(
 ) -> None:
     """The vote switched, the state is lost with the leaver: the joiner copies a replica."""
     async with running(tmp_path, redis.url, faults=[GATE, "sending@1:*=kill"]) as run:
-        await drained(run)
-        await in_phase(run, Phase.READY)
+        await run.drain_at_gate()
+        await run.in_phase(Phase.READY)
         run.let_go("forward")
         plan = await run.done("leaver")
 
@@ -156,7 +134,7 @@ async def test_a_joiner_with_another_model_is_refused(
     """Refused with names and shapes while it prepares; the job does not notice."""
     arguments = ["--odd-host", "s1"]
     async with running(tmp_path, redis.url, faults=[GATE], arguments=arguments) as run:
-        await drained(run)
+        await run.drain_at_gate()
         plan = (await run.plans(1))[0]
         run.let_go("forward")
 

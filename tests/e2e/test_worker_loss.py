@@ -6,7 +6,6 @@ import pytest
 
 from tests.e2e.harness import Golden, running
 from tmd.core.model import Kind
-from tmd.demo.cluster import ready
 from tmd.embedded import EmbeddedRedis
 
 PLACES = (
@@ -137,8 +136,7 @@ async def test_no_standby_holds_until_one_appears(
 async def test_a_whole_host_at_once(tmp_path: Path, redis: EmbeddedRedis, golden: Golden) -> None:
     """Daemon, launcher and worker of a host die together: nobody is left to say so."""
     async with running(tmp_path, redis.url, faults=["forward@1:9=wait"]) as run:
-        await run.reached("forward")
-        await run.cluster.until(lambda v: ready(v, 3, 1), "all train, the standby waits")
+        await run.at_gate()
         for process in (run.cluster.daemons["h2"], run.cluster.launchers["h2"]):
             process.kill()
             await process.wait()

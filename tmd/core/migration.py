@@ -18,6 +18,7 @@ from tmd.core.model import (
     ClusterView,
     Kind,
     Mark,
+    Membership,
     MigrationPlan,
     Phase,
     Severity,
@@ -156,6 +157,14 @@ class Facts:
         status = self.status.get(worker)
         return status is not None and status.activity is activity and status.plan == plan
 
+    def stuck(self, membership: Membership) -> bool:
+        """Whether a member waits for a plan; what it said in an older epoch is over."""
+        members = [self.status.get(m.worker) for m in membership.members]
+        return any(
+            s is not None and s.activity is Activity.STUCK and s.epoch >= membership.epoch
+            for s in members
+        )
+
     def epoch(self, worker: str) -> int:
         status = self.status.get(worker)
         return 0 if status is None else status.epoch
@@ -268,11 +277,12 @@ def _disarmed(plan: MigrationPlan, facts: Facts, worker: str) -> bool:
 
 def _committed(facts: Facts, worker: str, plan: MigrationPlan) -> bool:
     status = facts.status.get(worker)
-    if status is None or status.epoch < plan.new.epoch:
-        return False
-    if status.activity is Activity.FINISHED:
-        return True
-    return status.activity is Activity.TRAINING and status.step > first_step(plan, facts)
+    return (
+        status is not None
+        and status.epoch >= plan.new.epoch
+        and status.activity is Activity.TRAINING
+        and status.step > first_step(plan, facts)
+    )
 
 
 def first_step(plan: MigrationPlan, facts: Facts) -> int:

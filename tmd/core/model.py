@@ -62,7 +62,6 @@ class Activity(StrEnum):
     SYNCED = "synced"  # has the state of the resume step of `plan`, waits for the others
     LEFT = "left"  # leaver after the switch: no rank any more, still holds its state
     REFUSED = "refused"  # cannot do what `plan` asks; `detail` says why
-    FINISHED = "finished"  # its script came to the end of training
 
 
 class WorkerStatus(Struct, frozen=True):

@@ -36,7 +36,6 @@ from tmd.core.model import (
     Phase,
     Urgency,
     Verdict,
-    WorkerStatus,
 )
 from tmd.core.standbys import candidates, refused_here
 
@@ -111,8 +110,8 @@ def steer(
 
 def _ended(record: JobRecord, facts: Facts, now: float) -> JobRecord | None:
     workers = [m.worker for m in record.membership.members]
-    over = [w for w in workers if facts.exited(w) == 0 or _finished(facts.status.get(w))]
-    if not over:
+    codes = [facts.exited(w) for w in workers]
+    if 0 not in codes:
         return None
     if record.state is JobState.RUNNING:
         if record.plan is not None and is_live(record.plan):
@@ -120,8 +119,7 @@ def _ended(record: JobRecord, facts: Facts, now: float) -> JobRecord | None:
             ended = transition(record.plan, Event.JOB_ENDED, now)
             record = failover.archived(record, _with_timings(ended, facts))
         return structs.replace(record, state=JobState.FINISHING, detail="")
-    codes = [facts.exited(w) for w in workers]
-    if any(c is None for c in codes):
+    if None in codes:
         return None
     bad = [w for w, c in zip(workers, codes, strict=True) if c != 0]
     if bad:
@@ -143,10 +141,6 @@ def _abandoned(
         return None
     detail = f"no worker of the job has been known to its host for {limits.abandon_s:g} s"
     return structs.replace(record, state=JobState.FAILED, detail=detail)
-
-
-def _finished(status: WorkerStatus | None) -> bool:
-    return status is not None and status.activity is Activity.FINISHED
 
 
 # --- losses ---------------------------------------------------------------------------------------
@@ -181,7 +175,7 @@ def _lost(
         if broken is not None:
             return broken
     recovering = plan is not None and plan.phase in (Phase.RECOVER, Phase.SYNC)
-    if not recovering and age >= limits.settle_s and _stuck(record, facts):
+    if not recovering and age >= limits.settle_s and facts.stuck(record.membership):
         if _in_vain(record):
             detail = f"one step broke {IN_VAIN} times though nobody died; see the workers' logs"
             return structs.replace(record, state=JobState.FAILED, detail=detail)
@@ -196,14 +190,6 @@ def _in_vain(record: JobRecord) -> bool:
         len(last) == IN_VAIN
         and all(p.cause == LINK_BROKEN for p in last)
         and len({p.resume for p in last}) == 1
-    )
-
-
-def _stuck(record: JobRecord, facts: Facts) -> bool:
-    statuses = [facts.status.get(m.worker) for m in record.membership.members]
-    return any(
-        s is not None and s.activity is Activity.STUCK and s.epoch >= record.membership.epoch
-        for s in statuses
     )
 
 

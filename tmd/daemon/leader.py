@@ -17,8 +17,8 @@ from msgspec import Struct, structs
 
 from tmd.core.election import Answer, Granted, Lease, next_attempt, updated
 from tmd.core.errors import Conflict, StaleLease, StoreUnavailable
-from tmd.core.migration import Limits, is_live
-from tmd.core.model import Activity, ClusterView, JobRecord, Verdict
+from tmd.core.migration import Facts, Limits, is_live
+from tmd.core.model import ClusterView, JobRecord, Verdict
 from tmd.core.planning import form, steer
 from tmd.daemon.bus import Bell, Reach, Store
 from tmd.daemon.records import Records
@@ -236,12 +236,8 @@ def _plan_id(record: JobRecord) -> str:
 
 def _situation(view: ClusterView, record: JobRecord) -> object:
     """What must stay the same for a deadline to go on running."""
-    statuses = view.workers(record.job)
-    members = [statuses.get(m.worker) for m in record.membership.members]
-    stuck = any(
-        s is not None and s.activity is Activity.STUCK and s.epoch >= record.membership.epoch
-        for s in members
-    )
-    unheard = all(s is None for s in members)
+    facts = Facts(view, record.job)
+    membership = record.membership
+    unheard = all(m.worker not in facts.status for m in membership.members)
     phase = record.plan.phase if record.plan else None
-    return (record.membership.epoch, _plan_id(record), phase, stuck, unheard)
+    return (membership.epoch, _plan_id(record), phase, facts.stuck(membership), unheard)

@@ -64,7 +64,6 @@ class Lifelines:
         if known is None:
             return
         status = known.status
-        done = status.activity in (Activity.FINISHED, Activity.LEFT)
-        code = 0 if done else UNKNOWN
+        code = 0 if status.activity is Activity.LEFT else UNKNOWN
         log.warning("worker is gone, no launcher says how it ended", worker=worker)
         self._roster.exited(Exit(worker, status.job, code, at=time.time()))

@@ -50,7 +50,7 @@ async def play(cluster: LocalCluster, steps: int, say: Callable[[str], None]) ->
     leaving = host_of(view, DRAINED_RANK)
     assert leaving is not None
     say(f"planned: draining {leaving.host}")
-    await _event(cluster, told, lambda: cluster.drain(leaving.host))
+    await event(cluster, told, lambda: cluster.drain(leaving.host))
     say("training")
     view = await _at_step(cluster, 2 * steps // 3)
     victim = host_of(view, KILLED_RANK)
@@ -58,7 +58,7 @@ async def play(cluster: LocalCluster, steps: int, say: Callable[[str], None]) ->
     # The standby that takes over is the host that was drained before.
     await cluster.until(lambda v: ready(v, ranks, 1), "the drained host stands by")
     say(f"unexpected: kill -9 of the worker on {victim.host}")
-    await _event(cluster, told, lambda: _kill(victim.workers[-1].pid))
+    await event(cluster, told, lambda: _kill(victim.workers[-1].pid))
     say("training")
     told.exits = await cluster.finished(PATIENCE_S + steps)
     say("finished")
@@ -115,7 +115,13 @@ async def _at_step(cluster: LocalCluster, step: int) -> ClusterView:
     return await cluster.until(there, f"step {step} is reached", PATIENCE_S + step)
 
 
-async def _event(cluster: LocalCluster, told: Told, act: Callable[[], object]) -> None:
+async def event(cluster: LocalCluster, told: Told, act: Callable[[], object]) -> None:
+    """Let ``act`` disturb the job, wait until its plan is carried out, note both in ``told``.
+
+    Raises:
+        RuntimeError: the plan was dropped.
+        TimeoutError: there was none, or it did not come to its end.
+    """
     before = _finals(await cluster.view())
     started = time.time()
     done = act()
