@@ -35,6 +35,9 @@ from tmd.lifeline import die_with_parent
 RECONNECT_S = 0.5
 GRACE_S = 5.0
 """How long workers may take to end after SIGTERM before they get SIGKILL."""
+RESTART_S = (1.0, 30.0)
+"""First and longest pause before a worker is started again; doubled each time. Importing torch
+takes seconds of a core, which on the same host belong to the recovery first."""
 
 log = structlog.get_logger("tmd.launch")
 
@@ -62,6 +65,8 @@ class Launcher:
         self._selector = selectors.DefaultSelector()
         self._children: dict[int, tuple[str, int, subprocess.Popen[bytes]]] = {}
         self._restarts = [0] * spec.local_size
+        self._due: dict[int, float] = {}
+        """Slots that are to be started again, and when."""
         self._exits: list[Exit] = []
         self._daemon: socket.socket | None = None
         self._inbox = bytearray()
@@ -75,7 +80,7 @@ class Launcher:
             try:
                 for slot in range(self._spec.local_size):
                     self._spawn(slot)
-                while self._children:
+                while self._children or self._due:
                     self._turn()
                 self._dial()
                 return self._worst
@@ -141,10 +146,17 @@ class Launcher:
         if code == 0 or self._stopping:
             return
         if self._restarts[slot] < self._spec.max_restarts:
+            first, longest = RESTART_S
+            pause = min(first * 2 ** self._restarts[slot], longest)
             self._restarts[slot] += 1
-            self._spawn(slot)
+            self._due[slot] = time.monotonic() + pause
         else:
             self._worst = max(self._worst, code if code > 0 else 128 - code)
+
+    def _respawn(self) -> None:
+        for slot in [slot for slot, at in self._due.items() if at <= time.monotonic()]:
+            del self._due[slot]
+            self._spawn(slot)
 
     def _kill_all(self, number: signal.Signals = signal.SIGKILL) -> None:
         for _, _, child in self._children.values():
@@ -158,11 +170,12 @@ class Launcher:
             self._dial()
         for key, _ in self._selector.select(self._patience()):
             key.data(key.fileobj)
+        self._respawn()
         if self._stopping and time.monotonic() > self._stopping:
             self._kill_all()
 
     def _patience(self) -> float | None:
-        deadlines = []
+        deadlines = [*self._due.values()]
         if self._daemon is None:
             deadlines.append(self._next_dial)
         if self._stopping:
@@ -175,6 +188,7 @@ class Launcher:
             self._kill_all()
             return
         self._worst = 128 + number
+        self._due.clear()
         self._stopping = time.monotonic() + GRACE_S
         self._kill_all(signal.SIGTERM)
 
@@ -288,7 +302,11 @@ def launch(
     nproc_per_node: Annotated[int, typer.Option(min=1, help="Workers on this host.")] = 1,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="tmd.toml")] = None,
     max_restarts: Annotated[
-        int, typer.Option(min=0, help="How often a worker slot is started again, as a standby.")
+        int,
+        typer.Option(
+            min=0,
+            help="How often a worker slot is started again, as a standby: after 1, 2, 4 ... 30 s.",
+        ),
     ] = 3,
     trace: Annotated[Path | None, typer.Option(help="Folder for one line per step.")] = None,
     log_dir: Annotated[Path | None, typer.Option(help="Folder for the workers' output.")] = None,
