@@ -1,8 +1,9 @@
-"""The peer to beat, measured here: torchft losing one of four replicas to kill -9.
+"""The peer to beat, measured beside tmd: torchft losing one of four replicas to kill -9.
 
 It is installed into a virtual environment of its own, at the first run. Settings tuned for a quick
 recovery: heartbeat 1 s, join 1 s, quorum tick 50 ms, operations time out after 2 s; the state comes
-over torchft's default transport. If it cannot be installed or run here, the reason is all there is.
+over torchft's default transport. tmd runs the same model in the same turn. If torchft cannot be
+installed or run here, the reason is all there is.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench import rivals
+from bench import downtime, rivals
 from bench.measure import Report, each, in_turn, options
 
 VENV = Path("bench/.peers-venv")
@@ -133,17 +135,25 @@ def await_recovery(folder: Path, deadline: float) -> dict[str, Any]:
     raise RuntimeError(f"{reason} within {RUN_S:g} s\n{logs}")
 
 
-def tell(report: Report, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Rows; returns the figures."""
+def tell(report: Report, runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Rows and target; returns the figures."""
     rows = {
         "downtime_s": "beyond one step",
         "median_step_s": "before the kill",
         "whole_again_s": "kill to first step with all replicas",
         "ranks_at_first_step": "not seconds",
     }
-    figures = {key: each(runs, key) for key in rows}
+    figures: dict[str, Any] = {}
     for key, remark in rows.items():
+        figures[key] = each(runs["torchft"], key)
         report.row(f"torchft: {key}", figures[key], remark)
+    lost = [e for e in runs["tmd"] if e["kind"] == "failover"]
+    for key in ("downtime_s", "median_step_s"):
+        figures[f"tmd {key}"] = each(lost, key)
+        report.row(f"tmd: {key}", figures[f"tmd {key}"], rows[key])
+    theirs, ours = (figures[k].get("median") for k in ("downtime_s", "tmd downtime_s"))
+    figures["ratio torchft/tmd"] = ratio = theirs / ours if theirs and ours and ours > 0 else None
+    report.target("downtime of torchft / tmd >= 5", ratio, 5.0, at_least=True)
     return figures
 
 
@@ -162,12 +172,17 @@ def main() -> int:
         report.progress(f"torchft cannot be installed here, so nothing was measured: {error}")
         return 0
     report.progress(f"torchft-nightly {version}")
-    runs: list[dict[str, Any]] = []
+    runs: dict[str, list[dict[str, Any]]] = {"torchft": [], "tmd": []}
+    ours = argparse.Namespace(events=1, max_restarts=99, quick=args.quick)
+    run: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
+        "torchft": lambda folder: under_torchft(venv, folder, args.quick),
+        "tmd": lambda folder: downtime.under_tmd(folder, TINY if args.quick else (), ours),
+    }
     with tempfile.TemporaryDirectory(prefix="tmd-bench-") as scratch:
-        for repeat, subject in in_turn(args.repeats, ("torchft",)):
+        for repeat, subject in in_turn(args.repeats, tuple(runs)):
             report.progress(f"repeat {repeat + 1} of {args.repeats}: {subject}")
-            folder = Path(scratch) / str(repeat)
-            runs += report.attempt(subject, partial(under_torchft, venv, folder, args.quick)) or []
+            folder = Path(scratch) / f"{subject}-{repeat}"
+            runs[subject] += report.attempt(subject, partial(run[subject], folder)) or []
     report.finish({"torchft-nightly": version, "runs": runs}, tell(report, runs))
     return 0
 

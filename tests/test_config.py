@@ -10,7 +10,7 @@ from msgspec import structs
 
 from tmd.config import LimitsSection, Settings, find_file, load
 from tmd.core.errors import ConfigError
-from tmd.core.migration import Limits
+from tmd.core.limits import Limits
 from tmd.core.model import Strategy
 
 

@@ -25,7 +25,7 @@ from pydantic_settings import (
 )
 
 from tmd.core.errors import ConfigError
-from tmd.core.migration import Limits
+from tmd.core.limits import Limits, ShadowLimits, Understudies
 from tmd.core.model import Strategy
 
 ENV_PREFIX = "TMD_"
@@ -34,6 +34,7 @@ DEFAULT_FILE = Path("/etc/tmd/tmd.toml")
 MIN_SECRET = 16
 _SOCKET_PATH_LIMIT = 100
 _LIMITS = Limits()
+_SHADOW = ShadowLimits()
 
 
 class Section(BaseModel):
@@ -138,6 +139,32 @@ class LimitsSection(Section):
         return Limits(**self.model_dump())
 
 
+class Shadow(Section):
+    enabled: bool = _SHADOW.enabled
+    """A joiner lives the life of its rank before a planned switch; else the state is copied at the
+    switch, while all wait."""
+    copy_mb_s: float = Field(default=_SHADOW.copy_mb_s, gt=0)
+    """Megabytes per second at which a state is copied while its rank trains."""
+    staging_mb: float = Field(default=_SHADOW.staging_mb, gt=0)
+    """Host memory on each side for what the other has not taken yet."""
+    lag: float = Field(default=_SHADOW.lag, gt=0)
+    """Part of a step by which a shadow that is in step may be behind."""
+    patience_s: float = Field(default=_SHADOW.patience_s, gt=0)
+    """From the arrival of the state until it must be in step; then another standby is tried."""
+
+    hot: int = Field(default=0, ge=0)
+    """So many standbys of each job follow a rank all the time: its loss then needs no copy."""
+    rehearse: bool = False
+    """Every standby follows a rank once, until it has computed the same bits; who cannot is never
+    given a rank."""
+
+    def limits(self) -> ShadowLimits:
+        return ShadowLimits(**self.model_dump(exclude={"hot", "rehearse"}))
+
+    def understudies(self) -> Understudies:
+        return Understudies(hot=self.hot, rehearse=self.rehearse)
+
+
 class Policies(Section):
     enabled: tuple[str, ...] = ("replace_failed", "drain_requested")
     """Names as ``tmd plugins`` lists them; asked in this order."""
@@ -190,6 +217,7 @@ class Settings(BaseSettings):
     host: Host = Field(default_factory=lambda: Host())
     leader: Leader = Leader()
     limits: LimitsSection = LimitsSection()
+    shadow: Shadow = Shadow()
     policies: Policies = Policies()
     plugins: Plugins = Plugins()
     detectors: dict[str, DetectorSection] = {}

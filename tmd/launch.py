@@ -35,9 +35,10 @@ from tmd.lifeline import die_with_parent
 RECONNECT_S = 0.5
 GRACE_S = 5.0
 """How long workers may take to end after SIGTERM before they get SIGKILL."""
-RESTART_S = (1.0, 30.0)
-"""First and longest pause before a worker is started again; doubled each time. Importing torch
-takes seconds of a core, which on the same host belong to the recovery first."""
+RESTART_S = 1.0
+"""Pause before a worker is started again; doubled each time. Importing torch takes seconds of a
+core, which on the same host belong to the recovery first."""
+LONGEST_RESTART_S = 30.0
 
 log = structlog.get_logger("tmd.launch")
 
@@ -53,6 +54,7 @@ class LaunchSpec(Struct, frozen=True):
     local_size: int
     command: tuple[str, ...]
     max_restarts: int
+    restart_delay_s: float = RESTART_S
     trace: Path | None = None
     log_dir: Path | None = None
 
@@ -146,10 +148,9 @@ class Launcher:
         if code == 0 or self._stopping:
             return
         if self._restarts[slot] < self._spec.max_restarts:
-            first, longest = RESTART_S
-            pause = min(first * 2 ** self._restarts[slot], longest)
+            pause = self._spec.restart_delay_s * 2 ** self._restarts[slot]
             self._restarts[slot] += 1
-            self._due[slot] = time.monotonic() + pause
+            self._due[slot] = time.monotonic() + min(pause, LONGEST_RESTART_S)
         else:
             self._worst = max(self._worst, code if code > 0 else 128 - code)
 
@@ -305,9 +306,12 @@ def launch(
         int,
         typer.Option(
             min=0,
-            help="How often a worker slot is started again, as a standby: after 1, 2, 4 ... 30 s.",
+            help="How often a worker slot is started again, as a standby.",
         ),
     ] = 3,
+    restart_delay: Annotated[
+        float, typer.Option(min=0, help="Seconds before a first restart; doubled each time.")
+    ] = RESTART_S,
     trace: Annotated[Path | None, typer.Option(help="Folder for one line per step.")] = None,
     log_dir: Annotated[Path | None, typer.Option(help="Folder for the workers' output.")] = None,
 ) -> None:
@@ -324,6 +328,7 @@ def launch(
         local_size=nproc_per_node,
         command=tuple(command),
         max_restarts=max_restarts,
+        restart_delay_s=restart_delay,
         trace=trace,
         log_dir=log_dir,
     )

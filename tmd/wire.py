@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from tmd.core.duties import Duty
 from tmd.core.errors import WireError
+from tmd.core.limits import ShadowLimits
 from tmd.core.model import Exit, WorkerStatus
 
 VERSION = 1
@@ -37,6 +38,7 @@ class Welcome(Struct, frozen=True, tag=True):
     host: str
     key: bytes
     """Key of the job's links (32 bytes)."""
+    shadow: ShadowLimits = ShadowLimits()
 
 
 class Report(Struct, frozen=True, tag=True):

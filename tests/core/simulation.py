@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from tmd.core.duties import Arm, Finish, Hold, Leave, Prepare, Resume, Sync, Train, Wait, duty
-from tmd.core.migration import Limits
+from tmd.core.limits import Limits
 from tmd.core.model import (
     Activity,
     ClusterView,

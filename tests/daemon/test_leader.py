@@ -12,7 +12,7 @@ from tmd_policies.replace_failed import ReplaceFailed
 
 from tmd.core.election import Lease
 from tmd.core.errors import StaleLease
-from tmd.core.migration import Limits
+from tmd.core.limits import Limits
 from tmd.core.model import (
     Activity,
     ClusterView,

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tmd.core.migration import Limits
+from tmd.core.limits import Limits
 from tmd.daemon.bus import Reach
 from tmd.daemon.leader import Candidate, LeaderConfig
 from tmd.daemon.records import Records

@@ -1,13 +1,13 @@
 """One Redis and one golden run for all fault tests."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Golden, make_golden
+from tests.e2e.harness import EPOCHS, LONG, Golden, make_golden
 from tmd import embedded
 
 
@@ -19,7 +19,22 @@ def redis() -> Iterator[embedded.EmbeddedRedis]:
 
 @pytest.fixture(scope="session")
 def golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
-    folder: Path = tmp_path_factory.mktemp("golden")
+    return _golden(tmp_path_factory.mktemp("golden"))
+
+
+@pytest.fixture(scope="session")
+def long_golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
+    """Of a job with time enough for two joiners, one after the other."""
+    return _golden(tmp_path_factory.mktemp("long_golden"), LONG)
+
+
+@pytest.fixture(scope="session")
+def epochs_golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
+    """Of a job of several short epochs."""
+    return _golden(tmp_path_factory.mktemp("epochs_golden"), EPOCHS)
+
+
+def _golden(folder: Path, arguments: Sequence[str] = ()) -> Golden:
     # In a thread: asyncio.run here would take the event loop away from the tests.
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, make_golden(folder)).result()
+        return pool.submit(asyncio.run, make_golden(folder, arguments)).result()

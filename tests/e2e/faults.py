@@ -15,13 +15,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 import tmd.fabric
 from tmd.fabric.collectives.op import Op
 from tmd.trainer import transfer
 from tmd.trainer.carrier import Carrier
 from tmd.trainer.coordinator import Coordinator
+from tmd.trainer.following import Following
 from tmd.trainer.handover import Handover
+from tmd.trainer.mirror import Mirror
 from tmd.trainer.session import Session
+from tmd.trainer.units import Units
 
 
 class Fault(NamedTuple):
@@ -49,6 +54,7 @@ class Injector:
         self._folder = Path(os.environ.get("TMD_TEST_FOLDER", "."))
         self._session: Session | None = None
         self._fabric: tmd.fabric.Fabric | None = None
+        self._following: Following | None = None
 
     def follow(self, session: Session) -> None:
         """Know rank and step, and stand at the points inside the runtime."""
@@ -60,6 +66,12 @@ class Injector:
         _before(Carrier, "_meet", lambda *_: self.reach("prepared"))
         _before(transfer, "receive_tensors", lambda *_: self.reach("receiving"))
         _before(transfer, "send_tensors", lambda *_: self.reach("sending"))
+        _before(Units, "place", lambda *_: self.reach("copying"))
+        _before(Following, "_follow", lambda *_: self.reach("tail"))
+        _before(Following, "computed", self._shadowing)
+        _before(Handover, "_take", lambda *_: self.reach("taking"))
+        _before(Mirror, "_next_unit", lambda *_: self.reach("showing"))
+        _before(Mirror, "output", lambda *_: self.reach("mirroring"))
         _before(Coordinator, "_synced", lambda *_: self.reach("synced"))
         _before(Coordinator, "_left", lambda *_: self.reach("left"))
 
@@ -86,6 +98,10 @@ class Injector:
         if threading.current_thread() is threading.main_thread() and op.size > 1:
             self.reach("in-vote")
 
+    def _shadowing(self, following: Following, *_: object) -> None:
+        self._following = following
+        self.reach("shadowing")
+
     def _first(self, point: str) -> bool:
         """Each fault strikes once in the whole job, whoever gets there."""
         try:
@@ -104,11 +120,22 @@ class Injector:
                 raise RuntimeError("injected error in user code")
             case "sever":
                 self._sever()
+            case "flip":
+                self._flip()
+            case "cut":
+                assert self._following is not None
+                self._following.shadow.close()
             case "wait":
                 while not (self._folder / f"{fault.point}.go").exists():
                     time.sleep(0.005)
             case other:
                 raise ValueError(f"unknown fault {other!r}")
+
+    def _flip(self) -> None:
+        """One bit of one parameter, as a sick memory would."""
+        assert self._following is not None
+        param = self._following._units.params[0]
+        param.detach().view(-1).view(torch.int32)[:1].bitwise_xor_(1)
 
     def _sever(self) -> None:
         """Break one link of the present epoch, as a network would."""

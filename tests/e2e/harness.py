@@ -19,8 +19,12 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = str(Path(__file__).with_name("small.py"))
 RANKS = ("h1", "h2", "h3")
 STEPS = 40
+LONG = ("--steps", "150")
+EPOCHS = ("--steps", "10", "--epochs", "4")
 GATE = "forward@1:5=wait"
 """All ranks wait here, so that the job is still running when something is asked for."""
+STOP_AND_COPY = "[shadow]\nenabled = false\n"
+"""No live shadow: a joiner is ready while the job stands at its gate."""
 
 
 class Golden(Struct, frozen=True):
@@ -35,11 +39,11 @@ def weights_of(folder: Path) -> dict[str, str]:
     return {f.name: f.read_text() for f in sorted(folder.glob("weights-*"))}
 
 
-async def make_golden(folder: Path, ranks: int = len(RANKS), steps: int = STEPS) -> Golden:
+async def make_golden(folder: Path, arguments: Sequence[str] = ()) -> Golden:
     """Run the job without any of tmd's control plane."""
     os.environ["PYTHONPATH"] = str(ROOT)
-    script = (SCRIPT, "--steps", str(steps))
-    await run_golden(script, ranks, folder / "trace", folder / "log")
+    script = (SCRIPT, "--steps", str(STEPS), *arguments)
+    await run_golden(script, len(RANKS), folder / "trace", folder / "log")
     return Golden(read_trace(folder / "trace"), weights_of(folder / "trace"))
 
 
@@ -157,6 +161,7 @@ async def running(
         script=(SCRIPT, "--steps", str(STEPS), *arguments),
         silence_s=silence_s,
         max_restarts=max_restarts,
+        restart_delay_s=0.0,
         more_config=more_config,
         environment={
             "TMD_TEST_FAULTS": ",".join(faults),

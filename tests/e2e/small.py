@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -53,29 +55,53 @@ class Optimizer(torch.optim.AdamW):
         return super()._init_group(*args, **kwargs)
 
 
+class Noisy(Optimizer):
+    """Adds noise of its own, so its work cannot be done again from gradients alone."""
+
+    def step(self, closure: object = None) -> object:
+        result = super().step(closure)
+        with torch.no_grad():
+            for param in self.param_groups[0]["params"]:
+                param.add_(torch.randn_like(param), alpha=1e-3)
+        return result
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--halves", action="store_true", help="groups of half the ranks, too")
     parser.add_argument("--width", type=int, default=24)
     parser.add_argument("--odd-host", default="", help="this host builds another model")
+    parser.add_argument("--slow-host", default="", help="this host is slow as a standby")
+    parser.add_argument("--long-step", type=int, default=-1, help="this step takes much longer")
+    parser.add_argument("--noisy", action="store_true", help="an optimizer that draws noise")
     args = parser.parse_args()
     torch.manual_seed(0)
     session = tmd.trainer.join()
     injector.follow(session)
     dist.init_process_group("tmd")
+    if args.halves:
+        for half in ([0, 1], [2]):
+            dist.new_group(half)
 
-    odd = args.odd_host and os.environ.get("TMD_WORKER", "").startswith(args.odd_host + "/")
+    odd, slow = (
+        name and os.environ.get("TMD_WORKER", "").startswith(name + "/")
+        for name in (args.odd_host, args.slow_host)
+    )
     draw = torch.Generator().manual_seed(1)
     data = Watched(torch.randn(256, 16, generator=draw), torch.randint(4, (256,), generator=draw))
     sampler = session.sampler(len(data), 8, args.steps, seed=3)
     loader = DataLoader(data, batch_size=8, sampler=sampler)
     net = Net(args.width + 8 if odd else args.width)
     model = DistributedDataParallel(net, bucket_cap_mb=0.001)
-    optimizer = Optimizer(model.parameters(), lr=1e-2)
+    optimizer = (Noisy if args.noisy else Optimizer)(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.7)
     session.register(model=model, optimizer=optimizer, scheduler=scheduler)
 
-    for inputs, targets in session.batches(loader):
+    for inputs, targets in chain.from_iterable(session.batches(loader) for _ in range(args.epochs)):
+        if (slow and session.shadowing) or session.step_number == args.long_step:
+            time.sleep(0.5)
         with session.step() as step:
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(inputs), targets)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import GATE, Golden, Run, live_plan, running
+from tests.e2e.harness import GATE, STOP_AND_COPY, Golden, Run, live_plan, running
 from tmd import embedded
 from tmd.core.model import Phase
 from tmd.demo.cluster import ready
@@ -40,7 +40,7 @@ async def test_the_leader_dies_in(
 ) -> None:
     """The next leader continues the stored plan from where it is."""
     faults = HELD[phase]
-    async with running(tmp_path, redis.url, faults=faults) as run:
+    async with running(tmp_path, redis.url, faults=faults, more_config=STOP_AND_COPY) as run:
         if GATE in faults:
             await run.drain_at_gate()
         else:

@@ -1,4 +1,4 @@
-"""A host is drained while training runs; joiner and leaver die at every phase."""
+"""A host is drained by stop-and-copy; joiner and leaver die at every phase."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import GATE, Golden, history, live_plan, running
+from tests.e2e.harness import GATE, STOP_AND_COPY, Golden, history, live_plan, running
 from tmd.core.model import Activity, Kind, Phase
 from tmd.demo.cluster import workers
 from tmd.embedded import EmbeddedRedis
@@ -16,7 +16,9 @@ async def test_drain_hands_over_and_the_leaver_stands_by(
     tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:
     """No step is repeated; the drained worker is a standby afterwards."""
-    async with running(tmp_path, redis.url, faults=[GATE, "between@1:20=wait"]) as run:
+    async with running(
+        tmp_path, redis.url, faults=[GATE, "between@1:20=wait"], more_config=STOP_AND_COPY
+    ) as run:
         await run.drain_at_gate()
         await run.in_phase(Phase.READY)
         run.let_go("forward")
@@ -39,7 +41,9 @@ async def test_a_drained_host_that_is_left_ends_its_worker(
     tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:
     """`tmd drain --leave`: the launcher there ends with success while training goes on."""
-    async with running(tmp_path, redis.url, faults=[GATE, "between@1:20=wait"]) as run:
+    async with running(
+        tmp_path, redis.url, faults=[GATE, "between@1:20=wait"], more_config=STOP_AND_COPY
+    ) as run:
         await run.drain_at_gate(leave=True)
         await run.in_phase(Phase.READY)
         run.let_go("forward")
@@ -56,7 +60,9 @@ async def test_a_joiner_that_dies_before_the_switch_is_replaced_by_the_next(
 ) -> None:
     """PREPARE and READY: the plan is dropped, training never notices, the next standby is tried."""
     faults = [GATE, f"{point}@*:*=kill"]
-    async with running(tmp_path, redis.url, faults=faults, standby=("s1", "s2")) as run:
+    async with running(
+        tmp_path, redis.url, faults=faults, standby=("s1", "s2"), more_config=STOP_AND_COPY
+    ) as run:
         await run.drain_at_gate(standbys=2)
         await run.reached(point)
         await run.cluster.until(
@@ -78,7 +84,9 @@ async def test_a_joiner_that_dies_after_the_switch_gives_the_rank_back(
     tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:
     """SWITCH: the leaver still holds its state and takes its rank back."""
-    async with running(tmp_path, redis.url, faults=[GATE, "receiving@*:*=kill"]) as run:
+    async with running(
+        tmp_path, redis.url, faults=[GATE, "receiving@*:*=kill"], more_config=STOP_AND_COPY
+    ) as run:
         await run.drain_at_gate()
         await run.in_phase(Phase.READY)
         run.let_go("forward")
@@ -96,7 +104,7 @@ async def test_a_leaver_that_dies_in_prepare_is_a_failover(
 ) -> None:
     """The planned move is dropped and the rank copied from a replica."""
     faults = [GATE, "preparing@*:*=wait"]
-    async with running(tmp_path, redis.url, faults=faults) as run:
+    async with running(tmp_path, redis.url, faults=faults, more_config=STOP_AND_COPY) as run:
         await run.drain_at_gate()
         await run.reached("preparing")
         view = await run.in_phase(Phase.PREPARE)
@@ -117,7 +125,9 @@ async def test_a_leaver_that_dies_while_it_hands_over(
     tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:
     """The vote switched, the state is lost with the leaver: the joiner copies a replica."""
-    async with running(tmp_path, redis.url, faults=[GATE, "sending@1:*=kill"]) as run:
+    async with running(
+        tmp_path, redis.url, faults=[GATE, "sending@1:*=kill"], more_config=STOP_AND_COPY
+    ) as run:
         await run.drain_at_gate()
         await run.in_phase(Phase.READY)
         run.let_go("forward")
@@ -133,7 +143,9 @@ async def test_a_joiner_with_another_model_is_refused(
 ) -> None:
     """Refused with names and shapes while it prepares; the job does not notice."""
     arguments = ["--odd-host", "s1"]
-    async with running(tmp_path, redis.url, faults=[GATE], arguments=arguments) as run:
+    async with running(
+        tmp_path, redis.url, faults=[GATE], arguments=arguments, more_config=STOP_AND_COPY
+    ) as run:
         await run.drain_at_gate()
         plan = (await run.plans(1))[0]
         run.let_go("forward")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Golden, running
+from tests.e2e.harness import EPOCHS, Golden, live_plan, running
 from tmd.core.model import Kind
 from tmd.embedded import EmbeddedRedis
 
@@ -43,6 +43,49 @@ async def test_kill_9_at_every_place_of_a_step(
         )
         # Who dies after a vote has committed but not written it down.
         await run.ends_like(golden, unwritten=[(rank, step) for step in steps.values()])
+
+
+async def test_a_loss_in_the_very_first_step(
+    tmp_path: Path, redis: EmbeddedRedis, golden: Golden
+) -> None:
+    """Survivors have no buckets yet and the joiner has: they may need to try twice."""
+    async with running(tmp_path, redis.url, faults=["backward@1:0=kill"]) as run:
+        plan = await run.done()
+
+        assert run.fired("backward")
+        assert plan.resume == 0
+        await run.ends_like(golden, lost=1)
+
+
+@pytest.mark.parametrize("fault", ["before-vote@1:10", "in-vote@0:10", "backward@1:11"])
+async def test_a_loss_between_two_epochs(
+    fault: str, tmp_path: Path, redis: EmbeddedRedis, epochs_golden: Golden
+) -> None:
+    """Before and in the vote that ends an epoch (it counts as step 10), and in the next step."""
+    point = fault.partition("@")[0]
+    async with running(tmp_path, redis.url, faults=[f"{fault}=kill"], arguments=EPOCHS) as run:
+        plan = await run.done("trainer")
+
+        assert run.fired(point)
+        assert plan.resume in (10, 11)
+        await run.ends_like(epochs_golden, lost=1)
+
+
+async def test_ranks_of_sub_groups_are_refused_to_a_standby_that_lacks_them(
+    tmp_path: Path, redis: EmbeddedRedis
+) -> None:
+    """Said once and clearly, instead of recovering in vain."""
+    async with running(
+        tmp_path, redis.url, faults=["backward@0:9=kill"], arguments=["--halves"]
+    ) as run:
+        view = await run.cluster.until(
+            lambda v: "no standby" in (v.jobs[0].detail if v.jobs else ""), "the job holds"
+        )
+        plan = live_plan(view)
+
+        assert plan is not None
+        assert "rank 0 belongs to process groups" in run.cluster.log("s1")
+        assert "rank 0 belongs to process groups" in plan.outcome
 
 
 async def test_an_error_in_user_code_is_a_loss(

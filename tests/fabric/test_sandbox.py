@@ -67,7 +67,24 @@ def test_future_carries_the_tensors(alone: tuple[Fabric, Group]) -> None:
     assert group.allreduce([tensor]).get_future().wait()[0] is tensor
 
 
-class Recorded:
+class Recorder:
+    """A tap that keeps everything."""
+
+    def __init__(self) -> None:
+        self.tape: list[tuple[str, str, list[Tensor]]] = []
+        self.said: list[object] = []
+
+    def output(self, op: str, group: str, outputs: Sequence[Tensor]) -> None:
+        self.tape.append((op, group, [t.clone() for t in outputs]))
+
+    def voted(self, result: Sequence[int]) -> None:
+        self.said.append(tuple(result))
+
+    def shifted(self, offset: int, payload: bytes) -> None:
+        self.said.append((offset, payload))
+
+
+class Recorded(Neutral):
     """Plays back what a tap has recorded."""
 
     def __init__(self, tape: list[tuple[str, str, list[Tensor]]]) -> None:
@@ -101,8 +118,9 @@ def program(group: Group) -> list[Tensor]:
 def test_a_recording_of_the_tap_replays_in_the_sandbox() -> None:
     with circle(3) as c:
         c.group()
-        tape: list[tuple[str, str, list[Tensor]]] = []
-        c.fabrics[1].tap = lambda op, group, out: tape.append((op, group, [t.clone() for t in out]))
+        recorder = Recorder()
+        c.fabrics[1].tap = recorder
+        tape = recorder.tape
         live = c.each(lambda f: program(c.of(f)))[1]
         assert [op for op, _, _ in tape] == ["allreduce", "allgather", "reduce_scatter", "recv"]
         standby = c.standby("standby")
@@ -110,6 +128,15 @@ def test_a_recording_of_the_tap_replays_in_the_sandbox() -> None:
         shadow = program(c.of(standby))
         assert all(torch.equal(a, b) for a, b in zip(live, shadow, strict=True))
         assert tape == []
+
+
+def test_the_tap_sees_the_outcome_of_votes_and_shifts() -> None:
+    with circle(3) as c:
+        recorder = Recorder()
+        c.fabrics[1].tap = recorder
+        c.each(lambda f: f.reduce_min([f.rank or 0, 7]))
+        c.each(lambda f: f.shift(bytes([f.rank or 0]), 1))
+        assert recorder.said == [(0, 7), (1, b"\x00")]
 
 
 # --- the bare call of dist.init_process_group, in processes of their own ------------------------

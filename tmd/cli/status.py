@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from tmd.config import Settings
-    from tmd.core.model import ClusterView, JobRecord, MigrationPlan, WorkerStatus
+    from tmd.core.model import ClusterView, JobRecord, MigrationPlan, ShadowStatus, WorkerStatus
     from tmd.daemon.store import RedisStore
 
 HISTORY_SHOWN = 5
@@ -154,7 +154,15 @@ def _cells(worker: WorkerStatus | None, silent: str) -> list[str]:
         return [silent, "-", "-", "-", ""]
     loss = "-" if worker.loss is None else f"{worker.loss:.4f}"
     pace = f"{worker.step_seconds:.3f}" if worker.step_seconds else "-"
-    return [worker.activity.value, str(worker.step), loss, pace, worker.detail]
+    detail = worker.detail if worker.shadow is None else _shadowing(worker.shadow)
+    return [worker.activity.value, str(worker.step), loss, pace, detail]
+
+
+def _shadowing(shadow: ShadowStatus) -> str:
+    if shadow.copied < 1:
+        return f"rank {shadow.rank}: {shadow.copied:.0%} of the state is here"
+    equal = "not yet compared" if shadow.verified is None else f"equal at step {shadow.verified}"
+    return f"rank {shadow.rank}: {shadow.lag_s * 1000:.0f} ms behind, {equal}"
 
 
 def _plans(plans: list[MigrationPlan]) -> Table:
@@ -164,7 +172,7 @@ def _plans(plans: list[MigrationPlan]) -> Table:
             f"{m.rank}: {m.leaver.host} -> {m.joiner.host if m.joiner else '?'}" for m in plan.moves
         )
         seconds = f"{plan.timeline[-1].at - plan.timeline[0].at:.2f}" if plan.timeline else "-"
-        why = plan.outcome or plan.reason
+        why = "; ".join(filter(None, (plan.outcome or plan.reason, plan.how)))
         table.add_row(plan.id, plan.kind.value, plan.phase.value, moves or "-", seconds, why)
     return table
 

@@ -35,6 +35,21 @@ class Prepare(Struct, frozen=True, tag=True):
     source: Member
 
 
+class Follow(Struct, frozen=True, tag=True):
+    """Standby: live the life of ``rank``; ``stay``, or leave once you have computed its bits."""
+
+    rank: int
+    size: int
+    source: Member
+    stay: bool
+
+
+class Keep(Struct, frozen=True, tag=True):
+    """Standby that followed a rank: a recovery goes on, so keep the state that you have."""
+
+    plan: str
+
+
 class Arm(Struct, frozen=True, tag=True):
     """Member of the old epoch: switch to ``membership`` when the vote says that all are armed."""
 
@@ -82,7 +97,7 @@ class Leave(Struct, frozen=True, tag=True):
     detail: str = ""
 
 
-Duty = Wait | Train | Prepare | Arm | Hold | Sync | Resume | Finish | Leave
+Duty = Wait | Follow | Keep | Train | Prepare | Arm | Hold | Sync | Resume | Finish | Leave
 
 
 def duty(record: JobRecord, worker: str) -> Duty:
@@ -154,4 +169,24 @@ def _outside(record: JobRecord, worker: str) -> Duty:
             return Leave(code=1, detail=f"named dead by plan {plan.id}: {plan.reason}")
         if plan.leave and any(m.leaver.worker == worker for m in plan.moves):
             return Leave(detail=f"drained by plan {plan.id}")
-    return Wait()
+    return _following(record, worker)
+
+
+def _following(record: JobRecord, worker: str) -> Duty:
+    """A worker of the pool: it may be an understudy."""
+    study = next((u for u in record.understudies if u.member.worker == worker), None)
+    if study is None:
+        return Wait()
+    plan = record.plan
+    if (
+        plan is not None
+        and plan.kind is Kind.FAILOVER
+        and plan.phase in (Phase.RECOVER, Phase.SYNC)
+    ):
+        return Keep(plan=plan.id)
+    return Follow(
+        rank=study.rank,
+        size=record.world_size,
+        source=record.membership.members[study.rank],
+        stay=study.stay,
+    )

@@ -25,6 +25,7 @@ from tmd.core.model import (
     Phase,
     WorkerStatus,
 )
+from tmd.core.standbys import assigned
 
 HOLDER_OFFSETS = (1, 2)
 """Ranks ``r + 1`` and ``r + 2`` keep what is particular to rank ``r`` (its rank-local state)."""
@@ -119,7 +120,7 @@ def settle(
     spare = sorted(fit, key=lambda c: c.worker in plan.late)
     if len(spare) < len(missing):
         return record, f"no standby for rank {', '.join(str(r) for r in missing[len(spare) :])}"
-    joiners = dict(zip(missing, spare, strict=False))
+    joiners = assigned(missing, spare, facts)
     new = record.membership.replaced({**owners, **joiners}, plan.new.epoch)
     moves = _moves(record, joiners, owners, facts)
     plan = structs.replace(

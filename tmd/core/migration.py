@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from tmd.core.errors import IllegalTransition
+from tmd.core.limits import Limits
 from tmd.core.model import (
     FINAL,
     Activity,
@@ -90,24 +91,6 @@ TABLE: dict[Phase, dict[Event, Phase]] = {
     Phase.DONE: {},
     Phase.ABORTED: {},
 }
-
-
-class Limits(Struct, frozen=True):
-    """How long the leader waits, in seconds of its own monotonic clock."""
-
-    prepare_s: float = 600.0
-    ready_s: float = 600.0
-    switch_s: float = 600.0
-    sync_s: float = 600.0
-    settle_s: float = 0.5
-    """Members are stuck and nobody is named dead: wait so long for evidence, then run on."""
-    silent_s: float = 10.0
-    """In a recovery: who must halt and is not heard from for so long is taken for dead. All others
-    have halted by then, so nothing can be committed without it."""
-    abandon_s: float = 10.0
-    """Every member's host is there and knows nothing of its worker: the job has failed."""
-    hold_s: float = 0.0
-    """Longest wait for a standby after a loss; 0 waits for ever."""
 
 
 def transition(plan: MigrationPlan, event: Event, now: float, outcome: str = "") -> MigrationPlan:
@@ -223,6 +206,19 @@ def failover_event(
     return None
 
 
+def how_prepared(plan: MigrationPlan, facts: Facts) -> str:
+    """How the joiners of ``plan`` come to their state, in the order of its moves."""
+    joiners = (facts.status.get(m.joiner.worker) for m in plan.moves if m.joiner)
+    return "; ".join(dict.fromkeys(_how(status) for status in joiners if status))
+
+
+def _how(status: WorkerStatus) -> str:
+    if status.activity is not Activity.IN_STEP:
+        return f"stop-and-copy: {status.detail}"
+    note = status.shadow.note if status.shadow else ""
+    return f"live shadow, {note}" if note else "live shadow"
+
+
 def troubled_joiners(plan: MigrationPlan, facts: Facts) -> tuple[str, ...]:
     """Joiners of ``plan`` that ended, fell silent or refused."""
     joiners = [m.joiner.worker for m in plan.moves if m.joiner]
@@ -236,11 +232,15 @@ def _preparing(
     if lost:
         return Event.JOINER_LOST, lost
     joiners = [m.joiner.worker for m in plan.moves if m.joiner]
-    if all(facts.doing(w, Activity.PREPARED, plan.id) for w in joiners):
+    if all(_ready(facts, w, plan) for w in joiners):
         return Event.JOINERS_READY, ""
     if age > limits.prepare_s:
         return Event.DEADLINE, f"joiner not prepared within {limits.prepare_s:g} s"
     return None
+
+
+def _ready(facts: Facts, worker: str, plan: MigrationPlan) -> bool:
+    return any(facts.doing(worker, a, plan.id) for a in (Activity.IN_STEP, Activity.PREPARED))
 
 
 def _trouble(plan: MigrationPlan, facts: Facts, worker: str) -> str:

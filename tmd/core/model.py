@@ -58,10 +58,36 @@ class Activity(StrEnum):
     STANDBY = "standby"  # holds no rank, has run its shadow iterations, waits
     TRAINING = "training"  # runs the steps of `epoch`
     STUCK = "stuck"  # its step is poisoned or its vote broke: waits for a plan
-    PREPARED = "prepared"  # joiner of `plan`: has the identity, its links are open
+    SHADOWING = "shadowing"  # joiner of `plan`: gets the state, then lives the rank's life
+    IN_STEP = "in step"  # joiner of `plan`: the same bits, and not behind; `shadow` says more
+    PREPARED = "prepared"  # joiner of `plan`: its links are open, the state comes at the switch
     SYNCED = "synced"  # has the state of the resume step of `plan`, waits for the others
     LEFT = "left"  # leaver after the switch: no rank any more, still holds its state
     REFUSED = "refused"  # cannot do what `plan` asks; `detail` says why
+
+
+class ShadowStatus(Struct, frozen=True):
+    """How far a worker follows the rank that it lives the life of."""
+
+    rank: int
+    copied: float = 0.0
+    """Part of the state that has arrived, 0 to 1."""
+    lag_s: float = 0.0
+    """How long after the rank it began its latest step."""
+    verified: int | None = None
+    """Newest step at whose start both had the same digest."""
+    note: str = ""
+    """What was out of the ordinary."""
+
+
+class Rehearsal(Struct, frozen=True):
+    """A standby has tried to live some steps of a rank."""
+
+    step: int
+    """At whose start it had the rank's digest after a step of its own; else where it gave up."""
+    seconds: float
+    refusal: str = ""
+    """Why it must not have a rank; empty if it may."""
 
 
 class WorkerStatus(Struct, frozen=True):
@@ -94,6 +120,10 @@ class WorkerStatus(Struct, frozen=True):
     links_opened: int = 0
     rss_bytes: int = 0
     detail: str = ""
+    shadow: ShadowStatus | None = None
+    """How far it follows, or (STANDBY) has followed: the state of the rank as of ``step``."""
+    rehearsed: Rehearsal | None = None
+    """The latest rehearsal of this worker."""
     timings: dict[str, float] = {}
     """Seconds by name, measured on this worker for ``plan`` (``transfer``, ``prepare``...)."""
 
@@ -280,11 +310,22 @@ class MigrationPlan(Struct, frozen=True):
     """Workers that were lost or refused as joiners of this plan and are not tried again."""
     late: tuple[str, ...] = ()
     """Joiners that did not sync in time; tried again only if there is nobody else."""
+    how: str = ""
+    """Planned, from READY on: by live shadow, or why by stop-and-copy."""
     timeline: tuple[Mark, ...] = ()
     timings: dict[str, float] = {}
     """Seconds by name reported by the workers of the plan."""
     outcome: str = ""
     """A sentence for people, once final."""
+
+
+class Understudy(Struct, frozen=True):
+    """A standby that follows a rank though no move is planned."""
+
+    member: Member
+    rank: int
+    stay: bool
+    """Hot: it stays. Else it leaves once it has computed the same bits."""
 
 
 class JobState(StrEnum):
@@ -312,6 +353,8 @@ class JobRecord(Struct, frozen=True):
     history: tuple[MigrationPlan, ...] = ()
     """Final plans, newest last, bounded."""
     detail: str = ""
+    understudies: tuple[Understudy, ...] = ()
+    """Standbys that follow a rank now."""
 
     def served(self, request: DrainRequest) -> bool:
         """Whether a finished plan has carried out ``request``."""

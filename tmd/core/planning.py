@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from tmd.core import failover
+from tmd.core.limits import Limits, Understudies
 from tmd.core.migration import (
     Event,
     Facts,
-    Limits,
     failover_event,
+    how_prepared,
     is_live,
     planned_event,
     transition,
@@ -37,11 +38,13 @@ from tmd.core.model import (
     Urgency,
     Verdict,
 )
-from tmd.core.standbys import candidates, refused_here
+from tmd.core.standbys import assigned, candidates, refused_here
+from tmd.core.understudies import understudied
 
 LINK_BROKEN = "link.broken"
 IN_VAIN = 5
 """Recoveries of one step without a loss after which the job has failed: it breaks by itself."""
+NONE_WANTED = Understudies()
 ENDED = frozenset({JobState.FINISHED, JobState.FAILED})
 
 
@@ -84,6 +87,7 @@ def steer(
     now: float,
     age: float,
     limits: Limits,
+    wanted: Understudies = NONE_WANTED,
 ) -> JobRecord:
     """The next revision of ``record``, or ``record`` itself if nothing is to change.
 
@@ -99,10 +103,18 @@ def steer(
         or _lost(record, facts, verdicts, age, limits, now)
         or _moved_on(record, view, facts, age, limits, now)
         or _planned(record, view, facts, verdicts, now)
+        or _studied(record, view, facts, wanted)
     )
     if changed is None or changed == record:
         return record
     return structs.replace(changed, revision=record.revision + 1)
+
+
+def _studied(
+    record: JobRecord, view: ClusterView, facts: Facts, wanted: Understudies
+) -> JobRecord | None:
+    studies = understudied(record, view, facts, wanted)
+    return None if studies == record.understudies else structs.replace(record, understudies=studies)
 
 
 # --- ends -----------------------------------------------------------------------------------------
@@ -239,6 +251,8 @@ def _moved_on(
         rejected = troubled_joiners(plan, facts)
         late = () if rejected else _unsynced(plan, facts)
         return failover.reopened(record, plan, event, reason, now, rejected=rejected, late=late)
+    if event is Event.JOINERS_READY:
+        plan = structs.replace(plan, how=how_prepared(plan, facts))
     if event is Event.JOINER_LOST:
         plan = structs.replace(plan, rejected=troubled_joiners(plan, facts))
     moved = _with_timings(transition(plan, event, now, reason), facts)
@@ -315,10 +329,8 @@ def _planned(
     if len(spare) < len(leavers):
         detail = f"moving the ranks of {host} waits for {len(leavers) - len(spare)} standby"
         return structs.replace(record, detail=detail)
-    moves = tuple(
-        Move(rank=r, leaver=m, joiner=c, source=m)
-        for (r, m), c in zip(leavers, spare, strict=False)
-    )
+    joiners = assigned([r for r, _ in leavers], spare, facts)
+    moves = tuple(Move(rank=r, leaver=m, joiner=joiners[r], source=m) for r, m in leavers)
     return _open_planned(record, moves, by_worker[leavers[0][1].worker], now)
 
 

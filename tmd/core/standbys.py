@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tmd.core.migration import Facts
-from tmd.core.model import Activity, ClusterView, JobRecord, Member, Phase, Severity, Strategy
+from tmd.core.model import (
+    Activity,
+    ClusterView,
+    JobRecord,
+    Member,
+    Phase,
+    Severity,
+    Strategy,
+    WorkerStatus,
+)
+
+POOL = frozenset({Activity.STANDBY, Activity.SHADOWING, Activity.IN_STEP})
 
 
 def candidates(view: ClusterView, record: JobRecord, facts: Facts) -> list[Member]:
     """Standbys that may take a rank, best first.
 
-    Never one on a host that is to be left or is being drained, one that a detector found unfit, or
-    one of another world size.
-    Hosts that hold no rank come first, so that a later loss of one host costs one rank.
+    Never one on a host that is to be left or is being drained, one that a detector found unfit, one
+    that failed its rehearsal, or one of another world size.
+    First who follows a rank, for it has the state; hosts that hold no rank before others, so that a
+    later loss of one host costs one rank.
     """
     holding = {m.host for m in record.membership.members}
     drained = {
@@ -24,16 +38,42 @@ def candidates(view: ClusterView, record: JobRecord, facts: Facts) -> list[Membe
         if a.severity is Severity.FATAL and a.strategy is Strategy.ACT and not a.job
     }
     found = [
-        (host.host in holding, host.host, w.worker, w.address)
+        (_distance(w, None), host.host in holding, host.host, w.worker, w.address)
         for host in view.hosts
         for w in host.workers
         if w.job == record.job
-        and w.activity is Activity.STANDBY
+        and _in_pool(w)
         and w.world_size == record.world_size
         and host.host not in drained | sick
         and not facts.failing(w.worker)
     ]
-    return [Member(worker=w, host=h, address=a) for _, h, w, a in sorted(found)]
+    return [Member(worker=w, host=h, address=a) for *_, h, w, a in sorted(found)]
+
+
+def _in_pool(status: WorkerStatus) -> bool:
+    # A joiner of a plan is not, whatever it does at the moment.
+    free = status.activity in POOL and not status.plan
+    return free and not (status.rehearsed is not None and status.rehearsed.refusal)
+
+
+def _distance(status: WorkerStatus, rank: int | None) -> int:
+    """0: has the state of ``rank``; 1: of a replica; 2: has none; 3: is busy getting one."""
+    shadow = status.shadow
+    if shadow is None:
+        return 2
+    if shadow.verified is None:
+        return 3
+    return 0 if rank is None or shadow.rank == rank else 1
+
+
+def assigned(ranks: Sequence[int], spare: Sequence[Member], facts: Facts) -> dict[int, Member]:
+    """A standby for each rank, as far as they go: the nearest to it, else the first in line."""
+    left, found = list(spare), {}
+    for rank in ranks[: len(left)]:
+        nearest = min(left, key=lambda m: _distance(facts.status[m.worker], rank))
+        left.remove(nearest)
+        found[rank] = nearest
+    return found
 
 
 def refused_here(record: JobRecord, host: str) -> set[str]:

@@ -20,6 +20,7 @@ from msgspec import Struct
 from tmd import wire
 from tmd.core.duties import Duty
 from tmd.core.errors import ConfigError, WireError
+from tmd.core.limits import ShadowLimits
 from tmd.daemon.lifelines import Lifelines
 from tmd.daemon.records import Records
 from tmd.daemon.roster import Roster
@@ -43,6 +44,7 @@ class Door(Struct, frozen=True):
     """Users that may connect."""
     key_of: Callable[[str], bytes]
     """Key of a job's links."""
+    shadow: ShadowLimits = ShadowLimits()
 
 
 class TrainerLink:
@@ -178,7 +180,8 @@ class AgentServer:
         if replaced is not None:
             replaced.writer.close()
         self._trainers[worker] = link
-        _send(writer, wire.Welcome(host=self._door.host, key=self._door.key_of(job)))
+        door = self._door
+        _send(writer, wire.Welcome(host=door.host, key=door.key_of(job), shadow=door.shadow))
         self._roster.heard(hello.status, _now())
         self._lifelines.watch(worker, _peer(writer)[0])
         link.push(self._records)

@@ -17,7 +17,8 @@ from msgspec import Struct, structs
 
 from tmd.core.election import Answer, Granted, Lease, next_attempt, updated
 from tmd.core.errors import Conflict, StaleLease, StoreUnavailable
-from tmd.core.migration import Facts, Limits, is_live
+from tmd.core.limits import Limits, Understudies
+from tmd.core.migration import Facts, is_live
 from tmd.core.model import ClusterView, JobRecord, Verdict
 from tmd.core.planning import form, steer
 from tmd.daemon.bus import Bell, Reach, Store
@@ -37,6 +38,7 @@ class LeaderConfig(Struct, frozen=True):
     renew_s: float
     poll_s: float
     limits: Limits
+    understudies: Understudies = Understudies()
 
 
 class Candidate:
@@ -186,6 +188,7 @@ class Leader:
             now=time.time(),
             age=age,
             limits=self._config.limits,
+            wanted=self._config.understudies,
         )
         if view.paused and not is_live(record.plan) and _plan_id(after) != _plan_id(record):
             self._say(job, f"paused: plan {_plan_id(after)} is not opened")

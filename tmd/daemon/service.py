@@ -46,6 +46,7 @@ class Service:
             host=host.name,
             uids=uids_of(host.users),
             key_of=settings.job_keys(),
+            shadow=settings.shadow.limits(),
         )
         self.agents = AgentServer(door, self.roster, self.records)
         self.watcher = Watcher(
@@ -72,6 +73,7 @@ class Service:
             renew_s=settings.leader.renew_s,
             poll_s=poll_s,
             limits=settings.limits.limits(),
+            understudies=settings.shadow.understudies(),
         )
         self.candidate = Candidate(lease_store, config, self.records, self.reach)
         self.leader = Leader(store, config, self.candidate, load_policies(settings), self.reach)

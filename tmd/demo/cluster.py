@@ -71,6 +71,7 @@ class ClusterSpec(Struct, frozen=True):
     silence_s: float = 2.0
     """A worker silent for so long is taken for stalled."""
     max_restarts: int = 0
+    restart_delay_s: float = 1.0
     more_config: str = ""
     environment: dict[str, str] = {}
 
@@ -158,6 +159,7 @@ class LocalCluster:
             "launch",
             *("launch", "-c", self.config(host), "--job", spec.job),
             *("--nnodes", str(len(spec.active)), "--max-restarts", str(spec.max_restarts)),
+            *("--restart-delay", str(spec.restart_delay_s)),
             *("--trace", self.trace, "--log-dir", self.folder(host) / "workers"),
             *more,
             *("--", *spec.script),

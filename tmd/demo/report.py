@@ -115,7 +115,7 @@ def _event(
     move = plan.moves[index]
     moved = {m.rank for m in plan.moves}
     stayers = [r for r in trace.ranks if r not in moved]
-    gaps = [_gap(trace.of_rank(rank), plan.new.epoch) for rank in stayers]
+    gaps = [_gap(trace.of_rank(rank), plan) for rank in stayers]
     before = max(gap.last for gap in gaps)
     after = max(gap.first for gap in gaps)
     usual = statistics.median(gap.usual for gap in gaps)
@@ -145,17 +145,19 @@ class _Gap(Struct, frozen=True):
     growth: int
 
 
-def _gap(lines: Sequence[Line], epoch: int) -> _Gap:
-    """What one stayer shows around its first commit in ``epoch``."""
-    cut = next(i for i, line in enumerate(lines) if line["epoch"] >= epoch)
+def _gap(lines: Sequence[Line], plan: MigrationPlan) -> _Gap:
+    """What one stayer shows around its first commit in the new epoch of ``plan``."""
+    cut = next(i for i, line in enumerate(lines) if line["epoch"] >= plan.new.epoch)
+    # A joiner dials and follows while the old epoch still trains.
+    opened = plan.timeline[0].at
+    base = next((line for line in reversed(lines[:cut]) if line["at"] < opened), lines[0])
     old, new = lines[max(0, cut - BEFORE) : cut], lines[cut : cut + AFTER]
     return _Gap(
         last=old[-1]["at"],
         first=new[0]["at"],
         usual=median_step(old),
-        # A joiner dials while the old epoch still trains: count from well before the switch.
-        links=new[-1]["links_opened"] - old[len(old) // 2]["links_opened"],
-        growth=new[-1]["rss_peak"] - old[-1]["rss_peak"],
+        links=new[-1]["links_opened"] - base["links_opened"],
+        growth=new[-1]["rss_peak"] - base["rss_peak"],
     )
 
 

@@ -21,7 +21,7 @@ from tmd.lifeline import die_with_parent
 
 DRAINED_RANK = 1
 KILLED_RANK = 2
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 class Told(Struct):
@@ -127,7 +127,9 @@ async def event(cluster: LocalCluster, told: Told, act: Callable[[], object]) ->
     done = act()
     if asyncio.iscoroutine(done):
         await done
-    view = await cluster.until(lambda v: len(_finals(v)) > len(before), "a plan is carried out")
+    view = await cluster.until(
+        lambda v: len(_finals(v)) > len(before), "a plan is carried out", PATIENCE_S
+    )
     plan = _finals(view)[len(before)]
     told.started[plan.id] = started
     exits = view.exits(view.jobs[0].job)

@@ -5,7 +5,7 @@ Start reading at :mod:`tmd.fabric.fabric`.
 
 from tmd.fabric.backend import install, register
 from tmd.fabric.counters import LinkCounters
-from tmd.fabric.fabric import Fabric, GroupView
+from tmd.fabric.fabric import Fabric, GroupView, Tap
 from tmd.fabric.group import Group
 from tmd.fabric.link import Link
 from tmd.fabric.sandbox import Neutral, OutputSource
@@ -18,6 +18,7 @@ __all__ = [
     "LinkCounters",
     "Neutral",
     "OutputSource",
+    "Tap",
     "install",
     "register",
 ]

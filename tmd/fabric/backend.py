@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from typing import Any
 
 import torch.distributed as dist
@@ -35,10 +36,19 @@ def install(fabric: Fabric) -> None:
     publish_environment(rank, size)
 
 
+def _leave() -> None:
+    """At the end of the process, if the script has not destroyed its groups."""
+    for fabric in (_Behind.installed, _Behind.solo):
+        if fabric is not None:
+            fabric.close()
+
+
 def register() -> None:
     """Make the name ``tmd`` known to torch; idempotent."""
     if NAME.upper() not in dist.Backend._plugins:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+        # Threads inside torch when the interpreter ends would abort the process.
+        atexit.register(_leave)
 
 
 def _create(options: Any, backend_options: Any = None) -> Group:

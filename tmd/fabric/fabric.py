@@ -25,15 +25,28 @@ from tmd.fabric.work import Gauge
 
 DRAIN = 60.0
 
-Tap = Callable[[str, str, Sequence[Tensor]], None]
-"""``(op, group, outputs)`` of each collective that communicated, as soon as it is complete."""
-
 
 class GroupView(NamedTuple):
     """A group: its id, equal on all its ranks, and which global ranks it consists of."""
 
     name: str
     ranks: tuple[int, ...]
+
+
+class Tap(Protocol):
+    """Sees what this rank gets out of every operation, as soon as it is complete."""
+
+    def output(self, op: str, group: str, outputs: Sequence[Tensor]) -> None:
+        """A collective or a message; called before anybody else may change ``outputs``."""
+        ...
+
+    def voted(self, result: Sequence[int]) -> None:
+        """A vote."""
+        ...
+
+    def shifted(self, offset: int, payload: bytes) -> None:
+        """A shift by ``offset``: what came from the other rank."""
+        ...
 
 
 class Participant(Protocol):
@@ -125,7 +138,7 @@ class Fabric:
         if old is not None:
             # Silently: this is not news to anybody, but whoever still waits must wake up.
             old.close_silently()
-        self._drain()
+        self.drain()
         self._replace(membership, rank, {})
 
     def prepare(
@@ -162,7 +175,7 @@ class Fabric:
         Links between members of both epochs stay as they are, prepared ones are adopted, all
         others are closed.
         """
-        self._drain()
+        self.drain()
         old = self.standing
         if rank is None:
             self.sandbox(Neutral(), old.rank if old is not None else 0, membership.size)
@@ -188,7 +201,7 @@ class Fabric:
         if old is not None:
             old.close_silently()
             self._abort(old)
-            self._drain()
+            self.drain()
             old.close()
 
     def _replace(self, membership: Membership, rank: int, kept: Links) -> None:
@@ -213,8 +226,8 @@ class Fabric:
             if key not in kept:
                 self._attach(key, link)
 
-    def _drain(self) -> None:
-        """Wait for the operations that were called before the change of epoch."""
+    def drain(self) -> None:
+        """Wait for the operations that were called so far. Raises LinkError if one never ends."""
         for group in list(self._groups.values()):
             if not group.drain(DRAIN):
                 raise LinkError(f"group {group.view.name} is still inside an operation")
@@ -257,14 +270,20 @@ class Fabric:
     def reduce_min(self, values: Sequence[int]) -> tuple[int, ...]:
         """The vote: element-wise minimum over the world. Raises LinkError if it broke."""
         if self._sandbox is not None:
-            return tuple(values)
-        return self._control.reduce_min(self._held(), values)
+            return self._sandbox.source.vote(values)
+        result = self._control.reduce_min(self._held(), values)
+        if self.tap is not None:
+            self.tap.voted(result)
+        return result
 
     def shift(self, payload: bytes, offset: int) -> bytes:
         """Send to rank + offset and receive from rank - offset. Raises LinkError if it broke."""
         if self._sandbox is not None:
-            return payload
-        return self._control.shift(self._held(), payload, offset)
+            return self._sandbox.source.shift(payload, offset)
+        received = self._control.shift(self._held(), payload, offset)
+        if self.tap is not None:
+            self.tap.shifted(offset, received)
+        return received
 
     def _held(self) -> Standing:
         standing = self.standing

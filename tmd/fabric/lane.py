@@ -8,6 +8,7 @@ from queue import SimpleQueue
 
 Job = Callable[[], None]
 """Must not raise."""
+ENDING_S = 2.0
 
 
 class Lane:
@@ -52,11 +53,17 @@ class Lane:
             return self._idle.wait_for(lambda: self._pending == 0, timeout)
 
     def close(self) -> None:
-        """Let the thread end after what is queued; later jobs run in the thread of the caller."""
+        """Let the thread end after what is queued; later jobs run in the thread of the caller.
+
+        Waits for it a while: a thread inside torch when the interpreter ends aborts the process.
+        """
         with self._idle:
             if self._open and self._thread is not None:
                 self._queue.put(None)
             self._open = False
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(ENDING_S)
 
     def _start(self) -> None:
         if self._thread is None:

@@ -108,7 +108,7 @@ class Runner:
     def mirror(self, op: str, outputs: Sequence[Tensor]) -> None:
         """Show the outputs of an operation that communicated to the fabric's tap."""
         if self.fabric.tap is not None:
-            self.fabric.tap(op, self.view.name, outputs)
+            self.fabric.tap.output(op, self.view.name, outputs)
 
     def _communicate(self, call: Call, staged: Staged, standing: Standing) -> None:
         if standing.poisoned:

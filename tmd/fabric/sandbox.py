@@ -26,6 +26,14 @@ class OutputSource(Protocol):
         """
         ...
 
+    def vote(self, values: Sequence[int]) -> tuple[int, ...]:
+        """The outcome of a vote in which this rank says ``values``. Raises LinkError."""
+        ...
+
+    def shift(self, payload: bytes, offset: int) -> bytes:
+        """What this rank receives in a shift. Raises LinkError."""
+        ...
+
 
 @dataclass(frozen=True)
 class Sandbox:
@@ -53,6 +61,12 @@ class Neutral:
                     out.data.zero_()
             case _:
                 pass  # in place or without output: one's own data stays
+
+    def vote(self, values: Sequence[int]) -> tuple[int, ...]:
+        return tuple(values)
+
+    def shift(self, payload: bytes, offset: int) -> bytes:
+        return payload
 
 
 def _repeat(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:

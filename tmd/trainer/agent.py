@@ -76,6 +76,14 @@ class Agent:
         """The latest duty; ``None`` before the first order."""
         return self._duty
 
+    def wait_a_while(self, wanted: Callable[[Duty], bool], seconds: float) -> Duty | None:
+        """Like :meth:`wait_until`, but ``None`` if it takes longer than ``seconds``."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._duty is not None and wanted(self._duty), timeout=seconds
+            )
+            return self._duty if self._duty is not None and wanted(self._duty) else None
+
     def wait_until(self, wanted: Callable[[Duty], bool]) -> Duty:
         """The latest duty, as soon as there is one and ``wanted`` holds for it."""
         with self._changed:

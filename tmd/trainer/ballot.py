@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tmd.core.errors import LinkError
 from tmd.fabric import Fabric
 
 STEPPING, CLOSING = 0, 1
@@ -23,3 +24,19 @@ def agree(fabric: Fabric, step: int, armed: int, kind: int) -> int:
             "the same number of steps in each batches() call"
         )
     return epoch
+
+
+def gather(fabric: Fabric, own: int, size: int) -> tuple[int, ...]:
+    """The number that each rank gives, below 2**63 - 1, while the job is being set up.
+
+    Raises:
+        RuntimeError: a rank was lost.
+    """
+    mine = [2**63 - 1] * size
+    mine[fabric.rank or 0] = own
+    try:
+        return fabric.reduce_min(mine)
+    except LinkError as error:
+        raise RuntimeError(
+            f"a rank was lost while the job was being set up ({error}); start it again"
+        ) from error

@@ -1,37 +1,31 @@
-"""Carrying the state of a rank between two workers, and answering what a state looks like.
-
-The main thread sends and receives; a thread of its own answers questions about the layout, from
-bytes that were made when the objects were registered, so that a joiner is refused before anything
-of the job has changed.
-"""
+"""Carrying the whole state of a rank between two workers while it stands still."""
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 
 from torch import nn
 
-from tmd.core.duties import Arm, Duty, Prepare, Sync
+from tmd.core.duties import Arm, Duty, Sync
 from tmd.core.errors import LinkError, StateMismatch
 from tmd.core.model import Move
 from tmd.fabric import Fabric, Link
 from tmd.trainer import transfer
-from tmd.trainer.data import Feed
+from tmd.trainer.compatibility import bucket_layout, bucket_mismatch, group_mismatch
+from tmd.trainer.data import Feed, Position
 from tmd.trainer.local import LocalState
-from tmd.trainer.state import Layouts, Registry, decode_layouts, encode_layouts, mismatch
+from tmd.trainer.state import Layouts, Registry, mismatch
 from tmd.trainer.takeover import Takeover, WalkOn, state_purpose
 
 CONNECT_TIMEOUT_S = 10.0
-LAYOUT_PURPOSE = "layout"
 
 log = logging.getLogger("tmd.trainer")
 
 
 class Carrier:
-    """Owns the layout thread; the registered objects belong to the script."""
+    """All calls come from the main thread; the registered objects belong to the script."""
 
     def __init__(
         self, fabric: Fabric, registry: Registry, wrapped: list[nn.Module], local: LocalState
@@ -44,14 +38,8 @@ class Carrier:
         """Base seed of every rank."""
         self.feed: Feed | None = None
         self._errand: tuple[Duty, Link] | None = None
-        self._layouts: Layouts = registry.collect()[0]
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._answer, name="tmd-layout", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._closed.set()
-        self._thread.join(timeout=2)
+        self.layouts: Layouts = registry.collect()[0]
+        """What the state looked like when it was registered."""
 
     def cancel_unless(self, duty: Duty) -> None:
         """Break off the transfer under way if it belongs to another duty (any thread)."""
@@ -59,55 +47,59 @@ class Carrier:
         if errand is not None and errand[0] != duty:
             errand[1].close()
 
-    def refusal(self, duty: Prepare) -> str:
-        """Why this worker cannot take the rank of ``duty``; empty if it can.
-
-        Raises:
-            LinkError: no member could be asked.
-        """
-        link = self._fabric.connect(duty.source, LAYOUT_PURPOSE, timeout=CONNECT_TIMEOUT_S)
-        try:
-            theirs = decode_layouts(link.recv_frame(transfer.HEADER_LIMIT))
-        finally:
-            link.close()
-        difference = mismatch(self._layouts, theirs)
-        return (
-            f"the model of this worker is not that of the job: {difference}" if difference else ""
+    def offer(self, layouts: Layouts) -> transfer.Offer:
+        """What this worker has to give, with a state of ``layouts``; for any thread."""
+        return transfer.Offer(
+            layouts=layouts,
+            buckets=bucket_layout(self._wrapped),
+            groups=self._fabric.groups(),
+            seeds=self.seeds,
+            position=Position() if self.feed is None else self.feed.position,
         )
 
-    def send(self, duty: Arm | Sync, move: Move, step: int) -> int:
+    def refusal(self, rank: int, offered: transfer.Offer) -> str:
+        """Why a state that looks like this cannot become that of ``rank`` here; empty if it can."""
+        difference = mismatch(self.layouts, offered.layouts)
+        if difference:
+            return f"the model of this worker is not that of the job: {difference}"
+        return group_mismatch(self._fabric.groups(), offered.groups, rank) or bucket_mismatch(
+            bucket_layout(self._wrapped), offered.buckets
+        )
+
+    def send(self, duty: Arm | Sync, move: Move, step: int, wanted: Callable[[], bool]) -> int:
         """Send the state of this rank at ``step`` to the joiner of ``move``; returns the bytes.
+
+        ``wanted``: whether ``duty`` still stands; a change from here on comes by ``cancel_unless``.
 
         Raises:
             LinkError: the joiner is gone.
             StateMismatch: the joiner refused, or received something else than was sent.
         """
         assert move.joiner is not None
-        assert self.feed is not None
         layouts, tensors = self._registry.collect()
         local = self._local.held(move.rank, step)
         if isinstance(duty, Sync) and not local and self._local.is_live:
             log.warning("what only rank %d had is lost; this rank's own is sent", move.rank)
-        header = transfer.Header(
-            step=step,
-            layouts=layouts,
-            buckets=_buckets(self._wrapped),
-            position=self.feed.position,
-            seeds=self.seeds,
-            local=local,
-        )
+        header = transfer.Header(step, self.offer(layouts), local)
         purpose = state_purpose(duty.plan, move.rank)
         link = self._fabric.connect(move.joiner, purpose, timeout=CONNECT_TIMEOUT_S)
         self._errand = (duty, link)
         try:
-            transfer.offer(link, header)
-            return transfer.send_tensors(link, tensors)
+            if not wanted():
+                raise LinkError("the duty has changed")
+            wants_tensors = transfer.offer(link, header)
+            return transfer.send_tensors(link, tensors) if wants_tensors else 0
         finally:
             self._errand = None
             link.close()
 
-    def receive(self, takeover: Takeover, cancelled: Callable[[], bool]) -> None:
+    def receive(
+        self, takeover: Takeover, cancelled: Callable[[], bool], has_step: int | None = None
+    ) -> None:
         """Take over the state and the place in the data.
+
+        ``has_step``: the state of a replica at the start of this step is in place already, but for
+        what only the rank itself has.
 
         Raises:
             LinkError: the source is gone, or the take-over was called off.
@@ -120,68 +112,41 @@ class Carrier:
         link, header = takeover.link, takeover.header
         assert link is not None
         assert header is not None
-        if header.position.call > self.feed.call:
+        if header.offer.position.call > self.feed.call:
             raise WalkOn
         self._errand = (takeover.duty, link)
         try:
-            transfer.answer(link)
-            targets, pending = self._registry.place(header.layouts)
-            transfer.receive_tensors(link, targets)
+            has_it = has_step == header.step
+            transfer.answer(link, has_it=has_it)
+            if not has_it:
+                self._receive_state(link, header)
         finally:
             self._errand = None
             link.close()
+        self._local.adopt(header.local)
+        self.seeds = header.offer.seeds
+        takeover.timings["transfer"] = time.monotonic() - takeover.started
+
+    def _receive_state(self, link: Link, header: transfer.Header) -> None:
+        targets, pending = self._registry.place(header.offer.layouts)
+        transfer.receive_tensors(link, targets)
         for late in pending:
             late.apply()
-        self._local.adopt(header.local)
-        self.seeds = header.seeds
-        takeover.timings["transfer"] = time.monotonic() - takeover.started
 
     def walk(self, takeover: Takeover) -> None:
         """Go to the place in the data that was taken over; the rank must be told by then."""
         assert self.feed is not None
         assert takeover.header is not None
-        self.feed.seek(takeover.header.position.index)
+        self.feed.seek(takeover.header.offer.position.index)
 
     def _meet(self, takeover: Takeover, cancelled: Callable[[], bool]) -> None:
         purpose = state_purpose(takeover.plan, takeover.rank)
         link = self._fabric.accept(purpose, timeout=float("inf"), cancel=cancelled)
         takeover.started = time.monotonic()
         header = transfer.consider(link)
-        refusal = mismatch(self._layouts, header.layouts) or self._bucket_refusal(header)
+        refusal = self.refusal(takeover.rank, header.offer)
         if refusal:
             transfer.answer(link, refusal)
             link.close()
             raise StateMismatch(refusal)
         takeover.link, takeover.header = link, header
-
-    def _bucket_refusal(self, header: transfer.Header) -> str:
-        ours = _buckets(self._wrapped)
-        if ours and header.buckets and ours != header.buckets:
-            return f"gradient buckets differ: {ours} here, {header.buckets} there"
-        return ""
-
-    def _answer(self) -> None:
-        blob = encode_layouts(self._layouts)
-        while not self._closed.is_set():
-            try:
-                link = self._fabric.accept(
-                    LAYOUT_PURPOSE, timeout=float("inf"), cancel=self._closed.is_set
-                )
-            except LinkError:
-                continue
-            try:
-                link.send_frame(blob)
-            except LinkError as error:
-                log.info("layout not told: %s", error)
-            finally:
-                link.close()
-
-
-def _buckets(wrapped: list[nn.Module]) -> str:
-    """How DDP's reducer has grouped the parameters, once it has rebuilt its buckets."""
-    parts = []
-    for module in wrapped:
-        data = getattr(module, "_get_ddp_logging_data", None)
-        if data is not None:
-            parts.append(str(data().get("rebuilt_per_bucket_param_indices", "")))
-    return "|".join(parts)

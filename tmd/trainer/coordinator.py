@@ -10,29 +10,39 @@ Hazard: the agent's thread calls :meth:`obey`; it may poison, arm and disarm, an
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
-from typing import NoReturn
 
+import torch
 from torch import nn
 
-from tmd.core.duties import Arm, Duty, Finish, Hold, Leave, Prepare, Resume, Sync, Train, Wait
+from tmd.core.duties import Arm, Duty, Finish, Follow, Hold, Leave, Prepare, Sync, Train, Wait
 from tmd.core.errors import LinkError
+from tmd.core.limits import ShadowLimits
 from tmd.core.model import Activity, WorkerStatus
 from tmd.fabric import Fabric
 from tmd.trainer.agent import Agent
 from tmd.trainer.arming import Arming
-from tmd.trainer.ballot import CLOSING, STEPPING, agree
+from tmd.trainer.ballot import CLOSING, STEPPING, agree, gather
 from tmd.trainer.carrier import Carrier
 from tmd.trainer.data import Feed
-from tmd.trainer.gate import Interrupted, Outcome
+from tmd.trainer.following import Following
+from tmd.trainer.gate import Interrupted, Outcome, dismiss
 from tmd.trainer.handover import Handover, rest
 from tmd.trainer.local import LocalState
+from tmd.trainer.mirrors import Mirrors
+from tmd.trainer.recovery import Recovery
 from tmd.trainer.state import Registry
+from tmd.trainer.units import Units
 from tmd.trainer.voice import Voice
 
 SHADOW_STEPS = 2
 """Shadow iterations of a standby: the first builds what is lazy, the second has final buckets."""
+
+POOL_S = 1.0
+"""How often a standby looks whether it is time to follow a rank again."""
+
+SHADOWS = frozenset({Activity.STARTING, Activity.STANDBY, Activity.SHADOWING, Activity.IN_STEP})
+"""Activities in which what the script computes counts for nothing."""
 
 log = logging.getLogger("tmd.trainer")
 
@@ -42,33 +52,33 @@ class Coordinator:
 
     _agent: Agent
     _fabric: Fabric
+    _limits: ShadowLimits
 
     def __init__(self, status: WorkerStatus) -> None:
         self._voice = Voice(status)
         self._arming = Arming(self._voice.tell_armed)
         self._switch: Arm | None = None
-        self._synced_for: Sync | None = None
-        self._resolved: Sync | Finish | Wait | None = None
-        self._finishing = False
         self._shadow_steps = 0
         self._carrier: Carrier | None = None
         self._handover: Handover | None = None
+        self._mirrors: Mirrors | None = None
+        self._recovery: Recovery | None = None
 
     # --- setting up -------------------------------------------------------------------------------
 
-    def start(self, agent: Agent, fabric: Fabric, *, restarted: bool) -> None:
+    def start(self, agent: Agent, fabric: Fabric, limits: ShadowLimits, *, restarted: bool) -> None:
         """Wait for a role. A standby gets neutral groups, an active worker its rank.
 
         A worker that was ``restarted`` leaves if the job has finished meanwhile; one that was
         started for the first time waits for the job to be run again.
         """
-        self._agent, self._fabric = agent, fabric
+        self._agent, self._fabric, self._limits = agent, fabric, limits
         self._voice.open(agent, fabric)
         duty = agent.wait_until(
             lambda d: isinstance(d, Train | Wait) or (restarted and d == Leave())
         )
         if isinstance(duty, Leave):
-            self._dismiss(duty)
+            dismiss(duty)
         if isinstance(duty, Train):
             self._fabric.enter(duty.membership, duty.rank)
             self._voice.say(Activity.TRAINING, rank=duty.rank, epoch=duty.membership.epoch)
@@ -78,34 +88,35 @@ class Coordinator:
     def registered(self, registry: Registry, wrapped: list[nn.Module], local: LocalState) -> None:
         """The script has named its state: from here on it can be moved."""
         carrier = Carrier(self._fabric, registry, wrapped, local)
-        self._handover = Handover(self._voice, self._agent, self._fabric, carrier)
+        units = Units(registry)
+        self._handover = Handover(
+            self._voice, self._agent, self._fabric, carrier, units, self._limits
+        )
+        self._recovery = Recovery(self._voice, self._agent, self._fabric, self._handover)
+        self._mirrors = Mirrors(self._fabric, carrier, units, self._limits)
         self._carrier = carrier
+
+    def close(self) -> None:
+        """The process ends: no thread of ours may be inside torch then. Tells the last status."""
+        if self._mirrors is not None:
+            self._mirrors.close()
+        if self._following is not None:
+            self._following.shadow.end()
+        self._agent.close()
 
     def seeds(self, own: int) -> tuple[int, ...]:
         """Base seeds of all ranks; a joiner has them from its source."""
         carrier = self._carrier
         assert carrier is not None
         if not carrier.seeds:
-            carrier.seeds = self._gather(own)
+            size = self.status.world_size
+            carrier.seeds = (own,) * size if self.shadowing else gather(self._fabric, own, size)
         return carrier.seeds
 
     def follow(self, feed: Feed) -> None:
         """``feed`` is the one that positions refer to from now on."""
         assert self._carrier is not None
         self._carrier.feed = feed
-
-    def _gather(self, own: int) -> tuple[int, ...]:
-        size = self.status.world_size
-        if self.shadowing:
-            return (own,) * size
-        mine = [2**63 - 1] * size
-        mine[self._fabric.rank or 0] = own
-        try:
-            return self._fabric.reduce_min(mine)
-        except LinkError as error:
-            raise RuntimeError(
-                f"a rank was lost while the job was being set up ({error}); start it again"
-            ) from error
 
     # --- the two gates ----------------------------------------------------------------------------
 
@@ -115,9 +126,9 @@ class Coordinator:
         Raises:
             Interrupted: it does not, and must be run again.
         """
-        if self.status.activity is not Activity.TRAINING:
+        if self.status.activity in (Activity.STARTING, Activity.STANDBY):
             return Outcome.SHADOW
-        if self._fabric.poisoned:
+        if self.poisoned:
             raise Interrupted
         status = self.status
         try:
@@ -129,9 +140,20 @@ class Coordinator:
             epoch = agree(self._fabric, self.status.step, armed, STEPPING)
         except LinkError:
             self._arming.end_vote(0)
-            return self._undecided()
+            shadows = self._following is not None
+            if self._handing.rolls_forward() if shadows else self._rolls_forward():
+                return Outcome.COMMIT
+            raise Interrupted from None
         self._switch = self._arming.end_vote(epoch)
+        if self._following is not None:
+            self._following.voted(epoch)
+        self._showing.close_window()
         return Outcome.COMMIT
+
+    def applying(self, optimizer: torch.optim.Optimizer) -> None:
+        """The vote is over and ``optimizer`` is about to run."""
+        if self.status.activity is Activity.TRAINING:
+            self._showing.before_optimizer(self.status.step, optimizer)
 
     def boundary(self) -> None:
         """Before a batch: do all that can only be done between two steps.
@@ -142,24 +164,34 @@ class Coordinator:
         """
         while not self._may_train():
             HANDLERS[self.status.activity](self)
+        carrier = self._carrier
+        if self.status.activity is Activity.TRAINING and not self.finishing:
+            assert carrier is not None
+            assert carrier.feed is not None
+            self._showing.at_boundary(self.status.step, carrier.feed.position)
 
-    def close_feed(self, feed: Feed) -> bool:
+    def close_feed(self, feed: Feed, local: LocalState) -> bool:
         """At the end of a ``batches()`` call: wait until every rank has committed its last step.
 
         Voted and counted like a step of its own, so that after a loss it is known for all whether
         the call is over. Returns False if it has to be asked again.
         """
-        if self.status.activity is not Activity.TRAINING or self._finishing:
+        if self.status.activity in (Activity.STARTING, Activity.STANDBY):
+            # Too short for all shadow iterations.
+            self._shadow_steps = SHADOW_STEPS
+            return False
+        if self._recovering.finishing:
             return True
         try:
             agree(self._fabric, self.status.step, 0, CLOSING)
         except LinkError:
-            try:
-                self._undecided()
-            except Interrupted:
-                return self._finishing
+            if self._following is not None:
+                return False
+            if not self._rolls_forward():
+                return self._recovering.finishing
         feed.close()
-        self._voice.say(step=self.status.step + 1, undecided=False, now=False)
+        local.pass_over(self.status.step)
+        self._advance(local)
         return True
 
     # --- what others may ask ----------------------------------------------------------------------
@@ -170,8 +202,29 @@ class Coordinator:
         return self._handover
 
     @property
+    def _recovering(self) -> Recovery:
+        assert self._recovery is not None, "session.register() comes first"
+        return self._recovery
+
+    @property
+    def _following(self) -> Following | None:
+        return None if self._handover is None else self._handover.following
+
+    @property
+    def _showing(self) -> Mirrors:
+        assert self._mirrors is not None, "session.register() comes first"
+        return self._mirrors
+
+    @property
     def status(self) -> WorkerStatus:
         return self._voice.status
+
+    @property
+    def rank(self) -> int:
+        """Rank held, or whose identity is worn."""
+        held = self.status.rank
+        worn = self._fabric.rank
+        return held if held is not None else worn if worn is not None else 0
 
     def current(self) -> WorkerStatus:
         """The status with what is measured at this moment."""
@@ -180,27 +233,31 @@ class Coordinator:
     @property
     def poisoned(self) -> bool:
         """Whether the present step is spoilt."""
+        if self._following is not None:
+            return self._following.spoilt
         return self.status.activity is Activity.TRAINING and self._fabric.poisoned
 
     @property
     def finishing(self) -> bool:
         """Whether another rank has come to the end of training."""
-        return self._finishing
+        return self._recovery is not None and self._recovery.finishing
 
     @property
     def shadowing(self) -> bool:
         """Whether what runs now counts for nothing."""
-        return self.status.activity in (Activity.STARTING, Activity.STANDBY)
+        return self.status.activity in SHADOWS
 
     def committed(self, local: LocalState, loss: float | None, seconds: float) -> None:
         """The step is over and counts."""
+        self._voice.say(loss=loss, step_seconds=seconds, now=False)
+        self._advance(local)
+
+    def _advance(self, local: LocalState) -> None:
+        """One step more, or one end of a ``batches()`` call, which counts like a step."""
         at = self.status.step + 1
         self._voice.say(step=at, undecided=False, holds=local.ranks_held(at), now=False)
-        self._voice.say(loss=loss, step_seconds=seconds, now=False)
-
-    def exhausted(self) -> None:
-        """The loader of a standby is too short for all shadow iterations."""
-        self._shadow_steps = SHADOW_STEPS
+        if self._following is not None:
+            self._following.computed(self.status.step)
 
     def shadowed(self) -> None:
         """A shadow iteration is over."""
@@ -211,11 +268,14 @@ class Coordinator:
     def _may_train(self) -> bool:
         match self.status.activity:
             case Activity.TRAINING:
-                return self._finishing or not (
-                    self._switch or self._resolved or self._fabric.poisoned
+                recovery = self._recovering
+                return recovery.finishing or not (
+                    self._switch or recovery.pending or self._fabric.poisoned
                 )
             case Activity.STARTING:
                 return self._shadow_steps < SHADOW_STEPS
+            case Activity.SHADOWING | Activity.IN_STEP:
+                return self._following is not None and self._following.may_run
         return False
 
     def _started(self) -> None:
@@ -238,8 +298,9 @@ class Coordinator:
             return
         self._fabric.switch(order.membership, None)
         self._voice.say(Activity.LEFT, armed=0, plan=order.plan)
-        move = next(m for m in order.moves if m.leaver.worker == self.status.worker)
-        self._handing.send(order, move)
+        if not self._showing.taken(order.plan, lambda: self._agent.duty != order):
+            move = next(m for m in order.moves if m.leaver.worker == self.status.worker)
+            self._handing.send(order, move)
 
     def _left(self) -> None:
         """LEFT: keep the state until the joiner has committed, or take the rank back."""
@@ -249,60 +310,41 @@ class Coordinator:
         elif isinstance(duty, Wait):
             self._handing.to_pool()
         else:
-            self._dismiss(duty)
+            dismiss(duty)
 
     def _stuck(self) -> None:
         """STUCK: wait until the resume step is known, and be ready for it."""
-        duty = self._resolved or self._decision()
-        self._resolved = None
-        if isinstance(duty, Wait):
-            # Another worker holds this rank in a later epoch.
-            self._handing.to_pool()
-            return
-        if isinstance(duty, Finish):
-            self._finishing = True
-            self._voice.say(Activity.TRAINING, plan="")
-            return
-        started = time.monotonic()
-        for move in duty.moves:
-            if move.source is not None and move.source.worker == self.status.worker:
-                self._handing.send(duty, move)
-        self._say_synced(duty, time.monotonic() - started)
+        self._recovering.settle()
 
     def _synced(self) -> None:
         """SYNCED: wait for the others."""
-        duty = self._agent.wait_until(self._concerns_synced)
-        match duty:
-            case Resume() | Train():
-                self._fabric.enter(duty.membership, duty.rank)
-                self._voice.say(
-                    Activity.TRAINING,
-                    rank=duty.rank,
-                    epoch=duty.membership.epoch,
-                    suspects=(),
-                    timings=self.status.timings,
-                )
-            case Hold() | Sync():
-                self._voice.say(Activity.STUCK, plan=duty.plan)
-            case Wait():
-                self._handing.to_pool()
-            case _:
-                self._dismiss(duty)
+        self._recovering.rejoin()
 
     def _parked(self) -> None:
         """STANDBY: wait for a rank."""
-        duty = self._agent.wait_until(lambda d: isinstance(d, Prepare | Sync | Leave | Finish))
+        duty = self._agent.wait_a_while(
+            lambda d: isinstance(d, Prepare | Sync | Leave | Finish) or self._handing.wants(d),
+            POOL_S,
+        )
         match duty:
+            case None:
+                return
+            case Follow():
+                self._handing.study(duty)
             case Prepare():
                 self._handing.prepare(duty)
             case Sync():
                 if self._handing.replace(duty):
-                    self._say_synced(duty, self.status.timings["transfer"])
+                    self._recovering.synced(duty, self.status.timings["transfer"])
             case _:
-                self._dismiss(duty)
+                dismiss(duty)
+
+    def _shadowing(self) -> None:
+        """SHADOWING, IN_STEP: come to where the next step of the rank can be computed."""
+        self._handing.follow()
 
     def _prepared(self) -> None:
-        """PREPARED: identity taken, links open; the state comes with the switch."""
+        """PREPARED: links open; the state comes with the switch."""
         self._handing.take_over()
 
     def _refused(self) -> None:
@@ -311,49 +353,19 @@ class Coordinator:
         self._agent.wait_until(lambda d: not isinstance(d, Prepare | Sync) or d.plan != plan)
         self._handing.to_pool()
 
-    # --- losing and finding the step --------------------------------------------------------------
+    # --- losing the step --------------------------------------------------------------------------
 
-    def _undecided(self) -> Outcome:
+    def _rolls_forward(self) -> bool:
         """The vote broke: this rank's gradients are whole, but did anybody commit?"""
         self._halt(undecided=True)
-        duty = self._decision()
-        self._resolved = duty
-        if isinstance(duty, Finish) or (
-            isinstance(duty, Sync) and duty.resume == self.status.step + 1
-        ):
-            return Outcome.COMMIT
-        raise Interrupted
+        return self._recovering.rolls_forward()
 
     def _halt(self, *, undecided: bool) -> None:
         self._arming.disarm()
-        log.warning("step %d broke: %s", self.status.step, self._fabric.poison_reason)
-        self._voice.say(
-            Activity.STUCK, undecided=undecided, suspects=self._fabric.suspects, plan="", armed=0
-        )
+        self._showing.drop_all("the step broke")
+        self._recovering.halt(undecided=undecided)
 
-    def _decision(self) -> Sync | Finish | Wait:
-        """Wait for the resume step; say again that this worker is halted to each plan that asks."""
-        while True:
-            duty = self._agent.wait_until(
-                lambda d: (
-                    isinstance(d, Sync | Finish | Leave | Wait)
-                    or (isinstance(d, Hold) and d.plan != self.status.plan)
-                )
-            )
-            match duty:
-                case Hold():
-                    self._voice.say(plan=duty.plan)
-                case Sync() | Finish() | Wait():
-                    return duty
-                case _:
-                    self._dismiss(duty)
-
-    # --- saying and obeying -----------------------------------------------------------------------
-
-    def _say_synced(self, duty: Sync, seconds: float) -> None:
-        self._synced_for = duty
-        timings = {**self.status.timings, "sync": seconds}
-        self._voice.say(Activity.SYNCED, plan=duty.plan, undecided=False, timings=timings)
+    # --- obeying -----------------------------------------------------------------------
 
     def obey(self, duty: Duty) -> None:
         """Agent's thread: the part of a duty that cannot wait for the main thread."""
@@ -370,27 +382,15 @@ class Coordinator:
                 self._arming.disarm()
             case _:
                 pass
-        if self._carrier is not None:
-            self._carrier.cancel_unless(duty)
-
-    def _concerns_synced(self, duty: Duty) -> bool:
-        match duty:
-            case Sync():
-                return duty != self._synced_for
-            case Train():
-                return duty.membership.epoch > self.status.epoch
-        return isinstance(duty, Resume | Hold | Wait | Leave | Finish)
-
-    def _dismiss(self, duty: Duty) -> NoReturn:
-        detail = duty.detail if isinstance(duty, Leave) else ""
-        if detail:
-            log.warning("dismissed: %s", detail)
-        raise SystemExit(duty.code if isinstance(duty, Leave) else 0)
+        if self._handover is not None:
+            self._handover.cancel_unless(duty)
 
 
 HANDLERS: dict[Activity, Callable[[Coordinator], None]] = {
     Activity.STARTING: Coordinator._started,
     Activity.STANDBY: Coordinator._parked,
+    Activity.SHADOWING: Coordinator._shadowing,
+    Activity.IN_STEP: Coordinator._shadowing,
     Activity.PREPARED: Coordinator._prepared,
     Activity.REFUSED: Coordinator._refused,
     Activity.TRAINING: Coordinator._at_boundary,

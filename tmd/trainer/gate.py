@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from enum import Enum, auto
+from typing import NoReturn
+
+from tmd.core.duties import Duty, Leave
+
+log = logging.getLogger("tmd.trainer")
 
 
 class Interrupted(BaseException):
@@ -18,3 +24,11 @@ class Outcome(Enum):
     COMMIT = auto()
     SHADOW = auto()
     """A shadow iteration: the optimizer runs, but nothing counts."""
+
+
+def dismiss(duty: Duty) -> NoReturn:
+    """End this worker as ``duty`` asks, which is as a rule a ``Leave``."""
+    detail = duty.detail if isinstance(duty, Leave) else ""
+    if detail:
+        log.warning("dismissed: %s", detail)
+    raise SystemExit(duty.code if isinstance(duty, Leave) else 0)

@@ -1,7 +1,8 @@
 """The two sides of a rank changing hands, in the words of a worker's status.
 
-What is carried and how is :mod:`tmd.trainer.carrier`'s business; here is what this worker says
-meanwhile, and what becomes of it when the other side fails.
+What is carried and how is the business of :mod:`tmd.trainer.carrier` (the whole state, while it
+stands still) and :mod:`tmd.trainer.following` (living the rank's life); here is what this worker
+says meanwhile, and what becomes of it when the other side fails.
 """
 
 from __future__ import annotations
@@ -9,16 +10,24 @@ from __future__ import annotations
 import logging
 import time
 
-from tmd.core.duties import Arm, Prepare, Sync
+from tmd.core.duties import Arm, Duty, Follow, Keep, Prepare, Sync
 from tmd.core.errors import LinkError, StateMismatch
-from tmd.core.model import Activity, Move
-from tmd.fabric import Fabric, Neutral
+from tmd.core.limits import ShadowLimits
+from tmd.core.model import Activity, Move, Rehearsal
+from tmd.fabric import Fabric, Link, Neutral
+from tmd.trainer import frames
 from tmd.trainer.agent import Agent
-from tmd.trainer.carrier import Carrier
-from tmd.trainer.takeover import Takeover
+from tmd.trainer.carrier import CONNECT_TIMEOUT_S, Carrier
+from tmd.trainer.following import Following
+from tmd.trainer.shadow import Lost, Shadow
+from tmd.trainer.takeover import Takeover, WalkOn
+from tmd.trainer.transfer import Offer
+from tmd.trainer.units import Units
 from tmd.trainer.voice import Voice
 
 PREPARE_TIMEOUT_S = 30.0
+RETRY_S = 1.0
+"""Between two attempts to follow a rank; also how long a broken vote waits for news."""
 
 log = logging.getLogger("tmd.trainer")
 
@@ -29,31 +38,62 @@ def rest(fabric: Fabric, size: int) -> None:
 
 
 class Handover:
-    """All calls come from the main thread."""
+    """All calls come from the main thread, but for :meth:`cancel_unless`."""
 
-    def __init__(self, voice: Voice, agent: Agent, fabric: Fabric, carrier: Carrier) -> None:
+    def __init__(
+        self,
+        voice: Voice,
+        agent: Agent,
+        fabric: Fabric,
+        carrier: Carrier,
+        units: Units,
+        limits: ShadowLimits,
+    ) -> None:
         self._voice = voice
         self._agent = agent
         self._fabric = fabric
         self._carrier = carrier
+        self._units = units
+        self._limits = limits
         self._takeover: Takeover | None = None
+        self.following: Following | None = None
+        """SHADOWING and IN_STEP: the rank whose life is lived. STANDBY: was lived until now."""
+        self._done_with: Follow | None = None
+        self._not_before = 0.0
+
+    def cancel_unless(self, duty: Duty) -> None:
+        """Break off whatever belongs to another duty (any thread)."""
+        self._carrier.cancel_unless(duty)
+        following = self.following
+        # What is on its way still counts in a recovery.
+        if following is not None and duty != following.duty and not isinstance(duty, Keep):
+            following.shadow.close()
+
+    # --- source -----------------------------------------------------------------------------------
 
     def send(self, duty: Arm | Sync, move: Move) -> None:
         """Send this rank's state to the joiner; a joiner that fails is the leader's business."""
         started = time.monotonic()
         try:
-            size = self._carrier.send(duty, move, self._voice.status.step)
+            size = self._carrier.send(
+                duty, move, self._voice.status.step, lambda: self._agent.duty == duty
+            )
         except (LinkError, StateMismatch) as error:
             log.warning("state of rank %d not handed over: %s", move.rank, error)
             return
         seconds = time.monotonic() - started
         self._voice.say(timings={"copy": seconds, "copy_bytes": float(size)})
 
+    # --- joiner: before a planned switch ----------------------------------------------------------
+
     def prepare(self, duty: Prepare) -> None:
-        """Before a planned switch: check that the state fits, open the links, then say PREPARED."""
+        """Check that the state fits, open the links, and begin to follow the rank."""
         started = time.monotonic()
+        self._end_following()
+        link: Link | None = None
         try:
-            refusal = self._carrier.refusal(duty)
+            link, offer = self._ask(duty)
+            refusal = self._carrier.refusal(duty.rank, offer)
             if not refusal:
                 self._fabric.prepare(
                     duty.membership,
@@ -64,14 +104,219 @@ class Handover:
         except LinkError as error:
             refusal = str(error)
         if refusal:
-            self._fabric.discard(duty.membership.epoch)
-            self._voice.say(Activity.REFUSED, plan=duty.plan, detail=refusal)
+            if link is not None:
+                link.close()
+            self._refuse(duty, refusal)
             return
+        assert link is not None
         # Not yet the rank: on the way to its place in the data, scripts save and print on rank 0.
         rest(self._fabric, self._voice.status.world_size)
-        self._takeover = Takeover(duty)
         timings = {"prepare": time.monotonic() - started}
-        self._voice.say(Activity.PREPARED, plan=duty.plan, timings=timings)
+        if self._limits.enabled:
+            self._begin_following(duty, link, offer, timings)
+        else:
+            link.close()
+            self._expect_state(duty, "the live shadow is switched off", timings)
+
+    def _begin_following(
+        self, duty: Prepare | Follow, link: Link, offer: Offer, timings: dict[str, float]
+    ) -> None:
+        shadow = Shadow(link, int(self._limits.staging_mb * 1e6))
+        following = Following(duty, shadow, offer, self._units, self._fabric, self._limits)
+        self.following = following
+        self._carrier.seeds = offer.seeds
+        plan = duty.plan if isinstance(duty, Prepare) else ""
+        self._voice.say(Activity.SHADOWING, plan=plan, timings=timings, shadow=following.told())
+        present = self._agent.duty
+        if present is not None:
+            # It may have changed before there was anything that could be cancelled.
+            self.cancel_unless(present)
+
+    def follow(self) -> None:
+        """At a step boundary of the joiner: come to where the next step can be computed."""
+        following = self.following
+        feed = self._carrier.feed
+        assert following is not None
+        assert feed is not None
+        if following.has_switched:
+            self._take(following)
+            return
+        try:
+            following.go_on(feed)
+        except WalkOn:
+            # Between two batches() calls a script may do anything; it must not be the rank there.
+            rest(self._fabric, self._voice.status.world_size)
+            raise
+        except StateMismatch as error:
+            self._unfit(following, str(error))
+        except LinkError as error:
+            self._lost(following, error)
+        else:
+            self._tell(following)
+
+    def _tell(self, following: Following) -> None:
+        if self._voice.status.activity is Activity.IN_STEP:
+            self._voice.say(step=following.step, shadow=following.told(), now=False)
+        elif following.in_step:
+            self._in_step(following)
+        elif following.overdue:
+            self._unfit(
+                following,
+                f"this worker does not come in step with rank {following.duty.rank}: "
+                f"{following.lag_s:.3f} s behind at steps of {following.step_s:.3f} s",
+            )
+        else:
+            self._voice.say(step=following.step, shadow=following.told(), now=False)
+
+    def _in_step(self, following: Following) -> None:
+        duty = following.duty
+        if isinstance(duty, Follow) and not duty.stay:
+            self._done_with = duty
+            self._rehearsed(following, "")
+            return
+        following.settle()
+        self._voice.say(
+            Activity.IN_STEP,
+            step=following.step,
+            shadow=following.told(),
+            timings=self._voice.status.timings,
+        )
+
+    def _unfit(self, following: Following, reason: str) -> None:
+        """This worker cannot be the rank."""
+        duty = following.duty
+        if isinstance(duty, Prepare):
+            self._end_following()
+            self._refuse(duty, reason)
+        else:
+            self._done_with = duty
+            self._rehearsed(following, reason)
+
+    def _rehearsed(self, following: Following, refusal: str) -> None:
+        log.info("rehearsed rank %d: %s", following.duty.rank, refusal or "same bits")
+        verdict = Rehearsal(following.step, following.seconds, refusal)
+        self._voice.say(rehearsed=verdict, now=False)
+        self.to_pool()
+
+    def _lost(self, following: Following, error: LinkError) -> None:
+        """Nothing to follow any more: what is here may still serve."""
+        duty = following.duty
+        if isinstance(error, Lost) and error.slow:
+            self._unfit(following, f"this worker does not keep up: {error}")
+        elif isinstance(duty, Follow):
+            self._stand_by_with_state(following, error)
+        elif self._agent.duty != duty:
+            self._fabric.discard(duty.membership.epoch)
+            self.to_pool()
+        else:
+            # Still wanted: have the state copied at the switch.
+            self._end_following()
+            log.warning("plan %s: shadow lost its rank: %s", duty.plan, error)
+            self._expect_state(duty, str(error), self._voice.status.timings)
+
+    def _take(self, following: Following) -> None:
+        """The vote has given this worker the rank, and it has the state."""
+        duty, told = following.duty, following.told()
+        assert isinstance(duty, Prepare)
+        following.take()
+        self.following = None
+        self._fabric.switch(duty.membership, duty.rank)
+        self._voice.say(
+            Activity.TRAINING,
+            rank=duty.rank,
+            epoch=duty.membership.epoch,
+            shadow=None,
+            timings={**self._voice.status.timings, "transfer": 0.0, "lag": told.lag_s},
+        )
+
+    # --- understudy: follows though no move is planned --------------------------------------------
+
+    def wants(self, duty: Duty) -> bool:
+        """Whether ``duty`` asks to follow a rank, and that was not tried a moment ago."""
+        return (
+            isinstance(duty, Follow)
+            and duty != self._done_with
+            and time.monotonic() >= self._not_before
+        )
+
+    def study(self, duty: Follow) -> None:
+        """Begin to follow a rank."""
+        self._end_following()
+        self._not_before = time.monotonic() + RETRY_S
+        try:
+            link, offer = self._ask(duty)
+        except LinkError as error:
+            log.info("rank %d cannot be followed now: %s", duty.rank, error)
+            return
+        if refusal := self._carrier.refusal(duty.rank, offer):
+            link.close()
+            self._done_with = duty
+            self._voice.say(rehearsed=Rehearsal(0, 0.0, refusal))
+            return
+        self._begin_following(duty, link, offer, {})
+
+    def rolls_forward(self) -> bool:
+        """The mirrored vote never came: whether the survivors, halted, commit this step."""
+        following = self.following
+        if following is None or not isinstance(following.duty, Follow):
+            return False
+        self._say_standing_by(following, undecided=True)
+        duty = self._agent.wait_a_while(lambda d: d != following.duty, RETRY_S)
+        if isinstance(duty, Keep):
+            duty = self._agent.wait_until(lambda d: not isinstance(d, Keep))
+        return isinstance(duty, Sync) and duty.resume == following.step + 1
+
+    def _stand_by_with_state(self, following: Following, error: LinkError) -> None:
+        """A recovery may come that can use it."""
+        log.info("rank %d: nothing more to follow: %s", following.duty.rank, error)
+        following.shadow.close()
+        rest(self._fabric, self._voice.status.world_size)
+        if following.has_state and following.duty_stays:
+            self._say_standing_by(following, undecided=False)
+        else:
+            self.to_pool()
+
+    def _say_standing_by(self, following: Following, *, undecided: bool) -> None:
+        self._voice.say(
+            Activity.STANDBY,
+            step=following.step,
+            shadow=following.told(),
+            undecided=undecided,
+        )
+
+    # --- common to both ---------------------------------------------------------------------------
+
+    def _end_following(self) -> None:
+        if self.following is not None:
+            self.following.shadow.close()
+            self.following = None
+            rest(self._fabric, self._voice.status.world_size)
+
+    def _ask(self, duty: Prepare | Follow) -> tuple[Link, Offer]:
+        """Call on the source. Raises LinkError."""
+        link = self._fabric.connect(duty.source, frames.PURPOSE, timeout=CONNECT_TIMEOUT_S)
+        try:
+            plan = duty.plan if isinstance(duty, Prepare) else ""
+            frames.send(link, frames.Envelope(frames.Follow(plan, duty.rank)))
+            opening, _ = frames.receive(link)
+            if not isinstance(opening, frames.Opening):
+                raise LinkError(f"{link.peer} answered with {type(opening).__name__}")
+        except LinkError:
+            link.close()
+            raise
+        return link, opening.offer
+
+    def _expect_state(self, duty: Prepare, why: str, timings: dict[str, float]) -> None:
+        """Stop-and-copy: the state comes after the switch."""
+        self._takeover = Takeover(duty)
+        self._voice.say(Activity.PREPARED, plan=duty.plan, detail=why, shadow=None, timings=timings)
+
+    def _refuse(self, duty: Prepare, reason: str) -> None:
+        self._fabric.discard(duty.membership.epoch)
+        log.warning("plan %s refused: %s", duty.plan, reason)
+        self._voice.say(Activity.REFUSED, plan=duty.plan, detail=reason, shadow=None)
+
+    # --- joiner: the whole state ------------------------------------------------------------------
 
     def take_over(self) -> None:
         """After a planned switch: receive the state and go on as the rank in the new epoch."""
@@ -94,26 +339,32 @@ class Handover:
         if self._takeover is None or self._takeover.duty != duty:
             self._takeover = Takeover(duty)
         takeover = self._takeover
-        if not self._received(takeover):
+        rest(self._fabric, self._voice.status.world_size)
+        following = self.following
+        has_step = following.step if following is not None and following.has_state else None
+        if not self._received(takeover, has_step):
             return False
-        self._voice.say(rank=duty.rank, step=takeover.step, timings=takeover.timings)
+        self._end_following()
+        self._voice.say(shadow=None, rank=duty.rank, step=takeover.step, timings=takeover.timings)
         self._carrier.walk(takeover)
         return True
 
     def to_pool(self) -> None:
         """Give up whatever rank or identity there was and stand by."""
+        self._end_following()
         if self._takeover is not None:
             self._fabric.discard(self._takeover.membership.epoch)
             self._takeover = None
         rest(self._fabric, self._voice.status.world_size)
-        self._voice.say(Activity.STANDBY, plan="", rank=None, detail="")
+        self._voice.say(Activity.STANDBY, plan="", rank=None, detail="", shadow=None)
 
-    def _received(self, takeover: Takeover) -> bool:
+    def _received(self, takeover: Takeover, has_step: int | None = None) -> bool:
         """Receive the state; False if it came to nothing and the status says what is next."""
         try:
-            self._carrier.receive(takeover, lambda: not takeover.wanted(self._agent.duty))
+            self._carrier.receive(takeover, lambda: not takeover.wanted(self._agent.duty), has_step)
         except StateMismatch as error:
             self._takeover = None
+            log.warning("plan %s refused: %s", takeover.plan, error)
             self._voice.say(Activity.REFUSED, plan=takeover.plan, detail=str(error))
             return False
         except LinkError as error:

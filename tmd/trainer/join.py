@@ -43,12 +43,13 @@ def join() -> Session:
     )
     coordinator = Coordinator(status)
     agent = Agent(Path(socket), coordinator.current, coordinator.obey)
-    endpoint = fabric.Fabric(status.worker, agent.introduce().key, host=_host())
+    welcome = agent.introduce()
+    endpoint = fabric.Fabric(status.worker, welcome.key, host=_host())
     restarted = os.environ.get("TMD_RESTARTS", "0") != "0"
-    coordinator.start(agent, endpoint, restarted=restarted)
+    coordinator.start(agent, endpoint, welcome.shadow, restarted=restarted)
     fabric.install(endpoint)
     # A process that is ending must not look like one that has fallen silent.
-    atexit.register(agent.close)
+    atexit.register(coordinator.close)
     return Session(coordinator, _trace(status.worker))
 
 

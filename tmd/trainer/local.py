@@ -95,6 +95,11 @@ class LocalState:
                 # Copies are of the state after `step`, so at the start of the next one.
                 self._held[(rank - offset) % size, step + 1] = shift(blob, offset)
 
+    def pass_over(self, step: int) -> None:
+        """``step`` was only the end of a ``batches()`` call: copies as of it hold for the next."""
+        for rank, at in [key for key in self._held if key[1] == step]:
+            self._held[rank, step + 1] = self._held.pop((rank, at))
+
     @property
     def is_live(self) -> bool:
         """Whether there is anything that only one rank has."""

@@ -29,6 +29,8 @@ class Gate(Protocol):
 
     @property
     def status(self) -> WorkerStatus: ...
+    @property
+    def rank(self) -> int: ...
     def current(self) -> WorkerStatus: ...
     @property
     def shadowing(self) -> bool: ...
@@ -40,11 +42,11 @@ class Gate(Protocol):
     def seeds(self, own: int) -> tuple[int, ...]: ...
     def follow(self, feed: Feed) -> None: ...
     def vote(self, local: LocalState) -> Outcome: ...
+    def applying(self, optimizer: torch.optim.Optimizer) -> None: ...
     def boundary(self) -> None: ...
-    def close_feed(self, feed: Feed) -> bool: ...
+    def close_feed(self, feed: Feed, local: LocalState) -> bool: ...
     @property
     def finishing(self) -> bool: ...
-    def exhausted(self) -> None: ...
     def committed(self, local: LocalState, loss: float | None, seconds: float) -> None: ...
     def shadowed(self) -> None: ...
 
@@ -60,7 +62,8 @@ class Session:
         self._own_seed = 0
         self._feed: Feed | None = None
         self._calls = 0
-        self._outcome: Outcome | None = None
+        self._outcome: Outcome | None = Outcome.SHADOW
+        """Of the step under way; outside of steps nothing is voted."""
         self._last_commit = time.monotonic()
         self._scaled = False
         self._spoilt = False
@@ -69,9 +72,8 @@ class Session:
 
     @property
     def rank(self) -> int:
-        """Rank held now; a standby has the last rank until it takes one over."""
-        rank = self._gate.status.rank
-        return self.world_size - 1 if rank is None else rank
+        """Rank held now; a standby has the last rank until it takes one over or shadows one."""
+        return self._gate.rank
 
     @property
     def world_size(self) -> int:
@@ -85,7 +87,11 @@ class Session:
 
     @property
     def shadowing(self) -> bool:
-        """Whether the present step is a shadow iteration of a standby, of which nothing counts."""
+        """Whether the present step is one of a standby, of which nothing counts.
+
+        A standby may live the life of any rank: what a script prints or saves on rank 0 it should
+        print and save only when this is false.
+        """
         return self._gate.shadowing
 
     # --- set-up -----------------------------------------------------------------------------------
@@ -137,7 +143,7 @@ class Session:
             SystemExit: this worker is not needed any more (drained, or the job is over).
             RuntimeError: ``register`` was not called, or ranks run unequal numbers of steps.
         """
-        if self._registry is None:
+        if self._registry is None or self._local is None:
             raise RuntimeError("call session.register(model=..., optimizer=...) before batches()")
         feed = Feed(loader, self._calls, self._seed, lambda: (self.rank, self.world_size))
         self._calls += 1
@@ -153,9 +159,7 @@ class Session:
             try:
                 drawn = [feed.next(self.step_number) for _ in range(accumulate)]
             except StopIteration:
-                if self._gate.shadowing:
-                    self._gate.exhausted()
-                elif self._gate.close_feed(feed):
+                if self._gate.close_feed(feed, self._local):
                     return
                 continue
             if self._gate.finishing:
@@ -184,7 +188,11 @@ class Session:
         self._outcome = None
         self._local.begin()
 
-    def _before_optimizer(self, *_: object) -> None:
+    def _before_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        self._decide()
+        self._gate.applying(optimizer)
+
+    def _decide(self) -> None:
         if self._outcome is None:
             assert self._local is not None
             self._outcome = self._gate.vote(self._local)
@@ -196,7 +204,7 @@ class Session:
                     "no registered optimizer was called in session.step(); to accumulate gradients "
                     "use session.batches(loader, accumulate=k) and call it once in the step"
                 )
-            self._before_optimizer()
+            self._decide()
         assert self._feed is not None
         assert self._local is not None
         if self._outcome is Outcome.SHADOW:
@@ -208,13 +216,15 @@ class Session:
         self._feed.commit()
         self._gate.committed(self._local, value, now - self._last_commit)
         self._last_commit = now
+        if self._gate.shadowing:
+            return False
         if self._trace is not None:
             self._trace.write(self._gate.current())
         return True
 
     def _spoil(self) -> None:
         self._spoilt = True
-        if self._trace is not None:
+        if self._trace is not None and not self._gate.shadowing:
             self._trace.undone(self._gate.status)
 
     def _undo(self) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 
+import torch
 from msgspec import structs
 from torch import nn
 
@@ -46,6 +47,10 @@ class SoloGate:
     def status(self) -> WorkerStatus:
         return self._status
 
+    @property
+    def rank(self) -> int:
+        return self._status.rank or 0
+
     def current(self) -> WorkerStatus:
         return structs.replace(self._status, rss_bytes=peak_rss())
 
@@ -62,16 +67,16 @@ class SoloGate:
     def vote(self, local: LocalState) -> Outcome:
         return Outcome.COMMIT
 
+    def applying(self, optimizer: torch.optim.Optimizer) -> None:
+        """Nobody follows."""
+
     def boundary(self) -> None:
         """Nothing ever happens between two steps."""
 
-    def close_feed(self, feed: Feed) -> bool:
+    def close_feed(self, feed: Feed, local: LocalState) -> bool:
         # Counted as in a managed job, so that random numbers are the same.
         self._status = structs.replace(self._status, step=self._status.step + 1)
         return True
-
-    def exhausted(self) -> None:
-        """There are no shadow iterations."""
 
     def committed(self, local: LocalState, loss: float | None, seconds: float) -> None:
         self._status = structs.replace(

@@ -8,7 +8,6 @@ which the joiner compares with its own. Nothing of the joiner counts before the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 import torch
 import xxhash
@@ -16,25 +15,30 @@ from msgspec import Struct, msgpack
 from torch import Tensor
 
 from tmd.core.errors import StateMismatch
+from tmd.fabric import GroupView, Link
 from tmd.trainer.data import Position
 from tmd.trainer.state import Layouts
-
-if TYPE_CHECKING:
-    from tmd.fabric import Link
 
 HEADER_LIMIT = 64 << 20
 PACK_BELOW = 1 << 16
 """Bytes; tensors smaller than this travel packed into one buffer, for fewer system calls."""
 
 
+class Offer(Struct, frozen=True):
+    """What a joiner must know of a state to say whether it fits here, and to find its place."""
+
+    layouts: Layouts
+    buckets: str
+    groups: tuple[GroupView, ...]
+    seeds: tuple[int, ...]
+    position: Position
+
+
 class Header(Struct, frozen=True):
     """All of a state but its tensors."""
 
     step: int
-    layouts: Layouts
-    buckets: str
-    position: Position
-    seeds: tuple[int, ...]
+    offer: Offer
     local: bytes = b""
     """Rank-local state of the rank that moves (failover); empty if the source's own serves."""
 
@@ -43,17 +47,19 @@ class Answer(Struct, frozen=True):
     """The joiner's word: go on, or why not."""
 
     refusal: str = ""
+    has_it: bool = False
+    """The tensors of this very state are there already."""
 
 
-def offer(link: Link, header: Header) -> None:
-    """Source: send ``header`` and wait for the joiner's go.
+def offer(link: Link, header: Header) -> bool:
+    """Source: send ``header``, wait for the joiner's go; whether it wants the tensors, too.
 
     Raises:
         StateMismatch: the joiner refused; the message is its reason.
         LinkError: the joiner is gone.
     """
     link.send_frame(msgpack.encode(header))
-    _expect_go(link)
+    return not _expect_go(link).has_it
 
 
 def consider(link: Link) -> Header:
@@ -61,9 +67,9 @@ def consider(link: Link) -> Header:
     return msgpack.decode(link.recv_frame(HEADER_LIMIT), type=Header)
 
 
-def answer(link: Link, refusal: str = "") -> None:
+def answer(link: Link, refusal: str = "", *, has_it: bool = False) -> None:
     """Joiner: say go, or refuse with a reason."""
-    link.send_frame(msgpack.encode(Answer(refusal)))
+    link.send_frame(msgpack.encode(Answer(refusal, has_it)))
 
 
 def send_tensors(link: Link, tensors: Iterable[Tensor]) -> int:
@@ -95,7 +101,7 @@ def receive_tensors(link: Link, tensors: Iterable[Tensor]) -> str:
     targets = list(tensors)
     for group in _groups(targets):
         if len(group) == 1 and _is_plain(group[0]):
-            view = _view(group[0])
+            view = raw(group[0])
             link.recv_into(view)
             digest.update(view)
             continue
@@ -119,18 +125,19 @@ def digest_of(tensors: Iterable[Tensor]) -> str:
     return digest.hexdigest()
 
 
-def _expect_go(link: Link) -> None:
+def _expect_go(link: Link) -> Answer:
     reply = msgpack.decode(link.recv_frame(HEADER_LIMIT), type=Answer)
     if reply.refusal:
         raise StateMismatch(reply.refusal)
+    return reply
 
 
 def _chunks(tensors: list[Tensor]) -> Iterator[memoryview]:
     for group in _groups(tensors):
         if len(group) == 1:
-            yield _view(group[0].contiguous())
+            yield raw(group[0].contiguous())
         else:
-            yield memoryview(b"".join(_view(t.contiguous()) for t in group))
+            yield memoryview(b"".join(raw(t.contiguous()) for t in group))
 
 
 def _groups(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
@@ -153,8 +160,8 @@ def _is_plain(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and tensor.device.type == "cpu"
 
 
-def _view(tensor: Tensor) -> memoryview:
-    flat = tensor.detach().cpu().reshape(-1)
+def raw(tensor: Tensor) -> memoryview:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 

@@ -1,0 +1,254 @@
+"""A joiner lives the life of its rank before it takes it over, and dies at every point of that."""
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import EPOCHS, LONG, Golden, Run, history, live_plan, make_golden, running
+from tmd.core.model import Activity, Kind, MigrationPlan, Phase
+from tmd.demo.cluster import workers
+from tmd.embedded import EmbeddedRedis
+
+GATE = "data@0:5=wait"
+"""Rank 0 waits here, and so do all, until a drain was asked for."""
+NEVER_COPIED = "receiving@*:*=kill"
+"""Whoever takes a state by stop-and-copy dies."""
+SLOW_COPY = "[shadow]\ncopy_mb_s = 0.2\n"
+"""The small model's state takes several steps to copy."""
+
+
+def started(
+    folder: Path,
+    redis: EmbeddedRedis,
+    *,
+    faults: Sequence[str],
+    standby: Sequence[str] = ("s1",),
+    arguments: Sequence[str] = (),
+    more_config: str = "",
+) -> AbstractAsyncContextManager[Run]:
+    """A run of the long job."""
+    return running(
+        folder,
+        redis.url,
+        faults=faults,
+        standby=standby,
+        arguments=(*LONG, *arguments),
+        more_config=more_config,
+    )
+
+
+async def drained(run: Run, standbys: int = 1) -> None:
+    """Ask for the drain of rank 1's host while the job waits, then let it run."""
+    await run.reached("data")
+    await run.cluster.until(
+        lambda v: sum(w.activity is Activity.STANDBY for w in workers(v)) == standbys,
+        "the standbys wait",
+    )
+    await run.cluster.drain("h2")
+    await run.in_phase(Phase.PREPARE)
+    run.let_go("data")
+
+
+async def test_the_joiner_takes_over_without_a_copy_at_the_switch(
+    tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """Its digest equalled the leaver's after a step of its own; no stayer opened more links than
+    the new neighbour needs; nobody repeated a step."""
+    async with started(tmp_path, redis, faults=[GATE, NEVER_COPIED]) as run:
+        await drained(run)
+        view = await run.cluster.until(
+            lambda v: any(w.shadow and w.shadow.verified for w in workers(v)), "a digest is equal"
+        )
+        shadow = next(w.shadow for w in workers(view) if w.shadow)
+        plan = await run.done("drain")
+
+        assert shadow.rank == 1
+        assert shadow.copied == 1
+        assert shadow.note == ""
+        assert plan.kind is Kind.PLANNED
+        assert "lag" in plan.timings
+        assert not run.fired("receiving")
+        await run.ends_like(long_golden)
+
+
+@pytest.mark.parametrize("point", ["copying", "tail", "shadowing"])
+async def test_a_joiner_that_dies_is_replaced_by_the_next(
+    point: str, tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """Training never notices; the plan is dropped and the next standby follows."""
+    faults = [GATE, NEVER_COPIED, f"{point}@*:*=kill"]
+    async with started(
+        tmp_path, redis, faults=faults, standby=("s1", "s2"), more_config=SLOW_COPY
+    ) as run:
+        await drained(run, standbys=2)
+        plan = await run.done("drain")
+
+        first = history(await run.cluster.view())[0]
+        assert run.fired(point)
+        assert first.phase is Phase.ABORTED
+        assert first.moves[0].joiner != plan.moves[0].joiner
+        await run.ends_like(long_golden, lost=1)
+
+
+async def test_a_joiner_that_dies_once_it_has_the_vote_gives_the_rank_back(
+    tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """The leaver still holds its state."""
+    async with started(tmp_path, redis, faults=[GATE, "taking@*:*=kill"]) as run:
+        await drained(run)
+        plan = await run.done("trainer")
+
+        assert run.fired("taking")
+        assert plan.kind is Kind.FAILOVER
+        assert plan.moves[0].joiner is not None
+        assert plan.moves[0].joiner.host == "h2"
+        await run.ends_like(long_golden, lost=1)
+
+
+@pytest.mark.parametrize("point", ["showing", "mirroring"])
+async def test_a_leaver_that_dies_while_it_is_followed_is_a_failover(
+    point: str, tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """While its state is copied, and while its outputs are mirrored."""
+    async with started(
+        tmp_path, redis, faults=[GATE, f"{point}@1:*=kill"], more_config=SLOW_COPY
+    ) as run:
+        await drained(run)
+        plan = await run.done("trainer")
+
+        assert run.fired(point)
+        assert [m.rank for m in plan.moves] == [1]
+        await run.ends_like(long_golden, lost=1, unwritten=_written_late(plan))
+
+
+async def test_a_stayer_that_dies_while_another_rank_is_followed(
+    tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """The planned move is dropped for the failover; the joiner serves it."""
+    faults = [GATE, "shadowing@*:*=wait", "backward@2:12=kill"]
+    async with started(tmp_path, redis, faults=faults) as run:
+        await drained(run)
+        await run.reached("shadowing")
+        await run.reached("backward")
+        run.let_go("shadowing")
+        plan = await run.done("trainer")
+
+        assert [m.rank for m in plan.moves] == [2]
+        assert history(await run.cluster.view())[0].phase is Phase.ABORTED
+        await run.ends_like(long_golden, lost=1)
+
+
+async def test_a_joiner_with_one_flipped_bit_is_refused(
+    tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """It does not compute the bits of the job: the next standby is tried."""
+    faults = [GATE, NEVER_COPIED, "shadowing@*:*=flip"]
+    async with started(tmp_path, redis, faults=faults, standby=("s1", "s2")) as run:
+        await drained(run, standbys=2)
+        plan = await run.done("drain")
+
+        first = history(await run.cluster.view())[0]
+        assert run.fired("shadowing")
+        assert "computes other bits than rank 1" in first.outcome
+        assert "parameters and optimizer state" in first.outcome
+        assert first.moves[0].joiner != plan.moves[0].joiner
+        await run.ends_like(long_golden)
+
+
+async def test_a_joiner_that_cannot_keep_up_is_dropped(
+    tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """Training does not wait for it; the next standby is tried."""
+    async with started(
+        tmp_path,
+        redis,
+        faults=[GATE, NEVER_COPIED],
+        standby=("s1", "s2"),
+        arguments=["--slow-host", "s1"],
+        more_config="[shadow]\npatience_s = 0.4\n",
+    ) as run:
+        await drained(run, standbys=2)
+        plan = await run.done("drain")
+
+        for dropped in history(await run.cluster.view())[:-1]:
+            assert dropped.phase is Phase.ABORTED
+            assert "does not come in step with rank 1" in dropped.outcome
+        assert plan.moves[0].joiner is not None
+        assert plan.moves[0].joiner.host == "s2"
+        await run.ends_like(long_golden)
+
+
+async def test_a_link_to_the_shadow_that_is_cut_ends_in_stop_and_copy(
+    tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """The fallback, and it says why it was taken."""
+    async with started(tmp_path, redis, faults=[GATE, "shadowing@*:*=cut"]) as run:
+        await drained(run)
+        plan = await run.done("drain")
+
+        assert run.fired("shadowing")
+        assert plan.timings["copy_bytes"] > 0
+        assert "shadow lost its rank" in run.cluster.log("s1")
+        await run.ends_like(long_golden)
+
+
+async def test_an_optimizer_that_no_tail_can_follow_is_copied_in_one_wait(
+    tmp_path: Path, redis: EmbeddedRedis
+) -> None:
+    """It draws random numbers: its work can be lived, but not done again."""
+    golden_folder = tmp_path / "golden"
+    golden_folder.mkdir()
+    long_golden = await make_golden(golden_folder, (*LONG, "--noisy"))
+    async with started(
+        tmp_path / "run",
+        redis,
+        faults=[GATE, NEVER_COPIED],
+        arguments=["--noisy"],
+        more_config=SLOW_COPY,
+    ) as run:
+        await drained(run)
+        plan = await run.done("drain")
+
+        assert plan.kind is Kind.PLANNED
+        assert "copied while training waited once" in run.cluster.log("s1")
+        await run.ends_like(long_golden)
+
+
+async def test_a_step_of_many_times_the_usual_length(
+    tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """The shadow waits for it like everybody else."""
+    async with started(
+        tmp_path,
+        redis,
+        faults=[GATE, NEVER_COPIED],
+        arguments=["--long-step", "8"],
+        more_config=SLOW_COPY,
+    ) as run:
+        await drained(run)
+        await run.done("drain")
+
+        assert live_plan(await run.cluster.view()) is None
+        await run.ends_like(long_golden)
+
+
+async def test_a_joiner_that_follows_from_one_epoch_into_the_next(
+    tmp_path: Path, redis: EmbeddedRedis, epochs_golden: Golden
+) -> None:
+    """Its script passes the ends of earlier epochs, and lives through later ones."""
+    faults = ["data@0:12=wait", NEVER_COPIED]
+    async with running(
+        tmp_path, redis.url, faults=faults, arguments=EPOCHS, more_config=SLOW_COPY
+    ) as run:
+        await drained(run)
+        plan = await run.done("drain")
+
+        assert plan.how == "live shadow"
+        await run.ends_like(epochs_golden)
+
+
+def _written_late(plan: MigrationPlan) -> list[tuple[int, int]]:
+    """The step that the dead rank may have committed and not written down."""
+    return [] if plan.resume is None else [(1, plan.resume - 1)]

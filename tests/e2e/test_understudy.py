@@ -1,0 +1,142 @@
+"""Standbys that live the life of a rank though no move is planned: hot ones, and rehearsals."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import LONG, Golden, Run, history, running
+from tmd.core.model import Activity, Kind, Phase
+from tmd.demo.cluster import workers
+from tmd.embedded import EmbeddedRedis
+
+GATE = "data@2:60=wait"
+"""Rank 2 waits here, and so do all, until a standby is in step."""
+NEVER_SENT = "sending@*:*=kill"
+"""Whoever sends the tensors of a state dies."""
+HOT = "[shadow]\nhot = 1\n"
+
+
+async def hot(run: Run) -> None:
+    """Wait until a standby follows rank 0 with equal digests, then let the job run."""
+    await run.cluster.until(
+        lambda v: any(w.shadow and w.shadow.verified for w in workers(v)), "a hot standby"
+    )
+    run.let_go("data")
+
+
+# Rank 0 is the one that is followed; rank 1 is a replica, with buffers of its own.
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("point", ["backward", "after-vote"])
+async def test_a_loss_with_a_hot_standby_copies_no_state(
+    rank: int, point: str, tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """In the middle of a step, and right after a vote that others may have seen come out."""
+    faults = [GATE, f"{point}@{rank}:90=kill"]
+    if point == "backward":
+        faults.append(NEVER_SENT)
+    async with running(tmp_path, redis.url, faults=faults, arguments=LONG, more_config=HOT) as run:
+        await hot(run)
+        plan = await run.done("trainer")
+
+        assert run.fired(point)
+        assert plan.kind is Kind.FAILOVER
+        assert [m.rank for m in plan.moves] == [rank]
+        await run.ends_like(long_golden, lost=1, unwritten=[(rank, 90)])
+
+
+async def test_a_hot_standby_that_dies_is_followed_by_another(
+    tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """Training never notices."""
+    faults = [GATE, "shadowing@*:*=kill"]
+    async with running(
+        tmp_path,
+        redis.url,
+        faults=faults,
+        standby=("s1", "s2"),
+        arguments=LONG,
+        more_config=HOT,
+    ) as run:
+        await run.reached("shadowing")
+        await hot(run)
+
+        assert history(await run.cluster.view()) == ()
+        await run.ends_like(long_golden, lost=1)
+
+
+async def test_a_hot_standby_takes_its_rank_in_a_drain(
+    tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """It is the first in line."""
+    async with running(
+        tmp_path,
+        redis.url,
+        faults=[GATE, NEVER_SENT],
+        standby=("s1", "s2"),
+        arguments=LONG,
+        more_config=HOT,
+    ) as run:
+        view = await run.cluster.until(
+            lambda v: any(w.activity is Activity.IN_STEP for w in workers(v)), "in step"
+        )
+        shadow = next(w.worker for w in workers(view) if w.activity is Activity.IN_STEP)
+        await run.cluster.drain(view.jobs[0].membership.members[0].host)
+        await run.in_phase(Phase.PREPARE)
+        run.let_go("data")
+        plan = await run.done("drain")
+
+        assert [m.rank for m in plan.moves] == [0]
+        assert plan.moves[0].joiner is not None
+        assert plan.moves[0].joiner.worker == shadow
+        await run.ends_like(long_golden)
+
+
+async def test_every_standby_rehearses_once(
+    tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """One after the other; then they wait, and serve as ever."""
+    async with running(
+        tmp_path,
+        redis.url,
+        faults=["data@2:140=wait"],
+        standby=("s1", "s2"),
+        arguments=LONG,
+        more_config="[shadow]\nrehearse = true\n",
+    ) as run:
+        view = await run.cluster.until(
+            lambda v: sum(w.rehearsed is not None for w in workers(v)) == 2, "both have rehearsed"
+        )
+        verdicts = [w.rehearsed for w in workers(view) if w.rehearsed]
+        run.let_go("data")
+
+        assert all(v.refusal == "" and v.step > 0 for v in verdicts)
+        assert history(await run.cluster.view()) == ()
+        await run.ends_like(long_golden)
+
+
+async def test_a_standby_that_fails_its_rehearsal_never_gets_a_rank(
+    tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """It computed other bits once; the rank that is lost later goes to the other standby."""
+    async with running(
+        tmp_path,
+        redis.url,
+        faults=["data@2:110=wait", "shadowing@*:*=flip", "backward@1:120=kill"],
+        standby=("s1", "s2"),
+        arguments=LONG,
+        more_config="[shadow]\nrehearse = true\n",
+    ) as run:
+        view = await run.cluster.until(
+            lambda v: sum(w.rehearsed is not None for w in workers(v)) == 2, "both have rehearsed"
+        )
+        unfit = [w for w in workers(view) if w.rehearsed and w.rehearsed.refusal]
+        run.let_go("data")
+        plan = await run.done("trainer")
+
+        assert run.fired("shadowing")
+        assert len(unfit) == 1
+        assert unfit[0].rehearsed is not None
+        assert "computes other bits" in unfit[0].rehearsed.refusal
+        assert plan.moves[0].joiner is not None
+        assert plan.moves[0].joiner.worker != unfit[0].worker
+        await run.ends_like(long_golden, lost=1)

@@ -1,0 +1,59 @@
+"""Standbys that live the life of a rank though no move is planned.
+
+A *hot* one stays: when its rank, or a replica of it, is lost there is no state to copy. One that
+only *rehearses* leaves again as soon as it has computed the same bits: that is how a standby is
+admitted to the pool, and how everything lazy in it gets warm.
+"""
+
+from __future__ import annotations
+
+from tmd.core.limits import Understudies
+from tmd.core.migration import Facts, is_live
+from tmd.core.model import Activity, ClusterView, JobRecord, JobState, Member, Understudy
+from tmd.core.standbys import candidates
+
+FOLLOWING = frozenset({Activity.STANDBY, Activity.SHADOWING, Activity.IN_STEP})
+
+
+def understudied(
+    record: JobRecord, view: ClusterView, facts: Facts, wanted: Understudies
+) -> tuple[Understudy, ...]:
+    """Who is to follow which rank now; changes only while the job trains undisturbed."""
+    if record.state is not JobState.RUNNING or is_live(record.plan):
+        return record.understudies
+    kept = tuple(u for u in record.understudies if _goes_on(u, record, facts, wanted))
+    if not all(_trains(facts, m.worker) for m in record.membership.members):
+        return kept
+    spare = [c for c in candidates(view, record, facts) if c not in [u.member for u in kept]]
+    hot = [u for u in kept if u.stay]
+    fresh = [c for c in spare if not _rehearsed(facts, c)]
+    if len(hot) < min(wanted.hot, record.world_size) and spare:
+        covered = {u.rank for u in hot}
+        rank = next(r for r in range(record.world_size) if r not in covered)
+        return (*kept, Understudy(member=spare[0], rank=rank, stay=True))
+    if wanted.rehearse and len(hot) == len(kept) and fresh:
+        # Not rank 0, on which scripts print and save.
+        return (*kept, Understudy(member=fresh[0], rank=record.world_size - 1, stay=False))
+    return kept
+
+
+def _goes_on(understudy: Understudy, record: JobRecord, facts: Facts, wanted: Understudies) -> bool:
+    worker = understudy.member.worker
+    status = facts.status.get(worker)
+    if status is None or facts.failing(worker) or status.activity not in FOLLOWING:
+        return False
+    if record.membership.rank_of(worker) is not None:
+        return False
+    if status.rehearsed is not None and status.rehearsed.refusal:
+        return False
+    return wanted.hot > 0 if understudy.stay else status.rehearsed is None
+
+
+def _rehearsed(facts: Facts, member: Member) -> bool:
+    status = facts.status.get(member.worker)
+    return status is not None and status.rehearsed is not None
+
+
+def _trains(facts: Facts, worker: str) -> bool:
+    status = facts.status.get(worker)
+    return status is not None and status.activity is Activity.TRAINING and status.step > 1

@@ -1,0 +1,302 @@
+"""How a joiner comes to live the life of a rank: copied state, tail, and then every step itself.
+
+At each step boundary it waits for the source's word that the step begins. As long as it is not in
+step it may jump: a boundary that is already over is reached by the tail alone. In step it is once
+its digest has equalled the source's after a step that it computed itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import statistics
+import time
+from collections import deque
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from tmd.core.duties import Follow, Prepare
+from tmd.core.errors import LinkError
+from tmd.core.limits import ShadowLimits
+from tmd.core.model import ShadowStatus
+from tmd.fabric import Fabric
+from tmd.trainer.data import Feed
+from tmd.trainer.frames import CHECK_EVERY, Begin, Boundary, Check, Settled, Tail, Took, Unit
+from tmd.trainer.shadow import Arrival, Differs, Lost, Shadow
+from tmd.trainer.state import unflatten
+from tmd.trainer.takeover import WalkOn
+from tmd.trainer.transfer import Offer
+from tmd.trainer.units import Digest, Units, whole_digest
+
+UNNOTICED_S = 0.02
+"""A lag that is never too large, however short the steps."""
+OTHERS = "others"
+
+log = logging.getLogger("tmd.trainer")
+
+
+class Following:
+    """One attempt to follow one rank. All calls come from the main thread."""
+
+    def __init__(
+        self,
+        duty: Prepare | Follow,
+        shadow: Shadow,
+        offer: Offer,
+        units: Units,
+        fabric: Fabric,
+        limits: ShadowLimits,
+    ) -> None:
+        self.duty = duty
+        self.shadow = shadow
+        if isinstance(duty, Prepare):
+            self._size, self._epoch = duty.membership.size, duty.membership.epoch
+        else:
+            self._size, self._epoch = duty.size, 0
+        self._call = offer.position.call
+        self._units = units
+        self._fabric = fabric
+        self._limits = limits
+        self._missing = set(range(len(units)))
+        """Units that have not arrived."""
+        self._at: int | None = None
+        """The step at whose start this worker's state stands."""
+        self._announced = -1
+        """The newest step that the source was heard to begin."""
+        self._since = 0
+        """Where it began to compute the steps itself."""
+        self._begun = False
+        self._placed = False
+        self._tails = True
+        self._ours: dict[int, Digest] = {}
+        self._theirs: dict[int, Digest] = {}
+        self._verified: int | None = None
+        self.lag_s = 0.0
+        """How long after the source this worker began its latest step."""
+        self._boundaries: deque[float] = deque(maxlen=6)
+        self._started = time.monotonic()
+        self._positioned_at = 0.0
+        self._switched = False
+        self.note = ""
+        """What was out of the ordinary, for people."""
+
+    # --- facts ------------------------------------------------------------------------------------
+
+    @property
+    def may_run(self) -> bool:
+        """Whether the step at hand is the next to be computed."""
+        return self._placed and not self.spoilt
+
+    @property
+    def spoilt(self) -> bool:
+        """Whether the step under way has had to do without outputs."""
+        return self.shadow.starved
+
+    @property
+    def step(self) -> int:
+        return self._at or 0
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the state of the rank at the start of :attr:`step` is here, as far as known."""
+        return self._verified is not None and self.step - self._verified <= 2 * CHECK_EVERY
+
+    @property
+    def has_switched(self) -> bool:
+        """Whether the vote has given this worker the rank, and it stands where it can take it."""
+        return self._switched and not self.shadow.starved
+
+    @property
+    def in_step(self) -> bool:
+        """Same bits after a step of its own, and as good as not behind."""
+        proved = self._verified is not None and self._verified > self._since
+        return proved and self.lag_s <= max(self._limits.lag * self.step_s, UNNOTICED_S)
+
+    @property
+    def step_s(self) -> float:
+        """Median time between two of the source's steps; 0 if unknown."""
+        times = list(self._boundaries)
+        return statistics.median([b - a for a, b in itertools.pairwise(times)] or [0.0])
+
+    @property
+    def overdue(self) -> bool:
+        """Whether it has had its time to come in step."""
+        since = self._positioned_at
+        return since > 0 and time.monotonic() - since > self._limits.patience_s
+
+    @property
+    def duty_stays(self) -> bool:
+        """Whether it was to go on for good."""
+        return isinstance(self.duty, Follow) and self.duty.stay
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self._started
+
+    def told(self) -> ShadowStatus:
+        """For the status."""
+        return ShadowStatus(
+            rank=self.duty.rank,
+            copied=1 - len(self._missing) / max(len(self._units), 1),
+            lag_s=self.lag_s,
+            verified=self._verified,
+            note=self.note,
+        )
+
+    # --- at a boundary, and after a step ----------------------------------------------------------
+
+    def go_on(self, feed: Feed) -> None:
+        """Come to where the next step can be computed; waits for the source.
+
+        Raises:
+            LinkError: there is nothing to follow any more.
+            Differs: this worker computes other bits.
+            WalkOn: the place in the data is in a later ``batches()`` call; call again from there.
+        """
+        if self.shadow.mismatch:
+            raise Differs(f"the script calls other collectives: {self.shadow.mismatch}")
+        if self.spoilt:
+            raise self.shadow.lost
+        if self._call > feed.call:
+            raise WalkOn
+        if not self._begun:
+            self.shadow.send(Begin())
+            self._begun = True
+        while not self._may_begin():
+            self._take_in(self.shadow.next_state(), feed)
+        self._placed = True
+
+    def computed(self, step: int) -> None:
+        """A step was computed: the state is that of the start of ``step`` now."""
+        self._at = step
+        self._placed = False
+
+    def voted(self, epoch: int) -> None:
+        """The vote agreed on ``epoch``, or on none (0)."""
+        self._switched = epoch != 0 and epoch == self._epoch
+
+    def settle(self) -> None:
+        """In step: no more tails, and few digests."""
+        self._tails = False
+        self.shadow.send(Settled())
+
+    def take(self) -> None:
+        """Say that nothing of the source is needed any more."""
+        try:
+            self.shadow.send(Took(self.step))
+        except LinkError as error:
+            log.info("source left before it was thanked: %s", error)
+
+    # --- frames -----------------------------------------------------------------------------------
+
+    def _may_begin(self) -> bool:
+        """Whether the step at hand can be computed now.
+
+        Not before the copy was found equal: a difference that shows up later is then this worker's
+        own work.
+        """
+        began = self._at is not None and self._announced == self._at
+        return began and self._verified is not None and not self._may_jump()
+
+    def _take_in(self, arrival: Arrival, feed: Feed) -> None:
+        """Use one frame."""
+        frame, tensors, at = arrival
+        match frame:
+            case Unit():
+                self._units.place(frame.number, frame.layout, tensors)
+                self._missing.discard(frame.number)
+            case Tail():
+                if self._at is None or frame.step >= self._at:
+                    self._follow(frame, tensors)
+            case Check():
+                self._theirs[frame.step] = frame.parts
+                self._compare(frame.step)
+            case Boundary() if not self._missing:
+                if frame.position.call > feed.call:
+                    self._call = frame.position.call
+                    self.shadow.put_back(arrival)
+                    raise WalkOn
+                self._boundaries.append(at)
+                self._stand(frame, tensors, feed)
+                self._announced = frame.step
+                self.lag_s = max(0.0, time.monotonic() - at)
+                if frame.check:
+                    self._ours[frame.step] = whole_digest(self._units, frame.step)
+                    self._compare(frame.step)
+            case _:
+                pass
+
+    def _may_jump(self) -> bool:
+        newest = self.shadow.newest_boundary()
+        return self._tails and newest is not None and newest > self.step
+
+    def _stand(self, frame: Boundary, tensors: Sequence[Tensor], feed: Feed) -> None:
+        if self._at == frame.step:
+            return
+        if frame.rest is None:
+            raise LinkError(f"step {self._at} here, step {frame.step} there, and no way to jump")
+        self._fabric.sandbox(self.shadow, self.duty.rank, self._size)
+        self._positioned_at = self._positioned_at or time.monotonic()
+        self._units.place_rest(frame.rest, tensors)
+        self._at = self._since = frame.step
+        self.shadow.forget_before(frame.step)
+        feed.seek(frame.position.index)
+
+    def _follow(self, tail: Tail, tensors: Sequence[Tensor]) -> None:
+        """The optimizer's work in one step, on the units that are here."""
+        optimizer = self._units.optimizers[tail.optimizer]
+        params = self._units.params
+        own = self._units.of(tail.optimizer)
+        for number in own:
+            params[number].grad = None
+        for number, grad in zip(tail.units, tensors, strict=False):
+            if number not in self._missing:
+                params[number].grad = grad.to(params[number].device)
+        values = unflatten(tail.values, iter(tensors[len(tail.units) :]))
+        self._units.set_values(tail.optimizer, values)
+        try:
+            optimizer.step()
+        except Exception as error:
+            # An optimizer may do anything: the digest will tell, and then all is copied.
+            log.info("%s cannot be followed: %s", type(optimizer).__name__, error)
+        for number in own:
+            params[number].grad = None
+
+    # --- digests ----------------------------------------------------------------------------------
+
+    def _compare(self, step: int) -> None:
+        if step not in self._ours or step not in self._theirs:
+            return
+        ours, theirs = self._ours.pop(step), self._theirs.pop(step)
+        differing = [part for part, digest in theirs.items() if ours.get(part) != digest]
+        if not differing:
+            self._verified = step
+            return
+        where = f"{' and '.join(differing)} at the start of step {step}"
+        proved = self._verified is not None and self._verified >= self._since
+        if not proved and self._tails:
+            self._copy_whole(where)
+        elif differing == [OTHERS]:
+            raise LinkError(f"registered objects differ after a step of this worker's own: {where}")
+        else:
+            raise Differs(
+                f"this worker computes other bits than rank {self.duty.rank}: {where} differ; "
+                "suspect its memory, its processor, or another version of a library"
+            )
+
+    def _copy_whole(self, where: str) -> None:
+        """The tail did not lead to the same state: have all of it copied while the source waits."""
+        self.note = f"copied while training waited once, since the tail went astray: {where} differ"
+        log.warning("rank %d: %s", self.duty.rank, self.note)
+        self._tails = False
+        self._verified = None
+        self._missing = set(range(len(self._units)))
+        self._at = None
+        self._ours.clear()
+        self._theirs.clear()
+        self.shadow.send(Begin(whole=True))
+
+
+__all__ = ["Differs", "Following", "Lost"]

@@ -1,0 +1,143 @@
+"""The joiners that follow this rank, and the thread that lets them in.
+
+The main thread tells of steps, the fabric tells of operations (:class:`tmd.fabric.Tap`); both pass
+it on to every mirror. Without a joiner all of this costs a look at an empty tuple.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+from msgspec import msgpack
+from torch import Tensor
+
+from tmd.core.errors import LinkError
+from tmd.core.limits import ShadowLimits
+from tmd.fabric import Fabric, Link
+from tmd.trainer import frames
+from tmd.trainer.carrier import Carrier
+from tmd.trainer.data import Position
+from tmd.trainer.frames import PURPOSE, SHIFT, VOTE, Follow, Opening
+from tmd.trainer.mirror import Mirror
+from tmd.trainer.shadow import channel
+from tmd.trainer.units import Units
+from tmd.trainer.window import Window
+
+log = logging.getLogger("tmd.trainer")
+
+
+class Mirrors:
+    """Owns the door thread. Also the fabric's tap."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        carrier: Carrier,
+        units: Units,
+        limits: ShadowLimits,
+    ) -> None:
+        self._fabric = fabric
+        self._carrier = carrier
+        self._units = units
+        self._limits = limits
+        self._window = Window()
+        self._mirrors: tuple[Mirror, ...] = ()
+        self._changing = threading.Lock()
+        self._announced = -1
+        fabric.tap = self
+        threading.Thread(target=self._let_in, name="tmd-mirrors", daemon=True).start()
+
+    # --- main thread ------------------------------------------------------------------------------
+
+    def at_boundary(self, step: int, position: Position) -> None:
+        """``step`` begins; says so once, also if the step is tried again."""
+        if self._mirrors and step != self._announced:
+            self._announced = step
+            for mirror in self._mirrors:
+                mirror.at_boundary(step, position, self._fabric.drain)
+            self._window.open(step)
+            for mirror in self._mirrors:
+                mirror.wake()
+
+    def close_window(self) -> None:
+        """The parameters are about to change."""
+        if self._mirrors:
+            self._window.close()
+
+    def before_optimizer(self, step: int, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer is about to apply the final gradients of a step that counts."""
+        for mirror in self._mirrors:
+            mirror.before_optimizer(step, self._units.optimizers.index(optimizer))
+
+    def drop_all(self, reason: str) -> None:
+        """What was shown is worth nothing, or there is nothing to show any more."""
+        self._window.close()
+        for mirror in self._mirrors:
+            mirror.drop(reason)
+        self._sweep()
+
+    def close(self) -> None:
+        """The process ends: no thread may be inside torch then."""
+        self._window.close()
+        for mirror in self._mirrors:
+            mirror.close()
+
+    def taken(self, plan: str, cancelled: Callable[[], bool]) -> bool:
+        """After a switch: whether the joiner of ``plan`` goes on from what it has been shown."""
+        found = [m for m in self._mirrors if m.plan == plan and not m.over]
+        taken = bool(found) and found[0].wait_until_taken(cancelled)
+        self.drop_all("this worker holds no rank any more")
+        return taken
+
+    # --- tap: the threads of the groups -----------------------------------------------------------
+
+    def output(self, op: str, group: str, outputs: Sequence[Tensor]) -> None:
+        """A collective is complete."""
+        for mirror in self._mirrors:
+            mirror.output(channel(group, op), op, outputs)
+
+    def voted(self, result: Sequence[int]) -> None:
+        """A vote came out."""
+        for mirror in self._mirrors:
+            mirror.said(VOTE, msgpack.encode(list(result)))
+
+    def shifted(self, offset: int, payload: bytes) -> None:
+        """A shift came out."""
+        for mirror in self._mirrors:
+            mirror.said(f"{SHIFT}{offset}", payload)
+
+    # --- door thread ------------------------------------------------------------------------------
+
+    def _let_in(self) -> None:
+        while True:
+            try:
+                link = self._fabric.accept(PURPOSE, timeout=float("inf"), cancel=lambda: False)
+            except LinkError:
+                return
+            try:
+                self._admit(link)
+            except LinkError as error:
+                log.info("nobody follows: %s", error)
+                link.close()
+
+    def _admit(self, link: Link) -> None:
+        link.patience(HELLO_S)
+        follow, _ = frames.receive(link)
+        if not isinstance(follow, Follow):
+            raise LinkError(f"{link.peer} began with {type(follow).__name__}")
+        link.patience(0)
+        opening = Opening(self._carrier.offer(self._carrier.layouts))
+        frames.send(link, frames.Envelope(opening))
+        mirror = Mirror(link, follow, self._units, self._window, self._limits)
+        self._sweep(mirror)
+
+    def _sweep(self, *new: Mirror) -> None:
+        with self._changing:
+            self._mirrors = tuple(m for m in (*self._mirrors, *new) if not m.over)
+
+
+HELLO_S = 10.0
+"""A joiner that does not say what it wants for so long is sent away."""

@@ -1,0 +1,119 @@
+"""What a survivor does from the moment its step broke until all run on together."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from tmd.core.duties import Duty, Finish, Hold, Leave, Resume, Sync, Train, Wait
+from tmd.core.model import Activity
+from tmd.fabric import Fabric
+from tmd.trainer.agent import Agent
+from tmd.trainer.gate import dismiss
+from tmd.trainer.handover import Handover
+from tmd.trainer.voice import Voice
+
+log = logging.getLogger("tmd.trainer")
+
+
+class Recovery:
+    """All calls come from the main thread."""
+
+    def __init__(self, voice: Voice, agent: Agent, fabric: Fabric, handover: Handover) -> None:
+        self._voice = voice
+        self._agent = agent
+        self._fabric = fabric
+        self._handover = handover
+        self._synced_for: Sync | None = None
+        self._resolved: Sync | Finish | Wait | None = None
+        self.finishing = False
+        """Whether another rank has come to the end of training."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether a decision was heard that is still to be carried out at the next boundary."""
+        return self._resolved is not None
+
+    def halt(self, *, undecided: bool) -> None:
+        """Say that the step broke, and whether complete gradients are at hand."""
+        log.warning("step %d broke: %s", self._voice.status.step, self._fabric.poison_reason)
+        self._voice.say(
+            Activity.STUCK, undecided=undecided, suspects=self._fabric.suspects, plan="", armed=0
+        )
+
+    def rolls_forward(self) -> bool:
+        """After a vote that broke: whether somebody committed, so that this rank must, too."""
+        duty = self._decision()
+        self._resolved = duty
+        return isinstance(duty, Finish) or (
+            isinstance(duty, Sync) and duty.resume == self._voice.status.step + 1
+        )
+
+    def settle(self) -> None:
+        """STUCK: wait until the resume step is known, and be ready for it."""
+        duty = self._resolved or self._decision()
+        self._resolved = None
+        if isinstance(duty, Wait):
+            # Another worker holds this rank in a later epoch.
+            self._handover.to_pool()
+            return
+        if isinstance(duty, Finish):
+            self.finishing = True
+            self._voice.say(Activity.TRAINING, plan="")
+            return
+        started = time.monotonic()
+        for move in duty.moves:
+            if move.source is not None and move.source.worker == self._voice.status.worker:
+                self._handover.send(duty, move)
+        self.synced(duty, time.monotonic() - started)
+
+    def synced(self, duty: Sync, seconds: float) -> None:
+        """Say that this worker is ready for the resume step."""
+        self._synced_for = duty
+        timings = {**self._voice.status.timings, "sync": seconds}
+        self._voice.say(Activity.SYNCED, plan=duty.plan, undecided=False, timings=timings)
+
+    def rejoin(self) -> None:
+        """SYNCED: wait for the others, then run on in the new epoch."""
+        duty = self._agent.wait_until(self._concerns_synced)
+        match duty:
+            case Resume() | Train():
+                self._fabric.enter(duty.membership, duty.rank)
+                self._voice.say(
+                    Activity.TRAINING,
+                    rank=duty.rank,
+                    epoch=duty.membership.epoch,
+                    suspects=(),
+                    timings=self._voice.status.timings,
+                )
+            case Hold() | Sync():
+                self._voice.say(Activity.STUCK, plan=duty.plan)
+            case Wait():
+                self._handover.to_pool()
+            case _:
+                dismiss(duty)
+
+    def _decision(self) -> Sync | Finish | Wait:
+        """Wait for the resume step; say again that this worker is halted to each plan that asks."""
+        while True:
+            duty = self._agent.wait_until(
+                lambda d: (
+                    isinstance(d, Sync | Finish | Leave | Wait)
+                    or (isinstance(d, Hold) and d.plan != self._voice.status.plan)
+                )
+            )
+            match duty:
+                case Hold():
+                    self._voice.say(plan=duty.plan)
+                case Sync() | Finish() | Wait():
+                    return duty
+                case _:
+                    dismiss(duty)
+
+    def _concerns_synced(self, duty: Duty) -> bool:
+        match duty:
+            case Sync():
+                return duty != self._synced_for
+            case Train():
+                return duty.membership.epoch > self._voice.status.epoch
+        return isinstance(duty, Resume | Hold | Wait | Leave | Finish)

@@ -1,0 +1,218 @@
+"""What arrives from the rank that is shadowed, sorted by who waits for it.
+
+A thread reads the link; the script's collectives take their outputs from here as from the network
+(:class:`tmd.fabric.OutputSource`), in the order in which the source had them. What was read stays
+good after the link has ended: the source may leave before its shadow has come as far.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from msgspec import msgpack
+from torch import Tensor
+
+from tmd.core.errors import LinkError, StateMismatch
+from tmd.fabric import Link
+from tmd.trainer import frames
+from tmd.trainer.frames import SHIFT, VOTE, Boundary, Dropped, Frame, Output, Said
+
+ENDING_S = 2.0
+
+
+class Arrival(NamedTuple):
+    """A frame, its tensors and when it came (monotonic)."""
+
+    frame: Frame
+    tensors: list[Tensor]
+    at: float
+
+
+class Shadow:
+    """Owns the link and the thread that reads it. ``close`` ends both.
+
+    Args:
+        link: on which the source answered ``Follow``.
+        bound: bytes that may wait to be used; with more the joiner does not keep up.
+    """
+
+    def __init__(self, link: Link, bound: int) -> None:
+        self._link = link
+        self._bound = bound
+        self._arrived = threading.Condition()
+        self._state: deque[Arrival] = deque()
+        self._channels: dict[str, deque[tuple[int, Arrival]]] = {}
+        self._waiting = 0
+        """Bytes of outputs that wait."""
+        self._stream_step = 0
+        """Step of the latest boundary that was read."""
+        self._ended: LinkError | None = None
+        self.starved = False
+        """Whether somebody has waited in vain: the present step is worth nothing."""
+        self.mismatch = ""
+        """How the script's collectives differ from those of the source."""
+        self._thread = threading.Thread(target=self._read, name="tmd-shadow", daemon=True)
+        self._thread.start()
+
+    def send(self, frame: Frame) -> None:
+        """Say something to the source. Raises LinkError."""
+        frames.send(self._link, frames.Envelope(frame))
+
+    def close(self) -> None:
+        """Follow no more; whoever waits is told."""
+        self._link.close()
+
+    def end(self) -> None:
+        """Close, and wait a while for the thread."""
+        self.close()
+        self._thread.join(ENDING_S)
+
+    @property
+    def lost(self) -> LinkError:
+        """Why nothing more will come."""
+        return self._ended or LinkError("the shadow has lost its rank")
+
+    # --- state: main thread -----------------------------------------------------------------------
+
+    def next_state(self) -> Arrival:
+        """The next frame that says something of the state; waits for it.
+
+        Raises:
+            LinkError: the link has ended and nothing more is here.
+        """
+        with self._arrived:
+            while not self._state:
+                if self._ended is not None:
+                    raise self._ended
+                self._arrived.wait()
+            return self._state.popleft()
+
+    def put_back(self, arrival: Arrival) -> None:
+        """Leave a frame for later."""
+        with self._arrived:
+            self._state.appendleft(arrival)
+
+    def newest_boundary(self) -> int | None:
+        """Highest step of a boundary that waits to be taken."""
+        with self._arrived:
+            steps = [a.frame.step for a in self._state if isinstance(a.frame, Boundary)]
+        return steps[-1] if steps else None
+
+    def forget_before(self, step: int) -> None:
+        """Outputs of steps before ``step`` will not be asked for."""
+        with self._arrived:
+            for queue in self._channels.values():
+                while queue and queue[0][0] < step:
+                    self._waiting -= _size(queue.popleft()[1])
+
+    # --- outputs: the threads of the script's groups, and the vote --------------------------------
+
+    def outputs(
+        self, op: str, group: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
+    ) -> None:
+        """Fill ``outputs`` with what the source had. In vain if it has ended: see ``starved``."""
+        if op == "send":
+            return
+        try:
+            arrival = self._take(channel(group, op))
+        except LinkError:
+            return
+        frame, values = arrival.frame, arrival.tensors
+        told = frame.op if isinstance(frame, Output) else type(frame).__name__
+        here, there = _shown(outputs), _shown(values)
+        if (told, there) != (op, here):
+            with self._arrived:
+                self.mismatch = self.mismatch or f"{op} {here} here, {told} {there} there"
+                self.starved = True
+                self._arrived.notify_all()
+            return
+        for out, value in zip(outputs, values, strict=True):
+            out.data.copy_(value)
+
+    def vote(self, values: Sequence[int]) -> tuple[int, ...]:
+        """The outcome of the source's vote. Raises LinkError if it never had one."""
+        payload = self._said(VOTE)
+        return tuple(msgpack.decode(payload, type=list[int]))
+
+    def shift(self, payload: bytes, offset: int) -> bytes:
+        """What the source received in a shift. Raises LinkError if it never did."""
+        return self._said(f"{SHIFT}{offset}")
+
+    def _said(self, name: str) -> bytes:
+        frame = self._take(name).frame
+        if not isinstance(frame, Said):
+            raise LinkError(f"unexpected {type(frame).__name__} in {name}")
+        return frame.payload
+
+    def _take(self, name: str) -> Arrival:
+        with self._arrived:
+            while not (queue := self._channels.get(name)):
+                if self._ended is not None or self.starved:
+                    self.starved = True
+                    raise self.lost
+                self._arrived.wait()
+            _, arrival = queue.popleft()
+            self._waiting -= _size(arrival)
+            return arrival
+
+    # --- reader -----------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        try:
+            while True:
+                frame, tensors = frames.receive(self._link)
+                self._sort(Arrival(frame, tensors, time.monotonic()))
+        except LinkError as error:
+            with self._arrived:
+                self._ended = error
+                self._arrived.notify_all()
+        finally:
+            self._link.close()
+
+    def _sort(self, arrival: Arrival) -> None:
+        frame = arrival.frame
+        with self._arrived:
+            match frame:
+                case Output() | Said():
+                    queue = self._channels.setdefault(frame.channel, deque())
+                    queue.append((self._stream_step, arrival))
+                    self._waiting += _size(arrival)
+                case Dropped():
+                    raise Lost(frame.reason, slow=frame.slow)
+                case _:
+                    if isinstance(frame, Boundary):
+                        self._stream_step = frame.step
+                    self._state.append(arrival)
+            self._arrived.notify_all()
+        if self._waiting > self._bound:
+            raise Lost("more waits to be used than may wait", slow=True)
+
+
+class Lost(LinkError):
+    """There is nothing to follow any more. ``slow``: because this worker did not keep up."""
+
+    def __init__(self, reason: str, *, slow: bool) -> None:
+        super().__init__(reason)
+        self.slow = slow
+
+
+class Differs(StateMismatch):
+    """This worker does not compute the bits of the rank that it shadows."""
+
+
+def channel(group: str, op: str) -> str:
+    """Where an operation's outputs queue: messages come in an order of their own."""
+    return f"{group}/{op}" if op == "recv" else group
+
+
+def _shown(tensors: Sequence[Tensor]) -> str:
+    shown = (f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors)
+    return ", ".join(shown) or "nothing"
+
+
+def _size(arrival: Arrival) -> int:
+    return sum(t.nbytes for t in arrival.tensors)

@@ -1,0 +1,171 @@
+"""The state of a rank in pieces that can be copied one by one, and what is left over.
+
+A *unit* is one parameter with what its optimizer keeps for it: it changes in ``optimizer.step()``
+and nowhere else. The *rest* (buffers, values of the parameter groups, schedulers and the like) may
+change at any time in a step and is taken whole, between two steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import xxhash
+from msgspec import msgpack
+from torch import Tensor
+
+from tmd.trainer.state import Layout, Registry, flatten, specs, unflatten
+from tmd.trainer.transfer import raw
+
+Digest = dict[str, str]
+"""Hexadecimal digests (xxh3-128) by part of the state."""
+
+
+class Units:
+    """A view of the registered objects; numbers mean the same on every worker of the job."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self.optimizers = registry.optimizers
+        owned = {
+            id(p): (o, p) for o in self.optimizers for g in o.param_groups for p in g["params"]
+        }
+        loose = {id(p): p for m in registry.modules for p in m.parameters()}
+        params = {**loose, **{key: p for key, (_, p) in owned.items()}}
+        self.params: list[Tensor] = list(params.values())
+        self._owner = {key: optimizer for key, (optimizer, _) in owned.items()}
+
+    def __len__(self) -> int:
+        return len(self.params)
+
+    def of(self, optimizer: int) -> list[int]:
+        """Numbers of the units that optimizer number ``optimizer`` changes."""
+        own = self.optimizers[optimizer]
+        return [i for i, p in enumerate(self.params) if self._owner.get(id(p)) is own]
+
+    def collect(self, number: int) -> tuple[Layout, list[Tensor]]:
+        """Layout and live tensors of a unit."""
+        param = self.params[number]
+        owner = self._owner.get(id(param))
+        kept = {} if owner is None else owner.state.get(param, {})
+        return flatten({"param": param, "kept": kept}, f"unit {number}")
+
+    @torch.no_grad()
+    def place(self, number: int, layout: Layout, values: Sequence[Tensor]) -> None:
+        """Put a unit in place: into the tensors that are there, where they are of the same kind."""
+        param = self.params[number]
+        own, tensors = self.collect(number)
+        if specs(own) == specs(layout):
+            for target, value in zip(tensors, values, strict=True):
+                target.copy_(value)
+        else:
+            tensors = [param.detach(), *(_beside(param, value) for value in values[1:])]
+            tensors[0].copy_(values[0])
+        owner = self._owner.get(id(param))
+        if owner is None:
+            return
+        if kept := unflatten(layout, iter(tensors))["kept"]:
+            owner.state[param] = kept
+        else:
+            owner.state.pop(param, None)
+
+    def rest(self) -> tuple[Layout, list[Tensor]]:
+        """Layout and live tensors of all that is no unit."""
+        values = {
+            "buffers": dict(self._buffers()),
+            "groups": [self.values(i) for i in range(len(self.optimizers))],
+            "others": [o.state_dict() for o in self._registry.others],
+        }
+        return flatten(values)
+
+    @torch.no_grad()
+    def place_rest(self, layout: Layout, values: Sequence[Tensor]) -> None:
+        """Put all that is no unit in place."""
+        found = unflatten(layout, iter(values))
+        for name, buffer in self._buffers():
+            buffer.copy_(found["buffers"][name])
+        for number, groups in enumerate(found["groups"]):
+            self.set_values(number, groups)
+        for other, state in zip(self._registry.others, found["others"], strict=True):
+            other.load_state_dict(state)
+
+    def values(self, optimizer: int) -> list[dict[str, Any]]:
+        """What the parameter groups of an optimizer say besides naming parameters."""
+        groups = self.optimizers[optimizer].param_groups
+        return [{k: v for k, v in group.items() if k != "params"} for group in groups]
+
+    def set_values(self, optimizer: int, groups: Sequence[dict[str, Any]]) -> None:
+        """The inverse of :meth:`values`."""
+        for group, values in zip(self.optimizers[optimizer].param_groups, groups, strict=True):
+            for name, value in values.items():
+                held = group.get(name)
+                if isinstance(held, Tensor) and isinstance(value, Tensor):
+                    held.copy_(value)
+                else:
+                    group[name] = value
+
+    def digest_of_rest(self) -> Digest:
+        """Digests of the buffers and of the other objects; for the main thread, between steps."""
+        layout, tensors = flatten([o.state_dict() for o in self._registry.others])
+        buffers = (buffer for _, buffer in self._buffers())
+        return {
+            "buffers": _digest(b"", buffers),
+            "others": _digest(msgpack.encode(layout), tensors),
+        }
+
+    def _buffers(self) -> Iterator[tuple[str, Tensor]]:
+        for number, module in enumerate(self._registry.modules):
+            for name, buffer in module.named_buffers():
+                yield f"{number}.{name}", buffer
+
+
+class UnitDigest:
+    """The digest of a whole state: of the rest at once, of the units one at a time.
+
+    Made by the main thread at the start of step ``version``.
+    """
+
+    def __init__(self, units: Units, version: int) -> None:
+        self._units = units
+        self._rest = units.digest_of_rest()
+        self.version = version
+        self._hash = xxhash.xxh3_128()
+        self._next = 0
+
+    @property
+    def complete(self) -> bool:
+        return self._next == len(self._units)
+
+    def advance(self) -> None:
+        """Take in one unit more; its version must still be this one."""
+        layout, tensors = self._units.collect(self._next)
+        self._hash.update(msgpack.encode(layout))
+        for tensor in tensors:
+            self._hash.update(raw(tensor))
+        self._next += 1
+
+    def parts(self) -> Digest:
+        """The digest, once complete."""
+        assert self.complete
+        return {"parameters and optimizer state": self._hash.hexdigest(), **self._rest}
+
+
+def whole_digest(units: Units, version: int) -> Digest:
+    """The digest of everything at once; nothing may change meanwhile."""
+    digest = UnitDigest(units, version)
+    while not digest.complete:
+        digest.advance()
+    return digest.parts()
+
+
+def _digest(start: bytes, tensors: Iterator[Tensor] | list[Tensor]) -> str:
+    found = xxhash.xxh3_128(start)
+    for tensor in tensors:
+        found.update(raw(tensor))
+    return found.hexdigest()
+
+
+def _beside(param: Tensor, value: Tensor) -> Tensor:
+    # Optimizers keep step counters on the CPU and the rest beside the parameter.
+    return value.clone() if value.dim() == 0 else value.to(param.device, copy=True)
