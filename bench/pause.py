@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import math
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from bench.measure import Report, each, in_turn, options
 from tmd import embedded
 from tmd.demo import train
 from tmd.demo.cluster import ClusterSpec, LocalCluster
-from tmd.demo.report import events_of, read_trace
+from tmd.demo.report import Trace, events_of, read_trace
 from tmd.demo.story import DRAINED_RANK, Told
 
 SIZES: dict[str, tuple[str, ...]] = {
@@ -35,16 +36,32 @@ LIMIT = 0.05
 Facts = list[dict[str, Any]]
 
 
-def moved(
-    folder: Path, script: tuple[str, ...], more_config: str, args: argparse.Namespace
+class Oracle:
+    """Every run of a size must have the losses of the first, as far as both went."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, Trace] = {}
+        self.compared: dict[str, int] = {}
+
+    def check(self, size: str, trace: Trace) -> None:
+        """Raises RuntimeError if a loss differs by a bit."""
+        first = self._first.setdefault(size, trace)
+        common = first.commits.keys() & trace.commits.keys()
+        wrong = [k for k in common if first.commits[k]["loss"] != trace.commits[k]["loss"]]
+        if wrong:
+            raise RuntimeError(f"{len(wrong)} losses differ, first (rank, step) {min(wrong)}")
+        if first is not trace:
+            self.compared[size] = self.compared.get(size, 0) + len(common)
+
+
+async def moved(
+    folder: Path,
+    script: tuple[str, ...],
+    more_config: str,
+    args: argparse.Namespace,
+    check: Callable[[Trace], None],
 ) -> Facts:
     """One run with ``args.events`` drains."""
-    return asyncio.run(_moved(folder, script, more_config, args))
-
-
-async def _moved(
-    folder: Path, script: tuple[str, ...], more_config: str, args: argparse.Namespace
-) -> Facts:
     told = Told()
     command = (train.__file__, "--steps", "100000", *script)
     with embedded.redis() as redis:
@@ -56,6 +73,7 @@ async def _moved(
                 await event(cluster, told, args.quiet, DRAINED_RANK, drain)
             await run_on(cluster, args.quiet)
         trace = read_trace(cluster.trace)
+    check(trace)
     found = events_of(trace, told.plans, told.started, told.seen)
     return [
         {
@@ -122,15 +140,17 @@ def main() -> int:
     report = Report("pause", args)
     subjects = {f"{way} {size}": (way, size) for size in args.sizes for way in WAYS}
     runs: dict[str, Facts] = {name: [] for name in subjects}
+    oracle = Oracle()
     with tempfile.TemporaryDirectory(prefix="tmd-bench-") as scratch:
         for repeat, name in in_turn(args.repeats, tuple(subjects)):
             way, size = subjects[name]
             report.progress(f"repeat {repeat + 1} of {args.repeats}: {name}")
             folder = Path(scratch) / f"{way}-{size}-{repeat}"
             script = TINY if args.quick else SIZES[size]
-            run = partial(moved, folder, script, WAYS[way], args)
-            runs[name] += report.attempt(name, run) or []
-    return report.finish(runs, tell(report, runs))
+            disturbed = moved(folder, script, WAYS[way], args, partial(oracle.check, size))
+            runs[name] += report.attempt(name, partial(asyncio.run, disturbed)) or []
+    report.progress(f"losses compared bit for bit between runs, by size: {oracle.compared}")
+    return report.finish(runs, {**tell(report, runs), "losses compared": oracle.compared})
 
 
 if __name__ == "__main__":
