@@ -162,6 +162,8 @@ class Shadow(Section):
         return ShadowLimits(**self.model_dump(exclude={"hot", "rehearse"}))
 
     def understudies(self) -> Understudies:
+        if not self.enabled:
+            return Understudies()
         return Understudies(hot=self.hot, rehearse=self.rehearse)
 
 

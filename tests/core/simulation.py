@@ -6,12 +6,22 @@ numbers. Statuses and records reach the other side only when told to: late, repe
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-from msgspec import structs
-
-from tmd.core.duties import Arm, Finish, Hold, Leave, Prepare, Resume, Sync, Train, Wait, duty
-from tmd.core.limits import Limits
+from tests.core.workers import JOB, LIVING, Worker, live, study, take_over
+from tmd.core.duties import (
+    Arm,
+    Finish,
+    Follow,
+    Hold,
+    Keep,
+    Leave,
+    Prepare,
+    Resume,
+    Sync,
+    Train,
+    Wait,
+    duty,
+)
+from tmd.core.limits import Limits, Understudies
 from tmd.core.model import (
     Activity,
     ClusterView,
@@ -25,43 +35,15 @@ from tmd.core.model import (
 )
 from tmd.core.planning import form, steer
 
-JOB = "sim"
-
-
-@dataclass
-class Worker:
-    """The model of one trainer process."""
-
-    name: str
-    host: str
-    size: int
-    alive: bool = True
-    poisoned: bool = False
-    state: tuple[int, ...] | None = None
-    arm: Arm | None = None
-    switch: Arm | None = None
-    receiving: str = ""
-    status: WorkerStatus = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.status = WorkerStatus(
-            worker=self.name,
-            job=JOB,
-            world_size=self.size,
-            address=f"{self.host}:1",
-            pid=1,
-            activity=Activity.STARTING,
-        )
-
-    def say(self, **changes: object) -> None:
-        self.status = structs.replace(self.status, **changes)
-
 
 class Simulation:
     """Real decisions, modelled workers. Every method is one thing that can happen."""
 
-    def __init__(self, ranks: int, standbys: int) -> None:
+    def __init__(self, ranks: int, standbys: int, *, hot: int | None = None) -> None:
+        """``hot``: joiners follow, and so many standbys all the time; ``None``: stop-and-copy."""
         self.ranks = ranks
+        self.follow = hot is not None
+        self.wanted = Understudies(hot=hot or 0)
         self.workers = {f"w{i}": Worker(f"w{i}", f"h{i}", ranks) for i in range(ranks + standbys)}
         self.spares = {f"h{i}" for i in range(ranks, ranks + standbys)}
         self.published: dict[str, WorkerStatus] = {}
@@ -121,7 +103,15 @@ class Simulation:
         if self.record is None:
             self.record = form(view, JOB)
             return self.record is not None
-        after = steer(self.record, view, self.verdicts(), now=0.0, age=age, limits=Limits())
+        after = steer(
+            self.record,
+            view,
+            self.verdicts(),
+            now=0.0,
+            age=age,
+            limits=Limits(),
+            wanted=self.wanted,
+        )
         changed = after is not self.record
         if changed:
             assert after.revision == self.record.revision + 1
@@ -139,6 +129,7 @@ class Simulation:
     def kill(self, name: str) -> None:
         worker = self.workers[name]
         worker.alive = False
+        self.lose_life(name)
         self.exits.append(Exit(name, JOB, -9, 0.0))
         for peer in self.workers.values():
             # Broken links spoil the step of everybody who shares an epoch with the dead.
@@ -150,6 +141,13 @@ class Simulation:
         for worker in self.workers.values():
             if worker.alive and self._trains(worker):
                 worker.poisoned = True
+                self.lose_life(worker.name)
+
+    def lose_life(self, source: str) -> None:
+        """Whoever follows ``source`` learns no more of it."""
+        for worker in self.workers.values():
+            if worker.life is not None and worker.life.duty.source.worker == source:
+                worker.life.lost = True
 
     def add_standby(self, name: str) -> None:
         worker = Worker(name, f"host-{name}", self.ranks)
@@ -179,6 +177,10 @@ class Simulation:
     def boundary(self, name: str) -> None:
         """A worker that is between two steps: switch, or take note that the step broke."""
         worker = self.workers[name]
+        if worker.alive and worker.life is not None and worker.life.won:
+            duty = take_over(worker, worker.life)
+            peers = [self.workers[m.worker] for m in duty.membership.members]
+            worker.poisoned = any(p.poisoned or not p.alive for p in peers)
         if not worker.alive or worker.status.activity is not Activity.TRAINING:
             return
         if worker.switch is not None:
@@ -196,6 +198,8 @@ class Simulation:
         worker = self.workers[name]
         if not worker.alive or self.record is None:
             return
+        # A rank that was won is taken before anything else is heard of.
+        self.boundary(name)
         self._obey(worker, duty(self.record, name))
 
     def _commit(self, worker: Worker, agreed: int) -> None:
@@ -209,6 +213,11 @@ class Simulation:
         if agreed and worker.arm is not None and worker.arm.membership.epoch == agreed:
             worker.switch = worker.arm
         worker.arm = None if worker.switch else worker.arm
+        if not worker.poisoned:
+            for other in self.workers.values():
+                if other.life is not None and other.life.duty.source.worker == worker.name:
+                    other.life.mirrored(worker.state, agreed if worker.switch else 0)
+                    other.say(step=step + 1)
 
     def _voters(self) -> dict[int, Worker] | None:
         training = [
@@ -241,8 +250,10 @@ class Simulation:
                 worker.arm = None
                 worker.say(armed=0)
             case Wait():
-                worker.state = None
-                worker.say(activity=Activity.STANDBY, plan="", rank=None, armed=0)
+                worker.state = worker.life = None
+                worker.say(activity=Activity.STANDBY, plan="", rank=None, armed=0, shadow=None)
+            case Follow() | Keep():
+                study(worker, order)
             case Arm() if doing is Activity.TRAINING and not worker.poisoned:
                 if order.membership.epoch > worker.status.epoch and worker.switch is None:
                     worker.arm = order
@@ -264,7 +275,9 @@ class Simulation:
                 raise AssertionError("nothing ever finishes in this simulation")
 
     def _take(self, worker: Worker, order: Prepare) -> None:
-        if worker.status.activity is Activity.STANDBY:
+        if self.follow and worker.status.activity is not Activity.PREPARED:
+            live(worker, order)
+        elif worker.status.activity is Activity.STANDBY:
             worker.say(activity=Activity.PREPARED, plan=order.plan, rank=order.rank)
         elif worker.status.activity is Activity.PREPARED:
             for source in self.workers.values():
@@ -290,8 +303,8 @@ class Simulation:
                 worker.say(activity=Activity.STUCK, undecided=False, plan=order.plan, armed=0)
             case Activity.STUCK | Activity.LEFT | Activity.SYNCED:
                 worker.say(activity=Activity.STUCK, plan=order.plan)
-            case Activity.PREPARED:
-                worker.state = None
+            case Activity.PREPARED | Activity.SHADOWING | Activity.IN_STEP:
+                worker.state = worker.life = None
                 worker.say(activity=Activity.STANDBY, plan="", rank=None)
             case Activity.TRAINING:
                 worker.poisoned = True
@@ -303,7 +316,20 @@ class Simulation:
                 worker.say(undecided=False)
             assert worker.status.step == order.resume
             worker.say(activity=Activity.SYNCED, plan=order.plan, undecided=False)
-        elif worker.status.activity is Activity.STANDBY:
+        elif worker.life is not None and worker.life.state == tuple(range(order.resume)):
+            # A hot standby has the state.
+            worker.state, worker.life = worker.life.state, None
+            worker.say(
+                activity=Activity.SYNCED,
+                plan=order.plan,
+                rank=order.rank,
+                step=order.resume,
+                epoch=0,
+                shadow=None,
+            )
+        elif worker.status.activity in (Activity.STANDBY, *LIVING):
+            worker.life = None
+            worker.say(activity=Activity.STANDBY, plan="", shadow=None)
             move = next(m for m in order.moves if m.rank == order.rank)
             assert move.source is not None
             source = self.workers[move.source.worker]

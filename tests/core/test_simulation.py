@@ -11,9 +11,11 @@ from tmd.core.model import Activity, Phase
 class Cluster(RuleBasedStateMachine):
     """Kills, cuts, drains, late statuses and late orders in any order."""
 
+    hot: int | None = None
+
     def __init__(self) -> None:
         super().__init__()
-        self.sim = Simulation(ranks=3, standbys=2)
+        self.sim = Simulation(ranks=3, standbys=2, hot=self.hot)
         self.kills = 0
 
     def pick(self, data: st.DataObject) -> str:
@@ -55,6 +57,10 @@ class Cluster(RuleBasedStateMachine):
     def link_breaks(self) -> None:
         self.sim.cut()
 
+    @rule(data=st.data())
+    def link_to_a_shadow_breaks(self, data: st.DataObject) -> None:
+        self.sim.lose_life(self.pick(data))
+
     @precondition(lambda self: self.kills < 2)
     @rule(data=st.data())
     def worker_dies(self, data: st.DataObject) -> None:
@@ -95,13 +101,53 @@ class Cluster(RuleBasedStateMachine):
         self.sim.check()
 
 
-Cluster.TestCase.settings = settings(
+class ShadowCluster(Cluster):
+    """The same with joiners that follow before they take over, and a hot standby."""
+
+    hot = 1
+
+
+THOROUGH = settings(
     max_examples=150,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+Cluster.TestCase.settings = ShadowCluster.TestCase.settings = THOROUGH
 TestCluster = Cluster.TestCase
+TestShadowCluster = ShadowCluster.TestCase
+
+
+def test_a_joiner_in_step_takes_over_in_band_and_a_hot_standby_copies_nothing() -> None:
+    """The planned path by live shadow, then a loss."""
+    sim = Simulation(ranks=2, standbys=1, hot=1)
+    sim.settle(2)
+    for _ in range(3):
+        sim.step()
+        sim.settle(3)
+    assert sim.workers["w2"].status.activity is Activity.IN_STEP
+    sim.kill("w0")
+    sim.settle()
+    assert sim.record is not None
+    assert sim.record.plan is not None
+    assert sim.record.plan.phase is Phase.RESUME
+    assert sim.workers["w2"].status.rank == 0
+    assert sim.workers["w2"].state == (0, 1, 2)
+
+    sim.add_standby("w3")
+    sim.settle(3)
+    for _ in range(3):
+        sim.step()
+        sim.settle(3)
+    sim.drains = {"h2"}
+    sim.drain_count += 1
+    for _ in range(4):
+        sim.settle(3)
+        sim.step()
+    sim.settle(3)
+
+    assert sim.record.plan.phase is Phase.DONE
+    assert sim.workers["w3"].status.rank == 0
 
 
 def test_a_drained_host_hands_over_and_returns_to_the_pool() -> None:

@@ -73,6 +73,7 @@ def main() -> None:
     parser.add_argument("--halves", action="store_true", help="groups of half the ranks, too")
     parser.add_argument("--width", type=int, default=24)
     parser.add_argument("--odd-host", default="", help="this host builds another model")
+    parser.add_argument("--blind-host", default="", help="this host sees other data")
     parser.add_argument("--slow-host", default="", help="this host is slow as a standby")
     parser.add_argument("--long-step", type=int, default=-1, help="this step takes much longer")
     parser.add_argument("--noisy", action="store_true", help="an optimizer that draws noise")
@@ -85,9 +86,9 @@ def main() -> None:
         for half in ([0, 1], [2]):
             dist.new_group(half)
 
-    odd, slow = (
+    odd, slow, blind = (
         name and os.environ.get("TMD_WORKER", "").startswith(name + "/")
-        for name in (args.odd_host, args.slow_host)
+        for name in (args.odd_host, args.slow_host, args.blind_host)
     )
     draw = torch.Generator().manual_seed(1)
     data = Watched(torch.randn(256, 16, generator=draw), torch.randint(4, (256,), generator=draw))
@@ -104,7 +105,7 @@ def main() -> None:
             time.sleep(0.5)
         with session.step() as step:
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(inputs), targets)
+            loss = nn.functional.cross_entropy(model(inputs * 2 if blind else inputs), targets)
             loss.backward()
             optimizer.step()
             step.record(loss)

@@ -152,8 +152,29 @@ async def test_a_joiner_with_one_flipped_bit_is_refused(
         first = history(await run.cluster.view())[0]
         assert run.fired("shadowing")
         assert "computes other bits than rank 1" in first.outcome
-        assert "parameters and optimizer state" in first.outcome
         assert first.moves[0].joiner != plan.moves[0].joiner
+        await run.ends_like(long_golden)
+
+
+async def test_a_joiner_that_computes_other_gradients_is_refused(
+    tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """Its state is that of the rank, since sums are mirrored to it; but not what it would add."""
+    async with started(
+        tmp_path,
+        redis,
+        faults=[GATE, NEVER_COPIED],
+        standby=("s1", "s2"),
+        arguments=["--blind-host", "s1"],
+    ) as run:
+        await drained(run, standbys=2)
+        plan = await run.done("drain")
+
+        first = history(await run.cluster.view())[0]
+        assert "computes other bits than rank 1" in first.outcome
+        assert "puts into" in first.outcome
+        assert plan.moves[0].joiner is not None
+        assert plan.moves[0].joiner.host == "s2"
         await run.ends_like(long_golden)
 
 
@@ -174,7 +195,7 @@ async def test_a_joiner_that_cannot_keep_up_is_dropped(
 
         for dropped in history(await run.cluster.view())[:-1]:
             assert dropped.phase is Phase.ABORTED
-            assert "does not come in step with rank 1" in dropped.outcome
+            assert "not in step with rank 1 in time" in dropped.outcome
         assert plan.moves[0].joiner is not None
         assert plan.moves[0].joiner.host == "s2"
         await run.ends_like(long_golden)
@@ -231,6 +252,39 @@ async def test_a_step_of_many_times_the_usual_length(
         await run.done("drain")
 
         assert live_plan(await run.cluster.view()) is None
+        await run.ends_like(long_golden)
+
+
+async def test_two_hosts_drained_at_once_move_one_after_the_other(
+    tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """One plan at a time; each rank is shadowed by a standby of its own."""
+    async with started(tmp_path, redis, faults=[GATE, NEVER_COPIED], standby=("s1", "s2")) as run:
+        await run.reached("data")
+        await run.cluster.drain("h3")
+        await drained(run, standbys=2)
+        plans = await run.plans(2)
+
+        assert [p.phase for p in plans] == [Phase.DONE, Phase.DONE]
+        assert sorted(p.moves[0].leaver.host for p in plans) == ["h2", "h3"]
+        await run.ends_like(long_golden)
+
+
+async def test_a_host_drained_while_its_worker_shadows_a_rank(
+    tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """The move goes through, and then the rank moves on."""
+    faults = [GATE, "shadowing@*:*=wait", NEVER_COPIED]
+    async with started(tmp_path, redis, faults=faults) as run:
+        await drained(run)
+        await run.reached("shadowing")
+        await run.cluster.drain("s1")
+        run.let_go("shadowing")
+        first, second = await run.plans(2)
+
+        assert first.phase is Phase.DONE
+        assert second.phase is Phase.DONE
+        assert second.moves[0].leaver.host == "s1"
         await run.ends_like(long_golden)
 
 

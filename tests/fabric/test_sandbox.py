@@ -72,7 +72,11 @@ class Recorder:
 
     def __init__(self) -> None:
         self.tape: list[tuple[str, str, list[Tensor]]] = []
+        self.put_in: list[tuple[str, str, list[Tensor]]] = []
         self.said: list[object] = []
+
+    def given(self, op: str, group: str, inputs: Sequence[Tensor]) -> None:
+        self.put_in.append((op, group, [t.clone() for t in inputs]))
 
     def output(self, op: str, group: str, outputs: Sequence[Tensor]) -> None:
         self.tape.append((op, group, [t.clone() for t in outputs]))
@@ -123,6 +127,9 @@ def test_a_recording_of_the_tap_replays_in_the_sandbox() -> None:
         tape = recorder.tape
         live = c.each(lambda f: program(c.of(f)))[1]
         assert [op for op, _, _ in tape] == ["allreduce", "allgather", "reduce_scatter", "recv"]
+        # What a rank puts in is seen before it is overwritten in place.
+        op, _, (own,) = recorder.put_in[0]
+        assert (op, own.tolist()) == ("allreduce", [2.0] * 3)
         standby = c.standby("standby")
         standby.sandbox(Recorded(tape), 1, 3)
         shadow = program(c.of(standby))

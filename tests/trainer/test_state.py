@@ -4,10 +4,11 @@ import copy
 
 import pytest
 import torch
+from msgspec import msgpack
 from torch import nn
 
 from tmd.core.errors import StateMismatch
-from tmd.trainer.state import Registry, decode_layouts, encode_layouts, flatten, mismatch, unflatten
+from tmd.trainer.state import Layouts, Registry, flatten, mismatch, unflatten
 
 
 def build(width: int = 4) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -25,7 +26,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Non
 def move(source: Registry, target: Registry) -> None:
     """A transfer without the wire: through bytes for the layout, by copy for the tensors."""
     layouts, tensors = source.collect()
-    received, pending = target.place(decode_layouts(encode_layouts(layouts)))
+    received, pending = target.place(msgpack.decode(msgpack.encode(layouts), type=Layouts))
     with torch.no_grad():
         for ours, theirs in zip(received, tensors, strict=True):
             ours.copy_(theirs)
@@ -120,7 +121,9 @@ def test_flatten_and_unflatten_are_inverse() -> None:
     value = {"a": [torch.arange(3), None, (1.5, "x")], 7: {"b": torch.ones(2, 2), "c": b"z"}}
 
     layout, tensors = flatten(copy.deepcopy(value))
-    again = unflatten(decode_layouts(encode_layouts({"v": layout}))["v"], iter(tensors))
+    again = unflatten(
+        msgpack.decode(msgpack.encode({"v": layout}), type=Layouts)["v"], iter(tensors)
+    )
 
     assert again["a"][1:] == [None, (1.5, "x")]
     assert torch.equal(again[7]["b"], value[7]["b"])

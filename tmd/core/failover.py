@@ -43,7 +43,8 @@ def open_failover(
         return _extended(record, live, dead, cause, reason, now)
     members = record.membership.members
     witnesses = members
-    if live and live.kind is Kind.PLANNED:
+    # Before the arms are out no joiner can have taken a rank.
+    if live and live.kind is Kind.PLANNED and live.phase is not Phase.PREPARE:
         parties = (*live.new.members, *(m.leaver for m in live.moves))
         witnesses = (*members, *(p for p in dict.fromkeys(parties) if p not in members))
     epoch = record.proposed + 1

@@ -58,8 +58,8 @@ class Activity(StrEnum):
     STANDBY = "standby"  # holds no rank, has run its shadow iterations, waits
     TRAINING = "training"  # runs the steps of `epoch`
     STUCK = "stuck"  # its step is poisoned or its vote broke: waits for a plan
-    SHADOWING = "shadowing"  # joiner of `plan`: gets the state, then lives the rank's life
-    IN_STEP = "in step"  # joiner of `plan`: the same bits, and not behind; `shadow` says more
+    SHADOWING = "shadowing"  # joiner or understudy: gets the state, then lives the rank's life
+    IN_STEP = "in step"  # joiner or understudy: the same bits, and not behind; see `shadow`
     PREPARED = "prepared"  # joiner of `plan`: its links are open, the state comes at the switch
     SYNCED = "synced"  # has the state of the resume step of `plan`, waits for the others
     LEFT = "left"  # leaver after the switch: no rank any more, still holds its state
@@ -88,6 +88,8 @@ class Rehearsal(Struct, frozen=True):
     seconds: float
     refusal: str = ""
     """Why it must not have a rank; empty if it may."""
+    note: str = ""
+    """Why nothing was found out; it may have a rank."""
 
 
 class WorkerStatus(Struct, frozen=True):

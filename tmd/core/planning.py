@@ -329,7 +329,7 @@ def _planned(
     if len(spare) < len(leavers):
         detail = f"moving the ranks of {host} waits for {len(leavers) - len(spare)} standby"
         return structs.replace(record, detail=detail)
-    joiners = assigned([r for r, _ in leavers], spare, facts)
+    joiners = assigned([r for r, _ in leavers], spare, facts, idle_first=True)
     moves = tuple(Move(rank=r, leaver=m, joiner=joiners[r], source=m) for r, m in leavers)
     return _open_planned(record, moves, by_worker[leavers[0][1].worker], now)
 

@@ -16,6 +16,8 @@ from tmd.core.model import (
     WorkerStatus,
 )
 
+IDLE = 2
+"""Distance of a standby that follows no rank."""
 POOL = frozenset({Activity.STANDBY, Activity.SHADOWING, Activity.IN_STEP})
 
 
@@ -60,17 +62,27 @@ def _distance(status: WorkerStatus, rank: int | None) -> int:
     """0: has the state of ``rank``; 1: of a replica; 2: has none; 3: is busy getting one."""
     shadow = status.shadow
     if shadow is None:
-        return 2
+        return IDLE
     if shadow.verified is None:
         return 3
     return 0 if rank is None or shadow.rank == rank else 1
 
 
-def assigned(ranks: Sequence[int], spare: Sequence[Member], facts: Facts) -> dict[int, Member]:
-    """A standby for each rank, as far as they go: the nearest to it, else the first in line."""
+def assigned(
+    ranks: Sequence[int], spare: Sequence[Member], facts: Facts, *, idle_first: bool = False
+) -> dict[int, Member]:
+    """A standby for each rank, as far as they go: the nearest to it, else the first in line.
+
+    ``idle_first``: there is time, so those that follow a rank are left to do so.
+    """
     left, found = list(spare), {}
+
+    def order(rank: int, member: Member) -> int:
+        distance = _distance(facts.status[member.worker], rank)
+        return abs(distance - IDLE) if idle_first else distance
+
     for rank in ranks[: len(left)]:
-        nearest = min(left, key=lambda m: _distance(facts.status[m.worker], rank))
+        nearest = min(left, key=lambda m: order(rank, m))
         left.remove(nearest)
         found[rank] = nearest
     return found

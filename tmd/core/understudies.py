@@ -29,10 +29,10 @@ def understudied(
     fresh = [c for c in spare if not _rehearsed(facts, c)]
     if len(hot) < min(wanted.hot, record.world_size) and spare:
         covered = {u.rank for u in hot}
-        rank = next(r for r in range(record.world_size) if r not in covered)
+        # Rank 0 last: it is there that scripts print and save.
+        rank = next(r for r in reversed(range(record.world_size)) if r not in covered)
         return (*kept, Understudy(member=spare[0], rank=rank, stay=True))
     if wanted.rehearse and len(hot) == len(kept) and fresh:
-        # Not rank 0, on which scripts print and save.
         return (*kept, Understudy(member=fresh[0], rank=record.world_size - 1, stay=False))
     return kept
 

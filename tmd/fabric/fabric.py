@@ -34,7 +34,11 @@ class GroupView(NamedTuple):
 
 
 class Tap(Protocol):
-    """Sees what this rank gets out of every operation, as soon as it is complete."""
+    """Sees what this rank puts into every operation and gets out of it."""
+
+    def given(self, op: str, group: str, inputs: Sequence[Tensor]) -> None:
+        """A collective is about to communicate; the next output of ``group`` is its result."""
+        ...
 
     def output(self, op: str, group: str, outputs: Sequence[Tensor]) -> None:
         """A collective or a message; called before anybody else may change ``outputs``."""
@@ -118,8 +122,12 @@ class Fabric:
     @property
     def waiting(self) -> bool:
         """Whether somebody is inside an operation or waits for one: not the late one, then."""
-        busy = any(group.busy for group in list(self._groups.values()))
-        return busy or self._control.busy or self.blocked.level > 0
+        return not self.quiet or self._control.busy or self.blocked.level > 0
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no operation is under way or queued."""
+        return not any(group.busy for group in list(self._groups.values()))
 
     def groups(self) -> tuple[GroupView, ...]:
         return tuple(group.view for group in list(self._groups.values()))

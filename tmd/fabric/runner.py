@@ -121,6 +121,8 @@ class Runner:
             self._scratch,
         )
         with staged as (outputs, inputs):
+            if self.fabric.tap is not None:
+                self.fabric.tap.given(call.kind.name.lower(), self.view.name, inputs)
             call.body(op, outputs, inputs)
         self.fabric.counters.bytes += sum(t.nbytes for t in outputs)
         self.mirror(call.kind.name.lower(), call.outputs)

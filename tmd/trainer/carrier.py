@@ -18,6 +18,7 @@ from tmd.trainer.data import Feed, Position
 from tmd.trainer.local import LocalState
 from tmd.trainer.state import Layouts, Registry, mismatch
 from tmd.trainer.takeover import Takeover, WalkOn, state_purpose
+from tmd.trainer.units import BUFFERS, Units, whole_digest
 
 CONNECT_TIMEOUT_S = 10.0
 
@@ -25,15 +26,22 @@ log = logging.getLogger("tmd.trainer")
 
 
 class Carrier:
-    """All calls come from the main thread; the registered objects belong to the script."""
+    """For the main thread, but for ``offer`` and ``cancel_unless``; what is registered is the
+    script's."""
 
     def __init__(
-        self, fabric: Fabric, registry: Registry, wrapped: list[nn.Module], local: LocalState
+        self,
+        fabric: Fabric,
+        registry: Registry,
+        units: Units,
+        wrapped: list[nn.Module],
+        local: LocalState,
     ) -> None:
         self._fabric = fabric
         self._registry = registry
         self._wrapped = wrapped
         self._local = local
+        self._units = units
         self.seeds: tuple[int, ...] = ()
         """Base seed of every rank."""
         self.feed: Feed | None = None
@@ -87,8 +95,13 @@ class Carrier:
         try:
             if not wanted():
                 raise LinkError("the duty has changed")
-            wants_tensors = transfer.offer(link, header)
-            return transfer.send_tensors(link, tensors) if wants_tensors else 0
+            has = transfer.offer(link, header)
+            if has:
+                same = has == self._digest(step)
+                transfer.confirm(link, same)
+                if same:
+                    return 0
+            return transfer.send_tensors(link, tensors)
         finally:
             self._errand = None
             link.close()
@@ -116,9 +129,9 @@ class Carrier:
             raise WalkOn
         self._errand = (takeover.duty, link)
         try:
-            has_it = has_step == header.step
-            transfer.answer(link, has_it=has_it)
-            if not has_it:
+            has = self._digest(header.step) if has_step == header.step else {}
+            transfer.answer(link, has=has)
+            if not has or not transfer.is_confirmed(link):
                 self._receive_state(link, header)
         finally:
             self._errand = None
@@ -126,6 +139,10 @@ class Carrier:
         self._local.adopt(header.local)
         self.seeds = header.offer.seeds
         takeover.timings["transfer"] = time.monotonic() - takeover.started
+
+    def _digest(self, step: int) -> transfer.Digest:
+        """Of all that replicas have in common: not of the buffers."""
+        return {k: v for k, v in whole_digest(self._units, step).items() if k != BUFFERS}
 
     def _receive_state(self, link: Link, header: transfer.Header) -> None:
         targets, pending = self._registry.place(header.offer.layouts)

@@ -87,8 +87,8 @@ class Coordinator:
 
     def registered(self, registry: Registry, wrapped: list[nn.Module], local: LocalState) -> None:
         """The script has named its state: from here on it can be moved."""
-        carrier = Carrier(self._fabric, registry, wrapped, local)
         units = Units(registry)
+        carrier = Carrier(self._fabric, registry, units, wrapped, local)
         self._handover = Handover(
             self._voice, self._agent, self._fabric, carrier, units, self._limits
         )
@@ -132,7 +132,7 @@ class Coordinator:
             raise Interrupted
         status = self.status
         try:
-            local.lay_away(status.step, status.rank or 0, status.world_size, self._fabric.shift)
+            local.lay_away(status.step, self.rank, status.world_size, self._fabric.shift)
         except LinkError:
             raise Interrupted from None
         armed = self._arming.begin_vote()
@@ -164,11 +164,8 @@ class Coordinator:
         """
         while not self._may_train():
             HANDLERS[self.status.activity](self)
-        carrier = self._carrier
         if self.status.activity is Activity.TRAINING and not self.finishing:
-            assert carrier is not None
-            assert carrier.feed is not None
-            self._showing.at_boundary(self.status.step, carrier.feed.position)
+            self._showing.at_boundary(self.status.step)
 
     def close_feed(self, feed: Feed, local: LocalState) -> bool:
         """At the end of a ``batches()`` call: wait until every rank has committed its last step.
@@ -189,6 +186,8 @@ class Coordinator:
                 return False
             if not self._rolls_forward():
                 return self._recovering.finishing
+        # A script may do anything with the parameters between two calls.
+        self._showing.close_window()
         feed.close()
         local.pass_over(self.status.step)
         self._advance(local)
@@ -340,7 +339,7 @@ class Coordinator:
                 dismiss(duty)
 
     def _shadowing(self) -> None:
-        """SHADOWING, IN_STEP: come to where the next step of the rank can be computed."""
+        """SHADOWING, IN_STEP: come to where the rank's next step can be computed."""
         self._handing.follow()
 
     def _prepared(self) -> None:

@@ -26,14 +26,19 @@ from tmd.trainer.frames import CHECK_EVERY, Begin, Boundary, Check, Settled, Tai
 from tmd.trainer.shadow import Arrival, Differs, Lost, Shadow
 from tmd.trainer.state import unflatten
 from tmd.trainer.takeover import WalkOn
-from tmd.trainer.transfer import Offer
-from tmd.trainer.units import Digest, Units, whole_digest
+from tmd.trainer.transfer import Digest, Offer
+from tmd.trainer.units import OTHERS, Units, whole_digest
 
+FEW_STEPS = 20
+"""Of the source: so many it may take in any case to come in step."""
 UNNOTICED_S = 0.02
 """A lag that is never too large, however short the steps."""
-OTHERS = "others"
 
 log = logging.getLogger("tmd.trainer")
+
+
+class Overdue(LinkError):
+    """This worker cannot follow in time, or not at all; it may be perfectly sound."""
 
 
 class Following:
@@ -69,6 +74,7 @@ class Following:
         self._begun = False
         self._placed = False
         self._tails = True
+        self._settled = False
         self._ours: dict[int, Digest] = {}
         self._theirs: dict[int, Digest] = {}
         self._verified: int | None = None
@@ -100,7 +106,12 @@ class Following:
     @property
     def has_state(self) -> bool:
         """Whether the state of the rank at the start of :attr:`step` is here, as far as known."""
-        return self._verified is not None and self.step - self._verified <= 2 * CHECK_EVERY
+        return self._proved and self.step - (self._verified or 0) <= 2 * CHECK_EVERY
+
+    @property
+    def _proved(self) -> bool:
+        """Whether this state was found equal, or comes of one that was by own steps alone."""
+        return self._verified is not None and self._verified >= self._since
 
     @property
     def has_switched(self) -> bool:
@@ -114,6 +125,11 @@ class Following:
         return proved and self.lag_s <= max(self._limits.lag * self.step_s, UNNOTICED_S)
 
     @property
+    def is_late(self) -> bool:
+        """In step once, and not any more."""
+        return self.lag_s > 3 * max(self._limits.lag * self.step_s, UNNOTICED_S)
+
+    @property
     def step_s(self) -> float:
         """Median time between two of the source's steps; 0 if unknown."""
         times = list(self._boundaries)
@@ -123,7 +139,9 @@ class Following:
     def overdue(self) -> bool:
         """Whether it has had its time to come in step."""
         since = self._positioned_at
-        return since > 0 and time.monotonic() - since > self._limits.patience_s
+        # Where steps are long, it is steps that count.
+        patience = max(self._limits.patience_s, FEW_STEPS * self.step_s)
+        return since > 0 and not self._settled and time.monotonic() - since > patience
 
     @property
     def duty_stays(self) -> bool:
@@ -156,7 +174,7 @@ class Following:
             WalkOn: the place in the data is in a later ``batches()`` call; call again from there.
         """
         if self.shadow.mismatch:
-            raise Differs(f"the script calls other collectives: {self.shadow.mismatch}")
+            raise self._suspect(self.shadow.mismatch)
         if self.spoilt:
             raise self.shadow.lost
         if self._call > feed.call:
@@ -165,6 +183,8 @@ class Following:
             self.shadow.send(Begin())
             self._begun = True
         while not self._may_begin():
+            if self.overdue:
+                raise Overdue(f"not in step with rank {self.duty.rank} in time")
             self._take_in(self.shadow.next_state(), feed)
         self._placed = True
 
@@ -173,6 +193,17 @@ class Following:
         self._at = step
         self._placed = False
 
+    def check_again(self) -> None:
+        """Compare what digests have come meanwhile, before the rank is taken.
+
+        Raises:
+            Differs: this worker has computed other bits.
+            LinkError: registered objects differ.
+        """
+        for step, parts in self.shadow.checks():
+            self._theirs[step] = parts
+            self._compare(step)
+
     def voted(self, epoch: int) -> None:
         """The vote agreed on ``epoch``, or on none (0)."""
         self._switched = epoch != 0 and epoch == self._epoch
@@ -180,6 +211,7 @@ class Following:
     def settle(self) -> None:
         """In step: no more tails, and few digests."""
         self._tails = False
+        self._settled = True
         self.shadow.send(Settled())
 
     def take(self) -> None:
@@ -219,6 +251,9 @@ class Following:
                     self.shadow.put_back(arrival)
                     raise WalkOn
                 self._boundaries.append(at)
+                if self._tails and self.shadow.newest_boundary() is not None:
+                    # It is over already: the tails lead to a later one.
+                    return
                 self._stand(frame, tensors, feed)
                 self._announced = frame.step
                 self.lag_s = max(0.0, time.monotonic() - at)
@@ -237,12 +272,17 @@ class Following:
             return
         if frame.rest is None:
             raise LinkError(f"step {self._at} here, step {frame.step} there, and no way to jump")
+        first = self._at is None
         self._fabric.sandbox(self.shadow, self.duty.rank, self._size)
         self._positioned_at = self._positioned_at or time.monotonic()
         self._units.place_rest(frame.rest, tensors)
+        self._units.grade(frame.graded)
         self._at = self._since = frame.step
         self.shadow.forget_before(frame.step)
-        feed.seek(frame.position.index)
+        if first:
+            feed.seek(frame.position.index)
+        else:
+            feed.skip_to(frame.position.index)
 
     def _follow(self, tail: Tail, tensors: Sequence[Tensor]) -> None:
         """The optimizer's work in one step, on the units that are here."""
@@ -273,21 +313,32 @@ class Following:
         differing = [part for part, digest in theirs.items() if ours.get(part) != digest]
         if not differing:
             self._verified = step
+            for known in (self._ours, self._theirs):
+                for old in [s for s in known if s < step]:
+                    del known[old]
             return
         where = f"{' and '.join(differing)} at the start of step {step}"
-        proved = self._verified is not None and self._verified >= self._since
-        if not proved and self._tails:
+        if not self._proved and self._tails:
             self._copy_whole(where)
-        elif differing == [OTHERS]:
+            return
+        self._verified = None
+        if differing == [OTHERS]:
             raise LinkError(f"registered objects differ after a step of this worker's own: {where}")
-        else:
-            raise Differs(
-                f"this worker computes other bits than rank {self.duty.rank}: {where} differ; "
-                "suspect its memory, its processor, or another version of a library"
-            )
+        raise self._suspect(f"{where} differ")
+
+    def _suspect(self, what: str) -> Differs:
+        return Differs(
+            f"this worker computes other bits than rank {self.duty.rank}: {what}; "
+            "suspect its memory, its processor, its data or another version of a library"
+        )
 
     def _copy_whole(self, where: str) -> None:
-        """The tail did not lead to the same state: have all of it copied while the source waits."""
+        """The tail did not lead to the same state: have all of it copied while the source waits.
+
+        Only for a move that somebody has asked for: training does not wait for an understudy.
+        """
+        if isinstance(self.duty, Follow):
+            raise Overdue(f"the tail goes astray: {where} differ")
         self.note = f"copied while training waited once, since the tail went astray: {where} differ"
         log.warning("rank %d: %s", self.duty.rank, self.note)
         self._tails = False

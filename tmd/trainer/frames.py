@@ -14,11 +14,12 @@ from msgspec import Struct, msgpack
 from torch import Tensor
 
 from tmd.core.errors import LinkError
+from tmd.core.limits import ShadowLimits
 from tmd.fabric import Link
 from tmd.trainer.data import Position
 from tmd.trainer.state import Layout, TensorSpec, dtype_of
-from tmd.trainer.transfer import Offer
-from tmd.trainer.units import Digest
+from tmd.trainer.transfer import Digest, Offer
+from tmd.trainer.units import Units
 
 PURPOSE = "mirror"
 """Name of the stream on which a joiner asks to follow a rank."""
@@ -48,7 +49,7 @@ class Begin(Struct, frozen=True, tag=True):
 
 
 class Settled(Struct, frozen=True, tag=True):
-    """The joiner is in step: no more tails."""
+    """The joiner is in step: no more tails, and few digests."""
 
 
 class Took(Struct, frozen=True, tag=True):
@@ -89,6 +90,9 @@ class Boundary(Struct, frozen=True, tag=True):
     step: int
     position: Position
     rest: Layout | None = None
+    graded: tuple[int, ...] = ()
+    """With ``rest``: units that have a gradient. Its value does not count: a step begins or ends by
+    forgetting it, but optimizers pass over a parameter that has none."""
     check: bool = False
     """A :class:`Check` of this step follows as soon as it is there."""
 
@@ -98,6 +102,8 @@ class Output(Struct, frozen=True, tag=True):
 
     channel: str
     op: str
+    given: str = ""
+    """Digest of what the source put in, as long as the joiner is on trial; else empty."""
 
 
 class Said(Struct, frozen=True, tag=True):
@@ -115,10 +121,10 @@ class Check(Struct, frozen=True, tag=True):
 
 
 class Dropped(Struct, frozen=True, tag=True):
-    """The source mirrors no more. ``slow``: because the joiner did not keep up."""
+    """The source mirrors no more. ``final``: nor should the joiner get the rank by a copy."""
 
     reason: str
-    slow: bool = False
+    final: bool = False
 
 
 Frame = (
@@ -135,6 +141,14 @@ Frame = (
     | Check
     | Dropped
 )
+
+
+def staging_bound(limits: ShadowLimits, units: Units) -> int:
+    """Bytes that may wait on one side: what is configured, and what a step of this model needs.
+
+    That is its gradients three times: as outputs, as a tail, and once more for the step after.
+    """
+    return int(limits.staging_mb * 1e6) + 3 * units.nbytes
 
 
 class Envelope(Struct, frozen=True, array_like=True):

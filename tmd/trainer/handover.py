@@ -18,7 +18,7 @@ from tmd.fabric import Fabric, Link, Neutral
 from tmd.trainer import frames
 from tmd.trainer.agent import Agent
 from tmd.trainer.carrier import CONNECT_TIMEOUT_S, Carrier
-from tmd.trainer.following import Following
+from tmd.trainer.following import Following, Overdue
 from tmd.trainer.shadow import Lost, Shadow
 from tmd.trainer.takeover import Takeover, WalkOn
 from tmd.trainer.transfer import Offer
@@ -27,7 +27,9 @@ from tmd.trainer.voice import Voice
 
 PREPARE_TIMEOUT_S = 30.0
 RETRY_S = 1.0
-"""Between two attempts to follow a rank; also how long a broken vote waits for news."""
+"""Between two attempts to follow a rank."""
+NEWS_S = 15.0
+"""How long a hot standby whose vote never came waits for a plan: a new leader may be needed."""
 
 log = logging.getLogger("tmd.trainer")
 
@@ -93,7 +95,8 @@ class Handover:
         link: Link | None = None
         try:
             link, offer = self._ask(duty)
-            refusal = self._carrier.refusal(duty.rank, offer)
+            # Without an offer the leaver has left already; then it is the state that will tell.
+            refusal = "" if offer is None else self._carrier.refusal(duty.rank, offer)
             if not refusal:
                 self._fabric.prepare(
                     duty.membership,
@@ -112,16 +115,17 @@ class Handover:
         # Not yet the rank: on the way to its place in the data, scripts save and print on rank 0.
         rest(self._fabric, self._voice.status.world_size)
         timings = {"prepare": time.monotonic() - started}
-        if self._limits.enabled:
+        if self._limits.enabled and offer is not None:
             self._begin_following(duty, link, offer, timings)
         else:
             link.close()
-            self._expect_state(duty, "the live shadow is switched off", timings)
+            why = "the leaver has left" if offer is None else "the live shadow is switched off"
+            self._expect_state(duty, why, timings)
 
     def _begin_following(
         self, duty: Prepare | Follow, link: Link, offer: Offer, timings: dict[str, float]
     ) -> None:
-        shadow = Shadow(link, int(self._limits.staging_mb * 1e6))
+        shadow = Shadow(link, frames.staging_bound(self._limits, self._units))
         following = Following(duty, shadow, offer, self._units, self._fabric, self._limits)
         self.following = following
         self._carrier.seeds = offer.seeds
@@ -138,10 +142,11 @@ class Handover:
         feed = self._carrier.feed
         assert following is not None
         assert feed is not None
-        if following.has_switched:
-            self._take(following)
-            return
         try:
+            if following.has_switched:
+                following.check_again()
+                self._take(following)
+                return
             following.go_on(feed)
         except WalkOn:
             # Between two batches() calls a script may do anything; it must not be the rank there.
@@ -155,15 +160,14 @@ class Handover:
             self._tell(following)
 
     def _tell(self, following: Following) -> None:
-        if self._voice.status.activity is Activity.IN_STEP:
-            self._voice.say(step=following.step, shadow=following.told(), now=False)
-        elif following.in_step:
+        activity = self._voice.status.activity
+        if activity is Activity.SHADOWING and following.in_step:
             self._in_step(following)
-        elif following.overdue:
-            self._unfit(
-                following,
-                f"this worker does not come in step with rank {following.duty.rank}: "
-                f"{following.lag_s:.3f} s behind at steps of {following.step_s:.3f} s",
+        elif activity is Activity.IN_STEP and following.is_late:
+            self._voice.say(
+                Activity.SHADOWING,
+                shadow=following.told(),
+                timings=self._voice.status.timings,
             )
         else:
             self._voice.say(step=following.step, shadow=following.told(), now=False)
@@ -172,7 +176,7 @@ class Handover:
         duty = following.duty
         if isinstance(duty, Follow) and not duty.stay:
             self._done_with = duty
-            self._rehearsed(following, "")
+            self._rehearsed(following)
             return
         following.settle()
         self._voice.say(
@@ -190,21 +194,27 @@ class Handover:
             self._refuse(duty, reason)
         else:
             self._done_with = duty
-            self._rehearsed(following, reason)
+            self._rehearsed(following, refusal=reason)
 
-    def _rehearsed(self, following: Following, refusal: str) -> None:
-        log.info("rehearsed rank %d: %s", following.duty.rank, refusal or "same bits")
-        verdict = Rehearsal(following.step, following.seconds, refusal)
+    def _rehearsed(self, following: Following, *, refusal: str = "", note: str = "") -> None:
+        log.info("rehearsed rank %d: %s", following.duty.rank, refusal or note or "same bits")
+        verdict = Rehearsal(following.step, following.seconds, refusal, note)
         self._voice.say(rehearsed=verdict, now=False)
         self.to_pool()
 
     def _lost(self, following: Following, error: LinkError) -> None:
         """Nothing to follow any more: what is here may still serve."""
         duty = following.duty
-        if isinstance(error, Lost) and error.slow:
-            self._unfit(following, f"this worker does not keep up: {error}")
-        elif isinstance(duty, Follow):
-            self._stand_by_with_state(following, error)
+        hopeless = isinstance(error, Overdue) or (isinstance(error, Lost) and error.final)
+        if isinstance(duty, Follow):
+            if hopeless:
+                # Slow is not unfit: it may have a rank, but need not be tried again.
+                self._done_with = duty
+                self._rehearsed(following, note=str(error))
+            else:
+                self._stand_by_with_state(following, error)
+        elif hopeless:
+            self._unfit(following, self._lateness(following, error))
         elif self._agent.duty != duty:
             self._fabric.discard(duty.membership.epoch)
             self.to_pool()
@@ -213,6 +223,9 @@ class Handover:
             self._end_following()
             log.warning("plan %s: shadow lost its rank: %s", duty.plan, error)
             self._expect_state(duty, str(error), self._voice.status.timings)
+
+    def _lateness(self, following: Following, error: LinkError) -> str:
+        return f"{error}: {following.lag_s:.3f} s behind at steps of {following.step_s:.3f} s"
 
     def _take(self, following: Following) -> None:
         """The vote has given this worker the rank, and it has the state."""
@@ -241,17 +254,21 @@ class Handover:
 
     def study(self, duty: Follow) -> None:
         """Begin to follow a rank."""
-        self._end_following()
         self._not_before = time.monotonic() + RETRY_S
         try:
             link, offer = self._ask(duty)
         except LinkError as error:
             log.info("rank %d cannot be followed now: %s", duty.rank, error)
             return
+        if offer is None:
+            # A recovery goes on; what was followed until now may be of use in it.
+            link.close()
+            return
+        self._end_following()
         if refusal := self._carrier.refusal(duty.rank, offer):
             link.close()
             self._done_with = duty
-            self._voice.say(rehearsed=Rehearsal(0, 0.0, refusal))
+            self._voice.say(rehearsed=Rehearsal(0, 0.0, refusal), shadow=None)
             return
         self._begin_following(duty, link, offer, {})
 
@@ -261,7 +278,7 @@ class Handover:
         if following is None or not isinstance(following.duty, Follow):
             return False
         self._say_standing_by(following, undecided=True)
-        duty = self._agent.wait_a_while(lambda d: d != following.duty, RETRY_S)
+        duty = self._agent.wait_a_while(lambda d: d != following.duty, NEWS_S)
         if isinstance(duty, Keep):
             duty = self._agent.wait_until(lambda d: not isinstance(d, Keep))
         return isinstance(duty, Sync) and duty.resume == following.step + 1
@@ -292,19 +309,21 @@ class Handover:
             self.following = None
             rest(self._fabric, self._voice.status.world_size)
 
-    def _ask(self, duty: Prepare | Follow) -> tuple[Link, Offer]:
-        """Call on the source. Raises LinkError."""
+    def _ask(self, duty: Prepare | Follow) -> tuple[Link, Offer | None]:
+        """Call on the source; no offer if it does not train now. Raises LinkError."""
         link = self._fabric.connect(duty.source, frames.PURPOSE, timeout=CONNECT_TIMEOUT_S)
         try:
             plan = duty.plan if isinstance(duty, Prepare) else ""
             frames.send(link, frames.Envelope(frames.Follow(plan, duty.rank)))
-            opening, _ = frames.receive(link)
-            if not isinstance(opening, frames.Opening):
-                raise LinkError(f"{link.peer} answered with {type(opening).__name__}")
+            link.patience(CONNECT_TIMEOUT_S)
+            answer, _ = frames.receive(link)
+            link.patience(0)
+            if not isinstance(answer, frames.Opening | frames.Dropped):
+                raise LinkError(f"{link.peer} answered with {type(answer).__name__}")
         except LinkError:
             link.close()
             raise
-        return link, opening.offer
+        return link, answer.offer if isinstance(answer, frames.Opening) else None
 
     def _expect_state(self, duty: Prepare, why: str, timings: dict[str, float]) -> None:
         """Stop-and-copy: the state comes after the switch."""

@@ -32,7 +32,10 @@ IDLE_S = 0.02
 """How often the sender looks for something to do while nobody wakes it."""
 STALLED_S = 5.0
 """While training waits for a whole copy: longest time without a unit until it goes on."""
+WHOLE_S = 60.0
+"""Longest time that training waits for a whole copy."""
 ENDING_S = 2.0
+BEHIND = "this worker does not keep up: too much waits for it"
 
 log = logging.getLogger("tmd.trainer")
 
@@ -58,8 +61,9 @@ class Mirror:
         self._units = units
         self._window = window
         self._rate = limits.copy_mb_s * 1e6
-        self._outbox = Outbox(int(limits.staging_mb * 1e6))
+        self._outbox = Outbox(frames.staging_bound(limits, units))
         self._stage = Stage.OPENED
+        self._staging = threading.Lock()
         self._begin: Begin | None = None
         self._settled = False
         self._tails = True
@@ -84,22 +88,22 @@ class Mirror:
 
     # --- main thread ------------------------------------------------------------------------------
 
-    def at_boundary(self, step: int, position: Position, quiet: Callable[[], None]) -> None:
-        """``step`` begins. ``quiet`` waits for operations that are still under way."""
-        begin, self._begin = self._begin, None
-        if begin is not None and not self.over:
-            self._stage = Stage.COPYING
+    def at_boundary(self, step: int, position: Position, *, quiet: bool) -> None:
+        """``step`` begins. ``quiet``: no operation of an earlier one is under way."""
+        begin = self._begin
+        if begin is not None and (quiet or not begin.whole):
+            self._begin = None
+            self._enter(Stage.COPYING)
             self._copied = 0
             self._settled = False
             self._tails = not begin.whole
             if begin.whole:
                 self._wait_for_whole_copy()
-        arrives = self._stage is Stage.COPYING and self._copied == len(self._units)
+        # An output of an earlier step must not be taken for one of this step.
+        arrives = quiet and self._stage is Stage.COPYING and self._copied == len(self._units)
         with self._harmless():
             if arrives:
-                # An output of an earlier step must not be taken for one of this step.
-                quiet()
-                self._stage = Stage.LIVE
+                self._enter(Stage.LIVE)
             if self._stage is Stage.LIVE:
                 self._announce(step, position, with_rest=arrives or self._tails)
 
@@ -134,19 +138,31 @@ class Mirror:
 
     # --- any thread -------------------------------------------------------------------------------
 
-    def output(self, channel: str, op: str, outputs: Sequence[Tensor]) -> None:
-        """A collective is complete."""
+    @property
+    def tries(self) -> bool:
+        """Whether the joiner still has to show that it computes the same bits."""
+        return self._stage is Stage.LIVE and not self._settled
+
+    def output(self, channel: str, op: str, outputs: Sequence[Tensor], given: str = "") -> None:
+        """A collective is complete. ``given``: digest of what this rank put in, or empty."""
         if self._stage is Stage.LIVE:
             with self._harmless():
-                self._put(Output(channel, op), outputs)
+                self._put(Output(channel, op, given), outputs)
 
-    def drop(self, reason: str, *, slow: bool = False) -> None:
-        """Mirror no more; says why, if the joiner still listens."""
-        if self._stage is not Stage.OVER:
-            self._last_words = Dropped(reason, slow)
+    def drop(self, reason: str, *, final: bool = False) -> None:
+        """Mirror no more; says why, if the joiner still listens.
+
+        What was put in before is still sent, since a hot standby may be able to use it; not if this
+        is ``final``: the joiner is unfit, or the state.
+        """
+        with self._staging:
+            if self._stage is Stage.OVER:
+                return
+            self._last_words = Dropped(reason, final)
             self._stage = Stage.OVER
+        if final:
             self._outbox.forget()
-            self.wake()
+        self.wake()
 
     def close(self) -> None:
         """Drop the joiner and wait a while for the threads."""
@@ -156,6 +172,11 @@ class Mirror:
             thread.join(ENDING_S)
 
     # --- inside -----------------------------------------------------------------------------------
+
+    def _enter(self, stage: Stage) -> None:
+        with self._staging:
+            if self._stage is not Stage.OVER:
+                self._stage = stage
 
     @contextlib.contextmanager
     def _harmless(self) -> Iterator[None]:
@@ -167,9 +188,11 @@ class Mirror:
             self.drop(f"this rank cannot be shown: {error}")
 
     def _announce(self, step: int, position: Position, *, with_rest: bool) -> None:
-        check = not self._settled or step % frames.CHECK_EVERY == 0
+        # A joiner of a plan may get the rank at any vote, so each of its steps is compared.
+        check = not self._settled or bool(self.plan) or step % frames.CHECK_EVERY == 0
         layout, tensors = self._units.rest() if with_rest else (None, [])
-        self._put(Boundary(step, position, layout, check), tensors)
+        graded = self._units.graded if with_rest else ()
+        self._put(Boundary(step, position, layout, graded, check), tensors)
         if with_rest and not self._tails:
             # The joiner waits for this one, and training has waited for it already.
             self._put(Check(step, whole_digest(self._units, step)))
@@ -178,19 +201,20 @@ class Mirror:
 
     def _put(self, frame: Frame, tensors: Sequence[Tensor] = ()) -> None:
         if not self._outbox.put(frame, tensors):
-            self.drop("the joiner does not keep up: too much waits for it", slow=True)
+            self.drop(BEHIND, final=True)
 
     def _wait_for_whole_copy(self) -> None:
         """The parameters stand still because this thread, their only writer, waits here."""
         self._whole.clear()
         seen, since = -1, time.monotonic()
+        patience = since + WHOLE_S
         with contextlib.closing(_Opened(self._window)):
             self.wake()
             while self._copied < len(self._units) and not self.over:
                 if self._copied != seen:
                     seen, since = self._copied, time.monotonic()
-                elif time.monotonic() - since > STALLED_S:
-                    self.drop("the joiner does not take the state", slow=True)
+                elif time.monotonic() > min(since + STALLED_S, patience):
+                    self.drop("this worker does not take the state", final=True)
                 self._whole.wait(IDLE_S)
 
     def wake(self) -> None:
@@ -200,12 +224,11 @@ class Mirror:
     def _send_all(self) -> None:
         """Sender's thread: what waits first, then a piece of the state."""
         try:
-            while not self.over:
-                entry = self._outbox.next() or self._unit()
+            while (entry := self._outbox.next() or self._unit()) or not self.over:
                 if entry is not None:
                     frames.send(self._link, *entry)
                     self._outbox.back(entry[1])
-                elif not self._advance_digest() and not self.over:
+                elif not self._advance_digest():
                     self._outbox.wait(IDLE_S)
         except LinkError as error:
             self.drop(str(error))
@@ -232,7 +255,7 @@ class Mirror:
         layout, tensors = self._units.collect(self._copied)
         entry = self._outbox.copy(frames.Unit(version, self._copied, layout), tensors)
         if entry is None:
-            self.drop("the joiner does not keep up: too much waits for it", slow=True)
+            self.drop(BEHIND, final=True)
             return None
         self._ready_at = max(time.monotonic(), self._ready_at) + entry[1].numel() / self._rate
         # Within the window: the tail of this step must know that the unit was copied.

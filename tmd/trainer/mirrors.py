@@ -19,11 +19,9 @@ from tmd.core.limits import ShadowLimits
 from tmd.fabric import Fabric, Link
 from tmd.trainer import frames
 from tmd.trainer.carrier import Carrier
-from tmd.trainer.data import Position
 from tmd.trainer.frames import PURPOSE, SHIFT, VOTE, Follow, Opening
 from tmd.trainer.mirror import Mirror
-from tmd.trainer.shadow import channel
-from tmd.trainer.units import Units
+from tmd.trainer.units import Units, digest_of_inputs
 from tmd.trainer.window import Window
 
 log = logging.getLogger("tmd.trainer")
@@ -47,17 +45,25 @@ class Mirrors:
         self._mirrors: tuple[Mirror, ...] = ()
         self._changing = threading.Lock()
         self._announced = -1
+        self._given: dict[str, str] = {}
+        """By group: digest of what this rank put into the operation under way."""
         fabric.tap = self
         threading.Thread(target=self._let_in, name="tmd-mirrors", daemon=True).start()
 
     # --- main thread ------------------------------------------------------------------------------
 
-    def at_boundary(self, step: int, position: Position) -> None:
+    def at_boundary(self, step: int) -> None:
         """``step`` begins; says so once, also if the step is tried again."""
+        if any(mirror.over for mirror in self._mirrors):
+            self._sweep()
         if self._mirrors and step != self._announced:
             self._announced = step
+            if why := self._units.stale:
+                self.drop_all(why, final=True)
+            assert self._carrier.feed is not None
+            position, quiet = self._carrier.feed.position, self._fabric.quiet
             for mirror in self._mirrors:
-                mirror.at_boundary(step, position, self._fabric.drain)
+                mirror.at_boundary(step, position, quiet=quiet)
             self._window.open(step)
             for mirror in self._mirrors:
                 mirror.wake()
@@ -72,11 +78,11 @@ class Mirrors:
         for mirror in self._mirrors:
             mirror.before_optimizer(step, self._units.optimizers.index(optimizer))
 
-    def drop_all(self, reason: str) -> None:
+    def drop_all(self, reason: str, *, final: bool = False) -> None:
         """What was shown is worth nothing, or there is nothing to show any more."""
         self._window.close()
         for mirror in self._mirrors:
-            mirror.drop(reason)
+            mirror.drop(reason, final=final)
         self._sweep()
 
     def close(self) -> None:
@@ -94,10 +100,22 @@ class Mirrors:
 
     # --- tap: the threads of the groups -----------------------------------------------------------
 
+    def given(self, op: str, group: str, inputs: Sequence[Tensor]) -> None:
+        """A collective begins; operations of a group run one after the other."""
+        if any(mirror.tries for mirror in self._mirrors):
+            self._given[group] = digest_of_inputs(op, inputs)
+
     def output(self, op: str, group: str, outputs: Sequence[Tensor]) -> None:
-        """A collective is complete."""
+        """A collective is complete, or a message has come."""
+        if not self._mirrors:
+            return
+        if op == "recv":
+            # They come in an order of their own, which a shadow could not tell.
+            self.drop_all("messages between ranks cannot be mirrored")
+            return
+        given = self._given.pop(group, "")
         for mirror in self._mirrors:
-            mirror.output(channel(group, op), op, outputs)
+            mirror.output(group, op, outputs, given)
 
     def voted(self, result: Sequence[int]) -> None:
         """A vote came out."""
@@ -119,7 +137,8 @@ class Mirrors:
                 return
             try:
                 self._admit(link)
-            except LinkError as error:
+            except Exception as error:
+                # Whatever it was: the next joiner must find the door open.
                 log.info("nobody follows: %s", error)
                 link.close()
 
@@ -129,6 +148,10 @@ class Mirrors:
         if not isinstance(follow, Follow):
             raise LinkError(f"{link.peer} began with {type(follow).__name__}")
         link.patience(0)
+        if self._fabric.standing is None or self._fabric.poisoned:
+            frames.send(link, frames.Envelope(frames.Dropped("this worker does not train now")))
+            link.close()
+            return
         opening = Opening(self._carrier.offer(self._carrier.layouts))
         frames.send(link, frames.Envelope(opening))
         mirror = Mirror(link, follow, self._units, self._window, self._limits)

@@ -224,6 +224,7 @@ class Session:
 
     def _spoil(self) -> None:
         self._spoilt = True
+        self._outcome = Outcome.SHADOW
         if self._trace is not None and not self._gate.shadowing:
             self._trace.undone(self._gate.status)
 

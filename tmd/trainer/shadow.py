@@ -19,7 +19,9 @@ from torch import Tensor
 from tmd.core.errors import LinkError, StateMismatch
 from tmd.fabric import Link
 from tmd.trainer import frames
-from tmd.trainer.frames import SHIFT, VOTE, Boundary, Dropped, Frame, Output, Said
+from tmd.trainer.frames import SHIFT, VOTE, Boundary, Check, Dropped, Frame, Output, Said, Tail
+from tmd.trainer.transfer import Digest
+from tmd.trainer.units import digest_of_inputs
 
 ENDING_S = 2.0
 
@@ -47,14 +49,14 @@ class Shadow:
         self._state: deque[Arrival] = deque()
         self._channels: dict[str, deque[tuple[int, Arrival]]] = {}
         self._waiting = 0
-        """Bytes of outputs that wait."""
+        """Bytes of outputs and tails that wait."""
         self._stream_step = 0
         """Step of the latest boundary that was read."""
         self._ended: LinkError | None = None
         self.starved = False
         """Whether somebody has waited in vain: the present step is worth nothing."""
         self.mismatch = ""
-        """How the script's collectives differ from those of the source."""
+        """How what the script does differs from what the source does."""
         self._thread = threading.Thread(target=self._read, name="tmd-shadow", daemon=True)
         self._thread.start()
 
@@ -89,7 +91,16 @@ class Shadow:
                 if self._ended is not None:
                     raise self._ended
                 self._arrived.wait()
-            return self._state.popleft()
+            arrival = self._state.popleft()
+            if isinstance(arrival.frame, Tail):
+                self._waiting -= _size(arrival)
+            return arrival
+
+    def checks(self) -> list[tuple[int, Digest]]:
+        """Digests of the source that wait to be taken; they stay."""
+        with self._arrived:
+            found = [a.frame for a in self._state if isinstance(a.frame, Check)]
+        return [(frame.step, frame.parts) for frame in found]
 
     def put_back(self, arrival: Arrival) -> None:
         """Leave a frame for later."""
@@ -118,17 +129,20 @@ class Shadow:
         if op == "send":
             return
         try:
-            arrival = self._take(channel(group, op))
+            arrival = self._take(group)
         except LinkError:
             return
         frame, values = arrival.frame, arrival.tensors
         told = frame.op if isinstance(frame, Output) else type(frame).__name__
         here, there = _shown(outputs), _shown(values)
         if (told, there) != (op, here):
-            with self._arrived:
-                self.mismatch = self.mismatch or f"{op} {here} here, {told} {there} there"
-                self.starved = True
-                self._arrived.notify_all()
+            self._differs(
+                f"the script calls other collectives: {op} {here} here, {told} {there} there"
+            )
+            return
+        given = frame.given if isinstance(frame, Output) else ""
+        if given and given != digest_of_inputs(op, inputs):
+            self._differs(f"what this worker puts into {op} of {here} is not what its rank does")
             return
         for out, value in zip(outputs, values, strict=True):
             out.data.copy_(value)
@@ -159,6 +173,12 @@ class Shadow:
             self._waiting -= _size(arrival)
             return arrival
 
+    def _differs(self, how: str) -> None:
+        with self._arrived:
+            self.mismatch = self.mismatch or how
+            self.starved = True
+            self._arrived.notify_all()
+
     # --- reader -----------------------------------------------------------------------------------
 
     def _read(self) -> None:
@@ -182,31 +202,30 @@ class Shadow:
                     queue.append((self._stream_step, arrival))
                     self._waiting += _size(arrival)
                 case Dropped():
-                    raise Lost(frame.reason, slow=frame.slow)
+                    raise Lost(frame.reason, final=frame.final)
                 case _:
                     if isinstance(frame, Boundary):
                         self._stream_step = frame.step
+                    if isinstance(frame, Tail):
+                        self._waiting += _size(arrival)
                     self._state.append(arrival)
             self._arrived.notify_all()
         if self._waiting > self._bound:
-            raise Lost("more waits to be used than may wait", slow=True)
+            raise Lost(
+                "this worker does not keep up: more waits to be used than may wait", final=True
+            )
 
 
 class Lost(LinkError):
-    """There is nothing to follow any more. ``slow``: because this worker did not keep up."""
+    """There is nothing to follow any more. ``final``: nor should there be a copy."""
 
-    def __init__(self, reason: str, *, slow: bool) -> None:
+    def __init__(self, reason: str, *, final: bool) -> None:
         super().__init__(reason)
-        self.slow = slow
+        self.final = final
 
 
 class Differs(StateMismatch):
     """This worker does not compute the bits of the rank that it shadows."""
-
-
-def channel(group: str, op: str) -> str:
-    """Where an operation's outputs queue: messages come in an order of their own."""
-    return f"{group}/{op}" if op == "recv" else group
 
 
 def _shown(tensors: Sequence[Tensor]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from msgspec import Struct, msgpack
+from msgspec import Struct
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -107,17 +107,6 @@ def dtype_of(spec: TensorSpec) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise StateMismatch(f"unknown dtype {spec.dtype!r} announced by the source")
     return dtype
-
-
-_layouts = msgpack.Decoder(Layouts)
-
-
-def encode_layouts(layouts: Layouts) -> bytes:
-    return msgpack.encode(layouts)
-
-
-def decode_layouts(blob: bytes) -> Layouts:
-    return _layouts.decode(blob)
 
 
 class Registry:

@@ -19,6 +19,8 @@ from tmd.fabric import GroupView, Link
 from tmd.trainer.data import Position
 from tmd.trainer.state import Layouts
 
+Digest = dict[str, str]
+"""Hexadecimal digests (xxh3-128) by part of the state."""
 HEADER_LIMIT = 64 << 20
 PACK_BELOW = 1 << 16
 """Bytes; tensors smaller than this travel packed into one buffer, for fewer system calls."""
@@ -47,19 +49,19 @@ class Answer(Struct, frozen=True):
     """The joiner's word: go on, or why not."""
 
     refusal: str = ""
-    has_it: bool = False
-    """The tensors of this very state are there already."""
+    has: Digest = {}
+    """The digest of this very state, if the joiner believes that it has it already."""
 
 
-def offer(link: Link, header: Header) -> bool:
-    """Source: send ``header``, wait for the joiner's go; whether it wants the tensors, too.
+def offer(link: Link, header: Header) -> Digest:
+    """Source: send ``header``, wait for the joiner's go; what it has already, by its digest.
 
     Raises:
         StateMismatch: the joiner refused; the message is its reason.
         LinkError: the joiner is gone.
     """
     link.send_frame(msgpack.encode(header))
-    return not _expect_go(link).has_it
+    return _expect_go(link).has
 
 
 def consider(link: Link) -> Header:
@@ -67,9 +69,19 @@ def consider(link: Link) -> Header:
     return msgpack.decode(link.recv_frame(HEADER_LIMIT), type=Header)
 
 
-def answer(link: Link, refusal: str = "", *, has_it: bool = False) -> None:
+def answer(link: Link, refusal: str = "", has: Digest | None = None) -> None:
     """Joiner: say go, or refuse with a reason."""
-    link.send_frame(msgpack.encode(Answer(refusal, has_it)))
+    link.send_frame(msgpack.encode(Answer(refusal, has or {})))
+
+
+def confirm(link: Link, same: bool) -> None:
+    """Source: whether what the joiner has is the state, so that no tensors follow."""
+    link.send_frame(msgpack.encode(same))
+
+
+def is_confirmed(link: Link) -> bool:
+    """Joiner: the other side of :func:`confirm`."""
+    return msgpack.decode(link.recv_frame(HEADER_LIMIT), type=bool)
 
 
 def send_tensors(link: Link, tensors: Iterable[Tensor]) -> int:

@@ -7,7 +7,7 @@ change at any time in a step and is taken whole, between two steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,10 +16,10 @@ from msgspec import msgpack
 from torch import Tensor
 
 from tmd.trainer.state import Layout, Registry, flatten, specs, unflatten
-from tmd.trainer.transfer import raw
+from tmd.trainer.transfer import Digest, raw
 
-Digest = dict[str, str]
-"""Hexadecimal digests (xxh3-128) by part of the state."""
+BUFFERS, OTHERS = "buffers", "others"
+"""Parts of a digest that are no units."""
 
 
 class Units:
@@ -35,6 +35,40 @@ class Units:
         params = {**loose, **{key: p for key, (_, p) in owned.items()}}
         self.params: list[Tensor] = list(params.values())
         self._owner = {key: optimizer for key, (optimizer, _) in owned.items()}
+
+    @property
+    def graded(self) -> tuple[int, ...]:
+        """Units that have a gradient."""
+        return tuple(i for i, p in enumerate(self.params) if p.grad is not None)
+
+    def grade(self, graded: Collection[int]) -> None:
+        """Let exactly these units have a gradient, of zeros."""
+        chosen = set(graded)
+        for number, param in enumerate(self.params):
+            if number not in chosen:
+                param.grad = None
+            elif param.grad is None:
+                param.grad = torch.zeros_like(param)
+            else:
+                param.grad.detach_().zero_()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parameters, and so of one step's gradients."""
+        return sum(p.nbytes for p in self.params)
+
+    @property
+    def stale(self) -> str:
+        """What has changed since the objects were registered; empty if nothing has."""
+        known = {id(p) for p in self.params}
+        found = {id(p) for m in self._registry.modules for p in m.parameters()}
+        found |= {id(p) for o in self.optimizers for g in o.param_groups for p in g["params"]}
+        if known == found:
+            return ""
+        return (
+            f"the job has {len(found - known)} parameters that were not there when its state was "
+            f"registered, and lacks {len(known - found)}: call session.register() once all are made"
+        )
 
     def __len__(self) -> int:
         return len(self.params)
@@ -60,7 +94,7 @@ class Units:
             for target, value in zip(tensors, values, strict=True):
                 target.copy_(value)
         else:
-            tensors = [param.detach(), *(_beside(param, value) for value in values[1:])]
+            tensors = [param.detach(), *(self._beside(param, value) for value in values[1:])]
             tensors[0].copy_(values[0])
         owner = self._owner.get(id(param))
         if owner is None:
@@ -72,12 +106,19 @@ class Units:
 
     def rest(self) -> tuple[Layout, list[Tensor]]:
         """Layout and live tensors of all that is no unit."""
-        values = {
-            "buffers": dict(self._buffers()),
+        return flatten({"buffers": dict(self._buffers()), **self._besides()})
+
+    def _besides(self) -> dict[str, Any]:
+        """What is neither a unit nor a buffer."""
+        return {
             "groups": [self.values(i) for i in range(len(self.optimizers))],
+            # Some optimizers keep things for themselves, not for a parameter.
+            "own": [
+                {k: v for k, v in o.state.items() if not isinstance(k, Tensor)}
+                for o in self.optimizers
+            ],
             "others": [o.state_dict() for o in self._registry.others],
         }
-        return flatten(values)
 
     @torch.no_grad()
     def place_rest(self, layout: Layout, values: Sequence[Tensor]) -> None:
@@ -87,6 +128,8 @@ class Units:
             buffer.copy_(found["buffers"][name])
         for number, groups in enumerate(found["groups"]):
             self.set_values(number, groups)
+        for optimizer, own in zip(self.optimizers, found["own"], strict=True):
+            optimizer.state.update(own)
         for other, state in zip(self._registry.others, found["others"], strict=True):
             other.load_state_dict(state)
 
@@ -107,12 +150,22 @@ class Units:
 
     def digest_of_rest(self) -> Digest:
         """Digests of the buffers and of the other objects; for the main thread, between steps."""
-        layout, tensors = flatten([o.state_dict() for o in self._registry.others])
+        layout, tensors = flatten(self._besides())
         buffers = (buffer for _, buffer in self._buffers())
         return {
-            "buffers": _digest(b"", buffers),
-            "others": _digest(msgpack.encode(layout), tensors),
+            BUFFERS: _digest(b"", buffers),
+            OTHERS: _digest(msgpack.encode(layout), tensors),
         }
+
+    def _beside(self, param: Tensor, value: Tensor) -> Tensor:
+        """A copy of ``value`` where the optimizer of ``param`` expects it."""
+        owner = self._owner.get(id(param))
+        groups = [] if owner is None else owner.param_groups
+        # Step counters are on the CPU, unless the optimizer runs wholly on the device.
+        on_device = any(g.get("capturable") or g.get("fused") for g in groups)
+        if value.dim() == 0 and not on_device:
+            return value.clone()
+        return value.to(param.device, copy=True)
 
     def _buffers(self) -> Iterator[tuple[str, Tensor]]:
         for number, module in enumerate(self._registry.modules):
@@ -151,6 +204,16 @@ class UnitDigest:
         return {"parameters and optimizer state": self._hash.hexdigest(), **self._rest}
 
 
+def digest_of_inputs(op: str, inputs: Sequence[Tensor]) -> str:
+    """What a rank puts into a collective; empty for those into which it need not put anything.
+
+    It is what a worker computes by itself: the outputs that a joiner is shown say nothing of that.
+    """
+    if op in ("broadcast", "scatter", "barrier", "recv"):
+        return ""
+    return _digest(b"", list(inputs))
+
+
 def whole_digest(units: Units, version: int) -> Digest:
     """The digest of everything at once; nothing may change meanwhile."""
     digest = UnitDigest(units, version)
@@ -164,8 +227,3 @@ def _digest(start: bytes, tensors: Iterator[Tensor] | list[Tensor]) -> str:
     for tensor in tensors:
         found.update(raw(tensor))
     return found.hexdigest()
-
-
-def _beside(param: Tensor, value: Tensor) -> Tensor:
-    # Optimizers keep step counters on the CPU and the rest beside the parameter.
-    return value.clone() if value.dim() == 0 else value.to(param.device, copy=True)

@@ -58,5 +58,5 @@ class Voice:
             self._agent.tell()
 
     def tell_armed(self, epoch: int, plan: str) -> None:
-        """Armed for ``epoch`` of ``plan``, or for nothing (0)."""
-        self.say(armed=epoch, plan=plan)
+        """Armed for ``epoch`` of ``plan``, or for nothing (0); what was timed before is over."""
+        self.say(armed=epoch, plan=plan, timings={})

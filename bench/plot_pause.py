@@ -1,0 +1,51 @@
+"""Draw ``docs/pause.svg`` from ``bench/results/pause.json``: a dot per move, by way and size.
+
+Needs matplotlib (``pip install -c constraints.txt ".[plot]"``).
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("svg")
+mpl.rcParams["svg.hashsalt"] = "pause"  # the same picture from the same figures, byte for byte
+from matplotlib import pyplot as plt  # noqa: E402
+
+from bench.measure import RESULTS  # noqa: E402
+
+TARGET = Path("docs/pause.svg")
+COLOURS = {"shadow": "tab:green", "copy": "tab:red"}
+LABELS = {"shadow": "live shadow", "copy": "stop-and-copy"}
+
+
+def main() -> None:
+    facts = json.loads((RESULTS / "pause.json").read_text())
+    runs = {name: found for name, found in facts["runs"].items() if found}
+    figure, axes = plt.subplots(figsize=(7, 0.8 + 0.55 * len(runs)))
+    for row, (name, events) in enumerate(runs.items()):
+        way, size = name.split()
+        pauses = [1000 * e["pause_s"] for e in events]
+        step = 1000 * statistics.median(e["median_step_s"] for e in events)
+        axes.plot(pauses, [row] * len(pauses), "o", alpha=0.5, color=COLOURS[way])
+        axes.plot([statistics.median(pauses)] * 2, [row - 0.3, row + 0.3], color="black")
+        axes.text(
+            1.01,
+            row,
+            f"{LABELS[way]}, {size}\nstep {step:.0f} ms, n = {len(pauses)}",
+            transform=axes.get_yaxis_transform(),
+            va="center",
+            fontsize=8,
+        )
+    axes.axvline(0, color="grey", linewidth=0.8)
+    axes.set_yticks([])
+    axes.set_ylim(-0.6, len(runs) - 0.4)
+    axes.set_xlabel("pause of a planned move beyond one step, ms (line: median)")
+    figure.savefig(TARGET, bbox_inches="tight", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""The model of one trainer process, and how it lives the life of another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from msgspec import structs
+
+from tmd.core.duties import Arm, Follow, Keep, Prepare
+from tmd.core.model import Activity, ShadowStatus, WorkerStatus
+
+JOB = "sim"
+LIVING = (Activity.SHADOWING, Activity.IN_STEP)
+
+
+@dataclass
+class Life:
+    """``state`` is that of the rank after the last commit that was mirrored."""
+
+    duty: Prepare | Follow
+    state: tuple[int, ...] | None = None
+    won: bool = False
+    """The vote that was mirrored last has given the rank to this worker."""
+    lost: bool = False
+    """Nothing more is mirrored."""
+
+    def mirrored(self, state: tuple[int, ...], switched_to: int) -> None:
+        """The rank has committed a step, and its vote agreed on an epoch (0: on none)."""
+        if not self.lost:
+            self.state = state
+            duty = self.duty
+            self.won = isinstance(duty, Prepare) and duty.membership.epoch == switched_to
+
+
+@dataclass
+class Worker:
+    """The model of one trainer process."""
+
+    name: str
+    host: str
+    size: int
+    alive: bool = True
+    poisoned: bool = False
+    state: tuple[int, ...] | None = None
+    arm: Arm | None = None
+    switch: Arm | None = None
+    life: Life | None = None
+    status: WorkerStatus = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.status = WorkerStatus(
+            worker=self.name,
+            job=JOB,
+            world_size=self.size,
+            address=f"{self.host}:1",
+            pid=1,
+            activity=Activity.STARTING,
+        )
+
+    def say(self, **changes: object) -> None:
+        self.status = structs.replace(self.status, **changes)
+
+
+def live(worker: Worker, order: Prepare) -> None:
+    """Follow the rank; once in step be ready; without a rank to follow fall back to a copy."""
+    life = worker.life
+    if worker.status.activity not in (Activity.STANDBY, *LIVING):
+        return
+    if life is None or life.duty != order:
+        worker.life = Life(order)
+        worker.say(activity=Activity.SHADOWING, plan=order.plan, rank=None, shadow=None)
+    elif life.lost:
+        worker.life = None
+        worker.say(activity=Activity.PREPARED, plan=order.plan)
+    elif life.state is not None:
+        worker.say(activity=Activity.IN_STEP, plan=order.plan)
+
+
+def study(worker: Worker, order: Follow | Keep) -> None:
+    """Follow a rank without a plan; in a recovery keep what there is."""
+    life = worker.life
+    if worker.status.activity not in (Activity.STANDBY, *LIVING):
+        return
+    if isinstance(order, Follow) and (life is None or life.duty != order or life.lost):
+        worker.life = Life(order)
+        worker.say(activity=Activity.SHADOWING, plan="", shadow=ShadowStatus(order.rank))
+    elif life is not None and life.state is not None:
+        shadow = ShadowStatus(life.duty.rank, verified=len(life.state))
+        kept = isinstance(order, Keep)
+        worker.say(activity=Activity.STANDBY if kept else Activity.IN_STEP, plan="", shadow=shadow)
+    else:
+        worker.say(activity=Activity.STANDBY, plan="", shadow=None)
+
+
+def take_over(worker: Worker, life: Life) -> Prepare:
+    """The vote has given the rank to ``worker``, and it has the state."""
+    duty, worker.life, worker.state = life.duty, None, life.state
+    assert isinstance(duty, Prepare)
+    assert worker.state is not None
+    worker.say(
+        activity=Activity.TRAINING,
+        rank=duty.rank,
+        epoch=duty.membership.epoch,
+        step=len(worker.state),
+        armed=0,
+    )
+    return duty

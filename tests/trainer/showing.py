@@ -1,0 +1,73 @@
+"""A rank that shows itself, and somebody at the other end who hears it: no joiner at work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from tests.trainer.scripts import Script
+from tests.trainer.tailing import Source
+from tests.trainer.wire import Ear, linked
+from tmd.core.limits import ShadowLimits
+from tmd.fabric import Link
+from tmd.trainer.frames import Begin, Boundary
+
+FAST = ShadowLimits(copy_mb_s=1e6)
+UNREAD = 8 << 10
+"""Bytes that the joiner's kernel takes while nobody reads; the source's takes a megabyte or so."""
+
+
+def wide() -> nn.Module:
+    """Gradients of two megabytes, far more than lies between two ends of a link."""
+    return nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 65536), nn.Linear(65536, 1))
+
+
+class Show(Source):
+    """A rank that shows itself, and what comes out at the joiner's end."""
+
+    def __init__(self, script: Script, near: Link, far: Link, limits: ShadowLimits) -> None:
+        super().__init__(script, looks=False)
+        self.ear = Ear(far)
+        self.shown = self.show(near, limits)
+
+    def pause(self, enough: Callable[[], bool]) -> None:
+        """A step with a window that lasts a moment, or until it is enough."""
+        self.begin()
+        self.ear.within(0.02, enough)
+        self.commit()
+
+    def arrive(self) -> None:
+        """Until the joiner hears outputs."""
+        self.ear.say(Begin())
+        while not self.ear.of(Boundary):
+            assert not self.shown.over
+            self.pause(lambda: bool(self.ear.of(Boundary)))
+
+    def until_over(self, act: Callable[[], object]) -> int:
+        """Go on with something until the joiner is dropped; how often."""
+        count = 0
+        while not self.shown.over:
+            act()
+            count += 1
+        return count
+
+
+@contextmanager
+def show(
+    script: Script | None = None,
+    limits: ShadowLimits = FAST,
+    *,
+    trained: int = 0,
+    buffer: int | None = None,
+) -> Iterator[Show]:
+    script = script or Script(1)
+    script.train(range(100, 100 + trained))
+    with linked(buffer=buffer) as (near, far):
+        made = Show(script, near, far, limits)
+        try:
+            yield made
+        finally:
+            made.shown.close()
+            made.ear.end()

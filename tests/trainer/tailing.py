@@ -1,0 +1,341 @@
+"""A rank and a joiner that follows it, in one process: what the tests of the tail need.
+
+The rank trains in the main thread, the joiner in a thread of its own; neither has collectives, so
+both compute a step from its number alone. Nothing is left to time: the clock that meters the copy
+is the test's, and where the two must go together, the rank waits in its open window.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+from msgspec import msgpack
+from torch import Tensor
+
+from tests.fabric.circle import KEY, member
+from tests.trainer.scripts import Script
+from tests.trainer.wire import PATIENCE, Facts, linked
+from tmd.core.duties import Prepare
+from tmd.core.errors import LinkError, StateMismatch, TmdError
+from tmd.core.limits import ShadowLimits
+from tmd.core.model import Membership
+from tmd.fabric import Fabric, Link, Neutral
+from tmd.trainer import frames, mirror
+from tmd.trainer.data import Feed, Position
+from tmd.trainer.following import Following
+from tmd.trainer.frames import Boundary, Follow, Frame, Tail, Unit
+from tmd.trainer.mirror import Mirror
+from tmd.trainer.shadow import Arrival, Shadow
+from tmd.trainer.transfer import Offer, digest_of
+from tmd.trainer.units import Units, whole_digest
+from tmd.trainer.window import Window
+
+LIMITS = ShadowLimits(copy_mb_s=1e-6, lag=1e9)
+"""A byte in a second: no unit leaves before the clock is moved on. And no lag is too large."""
+LONG = 1e6
+
+Picture = dict[str, str]
+
+
+class Clock:
+    """Stands in for :mod:`time` where the source meters its copy."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def let_one_out(self) -> None:
+        """One unit may be copied, and no second one."""
+        self.now += LONG
+
+
+def picture(script: Script, units: Units) -> Picture:
+    """All that is registered: as the runtime compares it, and once more by another way."""
+    layouts, tensors = script.registry().collect()
+    plain = {"layouts": msgpack.encode(layouts).hex(), "tensors": digest_of(tensors)}
+    return {**whole_digest(units, 0), **plain}
+
+
+class Source:
+    """A rank that trains, and shows it from :meth:`show` on. Main thread."""
+
+    def __init__(self, script: Script, *, looks: bool = True) -> None:
+        """``looks``: whether it keeps a picture of each step."""
+        self.script = script
+        self.looks = looks
+        self.units = Units(script.registry())
+        self.window = Window()
+        self.mirror: Mirror | None = None
+        self.step = 0
+        self.pictures: dict[int, Picture] = {}
+        self._look()
+
+    def show(self, link: Link, limits: ShadowLimits = LIMITS) -> Mirror:
+        self.mirror = Mirror(link, Follow("plan", 0), self.units, self.window, limits)
+        shown = self.mirror
+        self.script.before = lambda number: shown.before_optimizer(self.step, number)
+        return shown
+
+    def begin(self, *, shut: bool = False) -> None:
+        """A step up to its vote. The window stays open, or ``shut`` as in a short step."""
+        if self.mirror is not None:
+            self.mirror.at_boundary(self.step, Position(0, self.step), quiet=True)
+        if not shut:
+            self.window.open(self.step)
+        if self.mirror is not None:
+            self.mirror.wake()
+        self.script.backward(self.step)
+
+    def commit(self) -> None:
+        self.window.close()
+        self.script.apply()
+        self.step += 1
+        self._look()
+
+    def _look(self) -> None:
+        if self.looks:
+            self.pictures[self.step] = picture(self.script, self.units)
+
+    def train(self, steps: int, *, shut: bool = False) -> None:
+        for _ in range(steps):
+            self.begin(shut=shut)
+            self.commit()
+
+
+class Watched(Following):
+    """Says what it has done."""
+
+    facts: Facts
+    heard: list[Frame]
+    units = 0
+    tails = 0
+    """Tails that brought gradients and were followed."""
+
+    @property
+    def boundaries(self) -> list[Boundary]:
+        return [frame for frame in self.heard if isinstance(frame, Boundary)]
+
+    def _take_in(self, arrival: Arrival, feed: Feed) -> None:
+        super()._take_in(arrival, feed)
+        with self.facts.changing():
+            self.heard.append(arrival.frame)
+            self.units += isinstance(arrival.frame, Unit)
+
+    def _follow(self, tail: Tail, tensors: Sequence[Tensor]) -> None:
+        super()._follow(tail, tensors)
+        self.tails += bool(set(tail.units) - self._missing)
+
+
+class Telling(Shadow):
+    """Keeps what it has told the source, and says when something has arrived."""
+
+    def __init__(self, link: Link, facts: Facts) -> None:
+        self.told: list[Frame] = []
+        self._facts = facts
+        super().__init__(link, 1 << 30)
+
+    def _sort(self, arrival: Arrival) -> None:
+        super()._sort(arrival)
+        with self._facts.changing():
+            pass
+
+    def send(self, frame: Frame) -> None:
+        super().send(frame)
+        self.told.append(frame)
+
+
+class Joiner(Facts):
+    """A worker that comes to live the life of the source, in a thread of its own."""
+
+    def __init__(self, script: Script, link: Link, limits: ShadowLimits = LIMITS) -> None:
+        super().__init__()
+        self.script = script
+        self.units = Units(script.registry())
+        self.fabric = Fabric("joiner", KEY)
+        self.fabric.sandbox(Neutral(), 0, 1)
+        me = member(self.fabric)
+        duty = Prepare("plan", Membership(epoch=2, members=(me,)), 0, me)
+        offer = Offer(script.registry().collect()[0], "", (), (0,), Position())
+        self.shadow = Telling(link, self)
+        self.following = Watched(duty, self.shadow, offer, self.units, self.fabric, limits)
+        self.following.facts, self.following.heard = self, []
+        self.feed = Feed(range(1 << 20), 0, lambda number, purpose: None, lambda: (0, 1))
+        self.pictures: dict[int, list[Picture]] = {}
+        self.at = -1
+        """The step at whose start it stands; -1 before it has ever stood anywhere."""
+        self.computed = 0
+        """Steps that it has computed itself."""
+        self.error: TmdError | None = None
+        self.meanwhile: Callable[[int], None] = lambda step: None
+        """Done before each look for the next step, with the number of that step."""
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+        self._thread = threading.Thread(target=self._live, name="joiner", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        self.may_go_on.set()
+        if self._thread.ident is not None:
+            self._thread.join(PATIENCE)
+            assert not self._thread.is_alive()
+        self.shadow.close()
+        self.fabric.close()
+
+    def another_unit(self, seen: int) -> None:
+        self.until(lambda: self.following.units > seen)
+
+    def proved(self, step: int) -> bool:
+        """Whether it has computed ``step`` from a state that was equal."""
+        return self.at > step and self.following.told().verified == step
+
+    @property
+    def lacks_state(self) -> bool:
+        return self.following.told().copied < 1
+
+    def _live(self) -> None:
+        try:
+            while True:
+                assert self.may_go_on.wait(PATIENCE)
+                self.meanwhile(self.at)
+                self.following.go_on(self.feed)
+                self._stand(self.following.step)
+                assert self.feed.next(self.at) == self.at
+                self.script.backward(self.at)
+                self.script.apply()
+                self.feed.commit()
+                self.following.computed(self.at + 1)
+                self._stand(self.at + 1, 1)
+        except (LinkError, StateMismatch) as error:
+            with self.changing():
+                self.error = error
+
+    def _stand(self, step: int, computed: int = 0) -> None:
+        self.pictures.setdefault(step, []).append(picture(self.script, self.units))
+        with self.changing():
+            self.at = step
+            self.computed += computed
+
+
+class Pair:
+    """Both of them. ``close`` leaves nothing behind."""
+
+    def __init__(self, make: Callable[[int], Script], near: Link, far: Link, clock: Clock) -> None:
+        self.clock = clock
+        self._near = near
+        self.source = Source(make(1))
+        script = make(2)
+        script.train(range(100, 102))
+        self.joiner = Joiner(script, far)
+
+    def meet(self) -> None:
+        """The joiner asks; its state arrives one unit at a time, two steps between two units."""
+        source, joiner = self.source, self.joiner
+        source.show(self._near)
+        joiner.start()
+        while joiner.following.units == 0:
+            source.begin()
+            joiner.within(0.05, lambda: joiner.following.units > 0)
+            source.commit()
+        while joiner.lacks_state:
+            source.train(1)
+            self.clock.let_one_out()
+            seen = joiner.following.units
+            source.begin()
+            joiner.another_unit(seen)
+            source.commit()
+
+    def together(self, steps: int) -> None:
+        """Steps in which the source waits until the joiner has computed and proved them."""
+        for _ in range(steps):
+            self.source.begin()
+            self.prove()
+            self.source.commit()
+
+    def prove(self) -> None:
+        """The source waits until the joiner has computed this step from an equal state."""
+        step, joiner = self.source.step, self.joiner
+        joiner.until(lambda: joiner.proved(step) or joiner.error is not None)
+        if joiner.error is not None:
+            raise joiner.error
+
+    def fall_behind(self, steps: int, *, shut: bool = False) -> None:
+        """The joiner sleeps after one more step; when it wakes up, it finds ``steps`` waiting.
+
+        No digest was taken in these. The source is in the step after them, its window open if not
+        ``shut``.
+        """
+        source, joiner = self.source, self.joiner
+        joiner.may_go_on.clear()
+        source.begin()
+        joiner.until(lambda: joiner.at > source.step)
+        source.commit()
+        source.train(steps, shut=True)
+        source.begin(shut=shut)
+        joiner.until(lambda: joiner.shadow.newest_boundary() == source.step)
+        joiner.may_go_on.set()
+
+    def fall_back(self) -> None:
+        """Steps until all was copied while the source waited."""
+        joiner = self.joiner
+        while joiner.error is None and (joiner.lacks_state or joiner.following.note == ""):
+            self.source.begin()
+            joiner.until(lambda: joiner.lacks_state or joiner.at > self.source.step)
+            self.source.commit()
+
+    def come_apart(self) -> TmdError:
+        """Steps until the joiner gives up, and why it did."""
+        joiner = self.joiner
+        while joiner.error is None:
+            self.source.begin()
+            joiner.until(lambda: joiner.proved(self.source.step) or joiner.error is not None)
+            self.source.commit()
+        return joiner.error
+
+    @property
+    def copied_at(self) -> int:
+        """The step to which the joiner came last without computing the one before."""
+        return [b.step for b in self.joiner.following.boundaries if b.rest is not None][-1]
+
+    def assert_equal(self) -> None:
+        """Wherever the joiner has stood, it had what the source had."""
+        self._assert_equal(self.joiner.pictures)
+
+    def assert_equal_at_last(self) -> None:
+        """The same, but only from :attr:`copied_at` on."""
+        copied, pictures = self.copied_at, self.joiner.pictures
+        later = {step: seen for step, seen in pictures.items() if step > copied}
+        self._assert_equal({copied: pictures[copied][-1:], **later})
+
+    def _assert_equal(self, pictures: dict[int, list[Picture]]) -> None:
+        assert pictures
+        for step, seen in pictures.items():
+            for each in seen:
+                assert each == self.source.pictures[step], f"at the start of step {step}"
+
+    def close(self) -> None:
+        if self.source.mirror is not None:
+            self.source.mirror.drop("the test is over")
+        self.joiner.end()
+
+
+@contextmanager
+def pair(make: Callable[[int], Script], *, trained: int = 3) -> Iterator[Pair]:
+    """``make(seed)`` builds the script; the source has ``trained`` steps behind it."""
+    clock = Clock()
+    with pytest.MonkeyPatch.context() as patch, linked() as (near, far):
+        patch.setattr(mirror, "time", clock)
+        patch.setattr(mirror, "IDLE_S", 0.002)
+        patch.setattr(frames, "CHECK_EVERY", 1)
+        made = Pair(make, near, far, clock)
+        try:
+            made.source.train(trained)
+            yield made
+        finally:
+            made.close()

@@ -1,0 +1,232 @@
+"""Training shows itself to a joiner and never waits for one, whatever that one does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from tests.fabric.circle import at_once
+from tests.trainer.scripts import Script
+from tests.trainer.showing import UNREAD, Show, show, wide
+from tests.trainer.wire import PATIENCE
+from tmd.core.limits import ShadowLimits
+from tmd.trainer import mirror
+from tmd.trainer.data import Position
+from tmd.trainer.frames import (
+    Begin,
+    Boundary,
+    Check,
+    Dropped,
+    Output,
+    Said,
+    Settled,
+    Tail,
+    Unit,
+)
+
+pytestmark = pytest.mark.timeout(60)
+
+NARROW = ShadowLimits(copy_mb_s=1e6, staging_mb=8)
+ROOMY = ShadowLimits(copy_mb_s=1e6, staging_mb=60)
+"""For some tens of steps of a wide model."""
+
+# --- what is shown --------------------------------------------------------------------------------
+
+
+def test_nothing_is_shown_before_it_is_asked_for() -> None:
+    """The joiner still looks for its place in the data."""
+    with show() as s:
+        s.train(3)
+        s.shown.output("0", "allreduce", [torch.ones(3)])
+        s.shown.said("@vote", b"x")
+        s.shown.drop("the test is over")
+        s.ear.end()
+
+        assert [type(frame) for frame, _ in s.ear.heard] == [Dropped]
+
+
+def test_all_units_come_and_then_the_life() -> None:
+    """Outputs only from a boundary on at which the joiner can stand."""
+    with show(trained=2) as s:
+        s.shown.output("0", "allreduce", [torch.zeros(1)])
+        s.arrive()
+        s.shown.output("0", "allreduce", [torch.ones(3)])
+        s.shown.said("@vote", b"x")
+        s.begin()
+        s.ear.first(Said)
+        heard = [type(frame) for frame, _ in s.ear.heard if not isinstance(frame, Tail)]
+
+        assert [unit.number for unit in s.ear.of(Unit)] == [0, 1, 2, 3]
+        assert heard[:5] == [*[Unit] * 4, Boundary]
+        assert heard.count(Output) == heard.count(Said) == 1
+        s.commit()
+
+
+def test_a_digest_is_taken_in_one_window_without_a_pause() -> None:
+    """With many units and short steps there is no time for a nap between two of them."""
+    script = Script(1, build=lambda: nn.Sequential(*(nn.Linear(6, 6) for _ in range(30))))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mirror, "IDLE_S", PATIENCE)
+        with show(script) as s:
+            s.arrive()
+            s.begin()
+
+            assert s.ear.first(Check).parts.keys() == {
+                "parameters and optimizer state",
+                "buffers",
+                "others",
+            }
+            s.commit()
+
+
+def test_the_first_boundary_waits_for_operations_under_way() -> None:
+    """An output of an earlier step must not be taken for one of the first that is shown; nor does
+    training wait for it."""
+    with show() as s:
+        s.ear.say(Begin())
+        for _ in range(5):
+            s.shown.at_boundary(s.step, Position(0, s.step), quiet=False)
+            s.shown.output("0", "allreduce", [torch.zeros(1)])
+            s.window.open(s.step)
+            s.shown.wake()
+            s.ear.within(0.05, lambda: len(s.ear.of(Unit)) == len(s.units))
+            s.commit()
+        assert len(s.ear.of(Unit)) == len(s.units)
+        s.shown.at_boundary(s.step, Position(0, s.step), quiet=True)
+        s.ear.until(lambda: bool(s.ear.of(Boundary)))
+
+        assert s.ear.of(Boundary)[0].step == s.step
+        assert s.ear.of(Output) == []
+
+
+def test_a_settled_joiner_gets_no_more_tails() -> None:
+    """But each of its steps is still compared."""
+    with show() as s:
+        s.arrive()
+        s.ear.say(Settled())
+        while s.ear.of(Boundary)[-1].rest is not None:
+            s.train(1)
+            s.shown.said("@vote", b"")
+            s.ear.first(Said, len(s.ear.of(Said)) + 1)
+        seen = len(s.ear.heard)
+        s.train(3)
+        s.shown.drop("the test is over")
+        s.ear.end()
+        rest = [frame for frame, _ in s.ear.heard[seen:]]
+
+        assert not any(isinstance(frame, Tail) for frame in rest)
+        # The joiner of a plan may get the rank at any vote.
+        assert all(f.check for f in rest if isinstance(f, Boundary))
+
+
+# --- a joiner that does not read ------------------------------------------------------------------
+
+
+def blocked(s: Show) -> None:
+    """From here on the joiner reads nothing, and what lies between the two is full."""
+    s.ear.may_read.clear()
+    s.until_over(lambda: s.shown.output("0", "allreduce", [torch.zeros(100_000)]))
+
+
+def test_outputs_pile_up_only_to_the_bound() -> None:
+    """Then the joiner is dropped, and learns why as soon as it reads again."""
+    with show(limits=NARROW, buffer=UNREAD) as s:
+        s.arrive()
+        s.ear.may_read.clear()
+        count = s.until_over(lambda: s.shown.output("0", "allreduce", [torch.zeros(100_000)]))
+
+        assert count * 400_000 <= 8_000_000 + 4_000_000
+        s.train(2)
+        s.ear.end()
+        last = s.ear.heard[-1][0]
+        assert isinstance(last, Dropped)
+        assert last.final
+        assert "does not keep up" in last.reason
+
+
+@pytest.mark.parametrize("what", ["said", "before_optimizer", "at_boundary"])
+def test_no_call_of_training_waits(what: str) -> None:
+    """The joiner reads nothing; every call returns, before the joiner is dropped and after it."""
+    with show(Script(1, build=wide), ROOMY, buffer=UNREAD) as s:
+        s.arrive()
+        s.ear.may_read.clear()
+        acts: dict[str, Callable[[], object]] = {
+            "said": lambda: s.shown.said("@vote", b"x" * 1000),
+            "before_optimizer": lambda: s.train(1),
+            "at_boundary": s.begin,
+        }
+        for _ in range(20):
+            acts[what]()
+        blocked(s)
+        for _ in range(20):
+            acts[what]()
+
+        assert s.shown.over
+
+
+def test_a_joiner_that_stops_reading_while_it_is_copied_is_dropped() -> None:
+    """The tail is what piles up: its gradients count as well."""
+    with show(Script(1, build=wide), NARROW, buffer=UNREAD) as s:
+        s.ear.may_read.clear()
+        s.ear.say(Begin())
+        s.until_over(lambda: s.train(1))
+        s.train(1)
+        s.ear.end()
+
+        assert s.ear.of(Boundary) == []
+        assert s.ear.of(Dropped)[0].final
+
+
+# --- the whole copy -------------------------------------------------------------------------------
+
+
+def test_the_whole_copy_waits_until_all_is_copied() -> None:
+    """All units are of one boundary, and the digest comes with it, whatever the rate."""
+    with show(limits=ShadowLimits(copy_mb_s=1e-6)) as s:
+        s.ear.say(Begin(whole=True))
+        while not s.ear.of(Unit):
+            s.train(1)
+        s.ear.first(Check)
+        s.train(2)
+
+        assert [type(frame) for frame, _ in s.ear.heard[:6]] == [*[Unit] * 4, Boundary, Check]
+        assert s.ear.of(Boundary)[0].rest is not None
+        assert s.ear.of(Tail) == []
+
+
+def test_the_whole_copy_gives_up_when_the_joiner_stops_reading() -> None:
+    """Training goes on; the joiner hears that it was too slow."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mirror, "STALLED_S", 0.05)
+        with show(Script(1, build=wide), trained=2, buffer=UNREAD) as s:
+            s.ear.may_read.clear()
+            s.ear.say(Begin(whole=True))
+            s.until_over(lambda: s.train(1))
+            s.train(2)
+            s.ear.end()
+
+            assert s.window.version is None
+            assert s.ear.of(Boundary) == []
+            assert s.ear.of(Dropped) == [Dropped("this worker does not take the state", final=True)]
+
+
+def test_the_whole_copy_ends_with_the_joiner() -> None:
+    """It dies in the middle of it."""
+    with show(Script(1, build=wide), trained=2, buffer=UNREAD) as s:
+        s.ear.may_read.clear()
+        s.ear.say(Begin(whole=True))
+
+        def train() -> None:
+            s.until_over(lambda: s.train(1))
+
+        def die() -> None:
+            s.ear.until(lambda: bool(s.ear.of(Unit)))
+            s.ear.link.close()
+
+        s.ear.may_read.set()
+        at_once([train, die])
+        s.train(2)
+        assert s.shown.over

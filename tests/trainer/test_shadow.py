@@ -1,0 +1,356 @@
+"""What a shadow has read goes to whoever waits for it, in order; an end reaches them all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from msgspec import msgpack
+from torch import Tensor
+
+from tests.fabric.circle import at_once
+from tests.trainer.wire import Facts, linked
+from tmd.core.errors import LinkError
+from tmd.fabric import Link
+from tmd.trainer import frames
+from tmd.trainer.data import Position
+from tmd.trainer.frames import (
+    SHIFT,
+    VOTE,
+    Begin,
+    Boundary,
+    Check,
+    Dropped,
+    Frame,
+    Output,
+    Said,
+    Settled,
+    Took,
+)
+from tmd.trainer.outbox import Outbox
+from tmd.trainer.shadow import Arrival, Lost, Shadow
+from tmd.trainer.units import digest_of_inputs
+
+pytestmark = pytest.mark.timeout(30)
+
+
+class Heard(Shadow):
+    """Says when something has been read, and when nothing more will be."""
+
+    def __init__(self, link: Link, bound: int) -> None:
+        self.facts = Facts()
+        self.count = 0
+        self.ended = False
+        super().__init__(link, bound)
+
+    def _sort(self, arrival: Arrival) -> None:
+        try:
+            super()._sort(arrival)
+        finally:
+            with self.facts.changing():
+                self.count += 1
+
+    def _read(self) -> None:
+        super()._read()
+        with self.facts.changing():
+            self.ended = True
+
+
+class Stage:
+    """A shadow, and the source's end of its link."""
+
+    def __init__(self, near: Link, far: Link, bound: int) -> None:
+        self.near = near
+        self.shadow = Heard(far, bound)
+        self._outbox = Outbox(1 << 30)
+        self._said = 0
+
+    def say(self, *each: Frame | tuple[Frame, list[Tensor]]) -> None:
+        """Send frames, and wait until the shadow has read them."""
+        for one in each:
+            frame, tensors = one if isinstance(one, tuple) else (one, [])
+            entry = self._outbox.copy(frame, tensors)
+            assert entry is not None
+            frames.send(self.near, *entry)
+        self._said += len(each)
+        self.shadow.facts.until(lambda: self.shadow.count >= self._said or self.shadow.ended)
+
+    def end(self) -> None:
+        """The source dies."""
+        self.near.close()
+        self.shadow.facts.until(lambda: self.shadow.ended)
+
+
+@contextmanager
+def stage(bound: int = 1 << 20) -> Iterator[Stage]:
+    with linked() as (near, far):
+        made = Stage(near, far, bound)
+        try:
+            yield made
+        finally:
+            made.shadow.close()
+            made.shadow.facts.until(lambda: made.shadow.ended)
+
+
+def output(
+    value: float, group: str = "0", op: str = "allreduce", size: int = 2
+) -> tuple[Frame, list[Tensor]]:
+    return Output(group, op), [torch.full((size,), float(value))]
+
+
+def boundary(step: int) -> Boundary:
+    return Boundary(step, Position(0, step))
+
+
+def ask(shadow: Shadow, group: str = "0", op: str = "allreduce", size: int = 2) -> list[float]:
+    """What a collective of the joiner's script comes to; -1 where nothing is filled in."""
+    mine = torch.full((size,), -1.0)
+    shadow.outputs(op, group, [mine], [mine])
+    found: list[float] = mine.tolist()
+    return found
+
+
+# --- order ----------------------------------------------------------------------------------------
+
+
+def test_each_channel_has_its_own_order() -> None:
+    """Groups run at the same time."""
+    with stage() as s:
+        s.say(output(1), output(2, "1"), output(4), output(5, "1"))
+        s.say(Said(VOTE, msgpack.encode([1, 2])), Said(f"{SHIFT}1", b"one"))
+        s.say(Said(f"{SHIFT}-1", b"back"), Said(VOTE, msgpack.encode([0, 0])))
+
+        assert [ask(s.shadow, "1"), ask(s.shadow, "1")] == [[2, 2], [5, 5]]
+        assert [ask(s.shadow), ask(s.shadow)] == [[1, 1], [4, 4]]
+        assert [s.shadow.vote([9, 9]), s.shadow.vote([9, 9])] == [(1, 2), (0, 0)]
+        assert s.shadow.shift(b"mine", -1) == b"back"
+        assert s.shadow.shift(b"mine", 1) == b"one"
+        assert not s.shadow.starved
+
+
+def test_a_collective_waits_for_its_output() -> None:
+    """A shadow is ahead of its rank wherever that one waits for others."""
+    with stage() as s:
+        results = at_once([lambda: ask(s.shadow), lambda: s.say(output(7))])
+        assert results[0] == [7, 7]
+
+
+def test_several_outputs_of_one_collective() -> None:
+    with stage() as s:
+        s.say((Output("0", "allgather"), [torch.ones(2, 2), torch.zeros(3, dtype=torch.int64)]))
+        mine = [torch.zeros(2, 2), torch.ones(3, dtype=torch.int64)]
+        s.shadow.outputs("allgather", "0", mine, mine[:1])
+        assert [t.tolist() for t in mine] == [[[1, 1], [1, 1]], [0, 0, 0]]
+
+
+def test_what_is_sent_has_no_output() -> None:
+    with stage() as s:
+        s.say(output(1))
+        assert ask(s.shadow, op="send") == [-1, -1]
+        assert ask(s.shadow) == [1, 1]
+
+
+def test_state_has_an_order_of_its_own() -> None:
+    """And what was put back comes first again."""
+    with stage() as s:
+        said: list[Frame] = [boundary(3), Check(3, {"a": "b"}), boundary(4)]
+        s.say(said[0], output(1), said[1], said[2])
+        first = s.shadow.next_state()
+        s.shadow.put_back(first)
+
+        assert s.shadow.newest_boundary() == 4
+        assert [s.shadow.next_state().frame for _ in said] == said
+        assert s.shadow.newest_boundary() is None
+
+
+def test_what_the_joiner_says_reaches_the_source() -> None:
+    with stage() as s:
+        frames_: list[Frame] = [Begin(whole=True), Settled(), Took(4)]
+        for frame in frames_:
+            s.shadow.send(frame)
+            assert frames.receive(s.near) == (frame, [])
+
+
+# --- jumping --------------------------------------------------------------------------------------
+
+
+def test_outputs_of_steps_that_are_jumped_over_are_forgotten() -> None:
+    """In all channels, and those of the step to which it jumps are the next."""
+    with stage() as s:
+        for step in (1, 2, 3):
+            s.say(boundary(step), output(step), output(10 + step, "1"))
+        s.shadow.forget_before(3)
+
+        assert (ask(s.shadow), ask(s.shadow, "1")) == ([3, 3], [13, 13])
+
+
+def test_forgetting_makes_room() -> None:
+    """What was forgotten does not count as waiting; what was taken neither."""
+    with stage(bound=100) as s:
+        for step in range(20):
+            s.say(boundary(step), output(1, size=10), output(1, "1", size=10))
+            if step % 2:
+                s.shadow.forget_before(step + 1)
+            else:
+                assert ask(s.shadow, size=10) == ask(s.shadow, "1", size=10) == [1] * 10
+        assert not s.shadow.ended
+
+
+# --- the end --------------------------------------------------------------------------------------
+
+
+def test_what_was_read_stays_good_after_the_link_has_ended() -> None:
+    """The source may leave before its shadow has come as far."""
+    with stage() as s:
+        s.say(boundary(3), output(1), Said(VOTE, msgpack.encode([5])))
+        s.end()
+
+        assert s.shadow.next_state().frame == boundary(3)
+        assert ask(s.shadow) == [1, 1]
+        assert s.shadow.vote([0]) == (5,)
+        assert not s.shadow.starved
+        with pytest.raises(LinkError, match="closed by the other side"):
+            s.shadow.next_state()
+
+
+def test_a_wait_in_vain_ends_for_all() -> None:
+    """Collectives complete without a value, votes and shifts fail; the step is worth nothing."""
+    with stage() as s:
+
+        def fails(act: object) -> bool:
+            assert callable(act)
+            with pytest.raises(LinkError):
+                act()
+            return True
+
+        waiting = [
+            lambda: ask(s.shadow),
+            lambda: ask(s.shadow, "1"),
+            lambda: ask(s.shadow, op="recv"),
+            lambda: fails(lambda: s.shadow.vote([1])),
+            lambda: fails(lambda: s.shadow.shift(b"", 1)),
+            lambda: fails(s.shadow.next_state),
+        ]
+        results = at_once([*waiting, s.near.close])
+
+        assert results[:6] == [[-1, -1], [-1, -1], [-1, -1], True, True, True]
+        assert s.shadow.starved
+        assert isinstance(s.shadow.lost, LinkError)
+
+
+def test_closing_ends_all_waits() -> None:
+    """The duty has changed: the main thread is called off from another."""
+    with stage() as s:
+        assert at_once([lambda: ask(s.shadow), s.shadow.close])[0] == [-1, -1]
+        assert s.shadow.starved
+
+
+def test_once_starved_nothing_waits_any_more() -> None:
+    """The rest of a spoilt step passes quickly, also where an output may still come."""
+    with stage() as s:
+        s.say(output(1, op="broadcast"))
+        assert ask(s.shadow) == [-1, -1]
+        assert s.shadow.starved
+
+        assert ask(s.shadow, "1") == [-1, -1]
+        with pytest.raises(LinkError):
+            s.shadow.vote([1])
+
+
+def test_the_sources_word_is_the_reason() -> None:
+    """Whether the joiner was too slow decides what becomes of it."""
+    for final in (False, True):
+        with stage() as s:
+            s.say(boundary(1), Dropped("because", final=final))
+            assert s.shadow.next_state().frame == boundary(1)
+            with pytest.raises(Lost, match="because") as caught:
+                s.shadow.next_state()
+            assert caught.value.final is final
+            assert s.shadow.lost is caught.value
+
+
+def test_more_than_may_wait_ends_it() -> None:
+    """Host memory is the limit of what a joiner may be behind."""
+    with stage(bound=100) as s:
+        s.say(output(1, size=10), output(2, "1", size=15))
+        assert not s.shadow.ended
+        s.say(output(3, size=1))
+
+        with pytest.raises(Lost) as caught:
+            s.shadow.next_state()
+        assert caught.value.final
+        assert ask(s.shadow, size=10) == [1] * 10
+
+
+def test_garbage_ends_it() -> None:
+    """Whoever waits hears of it, and the source sees the link close."""
+    with stage() as s:
+        s.near.send_frame(b"\xc1")
+        with pytest.raises(LinkError, match="does not speak this protocol"):
+            s.shadow.next_state()
+        with pytest.raises(LinkError):
+            frames.receive(s.near)
+
+
+# --- another script -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("op", "mine", "shown"),
+    [
+        ("broadcast", [torch.zeros(2)], "broadcast float32[2]"),
+        ("allreduce", [torch.zeros(3)], "allreduce float32[3]"),
+        ("allreduce", [torch.zeros(2, 1)], "allreduce float32[2, 1]"),
+        ("allreduce", [torch.zeros(2)] * 2, "allreduce float32[2], float32[2]"),
+        ("allreduce", [torch.zeros(2).half()], "allreduce float16[2]"),
+        ("allreduce", [], "allreduce nothing"),
+    ],
+)
+def test_another_collective_is_a_mismatch(op: str, mine: list[Tensor], shown: str) -> None:
+    """Nothing is filled in, the step counts as spoilt, and the first difference is kept."""
+    reason = f"the script calls other collectives: {shown} here, allreduce float32[2] there"
+    with stage() as s:
+        s.say(output(1), output(2))
+        s.shadow.outputs(op, "0", mine, mine)
+
+        assert s.shadow.mismatch == reason
+        assert s.shadow.starved
+        assert not any(t.any() for t in mine)
+        assert ask(s.shadow, op="gather") == [-1, -1]
+        assert s.shadow.mismatch == reason
+
+
+def test_who_puts_in_something_else_computes_other_bits() -> None:
+    """What comes out is the same for all ranks, and says nothing of this worker's own work."""
+    mine, theirs = torch.full((2,), 3.0), torch.full((2,), 3.0)
+    theirs.view(torch.int32)[1] ^= 1
+    for given, agrees in ((mine, True), (theirs, False)):
+        with stage() as s:
+            digest = digest_of_inputs("allreduce", [given])
+            s.say((Output("0", "allreduce", digest), [torch.full((2,), 12.0)]))
+            out = mine.clone()
+            s.shadow.outputs("allreduce", "0", [out], [out])
+
+            assert (out.tolist() == [12.0, 12.0]) is agrees
+            assert s.shadow.starved is not agrees
+            assert ("puts into allreduce" in s.shadow.mismatch) is not agrees
+
+
+def test_a_mismatch_ends_the_waits_of_all() -> None:
+    """A script that goes another way may wait elsewhere for what never comes."""
+    with stage() as s:
+        s.say(output(1, "1", op="broadcast"))
+        waiting = [lambda: ask(s.shadow), lambda: ask(s.shadow, "2"), lambda: ask(s.shadow, "1")]
+
+        assert at_once(waiting, timeout=10) == [[-1, -1]] * 3
+
+
+def test_a_vote_in_the_place_of_an_output_is_a_mismatch() -> None:
+    with stage() as s:
+        s.say(Said("0", b"x"), output(1, VOTE))
+        assert ask(s.shadow) == [-1, -1]
+        assert s.shadow.mismatch.endswith("allreduce float32[2] here, Said nothing there")
+        with pytest.raises(LinkError, match="unexpected Output"):
+            s.shadow.vote([1])

@@ -1,0 +1,146 @@
+"""A joiner that does not compute the bits of its rank finds out, says where, and never takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.trainer.scripts import Averaged, Scheduled, Script, normed
+from tests.trainer.tailing import Pair, pair
+from tmd.core.errors import LinkError, StateMismatch
+from tmd.trainer.shadow import Differs, Lost
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def flip(tensor: Tensor) -> None:
+    """Another lowest bit in the first number."""
+    tensor.detach().view(-1).view(torch.int32)[:1] ^= 1
+
+
+def flip_parameter(script: Script) -> None:
+    flip(next(script.model.parameters()))
+
+
+def flip_moment(script: Script) -> None:
+    state = script.optimizers[0].state
+    flip(state[next(script.model.parameters())]["exp_avg"])
+
+
+def flip_buffer(script: Script) -> None:
+    flip(script.model.get_buffer("1.running_mean"))
+
+
+def once(pair: Pair, act: Callable[[Script], None]) -> int:
+    """Have the joiner do something after its next step; the step at whose start that will be."""
+    at = pair.source.step + 1
+
+    def meanwhile(step: int) -> None:
+        if step == at:
+            act(pair.joiner.script)
+
+    pair.joiner.meanwhile = meanwhile
+    return at
+
+
+@pytest.mark.parametrize(
+    ("act", "part"),
+    [
+        (flip_parameter, "parameters and optimizer state"),
+        (flip_moment, "parameters and optimizer state"),
+        (flip_buffer, "buffers"),
+    ],
+)
+def test_a_flipped_bit_is_found_at_the_next_boundary(
+    act: Callable[[Script], None], part: str
+) -> None:
+    """After it was equal once, only its own hardware or libraries can be at fault."""
+    with pair(lambda seed: Script(seed, build=normed)) as p:
+        p.meet()
+        p.together(2)
+        at = once(p, act)
+        error = p.come_apart()
+
+        assert isinstance(error, Differs)
+        assert f"rank 0: {part} at the start of step {at} differ" in str(error)
+        assert p.joiner.following.told().verified is None
+
+
+def test_a_registered_object_that_differs_is_not_blamed_on_the_hardware() -> None:
+    """A script may do to its scheduler what it likes: then this way to follow it is closed."""
+
+    def act(script: Script) -> None:
+        assert isinstance(script, Scheduled)
+        script.scheduler.last_epoch += 1
+
+    with pair(Scheduled) as p:
+        p.meet()
+        p.together(2)
+        once(p, act)
+        error = p.come_apart()
+
+        assert isinstance(error, LinkError)
+        assert "registered objects differ" in str(error)
+
+
+def test_another_collective_is_named() -> None:
+    """A joiner whose script goes another way is refused, not lost."""
+    with pair(Script) as p:
+        p.meet()
+        p.together(2)
+        assert p.source.mirror is not None
+        p.source.mirror.output("0", "allreduce", [torch.ones(3)])
+        mine = torch.zeros(4)
+        p.joiner.shadow.outputs("allreduce", "0", [mine], [mine])
+        p.source.begin()
+        p.joiner.until(lambda: p.joiner.error is not None)
+
+        assert isinstance(p.joiner.error, StateMismatch)
+        assert "allreduce float32[4] here, allreduce float32[3] there" in str(p.joiner.error)
+
+
+def test_the_sources_reason_reaches_the_joiner() -> None:
+    """Whatever ends it, the status of the joiner can say why."""
+    with pair(Script) as p:
+        p.meet()
+        p.together(1)
+        assert p.source.mirror is not None
+        p.source.mirror.drop("the step broke")
+        p.joiner.until(lambda: p.joiner.error is not None)
+
+        assert isinstance(p.joiner.error, Lost)
+        assert (str(p.joiner.error), p.joiner.error.final) == ("the step broke", False)
+
+
+def test_what_the_source_leaves_behind_is_a_state_that_was_proved() -> None:
+    """A standby may serve in a recovery with what it has: with every step of its own it has it."""
+    with pair(Script) as p:
+        p.meet()
+        assert not p.joiner.following.has_state
+        p.together(3)
+        assert p.source.mirror is not None
+        p.source.mirror.drop("gone")
+        p.joiner.until(lambda: p.joiner.error is not None)
+
+        assert p.joiner.following.has_state
+        assert p.joiner.following.step == p.source.step
+        p.assert_equal()
+
+
+def test_a_jump_that_was_not_proved_leaves_no_state() -> None:
+    """The tail may have gone astray: nobody has compared."""
+    with pair(lambda seed: Averaged(seed, every=50), trained=2) as p:
+        p.meet()
+        source, joiner = p.source, p.joiner
+        p.together(48 - source.step)
+        p.fall_behind(3, shut=True)
+        joiner.until(lambda: joiner.at == source.step + 1)
+        assert source.mirror is not None
+        source.mirror.drop("gone")
+        joiner.until(lambda: joiner.error is not None)
+
+        assert joiner.following.step == source.step + 1
+        assert not joiner.following.has_state

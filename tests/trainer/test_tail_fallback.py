@@ -1,0 +1,68 @@
+"""What the tail cannot follow: all is copied once while the source waits, and it is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.trainer.scripts import Averaged, Closed, Hiding, Scaled, Script, Sparse
+from tests.trainer.tailing import pair
+from tmd.trainer.frames import Begin
+from tmd.trainer.shadow import Differs
+
+pytestmark = pytest.mark.timeout(60)
+
+NOT_FOLLOWED: dict[str, Callable[[int], Script]] = {
+    "average outside of optimizers": Averaged,
+    "closure": Closed,
+    "unscaled inside the optimizer": Scaled,
+    "sparse gradients": Sparse,
+}
+
+
+@pytest.mark.parametrize("make", NOT_FOLLOWED.values(), ids=NOT_FOLLOWED.keys())
+def test_all_is_copied_where_the_tail_goes_astray(make: Callable[[int], Script]) -> None:
+    """The joiner notices, asks for it, says so, and from then on lives the same life."""
+    with pair(make) as p:
+        p.meet()
+        p.fall_back()
+        p.together(3)
+
+        assert p.joiner.shadow.told == [Begin(), Begin(whole=True)]
+        assert p.joiner.following.units == 2 * len(p.source.units)
+        assert "copied while training waited once" in p.joiner.following.note
+        assert "parameters and optimizer state at the start of step" in p.joiner.following.note
+        p.assert_equal()
+
+
+def test_a_jump_that_goes_astray_is_no_fault_of_the_joiner() -> None:
+    """The copy was equal, and so were its own steps; only the tail cannot make this one."""
+    with pair(lambda seed: Averaged(seed, every=50), trained=2) as p:
+        p.meet()
+        p.together(2)
+        assert p.source.step < 50
+        p.fall_behind(50)
+        p.joiner.until(lambda: p.joiner.lacks_state or p.joiner.error is not None)
+        p.source.commit()
+        p.fall_back()
+        p.together(3)
+
+        assert p.joiner.shadow.told == [Begin(), Begin(whole=True)]
+        p.assert_equal_at_last()
+
+
+def test_state_that_nobody_can_see_is_found_out() -> None:
+    """All that is registered was copied and was equal; still other bits come out, and it is said
+    before the joiner could ever be in step."""
+    with pair(lambda seed: Script(seed, lambda model: [Hiding(model)])) as p:
+        p.meet()
+        p.fall_back()
+        copied = p.copied_at
+        error = p.come_apart()
+
+        assert p.joiner.shadow.told == [Begin(), Begin(whole=True)]
+        assert p.joiner.pictures[copied][0] == p.source.pictures[copied]
+        assert isinstance(error, Differs)
+        assert "parameters and optimizer state" in str(error)
+        assert not p.joiner.following.in_step

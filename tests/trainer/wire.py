@@ -1,0 +1,102 @@
+"""Two ends of a link in one process, and somebody who writes down what comes out of one."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from torch import Tensor
+
+from tmd.core.errors import LinkError
+from tmd.fabric import Link
+from tmd.trainer import frames
+from tmd.trainer.frames import Frame
+
+PATIENCE = 30.0
+
+F = TypeVar("F")
+
+
+@contextmanager
+def linked(*, buffer: int | None = None) -> Iterator[tuple[Link, Link]]:
+    """The source's end and the joiner's. ``buffer``: bytes that the joiner's side takes unread."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        if buffer is not None:
+            door.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        ours = socket.create_connection(door.getsockname())
+        theirs, _ = door.accept()
+    near, far = Link(ours, "joiner", "source"), Link(theirs, "source", "source")
+    try:
+        yield near, far
+    finally:
+        near.close()
+        far.close()
+
+
+class Facts:
+    """What threads have done; others wait until it is enough."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        with self._changed:
+            yield
+            self._changed.notify_all()
+
+    def until(self, enough: Callable[[], bool], timeout: float = PATIENCE) -> None:
+        """Wait; a ``TimeoutError`` if it never comes to that."""
+        if not self.within(timeout, enough):
+            raise TimeoutError("it never came to that")
+
+    def within(self, seconds: float, enough: Callable[[], bool]) -> bool:
+        """Wait for so long at most; whether it came to that."""
+        with self._changed:
+            return self._changed.wait_for(enough, seconds)
+
+
+class Ear(Facts):
+    """Reads a link and keeps all frames; not while ``may_read`` is clear."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__()
+        self.link = link
+        self.heard: list[tuple[Frame, list[Tensor]]] = []
+        self.error: LinkError | None = None
+        self.may_read = threading.Event()
+        self.may_read.set()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def say(self, frame: Frame) -> None:
+        frames.send(self.link, frames.Envelope(frame))
+
+    def of(self, kind: type[F]) -> list[F]:
+        return [frame for frame, _ in self.heard if isinstance(frame, kind)]
+
+    def first(self, kind: type[F], count: int = 1) -> F:
+        """The ``count``-th frame of a kind, waiting for it."""
+        self.until(lambda: len(self.of(kind)) >= count or self.error is not None)
+        return self.of(kind)[count - 1]
+
+    def end(self) -> None:
+        """Read until the other side has ended it."""
+        self.may_read.set()
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+
+    def _read(self) -> None:
+        while self.may_read.wait(PATIENCE):
+            try:
+                frame, tensors = frames.receive(self.link)
+            except LinkError as error:
+                with self.changing():
+                    self.error = error
+                break
+            with self.changing():
+                self.heard.append((frame, tensors))
+        self.link.close()
