@@ -25,8 +25,7 @@ async def hot(run: Run) -> None:
 
 
 # Rank 2 is the one that is followed; rank 1 is a replica, with buffers of its own.
-@pytest.mark.parametrize("rank", [2, 1])
-@pytest.mark.parametrize("point", ["backward", "after-vote"])
+@pytest.mark.parametrize(("rank", "point"), [(1, "backward"), (2, "after-vote")])
 async def test_a_loss_with_a_hot_standby_copies_no_state(
     rank: int, point: str, tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:

@@ -57,11 +57,11 @@ async def test_a_loss_in_the_very_first_step(
         await run.ends_like(golden, lost=1)
 
 
-@pytest.mark.parametrize("fault", ["before-vote@1:10", "in-vote@0:10", "backward@1:11"])
+@pytest.mark.parametrize("fault", ["in-vote@0:10", "backward@1:11"])
 async def test_a_loss_between_two_epochs(
     fault: str, tmp_path: Path, redis: EmbeddedRedis, epochs_golden: Golden
 ) -> None:
-    """Before and in the vote that ends an epoch (it counts as step 10), and in the next step."""
+    """In the vote that ends an epoch (it counts as step 10), and in the step after it."""
     point = fault.partition("@")[0]
     async with running(tmp_path, redis.url, faults=[f"{fault}=kill"], arguments=EPOCHS) as run:
         plan = await run.done("trainer")
