@@ -33,6 +33,7 @@ lint: install
 bench: install
 	$(BIN)/python -m bench.collectives
 	$(BIN)/python -m bench.downtime
+	$(BIN)/python -m bench.pause
 	$(BIN)/python -m bench.steady
 	$(BIN)/python -m bench.daemon
 

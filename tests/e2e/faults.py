@@ -26,6 +26,7 @@ from tmd.trainer.following import Following
 from tmd.trainer.handover import Handover
 from tmd.trainer.mirror import Mirror
 from tmd.trainer.session import Session
+from tmd.trainer.shadowing import Shadowing
 from tmd.trainer.units import Units
 
 
@@ -69,7 +70,7 @@ class Injector:
         _before(Units, "place", lambda *_: self.reach("copying"))
         _before(Following, "_follow", lambda *_: self.reach("tail"))
         _before(Following, "computed", self._shadowing)
-        _before(Handover, "_take", lambda *_: self.reach("taking"))
+        _before(Shadowing, "_take", lambda *_: self.reach("taking"))
         _before(Mirror, "_next_unit", lambda *_: self.reach("showing"))
         _before(Mirror, "output", lambda *_: self.reach("mirroring"))
         _before(Coordinator, "_synced", lambda *_: self.reach("synced"))

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
+import tests.e2e.uncompiled  # noqa: F401 - before anything of tmd
 import tmd.trainer
 from tests.e2e.faults import Injector
 from tmd.trainer.transfer import digest_of

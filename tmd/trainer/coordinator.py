@@ -27,10 +27,11 @@ from tmd.trainer.carrier import Carrier
 from tmd.trainer.data import Feed
 from tmd.trainer.following import Following
 from tmd.trainer.gate import Interrupted, Outcome, dismiss
-from tmd.trainer.handover import Handover, rest
+from tmd.trainer.handover import Handover
 from tmd.trainer.local import LocalState
 from tmd.trainer.mirrors import Mirrors
 from tmd.trainer.recovery import Recovery
+from tmd.trainer.shadowing import rest
 from tmd.trainer.state import Registry
 from tmd.trainer.units import Units
 from tmd.trainer.voice import Voice
@@ -141,7 +142,7 @@ class Coordinator:
         except LinkError:
             self._arming.end_vote(0)
             shadows = self._following is not None
-            if self._handing.rolls_forward() if shadows else self._rolls_forward():
+            if self._handing.shadowing.rolls_forward() if shadows else self._rolls_forward():
                 return Outcome.COMMIT
             raise Interrupted from None
         self._switch = self._arming.end_vote(epoch)
@@ -177,7 +178,7 @@ class Coordinator:
             # Too short for all shadow iterations.
             self._shadow_steps = SHADOW_STEPS
             return False
-        if self._recovering.finishing:
+        if self.finishing:
             return True
         try:
             agree(self._fabric, self.status.step, 0, CLOSING)
@@ -185,7 +186,7 @@ class Coordinator:
             if self._following is not None:
                 return False
             if not self._rolls_forward():
-                return self._recovering.finishing
+                return self.finishing
         # A script may do anything with the parameters between two calls.
         self._showing.close_window()
         feed.close()
@@ -207,7 +208,7 @@ class Coordinator:
 
     @property
     def _following(self) -> Following | None:
-        return None if self._handover is None else self._handover.following
+        return None if self._handover is None else self._handover.shadowing.following
 
     @property
     def _showing(self) -> Mirrors:
@@ -239,7 +240,7 @@ class Coordinator:
     @property
     def finishing(self) -> bool:
         """Whether another rank has come to the end of training."""
-        return self._recovery is not None and self._recovery.finishing
+        return self._recovering.finishing
 
     @property
     def shadowing(self) -> bool:
@@ -267,10 +268,8 @@ class Coordinator:
     def _may_train(self) -> bool:
         match self.status.activity:
             case Activity.TRAINING:
-                recovery = self._recovering
-                return recovery.finishing or not (
-                    self._switch or recovery.pending or self._fabric.poisoned
-                )
+                broken = self._switch or self._recovering.pending or self._fabric.poisoned
+                return self.finishing or not broken
             case Activity.STARTING:
                 return self._shadow_steps < SHADOW_STEPS
             case Activity.SHADOWING | Activity.IN_STEP:
@@ -321,15 +320,15 @@ class Coordinator:
 
     def _parked(self) -> None:
         """STANDBY: wait for a rank."""
+        shadowing = self._handing.shadowing
         duty = self._agent.wait_a_while(
-            lambda d: isinstance(d, Prepare | Sync | Leave | Finish) or self._handing.wants(d),
-            POOL_S,
+            lambda d: isinstance(d, Prepare | Sync | Leave | Finish) or shadowing.wants(d), POOL_S
         )
         match duty:
             case None:
                 return
             case Follow():
-                self._handing.study(duty)
+                shadowing.study(duty)
             case Prepare():
                 self._handing.prepare(duty)
             case Sync():
@@ -340,7 +339,7 @@ class Coordinator:
 
     def _shadowing(self) -> None:
         """SHADOWING, IN_STEP: come to where the rank's next step can be computed."""
-        self._handing.follow()
+        self._handing.shadowing.follow()
 
     def _prepared(self) -> None:
         """PREPARED: links open; the state comes with the switch."""

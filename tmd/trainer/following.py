@@ -12,7 +12,7 @@ import logging
 import statistics
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -165,8 +165,10 @@ class Following:
 
     # --- at a boundary, and after a step ----------------------------------------------------------
 
-    def go_on(self, feed: Feed) -> None:
+    def go_on(self, feed: Feed, tell: Callable[[], None] = lambda: None) -> None:
         """Come to where the next step can be computed; waits for the source.
+
+        ``tell`` is called as the state arrives.
 
         Raises:
             LinkError: there is nothing to follow any more.
@@ -185,7 +187,10 @@ class Following:
         while not self._may_begin():
             if self.overdue:
                 raise Overdue(f"not in step with rank {self.duty.rank} in time")
-            self._take_in(self.shadow.next_state(), feed)
+            arrival = self.shadow.next_state()
+            self._take_in(arrival, feed)
+            if isinstance(arrival.frame, Unit):
+                tell()
         self._placed = True
 
     def computed(self, step: int) -> None:
@@ -323,7 +328,9 @@ class Following:
             return
         self._verified = None
         if differing == [OTHERS]:
-            raise LinkError(f"registered objects differ after a step of this worker's own: {where}")
+            why = f"registered objects differ after a step of this worker's own: {where}"
+            # For a move the state may still be copied; an understudy would only try again.
+            raise Overdue(why) if isinstance(self.duty, Follow) else LinkError(why)
         raise self._suspect(f"{where} differ")
 
     def _suspect(self, what: str) -> Differs:

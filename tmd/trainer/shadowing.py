@@ -1,0 +1,294 @@
+"""Living the life of a rank, in the words of a worker's status: for a move, or without one.
+
+How a rank is followed is the business of :mod:`tmd.trainer.following`; here is when, what this
+worker says meanwhile, and what becomes of it when there is nothing to follow any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Protocol
+
+from tmd.core.duties import Duty, Follow, Keep, Prepare, Sync
+from tmd.core.errors import LinkError, StateMismatch
+from tmd.core.limits import ShadowLimits
+from tmd.core.model import Activity, Rehearsal
+from tmd.fabric import Fabric, Link, Neutral
+from tmd.trainer import frames
+from tmd.trainer.agent import Agent
+from tmd.trainer.carrier import CONNECT_TIMEOUT_S, Carrier
+from tmd.trainer.following import Following, Overdue
+from tmd.trainer.shadow import Lost, Shadow
+from tmd.trainer.takeover import WalkOn
+from tmd.trainer.transfer import Offer
+from tmd.trainer.units import Units
+from tmd.trainer.voice import Voice
+
+RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
+"""Between two attempts to follow a rank; doubled each time it comes to nothing."""
+NEWS_S = 15.0
+"""How long a hot standby whose vote never came waits for a plan: a new leader may be needed."""
+
+log = logging.getLogger("tmd.trainer")
+
+
+def rest(fabric: Fabric, size: int) -> None:
+    """Hold no rank: neutral groups that report the last rank; scripts print and save on rank 0."""
+    fabric.sandbox(Neutral(), size - 1, size)
+
+
+class Home(Protocol):
+    """Where a worker goes from here."""
+
+    def expect_state(self, duty: Prepare, why: str, timings: dict[str, float]) -> None: ...
+    def refuse(self, duty: Prepare, reason: str) -> None: ...
+    def to_pool(self) -> None: ...
+
+
+class Shadowing:
+    """All calls come from the main thread, but for :meth:`cancel_unless`."""
+
+    def __init__(
+        self,
+        voice: Voice,
+        agent: Agent,
+        fabric: Fabric,
+        carrier: Carrier,
+        units: Units,
+        limits: ShadowLimits,
+        home: Home,
+    ) -> None:
+        self._voice = voice
+        self._agent = agent
+        self._fabric = fabric
+        self._carrier = carrier
+        self._units = units
+        self._limits = limits
+        self._home = home
+        self.following: Following | None = None
+        """SHADOWING and IN_STEP: the rank whose life is lived. STANDBY: was lived until now."""
+        self._done_with: Follow | None = None
+        self._not_before = 0.0
+        self._pause_s = RETRY_S
+
+    @property
+    def enabled(self) -> bool:
+        """Whether moves are by live shadow."""
+        return self._limits.enabled
+
+    @property
+    def has_state_of(self) -> int | None:
+        """The step of whose start the state of a rank is here, though this worker holds none."""
+        following = self.following
+        return following.step if following is not None and following.has_state else None
+
+    def cancel_unless(self, duty: Duty) -> None:
+        """Follow no more if ``duty`` is another one (any thread)."""
+        following = self.following
+        # What is on its way still counts in a recovery.
+        if following is not None and duty != following.duty and not isinstance(duty, Keep):
+            following.shadow.close()
+
+    def begin(
+        self, duty: Prepare | Follow, link: Link, offer: Offer, timings: dict[str, float]
+    ) -> None:
+        """Follow the rank of ``duty`` from its next step on."""
+        shadow = Shadow(link, frames.staging_bound(self._limits, self._units))
+        following = Following(duty, shadow, offer, self._units, self._fabric, self._limits)
+        self.following = following
+        self._carrier.seeds = offer.seeds
+        plan = duty.plan if isinstance(duty, Prepare) else ""
+        self._voice.say(Activity.SHADOWING, plan=plan, timings=timings, shadow=following.told())
+        present = self._agent.duty
+        if present is not None:
+            # It may have changed before there was anything that could be cancelled.
+            self.cancel_unless(present)
+
+    def follow(self) -> None:
+        """At a step boundary of the joiner: come to where the next step can be computed."""
+        following = self.following
+        feed = self._carrier.feed
+        assert following is not None
+        assert feed is not None
+        try:
+            if following.has_switched:
+                following.check_again()
+                self._take(following)
+                return
+            following.go_on(feed, lambda: self._voice.say(shadow=following.told(), now=False))
+        except WalkOn:
+            # Between two batches() calls a script may do anything; it must not be the rank there.
+            rest(self._fabric, self._voice.status.world_size)
+            raise
+        except StateMismatch as error:
+            self._unfit(following, str(error))
+        except LinkError as error:
+            self._lost(following, error)
+        else:
+            self._tell(following)
+
+    def _tell(self, following: Following) -> None:
+        activity = self._voice.status.activity
+        if activity is Activity.SHADOWING and following.in_step:
+            self._in_step(following)
+        elif activity is Activity.IN_STEP and following.is_late:
+            self._voice.say(
+                Activity.SHADOWING,
+                shadow=following.told(),
+                timings=self._voice.status.timings,
+            )
+        else:
+            self._voice.say(step=following.step, shadow=following.told(), now=False)
+
+    def _in_step(self, following: Following) -> None:
+        duty = following.duty
+        if isinstance(duty, Follow) and not duty.stay:
+            self._done_with = duty
+            self._rehearsed(following)
+            return
+        following.settle()
+        self._pause_s = RETRY_S
+        self._voice.say(
+            Activity.IN_STEP,
+            step=following.step,
+            shadow=following.told(),
+            timings=self._voice.status.timings,
+        )
+
+    def _unfit(self, following: Following, reason: str) -> None:
+        """This worker cannot be the rank."""
+        duty = following.duty
+        if isinstance(duty, Prepare):
+            self.end()
+            self._home.refuse(duty, reason)
+        else:
+            self._done_with = duty
+            self._rehearsed(following, refusal=reason)
+
+    def _rehearsed(self, following: Following, *, refusal: str = "", note: str = "") -> None:
+        log.info("rehearsed rank %d: %s", following.duty.rank, refusal or note or "same bits")
+        verdict = Rehearsal(following.step, following.seconds, refusal, note)
+        self._voice.say(rehearsed=verdict, now=False)
+        self._home.to_pool()
+
+    def _lost(self, following: Following, error: LinkError) -> None:
+        """Nothing to follow any more: what is here may still serve."""
+        duty = following.duty
+        hopeless = isinstance(error, Overdue) or (isinstance(error, Lost) and error.final)
+        if isinstance(duty, Follow):
+            if hopeless:
+                # Slow is not unfit: it may have a rank, but need not be tried again.
+                self._done_with = duty
+                self._rehearsed(following, note=str(error))
+            else:
+                self._stand_by_with_state(following, error)
+        elif hopeless:
+            self._unfit(following, self._lateness(following, error))
+        elif self._agent.duty != duty:
+            self._fabric.discard(duty.membership.epoch)
+            self._home.to_pool()
+        else:
+            # Still wanted: have the state copied at the switch.
+            self.end()
+            log.warning("plan %s: shadow lost its rank: %s", duty.plan, error)
+            self._home.expect_state(duty, str(error), self._voice.status.timings)
+
+    def _lateness(self, following: Following, error: LinkError) -> str:
+        return f"{error}: {following.lag_s:.3f} s behind at steps of {following.step_s:.3f} s"
+
+    def _take(self, following: Following) -> None:
+        """The vote has given this worker the rank, and it has the state."""
+        duty, told = following.duty, following.told()
+        assert isinstance(duty, Prepare)
+        following.take()
+        self.following = None
+        self._fabric.switch(duty.membership, duty.rank)
+        self._voice.say(
+            Activity.TRAINING,
+            rank=duty.rank,
+            epoch=duty.membership.epoch,
+            shadow=None,
+            timings={**self._voice.status.timings, "transfer": 0.0, "lag": told.lag_s},
+        )
+
+    def wants(self, duty: Duty) -> bool:
+        """Whether ``duty`` asks to follow a rank, and that was not tried a moment ago."""
+        return (
+            isinstance(duty, Follow)
+            and duty != self._done_with
+            and time.monotonic() >= self._not_before
+        )
+
+    def study(self, duty: Follow) -> None:
+        """Begin to follow a rank."""
+        self._not_before = time.monotonic() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, LONGEST_RETRY_S)
+        try:
+            link, offer = self.ask(duty)
+        except LinkError as error:
+            log.info("rank %d cannot be followed now: %s", duty.rank, error)
+            return
+        if offer is None:
+            # A recovery goes on; what was followed until now may be of use in it.
+            link.close()
+            return
+        self.end()
+        if refusal := self._carrier.refusal(duty.rank, offer):
+            link.close()
+            self._done_with = duty
+            self._voice.say(rehearsed=Rehearsal(0, 0.0, refusal), shadow=None)
+            return
+        self.begin(duty, link, offer, {})
+
+    def rolls_forward(self) -> bool:
+        """The mirrored vote never came: whether the survivors, halted, commit this step."""
+        following = self.following
+        if following is None or not isinstance(following.duty, Follow):
+            return False
+        self._say_standing_by(following, undecided=True)
+        duty = self._agent.wait_a_while(lambda d: d != following.duty, NEWS_S)
+        if isinstance(duty, Keep):
+            duty = self._agent.wait_until(lambda d: not isinstance(d, Keep))
+        return isinstance(duty, Sync) and duty.resume == following.step + 1
+
+    def _stand_by_with_state(self, following: Following, error: LinkError) -> None:
+        """A recovery may come that can use it."""
+        log.info("rank %d: nothing more to follow: %s", following.duty.rank, error)
+        following.shadow.close()
+        rest(self._fabric, self._voice.status.world_size)
+        if following.has_state and following.duty_stays:
+            self._say_standing_by(following, undecided=False)
+        else:
+            self._home.to_pool()
+
+    def _say_standing_by(self, following: Following, *, undecided: bool) -> None:
+        self._voice.say(
+            Activity.STANDBY,
+            step=following.step,
+            shadow=following.told(),
+            undecided=undecided,
+        )
+
+    def end(self) -> None:
+        """Follow no rank any more, and forget what was followed."""
+        if self.following is not None:
+            self.following.shadow.close()
+            self.following = None
+            rest(self._fabric, self._voice.status.world_size)
+
+    def ask(self, duty: Prepare | Follow) -> tuple[Link, Offer | None]:
+        """Call on the source; no offer if it does not train now. Raises LinkError."""
+        link = self._fabric.connect(duty.source, frames.PURPOSE, timeout=CONNECT_TIMEOUT_S)
+        try:
+            plan = duty.plan if isinstance(duty, Prepare) else ""
+            frames.send(link, frames.Envelope(frames.Follow(plan, duty.rank)))
+            link.patience(CONNECT_TIMEOUT_S)
+            answer, _ = frames.receive(link)
+            link.patience(0)
+            if not isinstance(answer, frames.Opening | frames.Dropped):
+                raise LinkError(f"{link.peer} answered with {type(answer).__name__}")
+        except LinkError:
+            link.close()
+            raise
+        return link, answer.offer if isinstance(answer, frames.Opening) else None
