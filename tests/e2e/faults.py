@@ -56,6 +56,7 @@ class Injector:
         self._session: Session | None = None
         self._fabric: tmd.fabric.Fabric | None = None
         self._following: Following | None = None
+        self._flips = False
 
     def follow(self, session: Session) -> None:
         """Know rank and step, and stand at the points inside the runtime."""
@@ -101,6 +102,8 @@ class Injector:
 
     def _shadowing(self, following: Following, *_: object) -> None:
         self._following = following
+        if self._flips:
+            self._flip()
         self.reach("shadowing")
 
     def _first(self, point: str) -> bool:
@@ -122,6 +125,8 @@ class Injector:
             case "sever":
                 self._sever()
             case "flip":
+                # From here on after every step: a copy of the state would make good a single one.
+                self._flips = True
                 self._flip()
             case "cut":
                 assert self._following is not None

@@ -93,7 +93,9 @@ async def test_redis_dies_and_returns_empty(tmp_path: Path, golden: Golden) -> N
             run.let_go("forward")
             await run.reached("between")
             with embedded.redis(folder):
-                view = await run.cluster.until(lambda v: ready(v, 3, 1, step=20), "all is known")
+                view = await run.cluster.until(
+                    lambda v: bool(v.jobs) and ready(v, 3, 1, step=20), "all is known"
+                )
                 run.let_go("between")
                 plan = await run.done("trainer")
 
