@@ -319,14 +319,7 @@ class Simulation:
         elif worker.life is not None and worker.life.state == tuple(range(order.resume)):
             # A hot standby has the state.
             worker.state, worker.life = worker.life.state, None
-            worker.say(
-                activity=Activity.SYNCED,
-                plan=order.plan,
-                rank=order.rank,
-                step=order.resume,
-                epoch=0,
-                shadow=None,
-            )
+            self._synced_as(worker, order)
         elif worker.status.activity in (Activity.STANDBY, *LIVING):
             worker.life = None
             worker.say(activity=Activity.STANDBY, plan="", shadow=None)
@@ -335,13 +328,17 @@ class Simulation:
             source = self.workers[move.source.worker]
             if source.alive and source.status.activity is Activity.SYNCED:
                 worker.state = source.state
-                worker.say(
-                    activity=Activity.SYNCED,
-                    plan=order.plan,
-                    rank=order.rank,
-                    step=order.resume,
-                    epoch=0,
-                )
+                self._synced_as(worker, order)
+
+    def _synced_as(self, worker: Worker, order: Sync) -> None:
+        worker.say(
+            activity=Activity.SYNCED,
+            plan=order.plan,
+            rank=order.rank,
+            step=order.resume,
+            epoch=0,
+            shadow=None,
+        )
 
     # --- what must hold ---------------------------------------------------------------------------
 

@@ -54,8 +54,12 @@ def candidates(view: ClusterView, record: JobRecord, facts: Facts) -> list[Membe
 
 def _in_pool(status: WorkerStatus) -> bool:
     # A joiner of a plan is not, whatever it does at the moment.
-    free = status.activity in POOL and not status.plan
-    return free and not (status.rehearsed is not None and status.rehearsed.refusal)
+    return status.activity in POOL and not status.plan and not is_unfit(status)
+
+
+def is_unfit(status: WorkerStatus) -> bool:
+    """Whether the worker has failed its rehearsal."""
+    return status.rehearsed is not None and bool(status.rehearsed.refusal)
 
 
 def _distance(status: WorkerStatus, rank: int | None) -> int:

@@ -10,9 +10,7 @@ from __future__ import annotations
 from tmd.core.limits import Understudies
 from tmd.core.migration import Facts, is_live
 from tmd.core.model import Activity, ClusterView, JobRecord, JobState, Member, Understudy
-from tmd.core.standbys import candidates
-
-FOLLOWING = frozenset({Activity.STANDBY, Activity.SHADOWING, Activity.IN_STEP})
+from tmd.core.standbys import POOL, candidates, is_unfit
 
 
 def understudied(
@@ -40,11 +38,9 @@ def understudied(
 def _goes_on(understudy: Understudy, record: JobRecord, facts: Facts, wanted: Understudies) -> bool:
     worker = understudy.member.worker
     status = facts.status.get(worker)
-    if status is None or facts.failing(worker) or status.activity not in FOLLOWING:
+    if status is None or facts.failing(worker) or status.activity not in POOL:
         return False
-    if record.membership.rank_of(worker) is not None:
-        return False
-    if status.rehearsed is not None and status.rehearsed.refusal:
+    if record.membership.rank_of(worker) is not None or is_unfit(status):
         return False
     return wanted.hot > 0 if understudy.stay else status.rehearsed is None
 

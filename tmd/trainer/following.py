@@ -23,7 +23,7 @@ from tmd.core.model import ShadowStatus
 from tmd.fabric import Fabric
 from tmd.trainer.data import Feed
 from tmd.trainer.frames import CHECK_EVERY, Begin, Boundary, Check, Settled, Tail, Took, Unit
-from tmd.trainer.shadow import Arrival, Differs, Lost, Shadow
+from tmd.trainer.shadow import Arrival, Differs, Shadow
 from tmd.trainer.state import unflatten
 from tmd.trainer.takeover import WalkOn
 from tmd.trainer.transfer import Digest, Offer
@@ -122,12 +122,17 @@ class Following:
     def in_step(self) -> bool:
         """Same bits after a step of its own, and as good as not behind."""
         proved = self._verified is not None and self._verified > self._since
-        return proved and self.lag_s <= max(self._limits.lag * self.step_s, UNNOTICED_S)
+        return proved and self.lag_s <= self._unnoticed_s
 
     @property
     def is_late(self) -> bool:
         """In step once, and not any more."""
-        return self.lag_s > 3 * max(self._limits.lag * self.step_s, UNNOTICED_S)
+        return self.lag_s > 3 * self._unnoticed_s
+
+    @property
+    def _unnoticed_s(self) -> float:
+        """The lag that still counts as none."""
+        return max(self._limits.lag * self.step_s, UNNOTICED_S)
 
     @property
     def step_s(self) -> float:
@@ -355,6 +360,3 @@ class Following:
         self._ours.clear()
         self._theirs.clear()
         self.shadow.send(Begin(whole=True))
-
-
-__all__ = ["Differs", "Following", "Lost"]

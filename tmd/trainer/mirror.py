@@ -34,6 +34,8 @@ STALLED_S = 5.0
 """While training waits for a whole copy: longest time without a unit until it goes on."""
 WHOLE_S = 60.0
 """Longest time that training waits for a whole copy."""
+NO_STEP = -1
+"""Version of the window between two steps: no digest is due for it."""
 ENDING_S = 2.0
 BEHIND = "this worker does not keep up: too much waits for it"
 
@@ -208,7 +210,8 @@ class Mirror:
         self._whole.clear()
         seen, since = -1, time.monotonic()
         patience = since + WHOLE_S
-        with contextlib.closing(_Opened(self._window)):
+        self._window.open(NO_STEP)
+        try:
             self.wake()
             while self._copied < len(self._units) and not self.over:
                 if self._copied != seen:
@@ -216,6 +219,8 @@ class Mirror:
                 elif time.monotonic() > min(since + STALLED_S, patience):
                     self.drop("this worker does not take the state", final=True)
                 self._whole.wait(IDLE_S)
+        finally:
+            self._window.close()
 
     def wake(self) -> None:
         """There may be something to do."""
@@ -296,14 +301,3 @@ class Mirror:
                         self.drop(f"unexpected {type(frame).__name__} from the joiner")
         except LinkError as error:
             self.drop(str(error))
-
-
-class _Opened:
-    """A window that is open until closed."""
-
-    def __init__(self, window: Window) -> None:
-        self._window = window
-        window.open(-1)
-
-    def close(self) -> None:
-        self._window.close()
