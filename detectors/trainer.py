@@ -25,7 +25,7 @@ HUNG = "trainer.hung"
 
 class TrainerConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     heartbeat_timeout_s: float = 30.0
-    """Silence of a connected trainer's agent thread (it speaks every 0.25 s): the process is
+    """Silence of a connected trainer's agent thread (it speaks every half second): the process is
     stopped, or something holds the interpreter."""
     progress_timeout_s: float = 0.0
     """A trainer that speaks, waits for nobody and commits no step for so long hangs. 0, the

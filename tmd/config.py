@@ -72,7 +72,7 @@ class Host(Section):
     """What must survive a restart: the highest lease epochs obeyed."""
     users: tuple[str, ...] = ()
     """Users, besides root and the daemon's own, whose trainers may connect."""
-    heartbeat_s: float = Field(default=0.5, gt=0)
+    heartbeat_s: float = Field(default=1.0, gt=0)
     """Period of the host's heartbeat; what cannot wait is told at once."""
     ttl_s: float = Field(default=3.0, gt=0)
     """A host not heard from for so long is silent."""

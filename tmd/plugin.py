@@ -84,7 +84,7 @@ class WorkerEvent(Struct, frozen=True):
     """Set once it ended."""
     connected: bool = False
     silent_s: float = 0.0
-    """How long nothing came over its connection; a live trainer speaks every 0.25 s."""
+    """How long nothing came over its connection; a live trainer speaks every half second."""
     forgotten: bool = False
     """Its exit is so long ago that the host no longer tells of it: clear what you raised."""
 

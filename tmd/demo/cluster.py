@@ -41,7 +41,7 @@ standby = {standby}
 advertise = "127.0.0.1"
 runtime_dir = "{folder}"
 state_dir = "{folder}/state"
-heartbeat_s = 0.25
+heartbeat_s = 0.5
 ttl_s = 2.0
 
 [leader]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -305,7 +306,9 @@ class Fabric:
         """Open an authenticated stream to ``member``. Raises LinkError. The caller closes it."""
         return self._caller.dial(member, purpose, Lane.RAW, -1, timeout=timeout)
 
-    def accept(self, purpose: str, *, timeout: float, cancel: Callable[[], bool]) -> Link:
+    def accept(
+        self, purpose: str, *, timeout: float = inf, cancel: Callable[[], bool] | None = None
+    ) -> Link:
         """The other side of :meth:`connect`. Raises LinkError. The caller closes it."""
         return self._raw.accept(purpose, timeout=timeout, cancel=cancel)
 

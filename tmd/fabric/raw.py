@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from math import inf
 
 from tmd.core.errors import LinkError
 from tmd.fabric.link import Link
@@ -33,8 +34,14 @@ class RawLinks:
             self._parked.append((purpose, link))
             self._arrived.notify_all()
 
-    def accept(self, purpose: str, *, timeout: float, cancel: Callable[[], bool]) -> Link:
-        """The next link for ``purpose``; raises LinkError after ``timeout`` or on ``cancel``."""
+    def accept(
+        self, purpose: str, *, timeout: float = inf, cancel: Callable[[], bool] | None = None
+    ) -> Link:
+        """The next link for ``purpose``; raises LinkError after ``timeout`` or on ``cancel``.
+
+        Without ``cancel`` the thread sleeps until there is a link: a door that is always open must
+        not cost the training anything.
+        """
         deadline = time.monotonic() + timeout
         with self._arrived:
             while True:
@@ -43,11 +50,11 @@ class RawLinks:
                         self._parked.remove(entry)
                         return entry[1]
                 left = deadline - time.monotonic()
-                if self._closed or cancel():
+                if self._closed or (cancel is not None and cancel()):
                     raise LinkError(f"nobody is waited for any more ({purpose})")
                 if left <= 0:
                     raise LinkError(f"nobody called for {purpose} within {timeout} s")
-                self._arrived.wait(min(left, SLICE))
+                self._arrived.wait(_pause(left, cancel is not None))
 
     def close(self) -> None:
         with self._arrived:
@@ -56,3 +63,9 @@ class RawLinks:
                 link.close()
             self._parked.clear()
             self._arrived.notify_all()
+
+
+def _pause(left: float, watchful: bool) -> float | None:
+    if watchful:
+        return min(left, SLICE)
+    return None if left == inf else left

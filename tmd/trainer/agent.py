@@ -20,7 +20,7 @@ from tmd.core.duties import Duty
 from tmd.core.errors import TmdError, WireError
 from tmd.core.model import WorkerStatus
 
-HEARTBEAT_S = 0.25
+HEARTBEAT_S = 0.5
 RECONNECT_S = (0.05, 1.0)
 """First and longest pause between attempts to reach the daemon."""
 

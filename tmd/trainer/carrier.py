@@ -158,7 +158,7 @@ class Carrier:
 
     def _meet(self, takeover: Takeover, cancelled: Callable[[], bool]) -> None:
         purpose = state_purpose(takeover.plan, takeover.rank)
-        link = self._fabric.accept(purpose, timeout=float("inf"), cancel=cancelled)
+        link = self._fabric.accept(purpose, cancel=cancelled)
         takeover.started = time.monotonic()
         header = transfer.consider(link)
         refusal = self.refusal(takeover.rank, header.offer)

@@ -132,7 +132,7 @@ class Mirrors:
     def _let_in(self) -> None:
         while True:
             try:
-                link = self._fabric.accept(PURPOSE, timeout=float("inf"), cancel=lambda: False)
+                link = self._fabric.accept(PURPOSE)
             except LinkError:
                 return
             try:
