@@ -20,6 +20,7 @@ from typing import Any
 from bench.downtime import RANKS, STANDBY, TINY, drain, event, facts, run_on
 from bench.measure import Report, each, in_turn, options
 from tmd import embedded
+from tmd.core.model import MigrationPlan
 from tmd.demo import train
 from tmd.demo.cluster import ClusterSpec, LocalCluster
 from tmd.demo.report import Trace, events_of, read_trace
@@ -33,6 +34,13 @@ SIZES: dict[str, tuple[str, ...]] = {
 WAYS = {"shadow": "", "copy": "[shadow]\nenabled = false\n"}
 LIMIT = 0.05
 """Of a step."""
+GROWTH_LIMIT_MB = 5.0
+"""Of a stayer, through all moves of a run."""
+GROWTH = {
+    "stayer_rss_growth_bytes": "growth of a stayer's peak, by move",
+    "stayers_growth_bytes": "the same through all moves of a run",
+    "source_growth_bytes": "growth of the leaver's peak",
+}
 Facts = list[dict[str, Any]]
 
 
@@ -82,9 +90,31 @@ async def moved(
             "lag_s": plan.timings.get("lag"),
             "part_of_step": (e.pause_s or 0.0) / e.median_step_s,
             "links_per_stayer": max(e.new_connections_per_stayer.values()),
+            "source_growth_bytes": source_growth(trace, plan),
+            "stayers_growth_bytes": stayers_growth(trace, told.plans[0]),
         }
         for e, plan in zip(found, told.plans, strict=True)
     ]
+
+
+def source_growth(trace: Trace, plan: MigrationPlan) -> int:
+    """By how much the peak memory of a leaver grew from the request to its last step."""
+    move = plan.moves[0]
+    own = [x for x in trace.of_rank(move.rank) if x["worker"] == move.leaver.worker]
+    own = [x for x in own if x["epoch"] < plan.new.epoch]
+    before = [x for x in own if x["at"] < plan.timeline[0].at]
+    return int(own[-1]["rss_peak"] - before[-1]["rss_peak"]) if before else 0
+
+
+def stayers_growth(trace: Trace, first: MigrationPlan) -> int:
+    """By how much the peak of any stayer grew from before the first move to the end of the run."""
+    stayers = [r for r in trace.ranks if r != first.moves[0].rank]
+    grown = []
+    for rank in stayers:
+        lines = trace.of_rank(rank)
+        before = [x for x in lines if x["at"] < first.timeline[0].at]
+        grown.append(lines[-1]["rss_peak"] - before[-1]["rss_peak"])
+    return int(max(grown))
 
 
 def interval(values: list[float]) -> tuple[float, float] | None:
@@ -97,7 +127,7 @@ def interval(values: list[float]) -> tuple[float, float] | None:
     return ordered[low], ordered[high]
 
 
-def tell(report: Report, runs: dict[str, Facts]) -> dict[str, Any]:
+def tell(report: Report, runs: dict[str, Facts], args: argparse.Namespace) -> dict[str, Any]:
     """Rows and targets; returns the figures."""
     figures: dict[str, Any] = {}
     for name, found in runs.items():
@@ -107,7 +137,7 @@ def tell(report: Report, runs: dict[str, Facts]) -> dict[str, Any]:
             key: each(found, key)
             for key in (
                 *("pause_s", "part_of_step", "median_step_s", "lag_s", "links_per_stayer"),
-                *("stayer_rss_growth_bytes", "copy_s"),
+                "copy_s",
             )
         }
         shown["pause_s"]["interval_95"] = interval([e["pause_s"] for e in found])
@@ -116,11 +146,15 @@ def tell(report: Report, runs: dict[str, Facts]) -> dict[str, Any]:
         report.row("  as part of a step", shown["part_of_step"], "not seconds")
         report.row("  median step", shown["median_step_s"], "before the move")
         report.row("  links per stayer", shown["links_per_stayer"], "not seconds")
-        grown = [{"mb": e["stayer_rss_growth_bytes"] / 1e6} for e in found]
-        report.row("  growth of a stayer's peak", each(grown, "mb"), "MB")
+        for key, title in GROWTH.items():
+            shown[key] = each([{"mb": e[key] / 1e6} for e in found], "mb")
+            report.row(f"  {title}", shown[key], "MB")
         if name.startswith("shadow"):
             part = shown["part_of_step"].get("median")
             report.target(f"{name}: pause / step <= {LIMIT}", part, LIMIT, at_least=False)
+            most = shown["stayers_growth_bytes"].get("max")
+            title = f"{name}: growth of a stayer, {args.events} moves <= {GROWTH_LIMIT_MB} MB"
+            report.target(title, most, GROWTH_LIMIT_MB, at_least=False)
     return figures
 
 
@@ -150,7 +184,7 @@ def main() -> int:
             disturbed = moved(folder, script, WAYS[way], args, partial(oracle.check, size))
             runs[name] += report.attempt(name, partial(asyncio.run, disturbed)) or []
     report.progress(f"losses compared bit for bit between runs, by size: {oracle.compared}")
-    return report.finish(runs, {**tell(report, runs), "losses compared": oracle.compared})
+    return report.finish(runs, {**tell(report, runs, args), "losses compared": oracle.compared})
 
 
 if __name__ == "__main__":
