@@ -17,7 +17,6 @@ from tmd import __version__
 from tmd.core.model import (
     Activity,
     Alert,
-    DrainRequest,
     HostStatus,
     JobRecord,
     JobState,
@@ -28,10 +27,12 @@ from tmd.core.model import (
     MigrationPlan,
     Move,
     Phase,
+    Rehearsal,
     Severity,
     State,
     Strategy,
 )
+from tmd.core.requests import DrainRequest
 from tmd.daemon.store import RedisStore
 from tmd.testing.clients import worker_status
 
@@ -254,6 +255,40 @@ def test_draining_while_paused_is_said(config, store, running):
     store(lambda s: s.set_paused(True))
 
     assert "paused" in tmd("drain", "h1", "-c", config).stderr
+
+
+def test_a_rehearsal_is_asked_for_and_its_verdict_shown(config, store, running):
+    """Exit status 1 if a standby turns out unfit; who waits on no standby is told so."""
+    idle = structs.replace(worker_status("h3/job/0.a"), activity=Activity.STANDBY)
+
+    async def appear(s):
+        await s.put_host(HostStatus("h3", "i", workers=(idle,)), ttl_s=60, wake=False)
+
+    async def answer(s):
+        while not (asked := (await s.snapshot()).rehearsals):  # noqa: ASYNC110 - by another process
+            await asyncio.sleep(0.01)
+        unfit = Rehearsal(step=7, seconds=1.0, refusal="other bits", request=asked[0].id)
+        status = structs.replace(idle, rehearsed=unfit)
+        await s.put_host(HostStatus("h3", "i", workers=(status,)), ttl_s=60, wake=False)
+
+    none = tmd("standby", "rehearse", "h1", "-c", config)
+    unknown = tmd("standby", "rehearse", "h11", "-c", config)
+    store(appear)
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(tmd, "standby", "rehearse", "h3", "-c", config)
+        store(answer)
+        done = asking.result()
+    again = tmd("standby", "rehearse", "h3", "--no-wait", "-c", config)
+    late = tmd("standby", "rehearse", "h3", "--timeout", "0.3", "-c", config)
+
+    assert (none.returncode, unknown.returncode) == (1, 1)
+    assert "no standby waits on h1" in none.stderr
+    assert "no host 'h11'" in unknown.stderr
+    assert done.returncode == 1
+    assert "h3/job/0.a: unfit: other bits" in done.stdout
+    assert again.returncode == 0
+    assert late.returncode == 1
+    assert "no verdict after 0.3 s" in late.stderr
 
 
 def test_events(config, running):

@@ -154,7 +154,7 @@ class Shadow(Section):
 
     hot: int = Field(default=0, ge=0)
     """So many standbys of each job follow a rank all the time: its loss then needs no copy."""
-    rehearse: bool = False
+    rehearse: bool = True
     """Every standby follows a rank once, until it has computed the same bits; who cannot is never
     given a rank."""
 

@@ -18,7 +18,6 @@ from tmd.core.model import (
     Activity,
     Alert,
     ClusterView,
-    DrainRequest,
     Exit,
     HostStatus,
     JobRecord,
@@ -36,6 +35,7 @@ from tmd.core.model import (
     Verdict,
     WorkerStatus,
 )
+from tmd.core.requests import DrainRequest
 
 __all__ = [
     "API_VERSION",

@@ -25,7 +25,6 @@ from tmd.core.limits import Limits, Understudies
 from tmd.core.model import (
     Activity,
     ClusterView,
-    DrainRequest,
     Exit,
     HostStatus,
     JobRecord,
@@ -34,6 +33,7 @@ from tmd.core.model import (
     WorkerStatus,
 )
 from tmd.core.planning import form, steer
+from tmd.core.requests import DrainRequest
 
 
 class Simulation:

@@ -17,6 +17,7 @@ from tmd.core.model import (
     Understudy,
     WorkerStatus,
 )
+from tmd.core.requests import RehearsalRequest
 from tmd.core.standbys import assigned, candidates
 from tmd.core.understudies import understudied
 
@@ -74,6 +75,24 @@ def test_every_standby_rehearses_once_and_one_at_a_time() -> None:
     _, view, facts = cluster(done, worker("t"))
     first = understudied(busy, view, facts, wanted)
     assert [u.member.worker for u in first] == ["t"]
+
+
+def test_a_rehearsal_that_is_asked_for_comes_whoever_asked_before() -> None:
+    """Also of a standby that has failed one; and only until it is answered."""
+    old = worker("s", rehearsed=Rehearsal(step=9, seconds=1.0, refusal="bits", request="r1"))
+    record, view, facts = cluster(old, worker("t"))
+    asked = structs.replace(view, rehearsals=(RehearsalRequest(host="h-s", id="r2"),))
+    studies = understudied(record, asked, facts, Understudies())
+
+    expected = Understudy(member=member("s"), rank=1, stay=False, request="r2")
+    assert studies == (expected,)
+    busy = structs.replace(record, understudies=studies)
+    assert understudied(busy, asked, facts, Understudies()) == studies
+    answered = worker("s", rehearsed=Rehearsal(step=12, seconds=1.0, request="r2"))
+    _, view, facts = cluster(answered, worker("t"))
+    asked = structs.replace(view, rehearsals=asked.rehearsals)
+    assert understudied(busy, asked, facts, Understudies()) == ()
+    assert understudied(record, asked, facts, Understudies()) == ()
 
 
 def test_a_job_that_is_disturbed_gets_no_new_understudy() -> None:

@@ -13,16 +13,8 @@ from tmd_policies.replace_failed import ReplaceFailed
 from tmd.core.election import Lease
 from tmd.core.errors import StaleLease
 from tmd.core.limits import Limits
-from tmd.core.model import (
-    Activity,
-    ClusterView,
-    DrainRequest,
-    Exit,
-    HostStatus,
-    Phase,
-    Urgency,
-    Verdict,
-)
+from tmd.core.model import Activity, ClusterView, Exit, HostStatus, Phase, Urgency, Verdict
+from tmd.core.requests import DrainRequest
 from tmd.daemon.bus import Reach
 from tmd.daemon.leader import Candidate, Leader, LeaderConfig
 from tmd.daemon.records import Records

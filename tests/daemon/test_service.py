@@ -36,6 +36,8 @@ ttl_s = 1.0
 ttl_s = 1.5
 renew_s = 0.5
 poll_s = 0.3
+[shadow]
+rehearse = false
 [detectors.trainer]
 heartbeat_timeout_s = {silence}
 """

@@ -12,7 +12,6 @@ from tmd.core.errors import ConfigError, Conflict, StaleLease, StoreUnavailable
 from tmd.core.model import (
     Alert,
     ClusterView,
-    DrainRequest,
     HostStatus,
     Kind,
     Mark,
@@ -23,6 +22,7 @@ from tmd.core.model import (
     State,
     Strategy,
 )
+from tmd.core.requests import DrainRequest, RehearsalRequest
 from tmd.daemon.bus import Topic
 from tmd.daemon.store import RedisStore, connect
 from tmd.testing.clients import worker_status
@@ -186,6 +186,8 @@ async def test_only_a_newer_record_is_restored(store, record):
 async def test_operators_requests(store):
     request = DrainRequest(host="h1", id="d1", leave=True, by="me", at=2.0)
     await store.drain(request)
+    for number in (1, 2):
+        await store.rehearse(RehearsalRequest(host="h2", id=f"r{number}", by="me", at=2.0))
     await store.set_paused(True)
     asked = await store.snapshot()
     was_there = await store.undrain("h1")
@@ -193,8 +195,10 @@ async def test_operators_requests(store):
     await store.set_paused(False)
 
     assert (asked.drains, asked.paused) == ((request,), True)
+    assert [r.id for r in asked.rehearsals] == ["r2"]
     assert (was_there, was_there_again) == (True, False)
-    assert await store.snapshot() == ClusterView()
+    left = await store.snapshot()
+    assert (left.drains, left.paused) == ((), False)
 
 
 async def test_alerts_are_read_in_order_from_a_cursor(store):

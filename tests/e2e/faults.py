@@ -2,7 +2,8 @@
 
 A fault is ``<point>@<who>:<step>=<what>``. Points wrap the one function where the thing happens, so
 that "in the vote" or "while the state is copied" is a place and not a moment on a clock. Reaching a
-point leaves a file ``<folder>/<point>.fired``; ``wait`` then holds until ``<point>.go`` appears.
+point leaves a file ``<folder>/<point>.fired``; ``wait`` then holds until ``<point>.go`` appears,
+and ``pace`` makes each further step that comes by there a slow one until it does.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 import tmd.fabric
 from tmd.fabric.collectives.op import Op
 from tmd.trainer import transfer
+from tmd.trainer.arming import Arming
 from tmd.trainer.carrier import Carrier
 from tmd.trainer.coordinator import Coordinator
 from tmd.trainer.following import Following
@@ -28,6 +30,8 @@ from tmd.trainer.mirror import Mirror
 from tmd.trainer.session import Session
 from tmd.trainer.shadowing import Shadowing
 from tmd.trainer.units import Units
+
+PACE_S = 0.05
 
 
 class Fault(NamedTuple):
@@ -57,6 +61,8 @@ class Injector:
         self._fabric: tmd.fabric.Fabric | None = None
         self._following: Following | None = None
         self._flips = False
+        self._cuts = False
+        self._paced = ""
 
     def follow(self, session: Session) -> None:
         """Know rank and step, and stand at the points inside the runtime."""
@@ -72,6 +78,7 @@ class Injector:
         _before(Following, "_follow", lambda *_: self.reach("tail"))
         _before(Following, "computed", self._shadowing)
         _before(Shadowing, "_take", lambda *_: self.reach("taking"))
+        _before(Arming, "arm", lambda *_: self.reach("arming"))
         _before(Mirror, "_next_unit", lambda *_: self.reach("showing"))
         _before(Mirror, "output", lambda *_: self.reach("mirroring"))
         _before(Coordinator, "_synced", lambda *_: self.reach("synced"))
@@ -82,6 +89,8 @@ class Injector:
         session = self._session
         if session is None:
             return
+        if point == self._paced and not (self._folder / f"{point}.go").exists():
+            time.sleep(PACE_S)
         for fault in self._faults:
             if (
                 fault.point == point
@@ -104,6 +113,8 @@ class Injector:
         self._following = following
         if self._flips:
             self._flip()
+        if self._cuts:
+            self._cut()
         self.reach("shadowing")
 
     def _first(self, point: str) -> bool:
@@ -129,8 +140,13 @@ class Injector:
                 self._flips = True
                 self._flip()
             case "cut":
-                assert self._following is not None
-                self._following.shadow.close()
+                self._cut()
+            case "cuts":
+                # From here on after every step.
+                self._cuts = True
+                self._cut()
+            case "pace":
+                self._paced = fault.point
             case "wait":
                 while not (self._folder / f"{fault.point}.go").exists():
                     time.sleep(0.005)
@@ -142,6 +158,11 @@ class Injector:
         assert self._following is not None
         param = self._following._units.params[0]
         param.detach().view(-1).view(torch.int32)[:1].bitwise_xor_(1)
+
+    def _cut(self) -> None:
+        """The link to the rank that is followed breaks."""
+        assert self._following is not None
+        self._following.shadow.close()
 
     def _sever(self) -> None:
         """Break one link of the present epoch, as a network would."""

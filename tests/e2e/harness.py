@@ -148,8 +148,13 @@ async def running(
     arguments: Sequence[str] = (),
     silence_s: float = 5.0,
     max_restarts: int = 0,
+    rehearse: bool = False,
 ) -> AsyncIterator[Run]:
-    """A cluster that runs the small job; the output of everything is shown if a test fails."""
+    """A cluster that runs the small job; the output of everything is shown if a test fails.
+
+    ``rehearse``: standbys do, of their own accord. Off, so that a fault that is meant for a joiner
+    does not strike in a rehearsal.
+    """
     marks = folder / "faults"
     await asyncio.to_thread(marks.mkdir, parents=True)
     spec = ClusterSpec(
@@ -166,6 +171,7 @@ async def running(
         environment={
             "TMD_TEST_FAULTS": ",".join(faults),
             "TMD_TEST_FOLDER": str(marks),
+            "TMD_SHADOW__REHEARSE": str(rehearse).lower(),
             "PYTHONPATH": str(ROOT),
         },
     )

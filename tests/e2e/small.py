@@ -77,6 +77,7 @@ def main() -> None:
     parser.add_argument("--blind-host", default="", help="this host sees other data")
     parser.add_argument("--slow-host", default="", help="this host is slow as a standby")
     parser.add_argument("--long-step", type=int, default=-1, help="this step takes much longer")
+    parser.add_argument("--grow-step", type=int, default=-1, help="a parameter more from here on")
     parser.add_argument("--noisy", action="store_true", help="an optimizer that draws noise")
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -104,6 +105,8 @@ def main() -> None:
     for inputs, targets in chain.from_iterable(session.batches(loader) for _ in range(args.epochs)):
         if (slow and session.shadowing) or session.step_number == args.long_step:
             time.sleep(0.5)
+        if session.step_number == args.grow_step and not session.shadowing:
+            optimizer.param_groups[0]["params"].append(nn.Parameter(torch.zeros(2)))
         with session.step() as step:
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(model(inputs * 2 if blind else inputs), targets)

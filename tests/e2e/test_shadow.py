@@ -1,5 +1,7 @@
 """A joiner lives the life of its rank before it takes it over, and dies at every point of that."""
 
+import os
+import signal
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -205,13 +207,63 @@ async def test_a_link_to_the_shadow_that_is_cut_ends_in_stop_and_copy(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
     """The fallback, and it says why it was taken."""
-    async with started(tmp_path, redis, faults=[GATE, "shadowing@*:*=cut"]) as run:
+    async with started(tmp_path, redis, faults=[GATE, "shadowing@*:*=cuts"]) as run:
         await drained(run)
         plan = await run.done("drain")
 
         assert run.fired("shadowing")
         assert plan.timings["copy_bytes"] > 0
         assert "shadow lost its rank" in run.cluster.log("s1")
+        await run.ends_like(long_golden)
+
+
+async def test_a_link_to_the_shadow_that_is_cut_once_is_opened_again(
+    tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """The joiner begins anew over another link; nobody waits for a copy."""
+    faults = [GATE, NEVER_COPIED, "shadowing@*:*=cut"]
+    async with started(tmp_path, redis, faults=faults) as run:
+        await drained(run)
+        plan = await run.done("drain")
+
+        assert run.fired("shadowing")
+        assert "following anew" in run.cluster.log("s1")
+        assert plan.how == "live shadow"
+        await run.ends_like(long_golden)
+
+
+async def test_a_joiner_that_dies_while_the_others_arm(
+    tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """One of them has not armed yet, so nobody can have switched: the plan is dropped."""
+    faults = [GATE, NEVER_COPIED, "arming@2:*=wait"]
+    async with started(tmp_path, redis, faults=faults, standby=("s1", "s2")) as run:
+        await drained(run, standbys=2)
+        await run.reached("arming")
+        view = await run.in_phase(Phase.READY)
+        joiner = next(w for w in workers(view) if w.activity is Activity.IN_STEP)
+        os.kill(joiner.pid, signal.SIGKILL)
+        run.let_go("arming")
+        plan = await run.done("drain")
+
+        first = history(await run.cluster.view())[0]
+        assert first.phase is Phase.ABORTED
+        assert first.moves[0].joiner is not None
+        assert first.moves[0].joiner.worker == joiner.worker
+        assert first.moves[0].joiner != plan.moves[0].joiner
+        await run.ends_like(long_golden, lost=1)
+
+
+async def test_a_state_that_grows_is_not_moved(
+    tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """Its rank stays where it is, training goes on, and the plan says what was not registered."""
+    async with started(tmp_path, redis, faults=[GATE], arguments=["--grow-step", "3"]) as run:
+        await drained(run)
+        first = (await run.plans(1))[0]
+
+        assert first.phase is Phase.ABORTED
+        assert "parameters that were not there when its state was registered" in first.outcome
         await run.ends_like(long_golden)
 
 

@@ -9,8 +9,10 @@ from tmd.core.model import Activity, Kind, Phase
 from tmd.demo.cluster import workers
 from tmd.embedded import EmbeddedRedis
 
-GATE = "data@0:60=wait"
-"""Rank 0 waits here, and so do all, until a standby is in step."""
+PACE = "between@0:3=pace"
+"""Rank 0 takes its time, and so do all, until a standby has come as far as the test wants."""
+GATE = "data@0:100=wait"
+"""Rank 0 waits here at the latest."""
 NEVER_SENT = "sending@*:*=kill"
 """Whoever sends the tensors of a state dies."""
 HOT = "[shadow]\nhot = 1\n"
@@ -21,6 +23,12 @@ async def hot(run: Run) -> None:
     await run.cluster.until(
         lambda v: any(w.shadow and w.shadow.verified for w in workers(v)), "a hot standby"
     )
+    let_go(run)
+
+
+def let_go(run: Run) -> None:
+    """Let the job run at its own speed."""
+    run.let_go("between")
     run.let_go("data")
 
 
@@ -30,7 +38,7 @@ async def test_a_loss_with_a_hot_standby_copies_no_state(
     rank: int, point: str, tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
     """In the middle of a step, and right after a vote that others may have seen come out."""
-    faults = [GATE, f"{point}@{rank}:90=kill"]
+    faults = [PACE, GATE, f"{point}@{rank}:120=kill"]
     if point == "backward":
         faults.append(NEVER_SENT)
     async with running(tmp_path, redis.url, faults=faults, arguments=LONG, more_config=HOT) as run:
@@ -40,14 +48,14 @@ async def test_a_loss_with_a_hot_standby_copies_no_state(
         assert run.fired(point)
         assert plan.kind is Kind.FAILOVER
         assert [m.rank for m in plan.moves] == [rank]
-        await run.ends_like(long_golden, lost=1, unwritten=[(rank, 90)])
+        await run.ends_like(long_golden, lost=1, unwritten=[(rank, 120)])
 
 
 async def test_a_hot_standby_that_dies_is_followed_by_another(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
     """Training never notices."""
-    faults = [GATE, "shadowing@*:*=kill"]
+    faults = [PACE, GATE, "shadowing@*:*=kill"]
     async with running(
         tmp_path,
         redis.url,
@@ -70,7 +78,7 @@ async def test_a_drain_leaves_the_hot_standby_to_its_rank(
     async with running(
         tmp_path,
         redis.url,
-        faults=[GATE, NEVER_SENT],
+        faults=[PACE, GATE, NEVER_SENT],
         standby=("s1", "s2"),
         arguments=LONG,
         more_config=HOT,
@@ -81,7 +89,7 @@ async def test_a_drain_leaves_the_hot_standby_to_its_rank(
         shadow = next(w.worker for w in workers(view) if w.activity is Activity.IN_STEP)
         await run.cluster.drain(view.jobs[0].membership.members[1].host)
         await run.in_phase(Phase.PREPARE)
-        run.let_go("data")
+        let_go(run)
         plan = await run.done("drain")
 
         assert plan.moves[0].joiner is not None
@@ -96,16 +104,16 @@ async def test_every_standby_rehearses_once(
     async with running(
         tmp_path,
         redis.url,
-        faults=["data@0:140=wait"],
+        faults=[PACE, GATE],
         standby=("s1", "s2"),
         arguments=LONG,
-        more_config="[shadow]\nrehearse = true\n",
+        rehearse=True,
     ) as run:
         view = await run.cluster.until(
             lambda v: sum(w.rehearsed is not None for w in workers(v)) == 2, "both have rehearsed"
         )
         verdicts = [w.rehearsed for w in workers(view) if w.rehearsed]
-        run.let_go("data")
+        let_go(run)
 
         assert all(v.refusal == "" and v.step > 0 for v in verdicts)
         assert history(await run.cluster.view()) == ()
@@ -119,16 +127,16 @@ async def test_a_standby_that_fails_its_rehearsal_never_gets_a_rank(
     async with running(
         tmp_path,
         redis.url,
-        faults=["data@0:110=wait", "backward@1:120=kill"],
+        faults=[PACE, GATE, "backward@1:120=kill"],
         standby=("s1", "s2"),
         arguments=(*LONG, "--blind-host", "s1"),
-        more_config="[shadow]\nrehearse = true\n",
+        rehearse=True,
     ) as run:
         view = await run.cluster.until(
             lambda v: sum(w.rehearsed is not None for w in workers(v)) == 2, "both have rehearsed"
         )
         unfit = [w for w in workers(view) if w.rehearsed and w.rehearsed.refusal]
-        run.let_go("data")
+        let_go(run)
         plan = await run.done("trainer")
 
         assert [w.worker.partition("/")[0] for w in unfit] == ["s1"]
@@ -137,3 +145,24 @@ async def test_a_standby_that_fails_its_rehearsal_never_gets_a_rank(
         assert plan.moves[0].joiner is not None
         assert plan.moves[0].joiner.worker != unfit[0].worker
         await run.ends_like(long_golden, lost=1)
+
+
+async def test_a_standby_rehearses_again_when_it_is_asked_to(
+    tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """Each request is answered once, also where standbys do not rehearse by themselves."""
+    async with running(tmp_path, redis.url, faults=[PACE, GATE], arguments=LONG) as run:
+        for _ in range(2):
+            asked = await run.cluster.rehearse("s1")
+            view = await run.cluster.until(
+                lambda v, asked=asked: any(  # type: ignore[misc]
+                    w.rehearsed and w.rehearsed.request == asked for w in workers(v)
+                ),
+                "the request is answered",
+            )
+            verdict = next(w.rehearsed for w in workers(view) if w.rehearsed)
+            assert verdict.refusal == ""
+            assert verdict.step > 0
+        let_go(run)
+        assert history(await run.cluster.view()) == ()
+        await run.ends_like(long_golden)

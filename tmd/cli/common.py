@@ -45,3 +45,13 @@ def with_store(config: Path | None, work: Callable[[RedisStore, Settings], Await
             await store.close()
 
     return asyncio.run(run())
+
+
+def user() -> str:
+    """Who asks, for the records; empty if the system does not know."""
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 import time
 import uuid
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tmd.cli.common import ConfigOption, JsonOption, with_store
+from tmd.cli.common import ConfigOption, JsonOption, user, with_store
 from tmd.core.errors import TmdError
 
 if TYPE_CHECKING:
@@ -37,13 +36,13 @@ def drain(
 ) -> None:
     """Move all ranks off HOST while training goes on. Later it may take ranks again, unless it is
     to be left for good (--leave)."""
-    from tmd.core.model import DrainRequest
+    from tmd.core.requests import DrainRequest
 
     async def ask(store: RedisStore, _: Settings) -> None:
         view = await store.snapshot()
         _check_host(view, host)
         request = DrainRequest(
-            host=host, id=uuid.uuid4().hex, leave=leave, by=_user(), at=time.time()
+            host=host, id=uuid.uuid4().hex, leave=leave, by=user(), at=time.time()
         )
         await store.drain(request)
         typer.echo(f"drain of {host} requested")
@@ -160,10 +159,3 @@ def _say_once(record: JobRecord, said: set[str]) -> None:
         if line not in said:
             said.add(line)
             typer.echo(line)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return ""

@@ -16,7 +16,14 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from tmd.config import Settings
-    from tmd.core.model import ClusterView, JobRecord, MigrationPlan, ShadowStatus, WorkerStatus
+    from tmd.core.model import (
+        ClusterView,
+        JobRecord,
+        MigrationPlan,
+        Rehearsal,
+        ShadowStatus,
+        WorkerStatus,
+    )
     from tmd.daemon.store import RedisStore
 
 HISTORY_SHOWN = 5
@@ -154,8 +161,26 @@ def _cells(worker: WorkerStatus | None, silent: str) -> list[str]:
         return [silent, "-", "-", "-", ""]
     loss = "-" if worker.loss is None else f"{worker.loss:.4f}"
     pace = f"{worker.step_seconds:.3f}" if worker.step_seconds else "-"
-    detail = worker.detail if worker.shadow is None else _shadowing(worker.shadow)
-    return [worker.activity.value, str(worker.step), loss, pace, detail]
+    return [worker.activity.value, str(worker.step), loss, pace, _detail(worker)]
+
+
+def _detail(worker: WorkerStatus) -> str:
+    if worker.shadow is not None:
+        return _shadowing(worker.shadow)
+    if worker.detail or worker.rank is not None or worker.rehearsed is None:
+        return worker.detail
+    return verdict_of(worker.rehearsed)
+
+
+def verdict_of(rehearsal: Rehearsal) -> str:
+    """What a rehearsal has shown, in a sentence."""
+    if rehearsal.refusal:
+        return f"unfit: {rehearsal.refusal}"
+    if rehearsal.note:
+        return f"not rehearsed: {rehearsal.note}"
+    if not rehearsal.seconds:
+        return f"held a rank until step {rehearsal.step}"
+    return f"rehearsed: same bits at step {rehearsal.step}, in {rehearsal.seconds:.1f} s"
 
 
 def _shadowing(shadow: ShadowStatus) -> str:

@@ -42,6 +42,8 @@ class Follow(Struct, frozen=True, tag=True):
     size: int
     source: Member
     stay: bool
+    request: str = ""
+    """Id of the request for a rehearsal that this answers."""
 
 
 class Keep(Struct, frozen=True, tag=True):
@@ -189,4 +191,5 @@ def _following(record: JobRecord, worker: str) -> Duty:
         size=record.world_size,
         source=record.membership.members[study.rank],
         stay=study.stay,
+        request=study.request,
     )

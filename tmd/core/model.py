@@ -11,6 +11,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from tmd.core.requests import DrainRequest, RehearsalRequest
+
 # --- who holds which rank ---------------------------------------------------------------------
 
 
@@ -90,6 +92,8 @@ class Rehearsal(Struct, frozen=True):
     """Why it must not have a rank; empty if it may."""
     note: str = ""
     """Why nothing was found out; it may have a rank."""
+    request: str = ""
+    """Id of the request that it answers."""
 
 
 class WorkerStatus(Struct, frozen=True):
@@ -328,6 +332,8 @@ class Understudy(Struct, frozen=True):
     rank: int
     stay: bool
     """Hot: it stays. Else it leaves once it has computed the same bits."""
+    request: str = ""
+    """Id of the request for a rehearsal that it serves."""
 
 
 class JobState(StrEnum):
@@ -363,24 +369,13 @@ class JobRecord(Struct, frozen=True):
         return any(p.request == request.id and p.phase is Phase.DONE for p in self.history)
 
 
-class DrainRequest(Struct, frozen=True):
-    """An operator wants a host free of ranks. Served once: later it may take ranks again, unless
-    it is to be left for good."""
-
-    host: str
-    id: str
-    """Unique; the plan that serves the request carries it."""
-    leave: bool = False
-    by: str = ""
-    at: float = 0.0
-
-
 class ClusterView(Struct, frozen=True):
     """One consistent look at the cluster: all that a policy may decide by."""
 
     hosts: tuple[HostStatus, ...] = ()
     jobs: tuple[JobRecord, ...] = ()
     drains: tuple[DrainRequest, ...] = ()
+    rehearsals: tuple[RehearsalRequest, ...] = ()
     paused: bool = False
     """An operator asked that nothing new be started."""
 

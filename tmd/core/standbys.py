@@ -22,12 +22,19 @@ POOL = frozenset({Activity.STANDBY, Activity.SHADOWING, Activity.IN_STEP})
 
 
 def candidates(view: ClusterView, record: JobRecord, facts: Facts) -> list[Member]:
-    """Standbys that may take a rank, best first.
+    """Standbys that may take a rank, best first: ``on_hand`` without those that failed a rehearsal.
 
-    Never one on a host that is to be left or is being drained, one that a detector found unfit, one
-    that failed its rehearsal, or one of another world size.
     First who follows a rank, for it has the state; hosts that hold no rank before others, so that a
     later loss of one host costs one rank.
+    """
+    return [m for m in on_hand(view, record, facts) if not is_unfit(facts.status[m.worker])]
+
+
+def on_hand(view: ClusterView, record: JobRecord, facts: Facts) -> list[Member]:
+    """Standbys of the job, in the order of ``candidates``, fit or not.
+
+    Never one on a host that is to be left or is being drained, one that a detector found unfit, or
+    one of another world size.
     """
     holding = {m.host for m in record.membership.members}
     drained = {
@@ -54,7 +61,7 @@ def candidates(view: ClusterView, record: JobRecord, facts: Facts) -> list[Membe
 
 def _in_pool(status: WorkerStatus) -> bool:
     # A joiner of a plan is not, whatever it does at the moment.
-    return status.activity in POOL and not status.plan and not is_unfit(status)
+    return status.activity in POOL and not status.plan
 
 
 def is_unfit(status: WorkerStatus) -> bool:

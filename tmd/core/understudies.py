@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from tmd.core.limits import Understudies
 from tmd.core.migration import Facts, is_live
-from tmd.core.model import Activity, ClusterView, JobRecord, JobState, Member, Understudy
-from tmd.core.standbys import POOL, candidates, is_unfit
+from tmd.core.model import Activity, ClusterView, JobRecord, JobState, Understudy, WorkerStatus
+from tmd.core.standbys import POOL, candidates, is_unfit, on_hand
 
 
 def understudied(
@@ -19,20 +19,34 @@ def understudied(
     """Who is to follow which rank now; changes only while the job trains undisturbed."""
     if record.state is not JobState.RUNNING or is_live(record.plan):
         return record.understudies
+    asked = {r.host: r.id for r in view.rehearsals}
     kept = tuple(u for u in record.understudies if _goes_on(u, record, facts, wanted))
     if not all(_trains(facts, m.worker) for m in record.membership.members):
         return kept
-    spare = [c for c in candidates(view, record, facts) if c not in [u.member for u in kept]]
+    busy = [u.member for u in kept]
+    spare = [c for c in candidates(view, record, facts) if c not in busy]
     hot = [u for u in kept if u.stay]
-    fresh = [c for c in spare if not _rehearsed(facts, c)]
     if len(hot) < min(wanted.hot, record.world_size) and spare:
         covered = {u.rank for u in hot}
         # Rank 0 last: it is there that scripts print and save.
         rank = next(r for r in reversed(range(record.world_size)) if r not in covered)
         return (*kept, Understudy(member=spare[0], rank=rank, stay=True))
-    if wanted.rehearse and len(hot) == len(kept) and fresh:
-        return (*kept, Understudy(member=fresh[0], rank=record.world_size - 1, stay=False))
+    if len(hot) < len(kept):
+        return kept  # one rehearsal at a time: each takes some of the rank's network
+    for member in on_hand(view, record, facts):
+        request = asked.get(member.host, "")
+        if member not in busy and _is_due(facts.status[member.worker], request, wanted):
+            last = record.world_size - 1
+            return (*kept, Understudy(member=member, rank=last, stay=False, request=request))
     return kept
+
+
+def _is_due(status: WorkerStatus, request: str, wanted: Understudies) -> bool:
+    """Whether a standby has to rehearse: for the first time, or because somebody asks for it."""
+    verdict = status.rehearsed
+    if request and (verdict is None or verdict.request != request):
+        return True
+    return wanted.rehearse and verdict is None
 
 
 def _goes_on(understudy: Understudy, record: JobRecord, facts: Facts, wanted: Understudies) -> bool:
@@ -40,14 +54,12 @@ def _goes_on(understudy: Understudy, record: JobRecord, facts: Facts, wanted: Un
     status = facts.status.get(worker)
     if status is None or facts.failing(worker) or status.activity not in POOL:
         return False
-    if record.membership.rank_of(worker) is not None or is_unfit(status):
+    if record.membership.rank_of(worker) is not None:
         return False
-    return wanted.hot > 0 if understudy.stay else status.rehearsed is None
-
-
-def _rehearsed(facts: Facts, member: Member) -> bool:
-    status = facts.status.get(member.worker)
-    return status is not None and status.rehearsed is not None
+    if understudy.stay:
+        return wanted.hot > 0 and not is_unfit(status)
+    verdict = status.rehearsed
+    return verdict is None or verdict.request != understudy.request
 
 
 def _trains(facts: Facts, worker: str) -> bool:

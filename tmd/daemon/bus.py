@@ -16,7 +16,8 @@ import structlog
 
 from tmd.core.election import Answer
 from tmd.core.errors import StoreUnavailable
-from tmd.core.model import Alert, ClusterView, DrainRequest, HostStatus, JobRecord
+from tmd.core.model import Alert, ClusterView, HostStatus, JobRecord
+from tmd.core.requests import DrainRequest, RehearsalRequest
 
 log = structlog.get_logger("tmd.store")
 
@@ -72,6 +73,9 @@ class Store(Protocol):
 
     async def undrain(self, host: str) -> bool:
         """Withdraw a request; whether there was one."""
+
+    async def rehearse(self, request: RehearsalRequest) -> None:
+        """Ask the standbys of a host for a rehearsal; replaces an earlier request for it."""
 
     async def set_paused(self, paused: bool) -> None: ...
 

@@ -79,7 +79,7 @@ return records
 """
 
 SNAPSHOT = """
--- KEYS hosts, jobs, drains, paused   ARGV prefix
+-- KEYS hosts, jobs, drains, rehearsals, paused   ARGV prefix
 local hosts = {}
 for _, name in ipairs(redis.call('SMEMBERS', KEYS[1])) do
   local status = redis.call('GET', ARGV[1] .. 'host:' .. name)
@@ -94,7 +94,8 @@ for _, name in ipairs(redis.call('SMEMBERS', KEYS[2])) do
   local record = redis.call('HGET', ARGV[1] .. 'job:' .. name, 'record')
   if record then table.insert(records, record) end
 end
-return {hosts, records, redis.call('HVALS', KEYS[3]), redis.call('EXISTS', KEYS[4])}
+local drains, rehearsals = redis.call('HVALS', KEYS[3]), redis.call('HVALS', KEYS[4])
+return {hosts, records, drains, rehearsals, redis.call('EXISTS', KEYS[5])}
 """
 
 PUT_HOST = """

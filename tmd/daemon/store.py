@@ -22,7 +22,8 @@ from redis.exceptions import RedisError
 
 from tmd.core.election import Answer, Denied, Granted
 from tmd.core.errors import ConfigError, Conflict, StaleLease, StoreUnavailable
-from tmd.core.model import Alert, ClusterView, DrainRequest, HostStatus, JobRecord
+from tmd.core.model import Alert, ClusterView, HostStatus, JobRecord
+from tmd.core.requests import DrainRequest, RehearsalRequest
 from tmd.daemon import lua
 from tmd.daemon.bus import Topic
 
@@ -46,13 +47,15 @@ class RedisStore:
     # --- reading ----------------------------------------------------------------------------------
 
     async def snapshot(self) -> ClusterView:
-        hosts, jobs, drains, paused = await self._run(
-            lua.SNAPSHOT, ["hosts", "jobs", "drains", "paused"]
+        hosts, jobs, drains, rehearsals, paused = await self._run(
+            lua.SNAPSHOT, ["hosts", "jobs", "drains", "rehearsals", "paused"]
         )
+        asked = self._decoded(rehearsals, RehearsalRequest)
         return ClusterView(
             hosts=tuple(sorted(self._decoded(hosts, HostStatus), key=lambda h: h.host)),
             jobs=tuple(sorted(self._decoded(jobs, JobRecord), key=lambda j: j.job)),
             drains=tuple(sorted(self._decoded(drains, DrainRequest), key=lambda d: d.host)),
+            rehearsals=tuple(sorted(asked, key=lambda r: r.host)),
             paused=bool(paused),
         )
 
@@ -139,6 +142,13 @@ class RedisStore:
             removed = await self._redis.hdel(self._key("drains"), host)
         await self._wake()
         return bool(removed)
+
+    async def rehearse(self, request: RehearsalRequest) -> None:
+        with _errors():
+            await self._redis.hset(
+                self._key("rehearsals"), request.host, msgspec.json.encode(request).decode()
+            )
+        await self._wake()
 
     async def set_paused(self, paused: bool) -> None:
         with _errors():

@@ -22,7 +22,8 @@ from typing import Self
 from msgspec import Struct
 
 from tmd.core.errors import StoreUnavailable
-from tmd.core.model import Activity, ClusterView, DrainRequest, HostStatus, WorkerStatus
+from tmd.core.model import Activity, ClusterView, HostStatus, WorkerStatus
+from tmd.core.requests import DrainRequest, RehearsalRequest
 from tmd.daemon.bus import Bell
 from tmd.daemon.store import RedisStore
 from tmd.lifeline import die_with_parent
@@ -222,6 +223,12 @@ class LocalCluster:
         await self._store.drain(
             DrainRequest(host=host, id=uuid.uuid4().hex, leave=leave, at=time.time())
         )
+
+    async def rehearse(self, host: str) -> str:
+        """What ``tmd standby rehearse --no-wait`` does; the id of the request."""
+        request = RehearsalRequest(host=host, id=uuid.uuid4().hex, at=time.time())
+        await self._store.rehearse(request)
+        return request.id
 
     async def finished(self, within_s: float) -> dict[str, int]:
         """Exit status of each launcher once all have ended."""

@@ -13,7 +13,8 @@ from msgspec import json
 
 from tmd.core.election import Answer, Denied, Granted
 from tmd.core.errors import Conflict, StaleLease, StoreUnavailable
-from tmd.core.model import Alert, ClusterView, DrainRequest, HostStatus, JobRecord
+from tmd.core.model import Alert, ClusterView, HostStatus, JobRecord
+from tmd.core.requests import DrainRequest, RehearsalRequest
 from tmd.daemon.bus import Topic
 
 
@@ -34,6 +35,7 @@ class MemoryStore:
         self.records: dict[str, bytes] = {}
         self.fences: dict[str, int] = {}
         self.drains: dict[str, DrainRequest] = {}
+        self.rehearsals: dict[str, RehearsalRequest] = {}
         self.paused = False
         self.lease: tuple[str, int, float] | None = None
         self.last_epoch = 0
@@ -85,6 +87,7 @@ class MemoryClient:
             hosts=tuple(json.decode(store.hosts[n][0], type=HostStatus) for n in alive),
             jobs=await self.jobs(),
             drains=tuple(store.drains[h] for h in sorted(store.drains)),
+            rehearsals=tuple(store.rehearsals[h] for h in sorted(store.rehearsals)),
             paused=store.paused,
         )
 
@@ -168,6 +171,11 @@ class MemoryClient:
         known = self._store.drains.pop(host, None) is not None
         self._store.wake(Topic.ALL)
         return known
+
+    async def rehearse(self, request: RehearsalRequest) -> None:
+        await self._reach()
+        self._store.rehearsals[request.host] = request
+        self._store.wake(Topic.ALL)
 
     async def set_paused(self, paused: bool) -> None:
         await self._reach()

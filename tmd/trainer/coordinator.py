@@ -18,7 +18,7 @@ from torch import nn
 from tmd.core.duties import Arm, Duty, Finish, Follow, Hold, Leave, Prepare, Sync, Train, Wait
 from tmd.core.errors import LinkError
 from tmd.core.limits import ShadowLimits
-from tmd.core.model import Activity, WorkerStatus
+from tmd.core.model import Activity, Rehearsal, WorkerStatus
 from tmd.fabric import Fabric
 from tmd.trainer.agent import Agent
 from tmd.trainer.arming import Arming
@@ -306,6 +306,8 @@ class Coordinator:
         if isinstance(duty, Hold):
             self._voice.say(Activity.STUCK, plan=duty.plan, undecided=False)
         elif isinstance(duty, Wait):
+            # Who held a rank until now has shown that it computes the bits.
+            self._voice.say(rehearsed=Rehearsal(self.status.step, 0.0), now=False)
             self._handing.to_pool()
         else:
             dismiss(duty)

@@ -27,6 +27,8 @@ from tmd.trainer.voice import Voice
 
 RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
 """Between two attempts to follow a rank; doubled each time it comes to nothing."""
+RECALLS = 2
+"""How often a joiner whose link to its rank broke calls again, until it waits for a copy."""
 NEWS_S = 15.0
 """How long a hot standby whose vote never came waits for a plan: a new leader may be needed."""
 
@@ -68,6 +70,8 @@ class Shadowing:
         self._home = home
         self.following: Following | None = None
         """SHADOWING and IN_STEP: the rank whose life is lived. STANDBY: was lived until now."""
+        self._recalls = 0
+        """Calls after a broken link that are left for the present move."""
         self._done_with: Follow | None = None
         self._not_before = 0.0
         self._pause_s = RETRY_S
@@ -91,9 +95,15 @@ class Shadowing:
             following.shadow.close()
 
     def begin(
-        self, duty: Prepare | Follow, link: Link, offer: Offer, timings: dict[str, float]
+        self,
+        duty: Prepare | Follow,
+        link: Link,
+        offer: Offer,
+        timings: dict[str, float],
+        recalls: int = RECALLS,
     ) -> None:
         """Follow the rank of ``duty`` from its next step on."""
+        self._recalls = recalls
         shadow = Shadow(link, frames.staging_bound(self._limits, self._units))
         following = Following(duty, shadow, offer, self._units, self._fabric, self._limits)
         self.following = following
@@ -168,7 +178,8 @@ class Shadowing:
 
     def _rehearsed(self, following: Following, *, refusal: str = "", note: str = "") -> None:
         log.info("rehearsed rank %d: %s", following.duty.rank, refusal or note or "same bits")
-        verdict = Rehearsal(following.step, following.seconds, refusal, note)
+        asked = following.duty.request if isinstance(following.duty, Follow) else ""
+        verdict = Rehearsal(following.step, following.seconds, refusal, note, asked)
         self._voice.say(rehearsed=verdict, now=False)
         self._home.to_pool()
 
@@ -188,11 +199,28 @@ class Shadowing:
         elif self._agent.duty != duty:
             self._fabric.discard(duty.membership.epoch)
             self._home.to_pool()
-        else:
+        elif not self._called_again(duty, error):
             # Still wanted: have the state copied at the switch.
             self.end()
             log.warning("plan %s: shadow lost its rank: %s", duty.plan, error)
             self._home.expect_state(duty, str(error), self._voice.status.timings)
+
+    def _called_again(self, duty: Prepare, error: LinkError) -> bool:
+        """Begin anew over another link, if there is time: nobody has been told to switch."""
+        if self._voice.status.activity is not Activity.SHADOWING or not self._recalls:
+            return False
+        timings, recalls = self._voice.status.timings, self._recalls - 1
+        self.end()
+        try:
+            link, offer = self.ask(duty)
+        except LinkError:
+            return False
+        if offer is None:
+            link.close()
+            return False
+        log.warning("plan %s: following anew, the link broke: %s", duty.plan, error)
+        self.begin(duty, link, offer, timings, recalls)
+        return True
 
     def _lateness(self, following: Following, error: LinkError) -> str:
         return f"{error}: {following.lag_s:.3f} s behind at steps of {following.step_s:.3f} s"
@@ -237,7 +265,7 @@ class Shadowing:
         if refusal := self._carrier.refusal(duty.rank, offer):
             link.close()
             self._done_with = duty
-            self._voice.say(rehearsed=Rehearsal(0, 0.0, refusal), shadow=None)
+            self._voice.say(rehearsed=Rehearsal(0, 0.0, refusal, request=duty.request), shadow=None)
             return
         self.begin(duty, link, offer, {})
 

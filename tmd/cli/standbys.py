@@ -1,0 +1,120 @@
+"""``tmd standby``: have the standbys of a host show that they compute the bits of their job."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tmd.cli.common import ConfigOption, JsonOption, user, with_store
+from tmd.cli.status import verdict_of
+from tmd.core.errors import TmdError
+
+if TYPE_CHECKING:
+    from tmd.config import Settings
+    from tmd.core.model import ClusterView, WorkerStatus
+    from tmd.core.requests import RehearsalRequest
+    from tmd.daemon.store import RedisStore
+
+LOOK_S = 0.2
+
+standby = typer.Typer(no_args_is_help=True)
+
+
+@standby.callback()
+def group() -> None:
+    """The pool of standbys."""
+    # Without this a group of one verb would be that verb.
+
+
+@standby.command()
+def rehearse(
+    host: Annotated[str, typer.Argument(help="Host of the standbys, as 'tmd status' shows it.")],
+    config: ConfigOption = None,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Return with the verdicts.")
+    ] = True,
+    timeout: Annotated[float, typer.Option(help="Wait for so many seconds.")] = 600.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Have each standby of HOST live some steps of a rank and compare bits. Training goes on; a
+    standby that computed other bits is given no rank. Exit status 1 if one did."""
+    from tmd.core.requests import RehearsalRequest
+
+    async def ask(store: RedisStore, _: Settings) -> None:
+        _check(await store.snapshot(), host)
+        request = RehearsalRequest(host=host, id=uuid.uuid4().hex, by=user(), at=time.time())
+        await store.rehearse(request)
+        if not wait:
+            typer.echo(f"rehearsal on {host} requested; 'tmd status' shows the verdict")
+            return
+        done = await _verdicts(store, request, timeout)
+        for status in done:
+            typer.echo(_json_line(status) if as_json else _line(status))
+        if any(w.rehearsed is not None and w.rehearsed.refusal for w in done):
+            raise typer.Exit(1)
+
+    with_store(config, ask)
+
+
+def _check(view: ClusterView, host: str) -> None:
+    if view.host(host) is None:
+        names = ", ".join(h.host for h in view.hosts) or "none"
+        raise TmdError(f"there is no host '{host}' in this cluster; heard from: {names}")
+    if not _waiting(view, host):
+        raise TmdError(f"no standby waits on {host}; 'tmd status' shows what its workers do")
+    if view.paused:
+        typer.echo("the cluster is paused; a rehearsal is no migration, it is done all the same")
+
+
+def _waiting(view: ClusterView, host: str) -> list[WorkerStatus]:
+    """Workers of ``host`` that hold no rank and take part in no plan."""
+    known = view.host(host)
+    idle = ("standby", "shadowing", "in step")
+    return [w for w in known.workers if w.activity in idle and not w.plan] if known else []
+
+
+async def _verdicts(
+    store: RedisStore, request: RehearsalRequest, patience_s: float
+) -> list[WorkerStatus]:
+    """The standbys of the host once each has answered, or is known to compute the bits now."""
+    try:
+        async with asyncio.timeout(patience_s):
+            while True:
+                view = await store.snapshot()
+                found = _waiting(view, request.host)
+                if found and all(_answered(view, w, request.id) for w in found):
+                    return found
+                await asyncio.sleep(LOOK_S)
+    except TimeoutError:
+        raise TmdError(
+            f"no verdict after {patience_s:g} s; a rehearsal needs a job that trains undisturbed, "
+            "'tmd status' shows whether one does"
+        ) from None
+
+
+def _answered(view: ClusterView, status: WorkerStatus, request: str) -> bool:
+    hot = {u.member.worker for r in view.jobs for u in r.understudies if u.stay}
+    if status.worker in hot:
+        return status.shadow is not None and status.shadow.verified is not None
+    return status.rehearsed is not None and status.rehearsed.request == request
+
+
+def _line(status: WorkerStatus) -> str:
+    verdict = status.rehearsed
+    if status.shadow is not None and status.shadow.verified is not None:
+        what = f"follows rank {status.shadow.rank}, equal at step {status.shadow.verified}"
+    else:
+        assert verdict is not None
+        what = verdict_of(verdict)
+    return f"{status.worker}: {what}"
+
+
+def _json_line(status: WorkerStatus) -> str:
+    import msgspec
+
+    shown = {"worker": status.worker, "rehearsed": status.rehearsed, "shadow": status.shadow}
+    return msgspec.json.encode(shown).decode()

@@ -1,0 +1,27 @@
+"""What an operator asks of the cluster. A request stays until it is answered or withdrawn."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class DrainRequest(Struct, frozen=True):
+    """An operator wants a host free of ranks. Served once: later it may take ranks again, unless
+    it is to be left for good."""
+
+    host: str
+    id: str
+    """Unique; the plan that serves the request carries it."""
+    leave: bool = False
+    by: str = ""
+    at: float = 0.0
+
+
+class RehearsalRequest(Struct, frozen=True):
+    """The standbys of a host are to show (again) that they compute the bits of their job."""
+
+    host: str
+    id: str
+    """Unique; the verdict that answers the request carries it."""
+    by: str = ""
+    at: float = 0.0
