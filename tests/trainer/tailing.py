@@ -27,6 +27,7 @@ from tmd.trainer import frames, mirror
 from tmd.trainer.data import Feed, Position
 from tmd.trainer.following import Following
 from tmd.trainer.frames import Boundary, Follow, Frame, Tail, Unit
+from tmd.trainer.meter import Meter
 from tmd.trainer.mirror import Mirror
 from tmd.trainer.shadow import Arrival, Shadow
 from tmd.trainer.transfer import Offer, digest_of
@@ -76,7 +77,7 @@ class Source:
         self._look()
 
     def show(self, link: Link, limits: ShadowLimits = LIMITS) -> Mirror:
-        self.mirror = Mirror(link, Follow("plan", 0), self.units, self.window, limits)
+        self.mirror = Mirror(link, Follow("plan", 0), self.units, self.window, limits, Meter())
         shown = self.mirror
         self.script.before = lambda number: shown.before_optimizer(self.step, number)
         return shown

@@ -59,6 +59,10 @@ class Arm(Struct, frozen=True, tag=True):
     membership: Membership
     moves: tuple[Move, ...]
 
+    def move_of(self, worker: str) -> Move:
+        """The move by which ``worker`` gives its rank away."""
+        return next(m for m in self.moves if m.leaver.worker == worker)
+
 
 class Hold(Struct, frozen=True, tag=True):
     """Survivor: give up the present step of ``epoch``, wait and say how far you came."""

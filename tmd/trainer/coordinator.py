@@ -296,9 +296,10 @@ class Coordinator:
             return
         self._fabric.switch(order.membership, None)
         self._voice.say(Activity.LEFT, armed=0, plan=order.plan)
-        if not self._showing.taken(order.plan, lambda: self._agent.duty != order):
-            move = next(m for m in order.moves if m.leaver.worker == self.status.worker)
-            self._handing.send(order, move)
+        if self._showing.taken(order.plan, lambda: self._agent.duty != order):
+            self._voice.say(timings=self._showing.spent())
+        else:
+            self._handing.send(order, order.move_of(self.status.worker))
 
     def _left(self) -> None:
         """LEFT: keep the state until the joiner has committed, or take the rank back."""
@@ -364,8 +365,6 @@ class Coordinator:
         self._arming.disarm()
         self._showing.drop_all("the step broke")
         self._recovering.halt(undecided=undecided)
-
-    # --- obeying -----------------------------------------------------------------------
 
     def obey(self, duty: Duty) -> None:
         """Agent's thread: the part of a duty that cannot wait for the main thread."""

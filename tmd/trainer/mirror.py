@@ -23,6 +23,7 @@ from tmd.fabric import Link
 from tmd.trainer import frames
 from tmd.trainer.data import Position
 from tmd.trainer.frames import Begin, Boundary, Check, Dropped, Frame, Output, Said
+from tmd.trainer.meter import Meter
 from tmd.trainer.outbox import Outbox
 from tmd.trainer.state import flatten
 from tmd.trainer.units import UnitDigest, Units, whole_digest
@@ -56,12 +57,19 @@ class Mirror:
     """One joiner that follows this rank. Owns the link and two threads until it is over."""
 
     def __init__(
-        self, link: Link, follow: frames.Follow, units: Units, window: Window, limits: ShadowLimits
+        self,
+        link: Link,
+        follow: frames.Follow,
+        units: Units,
+        window: Window,
+        limits: ShadowLimits,
+        meter: Meter,
     ) -> None:
         self.plan = follow.plan
         self._link = link
         self._units = units
         self._window = window
+        self._meter = meter
         self._rate = limits.copy_mb_s * 1e6
         self._outbox = Outbox(frames.staging_bound(limits, units))
         self._stage = Stage.OPENED
@@ -229,12 +237,8 @@ class Mirror:
     def _send_all(self) -> None:
         """Sender's thread: what waits first, then a piece of the state."""
         try:
-            while (entry := self._outbox.next() or self._unit()) or not self.over:
-                if entry is not None:
-                    frames.send(self._link, *entry)
-                    self._outbox.back(entry[1])
-                elif not self._advance_digest():
-                    self._outbox.wait(IDLE_S)
+            while self._sent_something() or not self.over:
+                pass
         except LinkError as error:
             self.drop(str(error))
         except Exception as error:
@@ -246,6 +250,17 @@ class Mirror:
                 with contextlib.suppress(LinkError):
                     frames.send(self._link, frames.Envelope(self._last_words))
             self._link.close()
+
+    def _sent_something(self) -> bool:
+        """Send what waits, or a unit, or work on the digest, or wait for one of them."""
+        with self._meter.running():
+            entry = self._outbox.next() or self._unit()
+            if entry is not None:
+                frames.send(self._link, *entry)
+                self._outbox.back(entry[1])
+            elif not self._advance_digest():
+                self._outbox.wait(IDLE_S)
+        return entry is not None
 
     def _unit(self) -> tuple[frames.Envelope, Tensor] | None:
         """The next unit to send; ``None`` if there is none, or not now."""

@@ -20,6 +20,7 @@ from tmd.fabric import Fabric, Link
 from tmd.trainer import frames
 from tmd.trainer.carrier import Carrier
 from tmd.trainer.frames import PURPOSE, SHIFT, VOTE, Follow, Opening
+from tmd.trainer.meter import Meter
 from tmd.trainer.mirror import Mirror
 from tmd.trainer.units import Units, digest_of_inputs
 from tmd.trainer.window import Window
@@ -47,6 +48,8 @@ class Mirrors:
         self._announced = -1
         self._given: dict[str, str] = {}
         """By group: digest of what this rank put into the operation under way."""
+        self._within, self._beside = Meter(), Meter()
+        """What mirroring costs: in the threads of the job, and in threads of its own."""
         fabric.tap = self
         threading.Thread(target=self._let_in, name="tmd-mirrors", daemon=True).start()
 
@@ -58,15 +61,19 @@ class Mirrors:
             self._sweep()
         if self._mirrors and step != self._announced:
             self._announced = step
-            if why := self._units.stale:
-                self.drop_all(why, final=True)
-            assert self._carrier.feed is not None
-            position, quiet = self._carrier.feed.position, self._fabric.quiet
-            for mirror in self._mirrors:
-                mirror.at_boundary(step, position, quiet=quiet)
-            self._window.open(step)
-            for mirror in self._mirrors:
-                mirror.wake()
+            with self._within.running():
+                self._announce(step)
+
+    def _announce(self, step: int) -> None:
+        if why := self._units.stale:
+            self.drop_all(why, final=True)
+        assert self._carrier.feed is not None
+        position, quiet = self._carrier.feed.position, self._fabric.quiet
+        for mirror in self._mirrors:
+            mirror.at_boundary(step, position, quiet=quiet)
+        self._window.open(step)
+        for mirror in self._mirrors:
+            mirror.wake()
 
     def close_window(self) -> None:
         """The parameters are about to change."""
@@ -75,8 +82,10 @@ class Mirrors:
 
     def before_optimizer(self, step: int, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to apply the final gradients of a step that counts."""
-        for mirror in self._mirrors:
-            mirror.before_optimizer(step, self._units.optimizers.index(optimizer))
+        if self._mirrors:
+            with self._within.running():
+                for mirror in self._mirrors:
+                    mirror.before_optimizer(step, self._units.optimizers.index(optimizer))
 
     def drop_all(self, reason: str, *, final: bool = False) -> None:
         """What was shown is worth nothing, or there is nothing to show any more."""
@@ -84,6 +93,10 @@ class Mirrors:
         for mirror in self._mirrors:
             mirror.drop(reason, final=final)
         self._sweep()
+
+    def spent(self) -> dict[str, float]:
+        """Processor seconds since the last call, by name as in a plan's timings."""
+        return {"mirror_within": self._within.read(), "mirror_beside": self._beside.read()}
 
     def close(self) -> None:
         """The process ends: no thread may be inside torch then."""
@@ -103,7 +116,8 @@ class Mirrors:
     def given(self, op: str, group: str, inputs: Sequence[Tensor]) -> None:
         """A collective begins; operations of a group run one after the other."""
         if any(mirror.tries for mirror in self._mirrors):
-            self._given[group] = digest_of_inputs(op, inputs)
+            with self._within.running():
+                self._given[group] = digest_of_inputs(op, inputs)
 
     def output(self, op: str, group: str, outputs: Sequence[Tensor]) -> None:
         """A collective is complete, or a message has come."""
@@ -114,8 +128,9 @@ class Mirrors:
             self.drop_all("messages between ranks cannot be mirrored")
             return
         given = self._given.pop(group, "")
-        for mirror in self._mirrors:
-            mirror.output(group, op, outputs, given)
+        with self._within.running():
+            for mirror in self._mirrors:
+                mirror.output(group, op, outputs, given)
 
     def voted(self, result: Sequence[int]) -> None:
         """A vote came out."""
@@ -154,7 +169,7 @@ class Mirrors:
             return
         opening = Opening(self._carrier.offer(self._carrier.layouts))
         frames.send(link, frames.Envelope(opening))
-        mirror = Mirror(link, follow, self._units, self._window, self._limits)
+        mirror = Mirror(link, follow, self._units, self._window, self._limits, self._beside)
         self._sweep(mirror)
 
     def _sweep(self, *new: Mirror) -> None:

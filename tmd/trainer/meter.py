@@ -1,0 +1,32 @@
+"""Processor time that something has cost, added up over the threads that worked on it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+
+
+class Meter:
+    """Safe from any thread."""
+
+    def __init__(self) -> None:
+        self._adding = threading.Lock()
+        self._seconds = 0.0
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Count what the calling thread computes in the block; waiting costs nothing."""
+        begin = time.thread_time()
+        try:
+            yield
+        finally:
+            with self._adding:
+                self._seconds += time.thread_time() - begin
+
+    def read(self) -> float:
+        """Processor seconds since the last reading."""
+        with self._adding:
+            seconds, self._seconds = self._seconds, 0.0
+        return seconds
