@@ -80,9 +80,12 @@ def main() -> None:
     dist.init_process_group("tmd")  # tmd
     data = StandardLibrary(args.context)
     sampler = session.sampler(len(data), args.batch, args.steps, args.seed)  # tmd
-    loader = DataLoader(data, batch_size=args.batch, sampler=sampler)
+    loader = DataLoader(
+        data, batch_size=args.batch, sampler=sampler, num_workers=args.loader_workers
+    )
 
     model = DistributedDataParallel(GPT(args.width, args.depth, args.heads, args.context))
+    run = torch.compile(model) if args.compile else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
     session.register(model=model, optimizer=optimizer, scheduler=scheduler)  # tmd
@@ -90,7 +93,7 @@ def main() -> None:
     for tokens, targets in session.batches(loader):  # tmd
         with session.step() as step:  # tmd
             optimizer.zero_grad()
-            logits = model(tokens)
+            logits = run(tokens)
             loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
             loss.backward()
             optimizer.step()
@@ -109,6 +112,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--lr", type=float, default=3e-4)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--compile", action="store_true", help="compile the model")
+    parser.add_argument("--loader-workers", type=int, default=0, help="processes that load data")
     return parser.parse_args()
 
 
