@@ -39,12 +39,20 @@ from tmd.core.requests import DrainRequest
 class Simulation:
     """Real decisions, modelled workers. Every method is one thing that can happen."""
 
-    def __init__(self, ranks: int, standbys: int, *, hot: int | None = None) -> None:
-        """``hot``: joiners follow, and so many standbys all the time; ``None``: stop-and-copy."""
+    def __init__(
+        self, ranks: int, standbys: int, *, hot: int | None = None, alike: bool = True
+    ) -> None:
+        """``hot``: joiners follow, and so many standbys all the time; ``None``: stop-and-copy.
+
+        ``alike``: all ranks are replicas; else the state of each exists once.
+        """
         self.ranks = ranks
+        self.alike = tuple(range(ranks)) if alike else ()
         self.follow = hot is not None
         self.wanted = Understudies(hot=hot or 0)
-        self.workers = {f"w{i}": Worker(f"w{i}", f"h{i}", ranks) for i in range(ranks + standbys)}
+        self.workers = {
+            f"w{i}": Worker(f"w{i}", f"h{i}", ranks, self.alike) for i in range(ranks + standbys)
+        }
         self.spares = {f"h{i}" for i in range(ranks, ranks + standbys)}
         self.published: dict[str, WorkerStatus] = {}
         self.exits: list[Exit] = []
@@ -150,7 +158,7 @@ class Simulation:
                 worker.life.lost = True
 
     def add_standby(self, name: str) -> None:
-        worker = Worker(name, f"host-{name}", self.ranks)
+        worker = Worker(name, f"host-{name}", self.ranks, self.alike)
         self.workers[name] = worker
         self.spares.add(worker.host)
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.core.simulation import Simulation
-from tmd.core.model import Activity, Phase
+from tmd.core.model import Activity, JobState, Phase
 
 
 class Cluster(RuleBasedStateMachine):
@@ -235,3 +235,41 @@ def test_a_job_on_one_host_can_be_drained() -> None:
 
     assert sim.record.plan.phase is Phase.DONE
     assert sim.record.membership.members[0].worker == "w1"
+
+
+def test_a_state_that_existed_once_is_never_made_up_from_another_rank() -> None:
+    """The job fails with a sentence, though a standby and a survivor are there."""
+    sim = Simulation(ranks=2, standbys=1, alike=False)
+    sim.settle(2)
+    sim.step()
+    sim.settle(3)
+    sim.kill("w0")
+    sim.settle()
+
+    assert sim.record is not None
+    assert sim.record.state is JobState.FAILED
+    assert "the state of rank 0 existed once and is lost" in sim.record.detail
+    assert sim.workers["w2"].state is None
+
+
+def test_a_state_that_existed_once_lives_on_in_its_hot_shadow() -> None:
+    """Only in that of the rank itself: the first one follows the last rank."""
+    for victim, survives in (("w1", True), ("w0", False)):
+        sim = Simulation(ranks=2, standbys=1, hot=1, alike=False)
+        sim.settle(2)
+        for _ in range(3):
+            sim.step()
+            sim.settle(3)
+        assert sim.workers["w2"].status.activity is Activity.IN_STEP
+        sim.kill(victim)
+        sim.settle()
+
+        assert sim.record is not None
+        if not survives:
+            assert sim.record.state is JobState.FAILED
+            continue
+        assert sim.record.plan is not None
+        assert sim.record.plan.phase is Phase.RESUME
+        assert sim.record.plan.moves[0].source is None
+        assert sim.workers["w2"].status.rank == 1
+        assert sim.workers["w2"].state == (0, 1, 2)

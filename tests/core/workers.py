@@ -39,6 +39,8 @@ class Worker:
     name: str
     host: str
     size: int
+    alike: tuple[int, ...] = ()
+    """Ranks that are replicas of each other; empty if each state exists once."""
     alive: bool = True
     poisoned: bool = False
     state: tuple[int, ...] | None = None
@@ -59,6 +61,9 @@ class Worker:
 
     def say(self, **changes: object) -> None:
         self.status = structs.replace(self.status, **changes)
+        rank = self.status.rank
+        alike = self.alike if rank is None or self.alike else (rank,)
+        self.status = structs.replace(self.status, replicas=alike if rank is not None else ())
 
 
 def live(worker: Worker, order: Prepare) -> None:
@@ -87,7 +92,8 @@ def study(worker: Worker, order: Follow | Keep) -> None:
     elif life is not None and life.state is not None:
         shadow = ShadowStatus(life.duty.rank, verified=len(life.state))
         kept = isinstance(order, Keep)
-        worker.say(activity=Activity.STANDBY if kept else Activity.IN_STEP, plan="", shadow=shadow)
+        doing = Activity.STANDBY if kept else Activity.IN_STEP
+        worker.say(activity=doing, plan="", shadow=shadow, step=len(life.state))
     else:
         worker.say(activity=Activity.STANDBY, plan="", shadow=None)
 

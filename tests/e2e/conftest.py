@@ -19,22 +19,22 @@ def redis() -> Iterator[embedded.EmbeddedRedis]:
 
 @pytest.fixture(scope="session")
 def golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
-    return _golden(tmp_path_factory.mktemp("golden"))
+    return golden_of(tmp_path_factory.mktemp("golden"))
 
 
 @pytest.fixture(scope="session")
 def long_golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
     """Of a job with time enough for two joiners, one after the other."""
-    return _golden(tmp_path_factory.mktemp("long_golden"), LONG)
+    return golden_of(tmp_path_factory.mktemp("long_golden"), LONG)
 
 
 @pytest.fixture(scope="session")
 def epochs_golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
     """Of a job of several short epochs."""
-    return _golden(tmp_path_factory.mktemp("epochs_golden"), EPOCHS)
+    return golden_of(tmp_path_factory.mktemp("epochs_golden"), EPOCHS)
 
 
-def _golden(folder: Path, arguments: Sequence[str] = ()) -> Golden:
+def golden_of(folder: Path, arguments: Sequence[str] = ()) -> Golden:
     # In a thread: asyncio.run here would take the event loop away from the tests.
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, make_golden(folder, arguments)).result()

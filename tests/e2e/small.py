@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from itertools import chain
 from pathlib import Path
@@ -17,7 +18,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-import tests.e2e.uncompiled  # noqa: F401 - before anything of tmd
+if "--sharded" not in sys.argv:  # FSDP2 needs the compiler's module
+    import tests.e2e.uncompiled  # noqa: F401 - before anything of tmd
+
 import tmd.trainer
 from tests.e2e.faults import Injector
 from tmd.trainer.transfer import digest_of
@@ -26,12 +29,12 @@ injector = Injector()
 
 
 class Net(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, classes: int = 4) -> None:
         super().__init__()
         self.body = nn.Sequential(
             nn.Linear(16, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.2)
         )
-        self.head = nn.Linear(width, 4)
+        self.head = nn.Linear(width, classes)
         self.register_buffer("mask", torch.ones(width))  # constant, as a causal mask is
 
     def forward(self, x: Tensor) -> Tensor:
@@ -67,6 +70,17 @@ class Noisy(Optimizer):
         return result
 
 
+def sharded(net: Net) -> nn.Module:
+    """Parameters, gradients and optimizer state spread over all ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    fully_shard(net.body, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    return net
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=30)
@@ -78,6 +92,7 @@ def main() -> None:
     parser.add_argument("--slow-host", default="", help="this host is slow as a standby")
     parser.add_argument("--long-step", type=int, default=-1, help="this step takes much longer")
     parser.add_argument("--grow-step", type=int, default=-1, help="a parameter more from here on")
+    parser.add_argument("--sharded", action="store_true", help="FSDP2: each state exists once")
     parser.add_argument("--noisy", action="store_true", help="an optimizer that draws noise")
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -96,8 +111,9 @@ def main() -> None:
     data = Watched(torch.randn(256, 16, generator=draw), torch.randint(4, (256,), generator=draw))
     sampler = session.sampler(len(data), 8, args.steps, seed=3)
     loader = DataLoader(data, batch_size=8, sampler=sampler)
-    net = Net(args.width + 8 if odd else args.width)
-    model = DistributedDataParallel(net, bucket_cap_mb=0.001)
+    # Sharded over three ranks: a standby's shard must be as large as that of the rank it takes.
+    net = Net(args.width + 8 if odd else args.width, classes=6 if args.sharded else 4)
+    model = sharded(net) if args.sharded else DistributedDataParallel(net, bucket_cap_mb=0.001)
     optimizer = (Noisy if args.noisy else Optimizer)(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.7)
     session.register(model=model, optimizer=optimizer, scheduler=scheduler)

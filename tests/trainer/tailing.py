@@ -160,7 +160,7 @@ class Joiner(Facts):
         self.fabric = Fabric("joiner", KEY)
         self.fabric.sandbox(Neutral(), 0, 1)
         me = member(self.fabric)
-        duty = Prepare("plan", Membership(epoch=2, members=(me,)), 0, me)
+        duty = Prepare("plan", Membership(epoch=2, members=(me,)), 0, me, 0)
         offer = Offer(script.registry().collect()[0], "", (), (0,), Position())
         self.shadow = Telling(link, self)
         self.following = Watched(duty, self.shadow, offer, self.units, self.fabric, limits)

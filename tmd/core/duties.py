@@ -27,12 +27,15 @@ class Train(Struct, frozen=True, tag=True):
 
 
 class Prepare(Struct, frozen=True, tag=True):
-    """Joiner: take the identity of ``rank``, open the links of ``membership``, expect the state."""
+    """Joiner: be ready for ``rank``: open the links of ``membership``, and live the life of
+    ``source`` until the vote says that all are armed."""
 
     plan: str
     membership: Membership
     rank: int
     source: Member
+    plays: int
+    """Rank of the source: as a rule the one that moves, else a replica of it."""
 
 
 class Follow(Struct, frozen=True, tag=True):
@@ -44,6 +47,10 @@ class Follow(Struct, frozen=True, tag=True):
     stay: bool
     request: str = ""
     """Id of the request for a rehearsal that this answers."""
+
+    @property
+    def plays(self) -> int:
+        return self.rank
 
 
 class Keep(Struct, frozen=True, tag=True):
@@ -133,7 +140,10 @@ def duty(record: JobRecord, worker: str) -> Duty:
 def _in_planned(plan: MigrationPlan, worker: str) -> Duty | None:
     move = next((m for m in plan.moves if m.joiner and m.joiner.worker == worker), None)
     if move is not None and plan.phase is not Phase.DISARM:
-        return Prepare(plan=plan.id, membership=plan.new, rank=move.rank, source=move.leaver)
+        source = move.source or move.leaver
+        plays = plan.old.rank_of(source.worker)
+        assert plays is not None, "a planned move has its source in the old membership"
+        return Prepare(plan.id, plan.new, move.rank, source, plays)
     rank = plan.old.rank_of(worker)
     if rank is None:
         return None

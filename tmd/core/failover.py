@@ -9,6 +9,7 @@ in the highest epoch; a rank that nobody claims goes to a standby, which copies 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -116,18 +117,60 @@ def settle(
     behind = [m.worker for m in owners.values() if not _reaches(facts.status[m.worker], resume)]
     if behind:
         return record, f"{', '.join(behind)} cannot reach the committed step {resume}"
-    missing = [rank for rank in range(record.world_size) if rank not in owners]
+    vacant = [rank for rank in range(record.world_size) if rank not in owners]
     fit = [c for c in candidates if c.worker not in plan.rejected and c not in owners.values()]
     spare = sorted(fit, key=lambda c: c.worker in plan.late)
-    if len(spare) < len(missing):
-        return record, f"no standby for rank {', '.join(str(r) for r in missing[len(spare) :])}"
-    joiners = assigned(missing, spare, facts)
-    new = record.membership.replaced({**owners, **joiners}, plan.new.epoch)
-    moves = _moves(record, joiners, owners, facts)
+    cast = _cast(vacant, spare, owners, record.world_size, facts, resume)
+    if cast.lost:
+        return _lost(record, cast.lost), ""
+    if cast.missing:
+        return record, cast.missing
+    new = record.membership.replaced({**owners, **cast.joiners}, plan.new.epoch)
+    moves = _moves(record, cast.joiners, owners, cast.sources)
     plan = structs.replace(
         transition(plan, Event.HALTED, now), new=new, moves=moves, resume=resume, floor=resume
     )
     return structs.replace(record, plan=plan, detail=""), ""
+
+
+class Cast(NamedTuple):
+    """Who takes the ranks that nobody claims, and whose state they copy."""
+
+    joiners: dict[int, Member] = {}
+    sources: dict[int, Member | None] = {}
+    """``None``: the joiner has the state itself."""
+    lost: tuple[int, ...] = ()
+    """Ranks whose state nobody has."""
+    missing: str = ""
+    """What has to be waited for."""
+
+
+def _cast(
+    vacant: Sequence[int],
+    spare: Sequence[Member],
+    owners: dict[int, Member],
+    size: int,
+    facts: Facts,
+    resume: int,
+) -> Cast:
+    sources = {rank: _source(rank, owners, size, facts) for rank in vacant}
+    kept: dict[int, Member] = {}
+    for rank in (rank for rank, source in sources.items() if source is None):
+        shadow = _shadow(rank, spare, facts, resume)
+        if shadow is not None:
+            kept[rank] = shadow
+    lost = tuple(r for r, source in sources.items() if source is None and r not in kept)
+    unready = [m.worker for m in kept.values() if not _has_state(facts, m, resume)]
+    others = [rank for rank in vacant if rank not in kept]
+    left = [c for c in spare if c not in kept.values()]
+    if lost:
+        return Cast(lost=lost)
+    if unready:
+        return Cast(missing=f"waiting for {unready[0]}, the only one that has the state of a rank")
+    if len(left) < len(others):
+        ranks = ", ".join(str(r) for r in others[len(left) :])
+        return Cast(missing=f"no standby for rank {ranks}")
+    return Cast({**assigned(others, left, facts), **kept}, sources)
 
 
 def unheard(plan: MigrationPlan, facts: Facts) -> tuple[str, ...]:
@@ -198,20 +241,51 @@ def _owners(record: JobRecord, claims: Sequence[tuple[Member, WorkerStatus]]) ->
 
 
 def _moves(
-    record: JobRecord, joiners: dict[int, Member], owners: dict[int, Member], facts: Facts
+    record: JobRecord,
+    joiners: dict[int, Member],
+    owners: dict[int, Member],
+    sources: dict[int, Member | None],
 ) -> tuple[Move, ...]:
     moves = []
     for rank, before in enumerate(record.membership.members):
         if rank in joiners:
-            source = _source(rank, owners, record.world_size, facts)
-            moves.append(Move(rank=rank, leaver=before, joiner=joiners[rank], source=source))
+            move = Move(rank=rank, leaver=before, joiner=joiners[rank], source=sources[rank])
+            moves.append(move)
         elif owners[rank] != before:
             moves.append(Move(rank=rank, leaver=before, joiner=owners[rank]))
     return tuple(moves)
 
 
-def _source(rank: int, owners: dict[int, Member], size: int, facts: Facts) -> Member:
-    """Who keeps the rank's own state; else any replica, the usual keepers first."""
+def _source(rank: int, owners: dict[int, Member], size: int, facts: Facts) -> Member | None:
+    """The replica that keeps the rank's own buffers; else any, the usual keepers first."""
     offsets = dict.fromkeys((*HOLDER_OFFSETS, *range(1, size)))
-    found = [owners[r] for o in offsets if (r := (rank + o) % size) in owners]
-    return next((m for m in found if rank in facts.status[m.worker].holds), found[0])
+    others = [owners[r] for o in offsets if (r := (rank + o) % size) in owners]
+    found = [m for m in others if rank in facts.status[m.worker].replicas]
+    keeper = next((m for m in found if rank in facts.status[m.worker].holds), None)
+    return keeper or next(iter(found), None)
+
+
+def _shadow(rank: int, spare: Sequence[Member], facts: Facts, resume: int) -> Member | None:
+    """A standby that has, or may still turn out to have, the state of ``rank`` at ``resume``."""
+    for member in spare:
+        status = facts.status[member.worker]
+        shadow = status.shadow
+        if shadow is None or shadow.rank != rank or shadow.verified is None:
+            continue
+        if status.activity is not Activity.STANDBY or _reaches(status, resume):
+            return member
+    return None
+
+
+def _has_state(facts: Facts, shadow: Member, resume: int) -> bool:
+    status = facts.status[shadow.worker]
+    return status.activity is Activity.STANDBY and _reaches(status, resume)
+
+
+def _lost(record: JobRecord, ranks: Sequence[int]) -> JobRecord:
+    names = ", ".join(str(rank) for rank in ranks)
+    detail = (
+        f"the state of rank {names} existed once and is lost: "
+        "start the job again from its newest checkpoint"
+    )
+    return structs.replace(record, state=JobState.FAILED, detail=detail)

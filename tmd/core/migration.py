@@ -21,6 +21,7 @@ from tmd.core.model import (
     Mark,
     Membership,
     MigrationPlan,
+    Move,
     Phase,
     Severity,
     Strategy,
@@ -208,15 +209,16 @@ def failover_event(
 
 def how_prepared(plan: MigrationPlan, facts: Facts) -> str:
     """How the joiners of ``plan`` come to their state, in the order of its moves."""
-    joiners = (facts.status.get(m.joiner.worker) for m in plan.moves if m.joiner)
-    return "; ".join(dict.fromkeys(_how(status) for status in joiners if status))
+    joiners = ((m, facts.status.get(m.joiner.worker)) for m in plan.moves if m.joiner)
+    return "; ".join(dict.fromkeys(_how(move, status) for move, status in joiners if status))
 
 
-def _how(status: WorkerStatus) -> str:
-    if status.activity is not Activity.IN_STEP:
+def _how(move: Move, status: WorkerStatus) -> str:
+    shadow = status.shadow
+    if status.activity is not Activity.IN_STEP or shadow is None:
         return f"stop-and-copy: {status.detail}"
-    note = status.shadow.note if status.shadow else ""
-    return f"live shadow, {note}" if note else "live shadow"
+    how = "live shadow" if shadow.rank == move.rank else f"live shadow of rank {shadow.rank}"
+    return f"{how}, {shadow.note}" if shadow.note else how
 
 
 def troubled_joiners(plan: MigrationPlan, facts: Facts) -> tuple[str, ...]:

@@ -121,6 +121,8 @@ class WorkerStatus(Struct, frozen=True):
     step_seconds: float = 0.0
     holds: tuple[int, ...] = ()
     """Ranks whose rank-local state, as of ``step``, was laid away here."""
+    replicas: tuple[int, ...] = ()
+    """Ranks of equal state, itself included; empty until the state is registered."""
     waiting: bool = False
     """Blocked in a collective: it is others that are late."""
     links_opened: int = 0

@@ -35,6 +35,7 @@ from tmd.core.model import (
     MigrationPlan,
     Move,
     Phase,
+    Severity,
     Urgency,
     Verdict,
 )
@@ -330,8 +331,34 @@ def _planned(
         detail = f"moving the ranks of {host} waits for {len(leavers) - len(spare)} standby"
         return structs.replace(record, detail=detail)
     joiners = assigned([r for r, _ in leavers], spare, facts, idle_first=True)
-    moves = tuple(Move(rank=r, leaver=m, joiner=joiners[r], source=m) for r, m in leavers)
+    moves = tuple(
+        Move(rank=r, leaver=m, joiner=joiners[r], source=_source(record, view, facts, r, m))
+        for r, m in leavers
+    )
     return _open_planned(record, moves, by_worker[leavers[0][1].worker], now)
+
+
+def _source(
+    record: JobRecord, view: ClusterView, facts: Facts, rank: int, leaver: Member
+) -> Member:
+    """From whom the joiner learns the rank: the leaver, or a replica if its host is not sound."""
+    if not _ails(view, leaver.host):
+        return leaver
+    members = enumerate(record.membership.members)
+    replicas = [
+        m
+        for r, m in members
+        if r != rank and r in facts.status[leaver.worker].replicas and not _ails(view, m.host)
+    ]
+    # Rank 0 last: it is there that scripts print and save.
+    return next(reversed(replicas), leaver)
+
+
+def _ails(view: ClusterView, name: str) -> bool:
+    host = view.host(name)
+    return host is not None and any(
+        a.severity in (Severity.DEGRADED, Severity.FATAL) for a in host.alerts
+    )
 
 
 def _open_planned(

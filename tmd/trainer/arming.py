@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from tmd.core.duties import Arm
+from tmd.core.duties import Arm, Duty, Train, Wait
+from tmd.core.model import Activity, WorkerStatus
 
 
 class Arming:
@@ -23,6 +24,19 @@ class Arming:
         self._voted: Arm | None = None
         self._voting = False
         self._dropped = ""
+
+    def heed(self, duty: Duty, status: WorkerStatus) -> None:
+        """Arm or disarm as ``duty`` says."""
+        match duty:
+            case Arm() if duty.membership.epoch > status.epoch:
+                if status.activity is Activity.TRAINING:
+                    self.arm(duty)
+            case Train():
+                self.disarm(duty.dropped)
+            case Wait():
+                self.disarm()
+            case _:
+                pass
 
     def arm(self, order: Arm) -> None:
         """Be ready for the epoch of ``order`` from the next vote on."""

@@ -85,7 +85,9 @@ class Carrier:
         """
         assert move.joiner is not None
         layouts, tensors = self._registry.collect()
-        local = self._local.held(move.rank, step)
+        # A leaver is the rank itself.
+        own = isinstance(duty, Arm)
+        local = self._local.own() if own else self._local.held(move.rank, step)
         if isinstance(duty, Sync) and not local and self._local.is_live:
             log.warning("what only rank %d had is lost; this rank's own is sent", move.rank)
         header = transfer.Header(step, self.offer(layouts), local)
@@ -155,6 +157,11 @@ class Carrier:
         assert self.feed is not None
         assert takeover.header is not None
         self.feed.seek(takeover.header.offer.position.index)
+
+    def stay(self) -> None:
+        """Give the batches of the rank that is held now, from the same place in the data on."""
+        assert self.feed is not None
+        self.feed.seek(self.feed.position.index)
 
     def _meet(self, takeover: Takeover, cancelled: Callable[[], bool]) -> None:
         purpose = state_purpose(takeover.plan, takeover.rank)

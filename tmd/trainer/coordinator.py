@@ -31,6 +31,7 @@ from tmd.trainer.handover import Handover
 from tmd.trainer.local import LocalState
 from tmd.trainer.mirrors import Mirrors
 from tmd.trainer.recovery import Recovery
+from tmd.trainer.replicas import Partition
 from tmd.trainer.shadowing import rest
 from tmd.trainer.state import Registry
 from tmd.trainer.units import Units
@@ -86,7 +87,9 @@ class Coordinator:
         else:
             rest(self._fabric, self.status.world_size)
 
-    def registered(self, registry: Registry, wrapped: list[nn.Module], local: LocalState) -> None:
+    def registered(
+        self, registry: Registry, wrapped: list[nn.Module], local: LocalState, alike: Partition
+    ) -> None:
         """The script has named its state: from here on it can be moved."""
         units = Units(registry)
         carrier = Carrier(self._fabric, registry, units, wrapped, local)
@@ -96,6 +99,7 @@ class Coordinator:
         self._recovery = Recovery(self._voice, self._agent, self._fabric, self._handover)
         self._mirrors = Mirrors(self._fabric, carrier, units, self._limits)
         self._carrier = carrier
+        self._voice.registered(alike)
 
     def close(self) -> None:
         """The process ends: no thread of ours may be inside torch then. Tells the last status."""
@@ -368,19 +372,11 @@ class Coordinator:
 
     def obey(self, duty: Duty) -> None:
         """Agent's thread: the part of a duty that cannot wait for the main thread."""
-        match duty:
-            case Arm() if duty.membership.epoch > self.status.epoch:
-                if self.status.activity is Activity.TRAINING:
-                    self._arming.arm(duty)
-            case Hold() if self._fabric.membership and duty.epoch <= self._fabric.membership.epoch:
-                self._arming.disarm()
-                self._fabric.poison(f"plan {duty.plan} asks to halt")
-            case Train():
-                self._arming.disarm(duty.dropped)
-            case Wait():
-                self._arming.disarm()
-            case _:
-                pass
+        self._arming.heed(duty, self.status)
+        held = self._fabric.membership
+        if isinstance(duty, Hold) and held and duty.epoch <= held.epoch:
+            self._arming.disarm()
+            self._fabric.poison(f"plan {duty.plan} asks to halt")
         if self._handover is not None:
             self._handover.cancel_unless(duty)
 

@@ -22,6 +22,7 @@ from tmd.core.limits import ShadowLimits
 from tmd.core.model import ShadowStatus
 from tmd.fabric import Fabric
 from tmd.trainer.data import Feed
+from tmd.trainer.dtensors import like
 from tmd.trainer.frames import CHECK_EVERY, Begin, Boundary, Check, Settled, Tail, Took, Unit
 from tmd.trainer.shadow import Arrival, Differs, Shadow
 from tmd.trainer.state import unflatten
@@ -161,7 +162,7 @@ class Following:
     def told(self) -> ShadowStatus:
         """For the status."""
         return ShadowStatus(
-            rank=self.duty.rank,
+            rank=self.duty.plays,
             copied=1 - len(self._missing) / max(len(self._units), 1),
             lag_s=self.lag_s,
             verified=self._verified,
@@ -191,7 +192,7 @@ class Following:
             self._begun = True
         while not self._may_begin():
             if self.overdue:
-                raise Overdue(f"not in step with rank {self.duty.rank} in time")
+                raise Overdue(f"not in step with rank {self.duty.plays} in time")
             arrival = self.shadow.next_state()
             self._take_in(arrival, feed)
             if isinstance(arrival.frame, Unit):
@@ -283,7 +284,7 @@ class Following:
         if frame.rest is None:
             raise LinkError(f"step {self._at} here, step {frame.step} there, and no way to jump")
         first = self._at is None
-        self._fabric.sandbox(self.shadow, self.duty.rank, self._size)
+        self._fabric.sandbox(self.shadow, self.duty.plays, self._size)
         self._positioned_at = self._positioned_at or time.monotonic()
         self._units.place_rest(frame.rest, tensors)
         self._units.grade(frame.graded)
@@ -303,7 +304,7 @@ class Following:
             params[number].grad = None
         for number, grad in zip(tail.units, tensors, strict=False):
             if number not in self._missing:
-                params[number].grad = grad.to(params[number].device)
+                params[number].grad = like(params[number], grad.to(params[number].device))
         values = unflatten(tail.values, iter(tensors[len(tail.units) :]))
         self._units.set_values(tail.optimizer, values)
         try:
@@ -340,7 +341,7 @@ class Following:
 
     def _suspect(self, what: str) -> Differs:
         return Differs(
-            f"this worker computes other bits than rank {self.duty.rank}: {what}; "
+            f"this worker computes other bits than rank {self.duty.plays}: {what}; "
             "suspect its memory, its processor, its data or another version of a library"
         )
 
@@ -352,7 +353,7 @@ class Following:
         if isinstance(self.duty, Follow):
             raise Overdue(f"the tail goes astray: {where} differ")
         self.note = f"copied while training waited once, since the tail went astray: {where} differ"
-        log.warning("rank %d: %s", self.duty.rank, self.note)
+        log.warning("rank %d: %s", self.duty.plays, self.note)
         self._tails = False
         self._verified = None
         self._missing = set(range(len(self._units)))

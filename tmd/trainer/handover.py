@@ -76,7 +76,7 @@ class Handover:
         try:
             link, offer = self.shadowing.ask(duty)
             # Without an offer the leaver has left already; then it is the state that will tell.
-            refusal = "" if offer is None else self._carrier.refusal(duty.rank, offer)
+            refusal = "" if offer is None else self._carrier.refusal(duty.plays, offer)
             if not refusal:
                 self._fabric.prepare(
                     duty.membership,
@@ -119,21 +119,33 @@ class Handover:
         """After a planned switch: receive the state and go on as the rank in the new epoch."""
         takeover = self._takeover
         assert takeover is not None
-        if not self._received(takeover):
+        if not self._received(takeover, self.shadowing.has_state_of):
             return
+        self.shadowing.end()
         self._fabric.switch(takeover.membership, takeover.rank)
         self._voice.say(
             Activity.TRAINING,
             rank=takeover.rank,
             epoch=takeover.membership.epoch,
             step=takeover.step,
+            shadow=None,
             detail="",
             timings={**self._voice.status.timings, **takeover.timings},
         )
         self._carrier.walk(takeover)
 
+    def become(self, duty: Prepare) -> None:
+        """The vote has given this worker the rank; it has lived a replica's life until now, so all
+        but what only the rank itself has is here."""
+        if self._takeover is None or self._takeover.duty != duty:
+            self._takeover = Takeover(duty)
+        rest(self._fabric, self._voice.status.world_size)
+        self.take_over()
+
     def replace(self, duty: Sync) -> bool:
         """After a loss: receive a replica's state; whether it is in place."""
+        if next(m for m in duty.moves if m.rank == duty.rank).source is None:
+            return self._keep_shadowed(duty)
         if self._takeover is None or self._takeover.duty != duty:
             self._takeover = Takeover(duty)
         takeover = self._takeover
@@ -143,6 +155,18 @@ class Handover:
         self.shadowing.end()
         self._voice.say(shadow=None, rank=duty.rank, step=takeover.step, timings=takeover.timings)
         self._carrier.walk(takeover)
+        return True
+
+    def _keep_shadowed(self, duty: Sync) -> bool:
+        """Nobody else has the state of this rank: go on from what was followed."""
+        if self.shadowing.has_state_of != duty.resume:
+            detail = f"the state of rank {duty.rank} at step {duty.resume} is not here"
+            self._voice.say(Activity.REFUSED, plan=duty.plan, detail=detail)
+            return False
+        self.shadowing.end()
+        timings = {"transfer": 0.0}
+        self._voice.say(shadow=None, rank=duty.rank, step=duty.resume, timings=timings)
+        self._carrier.stay()
         return True
 
     def to_pool(self) -> None:

@@ -113,6 +113,11 @@ class LocalState:
         """Ranks of which a copy as of the start of ``step`` is kept here."""
         return tuple(sorted(rank for rank, at in self._held if at == step))
 
+    def own(self) -> bytes:
+        """A copy of this rank's buffers as they are now."""
+        buffers = self._buffers()
+        return msgpack.encode({name: _bytes(buffer) for name, buffer in buffers.items()})
+
     def adopt(self, blob: bytes) -> None:
         """Put a copy of another rank's buffers in place."""
         if not blob:

@@ -22,6 +22,7 @@ from tmd.core.limits import ShadowLimits
 from tmd.fabric import Link
 from tmd.trainer import frames
 from tmd.trainer.data import Position
+from tmd.trainer.dtensors import part
 from tmd.trainer.frames import Begin, Boundary, Check, Dropped, Frame, Output, Said
 from tmd.trainer.meter import Meter
 from tmd.trainer.outbox import Outbox
@@ -129,7 +130,7 @@ class Mirror:
         ]
         with self._harmless():
             layout, values = flatten(self._units.values(number))
-            grads = [g for i in given if (g := params[i].grad) is not None]
+            grads = [part(g) for i in given if (g := params[i].grad) is not None]
             self._put(frames.Tail(step, number, tuple(given), layout), [*grads, *values])
 
     def said(self, channel: str, payload: bytes) -> None:

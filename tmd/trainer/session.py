@@ -18,6 +18,7 @@ from tmd.core.model import WorkerStatus
 from tmd.trainer.data import Feed, StepSampler
 from tmd.trainer.gate import Interrupted, Outcome
 from tmd.trainer.local import LocalState
+from tmd.trainer.replicas import Partition, checked, read_off
 from tmd.trainer.seeds import base_seed, seed_all
 from tmd.trainer.state import Registry
 from tmd.trainer.takeover import WalkOn
@@ -37,7 +38,7 @@ class Gate(Protocol):
     @property
     def poisoned(self) -> bool: ...
     def registered(
-        self, registry: Registry, wrapped: list[nn.Module], local: LocalState
+        self, registry: Registry, wrapped: list[nn.Module], local: LocalState, alike: Partition
     ) -> None: ...
     def seeds(self, own: int) -> tuple[int, ...]: ...
     def follow(self, feed: Feed) -> None: ...
@@ -96,16 +97,27 @@ class Session:
 
     # --- set-up -----------------------------------------------------------------------------------
 
-    def register(self, *, model: object, optimizer: object, **others: object) -> None:
+    def register(
+        self,
+        *,
+        model: object,
+        optimizer: object,
+        replicas: Iterable[Iterable[int]] | None = None,
+        **others: object,
+    ) -> None:
         """Name the state that moves with this rank: all that a step changes.
 
         Args:
             model: an ``nn.Module``, bare or wrapped in DDP, or a list of them.
             optimizer: a ``torch.optim.Optimizer`` or a list of them.
+            replicas: groups of ranks whose state is equal after each step. Left out, it is read off
+                DDP and DTensor meshes; a bare module counts as existing once, so that its rank is
+                never made good from another one's. See :func:`tmd.trainer.replicas_along`.
             others: schedulers, a ``GradScaler``, anything with ``state_dict``/``load_state_dict``.
 
         Raises:
             TypeError: an object has no state that can be moved.
+            ValueError: ``replicas`` does not name each rank once.
             RuntimeError: called twice, or a rank was lost while the job was being set up.
         """
         if self._registry is not None:
@@ -119,7 +131,12 @@ class Session:
         self._registry = registry
         self._local = LocalState(registry)
         wrapped = [m for m in _listed(model) if isinstance(m, nn.Module)]
-        self._gate.registered(registry, wrapped, self._local)
+        alike = (
+            read_off(wrapped, registry.optimizers, self.world_size)
+            if replicas is None
+            else checked(replicas, self.world_size)
+        )
+        self._gate.registered(registry, wrapped, self._local, alike)
         self._own_seed = base_seed()
         self._gate.seeds(self._own_seed)
         for each in registry.optimizers:

@@ -44,6 +44,7 @@ class Home(Protocol):
     """Where a worker goes from here."""
 
     def expect_state(self, duty: Prepare, why: str, timings: dict[str, float]) -> None: ...
+    def become(self, duty: Prepare) -> None: ...
     def refuse(self, duty: Prepare, reason: str) -> None: ...
     def to_pool(self) -> None: ...
 
@@ -177,7 +178,7 @@ class Shadowing:
             self._rehearsed(following, refusal=reason)
 
     def _rehearsed(self, following: Following, *, refusal: str = "", note: str = "") -> None:
-        log.info("rehearsed rank %d: %s", following.duty.rank, refusal or note or "same bits")
+        log.info("rehearsed rank %d: %s", following.duty.plays, refusal or note or "same bits")
         asked = following.duty.request if isinstance(following.duty, Follow) else ""
         verdict = Rehearsal(following.step, following.seconds, refusal, note, asked)
         self._voice.say(rehearsed=verdict, now=False)
@@ -229,6 +230,9 @@ class Shadowing:
         """The vote has given this worker the rank, and it has the state."""
         duty, told = following.duty, following.told()
         assert isinstance(duty, Prepare)
+        if duty.plays != duty.rank:
+            self._home.become(duty)
+            return
         following.take()
         self.following = None
         self._fabric.switch(duty.membership, duty.rank)
@@ -282,7 +286,7 @@ class Shadowing:
 
     def _stand_by_with_state(self, following: Following, error: LinkError) -> None:
         """A recovery may come that can use it."""
-        log.info("rank %d: nothing more to follow: %s", following.duty.rank, error)
+        log.info("rank %d: nothing more to follow: %s", following.duty.plays, error)
         following.shadow.close()
         rest(self._fabric, self._voice.status.world_size)
         if following.has_state and following.duty_stays:
@@ -310,7 +314,7 @@ class Shadowing:
         link = self._fabric.connect(duty.source, frames.PURPOSE, timeout=CONNECT_TIMEOUT_S)
         try:
             plan = duty.plan if isinstance(duty, Prepare) else ""
-            frames.send(link, frames.Envelope(frames.Follow(plan, duty.rank)))
+            frames.send(link, frames.Envelope(frames.Follow(plan, duty.plays)))
             link.patience(CONNECT_TIMEOUT_S)
             answer, _ = frames.receive(link)
             link.patience(0)

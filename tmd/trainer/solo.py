@@ -14,6 +14,7 @@ from tmd.core.model import Activity, WorkerStatus
 from tmd.trainer.data import Feed
 from tmd.trainer.gate import Outcome
 from tmd.trainer.local import LocalState
+from tmd.trainer.replicas import Partition
 from tmd.trainer.state import Registry
 from tmd.trainer.trace import peak_rss
 
@@ -54,7 +55,9 @@ class SoloGate:
     def current(self) -> WorkerStatus:
         return structs.replace(self._status, rss_bytes=peak_rss())
 
-    def registered(self, registry: Registry, wrapped: list[nn.Module], local: LocalState) -> None:
+    def registered(
+        self, registry: Registry, wrapped: list[nn.Module], local: LocalState, alike: Partition
+    ) -> None:
         """Nothing is ever moved."""
 
     def seeds(self, own: int) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tmd.core.errors import StateMismatch
+from tmd.trainer.dtensors import like, part
 
 PLAIN = (type(None), bool, int, float, str, bytes)
 
@@ -56,13 +57,14 @@ Layouts = dict[str, Layout]
 
 
 def flatten(value: Any, path: str = "") -> tuple[Layout, list[Tensor]]:
-    """Layout and tensors of a nested state dict.
+    """Layout and tensors of a nested state dict; of what is spread over ranks the own part.
 
     Raises:
         StateMismatch: a value is neither tensor, container nor plain; the message has its path.
     """
     if isinstance(value, Tensor):
-        return TensorSpec(tuple(value.shape), str(value.dtype)), [value.detach()]
+        own = part(value)
+        return TensorSpec(tuple(own.shape), str(own.dtype)), [own]
     if isinstance(value, PLAIN):
         return Leaf(value), []
     if isinstance(value, Mapping):
@@ -203,7 +205,12 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> 
         group.update({k: v for k, v in saved.items() if k != "params"})
     optimizer.state.clear()
     for index, values in state["state"].items():
-        optimizer.state[params[index]] = values
+        optimizer.state[params[index]] = spread(params[index], values)
+
+
+def spread(param: Tensor, values: dict[str, Any]) -> dict[str, Any]:
+    """What an optimizer keeps for ``param``, each part spread as ``param`` is."""
+    return {k: like(param, v) if isinstance(v, Tensor) else v for k, v in values.items()}
 
 
 def mismatch(ours: Layouts, theirs: Layouts) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor
 from tmd.core.errors import StateMismatch
 from tmd.fabric import GroupView, Link
 from tmd.trainer.data import Position
+from tmd.trainer.dtensors import part
 from tmd.trainer.state import Layouts
 
 Digest = dict[str, str]
@@ -173,7 +174,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def raw(tensor: Tensor) -> memoryview:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    flat = part(tensor).cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")
 
 

@@ -15,7 +15,8 @@ import xxhash
 from msgspec import msgpack
 from torch import Tensor
 
-from tmd.trainer.state import Layout, Registry, flatten, specs, unflatten
+from tmd.trainer.dtensors import part
+from tmd.trainer.state import Layout, Registry, flatten, specs, spread, unflatten
 from tmd.trainer.transfer import Digest, raw
 
 BUFFERS, OTHERS = "buffers", "others"
@@ -55,7 +56,7 @@ class Units:
     @property
     def nbytes(self) -> int:
         """Bytes of all parameters, and so of one step's gradients."""
-        return sum(p.nbytes for p in self.params)
+        return sum(part(p).nbytes for p in self.params)
 
     @property
     def stale(self) -> str:
@@ -94,13 +95,13 @@ class Units:
             for target, value in zip(tensors, values, strict=True):
                 target.copy_(value)
         else:
-            tensors = [param.detach(), *(self._beside(param, value) for value in values[1:])]
+            tensors = [part(param), *(self._beside(param, value) for value in values[1:])]
             tensors[0].copy_(values[0])
         owner = self._owner.get(id(param))
         if owner is None:
             return
         if kept := unflatten(layout, iter(tensors))["kept"]:
-            owner.state[param] = kept
+            owner.state[param] = spread(param, kept)
         else:
             owner.state.pop(param, None)
 

@@ -9,6 +9,7 @@ from msgspec import structs
 from tmd.core.model import Activity, WorkerStatus
 from tmd.fabric import Fabric
 from tmd.trainer.agent import Agent
+from tmd.trainer.replicas import Partition, group_of
 from tmd.trainer.trace import peak_rss
 
 
@@ -21,6 +22,7 @@ class Voice:
         self._status = status
         self._changing = threading.Lock()
         self._fabric: Fabric | None = None
+        self._replicas: Partition = ()
 
     def open(self, agent: Agent, fabric: Fabric) -> None:
         """Begin to tell, now that peers can reach this worker."""
@@ -53,9 +55,18 @@ class Voice:
             changes = {"timings": {}, "activity": activity, **changes}
         # A change must not be lost to one that another thread makes from an older status.
         with self._changing:
-            self._status = structs.replace(self._status, **changes)
+            status = structs.replace(self._status, **changes)
+            self._status = structs.replace(status, replicas=self._alike(status.rank))
         if now:
             self._agent.tell()
+
+    def registered(self, replicas: Partition) -> None:
+        """Which ranks have equal state is known now."""
+        self._replicas = replicas
+        self.say()
+
+    def _alike(self, rank: int | None) -> tuple[int, ...]:
+        return () if rank is None or not self._replicas else group_of(self._replicas, rank)
 
     def tell_armed(self, epoch: int, plan: str) -> None:
         """Armed for ``epoch`` of ``plan``, or for nothing (0); what was timed before is over."""

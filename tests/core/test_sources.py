@@ -1,0 +1,89 @@
+"""From whom a joiner learns the rank that it is to take."""
+
+from msgspec import structs
+
+from tests.core.test_understudies import cluster, worker
+from tmd.core.duties import Prepare, duty
+from tmd.core.limits import Limits
+from tmd.core.model import (
+    Activity,
+    Alert,
+    JobRecord,
+    MigrationPlan,
+    Severity,
+    State,
+    Strategy,
+    Urgency,
+    Verdict,
+)
+from tmd.core.planning import steer
+
+WANTED = Verdict(job="j", worker="a", urgency=Urgency.DRAIN, cause="drain", reason="asked")
+
+
+def ailing(host: str, severity: Severity) -> Alert:
+    return Alert(
+        id="1",
+        host=host,
+        detector="nic",
+        code="nic.errors",
+        entity="nic:eth0",
+        severity=severity,
+        state=State.RAISED,
+        message="",
+        job="",
+        strategy=Strategy.OBSERVE,
+        count=1,
+        at=0.0,
+    )
+
+
+def planned(
+    *alerts: Alert, replicas: tuple[tuple[int, ...], tuple[int, ...]] = ((0, 1), (0, 1))
+) -> tuple[JobRecord, MigrationPlan]:
+    """The plan that moves rank 0 off host h-a, while ``alerts`` are raised."""
+    record, view, _ = cluster(worker("s"))
+    hosts = []
+    for host in view.hosts:
+        raised = tuple(a for a in alerts if a.host == host.host)
+        status = host.workers[0]
+        if status.activity is Activity.TRAINING:
+            assert status.rank is not None
+            status = structs.replace(status, replicas=replicas[status.rank])
+        hosts.append(structs.replace(host, workers=(status,), alerts=raised))
+    view = structs.replace(view, hosts=tuple(hosts))
+    after = steer(record, view, [WANTED], now=0.0, age=0.0, limits=Limits())
+    assert after.plan is not None
+    return after, after.plan
+
+
+def test_the_leaver_shows_its_own_rank() -> None:
+    record, plan = planned()
+    joins = duty(record, "s")
+
+    assert plan.moves[0].source == plan.moves[0].leaver
+    assert isinstance(joins, Prepare)
+    assert (joins.rank, joins.plays) == (0, 0)
+
+
+def test_a_replica_shows_its_rank_where_the_leavers_host_ails() -> None:
+    """A warning is not enough, and the replica's own host must be sound."""
+    record, plan = planned(ailing("h-a", Severity.DEGRADED))
+    joins = duty(record, "s")
+
+    assert plan.moves[0].source is not None
+    assert plan.moves[0].source.worker == "b"
+    assert isinstance(joins, Prepare)
+    assert (joins.rank, joins.plays, joins.source.worker) == (0, 1, "b")
+    for alerts in (
+        [ailing("h-a", Severity.WARNING)],
+        [ailing("h-a", Severity.FATAL), ailing("h-b", Severity.DEGRADED)],
+    ):
+        _, plan = planned(*alerts)
+        assert plan.moves[0].source == plan.moves[0].leaver
+
+
+def test_a_rank_that_has_no_replica_is_shown_by_its_leaver_all_the_same() -> None:
+    _, plan = planned(ailing("h-a", Severity.FATAL), replicas=((0,), (1,)))
+
+    assert plan.moves[0].source == plan.moves[0].leaver

@@ -1,0 +1,105 @@
+"""FSDP2: every state exists once. It moves with its rank, and is never made up from another's."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import golden_of
+from tests.e2e.harness import LONG, Golden, Run, running
+from tmd.core.model import Activity, JobState, Kind, Phase
+from tmd.demo.cluster import workers
+from tmd.embedded import EmbeddedRedis
+
+SHARDED = (*LONG, "--sharded")
+PACE = "between@0:3=pace"
+NEVER_SENT = "sending@*:*=kill"
+"""Whoever sends the tensors of a state dies."""
+
+
+@pytest.fixture(scope="module")
+def sharded_golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
+    return golden_of(tmp_path_factory.mktemp("sharded_golden"), SHARDED)
+
+
+async def paced(run: Run) -> None:
+    """Wait until the job trains and a standby waits; it goes on slowly."""
+    await run.reached("between")
+    await run.cluster.until(
+        lambda v: any(w.activity is Activity.STANDBY for w in workers(v)), "a standby waits"
+    )
+
+
+async def test_a_sharded_rank_moves_by_live_shadow(
+    tmp_path: Path, redis: EmbeddedRedis, sharded_golden: Golden
+) -> None:
+    """Gathered parameters and scattered gradients are mirrored like any other output."""
+    async with running(tmp_path, redis.url, faults=[PACE, NEVER_SENT], arguments=SHARDED) as run:
+        await paced(run)
+        await run.cluster.drain("h2")
+        plan = await run.done("drain")
+        run.let_go("between")
+
+        assert plan.how == "live shadow"
+        await run.ends_like(sharded_golden)
+
+
+async def test_a_sharded_rank_moves_by_stop_and_copy(
+    tmp_path: Path, redis: EmbeddedRedis, sharded_golden: Golden
+) -> None:
+    """The fallback carries shards, too."""
+    async with running(
+        tmp_path,
+        redis.url,
+        faults=[PACE],
+        arguments=SHARDED,
+        more_config="[shadow]\nenabled = false\n",
+    ) as run:
+        await paced(run)
+        await run.cluster.drain("h2")
+        plan = await run.done("drain")
+        run.let_go("between")
+
+        assert plan.how.startswith("stop-and-copy")
+        assert plan.timings["copy_bytes"] > 0
+        await run.ends_like(sharded_golden)
+
+
+async def test_a_shard_that_is_lost_fails_the_job_and_says_why(
+    tmp_path: Path, redis: EmbeddedRedis
+) -> None:
+    """Survivors and a standby are there; none of them has it."""
+    faults = [PACE, "backward@1:9=kill", NEVER_SENT]
+    async with running(tmp_path, redis.url, faults=faults, arguments=SHARDED) as run:
+        view = await run.cluster.until(
+            lambda v: bool(v.jobs) and v.jobs[0].state is JobState.FAILED, "the job has failed"
+        )
+        codes = await run.cluster.finished(30)
+
+        assert run.fired("backward")
+        assert "the state of rank 1 existed once and is lost" in view.jobs[0].detail
+        assert "checkpoint" in view.jobs[0].detail
+        assert all(codes[host] != 0 for host in ("h1", "h2", "h3"))
+
+
+async def test_a_shard_that_is_lost_lives_on_in_its_hot_shadow(
+    tmp_path: Path, redis: EmbeddedRedis, sharded_golden: Golden
+) -> None:
+    """The standby that followed the rank has its state, and nobody else."""
+    faults = [PACE, "backward@2:120=kill", NEVER_SENT]
+    async with running(
+        tmp_path,
+        redis.url,
+        faults=faults,
+        arguments=SHARDED,
+        more_config="[shadow]\nhot = 1\n",
+    ) as run:
+        await run.cluster.until(
+            lambda v: any(w.shadow and w.shadow.verified for w in workers(v)), "a hot standby"
+        )
+        run.let_go("between")
+        plan = await run.done("trainer")
+
+        assert run.fired("backward")
+        assert (plan.kind, plan.phase) == (Kind.FAILOVER, Phase.DONE)
+        assert plan.moves[0].source is None
+        await run.ends_like(sharded_golden, lost=1)
