@@ -41,11 +41,14 @@ def test_functions_stay_short() -> None:
 def test_every_package_is_packaged() -> None:
     """The explicit list in pyproject is the tree."""
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = {"tmd": "tmd", "detectors": "tmd_detectors", "policies": "tmd_policies"}
     found = {
-        ".".join(f.parent.relative_to(ROOT).parts) for f in (ROOT / "tmd").rglob("__init__.py")
+        ".".join((folders[place], *f.parent.relative_to(ROOT / place).parts))
+        for place in folders
+        for f in (ROOT / place).rglob("__init__.py")
     }
 
-    assert set(listed) == found | {"tmd_detectors", "tmd_policies"}
+    assert set(listed) == found
 
 
 def test_plug_ins_are_loaded_by_their_import_name_only() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import ClassVar, Protocol
 
 from msgspec import Struct
@@ -103,6 +104,10 @@ class DetectorContext(Protocol):
     @property
     def config(self) -> DetectorConfig:
         """An instance of the detector's ``Config``."""
+
+    @property
+    def state_dir(self) -> Path:
+        """The detector's own folder, which survives a restart. It exists."""
 
     def now(self) -> float:
         """Monotonic seconds: the only clock for time-outs."""

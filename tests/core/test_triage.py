@@ -23,6 +23,15 @@ def test_a_new_finding_is_news_and_is_kept():
     assert board.alerts == (news,)
 
 
+def test_a_storm_told_in_one_signal_counts_all_of_it():
+    storm = structs.replace(SIGNAL, count=800_000)
+    board, news = fold(Board(), SIGNAL, ORIGIN, alert_id="1", now=5.0)
+    board, more = fold(board, storm, ORIGIN, alert_id="2", now=6.0)
+
+    assert (news.count, more) == (1, None)
+    assert [a.count for a in board.alerts] == [800_001]
+
+
 def test_a_repetition_only_counts():
     board, _ = fold(Board(), SIGNAL, ORIGIN, alert_id="1", now=5.0)
     board, news = fold(board, SIGNAL, ORIGIN, alert_id="2", now=6.0)

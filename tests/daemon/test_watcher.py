@@ -23,9 +23,34 @@ pytestmark = pytest.mark.looptime
 SIGNAL = Signal(code="a.b", entity="gpu:0", severity=Severity.FATAL)
 
 
-def loaded(detector, strategy=Strategy.ACT):
-    origin = Origin(name=detector.name, target="t", distribution="d")
-    return LoadedDetector(detector, DetectorConfig(), strategy, origin)
+@pytest.fixture
+def watching(tmp_path):
+    """A watcher of the given detectors, while the block lasts."""
+
+    def loaded(detector):
+        origin = Origin(name=detector.name, target="t", distribution="d")
+        folder = tmp_path / "state" / detector.name
+        return LoadedDetector(detector, DetectorConfig(), Strategy.ACT, origin, folder)
+
+    @asynccontextmanager
+    async def run(*detectors, store=None, roster=None):
+        store = store or MemoryStore()
+        watcher = Watcher(
+            "h1",
+            "boot",
+            [loaded(d) for d in detectors],
+            roster or Roster(),
+            store.client(),
+            Reach(),
+        )
+        task = asyncio.create_task(watcher.run())
+        try:
+            yield watcher, store
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    return run
 
 
 class Once(Detector):
@@ -82,26 +107,7 @@ class Useless(Once):
         return "no such hardware here"
 
 
-@asynccontextmanager
-async def watching(*detectors, store=None, roster=None):
-    store = store or MemoryStore()
-    watcher = Watcher(
-        "h1",
-        "boot",
-        [loaded(d) for d in detectors],
-        roster or Roster(),
-        store.client(),
-        Reach(),
-    )
-    task = asyncio.create_task(watcher.run())
-    try:
-        yield watcher, store
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-async def test_a_signal_becomes_an_alert_that_is_held_and_published():
+async def test_a_signal_becomes_an_alert_that_is_held_and_published(watching):
     async with watching(Once()) as (watcher, store):
         await asyncio.sleep(1)
 
@@ -109,13 +115,13 @@ async def test_a_signal_becomes_an_alert_that_is_held_and_published():
         assert store.stream == list(watcher.board.alerts)
 
 
-async def test_an_alert_is_urgent():
+async def test_an_alert_is_urgent(watching):
     roster = Roster()
     async with watching(Once(), roster=roster):
         assert await roster.urgent.heard(1)
 
 
-async def test_alerts_outlive_an_outage_with_their_ids():
+async def test_alerts_outlive_an_outage_with_their_ids(watching):
     store = MemoryStore()
     store.fall_away()
     async with watching(Once(), store=store) as (watcher, _):
@@ -126,7 +132,7 @@ async def test_alerts_outlive_an_outage_with_their_ids():
         assert [a.id for a in store.stream] == [a.id for a in watcher.board.alerts]
 
 
-async def test_a_crash_is_contained_reported_and_tried_again_with_growing_pauses():
+async def test_a_crash_is_contained_reported_and_tried_again_with_growing_pauses(watching):
     crashing = Crashing()
     async with watching(crashing, Once()) as (watcher, store):
         await asyncio.sleep(0.5)
@@ -142,7 +148,7 @@ async def test_a_crash_is_contained_reported_and_tried_again_with_growing_pauses
     assert news == [(State.RAISED, 1), (State.CLEARED, 3)]
 
 
-async def test_a_detector_that_breaks_its_promise_is_started_again():
+async def test_a_detector_that_breaks_its_promise_is_started_again(watching):
     wedged = Wedged()
     async with watching(wedged) as (watcher, _):
         await asyncio.sleep(9)
@@ -152,7 +158,7 @@ async def test_a_detector_that_breaks_its_promise_is_started_again():
     assert codes == {"a.b", "detector.failed"}
 
 
-async def test_waiting_for_events_is_no_broken_promise():
+async def test_waiting_for_events_is_no_broken_promise(watching):
     ears = Ears()
     async with watching(ears) as (watcher, _):
         await asyncio.sleep(100)
@@ -160,7 +166,7 @@ async def test_waiting_for_events_is_no_broken_promise():
         assert watcher.board.alerts == ()
 
 
-async def test_detectors_hear_of_every_worker_again_and_again():
+async def test_detectors_hear_of_every_worker_again_and_again(watching):
     roster, ears = Roster(), Ears()
     status = worker_status("h1/job/0.a")
     roster.exited(Exit("h1/job/1.a", "job", 1, at=0.0))
@@ -177,7 +183,7 @@ async def test_detectors_hear_of_every_worker_again_and_again():
 
 
 @pytest.mark.looptime(False)
-async def test_nobody_is_blamed_while_the_daemon_itself_stood_still():
+async def test_nobody_is_blamed_while_the_daemon_itself_stood_still(watching):
     """A suspended daemon sees old heartbeats when it wakes up: that is its own fault."""
     roster, ears = Roster(), Ears()
     async with watching(ears, roster=roster):
@@ -189,8 +195,28 @@ async def test_nobody_is_blamed_while_the_daemon_itself_stood_still():
     assert max(event.silent_s for _, event in ears.heard) < 1.2
 
 
-async def test_what_cannot_work_here_is_not_started():
+async def test_what_cannot_work_here_is_not_started(watching):
     async with watching(Useless()) as (watcher, _):
         await asyncio.sleep(1)
 
         assert watcher.board.alerts == ()
+
+
+async def test_a_detector_has_a_folder_of_its_own_that_survives_a_restart(watching):
+    class Keeping(Detector):
+        name = "keeping"
+
+        async def watch(self, ctx):
+            place = ctx.state_dir / "count"
+            number = int(place.read_text()) + 1 if place.exists() else 1
+            place.write_text(str(number))
+            yield structs.replace(SIGNAL, message=str(number))
+            await ctx.sleep(1e9)
+
+    messages = []
+    for _ in range(2):
+        async with watching(Keeping()) as (watcher, _):
+            await asyncio.sleep(1)
+            messages += [a.message for a in watcher.board.alerts]
+
+    assert messages == ["1", "2"]

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from tmd import __version__
-from tmd.cli import inspecting, operating, standbys, status
+from tmd.cli import inspecting, operating, standbys, status, xids
 from tmd.cli.common import ConfigOption
 from tmd.core.errors import ConfigError, PluginError, StoreUnavailable, TmdError
 
@@ -74,6 +74,7 @@ app.command()(operating.events)
 app.command()(inspecting.plugins)
 app.add_typer(inspecting.config, name="config")
 app.add_typer(standbys.standby, name="standby")
+app.add_typer(xids.xid, name="xid")
 
 
 def _version(wanted: bool) -> None:

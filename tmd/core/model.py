@@ -181,6 +181,8 @@ class Signal(Struct, frozen=True):
     message: str = ""
     job: str = ""
     evidence: tuple[str, ...] = ()
+    count: int = 1
+    """How many times it was seen since the last signal about it: a storm is one signal."""
 
 
 class Alert(Struct, frozen=True):

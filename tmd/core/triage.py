@@ -51,7 +51,7 @@ def fold(
     worse = _RANK[signal.severity] > _RANK[known.severity]
     again = structs.replace(
         known,
-        count=known.count + 1,
+        count=known.count + signal.count,
         severity=signal.severity if worse else known.severity,
         message=signal.message or known.message,
         evidence=signal.evidence or known.evidence,
@@ -82,7 +82,7 @@ def _raised(signal: Signal, origin: Origin, alert_id: str, now: float) -> Alert:
         message=signal.message,
         job=signal.job,
         strategy=origin.strategy,
-        count=1,
+        count=signal.count,
         at=now,
         evidence=signal.evidence,
     )

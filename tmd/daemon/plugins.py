@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -39,6 +40,8 @@ class LoadedDetector(Struct, frozen=True):
     config: DetectorConfig
     strategy: Strategy
     origin: Origin
+    state_dir: Path
+    """Its own folder; made when it is started."""
 
 
 def installed(group: str) -> list[EntryPoint]:
@@ -115,7 +118,8 @@ def _configured(detector: Detector, origin: Origin, settings: Settings) -> Loade
         raise ConfigError(
             f"[detectors.{origin.name}]: {error}; own keys of this detector are: {known}"
         ) from None
-    return LoadedDetector(detector, config, section.strategy, origin)
+    folder = settings.host.state_dir / "detectors" / origin.name
+    return LoadedDetector(detector, config, section.strategy, origin, folder)
 
 
 def _instance(point: EntryPoint, base: type, origin: Origin) -> Any:

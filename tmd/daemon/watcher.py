@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from pathlib import Path
 
 import structlog
 
@@ -38,9 +39,9 @@ LATE_S = 0.5
 class Context:
     """Implements :class:`tmd.plugin.DetectorContext`; notes when the detector was last alive."""
 
-    def __init__(self, host: str, config: DetectorConfig, roster: Roster) -> None:
+    def __init__(self, host: str, loaded: LoadedDetector, roster: Roster) -> None:
         self._host = host
-        self._config = config
+        self._loaded = loaded
         self._roster = roster
         self.alive_at = self.now()
         self.waiting = False
@@ -52,7 +53,11 @@ class Context:
 
     @property
     def config(self) -> DetectorConfig:
-        return self._config
+        return self._loaded.config
+
+    @property
+    def state_dir(self) -> Path:
+        return self._loaded.state_dir
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -157,7 +162,8 @@ class Watcher:
 
     async def _watch(self, loaded: LoadedDetector) -> None:
         """Run the detector until it ends, raises or falls silent."""
-        context = Context(self._host, loaded.config, self._roster)
+        loaded.state_dir.mkdir(parents=True, exist_ok=True)
+        context = Context(self._host, loaded, self._roster)
         async with asyncio.timeout(None) as limit:
             recovery = asyncio.get_running_loop().call_later(PROBATION_S, self._recovered, loaded)
             keeper = None

@@ -1,0 +1,199 @@
+"""Faults to signals: what each XID means here and now. Pure; times come in.
+
+A finding is told when it is new or worse; repeats are counted and told at most once a period, so a
+storm of one line is one finding with a count. What may move a rank ends only by a recovery
+(XID 154 with None, its counterpart, a new boot); the rest ends by silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec import Struct, structs
+
+from tmd.plugin import Severity, Signal, State
+
+from .lines import Fault
+from .memory import Memory, Met
+from .table import Table, Verdict
+from .verdicts import Judgement, judge
+
+COMPANION_S = 5.0
+"""XIDs of one GPU within so long belong together."""
+REPEAT_S = 86_400.0
+PROCESSES = 3
+"""More different processes change nothing."""
+DIRECTIVE = 154
+LINK = 74
+_RANK = {severity: rank for rank, severity in enumerate(Severity)}
+
+Key = tuple[str, int]
+"""PCI address and XID."""
+
+
+class Finding(Struct):
+    signal: Signal
+    at: float
+    """Of its latest line, seconds since boot."""
+    seen: float
+    """The same by the detector's clock."""
+    untold: int = 0
+    """Lines since the last signal."""
+
+    @property
+    def grave(self) -> bool:
+        return self.signal.severity in (Severity.FATAL, Severity.DEGRADED)
+
+
+class Findings:
+    """What holds on this host."""
+
+    def __init__(self, table: Table, memory: Memory, now: float) -> None:
+        self._table = table
+        self._met: dict[tuple[str, int], dict[int, float]] = {}
+        for met in memory.met:
+            self._met.setdefault((met.pci, met.xid), {})[met.pid] = met.at
+        self._standing: dict[Key, Finding] = {
+            _key(s): Finding(s, at=float("-inf"), seen=now) for s in memory.standing
+        }
+
+    def restated(self) -> list[Signal]:
+        """What still holds of what was found before the restart."""
+        return [f.signal for f in self._standing.values()]
+
+    def observe(self, fault: Fault, now: float) -> Iterator[Signal]:
+        row = self._table.rows.get(fault.xid)
+        if row is not None and row.symptom:
+            cause = self._cause(fault)
+            if cause is not None:
+                _count(cause, fault, now)
+                return
+        verdict = judge(row, fault, self._processes(fault))
+        if verdict.what is Verdict.CLEAR:
+            yield from self._ended(fault, row.cancels if row is not None else None)
+            return
+        if fault.xid == LINK and verdict.severity is not Severity.WARNING:
+            verdict = self._without_the_other_end(fault, verdict)
+        if row is None or not row.symptom:
+            yield from self._symptoms_of(fault)
+        yield from self._raise(fault, verdict, now)
+
+    def flush(self) -> Iterator[Signal]:
+        """Tell what was counted since the last time."""
+        for finding in self._standing.values():
+            if finding.untold:
+                yield structs.replace(finding.signal, count=finding.untold)
+                finding.untold = 0
+
+    def quiet(self, now: float, quiet_s: float) -> Iterator[Signal]:
+        """End what moves nothing and was not seen for ``quiet_s``."""
+        for key, finding in list(self._standing.items()):
+            if not finding.grave and now - finding.seen >= quiet_s:
+                yield self._clear(key, f"not seen for {quiet_s:g} s")
+
+    def memory(self, boot: str, seq: int | None) -> Memory:
+        grave = tuple(f.signal for f in self._standing.values() if f.grave)
+        met = tuple(
+            Met(pci, xid, pid, at)
+            for (pci, xid), pids in self._met.items()
+            for pid, at in pids.items()
+        )
+        return Memory(boot=boot, seq=seq, standing=grave, met=met)
+
+    # --- one line ---------------------------------------------------------------------------------
+
+    def _raise(self, fault: Fault, verdict: Judgement, now: float) -> Iterator[Signal]:
+        key = (fault.pci, fault.xid)
+        known = self._standing.get(key)
+        if known is not None and not _changes(known, verdict, fault):
+            _count(known, fault, now)
+            return
+        if known is not None and _RANK[verdict.severity] < _RANK[known.signal.severity]:
+            yield self._clear(key, "the driver asks for less")
+        untold = known.untold if known is not None else 0
+        signal = Signal(
+            code=f"xid.{fault.xid}",
+            entity=f"pci:{fault.pci}",
+            severity=verdict.severity,
+            message=verdict.message,
+            evidence=(*verdict.evidence, f"table: {self._table.origin}"),
+            count=1,
+        )
+        self._standing[key] = Finding(signal, at=fault.at, seen=now)
+        yield structs.replace(signal, count=1 + untold)
+
+    def _processes(self, fault: Fault) -> int:
+        """How many different processes met this XID on this GPU within a day."""
+        met = self._met.setdefault((fault.pci, fault.xid), {}) if fault.pid is not None else {}
+        for pid in [p for p, at in met.items() if fault.at - at > REPEAT_S]:
+            del met[pid]
+        if fault.pid is not None and (fault.pid in met or len(met) < PROCESSES):
+            met[fault.pid] = fault.at
+        return max(1, len(met))
+
+    def _cause(self, fault: Fault) -> Finding | None:
+        """The latest finding of the GPU that ``fault`` may be a symptom of."""
+        near = [
+            f
+            for (pci, xid), f in self._standing.items()
+            if pci == fault.pci and not self._is_symptom(xid) and _near(f.at, fault.at)
+        ]
+        return max(near, key=lambda f: f.at, default=None)
+
+    def _symptoms_of(self, fault: Fault) -> Iterator[Signal]:
+        for key, finding in list(self._standing.items()):
+            ours = key[0] == fault.pci and self._is_symptom(key[1])
+            if ours and _near(finding.at, fault.at):
+                yield self._clear(key, f"goes with XID {fault.xid}")
+
+    def _without_the_other_end(self, fault: Fault, verdict: Judgement) -> Judgement:
+        """Both ends of a broken link report it: one fault, not two GPUs."""
+        for (pci, xid), finding in self._standing.items():
+            other = xid == LINK and pci != fault.pci and finding.grave
+            if other and _near(finding.at, fault.at):
+                message = f"{verdict.message}; may be the other end of the link of {pci}"
+                return structs.replace(verdict, severity=Severity.WARNING, message=message)
+        return verdict
+
+    def _ended(self, fault: Fault, cancels: int | None) -> Iterator[Signal]:
+        """``fault`` cancels one XID of its GPU; XID 154 with None all that a reset can cure."""
+        for key in list(self._standing):
+            row = self._table.rows.get(key[1])
+            cured = fault.xid == DIRECTIVE and (row is None or row.until != "boot")
+            if key[0] == fault.pci and (cured or key[1] == cancels):
+                yield self._clear(key, f"ended by XID {fault.xid}")
+
+    def _clear(self, key: Key, why: str) -> Signal:
+        signal = self._standing.pop(key).signal
+        return structs.replace(signal, state=State.CLEARED, message=why)
+
+    def _is_symptom(self, xid: int) -> bool:
+        row = self._table.rows.get(xid)
+        return row is not None and row.symptom
+
+
+def _changes(known: Finding, verdict: Judgement, fault: Fault) -> bool:
+    """Worse is news; less is news only by the driver's own clear word."""
+    new, old = _RANK[verdict.severity], _RANK[known.signal.severity]
+    less = new < old and fault.xid == DIRECTIVE and verdict.what is Verdict.DRAIN
+    return new > old or less
+
+
+def _count(finding: Finding, fault: Fault, now: float) -> None:
+    finding.untold += 1
+    finding.at = fault.at
+    finding.seen = now
+    note = f"with XID {fault.xid}: {fault.line}"
+    if f"xid.{fault.xid}" != finding.signal.code and not any(
+        e.startswith(f"with XID {fault.xid}:") for e in finding.signal.evidence
+    ):
+        evidence = (*finding.signal.evidence, note)
+        finding.signal = structs.replace(finding.signal, evidence=evidence)
+
+
+def _near(one: float, other: float) -> bool:
+    return abs(one - other) <= COMPANION_S
+
+
+def _key(signal: Signal) -> Key:
+    return signal.entity.removeprefix("pci:"), int(signal.code.removeprefix("xid."))

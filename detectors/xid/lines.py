@@ -1,0 +1,147 @@
+"""What a line of the NVIDIA driver says. Pure, and linear in the length of the line.
+
+Forms that drivers have used: with and without ``PCI:``, a MIG instance after the bus id, a process
+or none, the fields of NVLink5, and texts about a lost GPU that carry no number.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from msgspec import Struct
+
+PREFIX = "NVRM: "
+LOST = 79
+"""GPU has fallen off the bus: also told by texts without a number."""
+_LOST_TEXT = "fallen off the bus"
+_HEX = frozenset("0123456789abcdef")
+_LONGEST = 500
+_FATAL_WORDS = frozenset({"fatal"})
+_DOWN = ("link down", "link_down", "link is down")
+
+
+class Fault(Struct, frozen=True):
+    """One XID on one GPU."""
+
+    pci: str
+    """``0000:3b:00.0``; the log itself leaves out the function, a GPU's is 0."""
+    xid: int
+    at: float
+    """Seconds since boot."""
+    pid: int | None = None
+    process: str = ""
+    instance: str = ""
+    """MIG: ``GPU-I:05``."""
+    detail: str = ""
+    """What stands behind number and process."""
+    line: str = ""
+
+
+class Link(Struct, frozen=True):
+    """NVLink5 (XID 144 to 150): ``UNIT Fatal XC0 i0 Link 08 (0x… 0x… …)``."""
+
+    unit: str
+    fatal: bool
+    number: int | None
+    words: tuple[int, ...]
+    """The first is the interrupt information, the second the error status."""
+
+    @property
+    def subcode(self) -> int | None:
+        """Bits 20 to 25 of the first word: the same place in all driver versions."""
+        return self.words[0] >> 20 & 0x3F if self.words else None
+
+
+class Reader:
+    """Lines to faults. Remembers one line: the text of a lost GPU may come as three."""
+
+    def __init__(self) -> None:
+        self._named = ""
+        self._left = 0
+
+    def take(self, text: str, at: float) -> Fault | None:
+        if not text.startswith(PREFIX):
+            return None
+        body = text[len(PREFIX) :]
+        if body.startswith("Xid ("):
+            return _xid(body, text, at)
+        if body.startswith("The NVIDIA GPU ") and len(body.split(maxsplit=4)) > 3:
+            self._named, self._left = _pci(body.split(maxsplit=4)[3]) or "", 3
+        elif self._left:
+            self._left -= 1
+        if _LOST_TEXT not in body:
+            return None
+        named = body.split(maxsplit=2)
+        own = _pci(named[1].rstrip(":")) if body.startswith("GPU ") and len(named) > 1 else None
+        pci = own or (self._named if self._left else "")
+        self._left = 0 if own is None else self._left
+        if not pci:
+            return None
+        return Fault(pci=pci, xid=LOST, at=at, detail="told without an XID", line=text[:_LONGEST])
+
+
+def _xid(body: str, text: str, at: float) -> Fault | None:
+    place, closed, rest = body[len("Xid (") :].partition("): ")
+    words = place.split()
+    pci = _pci(words[0].removeprefix("PCI:")) if words else None
+    number, _, said = rest.partition(",")
+    xid = _number(number.strip())
+    if not closed or pci is None or xid is None:
+        return None
+    pid, process, detail = _process(said.strip())
+    instance = next((w for w in words[1:] if w.startswith("GPU-I:")), "")
+    return Fault(pci, xid, at, pid, process, instance, detail[:_LONGEST], text[:_LONGEST])
+
+
+def _process(said: str) -> tuple[int | None, str, str]:
+    if not said.startswith("pid="):
+        return None, "", said
+    pid, _, rest = said.removeprefix("pid=").partition(", ")
+    process = ""
+    if rest.startswith("name="):
+        process, _, rest = rest.removeprefix("name=").partition(", ")
+    known = "" if "<unknown>" in process else process[:64]
+    return _number(pid.strip("'\" ,")), known, rest
+
+
+def link(fault: Fault) -> Link | None:
+    """The NVLink5 fields of ``fault``, if its line has their form."""
+    said, opened, words = fault.detail.partition("(")
+    names = said.split()
+    if not opened or len(names) < 2 or names[1].lower() not in ("fatal", "nonfatal", "non-fatal"):
+        return None
+    after = dict(pairwise(names)).get("Link", "")
+    values = [_hexadecimal(w) for w in words.partition(")")[0].replace(",", " ").split()[:16]]
+    return Link(
+        unit=names[0],
+        fatal=names[1].lower() == "fatal",
+        number=_number(after),
+        words=tuple(v for v in values if v is not None) if None not in values else (),
+    )
+
+
+def says_fatal(fault: Fault) -> bool:
+    """Whether the line itself calls the fault fatal, or the link down."""
+    decoded = link(fault)
+    if decoded is not None:
+        return decoded.fatal
+    said = fault.detail.lower()
+    return not _FATAL_WORDS.isdisjoint(said.split()) or any(words in said for words in _DOWN)
+
+
+def _pci(place: str) -> str | None:
+    """``0000:3b:00.0`` for any way to write it, also NVML's eight digits of domain."""
+    parts = place.lower().partition(".")[0].split(":")
+    if len(parts) != 3 or not all(p and len(p) <= 8 and _HEX.issuperset(p) for p in parts):
+        return None
+    domain, bus, device = (int(p, 16) for p in parts)
+    return f"{domain:04x}:{bus:02x}:{device:02x}.0"
+
+
+def _number(word: str) -> int | None:
+    return int(word) if word.isascii() and word.isdigit() and len(word) <= 9 else None
+
+
+def _hexadecimal(word: str) -> int | None:
+    digits = word.lower().removeprefix("0x")
+    return int(digits, 16) if digits and len(digits) <= 16 and _HEX.issuperset(digits) else None

@@ -1,0 +1,97 @@
+"""What one line may lead to, by its row of the table, its own words and how often it came."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from tmd.plugin import Severity
+
+from .lines import Fault, Link, link, says_fatal
+from .table import Row, Verdict
+
+SEVERITIES = {
+    Verdict.FAIL: Severity.FATAL,
+    Verdict.DRAIN: Severity.DEGRADED,
+    Verdict.ALERT: Severity.WARNING,
+    Verdict.NOTE: Severity.INFO,
+}
+INSPECT = {(149, 4): "the cartridge", (149, 10): "the physical layer"}
+"""Sub-codes of an NVLink event for which a reset is not enough."""
+
+
+class Judgement(Struct, frozen=True):
+    what: Verdict
+    severity: Severity
+    message: str
+    """Human reason and next step."""
+    evidence: tuple[str, ...] = ()
+
+
+def judge(row: Row | None, fault: Fault, processes: int) -> Judgement:
+    """``processes``: how many different ones met the XID on this GPU within a day."""
+    what, rule = _rule(row, fault, processes)
+    if row is None:
+        message = f"XID {fault.xid} is not in the table: {fault.detail or 'no text'}"
+    else:
+        message = f"{row.meaning} (XID {fault.xid}); {_next_step(row, fault)}"
+    if row is not None and what in (row.second, row.third) and processes > 1:
+        message += f"; met by {processes} processes within a day"
+    return Judgement(
+        what=what,
+        severity=SEVERITIES.get(what, Severity.INFO),
+        message=message,
+        evidence=tuple(_evidence(fault, rule)),
+    )
+
+
+def _rule(row: Row | None, fault: Fault, processes: int) -> tuple[Verdict, str]:
+    if row is None:
+        return Verdict.ALERT, "not in the table"
+    if row.verdict is Verdict.TEXT:
+        return asked(fault.detail), "by the text of the line"
+    if row.fatal is not None and says_fatal(fault):
+        return row.fatal, "the line says that it is fatal"
+    if row.third is not None and processes >= 3:
+        return row.third, "third process within a day"
+    if row.second is not None and processes >= 2:
+        return row.second, "second process within a day"
+    return row.verdict, "by the table"
+
+
+def asked(text: str) -> Verdict:
+    """XID 154: which recovery the driver now asks for. The text names the old and the new one."""
+    action = text.lower().rpartition(" to ")[2]
+    if "drain" in action:
+        return Verdict.DRAIN
+    if "reset" in action or "reboot" in action:
+        return Verdict.FAIL
+    return Verdict.CLEAR if "none" in action else Verdict.ALERT
+
+
+def _next_step(row: Row, fault: Fault) -> str:
+    decoded = link(fault)
+    part = INSPECT.get((fault.xid, decoded.subcode or 0)) if decoded is not None else None
+    if part is not None:
+        return f"inspect {part}"
+    return fault.detail if row.verdict is Verdict.TEXT else row.action
+
+
+def _evidence(fault: Fault, rule: str) -> list[str]:
+    found = [fault.line, f"rule: {rule}"]
+    if fault.pid is not None:
+        found.append(f"process {fault.pid} {fault.process}".rstrip())
+    if fault.instance:
+        found.append(f"instance {fault.instance}")
+    decoded = link(fault)
+    if decoded is not None:
+        found.append(_spelled(decoded))
+    return found
+
+
+def _spelled(decoded: Link) -> str:
+    words = [f"NVLink unit {decoded.unit}", "fatal" if decoded.fatal else "not fatal"]
+    if decoded.number is not None:
+        words.append(f"link {decoded.number}")
+    if decoded.words:
+        words.append(f"sub-code {decoded.subcode}")
+    return ", ".join(words)

@@ -1,0 +1,68 @@
+"""Lines as drivers have written them, one of each form, with what they say."""
+
+from __future__ import annotations
+
+A, B = "0000:03:00.0", "0000:b3:00.0"
+
+LINES = [
+    # text, PCI address, XID, pid, MIG instance
+    (
+        "NVRM: Xid (PCI:0000:03:00): 79, pid='<unknown>', name=<unknown>, "
+        "GPU has fallen off the bus.",
+        (A, 79, None, ""),
+    ),
+    ("NVRM: Xid (PCI:0000:03:00): 79, GPU has fallen off the bus.", (A, 79, None, "")),
+    (
+        "NVRM: Xid (0000:03:00): 31, pid=2451, name=python3, Ch 00000008, intr 10000000. MMU "
+        "Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f11_a2c00000",
+        (A, 31, 2451, ""),
+    ),
+    (
+        "NVRM: Xid (PCI:0000:03:00 GPU-I:05): 94, pid=7194, name=python3, Contained: SM (0x1)",
+        (A, 94, 7194, "GPU-I:05"),
+    ),
+    (
+        "NVRM: Xid (PCI:0000:03:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 "
+        "(0x004505c6 0x00000000 0x00000000 0x00000000 0x00000000 0x00000000)",
+        (A, 149, None, ""),
+    ),
+    (
+        "NVRM: Xid (PCI:0000:03:00): 145, pid='<unknown>', name=<unknown>, RLW_REMAP Nonfatal "
+        "XC1 i0 Link 12 (0x00000004 0x80000000)",
+        (A, 145, None, ""),
+    ),
+    ("NVRM: Xid (PCI:0000:03:00): 45, pid='1234', name=a, b, Ch 0000000e", (A, 45, 1234, "")),
+    ("NVRM: Xid (PCI:0000:03:00): 62", (A, 62, None, "")),
+    ("NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.", (B, 79, None, "")),
+    (
+        "NVRM: The NVIDIA GPU 0000:b3:00.0\nNVRM: (PCI ID: 10de:2330) installed in this system "
+        "has\nNVRM: fallen off the bus and is not responding to commands.",
+        (B, 79, None, ""),
+    ),
+]
+
+NOISE = [
+    "",
+    "NVRM: ",
+    "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.86.15",
+    "NVRM: Xid",
+    "NVRM: Xid (",
+    "NVRM: Xid (PCI:0000:03:00)",
+    "NVRM: Xid (PCI:0000:03:00): ",
+    "NVRM: Xid (PCI:0000:03:00): many, pid=1",
+    "NVRM: Xid (PCI:0000:zz:00): 79, GPU has fallen off the bus.",
+    "NVRM: Xid (): 79",
+    "NVRM: GPU has fallen off the bus",
+    "NVRM: The NVIDIA GPU",
+    "NVRM: fallen off the bus",
+    # Somebody else's line that quotes one of the driver.
+    'audit: comm="NVRM: Xid (PCI:0000:03:00): 79, GPU has fallen off the bus."',
+    " NVRM: Xid (PCI:0000:03:00): 79, GPU has fallen off the bus.",
+]
+
+
+def record(text: str, seq: int, at: float = 100.0, facility: int = 0, tail: str = "") -> bytes:
+    """One record of /dev/kmsg, escaped as the kernel does it."""
+    escaped = "".join(c if " " <= c <= "~" and c != "\\" else f"\\x{ord(c):02x}" for c in text)
+    head = f"{facility << 3 | 3},{seq},{int(at * 1e6)},-"
+    return f"{head};{escaped}\n{tail}".encode()

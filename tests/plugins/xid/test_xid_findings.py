@@ -1,0 +1,290 @@
+"""What follows from an XID."""
+
+from __future__ import annotations
+
+import pytest
+from tmd_detectors.xid.findings import Findings
+from tmd_detectors.xid.lines import Reader
+from tmd_detectors.xid.memory import Memory
+from tmd_detectors.xid.table import load, parse
+
+from tmd.plugin import PluginError, Severity, State
+
+TABLE = load()
+RAISED, CLEARED = State.RAISED, State.CLEARED
+FATAL, DEGRADED = Severity.FATAL, Severity.DEGRADED
+WARNING, INFO = Severity.WARNING, Severity.INFO
+
+# From the summary of the field survey, not from the table.
+NOW = {46, 48, 54, 62, 64, 79, 81, 95, 110, 119, 120, 136, 140, 143, 151, 155, 158, 166, 167, 169}
+NOW |= {173}
+LATER = {94, 156, 160, 163, 168}
+DECODED = {74, 144, 145, 146, 149, 150}
+
+
+class Host:
+    """A host whose driver writes lines."""
+
+    def __init__(self, memory=None):
+        self.findings = Findings(TABLE, memory or Memory(), now=0.0)
+        self._reader = Reader()
+
+    def says(self, xid, detail="", gpu="03", at=100.0):
+        """The signals about one line as (code, severity, state)."""
+        return [brief(s) for s in self.hears(xid, detail, gpu, at)]
+
+    def hears(self, xid, detail="", gpu="03", at=100.0):
+        text = f"NVRM: Xid (PCI:0000:{gpu}:00): {xid}, {detail}"
+        return list(self.findings.observe(self._reader.take(text, at), now=at))
+
+
+def brief(signal):
+    return int(signal.code.removeprefix("xid.")), signal.severity, signal.state
+
+
+@pytest.fixture
+def host():
+    return Host()
+
+
+@pytest.mark.parametrize("xid", range(1, 174))
+def test_every_row_has_the_consequence_that_the_field_knows(host, xid):
+    """A first line without further words: FATAL, DEGRADED, or an alert that moves nothing."""
+    signals = host.says(xid)
+
+    if xid == 162:
+        assert signals == []
+    elif xid in NOW:
+        assert signals == [(xid, FATAL, RAISED)]
+    elif xid in LATER or xid == 74:
+        assert signals == [(xid, DEGRADED, RAISED)]
+    else:
+        ((code, severity, state),) = signals
+        assert (code, state) == (xid, RAISED)
+        assert severity in (WARNING, INFO)
+
+
+def test_the_table_is_whole():
+    assert sorted(TABLE.rows) == list(range(1, 174))
+    assert TABLE.source
+    assert TABLE.as_of
+
+
+@pytest.mark.parametrize("xid", sorted(DECODED))
+def test_a_link_event_is_fatal_by_its_own_word(host, xid):
+    detail = "UNIT Fatal XC0 i0 Link 01 (0x00000001 0x0)"
+    if xid == 74:
+        detail = "NVLink: fatal error detected on link 2(0x0, 0x0, 0x10000)"
+
+    assert host.says(xid, detail) == [(xid, FATAL, RAISED)]
+
+
+@pytest.mark.parametrize("xid", sorted({*DECODED, 147, 148} - {74}))
+def test_a_link_event_that_is_not_fatal_moves_nothing(host, xid):
+    assert host.says(xid, "UNIT Nonfatal XC0 i0 Link 01 (0x1 0x0)") == [(xid, WARNING, RAISED)]
+
+
+@pytest.mark.parametrize("xid", [147, 148])
+def test_what_has_no_fatal_rule_is_never_fatal(host, xid):
+    assert host.says(xid, "TREX Fatal XC0 i0 Link 01 (0x1 0x0)") == [(xid, WARNING, RAISED)]
+
+
+@pytest.mark.parametrize(
+    ("word", "part"), [("0x00400000", "cartridge"), ("0x00a00000", "physical")]
+)
+def test_a_link_that_needs_hands_says_so(host, word, part):
+    (signal,) = host.hears(149, f"NETIR_LINK_EVT Fatal XC0 i0 Link 08 ({word} 0x0)")
+
+    assert f"inspect the {part}" in signal.message
+
+
+def test_an_unknown_number_alerts_and_moves_nothing(host):
+    assert host.says(174) == [(174, WARNING, RAISED)]
+    assert [host.says(174, f"pid={n}, name=x", at=200.0 + n) for n in range(9)] == [[]] * 9
+
+
+def test_application_faults_never_move_a_rank_however_often(host):
+    """A job that crashes in a loop meets them with a new process each time."""
+    seen = [s for n in range(20) for x in (13, 31) for s in host.says(x, f"pid={n}", at=100.0 + n)]
+
+    assert {severity for _, severity, _ in seen} == {WARNING}
+
+
+def test_what_repeats_with_different_processes_gets_worse(host):
+    first = host.says(109, "pid=1, name=a")
+    same = host.says(109, "pid=1, name=a", at=200)
+    second = host.says(109, "pid=2, name=a", at=300)
+    third = host.says(109, "pid=3, name=a", at=400)
+
+    assert first == [(109, WARNING, RAISED)]
+    assert same == []
+    assert second == [(109, DEGRADED, RAISED)]
+    assert third == [(109, FATAL, RAISED)]
+
+
+def test_repeats_a_day_apart_or_of_nobody_do_not(host):
+    host.says(109, "pid=1, name=a", at=0)
+
+    assert host.says(109, "pid=2, name=a", at=90_000) == []
+    assert host.says(109, "pid='<unknown>', name=<unknown>", at=90_001) == []
+    assert host.says(109, "pid=3, name=a", gpu="04", at=90_002) == [(109, WARNING, RAISED)]
+
+
+# --- companions -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("symptom", [43, 45])
+def test_a_symptom_after_its_cause_is_no_finding(host, symptom):
+    host.says(79)
+
+    assert host.says(symptom, at=104.9) == []
+
+
+@pytest.mark.parametrize("symptom", [43, 45])
+def test_a_symptom_before_its_cause_is_taken_back(host, symptom):
+    assert host.says(symptom) == [(symptom, INFO, RAISED)]
+    assert host.says(79, at=104.0) == [(symptom, INFO, CLEARED), (79, FATAL, RAISED)]
+
+
+def test_a_symptom_of_another_gpu_or_of_later_stands_alone(host):
+    host.says(79)
+
+    assert host.says(45, gpu="04", at=101) == [(45, INFO, RAISED)]
+    assert host.says(45, at=106) == [(45, INFO, RAISED)]
+
+
+def test_the_kind_of_memory_is_told_with_the_double_bit_error(host):
+    host.says(48)
+    assert host.says(172, "SRAM uncorrectable", at=101) == []
+    (told,) = host.findings.flush()
+
+    assert told.code == "xid.48"
+    assert any("172" in e for e in told.evidence)
+
+
+def test_both_ends_of_a_broken_link_are_one_fault(host):
+    word = "NVLink: fatal error detected on link 2(0x0)"
+
+    assert host.says(74, word, gpu="03") == [(74, FATAL, RAISED)]
+    assert host.says(74, word, gpu="04", at=102) == [(74, WARNING, RAISED)]
+
+
+# --- the driver's own word ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("action", "severity"),
+    [
+        ("0x1 (GPU Reset Required)", FATAL),
+        ("0x2 (Node Reboot Required)", FATAL),
+        ("0x3 (Drain P2P)", DEGRADED),
+        ("0x4 (Drain and Reset)", DEGRADED),
+        ("0x9 (Something New)", WARNING),
+    ],
+)
+def test_the_recovery_action_is_judged_by_its_text(host, action, severity):
+    line = f"GPU recovery action changed from 0x0 (None) to {action}"
+
+    assert host.says(154, line) == [(154, severity, RAISED)]
+
+
+NONE = "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
+RESET = "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
+
+
+def test_none_ends_what_a_reset_cures(host):
+    host.says(119)
+    host.says(154, RESET)
+
+    assert host.says(154, NONE, gpu="04") == []
+    assert host.says(154, NONE) == [(119, FATAL, CLEARED), (154, FATAL, CLEARED)]
+
+
+@pytest.mark.parametrize("xid", [48, 54, 64, 79, 81, 95])
+def test_none_does_not_end_what_needs_more(host, xid):
+    host.says(xid)
+
+    assert host.says(154, NONE) == []
+    assert host.says(xid, at=900) == []
+
+
+def test_a_driver_that_asks_for_less_is_believed(host):
+    host.says(154, RESET)
+    less = "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x3 (Drain P2P)"
+
+    assert host.says(154, less) == [(154, FATAL, CLEARED), (154, DEGRADED, RAISED)]
+
+
+def test_162_ends_163_only(host):
+    host.says(163)
+    host.says(164)
+
+    assert host.says(162, gpu="04") == []
+    assert host.says(162) == [(163, DEGRADED, CLEARED)]
+
+
+# --- time and memory ------------------------------------------------------------------------------
+
+
+def test_silence_ends_what_moves_nothing_and_nothing_else(host):
+    for xid in (13, 79, 94):
+        host.says(xid, at=100)
+    early = list(host.findings.quiet(now=699, quiet_s=600))
+    late = [brief(s) for s in host.findings.quiet(now=700, quiet_s=600)]
+
+    assert early == []
+    assert late == [(13, WARNING, CLEARED)]
+
+
+def test_repeats_are_told_together(host):
+    host.says(95)
+    for _ in range(1000):
+        assert host.says(95) == []
+
+    assert [(s.code, s.count) for s in host.findings.flush()] == [("xid.95", 1000)]
+    assert list(host.findings.flush()) == []
+
+
+def test_what_only_a_recovery_ends_outlives_a_restart(host):
+    for xid in (13, 79, 94):
+        host.says(xid)
+    host.says(109, "pid=1, name=a")
+    later = Host(host.findings.memory("boot", 5))
+
+    assert [brief(s)[0] for s in later.findings.restated()] == [79, 94]
+    assert later.says(79, at=200) == []
+    assert later.says(109, "pid=2, name=a", at=200) == [(109, DEGRADED, RAISED)]
+
+
+# --- the table is data ----------------------------------------------------------------------------
+
+HEAD = ["# source: ours", "# as_of: 2026-01", "xid,meaning,verdict"]
+
+
+def test_a_site_may_bring_its_own_table(tmp_path):
+    file = tmp_path / "own.csv"
+    file.write_text("\n".join([*HEAD, "13,bad kernel,fail"]))
+
+    assert load(file).rows[13].verdict == "fail"
+    assert load(file).origin == "ours (2026-01)"
+
+
+@pytest.mark.parametrize(
+    ("lines", "complaint"),
+    [
+        ([*HEAD, "13,bad kernel,explode"], "XID 13"),
+        ([*HEAD, "x,bad kernel,fail"], "XID x"),
+        ([*HEAD, "13,a,fail", "13,b,fail"], "twice"),
+        ([*HEAD, "13,a,fail,surplus"], "XID 13"),
+        (HEAD, "needs rows"),
+        ([HEAD[2], "13,a,fail"], "# source"),
+    ],
+)
+def test_a_wrong_table_is_refused(lines, complaint):
+    with pytest.raises(PluginError, match=complaint):
+        parse(lines, "own.csv")
+
+
+def test_a_missing_table_is_refused(tmp_path):
+    with pytest.raises(PluginError, match=r"none\.csv"):
+        load(tmp_path / "none.csv")
