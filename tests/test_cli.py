@@ -401,3 +401,44 @@ def test_drains_are_seen_by_status(config, store, running):
     store(lambda s: s.drain(DrainRequest("h2", id="r", leave=True)))
 
     assert "leaving" in tmd("status", "-c", config).stdout
+
+
+# --- xid ------------------------------------------------------------------------------------------
+
+
+def test_an_xid_is_explained_with_its_source():
+    done = tmd("xid", "explain", 79)
+    facts = json.loads(tmd("xid", "explain", 79, "--json").stdout)
+
+    assert done.returncode == 0
+    for words in ("dropped off the PCIe bus", "rank is moved now", "reboot (not reset)", "2025-10"):
+        assert words in done.stdout
+    assert (facts["xid"], facts["verdict"], facts["catalogue"]) == (79, "fail", "RESTART_BM")
+
+
+def test_an_unknown_xid_is_an_answer_and_an_error():
+    done = tmd("xid", "explain", 999)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "XID 999 is not in the table" in done.stderr
+    assert "moves nothing" in done.stderr
+
+
+def test_all_xids_are_listed():
+    lines = tmd("xid", "list").stdout.splitlines()
+    rows = json.loads(tmd("xid", "list", "--json").stdout)
+
+    assert len(lines) == 174
+    assert [r["xid"] for r in rows] == list(range(1, 174))
+
+
+def test_a_table_of_the_site_is_the_one_explained(tmp_path):
+    table = tmp_path / "own.csv"
+    table.write_text("# source: ours\n# as_of: 2026-01\nxid,meaning,verdict\n500,new one,drain\n")
+    config = tmp_path / "tmd.toml"
+    config.write_text(f"[detectors.xid]\ntable = '{table}'\n")
+    done = tmd("xid", "explain", 500, "-c", config)
+
+    assert done.returncode == 0
+    assert "new one" in done.stdout
+    assert "ours (2026-01)" in done.stdout

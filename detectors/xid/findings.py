@@ -37,6 +37,7 @@ class Finding(Struct):
     """Of its latest line, seconds since boot."""
     seen: float
     """The same by the detector's clock."""
+    line: str = ""
     untold: int = 0
     """Lines since the last signal."""
 
@@ -62,6 +63,10 @@ class Findings:
         return [f.signal for f in self._standing.values()]
 
     def observe(self, fault: Fault, now: float) -> Iterator[Signal]:
+        known = self._standing.get((fault.pci, fault.xid))
+        if known is not None and known.line == fault.line and fault.xid != LINK:
+            _count(known, fault, now)  # the same words of the same process: nothing can be new
+            return
         row = self._table.rows.get(fault.xid)
         if row is not None and row.symptom:
             cause = self._cause(fault)
@@ -119,7 +124,7 @@ class Findings:
             evidence=(*verdict.evidence, f"table: {self._table.origin}"),
             count=1,
         )
-        self._standing[key] = Finding(signal, at=fault.at, seen=now)
+        self._standing[key] = Finding(signal, at=fault.at, seen=now, line=fault.line)
         yield structs.replace(signal, count=1 + untold)
 
     def _processes(self, fault: Fault) -> int:
@@ -183,11 +188,11 @@ def _count(finding: Finding, fault: Fault, now: float) -> None:
     finding.untold += 1
     finding.at = fault.at
     finding.seen = now
-    note = f"with XID {fault.xid}: {fault.line}"
-    if f"xid.{fault.xid}" != finding.signal.code and not any(
-        e.startswith(f"with XID {fault.xid}:") for e in finding.signal.evidence
-    ):
-        evidence = (*finding.signal.evidence, note)
+    if finding.signal.code == f"xid.{fault.xid}":
+        return
+    start = f"with XID {fault.xid}: "
+    if not any(e.startswith(start) for e in finding.signal.evidence):
+        evidence = (*finding.signal.evidence, start + fault.line)
         finding.signal = structs.replace(finding.signal, evidence=evidence)
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 PREFIX = "NVRM: "
 LOST = 79
 """GPU has fallen off the bus: also told by texts without a number."""
+DIFFERENT = 64
+"""Lines that are remembered."""
 _LOST_TEXT = "fallen off the bus"
 _HEX = frozenset("0123456789abcdef")
 _LONGEST = 500
@@ -53,9 +55,11 @@ class Link(Struct, frozen=True):
 
 
 class Reader:
-    """Lines to faults. Remembers one line: the text of a lost GPU may come as three."""
+    """Lines to faults. Remembers one line: the text of a lost GPU may come as three; and some
+    that were read before: in a storm few are different."""
 
     def __init__(self) -> None:
+        self._known: dict[str, Fault | None] = {}
         self._named = ""
         self._left = 0
 
@@ -64,7 +68,7 @@ class Reader:
             return None
         body = text[len(PREFIX) :]
         if body.startswith("Xid ("):
-            return _xid(body, text, at)
+            return self._xid(body, text, at)
         if body.startswith("The NVIDIA GPU ") and len(body.split(maxsplit=4)) > 3:
             self._named, self._left = _pci(body.split(maxsplit=4)[3]) or "", 3
         elif self._left:
@@ -78,6 +82,14 @@ class Reader:
         if not pci:
             return None
         return Fault(pci=pci, xid=LOST, at=at, detail="told without an XID", line=text[:_LONGEST])
+
+    def _xid(self, body: str, text: str, at: float) -> Fault | None:
+        if text not in self._known:
+            if len(self._known) >= DIFFERENT:
+                self._known.clear()
+            self._known[text] = _xid(body, text, at)
+        known = self._known[text]
+        return None if known is None else structs.replace(known, at=at)
 
 
 def _xid(body: str, text: str, at: float) -> Fault | None:

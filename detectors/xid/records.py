@@ -16,32 +16,28 @@ class Record(Struct, frozen=True):
     """Number of the record in this boot, without gaps at the writer."""
     at: float
     """Seconds since boot."""
-    text: str
-    """The message without its continuation lines, with escapes resolved."""
+    body: bytes
+    """The message as it came, with its continuation lines."""
+
+    @property
+    def text(self) -> str:
+        """The message without its continuation lines, with escapes resolved."""
+        message = self.body.partition(b"\n")[0]
+        parts = message.decode("utf-8", "replace").split("\\x")
+        return parts[0] + "".join(map(_unescaped, parts[1:]))
 
 
 def parse(raw: bytes) -> Record | None:
     """``prefix,seq,usec,flags[,…];text`` and indented lines; ``None`` if it is nothing like it."""
-    head, found, rest = raw.partition(b";")
+    head, found, body = raw.partition(b";")
     fields = head.split(b",", 3)
     if not found or len(fields) < 4:
         return None
-    numbers = [_number(f) for f in fields[:3]]
-    if None in numbers:
-        return None
-    prefix, seq, micros = (n or 0 for n in numbers)
-    return Record(facility=prefix >> 3, seq=seq, at=micros / 1e6, text=_text(rest))
-
-
-def _number(field: bytes) -> int | None:
+    prefix, seq, micros, _ = fields
     # No sign, no blank, and short enough for the kernel's 64 bits.
-    return int(field) if field.isdigit() and len(field) <= 20 else None
-
-
-def _text(rest: bytes) -> str:
-    message = rest.partition(b"\n")[0]  # what follows are KEY=value lines of the same record
-    parts = message.decode("utf-8", "replace").split("\\x")
-    return parts[0] + "".join(map(_unescaped, parts[1:]))
+    if len(head) > 200 or not (prefix.isdigit() and seq.isdigit() and micros.isdigit()):
+        return None
+    return Record(int(prefix) >> 3, int(seq), int(micros) / 1e6, body)
 
 
 def _unescaped(part: str) -> str:
