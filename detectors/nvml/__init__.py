@@ -1,0 +1,1 @@
+"""Health of NVIDIA GPUs by NVML. The worker process imports this too: nothing heavy here."""

@@ -1,0 +1,62 @@
+"""Asks the driver about its GPUs, through a process that may hang without harm."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import AsyncIterator
+from typing import ClassVar
+
+from tmd.plugin import Detector, DetectorConfig, DetectorContext, Signal
+
+from .judge import Judge
+from .probe import Ended, Hung, Probe
+
+LIBRARY = "libnvidia-ml.so.1"
+LONGEST_PAUSE = 8
+"""Intervals between two attempts while the driver hangs."""
+
+
+class NvmlConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
+    interval_s: float = 10.0
+    """Between two looks at the GPUs."""
+    deadline_s: float = 30.0
+    """A look that takes longer means that the driver hangs."""
+    gpus: int = 0
+    """How many GPUs this host should have; 0: as many as sysfs shows."""
+    sysfs: str = "/sys"
+
+
+class NvmlDetector(Detector):
+    name: ClassVar[str] = "nvml"
+    Config: ClassVar[type[DetectorConfig]] = NvmlConfig
+
+    def supported(self) -> str | None:
+        # Loading the library does not talk to the driver; nvmlInit would.
+        try:
+            ctypes.CDLL(LIBRARY)
+        except OSError:
+            return f"there is no {LIBRARY}: the NVIDIA driver is not installed"
+        return None
+
+    async def watch(self, ctx: DetectorContext) -> AsyncIterator[Signal]:
+        config = ctx.config
+        assert isinstance(config, NvmlConfig)
+        judge = Judge(config.gpus)
+        probe = Probe(config.sysfs)
+        hung = 0
+        try:
+            while True:
+                try:
+                    report = await probe.ask(config.deadline_s)
+                    signals = [*judge.hung(0, ""), *judge.observe(report, ctx.now())]
+                    hung = 0
+                except Hung as error:
+                    hung += 1
+                    signals = list(judge.hung(hung, str(error)))
+                except Ended as error:
+                    signals = list(judge.failed(str(error)))
+                for signal in signals:
+                    yield signal
+                await ctx.sleep(config.interval_s * min(2 ** max(0, hung - 1), LONGEST_PAUSE))
+        finally:
+            await probe.close()

@@ -1,0 +1,253 @@
+"""What a look at the GPUs means. Pure: reports and times in, signals out.
+
+After each look it is known which findings hold; what was said and does not hold any more is
+cleared. A fact that the driver does not give now leaves the findings about it as they were.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from msgspec import Struct
+
+from tmd.plugin import Severity, Signal, State
+
+from .meanings import ACTIONS, BROKEN, DRIVER_NOT_LOADED, SLOWED, UNKNOWN, slowed
+from .report import IDLE, NONE, Gpu, Report
+
+HOST = "host"
+SLOW_WINDOW_S = 600.0
+SLOW_LOOKS = 6
+"""So many looks with a forced slow-down within the window: hand over."""
+LINK_WINDOW, LINK_BAD = 30, 15
+"""Looks; more bad ones than that in the window: the link is bad (as in NVRx)."""
+STEADY = 3
+"""Looks in a row before a state that can be passing is believed."""
+COOL = 5
+"""Degrees below the slow-down temperature at which the heat is over."""
+MEMORY_FACTS = ("remap_pending", "remap_failed", "sram_threshold")
+_RANK = {severity: rank for rank, severity in enumerate(Severity)}
+
+
+class Finding(Struct, frozen=True):
+    severity: Severity
+    message: str
+
+
+Holds = dict[str, Finding | None]
+"""Code -> what holds; ``None``: does not. A code that is absent was not looked at."""
+
+
+class History:
+    """What must be remembered about one GPU between two looks."""
+
+    def __init__(self) -> None:
+        self.slow: deque[float] = deque(maxlen=SLOW_LOOKS)
+        self.link_errors: int | None = None
+        self.bad: deque[bool] = deque(maxlen=LINK_WINDOW)
+        self.up: set[int] = set()
+        """NVLinks that were up once: others may be unused by design."""
+        self.uncorrected: int | None = None
+        self.hot = False
+        self.runs: dict[str, int] = {}
+        """Code -> looks in a row for which it was so."""
+
+    def steady(self, code: str, holds: bool, looks: int = STEADY) -> bool:
+        self.runs[code] = self.runs.get(code, 0) + 1 if holds else 0
+        return self.runs[code] >= looks
+
+
+class Judge:
+    """Says each thing once; ``gpus`` is the number to be expected, 0 if not known."""
+
+    def __init__(self, gpus: int) -> None:
+        self._gpus = gpus
+        self._told: dict[tuple[str, str], Finding] = {}
+        self._histories: dict[str, History] = {}
+        self._worked = False
+        """The driver has answered once since the start."""
+        self._shown: set[str] = set()
+        """GPUs that NVML has shown since the start."""
+
+    def observe(self, report: Report, now: float) -> Iterator[Signal]:
+        self._worked = self._worked or not report.codes
+        yield from self._tell(HOST, self._about_host(report), report.codes)
+        if not report.codes:
+            for pci in sorted({*report.bound, *self._shown}):
+                missing = self._missing(pci, report)
+                yield from self._tell(f"pci:{pci}", {"nvml.missing": missing}, {})
+        for gpu in report.gpus:
+            self._shown.add(gpu.pci)
+            facts = self._about_gpu(gpu, self._history(gpu.pci), now)
+            yield from self._tell(f"pci:{gpu.pci}", facts, gpu.codes, gpu.uuid)
+
+    def hung(self, times: int, problem: str) -> Iterator[Signal]:
+        """No answer ``times`` in a row; 0 ends it. A job that still makes steps shows that the GPU
+        computes, so even a driver that stays wedged is left in good time, not at once."""
+        severity = Severity.DEGRADED if times > 1 else Severity.WARNING
+        holds = Finding(severity, problem) if times else None
+        yield from self._tell(HOST, {"nvml.hung": holds}, {})
+
+    def failed(self, problem: str) -> Iterator[Signal]:
+        yield from self._tell(HOST, {"nvml.failed": Finding(Severity.WARNING, problem)}, {})
+
+    # --- the host ---------------------------------------------------------------------------------
+
+    def _about_host(self, report: Report) -> Holds:
+        holds: Holds = {"nvml.failed": None}
+        known = self._history(HOST)
+        code = next((c for c in report.codes.values() if c in BROKEN), None)
+        if code is None and report.codes:
+            words = ", ".join(f"{name} returned {n}" for name, n in report.codes.items())
+            return {"nvml.failed": Finding(Severity.WARNING, words)}
+        # What never worked may be a host that is not meant to have a driver.
+        severity = Severity.FATAL if self._worked else Severity.WARNING
+        passing = code == UNKNOWN and not known.steady("unknown", code == UNKNOWN)
+        if code is None:
+            known.steady("unknown", False)
+            holds["nvml.driver"] = None
+        elif not passing:
+            what = BROKEN[code]
+            reload = "; load the driver" if code == DRIVER_NOT_LOADED else ""
+            holds["nvml.driver"] = Finding(severity, f"NVML: {what} ({code}){reload}")
+        if code is None and self._gpus:
+            few = known.steady("count", len(report.gpus) < self._gpus)
+            message = f"NVML shows {len(report.gpus)} GPUs, {self._gpus} are expected"
+            holds["nvml.count"] = Finding(Severity.WARNING, message) if few else None
+        return holds
+
+    def _missing(self, pci: str, report: Report) -> Finding | None:
+        """NVML does not show a GPU that it has shown, or that sysfs says its driver holds. In a
+        container the latter may be by design."""
+        gone = pci not in {g.pci for g in report.gpus}
+        if not self._history(pci).steady("missing", gone):
+            return None
+        if pci in self._shown:
+            return Finding(Severity.FATAL, "NVML does not show it any more; reboot, inspect")
+        return Finding(Severity.WARNING, "sysfs shows it and NVML does not")
+
+    def _history(self, entity: str) -> History:
+        return self._histories.setdefault(entity, History())
+
+    # --- one GPU ----------------------------------------------------------------------------------
+
+    def _about_gpu(self, gpu: Gpu, known: History, now: float) -> Holds:
+        holds: Holds = {}
+        code = next((c for c in gpu.codes.values() if c in BROKEN), None)
+        passing = code == UNKNOWN and not known.steady("unknown", code == UNKNOWN)
+        if code is None:
+            known.steady("unknown", False)
+            holds["nvml.gpu_broken"] = None
+        elif not passing:
+            holds["nvml.gpu_broken"] = Finding(Severity.FATAL, f"{BROKEN[code]} ({code})")
+        if gpu.recovery is not None:
+            holds["nvml.recovery_action"] = _recovery(gpu.recovery)
+        holds |= _memory(gpu, known)
+        holds |= _heat(gpu, known, now)
+        holds |= _links(gpu, known)
+        return holds
+
+    # --- telling ----------------------------------------------------------------------------------
+
+    def _tell(
+        self, entity: str, holds: Holds, codes: dict[str, int], uuid: str = ""
+    ) -> Iterator[Signal]:
+        for code, finding in holds.items():
+            key = (entity, code)
+            told = self._told.get(key)
+            if finding is None:
+                if told is not None:
+                    del self._told[key]
+                    yield Signal(code, entity, told.severity, State.CLEARED, "it is over")
+                continue
+            if told is not None and told.severity is finding.severity:
+                continue
+            if told is not None and _RANK[finding.severity] < _RANK[told.severity]:
+                yield Signal(code, entity, told.severity, State.CLEARED, "less holds now")
+            self._told[key] = finding
+            failed = [f"{name} returned {number}" for name, number in codes.items()]
+            evidence = (*([f"uuid {uuid}"] if uuid else []), *failed)
+            yield Signal(code, entity, finding.severity, message=finding.message, evidence=evidence)
+
+
+def _recovery(action: int) -> Finding | None:
+    if action == NONE:
+        return None
+    severity, meaning = ACTIONS.get(action, (Severity.WARNING, f"an action of number {action}"))
+    return Finding(severity, f"the driver asks for {meaning}")
+
+
+def _memory(gpu: Gpu, known: History) -> Holds:
+    holds: Holds = {}
+    messages = (
+        "a row remap waits for a GPU reset; reset it at the next window",
+        "a row remap failed: no spare rows; hardware inspection",
+        "more SRAM errors than the driver allows; hardware inspection",
+    )
+    for fact, message in zip(MEMORY_FACTS, messages, strict=True):
+        value = getattr(gpu, fact)
+        if value is not None:
+            holds[f"nvml.{fact}"] = Finding(Severity.DEGRADED, message) if value else None
+    if gpu.uncorrected is not None:
+        holds |= _uncorrected(gpu.uncorrected, gpu, known)
+    return holds
+
+
+def _uncorrected(count: int, gpu: Gpu, known: History) -> Holds:
+    """The first reading is the baseline; a smaller one means that a reset began a new count."""
+    before, known.uncorrected = known.uncorrected, count
+    if before is None or count == before:
+        return {}
+    if count < before:
+        return {"nvml.ecc": None}
+    # The driver contains some of them: if it asks for no recovery, the job survives.
+    severity = Severity.FATAL if gpu.recovery is None else Severity.DEGRADED
+    return {"nvml.ecc": Finding(severity, f"{count - before} uncorrectable ECC errors; reset")}
+
+
+def _heat(gpu: Gpu, known: History, now: float) -> Holds:
+    holds: Holds = {}
+    if gpu.reasons is not None:
+        if gpu.reasons & SLOWED:
+            known.slow.append(now)
+        while known.slow and now - known.slow[0] > SLOW_WINDOW_S:
+            known.slow.popleft()
+        often = len(known.slow) >= SLOW_LOOKS
+        severity = Severity.DEGRADED if often else Severity.WARNING
+        if gpu.reasons & SLOWED:
+            holds["nvml.slowed"] = Finding(
+                severity, f"the hardware slows it: {slowed(gpu.reasons)}"
+            )
+        elif not known.slow:
+            holds["nvml.slowed"] = None
+    if gpu.temperature is not None and gpu.slowdown:
+        limit = gpu.slowdown - (COOL if known.hot else 0)
+        known.hot = gpu.temperature >= limit
+        message = f"{gpu.temperature} °C, slows down at {gpu.slowdown} °C"
+        holds["nvml.hot"] = Finding(Severity.WARNING, message) if known.hot else None
+    if gpu.width is not None and gpu.max_width is not None and gpu.reasons is not None:
+        # An idle GPU may drop lanes to save power.
+        narrow = gpu.width < gpu.max_width and not gpu.reasons & IDLE
+        message = f"PCIe runs with {gpu.width} of {gpu.max_width} lanes under load"
+        if not gpu.reasons & IDLE:
+            steady = known.steady("narrow", narrow)
+            holds["nvml.pcie_narrow"] = Finding(Severity.WARNING, message) if steady else None
+    return holds
+
+
+def _links(gpu: Gpu, known: History) -> Holds:
+    holds: Holds = {}
+    if gpu.links:
+        known.up |= {link for link, up in gpu.links.items() if up}
+        down = sorted(link for link, up in gpu.links.items() if not up and link in known.up)
+        message = f"NVLink {', '.join(map(str, down))} went down"
+        steady = known.steady("down", bool(down))
+        holds["nvml.link_down"] = Finding(Severity.DEGRADED, message) if steady else None
+    if gpu.link_errors is not None:
+        before, known.link_errors = known.link_errors, gpu.link_errors
+        known.bad.append(before is not None and gpu.link_errors > before)
+        bad = sum(known.bad)
+        message = f"NVLink replayed or recovered in {bad} of the last {len(known.bad)} looks"
+        holds["nvml.link_errors"] = Finding(Severity.DEGRADED, message) if bad > LINK_BAD else None
+    return holds

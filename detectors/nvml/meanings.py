@@ -1,0 +1,37 @@
+"""NVML's numbers in words (NVML API reference: nvmlReturn_t, recovery actions, clocks events)."""
+
+from __future__ import annotations
+
+from tmd.plugin import Severity
+
+DRIVER_NOT_LOADED = 9
+UNKNOWN = 999
+"""Believed only when it stays."""
+BROKEN = {
+    DRIVER_NOT_LOADED: "the driver is not loaded",
+    11: "the GPU has no interrupts",
+    14: "the InfoROM is corrupted",
+    15: "the GPU is lost; reboot",
+    16: "the GPU must be reset",
+    UNKNOWN: "the driver fails for a reason it does not know",
+}
+"""Return codes that mean a fault. Others say that a fact is not to be had, which is none."""
+
+ACTIONS = {
+    1: (Severity.FATAL, "a GPU reset"),
+    2: (Severity.FATAL, "a reboot of the host"),
+    3: (Severity.DEGRADED, "a drain of peer-to-peer traffic"),
+    4: (Severity.DEGRADED, "a drain and a GPU reset"),
+    5: (Severity.FATAL, "a recovery of the IMEX domain"),
+    6: (Severity.FATAL, "a bus reset"),
+    7: (Severity.FATAL, "a reboot of the system"),
+}
+"""Recovery action (field 230) -> how it is judged, what it asks for."""
+
+_REASONS = {0x8: "hardware slow-down", 0x40: "heat", 0x80: "power brake"}
+"""Clocks event reasons that no healthy GPU has; a software power cap is normal."""
+SLOWED = 0x8 | 0x40 | 0x80
+
+
+def slowed(reasons: int) -> str:
+    return ", ".join(word for bit, word in _REASONS.items() if reasons & bit)

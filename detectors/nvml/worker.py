@@ -1,0 +1,159 @@
+"""The process that talks to the driver. A wedged driver never returns, so nobody waits for it.
+
+One line on stdin asks for one look; the answer is one line of JSON on stdout. It ends when stdin
+does. Reads only: no CUDA context, no utilisation or process queries, which disturb the GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import pynvml as nvml
+
+from .report import Gpu, Report
+
+T = TypeVar("T")
+
+GPU_CLASSES = ("0x0300", "0x0302")
+"""PCI classes of display and 3D controllers."""
+NVIDIA = "0x10de"
+UNCORRECTED, VOLATILE = 1, 0
+
+
+class Call:
+    """Makes calls and notes the return codes of those that fail."""
+
+    def __init__(self) -> None:
+        self.codes: dict[str, int] = {}
+
+    def __call__(self, function: Callable[..., T], *arguments: Any) -> T | None:
+        try:
+            return function(*arguments)
+        except nvml.NVMLError as error:
+            self.codes[function.__name__] = error.value
+            return None
+
+
+class Worker:
+    """Remembers which GPU had which index: one that is lost does not tell any more."""
+
+    def __init__(self, sysfs: Path) -> None:
+        self._sysfs = sysfs
+        self._ready = False
+        self._known: dict[int, tuple[str, str]] = {}
+
+    def look(self) -> Report:
+        call = Call()
+        bound = tuple(sorted(_bound(self._sysfs)))
+        if not self._ready:
+            call(nvml.nvmlInit)
+            self._ready = not call.codes
+        if not self._ready:
+            return Report(codes=call.codes, bound=bound)
+        count = call(nvml.nvmlDeviceGetCount)
+        gpus = [self._gpu(index) for index in range(count or 0)]
+        return Report(call.codes, tuple(g for g in gpus if g is not None), bound)
+
+    def _gpu(self, index: int) -> Gpu | None:
+        call = Call()
+        handle = call(nvml.nvmlDeviceGetHandleByIndex, index)
+        if handle is not None:
+            info, uuid = (
+                call(nvml.nvmlDeviceGetPciInfo, handle),
+                call(nvml.nvmlDeviceGetUUID, handle),
+            )
+            if info is not None:
+                self._known[index] = (_pci(info), str(uuid or ""))
+        if index not in self._known:
+            return None  # it shows as one that sysfs has and NVML has not
+        pci, uuid = self._known[index]
+        if handle is None:
+            return Gpu(pci, uuid, call.codes)
+        facts = {**_memory(call, handle), **_clocks(call, handle), **_links(call, handle)}
+        return Gpu(pci, uuid, call.codes, **facts)
+
+
+def _memory(call: Call, handle: Any) -> dict[str, Any]:
+    rows = call(nvml.nvmlDeviceGetRemappedRows, handle)
+    sram = nvml.c_nvmlEccSramErrorStatus_v1_t()
+    sram.version = nvml.nvmlEccSramErrorStatus_v1
+    told = call(nvml.nvmlDeviceGetSramEccErrorStatus, handle, ctypes.byref(sram)) is not None
+    return {
+        "recovery": _field(call, handle, nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION),
+        "remap_pending": bool(rows[2]) if rows else None,
+        "remap_failed": bool(rows[3]) if rows else None,
+        "uncorrected": call(nvml.nvmlDeviceGetTotalEccErrors, handle, UNCORRECTED, VOLATILE),
+        "sram_threshold": bool(sram.bThresholdExceeded) if told else None,
+    }
+
+
+def _clocks(call: Call, handle: Any) -> dict[str, Any]:
+    threshold = nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+    return {
+        "reasons": call(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle),
+        "temperature": call(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+        "slowdown": call(nvml.nvmlDeviceGetTemperatureThreshold, handle, threshold),
+        "width": call(nvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+        "max_width": call(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+    }
+
+
+def _links(call: Call, handle: Any) -> dict[str, Any]:
+    states = {}
+    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+        state = call(nvml.nvmlDeviceGetNvLinkState, handle, link)
+        if state is None:
+            break  # no such link, nor any after it
+        states[link] = bool(state)
+    if not states:
+        return {}
+    replays = _field(call, handle, nvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL)
+    recoveries = _field(call, handle, nvml.NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL)
+    known = [n for n in (replays, recoveries) if n is not None]
+    return {"links": states, "link_errors": sum(known) if known else None}
+
+
+def _field(call: Call, handle: Any, number: int) -> int | None:
+    values = call(nvml.nvmlDeviceGetFieldValues, handle, [number])
+    if values is None:
+        return None
+    if values[0].nvmlReturn != nvml.NVML_SUCCESS:
+        call.codes[f"field {number}"] = values[0].nvmlReturn
+        return None
+    kind, value = values[0].valueType, values[0].value
+    wide = (nvml.NVML_VALUE_TYPE_UNSIGNED_LONG, nvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG)
+    return int(value.ullVal if kind in wide else value.uiVal)
+
+
+def _pci(info: Any) -> str:
+    return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
+
+
+def _bound(sysfs: Path) -> list[str]:
+    """GPUs that the kernel shows as held by the NVIDIA driver."""
+    found = []
+    for device in (sysfs / "bus/pci/drivers/nvidia").glob("*:*:*.*"):
+        try:
+            kind = (device / "class").read_text()[:6]
+            vendor = (device / "vendor").read_text().strip()
+        except OSError:
+            continue
+        if vendor == NVIDIA and kind in GPU_CLASSES:
+            found.append(device.name)
+    return found
+
+
+def main() -> None:
+    worker = Worker(Path(sys.argv[1]))
+    for _ in sys.stdin:
+        sys.stdout.buffer.write(msgspec.json.encode(worker.look()) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""The worker process through the real bindings, and a driver that never returns."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tmd_detectors.nvml.detector import NvmlConfig, NvmlDetector
+from tmd_detectors.nvml.probe import Ended, Hung, Probe
+from tmd_detectors.nvml.report import Gpu
+
+from tests.plugins.context import signals_of
+from tmd.plugin import Severity, State
+
+ROOT = Path(__file__).parents[3]
+FIRST, SECOND = "0000:3b:00.0", "0000:3c:00.0"
+
+
+@pytest.fixture
+async def probe(script, tmp_path):
+    probe = Probe(str(tmp_path / "sys"))
+    yield probe
+    await probe.close()
+
+
+@pytest.fixture
+def watch(script, tmp_path):
+    def run(**changes):
+        settings = {"interval_s": 0.01, "deadline_s": 30.0, "sysfs": str(tmp_path / "sys")}
+        return signals_of(NvmlDetector(), NvmlConfig(**(settings | changes)), tmp_path)
+
+    return run
+
+
+async def test_a_healthy_host(probe):
+    report = await probe.ask(30)
+
+    assert report.codes == {}
+    assert [(g.pci, g.uuid) for g in report.gpus] == [(FIRST, "GPU-0"), (SECOND, "GPU-1")]
+    gpu = report.gpus[0]
+    assert (gpu.recovery, gpu.remap_pending, gpu.remap_failed) == (0, False, False)
+    assert (gpu.uncorrected, gpu.sram_threshold, gpu.reasons) == (0, False, 0)
+    assert (gpu.temperature, gpu.slowdown, gpu.width, gpu.max_width) == (40, 90, 16, 16)
+    assert (gpu.links, gpu.link_errors) == ({}, None)
+
+
+async def test_every_fact_comes_from_its_own_call(probe, script):
+    script.put(
+        {
+            "1.field230": 4,
+            "1.pending": 1,
+            "1.failed": 1,
+            "1.ecc": 7,
+            "1.sram": 1,
+            "1.reasons": 0x48,
+            "1.temperature": 91,
+            "1.width": 8,
+            "1.link0": 1,
+            "1.link1": 0,
+            "1.field52": 3,
+            "1.field59": 2,
+        }
+    )
+    healthy, sick = (await probe.ask(30)).gpus
+
+    assert healthy.recovery == 0
+    assert sick == Gpu(
+        pci=SECOND,
+        uuid="GPU-1",
+        codes=sick.codes,
+        recovery=4,
+        remap_pending=True,
+        remap_failed=True,
+        uncorrected=7,
+        sram_threshold=True,
+        reasons=0x48,
+        temperature=91,
+        slowdown=90,
+        links={0: True, 1: False},
+        link_errors=5,
+        width=8,
+        max_width=16,
+    )
+
+
+async def test_an_old_driver_gives_less(probe, script):
+    script.put({"field230": None, "nvmlDeviceGetRemappedRows.ret": 3})
+    gpu = (await probe.ask(30)).gpus[0]
+
+    assert (gpu.recovery, gpu.remap_pending) == (None, None)
+    assert gpu.codes["field 230"] == 3
+    assert gpu.codes["nvmlDeviceGetRemappedRows"] == 3
+    assert gpu.temperature == 40
+
+
+async def test_a_gpu_that_is_lost_later_is_still_known(probe, script):
+    await probe.ask(30)
+    script.put({"1.nvmlDeviceGetHandleByIndex_v2.ret": 15})
+    healthy, lost = (await probe.ask(30)).gpus
+
+    assert healthy.codes.keys() == {"nvmlDeviceGetNvLinkState"}
+    assert (lost.pci, lost.codes) == (SECOND, {"nvmlDeviceGetHandleByIndex": 15})
+
+
+async def test_a_driver_that_comes_later_is_used(probe, script):
+    script.put({"nvmlInitWithFlags.ret": 9})
+    without = await probe.ask(30)
+    script.put({"nvmlInitWithFlags.ret": None})
+
+    assert (without.codes, without.gpus) == ({"nvmlInit": 9}, ())
+    assert len((await probe.ask(30)).gpus) == 2
+
+
+async def test_what_sysfs_shows_of_the_driver(probe, tmp_path):
+    devices = {FIRST: "0x030200", "0000:3e:00.0": "0x068000", "0000:3f:00.0": "0x030000"}
+    for name, kind in devices.items():
+        device = tmp_path / "sys/bus/pci/drivers/nvidia" / name
+        device.mkdir(parents=True)
+        (device / "class").write_text(kind + "\n")
+        (device / "vendor").write_text("0x10de\n")
+
+    assert (await probe.ask(30)).bound == (FIRST, "0000:3f:00.0")  # the other is an NVSwitch
+
+
+async def test_a_worker_that_dies_is_replaced(probe, script):
+    script.put({"nvmlInitWithFlags.delay": "inf"})
+    with pytest.raises(Hung):
+        await probe.ask(0.5)
+    script.put({"nvmlInitWithFlags.delay": None})
+    first = await probe.ask(30)
+    os.kill(probe.pid, 9)
+    with pytest.raises(Ended):
+        await probe.ask(30)
+
+    assert await probe.ask(30) == first
+
+
+async def test_a_sick_gpu_becomes_a_signal_and_is_cleared(watch, script):
+    script.put({"1.field230": 1})
+    async with watch() as signals:
+        raised = await anext(signals)
+        script.put({"1.field230": 0})
+        cleared = await anext(signals)
+
+    assert (raised.code, raised.entity) == ("nvml.recovery_action", f"pci:{SECOND}")
+    assert (raised.severity, cleared.state) == (Severity.FATAL, State.CLEARED)
+    assert "uuid GPU-1" in raised.evidence
+
+
+async def test_a_driver_that_never_returns_is_a_finding_until_it_does(watch, script):
+    script.put({"nvmlDeviceGetCount_v2.delay": "inf"})
+    async with watch(deadline_s=0.5) as signals:
+        first, second = await anext(signals), await anext(signals)
+    async with watch() as signals:
+        script.put({"nvmlDeviceGetCount_v2.delay": None, "0.field230": 2})
+        other = await anext(signals)
+
+    assert [s.code for s in (first, second)] == ["nvml.hung", "nvml.hung"]
+    assert [s.severity for s in (first, second)] == [Severity.WARNING, Severity.DEGRADED]
+    assert other.code == "nvml.recovery_action"
+
+
+def test_the_daemon_can_stop_while_the_driver_hangs(script, tmp_path):
+    """asyncio.run returns, and with it the process, though the look never does."""
+    script.put({"nvmlDeviceGetCount_v2.delay": "inf"})
+    code = (
+        "import asyncio, sys\n"
+        "from tests.plugins.context import signals_of\n"
+        "from tmd_detectors.nvml.detector import NvmlConfig, NvmlDetector\n"
+        "async def main():\n"
+        "    config = NvmlConfig(interval_s=0.01, deadline_s=0.3)\n"
+        "    async with signals_of(NvmlDetector(), config, None) as signals:\n"
+        "        print((await anext(signals)).code)\n"
+        "asyncio.run(main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+        cwd=ROOT,
+    )
+
+    assert done.stdout == "nvml.hung\n"
+
+
+def test_no_library_no_detector(script):
+    code = "from tmd_detectors.nvml.detector import NvmlDetector; print(NvmlDetector().supported())"
+    environment = dict(os.environ)
+    with_shim = subprocess.check_output([sys.executable, "-c", code], text=True, env=environment)
+    del environment["LD_LIBRARY_PATH"]
+    without = subprocess.check_output([sys.executable, "-c", code], text=True, env=environment)
+
+    assert with_shim == "None\n"
+    assert without == "None\n" or "libnvidia-ml.so.1" in without

@@ -1,0 +1,229 @@
+"""What a look at the GPUs means."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+from tmd_detectors.nvml.judge import Judge
+from tmd_detectors.nvml.report import Gpu, Report
+
+from tmd.plugin import Severity, State
+
+PCI = "0000:3b:00.0"
+GPU = Gpu(PCI, recovery=0, remap_pending=False, remap_failed=False, uncorrected=0)
+FATAL, DEGRADED, WARNING = Severity.FATAL, Severity.DEGRADED, Severity.WARNING
+RAISED, CLEARED = State.RAISED, State.CLEARED
+EVERY_S = 10.0
+
+
+class Host:
+    """Looks every ten seconds."""
+
+    def __init__(self, gpus=0):
+        self.judge = Judge(gpus)
+        self._now = 0.0
+
+    def sees(self, times=1, **changes):
+        return self.shows(Report(gpus=(structs.replace(GPU, **changes),)), times)
+
+    def shows(self, report, times=1):
+        """(code without prefix, severity, state) of all signals about the last of the looks."""
+        for _ in range(times):
+            self._now += EVERY_S
+            found = list(self.judge.observe(report, self._now))
+        return [brief(s) for s in found]
+
+
+def brief(signal):
+    return signal.code.removeprefix("nvml."), signal.severity, signal.state
+
+
+@pytest.fixture
+def host():
+    return Host()
+
+
+def test_a_healthy_gpu_says_nothing(host):
+    assert host.sees(times=100) == []
+
+
+@pytest.mark.parametrize(
+    ("action", "severity"),
+    [
+        (1, FATAL),
+        (2, FATAL),
+        (3, DEGRADED),
+        (4, DEGRADED),
+        (5, FATAL),
+        (6, FATAL),
+        (7, FATAL),
+        (42, WARNING),
+    ],
+)
+def test_the_recovery_action_is_the_drivers_verdict(host, action, severity):
+    first = host.sees(recovery=action)
+    again = host.sees(recovery=action)
+    unreadable = host.sees(recovery=None)
+
+    assert first == [("recovery_action", severity, RAISED)]
+    assert (again, unreadable) == ([], [])
+    assert host.sees(recovery=0) == [("recovery_action", severity, CLEARED)]
+
+
+def test_a_lighter_action_takes_the_heavier_back(host):
+    host.sees(recovery=2)
+
+    assert host.sees(recovery=3) == [
+        ("recovery_action", FATAL, CLEARED),
+        ("recovery_action", DEGRADED, RAISED),
+    ]
+
+
+@pytest.mark.parametrize("code", [11, 14, 15, 16])
+def test_a_return_code_that_means_a_fault_is_one(host, code):
+    assert host.sees(codes={"f": 3, "g": code}) == [("gpu_broken", FATAL, RAISED)]
+    assert host.sees() == [("gpu_broken", FATAL, CLEARED)]
+
+
+@pytest.mark.parametrize("code", [2, 3, 4, 13, 19])
+def test_a_fact_that_is_not_to_be_had_is_none(host, code):
+    assert host.sees(codes={"f": code}, times=10) == []
+
+
+def test_not_supported_keeps_the_old_verdict(host):
+    host.sees(remap_pending=True)
+
+    assert host.sees(remap_pending=None, codes={"nvmlDeviceGetRemappedRows": 3}) == []
+    assert host.sees() == [("remap_pending", DEGRADED, CLEARED)]
+
+
+def test_an_unknown_error_is_believed_when_it_stays(host):
+    assert host.sees(codes={"f": 999}, times=2) == []
+    assert host.sees(codes={"f": 999}) == [("gpu_broken", FATAL, RAISED)]
+
+
+@pytest.mark.parametrize("fact", ["remap_pending", "remap_failed", "sram_threshold"])
+def test_memory_that_needs_care_is_left_in_good_time(host, fact):
+    assert host.sees(**{fact: True}) == [(fact, DEGRADED, RAISED)]
+    assert host.sees(**{fact: False}) == [(fact, DEGRADED, CLEARED)]
+
+
+def test_only_new_uncorrectable_errors_count(host):
+    """By themselves they are fatal; a driver that asks for nothing has contained them."""
+    old = [host.sees(uncorrected=5), host.sees(uncorrected=5)]
+    contained = host.sees(uncorrected=6)
+    another = Host()
+    another.sees(recovery=None, uncorrected=5)
+
+    assert old == [[], []]
+    assert contained == [("ecc", DEGRADED, RAISED)]
+    assert host.sees(uncorrected=0) == [("ecc", DEGRADED, CLEARED)]
+    assert another.sees(recovery=None, uncorrected=6) == [("ecc", FATAL, RAISED)]
+
+
+@pytest.mark.parametrize("bit", [0x8, 0x40, 0x80])
+def test_a_forced_slow_down_is_told_and_six_in_ten_minutes_are_too_many(host, bit):
+    assert host.sees(reasons=bit) == [("slowed", WARNING, RAISED)]
+    assert host.sees(reasons=bit, times=4) == []
+    assert host.sees(reasons=bit) == [("slowed", DEGRADED, RAISED)]
+    assert host.sees(reasons=0, times=60) == []
+    assert host.sees(reasons=0) == [("slowed", DEGRADED, CLEARED)]
+
+
+def test_slow_downs_far_apart_are_not_many(host):
+    for _ in range(10):
+        assert DEGRADED not in [s for _, s, _ in host.sees(reasons=0x8)]
+        host.sees(reasons=0, times=20)
+
+
+def test_a_power_cap_or_idling_is_normal(host):
+    assert host.sees(reasons=0x4 | 0x1, times=100) == []
+
+
+def test_heat_ends_some_degrees_below(host):
+    assert host.sees(temperature=89, slowdown=90) == []
+    assert host.sees(temperature=90, slowdown=90) == [("hot", WARNING, RAISED)]
+    assert host.sees(temperature=86, slowdown=90) == []
+    assert host.sees(temperature=84, slowdown=90) == [("hot", WARNING, CLEARED)]
+
+
+def test_lanes_count_only_under_load(host):
+    idle = host.sees(width=8, max_width=16, reasons=0x1, times=50)
+    twice = host.sees(width=8, max_width=16, reasons=0, times=2)
+
+    assert (idle, twice) == ([], [])
+    assert host.sees(width=8, max_width=16, reasons=0) == [("pcie_narrow", WARNING, RAISED)]
+    assert host.sees(width=8, max_width=16, reasons=1) == []
+    assert host.sees(width=16, max_width=16, reasons=0) == [("pcie_narrow", WARNING, CLEARED)]
+
+
+def test_a_link_that_was_up_and_stays_down(host):
+    host.sees(links={0: True, 1: False})
+
+    assert host.sees(links={0: False, 1: False}, times=2) == []
+    assert host.sees(links={0: False, 1: False}) == [("link_down", DEGRADED, RAISED)]
+    assert host.sees(links={0: True, 1: False}) == [("link_down", DEGRADED, CLEARED)]
+
+
+def test_a_link_is_bad_when_most_of_its_last_looks_are(host):
+    """More than 15 of 30; the first look is the baseline."""
+    seen = [host.sees(link_errors=n) for n in range(100, 116)]
+
+    assert seen == [[]] * 16
+    assert host.sees(link_errors=116) == [("link_errors", DEGRADED, RAISED)]
+    for _ in range(14):
+        assert host.sees(link_errors=116) == []
+    assert host.sees(link_errors=116) == [("link_errors", DEGRADED, CLEARED)]
+
+
+# --- the host -------------------------------------------------------------------------------------
+
+HEALTHY = Report(gpus=(GPU,))
+
+
+def test_a_gpu_that_nvml_no_longer_shows(host):
+    host.shows(HEALTHY)
+
+    assert host.shows(Report(), times=2) == []
+    assert host.shows(Report()) == [("missing", FATAL, RAISED)]
+    assert host.shows(Report(codes={"nvmlInit": 9})) == [("driver", FATAL, RAISED)]
+    assert set(host.shows(HEALTHY)) == {
+        ("missing", FATAL, CLEARED),
+        ("driver", FATAL, CLEARED),
+    }
+
+
+def test_a_gpu_that_nvml_never_showed_may_belong_to_another_container(host):
+    report = Report(gpus=(GPU,), bound=(PCI, "0000:3c:00.0"))
+
+    assert host.shows(report, times=3) == [("missing", WARNING, RAISED)]
+
+
+def test_a_driver_that_goes_is_fatal_and_one_that_never_was_is_not(host):
+    gone = Report(codes={"nvmlInit": 9})
+    never = Host().shows(gone)
+    host.shows(HEALTHY)
+
+    assert never == [("driver", WARNING, RAISED)]
+    assert host.shows(gone) == [("driver", FATAL, RAISED)]
+    assert host.shows(HEALTHY) == [("driver", FATAL, CLEARED)]
+
+
+def test_another_error_of_the_library_is_told(host):
+    assert host.shows(Report(codes={"nvmlInit": 18})) == [("failed", WARNING, RAISED)]
+    assert host.shows(HEALTHY) == [("failed", WARNING, CLEARED)]
+
+
+def test_fewer_gpus_than_expected():
+    host = Host(gpus=2)
+
+    assert host.shows(HEALTHY, times=3) == [("count", WARNING, RAISED)]
+
+
+def test_a_hang_gets_worse_and_ends(host):
+    said = [[brief(s) for s in host.judge.hung(n, "no answer")] for n in (1, 2, 3, 0)]
+
+    assert said[0] == [("hung", WARNING, RAISED)]
+    assert said[1] == [("hung", DEGRADED, RAISED)]
+    assert said[2] == []
+    assert said[3] == [("hung", DEGRADED, CLEARED)]
