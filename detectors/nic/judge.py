@@ -1,0 +1,146 @@
+"""From snapshots of the ports to signals. Pure; times are passed in; says each thing once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+
+from msgspec import Struct
+
+from tmd.plugin import Severity, Signal, State
+
+from .counters import CounterHistory, Finding
+from .links import LinkHistory, LinkLimits
+from .snapshot import Medium, Port, Snapshot
+
+GONE, NODES = "gone", "devices_missing"
+MISSES = 3
+"""Consecutive snapshots in which something is missed before it is gone: a reset takes a moment."""
+
+
+class Rules(Struct, frozen=True):
+    """What the operator has said."""
+
+    expect: tuple[str, ...] = ()
+    """Names of ports that must be there and up, from the start."""
+    named: tuple[str, ...] = ()
+    """Patterns of ports that somebody has named: the job needs them."""
+    quiet_s: float = 600.0
+    links: LinkLimits = LinkLimits()
+
+
+class _Memory:
+    """What is known of one port."""
+
+    def __init__(self, port: Port, rules: Rules) -> None:
+        self.port = port
+        self.link = LinkHistory(rules.links, expected=port.name in rules.expect)
+        self.counters = CounterHistory(rules.quiet_s)
+        self.raised: dict[str, Severity] = {}
+        self.seen_at = 0.0
+        self.misses = 0
+        self.nodes: frozenset[str] = frozenset()
+        self.node_misses = 0
+
+
+class Findings:
+    """Folds snapshots into signals."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._ports: dict[str, _Memory] = {}
+        """By identity."""
+
+    def observe(self, snapshot: Snapshot, now: float) -> Iterator[Signal]:
+        """Signals of what has changed."""
+        present = {port.identity: port for port in snapshot.ports}
+        yield from self._found_at_last({port.name for port in snapshot.ports})
+        present |= self._never_seen(snapshot)
+        for identity, port in present.items():
+            memory = self._ports.get(identity)
+            if memory is not None and memory.port.name != port.name:
+                yield from self._say(memory, {})  # renumbered: its findings bear the old name
+                memory = None
+            if memory is None:
+                memory = self._ports[identity] = _Memory(port, self._rules)
+                memory.seen_at = now
+            if port.state == GONE:
+                yield from self._missing(memory, now)
+            else:
+                yield from self._present(memory, port, now)
+        for identity in self._ports.keys() - present.keys():
+            yield from self._missing(self._ports[identity], now)
+
+    def _never_seen(self, snapshot: Snapshot) -> dict[str, Port]:
+        """Stand-ins for expected ports that have not been there since the start."""
+        known = {port.name for port in snapshot.ports}
+        known |= {memory.port.name for memory in self._ports.values() if memory.port.state != GONE}
+        return {
+            name: Port(name=name, identity=name, medium=Medium.INFINIBAND, state=GONE)
+            for name in self._rules.expect
+            if name not in known
+        }
+
+    def _found_at_last(self, names: set[str]) -> Iterator[Signal]:
+        for identity, memory in list(self._ports.items()):
+            if memory.port.state == GONE and memory.port.name in names:
+                yield from self._say(memory, {})
+                del self._ports[identity]
+
+    def _present(self, memory: _Memory, port: Port, now: float) -> Iterator[Signal]:
+        memory.port, memory.seen_at, memory.misses = port, now, 0
+        holds = memory.link.observe(
+            port.up, port.counters.get("link_downed"), port.rate_mb, now
+        ) | memory.counters.observe(port.counters, now)
+        missing = memory.nodes - set(port.nodes)
+        memory.node_misses = memory.node_misses + 1 if missing else 0
+        if memory.node_misses >= MISSES:
+            text = f"no device {', '.join(sorted(missing))} any more"
+            holds[NODES] = Finding(Severity.FATAL, text)
+        memory.nodes |= set(port.nodes)
+        yield from self._say(memory, holds)
+
+    def _missing(self, memory: _Memory, now: float) -> Iterator[Signal]:
+        memory.misses += 1
+        lasts = now - memory.seen_at
+        if not memory.link.expected or GONE in memory.raised:
+            return
+        if memory.misses >= MISSES and lasts >= self._rules.links.down_hold_s:
+            gone = Finding(Severity.FATAL, f"not there for {lasts:.0f} s")
+            held = {code: Finding(severity, "") for code, severity in memory.raised.items()}
+            yield from self._say(memory, {**held, GONE: gone})
+
+    def _say(self, memory: _Memory, holds: dict[str, Finding]) -> Iterator[Signal]:
+        """Signals for what is new, worse or over."""
+        for code, finding in holds.items():
+            severity = self._bounded(memory.port, finding.severity)
+            known = memory.raised.get(code)
+            if known is None or _rank(severity) > _rank(known):
+                memory.raised[code] = severity
+                yield _signal(memory.port, code, severity, State.RAISED, finding.message)
+        for code in [code for code in memory.raised if code not in holds]:
+            severity = memory.raised.pop(code)
+            yield _signal(memory.port, code, severity, State.CLEARED, "")
+
+    def _bounded(self, port: Port, severity: Severity) -> Severity:
+        """A plain Ethernet port that nobody named may carry anything: no reason to move a job."""
+        patterns = (*self._rules.named, *self._rules.expect)
+        if port.medium is not Medium.ETHERNET or any(fnmatchcase(port.name, p) for p in patterns):
+            return severity
+        return min(severity, Severity.WARNING, key=_rank)
+
+
+def _rank(severity: Severity) -> int:
+    return list(Severity).index(severity)
+
+
+def _signal(port: Port, code: str, severity: Severity, state: State, message: str) -> Signal:
+    facts = (port.medium.value, port.state, f"identity {port.identity}", *port.near)
+    return Signal(
+        code=f"nic.{code}",
+        entity=f"nic:{port.name}",
+        severity=severity,
+        state=state,
+        message=f"{port.name}: {message}" if message else "",
+        evidence=tuple(filter(None, facts)),
+    )

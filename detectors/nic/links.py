@@ -1,0 +1,114 @@
+"""When a port that was up is down, has dropped, or flaps. Pure; times are passed in.
+
+*down* is what holds now. *drop* (a long outage) and *flap* (outages that come back) outlive the
+recovery, each with a hold of its own: a port that came back thirty seconds ago is not sound yet.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from msgspec import Struct
+
+from tmd.plugin import Severity
+
+from .counters import Finding
+
+DOWN, DROP, FLAP, SLOW = "down", "drop", "flap", "slow"
+
+
+class LinkLimits(Struct, frozen=True):
+    """All in seconds but ``flaps``."""
+
+    down_hold_s: float = 10.0
+    drop_s: float = 240.0
+    drop_hold_s: float = 600.0
+    flap_down_s: float = 25.0
+    flaps: int = 3
+    flap_window_s: float = 43_200.0
+    flap_hold_s: float = 43_200.0
+
+
+class LinkHistory:
+    """One port's link. ``expected`` from the start only if somebody said so: the state in which a
+    port is found first is never a fault of its own."""
+
+    def __init__(self, limits: LinkLimits, *, expected: bool) -> None:
+        self._limits = limits
+        self._expected = expected
+        self._down_since: float | None = None
+        self._unbroken: tuple[float, int | None] = (0.0, None)
+        """Since when ``link_downed`` has had this value in the present outage."""
+        self._dropped = False
+        self._recovered_at = 0.0
+        self._flaps: deque[float] = deque(maxlen=limits.flaps)
+        self._flapping = False
+        self._best_rate = 0.0
+        self._slow_since: float | None = None
+
+    @property
+    def expected(self) -> bool:
+        """It has been up, or somebody said that it should be."""
+        return self._expected
+
+    def observe(
+        self, up: bool | None, link_downed: int | None, rate_mb: float | None, now: float
+    ) -> dict[str, Finding]:
+        """What holds after this reading."""
+        if up is True:
+            self._came_up(now)
+        elif up is False and self._expected and self._down_since is None:
+            self._down_since = now
+            self._unbroken = (now, link_downed)
+        elif link_downed is not None and link_downed != self._unbroken[1]:
+            self._unbroken = (now, link_downed)  # it came up in between: not one long outage
+        return {**self._outage(now), **self._past(now), **self._rate(up, rate_mb, now)}
+
+    def _came_up(self, now: float) -> None:
+        self._expected = True
+        if self._down_since is None:
+            return
+        if now - self._down_since >= self._limits.flap_down_s:
+            self._flaps.append(now)
+        self._down_since = None
+        self._recovered_at = now
+
+    def _outage(self, now: float) -> dict[str, Finding]:
+        if self._down_since is None:
+            return {}
+        lasts = now - self._down_since
+        self._dropped = self._dropped or now - self._unbroken[0] >= self._limits.drop_s
+        if lasts < self._limits.down_hold_s:
+            return {}
+        return {DOWN: Finding(Severity.FATAL, f"down for {lasts:.0f} s")}
+
+    def _past(self, now: float) -> dict[str, Finding]:
+        found = {}
+        limits = self._limits
+        if self._down_since is None and now - self._recovered_at >= limits.drop_hold_s:
+            self._dropped = False
+        if self._dropped:
+            text = f"was or is down for more than {limits.drop_s:.0f} s"
+            found[DROP] = Finding(Severity.DEGRADED, text)
+        if len(self._flaps) == limits.flaps and now - self._flaps[0] < limits.flap_window_s:
+            self._flapping = True
+        elif self._flapping and 0 < limits.flap_hold_s <= now - self._flaps[-1]:
+            self._flapping = False
+        if self._flapping:
+            text = f"went down and came back {limits.flaps} times or more"
+            found[FLAP] = Finding(Severity.DEGRADED, text)
+        return found
+
+    def _rate(self, up: bool | None, rate_mb: float | None, now: float) -> dict[str, Finding]:
+        if up is not True or rate_mb is None:
+            return {}
+        self._best_rate = max(self._best_rate, rate_mb)
+        if rate_mb >= self._best_rate:
+            self._slow_since = None
+            return {}
+        if self._slow_since is None:
+            self._slow_since = now
+        if now - self._slow_since < self._limits.down_hold_s:
+            return {}
+        text = f"{rate_mb:.0f} Mb/s; it had {self._best_rate:.0f}"
+        return {SLOW: Finding(Severity.WARNING, text)}

@@ -1,0 +1,261 @@
+"""Reads the network ports of this host from sysfs.
+
+Nothing here judges. A file that is missing is no value; a counter file that once answered EINVAL is
+never read again, since on restricted functions each reading makes the driver write to the kernel
+log.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from .snapshot import Medium, Port, Scope, Snapshot
+from .topology import gpus, nearest
+
+ETHERNET_TYPE = "1"
+UP_STATES = {"up": True, "down": False, "lowerlayerdown": False, "notpresent": False}
+"""Values of operstate that say something (Documentation/networking/operstates)."""
+PORT_UP = {"4": True, "1": False}
+"""IB port states: ACTIVE and DOWN. INIT and ARMED wait for the subnet manager, no port's fault."""
+PHYS_DISABLED = "3"
+EFA_DRIVER = "efa"
+
+
+class Reader:
+    """Takes snapshots; remembers the files that refuse to be read."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        counters: Iterable[str],
+        sys_root: Path = Path("/sys"),
+        proc_root: Path = Path("/proc"),
+    ) -> None:
+        self.refused: set[str] = set()
+        self._scope = scope
+        self._counters = tuple(counters)
+        self._net = sys_root / "class/net"
+        self._rdma = sys_root / "class/infiniband"
+        self._sys = sys_root
+        self._proc = proc_root
+        self._gpus = gpus(sys_root)
+
+    def read(self) -> Snapshot:
+        """All ports in scope, RDMA ports first. The interface of an RDMA port is part of it."""
+        taken: set[str] = set()
+        default = _default_route(self._proc, self._net)
+        ports = list(self._rdma_ports(default, taken))
+        for interface in _names(self._net):
+            if interface not in taken and self._wanted(interface, interface in default):
+                folder = self._net / interface
+                physical = (folder / "device").exists() and not _is_virtual(folder / "device")
+                plain = _text(folder / "type") == ETHERNET_TYPE
+                if self._scope.interfaces or (physical and plain):
+                    ports.append(self._ethernet(interface))
+        return Snapshot(ports=tuple(ports))
+
+    def _wanted(self, name: str, default_route: bool) -> bool:
+        if _matches(name, self._scope.exclude):
+            return False
+        if self._scope.interfaces:
+            return _matches(name, self._scope.interfaces)
+        return not default_route
+
+    # --- Ethernet -----------------------------------------------------------------------------
+
+    def _ethernet(self, name: str) -> Port:
+        folder = self._net / name
+        state = _text(folder / "operstate")
+        return Port(
+            name=name,
+            identity=name,
+            medium=Medium.ETHERNET,
+            up=UP_STATES.get(state),
+            state=state,
+            rate_mb=_speed(folder) if state == "up" else None,
+            counters=self._values(name, [folder]),
+            near=self._near(folder / "device"),
+        )
+
+    # --- InfiniBand, RoCE, EFA ----------------------------------------------------------------
+
+    def _rdma_ports(self, default: set[str], taken: set[str]) -> Iterator[Port]:
+        """Ports in scope; adds to ``taken`` the interfaces that belong to any RDMA device."""
+        nodes = self._nodes()
+        for device in _names(self._rdma):
+            folder = self._rdma / device
+            interfaces = _names(folder / "device/net")
+            taken.update(interfaces)
+            if _is_virtual(folder / "device"):
+                continue
+            for number in _names(folder / "ports"):
+                name = f"{device}/{number}"
+                own = self._interface_of(interfaces, number)
+                if self._wanted(name, own in default):
+                    yield self._rdma_port(device, number, own, nodes.get(name, ()))
+
+    def _rdma_port(
+        self, device: str, number: str, interface: str | None, nodes: tuple[str, ...]
+    ) -> Port:
+        name = f"{device}/{number}"
+        folder = self._rdma / device
+        port = folder / "ports" / number
+        medium = _medium(folder, port)
+        state, phys = _text(port / "state"), _text(port / "phys_state")
+        up = PORT_UP.get(_number(state))
+        if _number(phys) == PHYS_DISABLED:
+            up = False
+        if medium is Medium.EFA:
+            # EFA always says ACTIVE: only its interface, where it has one, knows.
+            state, phys = _text(self._net / interface / "operstate") if interface else "", ""
+            up = UP_STATES.get(state)
+        guid = _text(folder / "node_guid")
+        places = [port / "counters", port / "hw_counters", folder / "hw_counters"]
+        if interface is not None:
+            places.append(self._net / interface)
+        return Port(
+            name=name,
+            identity=f"{guid}/{number}" if guid.strip("0:") else name,
+            medium=medium,
+            up=up,
+            state=", ".join(filter(None, (state, phys))),
+            rate_mb=_ib_rate(_text(port / "rate")) if up else None,
+            counters=self._values(name, places),
+            nodes=nodes,
+            near=self._near(folder / "device"),
+        )
+
+    def _interface_of(self, interfaces: list[str], number: str) -> str | None:
+        """The interface of port ``number``; ``dev_port`` counts from 0."""
+        for interface in interfaces:
+            if _text(self._net / interface / "dev_port") == str(int(number) - 1):
+                return interface
+        return interfaces[0] if len(interfaces) == 1 else None
+
+    def _nodes(self) -> dict[str, tuple[str, ...]]:
+        """Character devices by name of the port; one for a whole device counts for port 1."""
+        found: dict[str, tuple[str, ...]] = {}
+        for folder in (self._sys / "class/infiniband_verbs", self._sys / "class/infiniband_mad"):
+            for node in _names(folder):
+                device = _text(folder / node / "ibdev")
+                if device and not node.startswith("issm"):
+                    name = f"{device}/{_text(folder / node / 'port') or '1'}"
+                    found[name] = (*found.get(name, ()), node)
+        return found
+
+    # --- both ---------------------------------------------------------------------------------
+
+    def _values(self, name: str, folders: list[Path]) -> dict[str, int]:
+        """The counters of one port, from the first folder that has them."""
+        if _matches(name, self._scope.no_counters):
+            return {}
+        found = {}
+        for counter in self._counters:
+            for folder in folders:
+                value = self._value(f"{folder}/{counter}")
+                if value is not None:
+                    found[counter] = value
+                    break
+        return found
+
+    def _value(self, path: str) -> int | None:
+        if path in self.refused:
+            return None
+        try:
+            with open(path, "rb", buffering=0) as file:
+                return int(file.read(64))
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                self.refused.add(path)
+            return None
+        except ValueError:
+            return None  # "N/A (no PMA)" and the like
+
+    def _near(self, device: Path) -> tuple[str, ...]:
+        return nearest(os.path.realpath(device), self._gpus) if self._gpus else ()
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _is_virtual(device: Path) -> bool:
+    return (device / "physfn").exists()
+
+
+def _number(state: str) -> str:
+    """``4`` of ``4: ACTIVE``."""
+    return state.partition(":")[0]
+
+
+def _medium(device: Path, port: Path) -> Medium:
+    driver = os.path.basename(os.path.realpath(device / "device/driver"))
+    if driver == EFA_DRIVER:
+        return Medium.EFA
+    return Medium.ROCE if _text(port / "link_layer") == "Ethernet" else Medium.INFINIBAND
+
+
+def _speed(interface: Path) -> float | None:
+    """Megabits per second; drivers without one say -1 or refuse."""
+    try:
+        return float(value) if (value := int(_text(interface / "speed"))) > 0 else None
+    except ValueError:
+        return None
+
+
+def _ib_rate(text: str) -> float | None:
+    """Megabits per second of ``400 Gb/sec (4X NDR)``."""
+    number, _, rest = text.partition(" ")
+    try:
+        return float(number) * 1000 if rest.startswith("Gb/sec") else None
+    except ValueError:
+        return None
+
+
+def _default_route(proc: Path, net: Path) -> set[str]:
+    """Interfaces of default routes, and those below them (members of a bond, a VLAN's device)."""
+    waiting = [
+        *_default_v4(_text(proc / "net/route")),
+        *_default_v6(_text(proc / "net/ipv6_route")),
+    ]
+    found: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            entries = _names(net / name)
+            waiting += [e.removeprefix("lower_") for e in entries if e.startswith("lower_")]
+    return found
+
+
+def _default_v4(text: str) -> Iterator[str]:
+    for line in text.splitlines()[1:]:
+        fields = line.split()
+        if len(fields) >= 8 and fields[1] == fields[7] == "00000000":
+            yield fields[0]
+
+
+def _default_v6(text: str) -> Iterator[str]:
+    for line in text.splitlines():
+        fields = line.split()
+        # The kernel lists its own unreachable default on lo.
+        if len(fields) >= 10 and fields[0] == "0" * 32 and fields[1] == "00" and fields[9] != "lo":
+            yield fields[9]

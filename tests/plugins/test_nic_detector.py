@@ -1,0 +1,159 @@
+"""The detector as a whole: on trees in the shape of sysfs, and on real interfaces."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from contextlib import ExitStack, aclosing
+
+import pytest
+from tmd_detectors.nic.child import Request
+from tmd_detectors.nic.detector import NicConfig, NicDetector
+from tmd_detectors.nic.probe import Probe
+from tmd_detectors.nic.snapshot import Scope
+
+from tests.plugins.sysfs import Tree
+from tmd.plugin import Severity, State
+
+ALONE = """
+import asyncio, json
+from contextlib import aclosing
+from tmd_detectors.nic.detector import NicConfig, NicDetector
+
+class Context:
+    host, sleep = "h1", staticmethod(asyncio.sleep)
+    config = NicConfig(
+        poll_s=0.05, interfaces=("veth_a",), expect=("veth_a",), down_hold_s=0.2
+    )
+    now = staticmethod(lambda: asyncio.get_running_loop().time())
+
+async def main():
+    async with aclosing(NicDetector().watch(Context())) as signals:
+        async for s in signals:
+            print(json.dumps([s.code, s.entity, s.severity, s.state]), flush=True)
+
+asyncio.run(main())
+"""
+
+
+class Context:
+    host = "h1"
+
+    def __init__(self, **config):
+        self.config = NicConfig(**config)
+
+    def now(self):
+        return asyncio.get_running_loop().time()
+
+    async def sleep(self, seconds):
+        await asyncio.sleep(seconds)
+
+
+async def test_a_port_of_a_tree_goes_down_and_comes_back(tmp_path):
+    """Reader, process of its own, judge and signals together."""
+    tree = Tree(tmp_path)
+    port = tree.rdma("mlx5_0", tree.pci("0000:00/0000:00:01.0"))
+    roots = {"sys_root": str(tree.sys), "proc_root": str(tree.proc)}
+    context = Context(poll_s=0.02, down_hold_s=0.05, **roots)
+    context.polls = asyncio.Queue()
+    context.sleep = lambda seconds: _counted(context.polls, seconds)
+    async with aclosing(NicDetector().watch(context)) as signals:
+        first = asyncio.create_task(anext(signals))
+        await context.polls.get()  # it has been seen up
+        tree.write(f"{port}/state", "1: DOWN")
+        down = await first
+        tree.write(f"{port}/state", "4: ACTIVE")
+        back = await anext(signals)
+
+    assert (down.code, down.entity, down.severity) == ("nic.down", "nic:mlx5_0/1", Severity.FATAL)
+    assert (back.code, back.state) == ("nic.down", State.CLEARED)
+
+
+async def _counted(polls, seconds):
+    polls.put_nowait(seconds)
+    await asyncio.sleep(seconds)
+
+
+async def test_a_reader_that_never_returns_is_said_and_left_behind(tmp_path):
+    """A FIFO without a writer holds the reading process as a wedged driver would."""
+    tree = Tree(tmp_path)
+    port = tree.rdma("mlx5_0", tree.pci("0000:00/0000:00:01.0"))
+    place = tree.sys / port / "state"
+    place.unlink()
+    os.mkfifo(place)
+    request = Request(Scope(), (), str(tree.sys), str(tree.proc))
+    probe = Probe(request)
+    try:
+        hung = await probe.read(timeout_s=0.5)
+        place.unlink()
+        place.write_text("4: ACTIVE\n")
+        well = await probe.read(timeout_s=60)
+    finally:
+        await probe.close()
+
+    assert hung is None
+    assert well is not None
+    assert [p.up for p in well.ports] == [True]
+
+
+async def test_two_hung_readings_are_a_finding_about_the_reading(tmp_path, monkeypatch):
+    tree = Tree(tmp_path)
+    port = tree.rdma("mlx5_0", tree.pci("0000:00/0000:00:01.0"))
+    place = tree.sys / port / "state"
+    place.unlink()
+    os.mkfifo(place)
+    monkeypatch.setattr("tmd_detectors.nic.detector.PATIENCE_S", 0.3)
+    roots = {"sys_root": str(tree.sys), "proc_root": str(tree.proc)}
+    context = Context(poll_s=0.01, **roots)
+    async with aclosing(NicDetector().watch(context)) as signals:
+        signal = await anext(signals)
+
+    assert (signal.code, signal.entity) == ("nic.unreadable", "host")
+    assert signal.severity is Severity.WARNING
+
+
+@pytest.fixture
+def namespace():
+    """A network namespace with a pair of real interfaces, both up. Removed at the end."""
+    name = f"tmd{os.urandom(3).hex()}"
+    with ExitStack() as stack:
+
+        def ip(*words):
+            subprocess.run(["ip", *words], check=True, capture_output=True, timeout=20)
+
+        try:
+            ip("netns", "add", name)
+            stack.callback(ip, "netns", "del", name)
+            ip("-n", name, "link", "add", "veth_a", "type", "veth", "peer", "name", "veth_b")
+            for end in ("veth_a", "veth_b"):
+                ip("-n", name, "link", "set", end, "up")
+        except (OSError, subprocess.CalledProcessError) as error:
+            why = getattr(error, "stderr", None) or error
+            if os.environ.get("CI"):
+                pytest.fail(f"no network namespace with a veth pair: {why!r}")
+            pytest.skip(f"no network namespace with a veth pair (needs root): {why!r}")
+        yield name
+
+
+def test_a_real_link_set_down_and_up(namespace):
+    """The other end is set down; the detector runs in the namespace and reads the real /sys."""
+    command = ["ip", "netns", "exec", namespace, sys.executable, "-u", "-c", ALONE]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            _set(namespace, "veth_b", "down")
+            down = json.loads(child.stdout.readline())
+            _set(namespace, "veth_b", "up")
+            heard = [json.loads(child.stdout.readline())]
+        finally:
+            child.terminate()
+
+    assert down == ["nic.down", "nic:veth_a", "fatal", "raised"]
+    assert heard == [["nic.down", "nic:veth_a", "fatal", "cleared"]]
+
+
+def _set(namespace, interface, state):
+    command = ["ip", "-n", namespace, "link", "set", interface, state]
+    subprocess.run(command, check=True, timeout=20)

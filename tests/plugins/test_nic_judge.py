@@ -1,0 +1,357 @@
+"""What snapshots of network ports mean. Limits come from the reference on faults."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+from tmd_detectors.nic.counters import CounterHistory
+from tmd_detectors.nic.judge import Findings, Rules
+from tmd_detectors.nic.links import LinkLimits
+from tmd_detectors.nic.snapshot import Medium, Port, Snapshot
+
+from tmd.plugin import Severity, State
+
+PORT = Port(
+    name="mlx5_0/1",
+    identity="guid/1",
+    medium=Medium.INFINIBAND,
+    up=True,
+    state="4: ACTIVE",
+    rate_mb=400_000,
+    counters={"link_downed": 0},
+)
+DOWN = structs.replace(PORT, up=False, state="1: DOWN", rate_mb=None)
+RAISED, CLEARED = State.RAISED, State.CLEARED
+
+
+@pytest.fixture
+def see():
+    """Show ports at a time; returns (code, severity or None if cleared)."""
+    findings = Findings(Rules())
+
+    def observe(now, *ports):
+        return said(findings.observe(Snapshot(ports), now))
+
+    return observe
+
+
+def said(signals):
+    return [(s.code, s.severity if s.state is RAISED else None) for s in signals]
+
+
+def counting(**counters):
+    return structs.replace(PORT, counters=counters)
+
+
+# --- links ----------------------------------------------------------------------------------------
+
+
+def test_down_is_said_after_its_hold_and_over_at_once(see):
+    see(0, PORT)
+
+    assert see(5, DOWN) == []
+    assert see(14.9, DOWN) == []
+    assert see(15, DOWN) == [("nic.down", Severity.FATAL)]
+    assert see(20, DOWN) == []
+    assert see(25, PORT) == [("nic.down", None)]
+
+
+def test_a_port_that_was_never_up_is_no_fault(see):
+    """The first look is never fatal."""
+    assert [see(t, DOWN) for t in (0, 100, 1000)] == [[], [], []]
+
+
+def test_an_expected_port_that_was_never_up_is_one():
+    findings = Findings(Rules(expect=("mlx5_0/1",)))
+    first = said(findings.observe(Snapshot((DOWN,)), 0))
+
+    assert first == []
+    assert said(findings.observe(Snapshot((DOWN,)), 10)) == [("nic.down", Severity.FATAL)]
+
+
+def test_a_state_that_says_nothing_changes_nothing(see):
+    unknown = structs.replace(PORT, up=None, state="2: INIT", rate_mb=None)
+    see(0, PORT)
+
+    assert [see(t, unknown) for t in (5, 50, 500)] == [[], [], []]
+
+
+def test_a_drop_outlives_the_recovery_by_ten_minutes(see):
+    see(0, PORT)
+    see(0, DOWN)
+    down = see(10, DOWN)
+    before, at = see(239, DOWN), see(240, DOWN)
+    back = see(300, PORT)
+
+    assert down == [("nic.down", Severity.FATAL)]
+    assert (before, at) == ([], [("nic.drop", Severity.DEGRADED)])
+    assert back == [("nic.down", None)]
+    assert see(899, PORT) == []
+    assert see(900, PORT) == [("nic.drop", None)]
+
+
+def test_a_link_that_came_up_in_between_has_not_dropped(see):
+    """``link_downed`` moved while it was down at each look."""
+    moved = structs.replace(DOWN, counters={"link_downed": 1})
+    see(0, PORT)
+    see(0, DOWN)
+    see(200, moved)
+
+    assert "nic.drop" not in dict(see(300, moved))
+    assert ("nic.drop", Severity.DEGRADED) in see(440, moved)
+
+
+def bounce(see, start, lasts):
+    see(start, PORT)
+    see(start, DOWN)
+    for t in range(int(start), int(start + lasts), 5):
+        see(t, DOWN)
+    return see(start + lasts, PORT)
+
+
+def test_three_outages_in_twelve_hours_are_flapping(see):
+    first, second = bounce(see, 0, 25), bounce(see, 20_000, 25)
+    third = bounce(see, 43_000, 25)
+
+    assert "nic.flap" not in dict(first + second)
+    assert ("nic.flap", Severity.DEGRADED) in third
+    assert see(43_025 + 43_199, PORT) == []
+    assert see(43_025 + 43_200, PORT) == [("nic.flap", None)]
+
+
+def test_short_or_rare_outages_are_not(see):
+    short = [bounce(see, start, 24) for start in (0, 1000, 2000, 3000)]
+    rare = [bounce(see, start, 25) for start in (10_000, 40_000, 70_000)]
+
+    assert "nic.flap" not in dict(chain.from_iterable(short + rare))
+
+
+def test_flapping_can_hold_until_a_person_acts():
+    findings = Findings(Rules(links=LinkLimits(flap_hold_s=0)))
+
+    def see(now, *ports):
+        return said(findings.observe(Snapshot(ports), now))
+
+    for start in (0, 100, 200):
+        bounce(see, start, 30)
+
+    assert ("nic.flap", None) not in see(1e7, PORT)
+
+
+def test_a_lower_rate_is_a_warning(see):
+    slow = structs.replace(PORT, rate_mb=200_000)
+    see(0, PORT)
+    see(5, slow)
+
+    assert see(15, slow) == [("nic.slow", Severity.WARNING)]
+    assert see(20, PORT) == [("nic.slow", None)]
+
+
+def test_a_device_is_gone_after_three_looks_and_the_hold(see):
+    see(0, PORT)
+
+    assert [see(t) for t in (5, 9)] == [[], []]
+    assert see(15) == [("nic.gone", Severity.FATAL)]
+    assert see(20) == []
+    assert see(25, PORT) == [("nic.gone", None)]
+
+
+def test_a_hold_alone_does_not_make_it_gone(see):
+    """Two looks far apart may both fall into a reset."""
+    see(0, PORT)
+
+    assert [see(t) for t in (50, 100)] == [[], []]
+    assert see(150) == [("nic.gone", Severity.FATAL)]
+
+
+def test_an_expected_port_that_is_not_there_from_the_start():
+    findings = Findings(Rules(expect=("mlx5_0/1",)))
+    empty = [said(findings.observe(Snapshot(), t)) for t in (0, 5, 10)]
+
+    assert empty == [[], [], [("nic.gone", Severity.FATAL)]]
+    assert said(findings.observe(Snapshot((PORT,)), 15)) == [("nic.gone", None)]
+    assert said(findings.observe(Snapshot((PORT,)), 20)) == []
+
+
+def test_renumbering_is_neither_loss_nor_fault(see):
+    """The same GUID under another name."""
+    other = structs.replace(PORT, name="mlx5_3/1")
+    see(0, PORT)
+
+    assert [see(t, other) for t in (5, 50, 500)] == [[], [], []]
+
+
+def test_lost_character_devices(see):
+    whole = structs.replace(PORT, nodes=("uverbs0", "umad0"))
+    part = structs.replace(PORT, nodes=("umad0",))
+    see(0, whole)
+
+    assert [see(t, part) for t in (5, 10)] == [[], []]
+    assert see(15, part) == [("nic.devices_missing", Severity.FATAL)]
+    assert see(20, whole) == [("nic.devices_missing", None)]
+
+
+def test_plain_ethernet_that_nobody_named_is_only_a_warning():
+    """It may carry anything; whom the operator names counts in full."""
+    up = structs.replace(PORT, name="eth1", identity="eth1", medium=Medium.ETHERNET)
+    down = structs.replace(up, up=False)
+    stranger, named = Findings(Rules()), Findings(Rules(named=("eth*",)))
+    found = []
+    for findings in (stranger, named):
+        list(findings.observe(Snapshot((up,)), 0))
+        list(findings.observe(Snapshot((down,)), 5))
+        found.append(said(findings.observe(Snapshot((down,)), 15)))
+
+    assert found == [[("nic.down", Severity.WARNING)], [("nic.down", Severity.FATAL)]]
+
+
+def test_a_signal_names_port_identity_and_gpu():
+    findings = Findings(Rules())
+    near = structs.replace(PORT, near=("pci:0000:3b:00.0",))
+    list(findings.observe(Snapshot((near,)), 0))
+    list(findings.observe(Snapshot((structs.replace(near, up=False),)), 1))
+    (signal,) = findings.observe(Snapshot((structs.replace(near, up=False),)), 20)
+
+    assert signal.entity == "nic:mlx5_0/1"
+    assert {"identity guid/1", "pci:0000:3b:00.0"} <= set(signal.evidence)
+
+
+# --- counters -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("counter", "quiet", "loud", "span_s", "severity"),
+    [
+        ("link_downed", 0, 1, 5, Severity.WARNING),
+        ("link_downed", 1, 2, 5, Severity.FATAL),
+        ("excessive_buffer_overrun_errors", 0, 1, 5, Severity.DEGRADED),
+        ("local_link_integrity_errors", 0, 1, 5, Severity.DEGRADED),
+        ("rnr_nak_retry_err", 0, 1, 5, Severity.DEGRADED),
+        ("no_completion_cmds", 0, 1, 5, Severity.DEGRADED),
+        ("symbol_error", 100, 101, 10, Severity.WARNING),
+        ("symbol_error", 120, 121, 3600, Severity.DEGRADED),
+        ("link_error_recovery", 5, 6, 60, Severity.WARNING),
+        ("port_rcv_errors", 100, 101, 10, Severity.WARNING),
+        ("local_ack_timeout_err", 10, 11, 10, Severity.WARNING),
+        ("roce_slow_restart", 100, 101, 10, Severity.WARNING),
+        ("port_xmit_discards", 1000, 1001, 10, Severity.WARNING),
+        ("rx_drops", 1000, 1001, 10, Severity.WARNING),
+        ("cmds_err", 10, 11, 60, Severity.WARNING),
+        ("carrier_changes", 2, 3, 5, Severity.WARNING),
+    ],
+)
+def test_limits(counter, quiet, loud, span_s, severity):
+    """At the limit nothing of that severity holds, above it does."""
+    found = []
+    for amount in (quiet, loud):
+        history = CounterHistory(quiet_s=600)
+        history.observe({counter: 0}, 0.0)
+        holds = history.observe({counter: amount}, float(span_s))
+        found.append(holds[counter].severity if counter in holds else None)
+
+    assert found[0] is not severity
+    assert found[1] is severity
+
+
+def test_the_first_reading_says_nothing(see):
+    """A counter tells of the past of the port, not of now."""
+    assert see(0, counting(link_downed=7, symbol_error=60_000, rnr_nak_retry_err=9)) == []
+
+
+def test_a_counter_is_well_after_ten_quiet_minutes(see):
+    see(0, counting(rnr_nak_retry_err=0))
+    raised = see(5, counting(rnr_nak_retry_err=1))
+
+    assert raised == [("nic.rnr_nak_retry_err", Severity.DEGRADED)]
+    assert see(600, counting(rnr_nak_retry_err=1)) == []
+    assert see(700, counting(rnr_nak_retry_err=1)) == [("nic.rnr_nak_retry_err", None)]
+
+
+def test_two_losses_of_the_link_within_ten_minutes(see):
+    see(0, counting(link_downed=3))
+    one = see(5, counting(link_downed=4))
+    far = see(900, counting(link_downed=4))
+    again = see(905, counting(link_downed=5))
+    near = see(1400, counting(link_downed=6))
+
+    assert one == [("nic.link_downed", Severity.WARNING)]
+    assert far == [("nic.link_downed", None)]
+    assert again == [("nic.link_downed", Severity.WARNING)]
+    assert near == [("nic.link_downed", Severity.FATAL)]
+
+
+def test_a_reset_is_no_error_and_what_follows_counts(see):
+    see(0, counting(rnr_nak_retry_err=40))
+
+    assert see(5, counting(rnr_nak_retry_err=0)) == []
+    assert see(10, counting(rnr_nak_retry_err=0)) == []
+    assert see(15, counting(rnr_nak_retry_err=1)) == [("nic.rnr_nak_retry_err", Severity.DEGRADED)]
+
+
+@pytest.mark.parametrize(("counter", "peg"), [("link_downed", 255), ("port_xmit_discards", 65535)])
+def test_a_counter_at_its_end_hides_errors_and_that_is_said(see, counter, peg):
+    see(0, counting(**{counter: 0}))
+    pegged = see(5, counting(**{counter: peg}))
+
+    assert ("nic.saturated", Severity.INFO) in pegged
+    assert ("nic.saturated", None) in see(10, counting(**{counter: 0}))
+
+
+def test_errors_that_span_a_long_silence_are_no_burst(see):
+    """A daemon that was suspended for an hour sees their sum at once."""
+    see(0, counting(port_rcv_errors=0))
+
+    assert see(3600, counting(port_rcv_errors=2000)) == []
+
+
+def test_a_counter_that_could_not_be_read_is_judged_over_the_longer_time(see):
+    see(0, counting(port_rcv_errors=0))
+    see(5, counting())
+
+    assert see(100, counting(port_rcv_errors=900)) == []
+    assert see(110, counting(port_rcv_errors=1900)) == [("nic.port_rcv_errors", Severity.WARNING)]
+
+
+def bursts(see, *starts):
+    """A second of errors above the limit at each of ``starts``; returns all that was said."""
+    out, value = see(starts[0] - 1, counting(port_rcv_errors=0)), 0
+    for start in starts:
+        out += see(start, counting(port_rcv_errors=value))
+        value += 500
+        out += see(start + 5, counting(port_rcv_errors=value))
+    return out
+
+
+def test_three_bursts_within_an_hour_are_more_than_a_warning(see):
+    assert ("nic.errors_repeated", Severity.DEGRADED) in bursts(see, 1000, 2000, 3000)
+
+
+@pytest.mark.parametrize("starts", [(1000, 2000), (1000, 1020, 1040), (1000, 3000, 4800)])
+def test_fewer_closer_or_rarer_bursts_are_a_warning(see, starts):
+    assert "nic.errors_repeated" not in dict(bursts(see, *starts))
+
+
+@given(st.lists(st.integers(0, 2**64), min_size=1, max_size=60), st.floats(0.1, 1000))
+def test_a_counter_that_only_falls_is_never_a_finding(values, step):
+    """Resets and nonsense of a driver raise nothing."""
+    history = CounterHistory(quiet_s=600)
+    for n, value in enumerate(sorted(values, reverse=True)):
+        holds = history.observe({"rnr_nak_retry_err": value}, n * step)
+        assert holds == {}
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 400)), max_size=80))
+def test_what_is_cleared_was_raised_and_nothing_is_raised_twice(story):
+    findings, now, raised = Findings(Rules()), 0, set()
+    for up, seconds in story:
+        now += seconds
+        for signal in findings.observe(Snapshot((PORT if up else DOWN,)), now):
+            if signal.state is RAISED:
+                assert signal.code not in raised
+                raised.add(signal.code)
+            else:
+                raised.remove(signal.code)

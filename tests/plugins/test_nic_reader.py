@@ -1,0 +1,220 @@
+"""Reading network ports from trees in the shape of sysfs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tmd_detectors.nic.counters import RULES
+from tmd_detectors.nic.reader import Reader, _default_v4, _default_v6, _ib_rate
+from tmd_detectors.nic.snapshot import Medium, Scope
+from tmd_detectors.nic.topology import nearest
+
+from tests.plugins.sysfs import Tree
+
+
+@pytest.fixture
+def tree(tmp_path):
+    return Tree(tmp_path)
+
+
+def read(tree, **scope):
+    snapshot = Reader(Scope(**scope), RULES, tree.sys, tree.proc).read()
+    return {port.name: port for port in snapshot.ports}
+
+
+def test_an_infiniband_port(tree):
+    """State, rate, counters of both folders, character device, GUID."""
+    tree.rdma("mlx5_0", tree.pci("0000:00/0000:00:01.0"))
+
+    port = read(tree)["mlx5_0/1"]
+
+    assert (port.medium, port.up, port.rate_mb) == (Medium.INFINIBAND, True, 400_000)
+    assert port.counters["link_downed"] == port.counters["rnr_nak_retry_err"] == 0
+    assert port.nodes == ("uverbs_mlx5_0",)
+    assert port.identity == "b8ce:f603:00a1:0001/1"
+
+
+@pytest.mark.parametrize(
+    ("state", "phys", "up"),
+    [
+        ("4: ACTIVE", "5: LinkUp", True),
+        ("1: DOWN", "2: Polling", False),
+        ("1: DOWN", "3: Disabled", False),
+        ("2: INIT", "5: LinkUp", None),
+        ("3: ARMED", "5: LinkUp", None),
+        ("", "", None),
+    ],
+)
+def test_states_of_an_infiniband_port(tree, state, phys, up):
+    """A port that waits for the subnet manager is neither up nor down."""
+    port = tree.rdma("mlx5_0", tree.pci("0000:00/0000:00:01.0"))
+    tree.write(f"{port}/state", state)
+    tree.write(f"{port}/phys_state", phys)
+
+    assert read(tree)["mlx5_0/1"].up is up
+
+
+def test_a_roce_port_and_its_interface_are_one(tree):
+    device = tree.pci("0000:00/0000:00:01.0")
+    tree.rdma("mlx5_0", device, layer="Ethernet")
+    tree.interface("ens1", device, carrier_changes=7)
+
+    ports = read(tree)
+
+    assert list(ports) == ["mlx5_0/1"]
+    assert ports["mlx5_0/1"].medium is Medium.ROCE
+    assert ports["mlx5_0/1"].counters["carrier_changes"] == 7
+
+
+def test_efa_is_judged_by_its_interface(tree):
+    """EFA always says ACTIVE."""
+    device = tree.pci("0000:00/0000:00:06.0", vendor="0x1d0f")
+    tree.rdma("rdmap0s6", device, guid="0000:0000:0000:0000", driver="efa")
+    tree.interface("ens6", device, operstate="down")
+    tree.write("class/infiniband/rdmap0s6/hw_counters/no_completion_cmds", 3)
+
+    port = read(tree)["rdmap0s6/1"]
+
+    assert (port.medium, port.up) == (Medium.EFA, False)
+    assert port.counters["no_completion_cmds"] == 3
+    assert port.identity == "rdmap0s6/1"
+
+
+def test_efa_without_an_interface_has_no_state(tree):
+    tree.rdma("rdmap0s6", tree.pci("0000:00/0000:00:06.0"), driver="efa")
+
+    assert read(tree)["rdmap0s6/1"].up is None
+
+
+@pytest.mark.parametrize(
+    ("operstate", "up"),
+    [
+        ("up", True),
+        ("down", False),
+        ("lowerlayerdown", False),
+        ("dormant", None),
+        ("unknown", None),
+    ],
+)
+def test_states_of_an_ethernet_port(tree, operstate, up):
+    tree.interface("eth1", tree.pci("0000:00/0000:00:01.0"), operstate=operstate, speed=25000)
+
+    port = read(tree)["eth1"]
+
+    assert port.up is up
+    assert port.rate_mb == (25000 if up else None)
+
+
+def test_left_out_are_default_route_virtual_functions_and_what_is_not_hardware(tree):
+    tree.interface("eth0", tree.pci("0000:00/0000:00:01.0"))
+    tree.interface("eth1", tree.pci("0000:00/0000:00:02.0"))
+    function = tree.pci("0000:00/0000:00:02.1")
+    tree.link(f"{function}/physfn", "../0000:00:02.0")
+    tree.interface("eth2", function)
+    other = tree.pci("0000:00/0000:00:02.2")
+    tree.link(f"{other}/physfn", "../0000:00:02.0")
+    tree.rdma("mlx5_9", other)
+    tree.interface("docker0")
+    tree.default_route("eth0")
+
+    assert list(read(tree)) == ["eth1"]
+
+
+def test_what_carries_the_default_route_is_left_out_to_the_bottom(tree):
+    """A VLAN on a bond on two ports, one of them a RoCE port."""
+    first, second = tree.pci("0000:00/0000:00:01.0"), tree.pci("0000:00/0000:00:02.0")
+    tree.interface("eth0", first)
+    tree.interface("eth1", second)
+    tree.rdma("mlx5_1", second, layer="Ethernet")
+    tree.interface("bond0", lower_eth0="", lower_eth1="")
+    tree.interface("bond0.7", lower_bond0="")
+    tree.default_route("bond0.7")
+
+    assert read(tree) == {}
+
+
+def test_whom_the_operator_names_is_watched_whatever_it_is(tree):
+    tree.interface("eth0", tree.pci("0000:00/0000:00:01.0"))
+    tree.interface("eth1", tree.pci("0000:00/0000:00:02.0"))
+    tree.interface("veth7")
+    tree.default_route("eth0")
+
+    assert list(read(tree, interfaces=("eth0", "veth*"))) == ["eth0", "veth7"]
+    assert list(read(tree, interfaces=("*",), exclude=("eth*",))) == ["veth7"]
+
+
+def test_a_file_that_refused_is_never_read_again(tree):
+    """The real EINVAL, of a real sysfs file; then the refusal is remembered."""
+    port = tree.rdma("mlx5_0", tree.pci("0000:00/0000:00:01.0"))
+    place = tree.sys / port / "counters/port_rcv_errors"
+    place.unlink()
+    place.symlink_to("/sys/class/net/lo/speed")
+    reader = Reader(Scope(), RULES, tree.sys, tree.proc)
+
+    first = reader.read().ports[0].counters
+    place.unlink()
+    place.write_text("5")
+    second = reader.read().ports[0].counters
+
+    assert "port_rcv_errors" not in first
+    assert reader.refused == {str(place)}
+    assert "port_rcv_errors" not in second
+
+
+def test_counters_can_be_left_alone(tree):
+    tree.rdma("mlx5_0", tree.pci("0000:00/0000:00:01.0"))
+
+    assert read(tree, no_counters=("mlx5_*",))["mlx5_0/1"].counters == {}
+
+
+def test_a_counter_without_a_number_is_none(tree):
+    port = tree.rdma("mlx5_0", tree.pci("0000:00/0000:00:01.0"))
+    tree.write(f"{port}/counters/symbol_error", "N/A (no PMA)")
+
+    assert "symbol_error" not in read(tree)["mlx5_0/1"].counters
+
+
+def test_the_nearest_gpus_are_those_below_the_same_switch(tree):
+    tree.gpu("0000:00/0000:00:01.0/0000:01:00.0/0000:02:00.0")
+    tree.gpu("0000:00/0000:00:05.0/0000:05:00.0")
+    tree.gpu("0000:80/0000:80:01.0")
+    tree.rdma("mlx5_0", tree.pci("0000:00/0000:00:01.0/0000:01:00.0/0000:03:00.0"))
+    tree.rdma("mlx5_1", tree.pci("0000:c0/0000:c0:01.0"))
+
+    ports = read(tree)
+
+    assert ports["mlx5_0/1"].near == ("pci:0000:02:00.0",)
+    assert ports["mlx5_1/1"].near == ()
+
+
+@given(st.lists(st.sampled_from(["01", "02", "03"]), max_size=5), st.text(max_size=8))
+def test_a_gpu_on_the_very_path_is_never_farther_than_another(parts, other):
+    device = "/sys/devices/pci0000:00/" + "/".join(parts)
+
+    assert "here" in nearest(device, {"here": device, "other": f"/sys/devices/{other}"})
+
+
+@given(st.text())
+def test_no_text_of_the_kernel_breaks_a_parser(text):
+    """Hostile input gives nothing, never an exception."""
+    for parse in (_default_v4, _default_v6):
+        assert all(isinstance(name, str) for name in parse(text))
+    assert _ib_rate(text) is None or text.partition(" ")[2].startswith("Gb/sec")
+
+
+def test_default_routes_of_ipv6():
+    zeros = "0" * 32
+    lines = [
+        f"{zeros} 00 {zeros} 00 fe800000000000000000000000000001 00000400 1 0 00000003     eth0",
+        f"{zeros} 00 {zeros} 00 {zeros} ffffffff 1 0 00200200       lo",
+        f"fe80{'0' * 28} 40 {zeros} 00 {zeros} 00000100 1 0 00000001     eth1",
+    ]
+
+    assert list(_default_v6("\n".join(lines))) == ["eth0"]
+
+
+def test_an_empty_host_has_no_ports(tmp_path):
+    reader = Reader(Scope(), RULES, tmp_path / "none", tmp_path / "none")
+
+    assert reader.read().ports == ()
