@@ -334,6 +334,8 @@ def test_config_show_masks_secrets_and_names_origins(config):
 def test_config_show_is_a_configuration(config, tmp_path):
     """What it prints can be used again, but for secrets and what is not set."""
     copy = tmp_path / "copy.toml"
+    checks = "[[detectors.exec.checks]]\nname = 'a'\ncommand = ['/bin/true', 'x']\n"
+    config.write_text(config.read_text() + checks)
     shown = tmd("config", "show", "-c", config).stdout
     copy.write_text("".join(line for line in shown.splitlines(True) if not line.endswith('""\n')))
 

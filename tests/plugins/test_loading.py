@@ -106,6 +106,7 @@ def test_what_ships_imports_only_the_public_api():
     code = (
         "import sys, tmd_detectors.trainer, tmd_policies.replace_failed\n"
         "import tmd_detectors.nic.detector, tmd_detectors.host.detector\n"
+        "import tmd_detectors.exec\n"
         "import tmd_policies.drain_requested, tmd_policies.observe_only\n"
         "print(*sorted(m for m in sys.modules if m.startswith('tmd')))\n"
         "assert 'torch' not in sys.modules and 'redis' not in sys.modules"

@@ -136,7 +136,11 @@ def _without_password(url: str | None) -> str | None:
 def _toml(value: Any) -> str:
     import json
 
-    # JSON's strings, numbers, booleans and lists are TOML's too; nothing stands for "not set".
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    # JSON's strings, numbers and booleans are TOML's too; nothing stands for "not set".
     return '""' if value is None else json.dumps(value, ensure_ascii=False)
 
 

@@ -1,0 +1,226 @@
+"""Commands of the operator as checks: exit status 0 healthy, 1 degraded, 2 failed.
+
+On stdout a check says JSON: ``{"message": "...", "evidence": ["..."]}``. Any other status, a
+degraded or failed one without such JSON (a crashed script ends with 1 as well), too much output or
+too much time is a finding about the check, never about the host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from tmd.plugin import Detector, DetectorConfig, DetectorContext, Severity, Signal, State
+
+UNUSABLE_CODE = "exec.unusable"
+END_S = 1.0
+Positive = Annotated[float, Meta(gt=0)]
+
+
+class Check(Struct, frozen=True, forbid_unknown_fields=True):
+    """One entry of ``[[detectors.exec.checks]]``."""
+
+    name: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]+$")]
+    command: Annotated[tuple[str, ...], Meta(min_length=1)]
+    """Program and arguments; no shell looks at them."""
+    every_s: Positive = 60.0
+    """From the end of one run to the start of the next."""
+    timeout_s: Positive = 30.0
+    """Then it and all processes of its group are killed."""
+
+
+class ExecConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
+    checks: tuple[Check, ...] = ()
+    output_limit: Annotated[int, Meta(gt=0)] = 65536
+    """Bytes of stdout that a check may write."""
+
+    def __post_init__(self) -> None:
+        names = [check.name for check in self.checks]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two checks are named {', '.join(twice)}")
+
+
+class Health(StrEnum):
+    HEALTHY = "healthy"
+    DEGRADED = "degraded"
+    FAILED = "failed"
+    UNKNOWN = "unknown"  # the check itself does not work
+
+
+class Outcome(Struct, frozen=True):
+    """What one run of a check has said."""
+
+    health: Health
+    message: str = ""
+    evidence: tuple[str, ...] = ()
+
+
+class ExecDetector(Detector):
+    name: ClassVar[str] = "exec"
+    Config: ClassVar[type[DetectorConfig]] = ExecConfig
+
+    async def watch(self, ctx: DetectorContext) -> AsyncIterator[Signal]:
+        config = ctx.config
+        assert isinstance(config, ExecConfig)
+        news: asyncio.Queue[Signal | BaseException] = asyncio.Queue()
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                news.put_nowait(error)
+
+        tasks = []
+        for check in config.checks:
+            task = asyncio.create_task(_repeat(check, config.output_limit, ctx, news))
+            task.add_done_callback(ended)
+            tasks.append(task)
+        try:
+            while True:
+                item = await news.get()
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _repeat(
+    check: Check,
+    output_limit: int,
+    ctx: DetectorContext,
+    news: asyncio.Queue[Signal | BaseException],
+) -> None:
+    findings = Findings(check)
+    while True:
+        outcome = await run(check, output_limit)
+        for found in findings.observe(outcome):
+            news.put_nowait(found)
+        await ctx.sleep(check.every_s)
+
+
+# --- judging --------------------------------------------------------------------------------------
+
+
+class _Said(Struct, frozen=True):
+    message: str
+    evidence: tuple[str, ...] = ()
+
+
+_BY_STATUS = {0: Health.HEALTHY, 1: Health.DEGRADED, 2: Health.FAILED}
+_SEVERITY = {Health.DEGRADED: Severity.DEGRADED, Health.FAILED: Severity.FATAL}
+
+
+def judge(status: int, output: bytes) -> Outcome:
+    """What an exit status (negative: a signal) and stdout mean."""
+    health = _BY_STATUS.get(status)
+    if health is None:
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        return Outcome(Health.UNKNOWN, f"{how}; 0, 1 and 2 have a meaning")
+    if health is Health.HEALTHY and not output.strip():
+        return Outcome(health)
+    try:
+        said = msgspec.json.decode(output, type=_Said)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return Outcome(Health.UNKNOWN, f"ended with status {status} and no JSON message: {error}")
+    return Outcome(health, said.message, said.evidence)
+
+
+class Findings:
+    """Folds the outcomes of one check into signals; says each thing once."""
+
+    def __init__(self, check: Check) -> None:
+        self._check = check
+        self._health = Health.HEALTHY
+        self._unusable = False
+
+    def observe(self, outcome: Outcome) -> Iterator[Signal]:
+        """A check that does not work leaves what is known of the host as it is."""
+        unusable = outcome.health is Health.UNKNOWN
+        if unusable != self._unusable:
+            self._unusable = unusable
+            entity = f"check:{self._check.name}"
+            text = f"check {self._check.name}: {outcome.message}" if unusable else ""
+            yield Signal(UNUSABLE_CODE, entity, Severity.WARNING, _state(unusable), text)
+        if unusable or outcome.health is self._health:
+            return
+        before, self._health = self._health, outcome.health
+        if before is not Health.HEALTHY:
+            yield self._finding(before, State.CLEARED, Outcome(before))
+        if outcome.health is not Health.HEALTHY:
+            yield self._finding(outcome.health, State.RAISED, outcome)
+
+    def _finding(self, health: Health, state: State, outcome: Outcome) -> Signal:
+        return Signal(
+            code=f"exec.{self._check.name}",
+            entity="host",
+            severity=_SEVERITY[health],
+            state=state,
+            message=outcome.message,
+            evidence=outcome.evidence,
+        )
+
+
+def _state(holds: bool) -> State:
+    return State.RAISED if holds else State.CLEARED
+
+
+# --- running --------------------------------------------------------------------------------------
+
+
+async def run(check: Check, output_limit: int) -> Outcome:
+    """Run it once. Nothing of its process group is left when this returns or is cancelled."""
+    # Secrets of ours may stand in the environment.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TMD_")}
+    try:
+        child = await asyncio.create_subprocess_exec(
+            *check.command,
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=DEVNULL,
+            env=environment,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        return Outcome(Health.UNKNOWN, f"cannot be started: {error}")
+    try:
+        async with asyncio.timeout(check.timeout_s):
+            output = await _read(child, output_limit)
+            if output is None:
+                return Outcome(Health.UNKNOWN, f"wrote more than {output_limit} bytes")
+            return judge(await child.wait(), output)
+    except TimeoutError:
+        return Outcome(Health.UNKNOWN, f"ran for more than {check.timeout_s:g} s")
+    finally:
+        await _kill(child)
+
+
+async def _read(child: Process, limit: int) -> bytes | None:
+    """What it writes until it ends, ``None`` if that is too much.
+
+    A process that it left behind may hold the pipe: it counts as a part of the check.
+    """
+    assert child.stdout is not None
+    try:
+        await child.stdout.readexactly(limit + 1)
+    except asyncio.IncompleteReadError as error:
+        return error.partial
+    return None
+
+
+async def _kill(child: Process) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(END_S):
+            await child.communicate()

@@ -1,0 +1,237 @@
+"""Commands of the operator as checks: real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import aclosing
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tmd_detectors.exec import (
+    Check,
+    ExecConfig,
+    ExecDetector,
+    Findings,
+    Health,
+    Outcome,
+    judge,
+    run,
+)
+
+from tmd.config import Settings
+from tmd.core.errors import ConfigError
+from tmd.daemon.plugins import installed, load_detectors
+from tmd.plugin import DETECTOR_GROUP, Severity, State
+
+SAYS = b'{"message": "hot", "evidence": ["90 C"]}'
+
+
+def check(*command, **changes):
+    return Check(name="mine", command=command, **{"timeout_s": 30.0, **changes})
+
+
+def shell(script, **changes):
+    return check("/bin/sh", "-c", script, **changes)
+
+
+# --- what a run means -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "output", "health"),
+    [
+        (0, b"", Health.HEALTHY),
+        (0, SAYS, Health.HEALTHY),
+        (1, SAYS, Health.DEGRADED),
+        (2, SAYS, Health.FAILED),
+        (1, b"", Health.UNKNOWN),  # a script that crashed
+        (2, b"usage: ...", Health.UNKNOWN),
+        (0, b"all is well", Health.UNKNOWN),
+        (1, b'{"evidence": []}', Health.UNKNOWN),
+        (3, SAYS, Health.UNKNOWN),
+        (127, b"", Health.UNKNOWN),
+        (-11, SAYS, Health.UNKNOWN),
+    ],
+)
+def test_only_what_is_clear_is_about_the_host(status, output, health):
+    assert judge(status, output).health is health
+
+
+@given(st.integers(-64, 255), st.binary())
+def test_no_output_breaks_the_judge(status, output):
+    """Without a JSON message nothing is ever said about the host."""
+    outcome = judge(status, output)
+
+    if outcome.health in (Health.DEGRADED, Health.FAILED):
+        assert isinstance(msgspec.json.decode(output)["message"], str)
+
+
+def test_findings_follow_the_health_of_the_host():
+    findings = Findings(check("x"))
+    story = [
+        Outcome(Health.HEALTHY),
+        Outcome(Health.DEGRADED, "hot", ("90 C",)),
+        Outcome(Health.DEGRADED, "hot"),
+        Outcome(Health.FAILED, "melted"),
+        Outcome(Health.UNKNOWN, "late"),
+        Outcome(Health.UNKNOWN, "late"),
+        Outcome(Health.DEGRADED, "hot"),
+        Outcome(Health.HEALTHY),
+    ]
+    raised, cleared = State.RAISED, State.CLEARED
+
+    said = [[(s.code, s.entity, s.severity, s.state) for s in findings.observe(o)] for o in story]
+
+    degraded = ("exec.mine", "host", Severity.DEGRADED)
+    fatal = ("exec.mine", "host", Severity.FATAL)
+    unusable = ("exec.unusable", "check:mine", Severity.WARNING)
+    assert said == [
+        [],
+        [(*degraded, raised)],
+        [],
+        [(*degraded, cleared), (*fatal, raised)],
+        [(*unusable, raised)],
+        [],
+        [(*unusable, cleared), (*fatal, cleared), (*degraded, raised)],
+        [(*degraded, cleared)],
+    ]
+
+
+# --- real processes -------------------------------------------------------------------------------
+
+
+async def test_a_real_command_is_heard():
+    outcome = await run(shell("""echo '{"message": "hot", "evidence": ["90 C"]}'; exit 1"""), 1000)
+
+    assert outcome == Outcome(Health.DEGRADED, "hot", ("90 C",))
+
+
+async def test_no_shell_looks_at_the_command():
+    outcome = await run(check("/bin/echo", '{"message": "$HOME; exit 2"}'), 1000)
+
+    assert outcome == Outcome(Health.HEALTHY, "$HOME; exit 2")
+
+
+async def test_a_command_that_is_not_there():
+    outcome = await run(check("/no/such/program"), 1000)
+
+    assert outcome.health is Health.UNKNOWN
+    assert "cannot be started" in outcome.message
+
+
+async def test_secrets_of_the_daemon_stay_with_it(monkeypatch):
+    monkeypatch.setenv("TMD_CLUSTER__SECRET", "hidden")
+    outcome = await run(shell('echo "{\\"message\\": \\"<$TMD_CLUSTER__SECRET>\\"}"'), 1000)
+
+    assert outcome.message == "<>"
+
+
+async def test_too_much_output_ends_the_check():
+    outcome = await run(check("/usr/bin/env", "yes"), 1000)
+
+    assert outcome == Outcome(Health.UNKNOWN, "wrote more than 1000 bytes")
+
+
+async def test_a_late_check_is_killed_with_all_it_started(tmp_path):
+    """The grandchild holds a lock on a FIFO's writing end: EOF proves that it is gone."""
+    fifo = tmp_path / "alive"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        outcome = await run(shell(f"sleep 1000 > {fifo} & wait", timeout_s=0.5), 1000)
+        rest = os.read(reader, 1)
+    finally:
+        os.close(reader)
+
+    assert outcome == Outcome(Health.UNKNOWN, "ran for more than 0.5 s")
+    assert rest == b""
+
+
+class Context:
+    host = "h1"
+
+    def __init__(self, *checks):
+        self.config = ExecConfig(checks=checks)
+        self.slept = []
+
+    def now(self):
+        return asyncio.get_running_loop().time()
+
+    async def sleep(self, seconds):
+        self.slept.append(seconds)
+        await asyncio.sleep(seconds)
+
+
+async def test_checks_run_beside_each_other_and_never_over_themselves(tmp_path):
+    """A check that hangs does not hold up another, whose log has a start only after an end."""
+    log = tmp_path / "log"
+    said = """{ echo '{"message": "five runs"}'; exit 1; }"""
+    script = f"printf + >> {log}; printf - >> {log}; test $(wc -c < {log}) -lt 10 || {said}"
+    hangs = Check(name="hangs", command=("/bin/sleep", "1000"), timeout_s=1000)
+    again = Check(name="again", command=("/bin/sh", "-c", script), every_s=0.001)
+    async with aclosing(ExecDetector().watch(Context(hangs, again))) as signals:
+        signal = await anext(signals)
+
+    assert (signal.code, signal.message) == ("exec.again", "five runs")
+    assert log.read_text().startswith("+-" * 5)
+
+
+async def test_closing_the_detector_ends_its_commands(tmp_path):
+    fifo = tmp_path / "alive"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    script = f"exec 3> {fifo}; echo here >&3; exec sleep 1000"
+    here = asyncio.Event()
+    asyncio.get_running_loop().add_reader(reader, here.set)
+    try:
+        signals = ExecDetector().watch(Context(shell(script, timeout_s=1000)))
+        waiting = asyncio.create_task(anext(signals))
+        await here.wait()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await signals.aclose()
+        said = os.read(reader, 100), os.read(reader, 100)
+    finally:
+        asyncio.get_running_loop().remove_reader(reader)
+        os.close(reader)
+
+    assert said == (b"here\n", b"")
+
+
+# --- configuration --------------------------------------------------------------------------------
+
+
+def configured(**section):
+    points = [p for p in installed(DETECTOR_GROUP) if p.name == "exec"]
+    return load_detectors(Settings(detectors={"exec": section}), points)[0].config
+
+
+def test_checks_come_from_the_configuration():
+    config = configured(checks=[{"name": "disk", "command": ["/bin/true"], "every_s": 5}])
+
+    assert config.checks == (Check(name="disk", command=("/bin/true",), every_s=5.0),)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"name": "a", "command": []}, "length"),
+        ({"name": "a", "command": "/bin/true"}, "array"),
+        ({"name": "a b", "command": ["x"]}, "matching regex"),
+        ({"name": "a", "command": ["x"], "every": 5}, "every"),
+        ({"name": "a", "command": ["x"], "timeout_s": 0}, "> 0"),
+        ({"command": ["x"]}, "name"),
+    ],
+)
+def test_a_wrong_check_is_refused_at_start(wrong, said):
+    with pytest.raises(ConfigError, match=said):
+        configured(checks=[wrong])
+
+
+def test_two_checks_of_one_name_are_refused():
+    one = {"name": "a", "command": ["x"]}
+    with pytest.raises(ConfigError, match="two checks are named a"):
+        configured(checks=[one, one])
