@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from tmd import __version__
-from tmd.cli import inspecting, operating, standbys, status, xids
+from tmd.cli import doctor, inspecting, observing, operating, standbys, status, xids
 from tmd.cli.common import ConfigOption
 from tmd.core.errors import ConfigError, PluginError, StoreUnavailable, TmdError
 
@@ -72,6 +72,9 @@ app.command()(operating.pause)
 app.command()(operating.resume)
 app.command()(operating.events)
 app.command()(inspecting.plugins)
+app.command()(observing.scan)
+app.command()(doctor.doctor)
+app.add_typer(observing.detectors, name="detectors")
 app.add_typer(inspecting.config, name="config")
 app.add_typer(standbys.standby, name="standby")
 app.add_typer(xids.xid, name="xid")

@@ -19,7 +19,7 @@ def plugins(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """List detectors and policies: where they come from and whether they are used."""
     from tmd.config import load
 
-    rows = _plugin_rows(load(config))
+    rows = plugin_rows(load(config))
     if as_json:
         import msgspec
 
@@ -30,7 +30,8 @@ def plugins(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         raise typer.Exit(1)
 
 
-def _plugin_rows(settings: Settings) -> list[dict[str, str]]:
+def plugin_rows(settings: Settings) -> list[dict[str, str]]:
+    """What is installed: name, kind, where it comes from, how it is used, what is wrong."""
     from tmd.core.errors import PluginError
     from tmd.daemon.plugins import describe, installed, load
     from tmd.plugin import DETECTOR_GROUP, POLICY_GROUP, Detector, Policy

@@ -69,6 +69,12 @@ class RedisStore:
         self._known[kind] = known
         return list(known.values())
 
+    async def clock(self) -> float:
+        """Wall-clock seconds of the server, to show to people."""
+        with _errors():
+            seconds, microseconds = await self._redis.time()
+        return float(seconds) + float(microseconds) / 1e6
+
     async def leader(self) -> str:
         with _errors():
             held: Any = await self._redis.get(self._key("leader"))

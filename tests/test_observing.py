@@ -1,0 +1,204 @@
+"""The verbs that watch this host without a cluster, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.test_cli import ENVIRONMENT, tmd
+from tmd.cli.observing import DEGRADED, FAILED, HEALTHY, health
+from tmd.core.model import Alert, Severity, State, Strategy
+
+ONLY_EXEC = "[plugins]\nallow = ['exec']\n"
+
+
+@pytest.fixture
+def config(tmp_path):
+    """A function that writes a configuration without Redis, with one check of a given script."""
+
+    def write(script=None, more=""):
+        path = tmp_path / "tmd.toml"
+        text = f"[host]\nname = 'h1'\nruntime_dir = '{tmp_path}'\nstate_dir = '{tmp_path}'\n{more}"
+        if script is not None:
+            text += "[[detectors.exec.checks]]\nname = 'mine'\nevery_s = 0.05\n"
+            text += f"command = ['{script}']\n"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def says(status):
+    return f"""echo '{{"message": "look here"}}'; exit {status}"""
+
+
+def script(tmp_path, status):
+    """A check as a file: no quotes to quote."""
+    path = tmp_path / "check"
+    path.write_text(f"#!/bin/sh\n{says(status)}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+# --- scan -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("status", "severity"), [(0, None), (1, "degraded"), (2, "fatal")])
+def test_scan_tells_by_its_status(config, tmp_path, status, severity):
+    """No Redis is configured; the findings of a check decide."""
+    path = config(script(tmp_path, status), ONLY_EXEC)
+    done = tmd("scan", "--json", "--seconds", "3", "-c", path)
+    told = json.loads(done.stdout)
+
+    assert done.returncode == status, done.stderr
+    assert [a["severity"] for a in told["alerts"]] == ([severity] if severity else [])
+    assert told["watched"] == ["exec"]
+
+
+def test_scan_for_people(config, tmp_path):
+    path = config(script(tmp_path, 2), ONLY_EXEC)
+    done = tmd("scan", "--seconds", "3", "-c", path)
+
+    assert done.returncode == 2
+    assert "exec.mine" in done.stdout
+    assert "look here" in done.stdout
+
+
+def test_every_detector_takes_part_in_a_scan(config):
+    told = json.loads(tmd("scan", "--json", "--seconds", "0.5", "-c", config()).stdout)
+
+    assert {"exec", "host", "nic", "trainer"} <= {*told["watched"], *told["unused"]}
+
+
+@pytest.mark.parametrize(
+    ("severities", "status"),
+    [
+        ((), HEALTHY),
+        ((Severity.INFO,), HEALTHY),
+        ((Severity.INFO, Severity.WARNING), DEGRADED),
+        ((Severity.DEGRADED,), DEGRADED),
+        ((Severity.DEGRADED, Severity.FATAL), FAILED),
+    ],
+)
+def test_the_worst_finding_decides(severities, status):
+    alerts = tuple(
+        Alert("1", "h1", "d", "c", "e", s, State.RAISED, "", "", Strategy.OBSERVE, 1, 0.0)
+        for s in severities
+    )
+
+    assert health(alerts) == status
+
+
+# --- detectors ------------------------------------------------------------------------------------
+
+
+def test_detectors_list_names_each_with_its_keys(config):
+    rows = json.loads(tmd("detectors", "list", "--json", "-c", config()).stdout)
+    found = {row["name"]: row for row in rows}
+
+    assert found["exec"]["keys"] == ["checks", "output_limit"]
+    assert found["nic"]["use"] == "observe"
+    assert "poll_s" in tmd("detectors", "list", "-c", config()).stdout
+
+
+def running(path, *options):
+    return subprocess.Popen(
+        [sys.executable, "-m", "tmd.cli", "detectors", "run", "exec", "-c", str(path), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_detectors_run_prints_signals_until_it_is_told_to_end(config, tmp_path, number):
+    with running(config(script(tmp_path, 1)), "--json") as child:
+        try:
+            line = json.loads(child.stdout.readline())
+            os.kill(child.pid, number)
+            rest, errors = child.communicate(timeout=20)
+        finally:
+            child.kill()
+
+    assert (line["detector"], line["code"], line["state"]) == ("exec", "exec.mine", "raised")
+    assert (child.returncode, rest) == (0, "")
+    assert "Traceback" not in errors
+
+
+def test_detectors_run_for_people(config, tmp_path):
+    with running(config(script(tmp_path, 1))) as child:
+        try:
+            line = child.stdout.readline()
+        finally:
+            child.terminate()
+
+    assert line.split() == ["exec", "raised", "degraded", "exec.mine", "host", "look", "here"]
+
+
+def test_running_a_detector_that_is_not_there_is_an_error(config):
+    done = tmd("detectors", "run", "nix", "-c", config())
+
+    assert done.returncode == 2
+    assert "no detector 'nix'" in done.stderr
+    assert "nic" in done.stderr
+
+
+# --- doctor ---------------------------------------------------------------------------------------
+
+
+def points(done):
+    return {p["name"]: p for p in json.loads(done.stdout)}
+
+
+def test_doctor_names_what_is_missing_and_what_to_do(config):
+    done = tmd("doctor", "--json", "-c", config())
+    found = points(done)
+
+    assert done.returncode == 1
+    assert not found["secret"]["ok"]
+    assert "openssl rand" in found["secret"]["text"]
+    assert "TMD_REDIS__URL" in found["redis"]["text"]
+    assert found["socket folder"]["ok"]
+    assert found["detector nic"]["ok"]
+
+
+def test_doctor_is_content_with_a_host_that_has_all(config, redis_url):
+    more = f"[cluster]\nsecret = '0123456789abcdef'\n[redis]\nurl = '{redis_url}'\n"
+    done = tmd("doctor", "--json", "-c", config(more=more))
+    found = points(done)
+
+    assert done.returncode == 0, done.stdout
+    assert found["redis"]["ok"]
+    assert found["clock"]["ok"]
+    assert "ok" in tmd("doctor", "-c", config(more=more)).stdout
+
+
+def test_doctor_finds_a_redis_that_is_away(config, tmp_path):
+    more = f"[cluster]\nsecret = '0123456789abcdef'\n[redis]\nurl = 'unix://{tmp_path}/gone'\n"
+    done = tmd("doctor", "--json", "-c", config(more=more))
+
+    assert done.returncode == 1
+    assert "is it running" in points(done)["redis"]["text"]
+
+
+def test_doctor_finds_an_address_of_another_host(config):
+    """192.0.2.1 is for documentation: nobody has it."""
+    env = {"TMD_HOST__ADVERTISE": "192.0.2.1"}
+    found = points(tmd("doctor", "--json", "-c", config(), env=env))
+
+    assert not found["ports"]["ok"]
+    assert "[host] advertise" in found["ports"]["text"]
+
+
+def test_doctor_finds_a_folder_that_cannot_be_used(config, tmp_path):
+    (tmp_path / "file").touch()
+    env = {"TMD_HOST__STATE_DIR": str(tmp_path / "file/state")}
+    found = points(tmd("doctor", "--json", "-c", config(), env=env))
+
+    assert not found["state folder"]["ok"]

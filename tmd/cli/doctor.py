@@ -1,0 +1,137 @@
+"""The verb doctor: what this host can do and observe, and what to do about the rest."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from msgspec import Struct
+
+from tmd.cli.common import ConfigOption, JsonOption
+from tmd.core.errors import ConfigError, StoreUnavailable
+
+if TYPE_CHECKING:
+    from tmd.config import Settings
+
+CLOCK_S = 1.0
+"""Differs more from the clock of Redis: times shown mislead. Nothing decides by them."""
+
+
+class Point(Struct, frozen=True):
+    """One thing that was looked at."""
+
+    name: str
+    ok: bool
+    needed: bool
+    """Without it the daemon does not work; else it only observes less."""
+    text: str
+
+
+def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """Say what this host can and cannot do and observe. Exit status 1 if something needed fails."""
+    from tmd.config import load
+
+    points = list(examine(load(config)))
+    if as_json:
+        import msgspec
+
+        typer.echo(msgspec.json.format(msgspec.json.encode(points), indent=2).decode())
+    else:
+        for point in points:
+            mark = "ok  " if point.ok else "FAIL" if point.needed else "no  "
+            typer.echo(f"{mark}  {point.name:<20}  {point.text}".rstrip())
+    if any(point.needed and not point.ok for point in points):
+        raise typer.Exit(1)
+
+
+def examine(settings: Settings) -> Iterator[Point]:
+    """All points, in the order in which one would mend them."""
+    yield _secret(settings)
+    yield from _redis(settings)
+    yield _folder("socket folder", settings.host.socket.parent)
+    yield _folder("state folder", settings.host.state_dir)
+    yield _ports(settings.host.advertise)
+    yield from _detectors(settings)
+
+
+def _secret(settings: Settings) -> Point:
+    try:
+        settings.secret()
+    except ConfigError as error:
+        return Point("secret", False, True, str(error))
+    return Point("secret", True, True, "readable")
+
+
+def _redis(settings: Settings) -> Iterator[Point]:
+    import asyncio
+
+    from tmd.daemon.store import RedisStore
+
+    try:
+        store = RedisStore(
+            settings.redis_url(), settings.cluster.name, timeout_s=settings.redis.timeout_s
+        )
+    except ConfigError as error:
+        yield Point("redis", False, True, str(error))
+        return
+
+    async def ask() -> float:
+        try:
+            return await store.clock() - time.time()
+        finally:
+            await store.close()
+
+    try:
+        ahead = asyncio.run(ask())
+    except StoreUnavailable as error:
+        yield Point("redis", False, True, f"{error}; is it running, and is [redis] url right?")
+        return
+    yield Point("redis", True, True, "answers")
+    near = abs(ahead) < CLOCK_S
+    remedy = "" if near else ": run a time service (chrony, systemd-timesyncd) on both"
+    yield Point("clock", near, False, f"{abs(ahead):.3f} s from that of Redis{remedy}")
+
+
+def _folder(name: str, folder: Path) -> Point:
+    """Whether the daemon could make and use ``folder`` as this user."""
+    place = folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        who = f"user {os.getuid()}"
+        text = f"{who} may not write to {place}: run as the daemon's user, or mend its owner"
+        return Point(name, False, True, text)
+    made = "" if place == folder else ", which the daemon makes"
+    return Point(name, True, True, f"{folder}{made}")
+
+
+def _ports(address: str) -> Point:
+    """Workers listen on ports that the kernel chooses, at the advertised address."""
+    try:
+        family, kind, number, _, where = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, number) as listener:
+            listener.bind(where)
+            listener.listen(1)
+    except OSError as error:
+        text = (
+            f"cannot listen at {address}: {error}; set [host] advertise to an address of this host"
+        )
+        return Point("ports", False, True, text)
+    if address.startswith("127.") or address == "::1":
+        text = f"{address} is reached from this host only; set [host] advertise"
+        return Point("ports", False, False, text)
+    return Point("ports", True, True, f"workers can listen at {address}")
+
+
+def _detectors(settings: Settings) -> Iterator[Point]:
+    from tmd.daemon.plugins import load_detectors
+
+    for found in load_detectors(settings):
+        why_not = found.detector.supported()
+        text = why_not or f"can watch here ({found.strategy.value})"
+        yield Point(f"detector {found.origin.name}", why_not is None, False, text)

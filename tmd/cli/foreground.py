@@ -1,0 +1,62 @@
+"""Detectors in the foreground: under the daemon's own supervision, but without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+from tmd.config import Log, Settings
+from tmd.core.model import Alert, Signal, Strategy
+from tmd.daemon import logs
+from tmd.daemon.bus import Reach
+from tmd.daemon.plugins import LoadedDetector
+from tmd.daemon.roster import Roster
+from tmd.daemon.watcher import Watcher
+from tmd.testing import MemoryStore
+
+Hear = Callable[[str, Signal], None]
+
+
+class Listening(Watcher):
+    """A watcher that lets somebody hear each signal as it comes."""
+
+    def __init__(self, settings: Settings, detectors: list[LoadedDetector], hear: Hear) -> None:
+        store = MemoryStore().client()
+        super().__init__(settings.host.name, "foreground", detectors, Roster(), store, Reach())
+        self._hear = hear
+
+    def fold(self, signal: Signal, detector: str, strategy: Strategy) -> None:
+        self._hear(detector, signal)
+        super().fold(signal, detector, strategy)
+
+
+def watch(
+    settings: Settings, detectors: list[LoadedDetector], hear: Hear, seconds: float | None = None
+) -> tuple[Alert, ...]:
+    """Run ``detectors`` until SIGINT or SIGTERM, or for ``seconds``; returns what is raised then.
+
+    There are no workers here, so detectors of workers see none.
+    """
+    logs.configure(Log(level="error"), host=settings.host.name)
+    return asyncio.run(_watch(Listening(settings, detectors, hear), seconds))
+
+
+async def _watch(watcher: Watcher, seconds: float | None) -> tuple[Alert, ...]:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    running = asyncio.create_task(watcher.run())
+    running.add_done_callback(lambda _: stop.set())
+    try:
+        async with asyncio.timeout(seconds):
+            await stop.wait()
+    except TimeoutError:
+        pass
+    if running.done():
+        await running  # it only ends by an error of ours
+    raised = watcher.board.alerts
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    return raised

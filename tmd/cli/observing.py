@@ -1,0 +1,159 @@
+"""Verbs that watch this host without a cluster: detectors list, detectors run, scan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tmd.cli.common import ConfigOption, JsonOption
+from tmd.core.errors import PluginError
+
+if TYPE_CHECKING:
+    from tmd.config import Settings
+    from tmd.core.model import Alert, Signal
+    from tmd.daemon.plugins import LoadedDetector
+
+HEALTHY, DEGRADED, FAILED = 0, 1, 2
+
+detectors = typer.Typer(help="List detectors, or run one in the foreground.", no_args_is_help=True)
+
+
+@detectors.command("list")
+def list_(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """List the detectors that are installed, whether they work here, and their own keys."""
+    from tmd.cli.inspecting import plugin_rows
+    from tmd.config import load
+
+    settings = load(config)
+    rows = [row for row in plugin_rows(settings) if row["kind"] == "detector"]
+    keys = {d.origin.name: list(d.config.__struct_fields__) for d in _loaded(settings, rows)}
+    if as_json:
+        found = [{**row, "keys": keys.get(row["name"], [])} for row in rows]
+        typer.echo(_json(found))
+    else:
+        table = [(row["name"], row["use"], ", ".join(keys.get(row["name"], []))) for row in rows]
+        _print_table(("name", "use", "own keys"), table)
+    for row in rows:
+        if row["problem"]:
+            typer.echo(row["problem"], err=True)
+    if any(row["problem"] for row in rows):
+        raise typer.Exit(1)
+
+
+@detectors.command("run")
+def run(
+    name: Annotated[str, typer.Argument(help="As 'tmd detectors list' shows it.")],
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run one detector in the foreground and print its signals as they come; Ctrl-C ends it."""
+    from tmd.cli.foreground import watch
+    from tmd.config import load
+    from tmd.daemon.plugins import load_detectors
+
+    settings = load(config)
+    known = {found.origin.name: found for found in load_detectors(settings)}
+    if name not in known:
+        names = ", ".join(known) or "none"
+        raise PluginError(f"no detector '{name}' is installed and enabled; there are {names}")
+    why_not = known[name].detector.supported()
+    if why_not is not None:
+        typer.echo(f"tmd: {name} cannot work on this host: {why_not}", err=True)
+        raise typer.Exit(1)
+    typer.echo(f"watching with {name}; Ctrl-C ends it", err=True)
+
+    def hear(detector: str, signal: Signal) -> None:
+        typer.echo(_json_line(detector, signal) if as_json else _line(detector, signal))
+
+    watch(settings, [known[name]], hear)
+
+
+def scan(
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.1, help="How long the detectors may look.")
+    ] = 12.0,
+) -> None:
+    """Let all detectors look at this host once. No Redis is needed.
+
+    Exit status: 0 healthy, 1 degraded or a warning, 2 something has failed.
+    """
+    from tmd.cli.foreground import watch
+    from tmd.config import load
+    from tmd.daemon.plugins import load_detectors
+
+    settings = load(config)
+    found = load_detectors(settings)
+    reasons = {d.origin.name: d.detector.supported() for d in found}
+    unused = {name: reason for name, reason in reasons.items() if reason is not None}
+    alerts = watch(settings, found, lambda *_: None, seconds)
+    if as_json:
+        watched = [name for name in reasons if name not in unused]
+        typer.echo(_json({"alerts": alerts, "watched": watched, "unused": unused}))
+    else:
+        _print_scan(alerts, unused)
+    status = health(alerts)
+    if status:
+        raise typer.Exit(status)
+
+
+def health(alerts: tuple[Alert, ...]) -> int:
+    """The exit status that stands for ``alerts``."""
+    from tmd.core.model import Severity
+
+    severities = {alert.severity for alert in alerts} - {Severity.INFO}
+    if Severity.FATAL in severities:
+        return FAILED
+    return DEGRADED if severities else HEALTHY
+
+
+def _loaded(settings: Settings, rows: list[dict[str, str]]) -> list[LoadedDetector]:
+    """The enabled detectors, unless one is broken: then the rows say so."""
+    from tmd.daemon.plugins import load_detectors
+
+    return [] if any(row["problem"] for row in rows) else load_detectors(settings)
+
+
+# --- output ---------------------------------------------------------------------------------------
+
+
+def _print_scan(alerts: tuple[Alert, ...], unused: dict[str, str]) -> None:
+    rows = [(a.severity.value, a.code, a.entity, a.message) for a in alerts]
+    if rows:
+        _print_table(("severity", "code", "entity", "message"), rows)
+    else:
+        typer.echo("nothing was found")
+    for name, reason in unused.items():
+        typer.echo(f"{name} did not look: {reason}", err=True)
+
+
+def _print_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(*head, box=box.SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    Console().print(table)
+
+
+def _line(detector: str, signal: Signal) -> str:
+    words = (signal.state.value, signal.severity.value, signal.code, signal.entity, signal.message)
+    return "  ".join((detector, *words)).rstrip()
+
+
+def _json_line(detector: str, signal: Signal) -> str:
+    import msgspec
+
+    return msgspec.json.encode({"detector": detector, **msgspec.structs.asdict(signal)}).decode()
+
+
+def _json(value: Any) -> str:
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
