@@ -25,6 +25,7 @@ from tmd.config import Settings
 from tmd.core.errors import ConfigError
 from tmd.daemon.plugins import installed, load_detectors
 from tmd.plugin import DETECTOR_GROUP, Severity, State
+from tmd.testing import FakeContext
 
 SAYS = b'{"message": "hot", "evidence": ["90 C"]}'
 
@@ -150,21 +151,6 @@ async def test_a_late_check_is_killed_with_all_it_started(tmp_path):
     assert rest == b""
 
 
-class Context:
-    host = "h1"
-
-    def __init__(self, *checks):
-        self.config = ExecConfig(checks=checks)
-        self.slept = []
-
-    def now(self):
-        return asyncio.get_running_loop().time()
-
-    async def sleep(self, seconds):
-        self.slept.append(seconds)
-        await asyncio.sleep(seconds)
-
-
 async def test_checks_run_beside_each_other_and_never_over_themselves(tmp_path):
     """A check that hangs does not hold up another, whose log has a start only after an end."""
     log = tmp_path / "log"
@@ -172,7 +158,9 @@ async def test_checks_run_beside_each_other_and_never_over_themselves(tmp_path):
     script = f"printf + >> {log}; printf - >> {log}; test $(wc -c < {log}) -lt 10 || {said}"
     hangs = Check(name="hangs", command=("/bin/sleep", "1000"), timeout_s=1000)
     again = Check(name="again", command=("/bin/sh", "-c", script), every_s=0.001)
-    async with aclosing(ExecDetector().watch(Context(hangs, again))) as signals:
+    async with aclosing(
+        ExecDetector().watch(FakeContext(ExecConfig(checks=(hangs, again))))
+    ) as signals:
         signal = await anext(signals)
 
     assert (signal.code, signal.message) == ("exec.again", "five runs")
@@ -187,7 +175,9 @@ async def test_closing_the_detector_ends_its_commands(tmp_path):
     here = asyncio.Event()
     asyncio.get_running_loop().add_reader(reader, here.set)
     try:
-        signals = ExecDetector().watch(Context(shell(script, timeout_s=1000)))
+        signals = ExecDetector().watch(
+            FakeContext(ExecConfig(checks=(shell(script, timeout_s=1000),)))
+        )
         waiting = asyncio.create_task(anext(signals))
         await here.wait()
         waiting.cancel()

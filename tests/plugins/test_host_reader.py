@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import resource
 from contextlib import aclosing
@@ -16,6 +15,7 @@ from tmd_detectors.host.facts import Clock, Facts, Process, Question, Space
 from tmd_detectors.host.probe import ask, parse
 
 from tmd.plugin import Severity
+from tmd.testing import FakeContext
 
 MOUNTINFO = r"""22 1 8:1 / / ro,relatime shared:1 - ext4 /dev/sda1 rw,errors=remount-ro
 23 22 0:21 / /dev/shm rw,nosuid - tmpfs tmpfs rw
@@ -173,22 +173,9 @@ def test_a_silent_file_system_is_left_alone_for_longer_and_longer():
     assert not avoided.holds("/", 0)
 
 
-class Context:
-    host = "h1"
-
-    def __init__(self, **config):
-        self.config = HostConfig(**config)
-
-    def now(self):
-        return asyncio.get_running_loop().time()
-
-    async def sleep(self, seconds):
-        await asyncio.sleep(seconds)
-
-
 async def test_the_detector_finds_a_file_system_that_is_too_full():
     """Every real file system has less than 101 % free."""
-    context = Context(poll_s=0.01, disks=("/",), disk_free_percent=101)
+    context = FakeContext(HostConfig(poll_s=0.01, disks=("/",), disk_free_percent=101))
     async with aclosing(HostDetector().watch(context)) as signals:
         signal = await anext(signals)
 

@@ -1,0 +1,246 @@
+"""The contract test kit: every installed plug-in keeps it, and each way to break it is found."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from tmd.daemon.plugins import installed
+from tmd.plugin import (
+    DETECTOR_GROUP,
+    POLICY_GROUP,
+    Detector,
+    DetectorConfig,
+    Policy,
+    Severity,
+    Signal,
+)
+from tmd.testing import plugins as kit
+from tmd.testing.plugins import BrokenContract, check_detector, check_policy
+
+EXAMPLE = Path(__file__).parent / "example_distribution"
+
+
+@pytest.mark.parametrize("point", installed(DETECTOR_GROUP), ids=lambda p: p.name)
+async def test_every_installed_detector_keeps_the_contract(point):
+    await check_detector(point)
+
+
+@pytest.mark.parametrize("point", installed(POLICY_GROUP), ids=lambda p: p.name)
+def test_every_installed_policy_keeps_the_contract(point):
+    check_policy(point)
+
+
+# --- each way to break it -------------------------------------------------------------------------
+
+
+class Sound(Detector):
+    name = "sound"
+
+    async def watch(self, ctx):
+        while True:
+            yield Signal("a.b", "host", Severity.INFO)
+            await ctx.sleep(1)
+
+
+class NoDefault(Sound):
+    class Config(DetectorConfig, frozen=True, forbid_unknown_fields=True):
+        limit: int
+
+
+class AnyKey(Sound):
+    class Config(DetectorConfig, frozen=True, forbid_unknown_fields=False):
+        limit: int = 1
+
+
+class NoReason(Sound):
+    def supported(self):
+        return ""
+
+
+class Slow(Sound):
+    def supported(self):
+        time.sleep(0.05)
+
+
+class Ends(Sound):
+    async def watch(self, ctx):
+        return
+        yield
+
+
+class NoGenerator(Sound):
+    def watch(self, ctx):
+        return iter(())
+
+
+class NoSignal(Sound):
+    async def watch(self, ctx):
+        yield "a.b"
+
+
+class NoDot(Sound):
+    async def watch(self, ctx):
+        yield Signal("ab", "host", Severity.INFO)
+
+
+class Stubborn(Sound):
+    async def watch(self, ctx):
+        try:
+            yield Signal("a.b", "host", Severity.INFO)
+        finally:
+            await asyncio.sleep(1000)
+
+
+class Litters(Sound):
+    def __init__(self):
+        self.tasks = []
+
+    async def watch(self, ctx):
+        self.tasks.append(asyncio.create_task(asyncio.sleep(1000)))
+        yield Signal("a.b", "host", Severity.INFO)
+
+
+class Greedy(Policy):
+    name = "greedy"
+
+    def decide(self, view):
+        return ["everything"]
+
+
+async def test_a_sound_detector_passes():
+    kit.check_config(Sound())
+    kit.check_supported(Sound())
+    await kit.check_watch(Sound())
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"), [(NoDefault, "has no default"), (AnyKey, "takes any key")]
+)
+def test_a_broken_config_is_found(broken, said):
+    with pytest.raises(BrokenContract, match=said):
+        kit.check_config(broken())
+
+
+@pytest.mark.parametrize(("broken", "said"), [(NoReason, "no reason"), (Slow, "took")])
+def test_a_broken_supported_is_found(broken, said, monkeypatch):
+    monkeypatch.setattr(kit, "QUICK_S", 0.01)
+    with pytest.raises(BrokenContract, match=said):
+        kit.check_supported(broken())
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        (Ends, "ends"),
+        (NoGenerator, "not an 'async def'"),
+        (NoSignal, "no Signal"),
+        (NoDot, "dotted code"),
+        (Stubborn, "cannot be closed"),
+        (Litters, "leaves tasks behind"),
+    ],
+)
+async def test_a_broken_watch_is_found(broken, said, monkeypatch):
+    monkeypatch.setattr(kit, "CLOSE_S", 0.1)
+    detector = broken()
+    try:
+        with pytest.raises(BrokenContract, match=said):
+            await kit.check_watch(detector)
+    finally:
+        for task in getattr(detector, "tasks", ()):
+            task.cancel()
+
+
+async def test_what_cannot_be_loaded_is_found():
+    with pytest.raises(BrokenContract, match="cannot be imported"):
+        await check_detector(EntryPoint("gone", "no_such_module:X", DETECTOR_GROUP))
+
+
+def test_what_brings_torch_is_found(tmp_path, monkeypatch):
+    """A module of that name is enough: the real one takes a while to import."""
+    (tmp_path / "torch.py").touch()
+    (tmp_path / "heavy.py").write_text("import torch\nX = 1\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(BrokenContract, match="heavy imports torch"):
+        kit.check_import(EntryPoint("heavy", "heavy:X", DETECTOR_GROUP))
+
+
+def test_a_policy_that_wants_something_of_nothing_is_found():
+    with pytest.raises(BrokenContract, match="empty cluster"):
+        check_policy(EntryPoint("greedy", f"{__name__}:Greedy", POLICY_GROUP))
+
+
+# --- somebody else's distribution -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory):
+    """The example distribution, really installed, into a folder of its own; its environment."""
+    source, target = tmp_path_factory.mktemp("source") / "it", tmp_path_factory.mktemp("target")
+    shutil.copytree(EXAMPLE, source)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    command += ["--no-build-isolation", "--disable-pip-version-check"]
+    command += ["--target", str(target), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("TMD_")}
+    return {**clean, "PYTHONPATH": str(target), "TMD_CONFIG": os.devnull}
+
+
+def python(foreign, *arguments):
+    return subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=foreign,
+        check=False,
+    )
+
+
+def test_an_installed_distribution_is_found_and_only_observes(foreign):
+    done = python(foreign, "-m", "tmd.cli", "plugins", "--json")
+    rows = {row["name"]: row for row in json.loads(done.stdout)}
+
+    assert rows["load"]["distribution"] == "tmd-example 1.2.3"
+    assert (rows["load"]["use"], rows["drain_overloaded"]["use"]) == ("observe", "off")
+
+
+def test_its_plug_ins_keep_the_contract(foreign):
+    code = (
+        "import asyncio; from tmd.daemon.plugins import installed\n"
+        "from tmd.testing.plugins import check_detector, check_policy\n"
+        "points = {p.name: p for g in ('tmd.detectors', 'tmd.policies') for p in installed(g)}\n"
+        "asyncio.run(check_detector(points['load']))\n"
+        "check_policy(points['drain_overloaded']); print('kept')"
+    )
+
+    assert python(foreign, "-c", code).stdout.strip() == "kept"
+
+
+def test_its_detector_is_heard(foreign):
+    """A load above minus one is the load of every host."""
+    env = {**foreign, "TMD_DETECTORS__LOAD__LIMIT": "-1", "TMD_PLUGINS__ALLOW": '["load"]'}
+    done = python(env, "-m", "tmd.cli", "scan", "--json", "--seconds", "2")
+
+    assert [a["code"] for a in json.loads(done.stdout)["alerts"]] == ["load.high"], done.stderr
+
+
+def test_its_policy_drains_who_is_overloaded(foreign):
+    code = (
+        "from tmd_example import DrainOverloaded\n"
+        "from tests.plugins.test_policies import alert, host, view\n"
+        "full = host('h1', alerts=(alert('h1', code='load.high'),))\n"
+        "print(*(v.worker for v in DrainOverloaded().decide(view(full, host('h2')))))"
+    )
+
+    assert python(foreign, "-c", code).stdout.split() == ["h1/job/0.a"]

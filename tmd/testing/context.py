@@ -1,0 +1,44 @@
+"""What a detector is given, for its tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from tmd.plugin import DetectorConfig, WorkerEvent
+
+
+class FakeContext:
+    """Implements :class:`tmd.plugin.DetectorContext` on the loop's own clock."""
+
+    def __init__(self, config: DetectorConfig | None = None, host: str = "host-1") -> None:
+        self._config = config if config is not None else DetectorConfig()
+        self._host = host
+        self._events: asyncio.Queue[WorkerEvent] = asyncio.Queue()
+        self.idle = asyncio.Event()
+        """Set when the detector sleeps, or waits for an event, for the first time."""
+
+    @property
+    def host(self) -> str:
+        return self._host
+
+    @property
+    def config(self) -> DetectorConfig:
+        return self._config
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def sleep(self, seconds: float) -> None:
+        self.idle.set()
+        await asyncio.sleep(seconds)
+
+    def tell(self, event: WorkerEvent) -> None:
+        """Let the detector see ``event``."""
+        self._events.put_nowait(event)
+
+    async def worker_events(self) -> AsyncIterator[WorkerEvent]:
+        while True:
+            if self._events.empty():
+                self.idle.set()
+            yield await self._events.get()

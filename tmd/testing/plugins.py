@@ -1,0 +1,159 @@
+"""The contract of plug-ins as checks that their authors call in their own tests.
+
+Each raises :class:`BrokenContract` with what is wrong. tmd's own tests call them for every plug-in
+that is installed, built-in or not::
+
+    @pytest.mark.parametrize("point", installed("tmd.detectors"), ids=lambda p: p.name)
+    async def test_contract(point):
+        await check_detector(point)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator
+from importlib.metadata import EntryPoint
+from typing import Any, cast
+
+import msgspec
+
+from tmd.config import Plugins
+from tmd.core.errors import PluginError
+from tmd.daemon.plugins import load
+from tmd.plugin import ClusterView, Detector, DetectorConfig, Policy, Signal
+from tmd.testing.context import FakeContext
+
+QUICK_S = 2.0
+"""``supported()`` is asked at start, on the event loop."""
+FIRST_S = 0.5
+"""So long a detector may show something before it is closed again."""
+CLOSE_S = 10.0
+
+
+class BrokenContract(AssertionError):
+    """A plug-in does not do what :mod:`tmd.plugin` asks of it."""
+
+
+async def check_detector(point: EntryPoint) -> None:
+    """All that is asked of a detector: it loads, is configured, says if it works, runs and closes.
+
+    Raises:
+        BrokenContract: with the first thing that is wrong.
+    """
+    detector = cast(Detector, _loaded(point, Detector))
+    check_config(detector)
+    check_supported(detector)
+    check_import(point)
+    if detector.supported() is None:
+        await check_watch(detector)
+
+
+def check_policy(point: EntryPoint) -> None:
+    """All that is asked of a policy: it loads, and wants nothing of an empty cluster.
+
+    Raises:
+        BrokenContract: with the first thing that is wrong.
+    """
+    policy = cast(Policy, _loaded(point, Policy))
+    check_import(point)
+    if list(policy.decide(ClusterView())):
+        raise BrokenContract(f"{point.name} wants something of an empty cluster")
+
+
+def check_config(detector: Detector) -> None:
+    """Every key of ``Config`` has a default, and unknown keys are refused."""
+    try:
+        config = detector.Config()
+    except TypeError as error:
+        raise BrokenContract(f"a key of {detector.name} has no default: {error}") from error
+    if not isinstance(config, DetectorConfig):
+        raise BrokenContract(f"the Config of {detector.name} does not derive from DetectorConfig")
+    try:
+        msgspec.convert({"no-such-key": 1}, detector.Config)
+    except msgspec.ValidationError:
+        return
+    raise BrokenContract(
+        f"{detector.name} takes any key, so that nobody notices a misspelt one: "
+        "derive its Config with forbid_unknown_fields=True"
+    )
+
+
+def check_supported(detector: Detector) -> None:
+    """``supported()`` gives a reason or ``None``, and soon."""
+    started = time.monotonic()
+    reason = detector.supported()
+    took = time.monotonic() - started
+    if reason is not None and (not isinstance(reason, str) or not reason.strip()):
+        raise BrokenContract(f"supported() of {detector.name} gives {reason!r}, no reason")
+    if took > QUICK_S:
+        raise BrokenContract(f"supported() of {detector.name} took {took:.1f} s")
+
+
+def check_import(point: EntryPoint) -> None:
+    """Importing the plug-in does not bring torch, redis or an IO framework into the daemon."""
+    code = (
+        "import sys; from importlib.metadata import EntryPoint\n"
+        "EntryPoint(*sys.argv[1:]).load()\n"
+        "print(*{'torch', 'redis'} & set(sys.modules))"
+    )
+    command = [sys.executable, "-c", code, point.name, point.value, point.group]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode != 0:
+        raise BrokenContract(f"{point.name} cannot be imported alone: {done.stderr}")
+    if done.stdout.strip():
+        raise BrokenContract(f"{point.name} imports {done.stdout.strip()}")
+
+
+async def check_watch(detector: Detector, config: DetectorConfig | None = None) -> None:
+    """``watch()`` can be started and closed; what it has shown are signals; no task is left."""
+    before = asyncio.all_tasks()
+    context = FakeContext(config if config is not None else detector.Config())
+    signals = cast("AsyncGenerator[Signal, None]", detector.watch(context))
+    if not hasattr(signals, "aclose"):
+        raise BrokenContract(f"watch() of {detector.name} is not an 'async def' with 'yield'")
+    first = asyncio.ensure_future(anext(signals))
+    idle = asyncio.ensure_future(context.idle.wait())
+    try:
+        await asyncio.wait({first, idle}, timeout=FIRST_S, return_when=asyncio.FIRST_COMPLETED)
+        shown = first.result() if first.done() else None
+    except StopAsyncIteration:
+        raise BrokenContract(f"watch() of {detector.name} ends; it should go on") from None
+    finally:
+        await _closed(detector, signals, [first, idle])
+    if shown is not None:
+        _check_signal(detector, shown)
+    left = asyncio.all_tasks() - before
+    if left:
+        raise BrokenContract(f"{detector.name} leaves tasks behind: {left}")
+
+
+async def _closed(
+    detector: Detector, signals: AsyncGenerator[Signal, None], tasks: list[asyncio.Future[Any]]
+) -> None:
+    try:
+        async with asyncio.timeout(CLOSE_S):
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await signals.aclose()
+    except TimeoutError:
+        raise BrokenContract(f"watch() of {detector.name} cannot be closed") from None
+
+
+def _check_signal(detector: Detector, shown: object) -> None:
+    if not isinstance(shown, Signal):
+        raise BrokenContract(f"{detector.name} yields {shown!r}, no Signal")
+    if "." not in shown.code or not shown.entity:
+        raise BrokenContract(
+            f"{detector.name} yields {shown!r}: a dotted code and an entity, please"
+        )
+
+
+def _loaded(point: EntryPoint, base: type) -> object:
+    try:
+        return load([point], base, Plugins())[point.name][0]
+    except PluginError as error:
+        raise BrokenContract(str(error)) from error
