@@ -1,8 +1,16 @@
-"""What can be seen of a training process from outside: it ended, fell silent, or stands still."""
+"""What can be seen of a training process from outside: it ended, fell silent, or stands still.
+
+Two more are for people and move nothing, since a new host would see the same: it was killed for
+memory, and the loss it reports is no number.
+"""
 
 from __future__ import annotations
 
+import math
+import re
+import signal
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import ClassVar
 
 from tmd.plugin import (
@@ -21,6 +29,11 @@ from tmd.plugin import (
 EXITED = "trainer.exited"
 STALLED = "trainer.stalled"
 HUNG = "trainer.hung"
+OUT_OF_MEMORY = "trainer.out_of_memory"
+NAN_LOSS = "trainer.nan_loss"
+FOR_PEOPLE = {OUT_OF_MEMORY, NAN_LOSS}
+FRESH_S = 10.0
+"""A kill for memory within about so long before an exit by SIGKILL explains it."""
 
 
 class TrainerConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
@@ -30,6 +43,7 @@ class TrainerConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     progress_timeout_s: float = 0.0
     """A trainer that speaks, waits for nobody and commits no step for so long hangs. 0, the
     default, is off: an evaluation or a checkpoint looks the same, and whoever is named is ended."""
+    proc_root: str = "/proc"
 
 
 class TrainerDetector(Detector):
@@ -40,10 +54,39 @@ class TrainerDetector(Detector):
     async def watch(self, ctx: DetectorContext) -> AsyncIterator[Signal]:
         config = ctx.config
         assert isinstance(config, TrainerConfig)
-        findings = Findings(config)
+        findings, kills = Findings(config), Kills(Path(config.proc_root))
         async for event in ctx.worker_events():
-            for signal in findings.observe(event, ctx.now()):
-                yield signal
+            kills.look(ctx.now())
+            killed = event.exit is not None and event.exit.code == -signal.SIGKILL
+            starved = killed and kills.grew()
+            for found in findings.observe(event, ctx.now(), starved=starved):
+                yield found
+
+
+class Kills:
+    """The kernel's count of processes killed for memory, in any cgroup."""
+
+    def __init__(self, proc_root: Path) -> None:
+        self._file = proc_root / "vmstat"
+        self._seen: int | None = None
+        self._seen_at = -math.inf
+
+    def look(self, now: float) -> None:
+        """Remember the count, unless that was done a moment ago."""
+        if now - self._seen_at >= FRESH_S:
+            self._seen, self._seen_at = self._count(), now
+
+    def grew(self) -> bool:
+        """Whether it is higher than at the last look; the same kills are told of once."""
+        before, self._seen = self._seen, self._count()
+        return before is not None and self._seen is not None and self._seen > before
+
+    def _count(self) -> int | None:
+        try:
+            found = re.search(r"^oom_kill ([0-9]+)$", self._file.read_text(), re.MULTILINE)
+        except OSError:
+            return None
+        return int(found[1]) if found else None
 
 
 class Findings:
@@ -55,11 +98,18 @@ class Findings:
         self._progress: dict[str, tuple[tuple[int, int], float]] = {}
         """worker -> (epoch, step) and since when it has been there without waiting for others."""
 
-    def observe(self, event: WorkerEvent, now: float) -> Iterator[Signal]:
+    def observe(self, event: WorkerEvent, now: float, *, starved: bool = False) -> Iterator[Signal]:
+        """``starved``: the kernel killed for memory just before this exit."""
         if event.forgotten or event.exit is not None:
             self._progress.pop(event.worker, None)
             yield from self._set(STALLED, False, event, "")
             yield from self._set(HUNG, False, event, "")
+            yield from self._set(NAN_LOSS, False, event, "")
+            text = "killed by the kernel for want of memory, it seems"
+            starved = not event.forgotten and (
+                starved or (OUT_OF_MEMORY, event.worker) in self._raised
+            )
+            yield from self._set(OUT_OF_MEMORY, starved, event, text)
             failed = event.exit is not None and event.exit.code != 0 and not event.forgotten
             message = _how_it_ended(event.exit) if event.exit else ""
             yield from self._set(EXITED, failed, event, message)
@@ -72,6 +122,13 @@ class Findings:
         limit = self._config.progress_timeout_s
         hung = not silent and 0 < limit < stands
         yield from self._set(HUNG, hung, event, f"no step committed for {stands:.0f} s")
+        yield from self._loss(event)
+
+    def _loss(self, event: WorkerEvent) -> Iterator[Signal]:
+        loss = event.status.loss if event.status is not None else None
+        if loss is not None:
+            text = f"the loss is {loss} at step {event.status.step if event.status else 0}"
+            yield from self._set(NAN_LOSS, not math.isfinite(loss), event, text)
 
     def _stands_s(self, worker: str, status: WorkerStatus | None, now: float) -> float:
         """How long the worker has stood at one step of its own accord."""
@@ -96,7 +153,7 @@ class Findings:
         yield Signal(
             code=code,
             entity=event.worker,
-            severity=Severity.FATAL,
+            severity=Severity.WARNING if code in FOR_PEOPLE else Severity.FATAL,
             state=State.RAISED if holds else State.CLEARED,
             message=message,
             job=event.job,

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import aclosing
+
 import pytest
 from msgspec import structs
-from tmd_detectors.trainer import EXITED, HUNG, STALLED, Findings, TrainerConfig
+from tmd_detectors.trainer import (
+    EXITED,
+    FRESH_S,
+    HUNG,
+    NAN_LOSS,
+    OUT_OF_MEMORY,
+    STALLED,
+    Findings,
+    Kills,
+    TrainerConfig,
+    TrainerDetector,
+)
 
 from tmd.plugin import Activity, Exit, Severity, State, WorkerEvent
+from tmd.testing import FakeContext
 from tmd.testing.clients import worker_status
 
 WORKER = "h1/job/0.a"
@@ -112,3 +127,83 @@ def test_a_new_epoch_is_progress(see):
     see(speaks(structs.replace(STATUS, epoch=2)), now=599)
 
     assert see(speaks(structs.replace(STATUS, epoch=2)), now=700) == []
+
+
+# --- for people -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])
+def test_a_loss_that_is_no_number_is_told_and_moves_nothing(loss):
+    """A WARNING: a new host would compute the same."""
+    findings = Findings(CONFIG)
+    wrong, right = structs.replace(STATUS, loss=loss), structs.replace(STATUS, loss=1.5)
+    first = list(findings.observe(speaks(wrong), 0.0))
+    again = list(findings.observe(speaks(wrong), 1.0))
+    unknown = list(findings.observe(speaks(structs.replace(STATUS, loss=None)), 2.0))
+    well = list(findings.observe(speaks(right), 3.0))
+
+    assert [(s.code, s.severity, s.state) for s in first] == [
+        (NAN_LOSS, Severity.WARNING, State.RAISED)
+    ]
+    assert again == unknown == []
+    assert [(s.code, s.state) for s in well] == [(NAN_LOSS, State.CLEARED)]
+
+
+def test_an_ordinary_loss_is_no_finding(see):
+    assert see(speaks(structs.replace(STATUS, loss=0.0))) == []
+
+
+def test_the_exit_of_a_trainer_ends_what_was_said_of_its_loss(see):
+    see(speaks(structs.replace(STATUS, loss=float("nan"))))
+
+    assert see(ends(0)) == [(NAN_LOSS, State.CLEARED)]
+
+
+def test_a_kill_for_memory_is_told_beside_the_exit():
+    findings = Findings(CONFIG)
+    said = [(s.code, s.severity) for s in findings.observe(ends(-9), 0.0, starved=True)]
+    again = list(findings.observe(ends(-9), 1.0))
+    over = {s.code for s in findings.observe(ends(-9, forgotten=True), 2.0)}
+
+    assert set(said) == {(OUT_OF_MEMORY, Severity.WARNING), (EXITED, Severity.FATAL)}
+    assert again == []
+    assert over == {OUT_OF_MEMORY, EXITED}
+
+
+def test_kills_are_those_since_the_last_look(tmp_path):
+    file = tmp_path / "vmstat"
+    file.write_text("nr_free_pages 9\noom_kill 3\n")
+    kills = Kills(tmp_path)
+    kills.look(0.0)
+    same = kills.grew()
+    file.write_text("oom_kill 4\n")
+    grown, told = kills.grew(), kills.grew()
+    file.write_text("oom_kill 5\n")
+    kills.look(FRESH_S)  # so old a kill explains no exit of now
+
+    assert (same, grown, told, kills.grew()) == (False, True, False, False)
+
+
+def test_a_kernel_that_does_not_count_is_no_error(tmp_path):
+    kills = Kills(tmp_path)
+    kills.look(0.0)
+
+    assert not kills.grew()
+
+
+@pytest.mark.parametrize(
+    ("code", "count", "starved"), [(-9, 4, True), (-9, 3, False), (1, 4, False)]
+)
+async def test_the_detector_joins_exit_and_count(tmp_path, code, count, starved):
+    """Only SIGKILL and a higher count together are out of memory."""
+    (tmp_path / "vmstat").write_text("oom_kill 3\n")
+    context = FakeContext(TrainerConfig(proc_root=str(tmp_path)))
+    async with aclosing(TrainerDetector().watch(context)) as signals:
+        context.tell(speaks())
+        first = asyncio.create_task(anext(signals))
+        await context.idle.wait()
+        (tmp_path / "vmstat").write_text(f"oom_kill {count}\n")
+        context.tell(ends(code))
+        said = await first
+
+    assert said.code == (OUT_OF_MEMORY if starved else EXITED)
