@@ -43,6 +43,7 @@ class Reader:
         self._sys = sys_root
         self._proc = proc_root
         self._gpus = gpus(sys_root)
+        self._in_scope: dict[str, bool] = {}
 
     def read(self) -> Snapshot:
         """All ports in scope, RDMA ports first. The interface of an RDMA port is part of it."""
@@ -63,7 +64,8 @@ class Reader:
             return False
         if self._scope.interfaces:
             return _matches(name, self._scope.interfaces)
-        return not default_route
+        # Decided once: a route that moves must not make a port seem gone, nor a new one of it.
+        return self._in_scope.setdefault(name, not default_route)
 
     # --- Ethernet -----------------------------------------------------------------------------
 

@@ -218,3 +218,16 @@ def test_an_empty_host_has_no_ports(tmp_path):
     reader = Reader(Scope(), RULES, tmp_path / "none", tmp_path / "none")
 
     assert reader.read().ports == ()
+
+
+def test_a_default_route_that_moves_changes_no_port_in_scope(tree):
+    """Else the port it moves to would seem gone."""
+    tree.interface("eth0", tree.pci("0000:00/0000:00:01.0"))
+    tree.interface("eth1", tree.pci("0000:00/0000:00:02.0"))
+    tree.default_route("eth0")
+    reader = Reader(Scope(), RULES, tree.sys, tree.proc)
+    before = [port.name for port in reader.read().ports]
+    tree.default_route("eth1")
+    after = [port.name for port in reader.read().ports]
+
+    assert before == after == ["eth1"]
