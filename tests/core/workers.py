@@ -86,12 +86,13 @@ def study(worker: Worker, order: Follow | Keep) -> None:
     life = worker.life
     if worker.status.activity not in (Activity.STANDBY, *LIVING):
         return
-    if isinstance(order, Follow) and (life is None or life.duty != order or life.lost):
+    if isinstance(order, Follow) and (life is None or life.duty != order):
         worker.life = Life(order)
         worker.say(activity=Activity.SHADOWING, plan="", shadow=ShadowStatus(order.rank))
     elif life is not None and life.state is not None:
         shadow = ShadowStatus(life.duty.rank, verified=len(life.state))
-        kept = isinstance(order, Keep)
+        # Who cannot be called again leaves what is here: a recovery may come that can use it.
+        kept = isinstance(order, Keep) or life.lost
         doing = Activity.STANDBY if kept else Activity.IN_STEP
         worker.say(activity=doing, plan="", shadow=shadow, step=len(life.state))
     else:

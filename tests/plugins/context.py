@@ -1,33 +1,15 @@
-"""What a detector is given, for tests that run one."""
+"""Running a detector in a test."""
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import aclosing, asynccontextmanager
 
-
-class Context:
-    """A :class:`tmd.plugin.DetectorContext` on the loop's clock, without workers."""
-
-    host = "h1"
-
-    def __init__(self, config, state_dir):
-        self.config = config
-        self.state_dir = state_dir
-
-    def now(self):
-        return asyncio.get_running_loop().time()
-
-    async def sleep(self, seconds):
-        await asyncio.sleep(seconds)
-
-    async def worker_events(self):
-        await asyncio.Event().wait()
-        yield
+from tmd.testing import FakeContext
 
 
 @asynccontextmanager
 async def signals_of(detector, config, state_dir):
     """The signals of a running detector; it is stopped with the block."""
-    async with aclosing(detector.watch(Context(config, state_dir))) as signals:
+    context = FakeContext(config, host="h1", state_dir=state_dir)
+    async with aclosing(detector.watch(context)) as signals:
         yield signals

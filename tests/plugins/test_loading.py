@@ -116,7 +116,14 @@ def test_what_ships_imports_only_the_public_api():
     ).stdout.split()
 
     ours = {m for m in out if m.split(".")[0] == "tmd"}
-    assert ours == {"tmd", "tmd.core", "tmd.core.errors", "tmd.core.model", "tmd.plugin"}
+    assert ours == {
+        "tmd",
+        "tmd.core",
+        "tmd.core.errors",
+        "tmd.core.model",
+        "tmd.core.requests",
+        "tmd.plugin",
+    }
 
 
 def test_the_folders_are_never_imported_under_their_own_names():

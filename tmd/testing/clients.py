@@ -126,7 +126,7 @@ def worker_status(
     world_size: int = 2,
     activity: Activity = Activity.STARTING,
 ) -> WorkerStatus:
-    """A status with plausible values."""
+    """A status with plausible values: all ranks are replicas."""
     return WorkerStatus(
         worker=worker,
         job=job,
@@ -134,4 +134,5 @@ def worker_status(
         address="127.0.0.1:1",
         pid=1,
         activity=activity,
+        replicas=tuple(range(world_size)),
     )

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 from tmd.plugin import DetectorConfig, WorkerEvent
 
 
 class FakeContext:
-    """Implements :class:`tmd.plugin.DetectorContext` on the loop's own clock."""
+    """Implements :class:`tmd.plugin.DetectorContext` on the loop's own clock.
 
-    def __init__(self, config: DetectorConfig | None = None, host: str = "host-1") -> None:
+    Args:
+        config: what the detector finds as ``ctx.config``.
+        state_dir: a folder of the test's own, for detectors that keep something.
+    """
+
+    def __init__(
+        self,
+        config: DetectorConfig | None = None,
+        host: str = "host-1",
+        state_dir: Path | None = None,
+    ) -> None:
         self._config = config if config is not None else DetectorConfig()
         self._host = host
+        self._state_dir = state_dir
         self._events: asyncio.Queue[WorkerEvent] = asyncio.Queue()
         self.idle = asyncio.Event()
         """Set when the detector sleeps, or waits for an event, for the first time."""
@@ -25,6 +37,12 @@ class FakeContext:
     @property
     def config(self) -> DetectorConfig:
         return self._config
+
+    @property
+    def state_dir(self) -> Path:
+        if self._state_dir is None:
+            raise ValueError("this detector keeps something: FakeContext(..., state_dir=tmp_path)")
+        return self._state_dir
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()

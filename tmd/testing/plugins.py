@@ -13,9 +13,11 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncGenerator
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -109,8 +111,13 @@ def check_import(point: EntryPoint) -> None:
 
 async def check_watch(detector: Detector, config: DetectorConfig | None = None) -> None:
     """``watch()`` can be started and closed; what it has shown are signals; no task is left."""
+    with tempfile.TemporaryDirectory() as folder:
+        chosen = config if config is not None else detector.Config()
+        await _watched(detector, FakeContext(chosen, state_dir=Path(folder)))
+
+
+async def _watched(detector: Detector, context: FakeContext) -> None:
     before = asyncio.all_tasks()
-    context = FakeContext(config if config is not None else detector.Config())
     signals = cast("AsyncGenerator[Signal, None]", detector.watch(context))
     if not hasattr(signals, "aclose"):
         raise BrokenContract(f"watch() of {detector.name} is not an 'async def' with 'yield'")
