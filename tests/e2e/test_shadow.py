@@ -1,5 +1,6 @@
 """A joiner lives the life of its rank before it takes it over, and dies at every point of that."""
 
+import json
 import os
 import signal
 from collections.abc import Sequence
@@ -17,6 +18,14 @@ GATE = "data@0:5=wait"
 """Rank 0 waits here, and so do all, until a drain was asked for."""
 NEVER_COPIED = "receiving@*:*=kill"
 """Whoever takes a state by stop-and-copy dies."""
+ON_H2 = "grep -aq /h2/tmd.toml /proc/$PPID/cmdline || exit 0"
+SICK_ON_H2 = f"""{ON_H2}; echo '{{"message": "sick"}}'; exit 1"""
+SICK = f"""
+[[detectors.exec.checks]]
+name = "sick"
+command = ["sh", "-c", {json.dumps(SICK_ON_H2)}]
+"""
+"""A check of the operator's that finds host h2 degraded."""
 SLOW_COPY = "[shadow]\ncopy_mb_s = 0.2\n"
 """The small model's state takes several steps to copy."""
 
@@ -264,6 +273,23 @@ async def test_a_state_that_grows_is_not_moved(
 
         assert first.phase is Phase.ABORTED
         assert "parameters that were not there when its state was registered" in first.outcome
+        await run.ends_like(long_golden)
+
+
+async def test_a_rank_of_a_sick_host_is_learnt_from_a_replica(
+    tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """The joiner lives the life of another rank; the leaver only confirms that the state is equal,
+    and hands over the statistics that nobody else has."""
+    async with started(tmp_path, redis, faults=[GATE, NEVER_COPIED], more_config=SICK) as run:
+        await run.cluster.until(
+            lambda v: any(h.alerts for h in v.hosts if h.host == "h2"), "h2 is found sick"
+        )
+        await drained(run)
+        plan = await run.done("drain")
+
+        assert [m.rank for m in plan.moves] == [1]
+        assert plan.how == "live shadow of rank 2"
         await run.ends_like(long_golden)
 
 

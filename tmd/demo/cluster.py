@@ -54,8 +54,11 @@ format = "json"
 
 [detectors.trainer]
 heartbeat_timeout_s = {silence}
+{watch_no_hardware}
 {more}
 """
+HARDWARE = ("host", "nic", "nvml", "xid")
+"""Detectors that would watch one and the same machine for each of its make-believe hosts."""
 STOP_S = 10.0
 
 
@@ -144,6 +147,7 @@ class LocalCluster:
             standby=str(host in spec.standby).lower(),
             folder=self.folder(host),
             silence=spec.silence_s,
+            watch_no_hardware="".join(f"[detectors.{n}]\nenabled = false\n" for n in HARDWARE),
             more=spec.more_config,
         )
         self.config(host).write_text(text)
