@@ -39,11 +39,13 @@ def weights_of(folder: Path) -> dict[str, str]:
     return {f.name: f.read_text() for f in sorted(folder.glob("weights-*"))}
 
 
-async def make_golden(folder: Path, arguments: Sequence[str] = ()) -> Golden:
+async def make_golden(
+    folder: Path, arguments: Sequence[str] = (), ranks: int = len(RANKS)
+) -> Golden:
     """Run the job without any of tmd's control plane."""
     os.environ["PYTHONPATH"] = str(ROOT)
     script = (SCRIPT, "--steps", str(STEPS), *arguments)
-    await run_golden(script, len(RANKS), folder / "trace", folder / "log")
+    await run_golden(script, ranks, folder / "trace", folder / "log")
     return Golden(read_trace(folder / "trace"), weights_of(folder / "trace"))
 
 
@@ -149,6 +151,8 @@ async def running(
     silence_s: float = 5.0,
     max_restarts: int = 0,
     rehearse: bool = False,
+    active: Sequence[str] = RANKS,
+    per_host: int = 1,
 ) -> AsyncIterator[Run]:
     """A cluster that runs the small job; the output of everything is shown if a test fails.
 
@@ -161,7 +165,8 @@ async def running(
         folder=folder,
         redis=redis,
         job="small",
-        active=RANKS,
+        active=tuple(active),
+        per_host=per_host,
         standby=tuple(standby),
         script=(SCRIPT, "--steps", str(STEPS), *arguments),
         silence_s=silence_s,

@@ -72,6 +72,8 @@ class ClusterSpec(Struct, frozen=True):
     standby: tuple[str, ...]
     script: tuple[str, ...]
     """Training script and its arguments."""
+    per_host: int = 1
+    """Workers of each host."""
     silence_s: float = 2.0
     """A worker silent for so long is taken for stalled."""
     max_restarts: int = 0
@@ -163,7 +165,8 @@ class LocalCluster:
             host,
             "launch",
             *("launch", "-c", self.config(host), "--job", spec.job),
-            *("--nnodes", str(len(spec.active)), "--max-restarts", str(spec.max_restarts)),
+            *("--nnodes", str(len(spec.active)), "--nproc-per-node", str(spec.per_host)),
+            *("--max-restarts", str(spec.max_restarts)),
             *("--restart-delay", str(spec.restart_delay_s)),
             *("--trace", self.trace, "--log-dir", self.folder(host) / "workers"),
             *more,
