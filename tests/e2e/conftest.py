@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import EPOCHS, LONG, RANKS, Golden, make_golden
+from tests.e2e.harness import EPOCHS, LONG, RANKS, SCRIPT, Golden, make_golden
 from tmd import embedded
 
 
@@ -34,7 +34,9 @@ def epochs_golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
     return golden_of(tmp_path_factory.mktemp("epochs_golden"), EPOCHS)
 
 
-def golden_of(folder: Path, arguments: Sequence[str] = (), ranks: int = len(RANKS)) -> Golden:
+def golden_of(
+    folder: Path, arguments: Sequence[str] = (), ranks: int = len(RANKS), script: str = SCRIPT
+) -> Golden:
     # In a thread: asyncio.run here would take the event loop away from the tests.
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, make_golden(folder, arguments, ranks)).result()
+        return pool.submit(asyncio.run, make_golden(folder, arguments, ranks, script)).result()

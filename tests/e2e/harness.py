@@ -40,12 +40,12 @@ def weights_of(folder: Path) -> dict[str, str]:
 
 
 async def make_golden(
-    folder: Path, arguments: Sequence[str] = (), ranks: int = len(RANKS)
+    folder: Path, arguments: Sequence[str] = (), ranks: int = len(RANKS), script: str = SCRIPT
 ) -> Golden:
     """Run the job without any of tmd's control plane."""
     os.environ["PYTHONPATH"] = str(ROOT)
-    script = (SCRIPT, "--steps", str(STEPS), *arguments)
-    await run_golden(script, ranks, folder / "trace", folder / "log")
+    command = (script, "--steps", str(STEPS), *arguments)
+    await run_golden(command, ranks, folder / "trace", folder / "log")
     return Golden(read_trace(folder / "trace"), weights_of(folder / "trace"))
 
 
@@ -153,6 +153,7 @@ async def running(
     rehearse: bool = False,
     active: Sequence[str] = RANKS,
     per_host: int = 1,
+    script: str = SCRIPT,
 ) -> AsyncIterator[Run]:
     """A cluster that runs the small job; the output of everything is shown if a test fails.
 
@@ -168,7 +169,7 @@ async def running(
         active=tuple(active),
         per_host=per_host,
         standby=tuple(standby),
-        script=(SCRIPT, "--steps", str(STEPS), *arguments),
+        script=(script, "--steps", str(STEPS), *arguments),
         silence_s=silence_s,
         max_restarts=max_restarts,
         restart_delay_s=0.0,

@@ -1,0 +1,66 @@
+"""All that people put into one script, moved and lost: the numbers stay the same."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import golden_of
+from tests.e2e.harness import LONG, Golden, running
+from tmd.core.model import Activity, Kind
+from tmd.demo.cluster import workers
+from tmd.embedded import EmbeddedRedis
+
+RICH = str(Path(__file__).with_name("rich.py"))
+PACE = "between@0:3=pace"
+NEVER_COPIED = "receiving@*:*=kill"
+"""Whoever takes a state by stop-and-copy dies."""
+
+
+@pytest.fixture(scope="module")
+def rich_golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
+    return golden_of(tmp_path_factory.mktemp("rich_golden"), LONG, script=RICH)
+
+
+async def test_a_rich_script_is_lived_by_a_shadow(
+    tmp_path: Path, redis: EmbeddedRedis, rich_golden: Golden
+) -> None:
+    """Before, through and after a skipped step, an evaluation and a checkpoint; then the rank that
+    writes checkpoints moves, too."""
+    async with running(
+        tmp_path, redis.url, faults=[PACE, NEVER_COPIED], arguments=LONG, script=RICH
+    ) as run:
+        await run.reached("between")
+        await run.cluster.until(
+            lambda v: any(w.activity is Activity.STANDBY for w in workers(v)), "a standby waits"
+        )
+        await run.cluster.drain("h2")
+        first = await run.done("drain")
+        await run.cluster.drain("h1")
+        first, second = await run.plans(2)
+        run.let_go("between")
+
+        assert [m.rank for m in (*first.moves, *second.moves)] == [1, 0]
+        assert (first.how, second.how) == ("live shadow", "live shadow")
+        await run.ends_like(rich_golden)
+
+
+async def test_a_rich_script_goes_on_after_a_loss(
+    tmp_path: Path, redis: EmbeddedRedis, rich_golden: Golden
+) -> None:
+    """In the step after one that was skipped: the scaler's state came along."""
+    async with running(
+        tmp_path,
+        redis.url,
+        faults=[PACE, "backward@1:41=kill"],
+        arguments=LONG,
+        script=RICH,
+    ) as run:
+        await run.cluster.until(
+            lambda v: any(w.activity is Activity.STANDBY for w in workers(v)), "a standby waits"
+        )
+        run.let_go("between")
+        plan = await run.done("trainer")
+
+        assert run.fired("backward")
+        assert plan.kind is Kind.FAILOVER
+        await run.ends_like(rich_golden, lost=1)
