@@ -154,6 +154,7 @@ async def running(
     active: Sequence[str] = RANKS,
     per_host: int = 1,
     script: str = SCRIPT,
+    prefix: Sequence[str] = (),
 ) -> AsyncIterator[Run]:
     """A cluster that runs the small job; the output of everything is shown if a test fails.
 
@@ -168,6 +169,7 @@ async def running(
         job="small",
         active=tuple(active),
         per_host=per_host,
+        prefix=tuple(prefix),
         standby=tuple(standby),
         script=(script, "--steps", str(STEPS), *arguments),
         silence_s=silence_s,

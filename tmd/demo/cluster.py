@@ -74,6 +74,8 @@ class ClusterSpec(Struct, frozen=True):
     """Training script and its arguments."""
     per_host: int = 1
     """Workers of each host."""
+    prefix: tuple[str, ...] = ()
+    """Command that starts each process: to run it in a network of its own, say."""
     silence_s: float = 2.0
     """A worker silent for so long is taken for stalled."""
     max_restarts: int = 0
@@ -176,7 +178,7 @@ class LocalCluster:
     async def _start(self, host: str, name: str, *arguments: str | Path) -> Process:
         with (self.folder(host) / f"{name}.log").open("ab") as output:
             return await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "tmd.cli", *map(str, arguments)),
+                *(*self.spec.prefix, sys.executable, "-m", "tmd.cli", *map(str, arguments)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
