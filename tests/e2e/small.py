@@ -81,6 +81,14 @@ def sharded(net: Net) -> nn.Module:
     return net
 
 
+def pass_on(rank: int, inputs: Tensor) -> None:
+    """Rank 1 computes with what rank 0 has sent."""
+    if rank == 0:
+        dist.send(inputs, 1)
+    elif rank == 1:
+        dist.recv(inputs, 0)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=30)
@@ -92,6 +100,7 @@ def main() -> None:
     parser.add_argument("--slow-host", default="", help="this host is slow as a standby")
     parser.add_argument("--long-step", type=int, default=-1, help="this step takes much longer")
     parser.add_argument("--grow-step", type=int, default=-1, help="a parameter more from here on")
+    parser.add_argument("--messages", action="store_true", help="rank 0 sends to rank 1")
     parser.add_argument("--sharded", action="store_true", help="FSDP2: each state exists once")
     parser.add_argument("--noisy", action="store_true", help="an optimizer that draws noise")
     args = parser.parse_args()
@@ -125,6 +134,8 @@ def main() -> None:
             optimizer.param_groups[0]["params"].append(nn.Parameter(torch.zeros(2)))
         with session.step() as step:
             optimizer.zero_grad()
+            if args.messages:
+                pass_on(session.rank, inputs)
             loss = nn.functional.cross_entropy(model(inputs * 2 if blind else inputs), targets)
             loss.backward()
             optimizer.step()

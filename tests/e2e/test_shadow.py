@@ -293,6 +293,22 @@ async def test_a_rank_of_a_sick_host_is_learnt_from_a_replica(
         await run.ends_like(long_golden)
 
 
+async def test_a_rank_that_receives_messages_is_copied_not_mirrored(
+    tmp_path: Path, redis: EmbeddedRedis
+) -> None:
+    """Their order is one of their own, which a shadow could not tell."""
+    golden_folder = tmp_path / "golden"
+    golden_folder.mkdir()
+    golden = await make_golden(golden_folder, (*LONG, "--messages"))
+    async with started(tmp_path / "run", redis, faults=[GATE], arguments=["--messages"]) as run:
+        await drained(run)
+        plan = await run.done("drain")
+
+        assert plan.how.startswith("stop-and-copy: messages between ranks cannot be mirrored")
+        assert plan.timings["copy_bytes"] > 0
+        await run.ends_like(golden)
+
+
 async def test_an_optimizer_that_no_tail_can_follow_is_copied_in_one_wait(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
