@@ -58,18 +58,21 @@ async def _run(
             trace = read_trace(cluster.trace)
     with console.status("the same job again, undisturbed and without tmd's control plane"):
         await run_golden(script, len(ACTIVE), folder / "golden", folder / "golden.log")
-    same, compared = compare(trace, read_trace(folder / "golden"))
+    found = compare(trace, read_trace(folder / "golden"), told.plans)
     events = events_of(trace, told.plans, told.started, told.seen)
     facts: dict[str, object] = {
         "steps": steps,
         "median_step_s": median_step(trace.of_rank(0)),
-        "losses_identical": same,
-        "compared_steps": compared,
+        "losses_identical": not found.difference,
+        "difference": found.difference,
+        "compared_steps": found.steps,
+        "unwritten_lines": found.unwritten,
         "events": events,
     }
     print_report(console, facts, events)
     killed = [code for code in told.exits.values() if code != 0]
-    return same and compared == steps and len(events) == 2 and len(killed) == 1, facts
+    same = not found.difference and found.steps == steps
+    return same and len(events) == 2 and len(killed) == 1, facts
 
 
 async def _watched(cluster: LocalCluster, screen: Screen, steps: int) -> Told:

@@ -82,12 +82,38 @@ def median_step(lines: Sequence[Line]) -> float:
     return statistics.median(gaps) if gaps else 0.0
 
 
-def compare(run: Trace, golden: Trace) -> tuple[bool, int]:
-    """Whether every loss of every rank is the same bit for bit, and over how many steps."""
-    same = run.commits.keys() == golden.commits.keys() and all(
-        run.commits[key]["loss"] == golden.commits[key]["loss"] for key in golden.commits
-    )
-    return same, len({step for _, step in run.commits.keys() & golden.commits.keys()})
+class Comparison(Struct, frozen=True):
+    """Two runs, loss by loss."""
+
+    steps: int
+    """Steps in which losses were compared."""
+    unwritten: int
+    """Lines that a worker did not write because it was killed right after its commit."""
+    difference: str
+    """The first one, in words; empty if all losses are the same bit for bit."""
+
+
+def compare(run: Trace, golden: Trace, plans: Iterable[MigrationPlan]) -> Comparison:
+    """Whether every loss of every rank is the same bit for bit.
+
+    ``plans``: those of the run. Whoever is killed between its commit and its line leaves none: of a
+    lost rank the line of the step before the resume step may be missing, and no other.
+    """
+    may_miss = {(m.rank, p.resume - 1) for p in plans if p.resume is not None for m in p.moves}
+    missing = golden.commits.keys() - run.commits.keys()
+    differing = [
+        key
+        for key in sorted(run.commits, key=lambda key: key[::-1])
+        if key not in golden.commits or run.commits[key]["loss"] != golden.commits[key]["loss"]
+    ]
+    difference = ""
+    if differing:
+        rank, step = differing[0]
+        difference = f"{len(differing)} losses differ, first that of rank {rank} in step {step}"
+    elif lost := sorted(missing - may_miss):
+        difference = f"rank {lost[0][0]} never wrote down step {lost[0][1]}"
+    steps = {step for _, step in run.commits.keys() & golden.commits.keys()}
+    return Comparison(len(steps), len(missing & may_miss), difference)
 
 
 def events_of(

@@ -132,6 +132,10 @@ def print_report(console: Console, facts: dict[str, object], events: list[Event]
         f"[bold {'green' if same else 'red'}]{'yes' if same else 'NO'}[/], bit for bit, "
         f"{facts['compared_steps']} steps of every rank"
     )
+    if facts["difference"]:
+        console.print(str(facts["difference"]))
+    if facts["unwritten_lines"]:
+        console.print("(the worker that was killed had not written down its last step yet)")
 
 
 def _rows(events: list[Event]) -> Iterator[tuple[str, list[str]]]:
