@@ -21,8 +21,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install
 	$(BIN)/tmd demo $(ARGS)
 
+# Two files at a time: a fault test mostly waits, for processes that start and leases that lapse.
 test: install
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 lint: install
 	$(BIN)/ruff format --check .

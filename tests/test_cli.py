@@ -148,14 +148,11 @@ def running(store):
     store(fill)
 
 
-def test_version_and_help_are_quick():
-    started = time.monotonic()
+def test_version_and_help():
     version = tmd("--version")
-    took = time.monotonic() - started
     text = tmd("--help").stdout
 
     assert version.stdout.strip() == f"tmd {__version__}"
-    assert took < 1.5
     for verb in ("daemon", "launch", "demo", "status", "drain", "config", "plugins"):
         assert verb in text
 

@@ -55,7 +55,8 @@ def test_poison_unblocks_who_waits_for_a_live_peer(inline: bool) -> None:
         at = time.monotonic()
         waits.poison("enough")
         thread.join(5)
-        assert ended[0] - at < 0.1
+        # bench.abort measures it; here it must only be far from any time-out.
+        assert ended[0] - at < 2
         assert (waits.poisoned, waits.poison_reason, waits.suspects) == (True, "enough", ())
 
 
