@@ -6,6 +6,7 @@ import asyncio
 from contextlib import aclosing
 
 import pytest
+from msgspec import structs
 
 from tmd.core.election import Denied, Granted
 from tmd.core.errors import ConfigError, Conflict, StaleLease, StoreUnavailable
@@ -209,6 +210,21 @@ async def test_alerts_are_read_in_order_from_a_cursor(store):
 
     assert [a for _, a in first + rest] == [alert(n) for n in range(5)]
     assert await store.alerts(rest[-1][0], limit=10) == []
+
+
+async def test_an_alert_that_is_said_again_is_told_once(store):
+    """The answer was lost, so it is repeated; getting worse and clearing are other words."""
+    raised = alert(1)
+    worse = structs.replace(raised, severity=Severity.FATAL, count=2)
+    cleared = structs.replace(raised, state=State.CLEARED, at=9.0)
+    before = await store.holds_alert(raised)
+    for said in (raised, raised, worse, cleared, worse, raised):
+        await store.publish_alert(said)
+
+    assert [a for _, a in await store.alerts("", limit=10)] == [raised, worse, cleared]
+    assert not before
+    assert await store.holds_alert(raised)
+    assert not await store.holds_alert(alert(2))
 
 
 async def test_changes_wake_the_others(clients, record):

@@ -11,6 +11,7 @@ from msgspec import structs
 
 from tmd.core.model import Exit, Severity, Signal, State, Strategy
 from tmd.daemon.bus import Reach
+from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector, Origin
 from tmd.daemon.roster import Roster
 from tmd.daemon.watcher import Watcher
@@ -35,6 +36,7 @@ def watching(tmp_path):
     @asynccontextmanager
     async def run(*detectors, store=None, roster=None):
         store = store or MemoryStore()
+        journal = Journal(None)
         watcher = Watcher(
             "h1",
             "boot",
@@ -42,6 +44,7 @@ def watching(tmp_path):
             roster or Roster(),
             store.client(),
             Reach(),
+            journal,
         )
         task = asyncio.create_task(watcher.run())
         try:
@@ -49,6 +52,7 @@ def watching(tmp_path):
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+            journal.close()
 
     return run
 
@@ -130,6 +134,23 @@ async def test_alerts_outlive_an_outage_with_their_ids(watching):
         await asyncio.sleep(5)
 
         assert [a.id for a in store.stream] == [a.id for a in watcher.board.alerts]
+
+
+async def test_a_store_that_was_emptied_is_told_again(watching):
+    """Same ids, same order; one that has kept everything hears nothing twice."""
+    store = MemoryStore()
+    async with watching(Crashing(), Once(), store=store) as (watcher, _):
+        await asyncio.sleep(30)
+        before = list(store.stream)
+        watcher.posted.ring()
+        await asyncio.sleep(1)
+        kept = list(store.stream)
+        store.wipe()
+        await asyncio.sleep(61)
+
+        assert len(before) == 3
+        assert kept == before
+        assert store.stream == before
 
 
 async def test_a_crash_is_contained_reported_and_tried_again_with_growing_pauses(watching):

@@ -10,6 +10,7 @@ from tmd.config import Log, Settings
 from tmd.core.model import Alert, Signal, Strategy
 from tmd.daemon import logs
 from tmd.daemon.bus import Reach
+from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector
 from tmd.daemon.roster import Roster
 from tmd.daemon.watcher import Watcher
@@ -23,8 +24,14 @@ class Listening(Watcher):
 
     def __init__(self, settings: Settings, detectors: list[LoadedDetector], hear: Hear) -> None:
         store = MemoryStore().client()
-        super().__init__(settings.host.name, "foreground", detectors, Roster(), store, Reach())
+        host, journal = settings.host.name, Journal(None)
+        super().__init__(host, "foreground", detectors, Roster(), store, Reach(), journal)
         self._hear = hear
+        self._memory = journal
+
+    def close(self) -> None:
+        """After :meth:`run` has ended."""
+        self._memory.close()
 
     def fold(self, signal: Signal, detector: str, strategy: Strategy) -> None:
         self._hear(detector, signal)
@@ -42,7 +49,7 @@ def watch(
     return asyncio.run(_watch(Listening(settings, detectors, hear), seconds))
 
 
-async def _watch(watcher: Watcher, seconds: float | None) -> tuple[Alert, ...]:
+async def _watch(watcher: Listening, seconds: float | None) -> tuple[Alert, ...]:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -59,4 +66,5 @@ async def _watch(watcher: Watcher, seconds: float | None) -> tuple[Alert, ...]:
     raised = watcher.board.alerts
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+    watcher.close()
     return raised

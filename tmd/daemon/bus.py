@@ -64,7 +64,11 @@ class Store(Protocol):
         """Store ``record`` if the store lost it or has an older revision; whether it did."""
 
     async def publish_alert(self, alert: Alert) -> None:
-        """Publish on the alert channel and append to the alert stream."""
+        """Publish on the alert channel and append to the alert stream, unless that was done
+        before: see :func:`tmd.core.alerts.mark`."""
+
+    async def holds_alert(self, alert: Alert) -> bool:
+        """Whether it was published here. Not so although it was: the store has lost its data."""
 
     async def alerts(self, after: str, *, limit: int) -> list[tuple[str, Alert]]:
         """Alerts of the stream after cursor ``after`` ('' = from the oldest), with cursors."""

@@ -20,6 +20,7 @@ from tmd.core.errors import ConfigError, StoreUnavailable
 from tmd.daemon.agents import AgentServer, Door, uids_of
 from tmd.daemon.bus import Bell, Reach, Store, Topic
 from tmd.daemon.executor import Executor
+from tmd.daemon.journal import Journal
 from tmd.daemon.leader import Candidate, Leader, LeaderConfig
 from tmd.daemon.plugins import load_detectors, load_policies
 from tmd.daemon.publisher import HostConfig, Publisher
@@ -41,6 +42,7 @@ class Service:
         self.reach = Reach()
         self.roster = Roster()
         self.records = Records(host.state_dir)
+        self.journal = Journal(host.state_dir / "alerts.sqlite")
         door = Door(
             path=host.socket,
             host=host.name,
@@ -56,6 +58,7 @@ class Service:
             self.roster,
             store,
             self.reach,
+            self.journal,
         )
         self.publisher = Publisher(
             HostConfig(host.name, self.incarnation, host.standby, host.heartbeat_s, host.ttl_s),
@@ -109,7 +112,8 @@ class Service:
             Topic.HOSTS: (self.leader.bell,),
             Topic.JOBS: (self.executor.bell,),
             Topic.LEASE: (self.candidate.vacant,),
-            Topic.ALL: (self.leader.bell, self.executor.bell),
+            # A store that is back may be empty: the watcher looks whether it has our alerts.
+            Topic.ALL: (self.leader.bell, self.executor.bell, self.watcher.posted),
         }
         while True:
             try:
@@ -144,8 +148,11 @@ async def serve(settings: Settings) -> None:
     lease_store = RedisStore(url, cluster, timeout_s=lease_s)
     try:
         service = Service(settings, store, lease_store)
-        with _signals() as stop:
-            await service.run(stop, notifier)
+        try:
+            with _signals() as stop:
+                await service.run(stop, notifier)
+        finally:
+            service.journal.close()
     except BaseExceptionGroup as group:
         wrong: BaseException | None = group.subgroup(ConfigError)
         while isinstance(wrong, BaseExceptionGroup):

@@ -20,6 +20,7 @@ from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from tmd.core.alerts import mark
 from tmd.core.election import Answer, Denied, Granted
 from tmd.core.errors import ConfigError, Conflict, StaleLease, StoreUnavailable
 from tmd.core.model import Alert, ClusterView, HostStatus, JobRecord
@@ -132,9 +133,14 @@ class RedisStore:
 
     async def publish_alert(self, alert: Alert) -> None:
         channel = f"tmd:{self._cluster}:alerts"
-        await self._run(
-            lua.PUBLISH_ALERT, ["alerts"], channel, msgspec.json.encode(alert), ALERTS_KEPT
-        )
+        body = msgspec.json.encode(alert)
+        keys = ["alerts", "told"]
+        await self._run(lua.PUBLISH_ALERT, keys, channel, mark(alert), body, ALERTS_KEPT)
+
+    async def holds_alert(self, alert: Alert) -> bool:
+        with _errors():
+            at: Any = await self._redis.zscore(self._key("told"), mark(alert))
+        return at is not None
 
     async def drain(self, request: DrainRequest) -> None:
         with _errors():

@@ -19,14 +19,16 @@ from tmd.core import triage
 from tmd.core.errors import StoreUnavailable
 from tmd.core.model import Alert, Severity, Signal, State, Strategy
 from tmd.daemon.bus import Bell, Reach, Store
+from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector
 from tmd.daemon.roster import Roster
 from tmd.plugin import DetectorConfig, WorkerEvent
 
 log = structlog.get_logger("tmd.watcher")
 
-ALERTS_WAITING = 10_000
-"""Kept while the store is away; beyond, the oldest go first."""
+UNWRITTEN = 10_000
+"""On their way to the journal; beyond, the oldest go first."""
+BATCH = 100
 RESTART_S = (1.0, 60.0)
 PROBATION_S = 10.0
 """A detector that has run for so long again is not failed any more."""
@@ -95,6 +97,7 @@ class Watcher:
         roster: Roster,
         store: Store,
         reach: Reach,
+        journal: Journal,
     ) -> None:
         self.board = triage.Board()
         self._host = host
@@ -103,8 +106,10 @@ class Watcher:
         self._roster = roster
         self._store = store
         self._reach = reach
-        self._outbox: deque[Alert] = deque(maxlen=ALERTS_WAITING)
-        self._posted = Bell()
+        self._journal = journal
+        self._unwritten: deque[Alert] = deque(maxlen=UNWRITTEN)
+        self.posted = Bell()
+        """Rung when there may be something to publish."""
         self._count = 0
 
     async def run(self) -> None:
@@ -137,8 +142,8 @@ class Watcher:
             severity=news.severity.value,
             message=news.message,
         )
-        self._outbox.append(news)
-        self._posted.ring()
+        self._unwritten.append(news)
+        self.posted.ring()
         self._roster.urgent.ring()
 
     # --- detectors --------------------------------------------------------------------------------
@@ -188,16 +193,54 @@ class Watcher:
     # --- around them ------------------------------------------------------------------------------
 
     async def _publish(self) -> None:
-        while True:
-            while self._outbox:
+        """From the journal to the store, in order."""
+        try:
+            while True:
+                await self._write()
                 try:
-                    await self._store.publish_alert(self._outbox[0])
+                    await self._replay_if_lost()
+                    while await self._publish_batch():
+                        await self._write()
                 except StoreUnavailable as error:
+                    await self._write()
                     await self._reach.lost(error)
                     continue
+                await self.posted.heard(60.0)
+        finally:
+            await self._write()
+
+    async def _write(self) -> None:
+        """Everything goes to the journal first, also while the store is away."""
+        if self._unwritten:
+            alerts = tuple(self._unwritten)
+            self._unwritten.clear()
+            await self._journal.add(alerts)
+
+    async def _replay_if_lost(self) -> None:
+        """A store that lacks our last word has been emptied: it is told all again."""
+        last = await self._journal.last_published()
+        if last is None:
+            return
+        held = await self._store.holds_alert(last)
+        self._reach.answered()
+        if not held:
+            log.warning("the store has lost alerts, they are published again")
+            await self._journal.forget_published()
+
+    async def _publish_batch(self) -> bool:
+        """Whether there was something to publish."""
+        batch = await self._journal.waiting(BATCH)
+        taken = []
+        try:
+            for number, alert in batch:
+                await self._store.publish_alert(alert)
+                taken.append(number)
                 self._reach.answered()
-                self._outbox.popleft()
-            await self._posted.heard(60.0)
+        finally:
+            # Marked only after the store took it; one marked too late is ignored by the store.
+            if taken:
+                await self._journal.published(taken)
+        return bool(batch)
 
     async def _repeat(self) -> None:
         """Tell the detectors how long each worker is silent, but never blame workers for us."""

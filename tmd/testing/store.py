@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 
 from msgspec import json
 
+from tmd.core.alerts import mark
 from tmd.core.election import Answer, Denied, Granted
 from tmd.core.errors import Conflict, StaleLease, StoreUnavailable
 from tmd.core.model import Alert, ClusterView, HostStatus, JobRecord
@@ -40,6 +41,7 @@ class MemoryStore:
         self.lease: tuple[str, int, float] | None = None
         self.last_epoch = 0
         self.stream: list[Alert] = []
+        self.told: set[str] = set()
         self.clock_epoch += 1_000
 
     def fall_away(self) -> None:
@@ -153,7 +155,13 @@ class MemoryClient:
 
     async def publish_alert(self, alert: Alert) -> None:
         await self._reach()
-        self._store.stream.append(alert)
+        if mark(alert) not in self._store.told:
+            self._store.told.add(mark(alert))
+            self._store.stream.append(alert)
+
+    async def holds_alert(self, alert: Alert) -> bool:
+        await self._reach()
+        return mark(alert) in self._store.told
 
     async def alerts(self, after: str, *, limit: int) -> list[tuple[str, Alert]]:
         await self._reach()

@@ -1,0 +1,254 @@
+"""Alerts on the disk of the host: over restarts, outages, and disks that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import sqlite3
+from contextlib import asynccontextmanager, closing, contextmanager
+
+import pytest
+import structlog
+
+from tmd import embedded
+from tmd.core.errors import StoreUnavailable
+from tmd.core.model import Alert, Severity, Signal, State, Strategy
+from tmd.daemon.bus import Reach
+from tmd.daemon.journal import Journal
+from tmd.daemon.ledger import Bounds, Ledger
+from tmd.daemon.roster import Roster
+from tmd.daemon.store import RedisStore
+from tmd.daemon.watcher import Watcher
+
+WITHIN_S = 20.0
+
+
+def alert(number, message=""):
+    return Alert(
+        id=f"h1-{number}",
+        host="h1",
+        detector="d",
+        code="c.d",
+        entity="host",
+        severity=Severity.WARNING,
+        state=State.RAISED,
+        message=message,
+        job="",
+        strategy=Strategy.OBSERVE,
+        count=1,
+        at=1.0,
+    )
+
+
+@contextmanager
+def opened(path, bounds=None, **changes):
+    with closing(Journal(path, bounds, **changes)) as journal:
+        yield journal
+
+
+async def ids(journal):
+    return [a.id for _, a in await journal.waiting(1000)]
+
+
+async def test_what_was_not_published_outlives_a_restart_in_its_order(tmp_path):
+    path = tmp_path / "alerts.sqlite"
+    with opened(path) as journal:
+        await journal.add([alert(1), alert(2)])
+        await journal.add([alert(3)])
+        (first, _), *_ = await journal.waiting(1)
+        await journal.published([first])
+    with opened(path) as journal:
+        waiting = [a for _, a in await journal.waiting(10)]
+        last = await journal.last_published()
+        await journal.forget_published()
+        again = await ids(journal)
+
+    assert waiting == [alert(2), alert(3)]
+    assert last == alert(1)
+    assert again == ["h1-1", "h1-2", "h1-3"]
+
+
+async def test_it_is_bounded_by_number_and_published_alerts_go_first(tmp_path):
+    with opened(tmp_path / "j", Bounds(alerts=4)) as journal:
+        await journal.add([alert(n) for n in range(4)])
+        await journal.published([n for n, a in await journal.waiting(10) if a.id == "h1-2"])
+        await journal.add([alert(4)])
+        without_the_published = await ids(journal)
+        await journal.add([alert(5)])
+        without_the_oldest = await ids(journal)
+
+    assert without_the_published == ["h1-0", "h1-1", "h1-3", "h1-4"]
+    assert without_the_oldest == ["h1-1", "h1-3", "h1-4", "h1-5"]
+
+
+def test_only_published_alerts_grow_old(tmp_path):
+    """An outage may last longer than what is kept for replays."""
+    with closing(Ledger(str(tmp_path / "j"), Bounds(seconds=10))) as ledger:
+        ledger.add([alert(1), alert(2)], now=0)
+        ledger.published([1])
+        ledger.add([alert(3)], now=9)
+        kept = ledger.last_published()
+        ledger.add([alert(4)], now=11)
+
+        assert kept == alert(1)
+        assert ledger.last_published() is None
+        assert [a.id for _, a in ledger.waiting(10)] == ["h1-2", "h1-3", "h1-4"]
+
+
+def test_a_row_of_another_version_is_left_out(tmp_path):
+    path = tmp_path / "j"
+    with closing(Ledger(str(path), Bounds())) as ledger:
+        ledger.add([alert(1), alert(2)], now=0)
+    with closing(sqlite3.connect(path)) as other, other:
+        other.execute("UPDATE alerts SET body = ? WHERE number = 1", (b'{"v":9}',))
+    with closing(Ledger(str(path), Bounds())) as ledger:
+        assert [a.id for _, a in ledger.waiting(1)] == ["h1-2"]
+
+
+async def test_a_damaged_file_is_put_aside(tmp_path):
+    path = tmp_path / "j"
+    path.write_bytes(b"no database " * 1000)
+    with opened(path) as journal:
+        await journal.add([alert(1)])
+    with opened(path) as journal:
+        assert await ids(journal) == ["h1-1"]
+
+    assert (tmp_path / "j.broken").read_bytes().startswith(b"no database")
+
+
+async def test_a_disk_that_cannot_be_written_is_replaced_by_memory_until_it_works(tmp_path):
+    """Said once; when it works again everything is on it."""
+    folder = tmp_path / "state"
+    folder.write_text("a file where a folder should be")
+    with structlog.testing.capture_logs() as lines:
+        with opened(folder / "j", retry_s=0.0) as journal:
+            for number in range(3):
+                await journal.add([alert(number)])
+            in_memory = await ids(journal)
+            folder.unlink()
+            folder.mkdir()
+            await journal.add([alert(3)])
+        with opened(folder / "j") as journal:
+            on_disk = await ids(journal)
+
+    assert in_memory == ["h1-0", "h1-1", "h1-2"]
+    assert on_disk == ["h1-0", "h1-1", "h1-2", "h1-3"]
+    assert [line["log_level"] for line in lines] == ["warning", "info"]
+
+
+@contextmanager
+def files_at_most(size):
+    """The kernel lets no file of this process grow beyond ``size`` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+async def test_a_full_disk_costs_no_alert(tmp_path):
+    path = tmp_path / "j"
+    with opened(path) as journal:
+        await journal.add([alert(0)])
+        size = (tmp_path / "j-wal").stat().st_size
+        with files_at_most(size + 16_384):
+            for number in range(1, 50):
+                await journal.add([alert(number, "x" * 1000)])
+        found = await ids(journal)
+    with opened(path) as journal:
+        on_disk = await ids(journal)
+
+    assert found == [f"h1-{n}" for n in range(50)]
+    assert 0 < len(on_disk) < 50  # the disk did become full
+
+
+async def test_a_disk_that_does_not_answer_is_not_waited_for(tmp_path):
+    """Another process holds the file: as long as it does, memory serves."""
+    path = tmp_path / "j"
+    with opened(path, patience_s=0.05, retry_s=0.0) as journal:
+        await journal.add([alert(0)])
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            await journal.add([alert(1)])
+            await journal.add([alert(2)])
+            meanwhile = await ids(journal)
+            other.execute("ROLLBACK")
+
+    assert meanwhile == ["h1-1", "h1-2"]
+
+
+# --- from the journal to a real Redis -------------------------------------------------------------
+
+
+@asynccontextmanager
+async def watcher_of(path, url, boot):
+    """A watcher without detectors that publishes, while the block lasts."""
+    store = RedisStore(url, "c", timeout_s=1.0)
+    journal = Journal(path)
+    watcher = Watcher("h1", boot, [], Roster(), store, Reach(), journal)
+    task = asyncio.create_task(watcher.run())
+    try:
+        yield watcher, store
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        journal.close()
+        await store.close()
+
+
+def raise_one(watcher, number):
+    signal = Signal(code="a.b", entity=f"gpu:{number}", severity=Severity.WARNING)
+    watcher.fold(signal, "d", Strategy.OBSERVE)
+
+
+async def until_stream_holds(store, number):
+    async with asyncio.timeout(WITHIN_S):
+        while True:
+            try:
+                found = [a.id for _, a in await store.alerts("", limit=1000)]
+            except StoreUnavailable:
+                found = []
+            if len(found) >= number:
+                return found
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def server(redis_binary, tmp_path):
+    """A function that runs a Redis, always at the same place, for the length of a block."""
+    (tmp_path / "redis").mkdir()
+    return lambda: embedded.redis(tmp_path / "redis", binary=redis_binary)
+
+
+async def test_alerts_outlive_an_outage_of_redis_and_a_restart_of_the_daemon(tmp_path, server):
+    """Raised while Redis is away, by a daemon that ends before Redis is back."""
+    path, url = tmp_path / "j", f"unix://{tmp_path}/redis/redis.sock"
+    async with watcher_of(path, url, "boot1") as (watcher, _):
+        for number in range(250):
+            raise_one(watcher, number)
+        with opened(path) as journal:
+            async with asyncio.timeout(WITHIN_S):
+                while len(await ids(journal)) < 250:  # noqa: ASYNC110 - another one writes it
+                    await asyncio.sleep(0.01)
+    with server():
+        async with watcher_of(path, url, "boot2") as (watcher, store):
+            raise_one(watcher, 0)
+            found = await until_stream_holds(store, 251)
+
+    assert found == [*(f"h1-boot1-{n + 1}" for n in range(250)), "h1-boot2-1"]
+
+
+async def test_a_redis_that_comes_back_empty_is_told_again(tmp_path, server):
+    """By the wake-up that a new subscription begins with, as the daemon passes it on."""
+    path, url = tmp_path / "j", f"unix://{tmp_path}/redis/redis.sock"
+    async with watcher_of(path, url, "boot1") as (watcher, store):
+        with server():
+            for number in range(3):
+                raise_one(watcher, number)
+            before = await until_stream_holds(store, 3)
+        with server():
+            watcher.posted.ring()
+            after = await until_stream_holds(store, 3)
+
+    assert after == before == ["h1-boot1-1", "h1-boot1-2", "h1-boot1-3"]

@@ -1,0 +1,224 @@
+"""Alerts on this host's disk, so that neither an outage of the store nor a restart loses one.
+
+An alert is written here first and published from here. The disk is asked in a thread of its own,
+which may hang without harm: a disk that is full, read-only or does not answer is replaced by memory
+until it works again, and that is said once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import structlog
+
+from tmd.core.model import Alert
+from tmd.daemon.ledger import Bounds, Ledger
+
+log = structlog.get_logger("tmd.journal")
+
+T = TypeVar("T")
+
+
+class Journal:
+    """One per daemon. Closed by :meth:`close`.
+
+    Args:
+        path: the file; ``None`` keeps everything in memory.
+        patience_s: a disk that has not answered for so long is not waited for.
+        retry_s: so often is a disk that failed tried again.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        bounds: Bounds | None = None,
+        *,
+        patience_s: float = 5.0,
+        retry_s: float = 60.0,
+    ) -> None:
+        self._path = path
+        self._bounds = bounds or Bounds()
+        self._patience_s = patience_s
+        self._retry_s = retry_s
+        self._disk: _Disk | None = None
+        self._memory: Ledger | None = None
+        """In use instead of the disk."""
+        self._retry_at = 0.0
+        self._abandoned: list[_Disk] = []
+        """Disks that did not answer; while one is stuck no other is tried."""
+
+    async def add(self, alerts: Sequence[Alert]) -> None:
+        """Write ``alerts`` in this order."""
+        await self._return_to_disk()
+        now = time.time()
+        await self._ask(lambda ledger: ledger.add(alerts, now))
+
+    async def waiting(self, limit: int) -> list[tuple[int, Alert]]:
+        """The oldest that were not published, each with the number that :meth:`published` takes."""
+        return await self._ask(lambda ledger: ledger.waiting(limit))
+
+    async def published(self, numbers: Sequence[int]) -> None:
+        """The store has taken these."""
+        await self._ask(lambda ledger: ledger.published(numbers))
+
+    async def last_published(self) -> Alert | None:
+        """The newest that the store has taken, if it is still kept."""
+        return await self._ask(Ledger.last_published)
+
+    async def forget_published(self) -> None:
+        """Let all that is kept wait again: the store has lost it."""
+        await self._ask(Ledger.forget_published)
+
+    def close(self) -> None:
+        if self._disk is not None:
+            self._disk.close()
+        if self._memory is not None:
+            self._memory.close()
+
+    # --- disk or memory ---------------------------------------------------------------------------
+
+    async def _ask(self, work: Callable[[Ledger], T]) -> T:
+        if self._memory is None and self._path is not None:
+            try:
+                if self._disk is None:
+                    self._disk = self._new_disk(self._path)
+                return await self._disk.ask(work)
+            except (sqlite3.Error, OSError) as error:  # TimeoutError is an OSError
+                await self._leave_disk(error)
+        if self._memory is None:
+            self._memory = Ledger(":memory:", self._bounds)
+        return work(self._memory)
+
+    def _new_disk(self, path: Path) -> _Disk:
+        return _Disk(path, self._bounds, self._patience_s)
+
+    async def _leave_disk(self, error: Exception) -> None:
+        log.warning(
+            "journal not writable, alerts are kept in memory",
+            path=str(self._path),
+            error=str(error) or type(error).__name__,
+        )
+        self._memory = Ledger(":memory:", self._bounds)
+        self._retry_at = time.monotonic() + self._retry_s
+        disk, self._disk = self._disk, None
+        if disk is None:
+            return
+        if isinstance(error, TimeoutError):
+            self._abandon(disk)
+            return
+        try:
+            # What it still holds goes on from memory; the store ignores what it has already taken.
+            rows = await disk.ask(lambda ledger: ledger.waiting(self._bounds.alerts))
+            self._memory.add([alert for _, alert in rows], time.time())
+        except (sqlite3.Error, OSError):
+            pass
+        disk.close()
+
+    def _abandon(self, disk: _Disk) -> None:
+        disk.close(0)
+        self._abandoned.append(disk)
+
+    async def _return_to_disk(self) -> None:
+        """Now and then, while in memory: try the disk again."""
+        if self._path is None or self._memory is None or time.monotonic() < self._retry_at:
+            return
+        self._retry_at = time.monotonic() + self._retry_s
+        self._abandoned = [disk for disk in self._abandoned if disk.busy]
+        if self._abandoned:
+            return
+        disk = self._new_disk(self._path)
+        rows = self._memory.waiting(self._bounds.alerts)
+        try:
+            await disk.ask(lambda ledger: ledger.add([alert for _, alert in rows], time.time()))
+        except TimeoutError:
+            self._abandon(disk)
+            return
+        except (sqlite3.Error, OSError):
+            disk.close()
+            return
+        log.info("journal is on disk again", path=str(self._path))
+        self._memory.close()
+        self._disk, self._memory = disk, None
+
+
+class _Disk:
+    """A ledger in a thread that nobody waits for: one that hangs does not keep the daemon alive."""
+
+    def __init__(self, path: Path, bounds: Bounds, patience_s: float) -> None:
+        self._path = path
+        self._bounds = bounds
+        self._patience_s = patience_s
+        self._ledger: Ledger | None = None
+        self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="tmd-journal", daemon=True)
+        self._thread.start()
+
+    @property
+    def busy(self) -> bool:
+        return self._thread.is_alive()
+
+    async def ask(self, work: Callable[[Ledger], T]) -> T:
+        """What ``work`` returns.
+
+        Raises:
+            sqlite3.Error: the disk is full, read-only or broken.
+            TimeoutError: it does not answer.
+        """
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+        self._orders.put(lambda: self._carry_out(work, loop, answer))
+        async with asyncio.timeout(self._patience_s):
+            return await answer
+
+    def close(self, patience_s: float = 1.0) -> None:
+        """End the thread when it has done what it was asked for."""
+        self._orders.put(None)
+        self._thread.join(patience_s)
+
+    def _serve(self) -> None:
+        while (order := self._orders.get()) is not None:
+            order()
+        if self._ledger is not None:
+            self._ledger.close()
+
+    def _carry_out(
+        self,
+        work: Callable[[Ledger], T],
+        loop: asyncio.AbstractEventLoop,
+        answer: asyncio.Future[T],
+    ) -> None:
+        try:
+            if self._ledger is None:
+                self._ledger = _opened(self._path, self._bounds)
+            settle = partial(_settle, answer.set_result, work(self._ledger), answer)
+        except Exception as error:  # whoever asked hears it
+            settle = partial(_settle, answer.set_exception, error, answer)
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(settle)
+
+
+def _settle(tell: Callable[[Any], None], word: Any, answer: asyncio.Future[Any]) -> None:
+    if not answer.done():  # whoever asked may have given up
+        tell(word)
+
+
+def _opened(path: Path, bounds: Bounds) -> Ledger:
+    """The ledger at ``path``; one that is no database any more is put aside."""
+    try:
+        return Ledger(str(path), bounds)
+    except sqlite3.OperationalError:
+        raise
+    except sqlite3.DatabaseError as error:
+        aside = path.with_name(f"{path.name}.broken")
+        log.warning("journal is damaged, a new one is begun", aside=str(aside), error=str(error))
+        path.replace(aside)
+        return Ledger(str(path), bounds)
