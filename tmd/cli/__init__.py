@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from tmd import __version__
-from tmd.cli import doctor, inspecting, observing, operating, standbys, status, xids
+from tmd.cli import doctor, events, inspecting, observing, operating, standbys, status, xids
 from tmd.cli.common import ConfigOption
 from tmd.core.errors import ConfigError, PluginError, StoreUnavailable, TmdError
 
@@ -70,7 +70,7 @@ app.command()(operating.drain)
 app.command()(operating.undrain)
 app.command()(operating.pause)
 app.command()(operating.resume)
-app.command()(operating.events)
+app.command()(events.events)
 app.command()(inspecting.plugins)
 app.command()(observing.scan)
 app.command()(doctor.doctor)

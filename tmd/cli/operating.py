@@ -1,4 +1,4 @@
-"""Verbs that ask something of the cluster: drain, undrain, pause, resume, events."""
+"""Verbs that ask something of the cluster: drain, undrain, pause, resume."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tmd.cli.common import ConfigOption, JsonOption, user, with_store
+from tmd.cli.common import ConfigOption, user, with_store
 from tmd.core.errors import TmdError
 
 if TYPE_CHECKING:
     from tmd.config import Settings
-    from tmd.core.model import Alert, ClusterView, JobRecord
+    from tmd.core.model import ClusterView, JobRecord
     from tmd.daemon.store import RedisStore
 
 LOOK_S = 0.2
@@ -83,38 +83,6 @@ def resume(config: ConfigOption = None) -> None:
         typer.echo("resumed")
 
     with_store(config, ask)
-
-
-def events(
-    config: ConfigOption = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they come.")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Print the alerts of the cluster, oldest first."""
-
-    async def tell(store: RedisStore, _: Settings) -> None:
-        cursor = ""
-        while True:
-            found = await store.alerts(cursor, limit=1000)
-            for entry in found:
-                cursor = entry[0]
-                typer.echo(_line(entry[1], as_json))
-            if not found and not follow:
-                return
-            if not found:
-                await asyncio.sleep(LOOK_S)
-
-    with_store(config, tell)
-
-
-def _line(alert: Alert, as_json: bool) -> str:
-    if as_json:
-        import msgspec
-
-        return msgspec.json.encode(alert).decode()
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(alert.at))
-    words = (when, alert.host, alert.state.value, alert.severity.value, alert.code, alert.entity)
-    return "  ".join((*words, alert.message)).rstrip()
 
 
 def _check_host(view: ClusterView, host: str) -> None:

@@ -1,0 +1,85 @@
+"""The verb ``events``: the alerts of the cluster, from its stream."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tmd.cli.common import ConfigOption, JsonOption, with_store
+from tmd.core.errors import StoreUnavailable
+
+if TYPE_CHECKING:
+    from tmd.config import Settings
+    from tmd.core.model import Alert
+    from tmd.daemon.store import RedisStore
+
+LOOK_S = 0.2
+AWAY_S = 1.0
+REMEMBERED = 20_000
+"""Alerts that are not printed again if an emptied Redis is told them again."""
+
+
+def events(
+    config: ConfigOption = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on as they come, also over outages of Redis.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the alerts of the cluster, oldest first."""
+
+    async def tell(store: RedisStore, _: Settings) -> None:
+        async for alert in _following(store) if follow else _present(store):
+            typer.echo(_line(alert, as_json))
+
+    with_store(config, tell)
+
+
+async def _present(store: RedisStore, cursor: str = "") -> AsyncIterator[Alert]:
+    while found := await store.alerts(cursor, limit=1000):
+        cursor = found[-1][0]
+        for _, alert in found:
+            yield alert
+
+
+async def _following(store: RedisStore) -> AsyncIterator[Alert]:
+    """For ever; each alert once. A Redis that is away at the beginning is an error."""
+    from tmd.core.alerts import mark
+
+    cursor, away = "", False
+    seen: dict[str, None] = {}
+    await store.alerts(cursor, limit=1)
+    while True:
+        try:
+            found = await store.alerts(cursor, limit=1000)
+        except StoreUnavailable as error:
+            if not away:
+                typer.echo(f"{error}; going on when it is back", err=True)
+            away = True
+            await asyncio.sleep(AWAY_S)
+            continue
+        away = False
+        for _, alert in found:
+            if mark(alert) not in seen:
+                seen[mark(alert)] = None
+                yield alert
+        while len(seen) > REMEMBERED:
+            del seen[next(iter(seen))]
+        if found:
+            cursor = found[-1][0]
+        else:
+            await asyncio.sleep(LOOK_S)
+
+
+def _line(alert: Alert, as_json: bool) -> str:
+    if as_json:
+        import msgspec
+
+        return msgspec.json.encode(alert).decode()
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(alert.at))
+    words = (when, alert.host, alert.state.value, alert.severity.value, alert.code, alert.entity)
+    return "  ".join((*words, alert.message)).rstrip()
