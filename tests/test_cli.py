@@ -319,6 +319,8 @@ def test_config_check(config, tmp_path):
 
 def test_config_show_masks_secrets_and_names_origins(config):
     env = {"TMD_LEADER__TTL_S": "12", "TMD_REDIS__URL": "redis://u:hidden@h:1/0"}
+    env["TMD_WEBHOOK__URL"] = "https://hooks.example/hidden"
+    env["TMD_WEBHOOK__HEADERS"] = '{"Authorization": "hidden"}'
     shown = tmd("config", "show", "--origin", "-c", config, env=env).stdout
 
     assert "0123456789abcdef" not in shown

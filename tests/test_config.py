@@ -171,3 +171,19 @@ def test_only_the_trainer_detector_acts_by_default(write):
     assert settings.detector("trainer").strategy is Strategy.ACT
     assert settings.detector("other").strategy is Strategy.OBSERVE
     assert settings.detector("other").own == {"limit": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("url = 'hooks.example/T0/hidden'", "[webhook] url: it must begin with http://"),
+        ("url = 'http://[hidden'", "[webhook] url: it must begin with http://"),
+        ('headers = {X = "hidden\\n"}', "header 'X' has characters"),
+        ("events = ['hidden']", "[webhook.events] 0"),
+    ],
+)
+def test_a_mistake_in_a_secret_does_not_show_it(write, text, expected):
+    said = complaint(write(f"[webhook]\n{text}"))
+
+    assert expected in said
+    assert "hidden" not in said

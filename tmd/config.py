@@ -27,6 +27,7 @@ from pydantic_settings import (
 from tmd.core.errors import ConfigError
 from tmd.core.limits import Limits, ShadowLimits, Understudies
 from tmd.core.model import Strategy
+from tmd.sections import Section, Webhook
 
 ENV_PREFIX = "TMD_"
 ENV_FILE = "TMD_CONFIG"
@@ -35,10 +36,6 @@ MIN_SECRET = 16
 _SOCKET_PATH_LIMIT = 100
 _LIMITS = Limits()
 _SHADOW = ShadowLimits()
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class Cluster(Section):
@@ -223,6 +220,7 @@ class Settings(BaseSettings):
     policies: Policies = Policies()
     plugins: Plugins = Plugins()
     detectors: dict[str, DetectorSection] = {}
+    webhook: Webhook = Webhook()
     log: Log = Log()
 
     @classmethod

@@ -23,6 +23,7 @@ from tmd.core.model import (
     State,
     Strategy,
 )
+from tmd.core.notices import Told
 from tmd.core.requests import DrainRequest, RehearsalRequest
 from tmd.daemon.bus import Topic
 from tmd.daemon.store import RedisStore, connect
@@ -225,6 +226,25 @@ async def test_an_alert_that_is_said_again_is_told_once(store):
     assert not before
     assert await store.holds_alert(raised)
     assert not await store.holds_alert(alert(2))
+
+
+async def test_the_newest_alert_is_a_cursor(store):
+    before = await store.newest_alert()
+    for number in range(2):
+        await store.publish_alert(alert(number))
+    cursor = await store.newest_alert()
+    await store.publish_alert(alert(2))
+
+    assert before == ""
+    assert [a for _, a in await store.alerts(cursor, limit=10)] == [alert(2)]
+
+
+async def test_what_was_told_outside_is_kept(store):
+    before = await store.told()
+    await store.put_told(Told(cursor="1-0", alerts=("a",), migrations=("b",)))
+
+    assert before is None
+    assert await store.told() == Told(cursor="1-0", alerts=("a",), migrations=("b",))
 
 
 async def test_changes_wake_the_others(clients, record):

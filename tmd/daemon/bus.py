@@ -17,6 +17,7 @@ import structlog
 from tmd.core.election import Answer
 from tmd.core.errors import StoreUnavailable
 from tmd.core.model import Alert, ClusterView, HostStatus, JobRecord
+from tmd.core.notices import Told
 from tmd.core.requests import DrainRequest, RehearsalRequest
 
 log = structlog.get_logger("tmd.store")
@@ -72,6 +73,14 @@ class Store(Protocol):
 
     async def alerts(self, after: str, *, limit: int) -> list[tuple[str, Alert]]:
         """Alerts of the stream after cursor ``after`` ('' = from the oldest), with cursors."""
+
+    async def newest_alert(self) -> str:
+        """Cursor of the newest alert; '' if there is none."""
+
+    async def told(self) -> Told | None:
+        """What people outside were told; ``None``: nothing was ever noted."""
+
+    async def put_told(self, told: Told) -> None: ...
 
     async def drain(self, request: DrainRequest) -> None: ...
 

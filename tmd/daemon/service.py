@@ -29,6 +29,7 @@ from tmd.daemon.roster import Roster
 from tmd.daemon.store import RedisStore
 from tmd.daemon.systemd import Notifier
 from tmd.daemon.watcher import Watcher
+from tmd.daemon.webhook import Webhook, WebhookConfig
 
 log = structlog.get_logger("tmd.daemon")
 
@@ -80,6 +81,7 @@ class Service:
         )
         self.candidate = Candidate(lease_store, config, self.records, self.reach)
         self.leader = Leader(store, config, self.candidate, load_policies(settings), self.reach)
+        self.webhook = _webhook(settings, self.candidate, store, self.reach)
         self._settings = settings
         self._store = store
 
@@ -97,6 +99,8 @@ class Service:
             if self._settings.leader.candidate:
                 roots.append(group.create_task(self.candidate.run(), name="lease"))
                 roots.append(group.create_task(self.leader.run(), name="leader"))
+                if self.webhook is not None:
+                    roots.append(group.create_task(self.webhook.run(), name="webhook"))
             await self.agents.listening.wait()
             notifier.ready(f"serving {self._settings.host.socket}")
             log.info("daemon started", socket=str(self._settings.host.socket))
@@ -122,6 +126,23 @@ class Service:
                         bell.ring()
             except StoreUnavailable as error:
                 await self.reach.lost(error)
+
+
+def _webhook(
+    settings: Settings, candidate: Candidate, store: Store, reach: Reach
+) -> Webhook | None:
+    section = settings.webhook
+    if section.url is None:
+        return None
+    config = WebhookConfig(
+        cluster=settings.cluster.name,
+        url=section.url.get_secret_value(),
+        headers={name: value.get_secret_value() for name, value in section.headers.items()},
+        alerts="alerts" in section.events,
+        migrations="migrations" in section.events,
+        timeout_s=section.timeout_s,
+    )
+    return Webhook(config, candidate, store, reach)
 
 
 async def _sign_of_life(notifier: Notifier) -> None:

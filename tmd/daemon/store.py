@@ -24,6 +24,7 @@ from tmd.core.alerts import mark
 from tmd.core.election import Answer, Denied, Granted
 from tmd.core.errors import ConfigError, Conflict, StaleLease, StoreUnavailable
 from tmd.core.model import Alert, ClusterView, HostStatus, JobRecord
+from tmd.core.notices import Told
 from tmd.core.requests import DrainRequest, RehearsalRequest
 from tmd.daemon import lua
 from tmd.daemon.bus import Topic
@@ -87,6 +88,16 @@ class RedisStore:
             entries: Any = await self._redis.xrange(self._key("alerts"), min=first, count=limit)
         return [(cursor.decode(), _decode(entry[b"alert"], Alert)) for cursor, entry in entries]
 
+    async def newest_alert(self) -> str:
+        with _errors():
+            entries: Any = await self._redis.xrevrange(self._key("alerts"), count=1)
+        return entries[0][0].decode() if entries else ""
+
+    async def told(self) -> Told | None:
+        with _errors():
+            value: Any = await self._redis.get(self._key("told-outside"))
+        return _decode(value, Told) if value else None
+
     # --- writing ----------------------------------------------------------------------------------
 
     async def put_host(self, status: HostStatus, *, ttl_s: float, wake: bool) -> None:
@@ -141,6 +152,10 @@ class RedisStore:
         with _errors():
             at: Any = await self._redis.zscore(self._key("told"), mark(alert))
         return at is not None
+
+    async def put_told(self, told: Told) -> None:
+        with _errors():
+            await self._redis.set(self._key("told-outside"), msgspec.json.encode(told))
 
     async def drain(self, request: DrainRequest) -> None:
         with _errors():

@@ -15,6 +15,7 @@ from tmd.core.alerts import mark
 from tmd.core.election import Answer, Denied, Granted
 from tmd.core.errors import Conflict, StaleLease, StoreUnavailable
 from tmd.core.model import Alert, ClusterView, HostStatus, JobRecord
+from tmd.core.notices import Told
 from tmd.core.requests import DrainRequest, RehearsalRequest
 from tmd.daemon.bus import Topic
 
@@ -28,6 +29,9 @@ class MemoryStore:
         self.clock_epoch = 1_000
         """Stands for the server's clock in lease epochs: grows across :meth:`wipe`."""
         self._listeners: set[asyncio.Queue[Topic | None]] = set()
+        self.stream: list[Alert] = []
+        self.before = 0
+        """Alerts of earlier lives: cursors go on across :meth:`wipe`, as those of Redis do."""
         self.wipe()
 
     def wipe(self) -> None:
@@ -40,8 +44,10 @@ class MemoryStore:
         self.paused = False
         self.lease: tuple[str, int, float] | None = None
         self.last_epoch = 0
-        self.stream: list[Alert] = []
+        self.before += len(self.stream)
+        self.stream = []
         self.told: set[str] = set()
+        self.told_outside: Told | None = None
         self.clock_epoch += 1_000
 
     def fall_away(self) -> None:
@@ -165,9 +171,23 @@ class MemoryClient:
 
     async def alerts(self, after: str, *, limit: int) -> list[tuple[str, Alert]]:
         await self._reach()
-        first = int(after) if after else 0
+        before = self._store.before
+        first = max(0, int(after or 0) - before)
         found = self._store.stream[first : first + limit]
-        return [(str(first + n + 1), alert) for n, alert in enumerate(found)]
+        return [(str(before + first + n + 1), alert) for n, alert in enumerate(found)]
+
+    async def newest_alert(self) -> str:
+        await self._reach()
+        stream = self._store.stream
+        return str(self._store.before + len(stream)) if stream else ""
+
+    async def told(self) -> Told | None:
+        await self._reach()
+        return self._store.told_outside
+
+    async def put_told(self, told: Told) -> None:
+        await self._reach()
+        self._store.told_outside = told
 
     async def drain(self, request: DrainRequest) -> None:
         await self._reach()

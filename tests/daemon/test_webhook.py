@@ -1,0 +1,221 @@
+"""The leader tells a web server that fails, hangs and recovers."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+from msgspec import structs
+
+from tmd.core.election import Lease
+from tmd.core.model import Alert, Kind, MigrationPlan, Phase, Severity, State, Strategy
+from tmd.daemon.bus import Reach
+from tmd.daemon.webhook import Webhook, WebhookConfig
+from tmd.testing import MemoryStore
+
+WITHIN_S = 20.0
+
+ALERT = Alert(
+    id="h1-0",
+    host="h1",
+    detector="d",
+    code="c.d",
+    entity="host",
+    severity=Severity.WARNING,
+    state=State.RAISED,
+    message="",
+    job="",
+    strategy=Strategy.OBSERVE,
+    count=1,
+    at=1.0,
+)
+
+
+class Receiver:
+    """A web server that answers as it is told; ``None`` hangs until the client goes away."""
+
+    def __init__(self):
+        self.answers = []
+        self.heard = asyncio.Queue()
+        self.requests = []
+        self.url = ""
+
+    async def handle(self, request):
+        body = await request.json()
+        self.requests.append(request.headers)
+        answer = self.answers.pop(0) if self.answers else 200
+        self.heard.put_nowait((answer, body))
+        if answer is None:
+            await asyncio.Event().wait()
+        headers = {"Location": "/elsewhere"} if 300 <= answer < 400 else {}
+        return web.Response(status=answer, headers=headers)
+
+    async def next(self):
+        """Status that was answered and id of the notice."""
+        async with asyncio.timeout(WITHIN_S):
+            answer, body = await self.heard.get()
+        return answer, body["tmd"]["id"]
+
+
+@pytest.fixture
+async def receiver():
+    one = Receiver()
+    app = web.Application()
+    app.router.add_post("/hook/secret", one.handle)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    port = runner.addresses[0][1]
+    one.url = f"http://127.0.0.1:{port}/hook/secret"
+    yield one
+    await runner.cleanup()
+
+
+class Elected:
+    """Leads as long as a test wants."""
+
+    def __init__(self, leading=True):
+        self.leading = leading
+        self.lease = Lease()
+
+
+@asynccontextmanager
+async def telling(receiver, store, elected, **changes):
+    config = WebhookConfig(
+        cluster="c",
+        url=receiver.url,
+        headers={"Authorization": "Bearer x"},
+        alerts=True,
+        migrations=True,
+        timeout_s=0.3,
+        first_pause_s=0.001,
+        poll_s=0.01,
+    )
+    webhook = Webhook(structs.replace(config, **changes), elected, store.client(), Reach())
+    task = asyncio.create_task(webhook.run())
+    try:
+        yield webhook
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def begun(store):
+    """What was there before the first leader told anything is the past."""
+    async with asyncio.timeout(WITHIN_S):
+        while store.told_outside is None:  # noqa: ASYNC110 - written by another task
+            await asyncio.sleep(0.001)
+
+
+async def raise_(store, *numbers):
+    for number in numbers:
+        await store.client().publish_alert(structs.replace(ALERT, id=f"h1-{number}"))
+
+
+def id_of(number):
+    return f"h1-{number}/raised/warning/1"
+
+
+async def test_a_receiver_that_fails_hangs_and_recovers_hears_everything_once(receiver):
+    """Each failure is tried again, the order is kept, the past is not told."""
+    store = MemoryStore()
+    await raise_(store, 0)
+    receiver.answers = [500, None, 429, 200]
+    async with telling(receiver, store, Elected()):
+        await begun(store)
+        await raise_(store, 1, 2)
+        heard = [await receiver.next() for _ in range(5)]
+
+    assert heard == [
+        *((status, id_of(1)) for status in (500, None, 429, 200)),
+        (200, id_of(2)),
+    ]
+    assert receiver.requests[0]["Authorization"] == "Bearer x"
+    assert receiver.requests[0]["Content-Type"] == "application/json"
+
+
+@pytest.mark.parametrize("refusal", [400, 404, 302])
+async def test_a_refusal_is_not_repeated_and_does_not_hold_up_the_rest(receiver, refusal):
+    store = MemoryStore()
+    receiver.answers = [refusal, 200]
+    async with telling(receiver, store, Elected()):
+        await begun(store)
+        await raise_(store, 1, 2)
+        heard = [await receiver.next() for _ in range(2)]
+
+    assert heard == [(refusal, id_of(1)), (200, id_of(2))]
+
+
+async def test_retries_are_bounded(receiver):
+    store = MemoryStore()
+    receiver.answers = [503, 503, 503, 200]
+    async with telling(receiver, store, Elected(), attempts=3):
+        await begun(store)
+        await raise_(store, 1, 2)
+        heard = [await receiver.next() for _ in range(4)]
+
+    assert heard == [(503, id_of(1))] * 3 + [(200, id_of(2))]
+
+
+async def test_only_the_leader_tells_and_the_next_one_goes_on(receiver):
+    store = MemoryStore()
+    first, second = Elected(True), Elected(False)
+    async with telling(receiver, store, first), telling(receiver, store, second):
+        await begun(store)
+        await raise_(store, 1)
+        heard = [await receiver.next()]
+        async with asyncio.timeout(WITHIN_S):
+            while not store.told_outside.alerts:  # noqa: ASYNC110 - written by another task
+                await asyncio.sleep(0.001)
+        first.leading, second.leading = False, True
+        await raise_(store, 2)
+        heard.append(await receiver.next())
+
+    assert heard == [(200, id_of(1)), (200, id_of(2))]
+    assert receiver.heard.empty()
+
+
+async def test_finished_migrations_are_told_once(receiver, record):
+    store = MemoryStore()
+    client = store.client()
+    before = record()
+    plans = [
+        MigrationPlan(
+            id=f"job-{n}",
+            kind=Kind.PLANNED,
+            phase=Phase.DONE,
+            moves=(),
+            old=before.membership,
+            new=before.membership,
+            cause="drain",
+            reason="r",
+        )
+        for n in range(3)
+    ]
+    await client.put_job(record(history=tuple(plans[:1])), expected=0)
+    async with telling(receiver, store, Elected()):
+        await begun(store)
+        await client.put_job(record(revision=2, history=tuple(plans[:2])), expected=1)
+        heard = [await receiver.next()]
+        await client.put_job(record(revision=3, history=tuple(plans)), expected=2)
+        heard.append(await receiver.next())
+
+    assert heard == [(200, "job/job-1"), (200, "job/job-2")]
+
+
+async def test_a_store_that_was_emptied_makes_it_tell_nothing_twice(receiver):
+    store = MemoryStore()
+    async with telling(receiver, store, Elected()):
+        await begun(store)
+        await raise_(store, 1)
+        heard = [await receiver.next()]
+        async with asyncio.timeout(WITHIN_S):
+            while not store.told_outside.alerts:  # noqa: ASYNC110 - written by another task
+                await asyncio.sleep(0.001)
+        store.wipe()
+        await raise_(store, 1, 2)
+        heard.append(await receiver.next())
+
+    assert heard == [(200, id_of(1)), (200, id_of(2))]

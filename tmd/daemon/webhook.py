@@ -1,0 +1,145 @@
+"""Telling people outside: the leader POSTs alerts and finished migrations, each once.
+
+It reads what was told from the store and goes on from there, so a new leader repeats at most what
+its predecessor had just sent. It decides nothing, and nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import structlog
+from msgspec import Struct
+
+from tmd.core.errors import StoreUnavailable
+from tmd.core.notices import Notice, Told, of_alerts, of_migrations, payload
+from tmd.daemon.bus import Bell, Reach, Store
+from tmd.daemon.leader import Candidate
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
+
+log = structlog.get_logger("tmd.webhook")
+
+BATCH = 100
+MAY_PASS = frozenset({408, 425, 429})
+"""Besides 5xx: answers after which the same request may succeed."""
+
+
+class WebhookConfig(Struct, frozen=True):
+    cluster: str
+    url: str
+    headers: Mapping[str, str]
+    alerts: bool
+    migrations: bool
+    timeout_s: float
+    attempts: int = 6
+    first_pause_s: float = 1.0
+    """Doubled after each failure, and jittered."""
+    poll_s: float = 1.0
+
+
+class Webhook:
+    """One per daemon; silent while another one leads."""
+
+    def __init__(
+        self, config: WebhookConfig, candidate: Candidate, store: Store, reach: Reach
+    ) -> None:
+        self.bell = Bell()
+        self._config = config
+        self._candidate = candidate
+        self._store = store
+        self._reach = reach
+        self._told: Told | None = None
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        # Only who tells needs the client: it costs a daemon memory and time to start.
+        from aiohttp import ClientSession, ClientTimeout, DummyCookieJar
+
+        config = self._config
+        async with ClientSession(
+            timeout=ClientTimeout(total=config.timeout_s),
+            headers={**config.headers, "Content-Type": "application/json"},
+            cookie_jar=DummyCookieJar(),
+        ) as session:
+            while True:
+                try:
+                    more = self._candidate.leading and await self._turn(session)
+                except StoreUnavailable as error:
+                    await self._reach.lost(error)
+                    continue
+                if not self._candidate.leading:
+                    self._told = None  # another one goes on from the store; so do we if we lead
+                if not more:
+                    await self.bell.heard(config.poll_s)
+
+    async def _turn(self, session: ClientSession) -> bool:
+        """Tell what is new; whether there may be more at once."""
+        told = await self._known()
+        found = await self._store.alerts(told.cursor, limit=BATCH)
+        alerts = of_alerts(a for _, a in found) if self._config.alerts else []
+        cursors = {id(alert): cursor for cursor, alert in found}
+        ended = of_migrations(await self._store.jobs()) if self._config.migrations else []
+        shown = [notice.id for notice in ended]
+        for notice in told.untold([*alerts, *ended]):
+            if not await self._deliver(session, notice):
+                return False
+            cursor = cursors.get(id(notice.alert), told.cursor)
+            told = await self._remember(told.plus([notice], cursor, shown))
+        if found and told.cursor != found[-1][0]:
+            await self._remember(told.plus([], found[-1][0], shown))
+        self._reach.answered()
+        return len(found) == BATCH
+
+    async def _known(self) -> Told:
+        """What was told. A cluster that has never told anything does not begin with the past."""
+        told = await self._store.told() or self._told
+        if told is None:
+            past = of_migrations(await self._store.jobs())
+            shown = [notice.id for notice in past]
+            told = Told().plus(past, await self._store.newest_alert(), shown)
+            await self._remember(told)
+        self._told = told
+        return told
+
+    async def _remember(self, told: Told) -> Told:
+        self._told = told
+        await self._store.put_told(told)
+        return told
+
+    async def _deliver(self, session: ClientSession, notice: Notice) -> bool:
+        """Send with retries. True: it is settled, by success or by giving up."""
+        body = payload(notice, self._config.cluster)
+        pause = self._config.first_pause_s
+        problem = ""
+        for attempt in range(self._config.attempts):
+            if attempt:
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                pause *= 2
+            if not self._candidate.leading:
+                return False
+            problem, may_pass = await self._post(session, body)
+            if not problem:
+                return True
+            log.info("webhook failed", notice=notice.id, attempt=attempt + 1, problem=problem)
+            if not may_pass:
+                break
+        log.warning("webhook gave up on a notice", notice=notice.id, problem=problem)
+        return True
+
+    async def _post(self, session: ClientSession, body: bytes) -> tuple[str, bool]:
+        """What went wrong, without the URL, which is a secret; and whether it may pass."""
+        from aiohttp import ClientError
+
+        try:
+            # A redirect is not followed: it would take the headers to another place.
+            async with session.post(self._config.url, data=body, allow_redirects=False) as answer:
+                if 200 <= answer.status < 300:
+                    return "", False
+                return f"HTTP {answer.status}", answer.status in MAY_PASS or answer.status >= 500
+        except (ClientError, OSError, ValueError) as error:  # TimeoutError is an OSError
+            return type(error).__name__, True
