@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -388,6 +390,54 @@ def test_a_second_daemon_on_the_same_socket_is_refused(config, tmp_path):
     assert second.returncode == 2
     assert "another daemon is serving" in second.stderr
     assert "Traceback" not in second.stderr
+
+
+def test_a_port_that_is_taken_is_refused_by_the_name_of_its_key(config, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        env = {"TMD_HTTP__LISTEN": str(port), "TMD_HOST__STATE_DIR": str(tmp_path / "state")}
+        done = tmd("daemon", "-c", config, env=env)
+
+    assert done.returncode == 2
+    assert f"[http] listen: cannot listen at 127.0.0.1:{port}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_daemon_serves_http_and_ends_with_streams_open(config, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    env = {"TMD_HTTP__LISTEN": str(port), "TMD_HOST__STATE_DIR": str(tmp_path / "state")}
+    with subprocess.Popen(
+        [sys.executable, "-m", "tmd.cli", "daemon", "-c", str(config)],
+        stderr=subprocess.DEVNULL,
+        env={**ENVIRONMENT, **env},
+    ) as process:
+        try:
+            deadline = time.monotonic() + 20
+            while True:
+                try:
+                    ready = get(port, "/readyz")
+                    break
+                except OSError:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.02)
+            metrics = get(port, "/metrics")
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/stream", timeout=20) as stream:
+                first = stream.readline()
+                process.terminate()
+                code = process.wait(10)
+        finally:
+            process.kill()
+
+    assert json.loads(ready)["ready"]
+    assert b"tmd_store_reachable 1.0" in metrics
+    assert first == b"event: state\n"
+    assert code == 0
+
+
+def get(port, path):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as answer:
+        return answer.read()
 
 
 def test_the_configuration_may_stand_before_the_verb(config):

@@ -187,3 +187,39 @@ def test_a_mistake_in_a_secret_does_not_show_it(write, text, expected):
 
     assert expected in said
     assert "hidden" not in said
+
+
+@pytest.mark.parametrize(
+    ("listen", "address"),
+    [
+        ("", None),
+        ("7471", ("127.0.0.1", 7471)),
+        (":7471", ("127.0.0.1", 7471)),
+        ("0.0.0.0:80", ("0.0.0.0", 80)),
+        ("[::1]:80", ("::1", 80)),
+        ("node7:80", ("node7", 80)),
+    ],
+)
+def test_a_port_alone_means_the_loopback(write, listen, address):
+    assert load(write(f"[http]\nlisten = '{listen}'")).http.address == address
+
+
+@pytest.mark.parametrize("listen", ["localhost", "h:", "h:x", "h:65536", "h:-1"])
+def test_no_port_is_a_mistake(write, listen):
+    assert "[http] listen: write host:port" in complaint(write(f"[http]\nlisten = '{listen}'"))
+
+
+def test_the_token_must_be_private_and_long(write, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef\n")
+    token.chmod(0o600)
+    http = load(write(f"[http]\ntoken_file = '{token}'")).http
+
+    assert http.token() == "0123456789abcdef"
+    token.write_text("short")
+    with pytest.raises(ConfigError, match=r"\[http\] token_file"):
+        http.token()
+    token.unlink()
+    with pytest.raises(ConfigError, match=r"\[http\] token_file"):
+        http.token()
+    assert load(write("")).http.token() is None

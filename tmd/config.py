@@ -27,12 +27,11 @@ from pydantic_settings import (
 from tmd.core.errors import ConfigError
 from tmd.core.limits import Limits, ShadowLimits, Understudies
 from tmd.core.model import Strategy
-from tmd.sections import Section, Webhook
+from tmd.sections import MIN_SECRET, Http, Section, Webhook, read_secret
 
 ENV_PREFIX = "TMD_"
 ENV_FILE = "TMD_CONFIG"
 DEFAULT_FILE = Path("/etc/tmd/tmd.toml")
-MIN_SECRET = 16
 _SOCKET_PATH_LIMIT = 100
 _LIMITS = Limits()
 _SHADOW = ShadowLimits()
@@ -220,6 +219,7 @@ class Settings(BaseSettings):
     policies: Policies = Policies()
     plugins: Plugins = Plugins()
     detectors: dict[str, DetectorSection] = {}
+    http: Http = Http()
     webhook: Webhook = Webhook()
     log: Log = Log()
 
@@ -246,7 +246,10 @@ class Settings(BaseSettings):
     def secret(self) -> bytes:
         """The cluster's secret."""
         given = self.cluster.secret
-        text = given.get_secret_value() if given else _read_secret(self.cluster.secret_file)
+        file = self.cluster.secret_file
+        text = given.get_secret_value() if given else ""
+        if given is None and file is not None:
+            text = read_secret(file, "[cluster] secret_file")
         if len(text) < MIN_SECRET:
             raise ConfigError(
                 f"the cluster secret has {len(text)} characters, at least {MIN_SECRET} are needed: "
@@ -360,17 +363,6 @@ def _nearest(word: str, known: Any) -> str:
     if near:
         return f"; did you mean '{near[0]}'?"
     return f"; known are {', '.join(sorted(known))}" if known else ""
-
-
-def _read_secret(path: Path | None) -> str:
-    if path is None:
-        return ""
-    try:
-        if path.stat().st_mode & 0o007:
-            raise ConfigError(f"{path} can be read by everybody: chmod 640 {path}")
-        return path.read_text().strip()
-    except OSError as error:
-        raise ConfigError(f"[cluster] secret_file {path}: {error.strerror}") from error
 
 
 def _default_dir(variable: str) -> Path:

@@ -91,6 +91,7 @@ def check(config: ConfigOption = None) -> None:
 
     settings = load(config)
     settings.secret()
+    settings.http.token()
     connect(settings.redis_url(), settings.redis.timeout_s)
     uids_of(settings.host.users)
     detectors, policies = load_detectors(settings), load_policies(settings)

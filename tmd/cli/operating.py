@@ -14,7 +14,7 @@ from tmd.core.errors import TmdError
 
 if TYPE_CHECKING:
     from tmd.config import Settings
-    from tmd.core.model import ClusterView, JobRecord
+    from tmd.core.model import JobRecord
     from tmd.daemon.store import RedisStore
 
 LOOK_S = 0.2
@@ -36,11 +36,13 @@ def drain(
 ) -> None:
     """Move all ranks off HOST while training goes on. Later it may take ranks again, unless it is
     to be left for good (--leave)."""
+    from tmd.core.operators import unknown_host
     from tmd.core.requests import DrainRequest
 
     async def ask(store: RedisStore, _: Settings) -> None:
         view = await store.snapshot()
-        _check_host(view, host)
+        if unknown := unknown_host(view, host):
+            raise TmdError(unknown)
         request = DrainRequest(
             host=host, id=uuid.uuid4().hex, leave=leave, by=user(), at=time.time()
         )
@@ -85,28 +87,13 @@ def resume(config: ConfigOption = None) -> None:
     with_store(config, ask)
 
 
-def _check_host(view: ClusterView, host: str) -> None:
-    known = {h.host for h in view.hosts} | set(_members(view))
-    if host not in known:
-        names = ", ".join(sorted(known)) or "none"
-        raise TmdError(f"there is no host '{host}' in this cluster; heard from: {names}")
-
-
-def _members(view: ClusterView) -> dict[str, list[JobRecord]]:
-    """Hosts that hold ranks of jobs that have not ended."""
-    found: dict[str, list[JobRecord]] = {}
-    for record in view.jobs:
-        if record.state.value in ("running", "finishing"):
-            for member in record.membership.members:
-                found.setdefault(member.host, []).append(record)
-    return found
-
-
 async def _until_empty(store: RedisStore, host: str, *, patience_s: float) -> None:
+    from tmd.core.operators import holdings
+
     said: set[str] = set()
     try:
         async with asyncio.timeout(patience_s):
-            while records := _members(await store.snapshot()).get(host):
+            while records := holdings(await store.snapshot()).get(host):
                 for record in records:
                     _say_once(record, said)
                 await asyncio.sleep(LOOK_S)

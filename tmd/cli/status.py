@@ -39,7 +39,12 @@ def status(
 
     async def show(store: RedisStore, settings: Settings) -> None:
         if as_json:
-            typer.echo(_as_json(await store.snapshot(), await store.leader()))
+            import msgspec
+
+            from tmd.daemon.bus import state_of
+
+            whole = msgspec.json.encode(await state_of(store))
+            typer.echo(msgspec.json.format(whole, indent=2).decode())
         elif watch:
             await _watch(store, settings.cluster.name)
         else:
@@ -49,13 +54,6 @@ def status(
             Console().print(render(view, settings.cluster.name, leader))
 
     with_store(config, show)
-
-
-def _as_json(view: ClusterView, leader: str) -> str:
-    import msgspec
-
-    whole = {"leader": leader, **msgspec.to_builtins(view)}
-    return msgspec.json.format(msgspec.json.encode(whole), indent=2).decode()
 
 
 async def _watch(store: RedisStore, cluster: str) -> None:

@@ -10,8 +10,9 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
+import msgspec
 import structlog
 
 from tmd.core.election import Answer
@@ -96,6 +97,12 @@ class Store(Protocol):
         """Wake-ups as they come, beginning with one ``ALL``."""
 
     async def close(self) -> None: ...
+
+
+async def state_of(store: Store) -> dict[str, Any]:
+    """Everything the cluster knows of itself, for programs: the view and who leads."""
+    view = await store.snapshot()
+    return {"leader": await store.leader(), **msgspec.to_builtins(view)}
 
 
 class Bell:

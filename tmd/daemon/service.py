@@ -12,6 +12,7 @@ import secrets
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -30,6 +31,9 @@ from tmd.daemon.store import RedisStore
 from tmd.daemon.systemd import Notifier
 from tmd.daemon.watcher import Watcher
 from tmd.daemon.webhook import Webhook, WebhookConfig
+
+if TYPE_CHECKING:
+    from tmd.daemon.web.server import Web
 
 log = structlog.get_logger("tmd.daemon")
 
@@ -81,6 +85,7 @@ class Service:
         )
         self.candidate = Candidate(lease_store, config, self.records, self.reach)
         self.leader = Leader(store, config, self.candidate, load_policies(settings), self.reach)
+        self.web = self._web(settings, store)
         self.webhook = _webhook(settings, self.candidate, store, self.reach)
         self._settings = settings
         self._store = store
@@ -101,6 +106,9 @@ class Service:
                 roots.append(group.create_task(self.leader.run(), name="leader"))
                 if self.webhook is not None:
                     roots.append(group.create_task(self.webhook.run(), name="webhook"))
+            if self.web is not None:
+                roots.append(group.create_task(self.web.run(), name="http"))
+                await self.web.listening.wait()
             await self.agents.listening.wait()
             notifier.ready(f"serving {self._settings.host.socket}")
             log.info("daemon started", socket=str(self._settings.host.socket))
@@ -109,6 +117,28 @@ class Service:
             log.info("daemon stops, training goes on")
             for task in reversed(roots):
                 task.cancel()
+
+    def _web(self, settings: Settings, store: Store) -> Web | None:
+        address = settings.http.address
+        if address is None:
+            return None
+        # Imported only where it is used: it costs a daemon memory and time to start.
+        from tmd.daemon.web.parts import Local, Parts
+        from tmd.daemon.web.server import Web
+
+        def local() -> Local:
+            return Local(
+                host=settings.host.name,
+                serving=self.agents.listening.is_set(),
+                leading=self.candidate.leading,
+                lease=self.candidate.lease,
+                alerts=self.watcher.news,
+            )
+
+        names = frozenset(
+            n.lower() for n in (address[0], settings.host.name, settings.host.advertise)
+        )
+        return Web(address, Parts(store, local, settings.http.token(), names))
 
     async def _wakes(self) -> None:
         """Ring the bells. Missing a wake-up costs a period, never correctness."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -100,6 +100,7 @@ class Watcher:
         journal: Journal,
     ) -> None:
         self.board = triage.Board()
+        self.news: Counter[Severity] = Counter()
         self._host = host
         self._incarnation = incarnation
         self._detectors = detectors
@@ -134,6 +135,7 @@ class Watcher:
         )
         if news is None:
             return
+        self.news[news.severity] += 1
         log.warning(
             "alert",
             code=news.code,

@@ -1,0 +1,441 @@
+"""HTTP: what it shows, whom it obeys, what it bears."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import Counter
+from contextlib import asynccontextmanager, suppress
+
+import aiohttp
+import msgspec
+import pytest
+from msgspec import structs
+from prometheus_client.parser import text_string_to_metric_families
+
+from tmd.core.election import Lease
+from tmd.core.errors import ConfigError
+from tmd.core.model import (
+    Activity,
+    Alert,
+    HostStatus,
+    Kind,
+    Mark,
+    MigrationPlan,
+    Phase,
+    Severity,
+    State,
+    Strategy,
+)
+from tmd.daemon.bus import state_of
+from tmd.daemon.web.parts import Local, Parts
+from tmd.daemon.web.server import MOST_CONNECTIONS, Web
+from tmd.daemon.web.stream import MOST_STREAMS
+from tmd.testing import MemoryStore
+from tmd.testing.clients import worker_status
+
+WITHIN_S = 20.0
+TOKEN = "0123456789abcdef"
+AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
+
+ALERT = Alert(
+    id="h1-0",
+    host="h1",
+    detector="d",
+    code="c.d",
+    entity="host",
+    severity=Severity.DEGRADED,
+    state=State.RAISED,
+    message="line\nbreak <b>",
+    job="",
+    strategy=Strategy.OBSERVE,
+    count=1,
+    at=1.0,
+)
+
+
+class Served:
+    """A daemon's HTTP over a store in memory, and a client."""
+
+    def __init__(self, store, parts, client, port, task):
+        self.store = store
+        self.parts = parts
+        self.client = client
+        self.port = port
+        self._task = task
+
+    async def stop(self):
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def get(self, path, **options):
+        async with self.client.get(path, **options) as response:
+            return response.status, await response.json()
+
+    async def post(self, path, body=None, **options):
+        options.setdefault("headers", AUTHORIZED)
+        async with self.client.post(path, json=body or {}, **options) as response:
+            return response.status, await response.json()
+
+    async def metrics(self):
+        async with self.client.get("/metrics") as response:
+            text = await response.text()
+        return {
+            (sample.name, *sample.labels.values()): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+
+@asynccontextmanager
+async def serving(store=None, token=TOKEN, serving_trainers=True):
+    store = store or MemoryStore()
+
+    def local():
+        lease = Lease(epoch=7, until=asyncio.get_running_loop().time() + 5)
+        return Local("h1", serving_trainers, True, lease, Counter({Severity.FATAL: 3}))
+
+    parts = Parts(store.client(), local, token, frozenset({"node7"}))
+    web = Web(("127.0.0.1", 0), parts)
+    task = asyncio.create_task(web.run())
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            await web.listening.wait()
+        async with aiohttp.ClientSession(
+            f"http://127.0.0.1:{web.port}",
+            timeout=aiohttp.ClientTimeout(total=WITHIN_S),
+            connector=aiohttp.TCPConnector(limit=0),
+        ) as client:
+            yield Served(store, parts, client, web.port, task)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.fixture
+async def served():
+    async with serving() as one:
+        yield one
+
+
+@pytest.fixture
+def plan(record):
+    """A function that makes a finished migration."""
+
+    def make(number, kind=Kind.FAILOVER, phase=Phase.DONE):
+        begin = Phase.RECOVER if kind is Kind.FAILOVER else Phase.PREPARE
+        middle = Phase.SYNC if kind is Kind.FAILOVER else Phase.SWITCH
+        return MigrationPlan(
+            id=f"job-{number}",
+            kind=kind,
+            phase=phase,
+            moves=(),
+            old=record().membership,
+            new=record().membership,
+            cause="c",
+            reason="r",
+            timeline=(Mark(begin, 10.0), Mark(middle, 11.0), Mark(phase, 11.5)),
+        )
+
+    return make
+
+
+async def fill(store, record):
+    client = store.client()
+    for number in (1, 2):
+        worker = structs.replace(
+            worker_status(f"h{number}/job/0.a"),
+            activity=Activity.TRAINING,
+            step=42,
+            step_seconds=0.25,
+        )
+        alerts = (ALERT,) if number == 1 else ()
+        status = HostStatus(f"h{number}", "i", workers=(worker,), alerts=alerts)
+        await client.put_host(status, ttl_s=1e9, wake=False)
+    await client.put_job(record, expected=0)
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+async def test_health_and_readiness(served):
+    healthy = await served.get("/healthz")
+    ready = await served.get("/readyz")
+    served.store.fall_away()
+    still_healthy = await served.get("/healthz")
+    unready, why = await served.get("/readyz")
+    async with serving(serving_trainers=False) as deaf:
+        not_listening = await deaf.get("/readyz")
+
+    assert healthy == still_healthy == (200, {"ok": True})
+    assert ready == (200, {"ready": True, "problems": []})
+    assert (unready, why["ready"]) == (503, False)
+    assert not_listening[0] == 503
+
+
+async def test_the_state_is_that_of_the_command_line(served, record):
+    await fill(served.store, record())
+    status, shown = await served.get("/v1/state")
+
+    assert status == 200
+    assert shown == json.loads(msgspec.json.encode(await state_of(served.store.client())))
+    assert [h["host"] for h in shown["hosts"]] == ["h1", "h2"]
+
+
+async def test_events_come_in_pages(served):
+    for number in range(5):
+        await served.store.client().publish_alert(structs.replace(ALERT, id=f"h1-{number}"))
+    _, first = await served.get("/v1/events?limit=2")
+    _, rest = await served.get(f"/v1/events?after={first['next']}")
+    _, end = await served.get(f"/v1/events?after={rest['next']}")
+
+    ids = [e["alert"]["id"] for page in (first, rest) for e in page["events"]]
+    assert ids == [f"h1-{n}" for n in range(5)]
+    assert end == {"events": [], "next": rest["next"]}
+
+
+async def test_metrics_tell_of_cluster_and_daemon(served, record, plan):
+    """A migration is counted once, however often it is scraped."""
+    history = (plan(2), plan(3, Kind.PLANNED), plan(4, phase=Phase.ABORTED))
+    await fill(served.store, record(history=history))
+    await served.metrics()
+    found = await served.metrics()
+
+    assert found["tmd_hosts", "active"] == 2
+    assert found["tmd_ranks", "job", "running"] == 2
+    assert (found["tmd_step", "job", "1"], found["tmd_step_seconds", "job", "1"]) == (42, 0.25)
+    assert found["tmd_alerts_raised", "degraded"] == 1
+    assert found["tmd_alerts_total", "fatal"] == 3
+    assert found["tmd_migrations_total", "failover", "done"] == 1
+    assert found["tmd_migrations_total", "failover", "aborted"] == 1
+    assert found["tmd_migrations_total", "planned", "done"] == 1
+    assert (found["tmd_downtime_seconds_total",], found["tmd_pause_seconds_total",]) == (1.5, 0.5)
+    assert found["tmd_plans", "prepare"] == 0
+    assert (found["tmd_leader",], found["tmd_lease_epoch",]) == (1, 7)
+    assert found["tmd_store_reachable",] == 1
+
+
+async def test_metrics_go_on_while_the_store_is_away(served, record, plan):
+    """What was counted stays counted; a record that is back is not counted again."""
+    await fill(served.store, record(history=(plan(2),)))
+    before = await served.metrics()
+    served.store.fall_away()
+    away = await served.metrics()
+    served.store.away = False
+    after = await served.metrics()
+
+    counted = ("tmd_migrations_total", "failover", "done")
+    assert before[counted] == away[counted] == after[counted] == 1
+    assert away["tmd_store_reachable",] == 0
+    assert ("tmd_hosts", "active") not in away
+
+
+async def test_the_page_needs_nothing_from_elsewhere_and_lets_nothing_else_run(served):
+    async with served.client.get("/") as response:
+        text = await response.text()
+        policy = response.headers["Content-Security-Policy"]
+
+    assert response.content_type == "text/html"
+    assert not re.search(r"(src|href)\s*=|https?://|@import|url\(|innerHTML", text)
+    assert "default-src 'none'" in policy
+    assert policy.count("'sha256-") == 2
+    assert "unsafe" not in policy
+
+
+# --- the stream -----------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def listening(served, after="", headers=None):
+    """A function that gives the next event of a kind: (id, data)."""
+    async with served.client.get(
+        "/v1/stream", params={"after": after} if after else {}, headers=headers or {}
+    ) as response:
+        assert response.status == 200
+
+        async def next_event(kind):
+            async with asyncio.timeout(WITHIN_S):
+                while True:
+                    block = (await response.content.readuntil(b"\n\n")).decode()
+                    lines = [line for line in block.splitlines() if line and line[0] != ":"]
+                    fields = dict(line.split(": ", 1) for line in lines)
+                    if fields.get("event") == kind:
+                        return fields.get("id", ""), json.loads(fields["data"])
+
+        yield next_event
+
+
+async def test_a_stream_tells_the_state_and_every_alert(served, record):
+    client = served.store.client()
+    await client.publish_alert(ALERT)
+    async with listening(served) as next_event:
+        _, empty = await next_event("state")
+        await fill(served.store, record())
+        await client.publish_alert(structs.replace(ALERT, id="h1-1"))
+        _, alert = await next_event("alert")
+        _, full = await next_event("state")
+
+    assert (empty["jobs"], len(full["jobs"])) == ([], 1)
+    assert (alert["id"], alert["message"]) == ("h1-1", ALERT.message)
+
+
+async def test_a_client_that_comes_back_has_missed_nothing(served):
+    """As browsers do: with the id of the last event they saw. Also over an outage of the store."""
+    client = served.store.client()
+    async with listening(served) as next_event:
+        await next_event("state")
+        await client.publish_alert(structs.replace(ALERT, id="h1-1"))
+        cursor, _ = await next_event("alert")
+    for number in (2, 3):
+        await client.publish_alert(structs.replace(ALERT, id=f"h1-{number}"))
+    async with listening(served, headers={"Last-Event-ID": cursor}) as next_event:
+        heard = [(await next_event("alert"))[1]["id"] for _ in range(2)]
+        served.store.fall_away()
+        await next_event("away")
+        served.store.away = False
+        await client.publish_alert(structs.replace(ALERT, id="h1-4"))
+        heard.append((await next_event("alert"))[1]["id"])
+
+    assert heard == ["h1-2", "h1-3", "h1-4"]
+
+
+async def test_streams_are_limited_and_end_with_the_daemon():
+    async with serving() as served:
+        responses = [await served.client.get("/v1/stream") for _ in range(MOST_STREAMS)]
+        status, said = await served.get("/v1/stream")
+        still = await served.get("/healthz")
+        await asyncio.wait_for(served.stop(), WITHIN_S)
+        for response in responses:
+            with suppress(aiohttp.ClientError, ConnectionError):
+                await asyncio.wait_for(response.read(), WITHIN_S)
+
+    assert (status, said["error"]["code"]) == (503, "too_many_streams")
+    assert still[0] == 200
+
+
+# --- changing -------------------------------------------------------------------------------------
+
+
+async def test_operators_requests_are_those_of_the_command_line(served, record):
+    await fill(served.store, record())
+    drained = await served.post("/v1/drain", {"host": "h2", "leave": True, "by": "me"})
+    paused = await served.post("/v1/pause")
+    view = await served.store.client().snapshot()
+    undrained = await served.post("/v1/undrain", {"host": "h2"})
+    resumed = await served.post("/v1/resume")
+    after = await served.store.client().snapshot()
+
+    assert [s for s, _ in (drained, paused, undrained, resumed)] == [202, 200, 200, 200]
+    assert [(d.host, d.leave, d.by, d.id) for d in view.drains] == [
+        ("h2", True, "me", drained[1]["drain"]["id"])
+    ]
+    assert (view.paused, after.paused, after.drains) == (True, False, ())
+
+
+@pytest.mark.parametrize("verb", ["drain", "undrain", "pause", "resume"])
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": "Bearer fedcba9876543210"}, 401),
+        ({**AUTHORIZED, "Host": "evil.example"}, 403),
+        ({**AUTHORIZED, "Origin": "https://evil.example"}, 403),
+        ({**AUTHORIZED, "Content-Type": "text/plain"}, 415),
+    ],
+)
+async def test_no_change_without_token_or_from_elsewhere(served, record, verb, headers, status):
+    await fill(served.store, record())
+    await served.store.client().set_paused(verb == "resume")
+    before = await served.store.client().snapshot()
+    answered, said = await served.post(f"/v1/{verb}", {"host": "h2"}, headers=headers)
+
+    assert answered == status
+    assert said["error"]["message"]
+    assert await served.store.client().snapshot() == before
+
+
+async def test_without_a_token_file_nothing_can_be_changed():
+    async with serving(token=None) as served:
+        status, said = await served.post("/v1/pause", headers={"Authorization": "Bearer "})
+        paused = (await served.store.client().snapshot()).paused
+
+    assert (status, said["error"]["code"]) == (403, "no_token_configured")
+    assert "token_file" in said["error"]["message"]
+    assert not paused
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"host": "h9"}, 404, "unknown_host"),
+        ({}, 400, "bad_body"),
+        ({"host": "h2", "level": 1}, 400, "bad_body"),
+        ({"host": 5}, 400, "bad_body"),
+        ({"host": "x" * 20_000}, 413, "request_entity_too_large"),
+    ],
+)
+async def test_a_wrong_body_is_a_clear_error(served, record, body, status, code):
+    await fill(served.store, record())
+    answered, said = await served.post("/v1/drain", body)
+
+    assert (answered, said["error"]["code"]) == (status, code)
+    assert (await served.store.client().snapshot()).drains == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "code"),
+    [
+        ("/v1/nothing", 404, "not_found"),
+        ("/v1/drain", 405, "method_not_allowed"),
+        ("/v1/events?after=x", 400, "bad_cursor"),
+        ("/v1/events?limit=0", 400, "bad_limit"),
+        ("/v1/events?limit=100000", 400, "bad_limit"),
+        ("/v1/stream?after=%0a", 400, "bad_cursor"),
+    ],
+)
+async def test_errors_are_json(served, path, status, code):
+    answered, said = await served.get(path)
+
+    assert (answered, said["error"]["code"]) == (status, code)
+
+
+async def test_the_store_away_is_said(served):
+    served.store.fall_away()
+
+    for answered, said in (await served.get("/v1/state"), await served.post("/v1/pause")):
+        assert (answered, said["error"]["code"]) == (503, "store_unavailable")
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+
+async def test_connections_are_limited_and_come_free_again(served):
+    opened = []
+    try:
+        while len(opened) < MOST_CONNECTIONS:
+            opened.append(await asyncio.open_connection("127.0.0.1", served.port))
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        async with asyncio.timeout(WITHIN_S):
+            refused = await reader.read()
+        writer.close()
+    finally:
+        for _, writer in opened:
+            writer.close()
+    async with asyncio.timeout(WITHIN_S):
+        while True:
+            try:
+                answer = await served.get("/healthz")
+                break
+            except aiohttp.ClientError:
+                await asyncio.sleep(0.01)
+
+    assert refused == b""
+    assert answer[0] == 200
+
+
+async def test_a_port_that_is_taken_is_an_error_that_names_the_key(served):
+    second = Web(("127.0.0.1", served.port), served.parts)
+
+    with pytest.raises(ConfigError, match=r"\[http\] listen.*" + str(served.port)):
+        await asyncio.wait_for(second.run(), WITHIN_S)

@@ -1,0 +1,74 @@
+"""Who may change something over HTTP. Pure: facts of a request in, a refusal or nothing out.
+
+A browser on the operator's machine can be made to send requests by any page it shows. It cannot
+send the token, and besides, what comes from another origin, or by a name that is not ours (DNS
+rebinding), is refused.
+"""
+
+from __future__ import annotations
+
+import hmac
+from urllib.parse import urlsplit
+
+from msgspec import Struct
+
+LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class Problem(Struct, frozen=True):
+    """An error as the client gets it."""
+
+    status: int
+    code: str
+    message: str
+
+
+class Asked(Struct, frozen=True):
+    """Headers of a request that decide; empty where missing."""
+
+    host: str
+    authorization: str = ""
+    origin: str = ""
+    fetch_site: str = ""
+    """``Sec-Fetch-Site``: browsers say here whose page has asked."""
+    content_type: str = ""
+
+
+def refusal(asked: Asked, token: str | None, names: frozenset[str]) -> Problem | None:
+    """Why the state must not be changed by this request; ``names`` are hosts that mean us."""
+    if token is None:
+        message = "no token is configured: set [http] token_file to allow changes over HTTP"
+        return Problem(403, "no_token_configured", message)
+    if not _is_bearer(asked.authorization, token):
+        return Problem(401, "wrong_token", "send 'Authorization: Bearer <token>'")
+    if host_name(asked.host) not in names | LOCAL_NAMES:
+        return Problem(403, "wrong_host", "the Host header does not name this daemon")
+    if asked.origin and _place(asked.origin) != asked.host.lower():
+        return Problem(403, "cross_origin", "requests of other sites' pages are refused")
+    if asked.fetch_site not in ("", "same-origin", "none"):
+        return Problem(403, "cross_origin", "requests of other sites' pages are refused")
+    if asked.content_type != "application/json":
+        return Problem(415, "wrong_content_type", "send 'Content-Type: application/json'")
+    return None
+
+
+def _is_bearer(authorization: str, token: str) -> bool:
+    scheme, _, given = authorization.partition(" ")
+    same = hmac.compare_digest(given.strip().encode(), token.encode())
+    return same and scheme.lower() == "bearer"
+
+
+def host_name(host: str) -> str:
+    """The name in a Host header, without port and brackets; empty if it is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
+
+
+def _place(origin: str) -> str:
+    """Host and port of an Origin header; ``null`` and nonsense have none."""
+    try:
+        return urlsplit(origin).netloc.lower() or origin
+    except ValueError:
+        return origin

@@ -1,0 +1,64 @@
+"""What the HTTP handlers look at, and how they answer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from msgspec import Struct
+
+from tmd.core.election import Lease
+from tmd.core.model import Severity
+from tmd.daemon.bus import Store
+from tmd.daemon.web.guard import Problem
+
+
+class Local(Struct, frozen=True):
+    """How this daemon itself is doing now."""
+
+    host: str
+    serving: bool
+    """Trainers can connect."""
+    leading: bool
+    lease: Lease
+    alerts: Counter[Severity]
+    """News told by this daemon since it started."""
+
+
+class Parts(Struct, frozen=True):
+    """One per daemon."""
+
+    store: Store
+    local: Callable[[], Local]
+    token: str | None
+    names: frozenset[str]
+    """Names in a Host header that mean us, besides those of the loopback."""
+
+
+PARTS: web.AppKey[Parts] = web.AppKey("parts", Parts)
+
+
+class Refused(Exception):
+    """Carries a :class:`Problem` to the client."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.message)
+        self.problem = problem
+
+
+def answer(value: Any, status: int = 200) -> web.Response:
+    return web.Response(
+        body=msgspec.json.encode(value), status=status, content_type="application/json"
+    )
+
+
+def complaint(problem: Problem) -> web.Response:
+    said = answer({"error": {"code": problem.code, "message": problem.message}}, problem.status)
+    if problem.status == 401:
+        said.headers["WWW-Authenticate"] = "Bearer"
+    if problem.status == 503:
+        said.headers["Retry-After"] = "1"
+    return said

@@ -1,0 +1,108 @@
+"""GET: health, state, events, metrics, the page."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from importlib import resources
+
+from aiohttp import web
+
+from tmd.core.errors import StoreUnavailable
+from tmd.core.model import ClusterView
+from tmd.daemon.bus import state_of
+from tmd.daemon.web.guard import Problem
+from tmd.daemon.web.metrics import Account, exposition
+from tmd.daemon.web.parts import PARTS, Refused, answer
+
+PAGE_LIMIT = 1000
+CURSOR = re.compile(r"\d{1,20}(-\d{1,20})?")
+
+
+async def healthz(_: web.Request) -> web.Response:
+    """The loop turns, or there would be no answer."""
+    return answer({"ok": True})
+
+
+async def readyz(request: web.Request) -> web.Response:
+    parts = request.app[PARTS]
+    problems = []
+    if not parts.local().serving:
+        problems.append("the socket for trainers is not open")
+    try:
+        await parts.store.leader()
+    except StoreUnavailable as error:
+        problems.append(str(error))
+    return answer({"ready": not problems, "problems": problems}, 503 if problems else 200)
+
+
+async def state(request: web.Request) -> web.Response:
+    """As ``tmd status --json``."""
+    return answer(await state_of(request.app[PARTS].store))
+
+
+async def events(request: web.Request) -> web.Response:
+    """A page of alerts after a cursor, oldest first; ``next`` is where to go on."""
+    after = cursor_of(request.query.get("after", ""))
+    limit = request.query.get("limit", "100")
+    if not (limit.isascii() and limit.isdecimal() and 0 < int(limit[:9]) <= PAGE_LIMIT):
+        raise Refused(Problem(400, "bad_limit", f"limit must be 1 to {PAGE_LIMIT}"))
+    found = await request.app[PARTS].store.alerts(after, limit=int(limit))
+    shown = [{"cursor": cursor, "alert": alert} for cursor, alert in found]
+    return answer({"events": shown, "next": found[-1][0] if found else after})
+
+
+def cursor_of(text: str) -> str:
+    """``text`` if it is a cursor or empty.
+
+    Raises:
+        Refused: it is neither.
+    """
+    if text and not CURSOR.fullmatch(text):
+        raise Refused(Problem(400, "bad_cursor", "a cursor is what 'next' or an event's id said"))
+    return text
+
+
+class Metrics:
+    """Remembers between scrapes what may only be counted once."""
+
+    def __init__(self) -> None:
+        self._account = Account()
+
+    async def get(self, request: web.Request) -> web.Response:
+        """Also while the store is away: then only of this daemon."""
+        parts = request.app[PARTS]
+        view: ClusterView | None = None
+        try:
+            view = await parts.store.snapshot()
+        except StoreUnavailable:
+            view = None
+        body, content_type = exposition(view, parts.local(), self._account)
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+
+class Page:
+    """One file; what is in it, and nothing else, may run."""
+
+    def __init__(self) -> None:
+        self._text = resources.files(__package__).joinpath("index.html").read_text("utf-8")
+        script, style = (_hashes(tag, self._text) for tag in ("script", "style"))
+        self._headers = {
+            "Content-Security-Policy": (
+                f"default-src 'none'; connect-src 'self'; script-src {script}; "
+                f"style-src {style}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+            ),
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": "no-cache",
+        }
+
+    async def get(self, _: web.Request) -> web.Response:
+        return web.Response(text=self._text, content_type="text/html", headers=self._headers)
+
+
+def _hashes(tag: str, page: str) -> str:
+    contents = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+    digests = (base64.b64encode(hashlib.sha256(c.encode()).digest()).decode() for c in contents)
+    return " ".join(f"'sha256-{digest}'" for digest in digests)

@@ -1,0 +1,90 @@
+"""Server-sent events: the state when it changed, every alert with its cursor as the event's id.
+
+A client that reconnects sends ``Last-Event-ID`` and misses nothing. Each stream reads the store for
+itself and waits for a slow client, so nothing piles up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from tmd.core.errors import StoreUnavailable
+from tmd.daemon.bus import Store, state_of
+from tmd.daemon.web.guard import Problem
+from tmd.daemon.web.parts import PARTS, Refused
+from tmd.daemon.web.reading import cursor_of
+
+MOST_STREAMS = 16
+LOOK_S = 1.0
+QUIET_S = 15.0
+"""Without news for so long a comment is sent: a connection that broke is noticed."""
+BATCH = 200
+
+
+class Streams:
+    """The open streams of a daemon. :meth:`close` ends them."""
+
+    def __init__(self) -> None:
+        self._open: set[asyncio.Task[Any]] = set()
+
+    async def get(self, request: web.Request) -> web.StreamResponse:
+        """Until the client goes away."""
+        task = asyncio.current_task()
+        assert task is not None
+        store = request.app[PARTS].store
+        after = cursor_of(
+            request.headers.get("Last-Event-ID", "") or request.query.get("after", "")
+        )
+        if len(self._open) >= MOST_STREAMS:
+            raise Refused(Problem(503, "too_many_streams", f"{MOST_STREAMS} streams are open"))
+        self._open.add(task)
+        try:
+            cursor = after or await store.newest_alert()
+            response = web.StreamResponse(
+                headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
+            )
+            await response.prepare(request)
+            with suppress(ConnectionResetError):
+                await _tell(response, store, cursor)
+            return response
+        finally:
+            self._open.discard(task)
+
+    async def close(self, _: web.Application) -> None:
+        for task in tuple(self._open):
+            task.cancel()
+
+
+async def _tell(response: web.StreamResponse, store: Store, cursor: str) -> None:
+    clock = asyncio.get_running_loop().time
+    shown = b""
+    spoke_at = clock()
+    while True:
+        news = b""
+        try:
+            found = await store.alerts(cursor, limit=BATCH)
+            news = b"".join(_event("alert", msgspec.json.encode(a), c) for c, a in found)
+            cursor = found[-1][0] if found else cursor
+            state = _event("state", msgspec.json.encode(await state_of(store)))
+        except StoreUnavailable as error:
+            state = _event("away", msgspec.json.encode({"away": str(error)}))
+        if state != shown:
+            news += state
+            shown = state
+        if not news and clock() - spoke_at > QUIET_S:
+            news = b": quiet\n\n"
+        if news:
+            await response.write(news)
+            spoke_at = clock()
+        await asyncio.sleep(LOOK_S)
+
+
+def _event(kind: str, data: bytes, cursor: str = "") -> bytes:
+    # JSON has no raw line breaks, so one data line is enough.
+    head = f"id: {cursor}\n" if cursor else ""
+    return f"{head}event: {kind}\ndata: ".encode() + data + b"\n\n"
