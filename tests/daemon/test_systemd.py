@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import os
 import socket
+import time
 from pathlib import Path
 
 from tmd.config import Host, load
@@ -36,6 +37,18 @@ def test_systemd_hears_each_word_and_children_cannot_speak(tmp_path, monkeypatch
     assert "NOTIFY_SOCKET" not in os.environ
 
 
+def test_systemd_hears_when_a_reload_began(tmp_path, monkeypatch):
+    """In microseconds of the monotonic clock, as sd_notify(3) asks."""
+    with listening(str(tmp_path / "n")) as systemd:
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "n"))
+        before = time.monotonic() * 1e6
+        Notifier().reloading()
+        word, began = systemd.recv(100).split(b"\n")
+
+    assert word == b"RELOADING=1"
+    assert before - 1 <= int(began.removeprefix(b"MONOTONIC_USEC=")) <= time.monotonic() * 1e6
+
+
 def test_abstract_sockets_work(monkeypatch):
     name = f"tmd-test-{os.getpid()}"
     with listening(f"\0{name}") as systemd:
@@ -63,6 +76,7 @@ def test_the_unit_leaves_the_daemon_time_to_stop_and_lets_it_find_its_folders():
     assert float(service["TimeoutStopSec"]) > 2 * load(None).redis.timeout_s
     assert float(service["WatchdogSec"]) > 10
     assert (service["RuntimeDirectory"], service["StateDirectory"]) == ("tmd", "tmd")
+    assert service["ExecReload"].endswith("kill -HUP $MAINPID")
     assert "PrivateDevices" not in service
 
 

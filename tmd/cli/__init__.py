@@ -101,7 +101,7 @@ def options(
 
 @app.command()
 def daemon(config: ConfigOption = None) -> None:
-    """Run the daemon of this host until SIGTERM or SIGINT."""
+    """Run the daemon of this host until SIGTERM or SIGINT; SIGHUP reads the configuration again."""
     import asyncio
 
     from tmd.config import load
@@ -110,7 +110,7 @@ def daemon(config: ConfigOption = None) -> None:
 
     settings = load(config)
     logs.configure(settings.log, host=settings.host.name)
-    asyncio.run(serve(settings))
+    asyncio.run(serve(settings, lambda: load(config)))
 
 
 def main() -> None:

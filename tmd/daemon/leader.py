@@ -126,6 +126,11 @@ class Leader:
         self._since: dict[str, tuple[object, float]] = {}
         self._said: dict[str, str] = {}
 
+    def adopt(self, policies: Sequence[Policy]) -> None:
+        """Ask these from the next turn on."""
+        self._policies = policies
+        self.bell.ring()
+
     async def run(self) -> None:
         """Until cancelled."""
         while True:

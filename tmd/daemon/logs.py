@@ -11,7 +11,7 @@ from tmd.config import Log
 
 
 def configure(config: Log, **bound: str) -> None:
-    """Set up structlog for this process; ``bound`` stands in every line."""
+    """Set up structlog for this process, or anew; ``bound`` stands in every line."""
     if config.format == "json":
         render: list[structlog.typing.Processor] = [
             structlog.processors.dict_tracebacks,
@@ -32,6 +32,7 @@ def configure(config: Log, **bound: str) -> None:
             logging.getLevelNamesMapping()[config.level.upper()]
         ),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
-        cache_logger_on_first_use=True,
+        # A reload may change the level: loggers that were used before must hear of it.
+        cache_logger_on_first_use=False,
     )
     structlog.contextvars.bind_contextvars(**bound)

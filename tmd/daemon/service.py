@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from tmd.daemon.leader import Candidate, Leader, LeaderConfig
 from tmd.daemon.plugins import load_detectors, load_policies
 from tmd.daemon.publisher import HostConfig, Publisher
 from tmd.daemon.records import Records
+from tmd.daemon.reload import Reloader
 from tmd.daemon.roster import Roster
 from tmd.daemon.store import RedisStore
 from tmd.daemon.systemd import Notifier
@@ -90,7 +91,7 @@ class Service:
         self._settings = settings
         self._store = store
 
-    async def run(self, stop: asyncio.Event, notifier: Notifier) -> None:
+    async def run(self, stop: asyncio.Event, notifier: Notifier, reloader: Reloader) -> None:
         """Until ``stop`` is set; then the lease is given back and the socket removed."""
         async with asyncio.TaskGroup() as group:
             roots = [
@@ -99,6 +100,7 @@ class Service:
                 group.create_task(self.publisher.run(), name="publisher"),
                 group.create_task(self.executor.run(), name="executor"),
                 group.create_task(self._wakes(), name="wakes"),
+                group.create_task(reloader.run(), name="reload"),
                 group.create_task(_sign_of_life(notifier), name="life"),
             ]
             if self._settings.leader.candidate:
@@ -182,8 +184,8 @@ async def _sign_of_life(notifier: Notifier) -> None:
         notifier.alive()
 
 
-async def serve(settings: Settings) -> None:
-    """Run the daemon of this host until SIGTERM or SIGINT.
+async def serve(settings: Settings, read: Callable[[], Settings]) -> None:
+    """Run the daemon of this host until SIGTERM or SIGINT. At SIGHUP ``read`` gives new settings.
 
     Raises:
         ConfigError: something in ``settings`` cannot be used on this host.
@@ -200,8 +202,9 @@ async def serve(settings: Settings) -> None:
     try:
         service = Service(settings, store, lease_store)
         try:
-            with _signals() as stop:
-                await service.run(stop, notifier)
+            reloader = Reloader(settings, read, service.watcher, service.leader, notifier)
+            with _signals(reloader.asked) as stop:
+                await service.run(stop, notifier, reloader)
         finally:
             service.journal.close()
     except BaseExceptionGroup as group:
@@ -215,14 +218,14 @@ async def serve(settings: Settings) -> None:
 
 
 @contextmanager
-def _signals() -> Iterator[asyncio.Event]:
+def _signals(hangup: Bell) -> Iterator[asyncio.Event]:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    for number in numbers:
-        loop.add_signal_handler(number, stop.set)
+    handlers = {signal.SIGTERM: stop.set, signal.SIGINT: stop.set, signal.SIGHUP: hangup.ring}
+    for number, handler in handlers.items():
+        loop.add_signal_handler(number, handler)
     try:
         yield stop
     finally:
-        for number in numbers:
+        for number in handlers:
             loop.remove_signal_handler(number)

@@ -18,6 +18,7 @@ import structlog
 from tmd.core import triage
 from tmd.core.errors import StoreUnavailable
 from tmd.core.model import Alert, Severity, Signal, State, Strategy
+from tmd.core.retuning import farewells, with_strategy
 from tmd.daemon.bus import Bell, Reach, Store
 from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector
@@ -33,6 +34,7 @@ RESTART_S = (1.0, 60.0)
 PROBATION_S = 10.0
 """A detector that has run for so long again is not failed any more."""
 FAILED = "detector.failed"
+STOP_S = 5.0
 REPEAT_S = 0.5
 LATE_S = 0.5
 """A turn of the loop that is later than this means that the daemon itself stood still."""
@@ -86,6 +88,16 @@ class Context:
             self._roster.unsubscribe(feed)
 
 
+class Watched:
+    """A detector and its task, while there is one."""
+
+    def __init__(self, loaded: LoadedDetector) -> None:
+        self.loaded = loaded
+        self.strategy = loaded.strategy
+        """May change while it runs."""
+        self.task: asyncio.Task[None] | None = None
+
+
 class Watcher:
     """Owns the detectors' tasks, the board of findings and the alerts that wait to be published."""
 
@@ -103,7 +115,8 @@ class Watcher:
         self.news: Counter[Severity] = Counter()
         self._host = host
         self._incarnation = incarnation
-        self._detectors = detectors
+        self._watched = {loaded.origin.name: Watched(loaded) for loaded in detectors}
+        self._tasks = asyncio.TaskGroup()
         self._roster = roster
         self._store = store
         self._reach = reach
@@ -115,15 +128,66 @@ class Watcher:
 
     async def run(self) -> None:
         """Until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
+        async with self._tasks as tasks:
             tasks.create_task(self._publish(), name="alerts")
             tasks.create_task(self._repeat(), name="worker events")
-            for loaded in self._detectors:
-                why_not = loaded.detector.supported()
-                if why_not is not None:
-                    log.info("detector not used", detector=loaded.origin.name, reason=why_not)
-                    continue
-                tasks.create_task(self._supervise(loaded), name=f"detector {loaded.origin.name}")
+            for watched in self._watched.values():
+                self._start(watched)
+
+    async def adopt(self, detectors: list[LoadedDetector]) -> list[str]:
+        """While it runs: watch with these. Only detectors with another configuration are started
+        anew; returns their names. What one that is not wanted any more has raised is cleared."""
+        wanted = {loaded.origin.name: loaded for loaded in detectors}
+        restarted = []
+        for name in [n for n in self._watched if n not in wanted]:
+            if await self._stop(self._watched[name]):
+                del self._watched[name]
+                self._forget(name)
+        for name, loaded in wanted.items():
+            watched = self._watched.get(name)
+            if watched is None:
+                self._watched[name] = watched = Watched(loaded)
+            elif watched.loaded.config == loaded.config:
+                watched.strategy = loaded.strategy
+                self.board = with_strategy(self.board, name, loaded.strategy)
+                continue
+            elif not await self._stop(watched):
+                continue
+            watched.loaded, watched.strategy = loaded, loaded.strategy
+            self.board = with_strategy(self.board, name, loaded.strategy)
+            self._start(watched)
+            restarted.append(name)
+        self._roster.urgent.ring()
+        return restarted
+
+    def _start(self, watched: Watched) -> None:
+        loaded = watched.loaded
+        why_not = loaded.detector.supported()
+        if why_not is not None:
+            log.info("detector not used", detector=loaded.origin.name, reason=why_not)
+            return
+        name = f"detector {loaded.origin.name}"
+        watched.task = self._tasks.create_task(self._supervise(watched), name=name)
+
+    async def _stop(self, watched: Watched) -> bool:
+        """Whether it has ended: two of a kind at once would contradict each other."""
+        if watched.task is None:
+            return True
+        watched.task.cancel()
+        await asyncio.wait([watched.task], timeout=STOP_S)
+        if watched.task.done():
+            watched.task = None
+            return True
+        log.warning("detector does not end, it is left alone", detector=watched.loaded.origin.name)
+        return False
+
+    def _forget(self, name: str) -> None:
+        for signal in farewells(self.board, name, "the detector was switched off"):
+            self.fold(signal, name, Strategy.OBSERVE)
+        for alert in self.board.alerts:
+            if alert.code == FAILED and alert.entity == f"detector:{name}":
+                cleared = Signal(FAILED, alert.entity, alert.severity, State.CLEARED)
+                self.fold(cleared, "watcher", Strategy.ADVISE)
 
     def fold(self, signal: Signal, detector: str, strategy: Strategy) -> None:
         """Take in one signal."""
@@ -150,12 +214,13 @@ class Watcher:
 
     # --- detectors --------------------------------------------------------------------------------
 
-    async def _supervise(self, loaded: LoadedDetector) -> None:
+    async def _supervise(self, watched: Watched) -> None:
+        loaded = watched.loaded
         pause = RESTART_S[0]
         while True:
             started = asyncio.get_running_loop().time()
             try:
-                await self._watch(loaded)
+                await self._watch(watched)
                 problem = "ended, though it should watch for ever"
             except Exception as error:
                 # Whatever a foreign detector raises is contained here.
@@ -167,8 +232,9 @@ class Watcher:
             await asyncio.sleep(pause)
             pause = min(2 * pause, RESTART_S[1])
 
-    async def _watch(self, loaded: LoadedDetector) -> None:
+    async def _watch(self, watched: Watched) -> None:
         """Run the detector until it ends, raises or falls silent."""
+        loaded = watched.loaded
         loaded.state_dir.mkdir(parents=True, exist_ok=True)
         context = Context(self._host, loaded, self._roster)
         async with asyncio.timeout(None) as limit:
@@ -180,7 +246,7 @@ class Watcher:
                 async with aclosing(loaded.detector.watch(context)) as signals:  # type: ignore[type-var]
                     async for signal in signals:
                         context.beat()
-                        self.fold(signal, loaded.origin.name, loaded.strategy)
+                        self.fold(signal, loaded.origin.name, watched.strategy)
             finally:
                 recovery.cancel()
                 if keeper is not None:

@@ -1,0 +1,241 @@
+"""SIGHUP: what is taken over, what is left out, and that nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tmd.config import load
+from tmd.core.model import Severity, Signal, State, Strategy
+from tmd.daemon.bus import Reach
+from tmd.daemon.journal import Journal
+from tmd.daemon.plugins import LoadedDetector, Origin
+from tmd.daemon.reload import fixed, taken_over
+from tmd.daemon.roster import Roster
+from tmd.daemon.store import RedisStore
+from tmd.daemon.watcher import STOP_S, Watcher
+from tmd.plugin import Detector, DetectorConfig
+from tmd.testing import MemoryStore
+
+WITHIN_S = 20.0
+
+
+class Config(DetectorConfig, frozen=True):
+    number: int = 0
+
+
+class Telling(Detector):
+    """Raises one finding named after itself, and says what it was started with."""
+
+    name = "telling"
+    Config = Config
+
+    def __init__(self, name="telling", starts=None, stubborn=False):
+        self.name = name
+        self.starts = [] if starts is None else starts
+        self.stubborn = stubborn
+
+    async def watch(self, ctx):
+        self.starts.append(ctx.config.number)
+        yield Signal("a.b", self.name, Severity.FATAL)
+        while True:
+            try:
+                await asyncio.sleep(1e6)
+            except asyncio.CancelledError:
+                if not self.stubborn:
+                    raise
+
+
+def loaded(tmp_path, detector, number=0, strategy=Strategy.ACT):
+    origin = Origin(detector.name, "t", "d")
+    folder = tmp_path / detector.name
+    return LoadedDetector(detector, Config(number=number), strategy, origin, folder)
+
+
+@asynccontextmanager
+async def watching(*detectors):
+    store, journal = MemoryStore(), Journal(None)
+    watcher = Watcher("h1", "boot", list(detectors), Roster(), store.client(), Reach(), journal)
+    task = asyncio.create_task(watcher.run())
+    await asyncio.sleep(1)
+    try:
+        yield watcher, store
+    finally:
+        for detector in detectors:
+            detector.detector.stubborn = False
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        journal.close()
+
+
+@pytest.mark.looptime
+async def test_only_what_changed_is_started_anew_and_findings_stay(tmp_path):
+    same, other, new = Telling("same"), Telling("other"), Telling("new")
+    async with watching(loaded(tmp_path, same), loaded(tmp_path, other)) as (watcher, store):
+        before = {a.entity: a.id for a in watcher.board.alerts}
+        again = Telling("other", other.starts)
+        restarted = await watcher.adopt(
+            [
+                loaded(tmp_path, Telling("same", same.starts)),
+                loaded(tmp_path, again, number=5),
+                loaded(tmp_path, new, number=7),
+            ]
+        )
+        await asyncio.sleep(1)
+        after = {a.entity: a.id for a in watcher.board.alerts}
+
+    assert restarted == ["other", "new"]
+    assert (same.starts, other.starts, new.starts) == ([0], [0, 5], [7])
+    assert before.items() < after.items()
+    assert [a.state for a in store.stream] == [State.RAISED] * 3
+
+
+@pytest.mark.looptime
+async def test_another_strategy_binds_what_is_raised_without_a_restart(tmp_path):
+    """From ACT to OBSERVE: nothing may act on the old finding any more."""
+    one = Telling("one")
+    async with watching(loaded(tmp_path, one)) as (watcher, _):
+        restarted = await watcher.adopt([loaded(tmp_path, one, strategy=Strategy.OBSERVE)])
+
+        assert restarted == []
+        assert [a.strategy for a in watcher.board.alerts] == [Strategy.OBSERVE]
+        assert one.starts == [0]
+
+
+@pytest.mark.looptime
+async def test_what_a_detector_that_is_switched_off_has_raised_is_cleared(tmp_path):
+    class Broken(Telling):
+        async def watch(self, ctx):
+            yield Signal("a.b", self.name, Severity.FATAL)
+            raise RuntimeError("broken")
+
+    async with watching(loaded(tmp_path, Broken("one")), loaded(tmp_path, Telling("two"))) as (
+        watcher,
+        store,
+    ):
+        raised = {(a.code, a.entity) for a in watcher.board.alerts}
+        await watcher.adopt([loaded(tmp_path, Telling("two"))])
+        await asyncio.sleep(100)
+
+        assert ("detector.failed", "detector:one") in raised
+        assert [(a.code, a.entity) for a in watcher.board.alerts] == [("a.b", "two")]
+        cleared = {(a.code, a.entity) for a in store.stream if a.state is State.CLEARED}
+        assert cleared == {("a.b", "one"), ("detector.failed", "detector:one")}
+
+
+@pytest.mark.looptime
+async def test_one_that_does_not_end_is_left_alone_and_not_doubled(tmp_path):
+    stubborn, spare = Telling("one", stubborn=True), Telling("one")
+    async with watching(loaded(tmp_path, stubborn)) as (watcher, _):
+        begin = asyncio.get_running_loop().time()
+        restarted = await watcher.adopt([loaded(tmp_path, spare, number=5)])
+        took = asyncio.get_running_loop().time() - begin
+
+        assert restarted == []
+        assert spare.starts == []
+        assert took == pytest.approx(STOP_S)
+
+
+def test_keys_that_need_a_restart_are_named(tmp_path, monkeypatch):
+    for name in [n for n in os.environ if n.startswith("TMD_")]:
+        monkeypatch.delenv(name)
+    old, new = tmp_path / "old.toml", tmp_path / "new.toml"
+    old.write_text("[host]\nname = 'a'\n[redis]\nurl = 'redis://a'\n")
+    new.write_text(
+        "[host]\nname = 'a'\n[redis]\nurl = 'redis://b'\n[leader]\nttl_s = 20\n"
+        "[log]\nlevel = 'debug'\n[policies]\nenabled = ['observe_only']\n"
+        "[detectors.nic]\nstrategy = 'act'\n"
+    )
+    before, after = load(old), load(new)
+    ahead = taken_over(before, after)
+
+    assert fixed(before, after) == ["[redis] url", "[leader] ttl_s"]
+    assert fixed(before, ahead) == []
+    assert (ahead.log.level, ahead.policies.enabled) == ("debug", ("observe_only",))
+    assert ahead.detector("nic").strategy is Strategy.ACT
+    assert ahead.redis.url == "redis://a"
+
+
+# --- a whole daemon -------------------------------------------------------------------------------
+
+BASE = """
+[cluster]
+name = "{cluster}"
+secret = "0123456789abcdef"
+[redis]
+url = "{url}"
+[host]
+name = "h1"
+runtime_dir = "{folder}"
+state_dir = "{folder}/state"
+[plugins]
+allow = ["exec", "replace_failed", "drain_requested", "observe_only"]
+"""
+CHECK = """
+[[detectors.exec.checks]]
+name = "{name}"
+command = ["/bin/sh", "-c", "exit 1"]
+every_s = 1000
+"""
+
+
+async def until(condition, what):
+    deadline = time.monotonic() + WITHIN_S
+    while not await condition():
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.01)
+
+
+async def test_a_daemon_takes_over_what_may_change(redis_url, tmp_path):
+    """A new check, then a wrong file, then another log level: the same process, no state lost."""
+    cluster, file, said = f"r{os.urandom(4).hex()}", tmp_path / "tmd.toml", tmp_path / "log"
+    base = BASE.format(cluster=cluster, url=redis_url, folder=tmp_path)
+    quiet = "[log]\nlevel = 'error'\n"
+    file.write_text(base + quiet + CHECK.format(name="first"))
+    store = RedisStore(redis_url, cluster)
+    with said.open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tmd.cli", "daemon", "-c", str(file)), stderr=log
+        )
+
+    async def raised(*names):
+        hosts = (await store.snapshot()).hosts
+        found = {a.entity: a.id for h in hosts for a in h.alerts}
+        seen.update(found)
+        return found.keys() == {f"check:{name}" for name in names}
+
+    async def logged(word):
+        return word in said.read_text()
+
+    seen = {}
+    try:
+        await until(lambda: raised("first"), "the first check is heard")
+        before = dict(seen)
+        file.write_text(base + quiet + CHECK.format(name="first") + CHECK.format(name="second"))
+        process.send_signal(signal.SIGHUP)
+        await until(lambda: raised("first", "second"), "the second check is heard")
+        file.write_text(base + "[nonsense]\n")
+        process.send_signal(signal.SIGHUP)
+        await until(lambda: logged("nonsense"), "the mistake is said")
+        file.write_text(base + "[leader]\nttl_s = 20.0\n" + CHECK.format(name="first"))
+        silent = not await logged("configuration reloaded")
+        process.send_signal(signal.SIGHUP)
+        await until(lambda: logged("[leader] ttl_s"), "what needs a restart is said")
+        await until(lambda: logged("configuration reloaded"), "and it is done")
+        process.terminate()
+        code = await asyncio.wait_for(process.wait(), WITHIN_S)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        await store.close()
+
+    assert seen.items() >= before.items()
+    assert silent
+    assert code == 0

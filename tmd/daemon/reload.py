@@ -1,0 +1,88 @@
+"""SIGHUP: take over what may change while the daemon runs, and say what may not.
+
+Detectors, policies and the log are taken over; the rest is how this daemon is built and needs a
+restart. A configuration that is wrong changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from tmd.config import Settings
+from tmd.core.errors import ConfigError, PluginError
+from tmd.daemon import logs
+from tmd.daemon.bus import Bell
+from tmd.daemon.leader import Leader
+from tmd.daemon.plugins import load_detectors, load_policies
+from tmd.daemon.systemd import Notifier
+from tmd.daemon.watcher import Watcher
+
+log = structlog.get_logger("tmd.reload")
+
+LIVE = frozenset({"detectors", "policies", "plugins", "log"})
+"""Sections that are taken over."""
+
+
+def fixed(before: Settings, after: Settings) -> list[str]:
+    """Keys that differ but need a restart, as ``[section] key``."""
+    found = []
+    for section in Settings.model_fields:
+        if section in LIVE:
+            continue
+        old, new = getattr(before, section), getattr(after, section)
+        keys = type(old).model_fields
+        found += [f"[{section}] {k}" for k in keys if getattr(old, k) != getattr(new, k)]
+    return found
+
+
+def taken_over(before: Settings, after: Settings) -> Settings:
+    """What is in force afterwards: the live sections of ``after``, all else as it was."""
+    return before.model_copy(update={section: getattr(after, section) for section in LIVE})
+
+
+class Reloader:
+    """One per daemon. ``asked`` is rung by SIGHUP."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        read: Callable[[], Settings],
+        watcher: Watcher,
+        leader: Leader,
+        notifier: Notifier,
+    ) -> None:
+        self.asked = Bell()
+        self._settings = settings
+        self._read = read
+        self._watcher = watcher
+        self._leader = leader
+        self._notifier = notifier
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            if await self.asked.heard(3600.0):
+                self._notifier.reloading()
+                said = await self.reload()
+                self._notifier.ready(said)
+
+    async def reload(self) -> str:
+        """Read and take over; what came of it, in a sentence."""
+        try:
+            after = self._read()
+            ahead = taken_over(self._settings, after)
+            detectors, policies = load_detectors(ahead), load_policies(ahead)
+        except (ConfigError, PluginError) as error:
+            log.error("configuration not reloaded, the old one stays", error=str(error))
+            return "configuration not reloaded: it is wrong"
+        needs_restart = fixed(self._settings, after)
+        self._settings = ahead
+        logs.configure(ahead.log)
+        self._leader.adopt(policies)
+        restarted = await self._watcher.adopt(detectors)
+        if needs_restart:
+            log.warning("changes that need a restart were left out", keys=needs_restart)
+        log.info("configuration reloaded", detectors_restarted=restarted)
+        return "configuration reloaded" + (", some of it needs a restart" if needs_restart else "")
