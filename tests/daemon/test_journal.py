@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import signal
 import sqlite3
+import subprocess
+import sys
 from contextlib import asynccontextmanager, closing, contextmanager
+from pathlib import Path
 
 import pytest
 import structlog
@@ -66,6 +70,31 @@ async def test_what_was_not_published_outlives_a_restart_in_its_order(tmp_path):
     assert waiting == [alert(2), alert(3)]
     assert last == alert(1)
     assert again == ["h1-1", "h1-2", "h1-3"]
+
+
+KILLED = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from tests.daemon.test_journal import Journal, alert
+
+async def main():
+    journal = Journal(Path(sys.argv[1]))
+    await journal.add([alert(1), alert(2)])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+def test_what_was_added_outlives_a_kill(tmp_path):
+    path = tmp_path / "j"
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path)], cwd=root, timeout=60)
+    with closing(Ledger(str(path), Bounds())) as ledger:
+        found = [a.id for _, a in ledger.waiting(10)]
+
+    assert done.returncode == -signal.SIGKILL
+    assert found == ["h1-1", "h1-2"]
 
 
 async def test_it_is_bounded_by_number_and_published_alerts_go_first(tmp_path):

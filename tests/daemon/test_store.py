@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import aclosing
 
 import pytest
@@ -262,6 +263,20 @@ async def test_changes_wake_the_others(clients, record):
 
     assert first is Topic.ALL
     assert heard == [Topic.HOSTS, Topic.JOBS, Topic.LEASE, Topic.ALL]
+
+
+async def test_what_was_forgotten_is_not_taken_for_lost(redis_url):
+    """A quiet host's last alert, after very many of others: nothing is to be told again."""
+    store = RedisStore(redis_url, f"f{os.urandom(4).hex()}", alerts_kept=3)
+    try:
+        for number in range(5):
+            await store.publish_alert(alert(number))
+        old, lost = alert(0), structs.replace(alert(9), at=4e9)
+
+        assert await store.holds_alert(old)
+        assert not await store.holds_alert(lost)
+    finally:
+        await store.close()
 
 
 async def test_clusters_do_not_see_each_other(redis_url, record):

@@ -70,7 +70,8 @@ class Store(Protocol):
         before: see :func:`tmd.core.alerts.mark`."""
 
     async def holds_alert(self, alert: Alert) -> bool:
-        """Whether it was published here. Not so although it was: the store has lost its data."""
+        """Whether it was published here, or may have been so long ago that the store forgot it.
+        Not so although it was: the store has lost its data."""
 
     async def alerts(self, after: str, *, limit: int) -> list[tuple[str, Alert]]:
         """Alerts of the stream after cursor ``after`` ('' = from the oldest), with cursors."""

@@ -102,26 +102,35 @@ class Journal:
         return _Disk(path, self._bounds, self._patience_s)
 
     async def _leave_disk(self, error: Exception) -> None:
+        self._memory = Ledger(":memory:", self._bounds)
+        self._retry_at = time.monotonic() + self._retry_s
+        disk, self._disk = self._disk, None
+        carried = await self._carry_over(disk, error) if disk is not None else 0
         log.warning(
             "journal not writable, alerts are kept in memory",
             path=str(self._path),
             error=str(error) or type(error).__name__,
+            carried=carried,
         )
-        self._memory = Ledger(":memory:", self._bounds)
-        self._retry_at = time.monotonic() + self._retry_s
-        disk, self._disk = self._disk, None
-        if disk is None:
-            return
-        if isinstance(error, TimeoutError):
-            self._abandon(disk)
-            return
+
+    async def _carry_over(self, disk: _Disk, error: Exception) -> int:
+        """What it still holds goes on from memory, if it can be read; how many alerts.
+
+        The store ignores those that it has already taken.
+        """
+        assert self._memory is not None
         try:
-            # What it still holds goes on from memory; the store ignores what it has already taken.
+            if isinstance(error, TimeoutError):
+                raise error
             rows = await disk.ask(lambda ledger: ledger.waiting(self._bounds.alerts))
-            self._memory.add([alert for _, alert in rows], time.time())
+        except TimeoutError:
+            self._abandon(disk)
+            return 0
         except (sqlite3.Error, OSError):
-            pass
+            rows = []
         disk.close()
+        self._memory.add([alert for _, alert in rows], time.time())
+        return len(rows)
 
     def _abandon(self, disk: _Disk) -> None:
         disk.close(0)

@@ -119,3 +119,16 @@ redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[5], '*', 'alert', ARGV[4])
 redis.call('PUBLISH', ARGV[2], ARGV[4])
 return 1
 """
+
+HOLDS_ALERT = """
+-- KEYS told   ARGV prefix, mark, longest, at
+if redis.call('ZSCORE', KEYS[1], ARGV[2]) then
+  return 1
+end
+if redis.call('ZCARD', KEYS[1]) < tonumber(ARGV[3]) then
+  return 0
+end
+-- Full: what is older than all that is remembered was forgotten, not lost.
+local oldest = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2]
+return tonumber(ARGV[4]) < tonumber(oldest) and 1 or 0
+"""

@@ -39,9 +39,12 @@ T = TypeVar("T")
 class RedisStore:
     """Implements :class:`tmd.daemon.bus.Store`. Closed by :meth:`close`."""
 
-    def __init__(self, url: str, cluster: str, *, timeout_s: float = 2.0) -> None:
+    def __init__(
+        self, url: str, cluster: str, *, timeout_s: float = 2.0, alerts_kept: int = ALERTS_KEPT
+    ) -> None:
         self._redis = connect(url, timeout_s)
         self._cluster = cluster
+        self._alerts_kept = alerts_kept
         self._prefix = f"{{tmd:{cluster}}}:"
         self._known: dict[type, dict[bytes, Any]] = {}
         """Values decoded at the last look: what did not change is not decoded again."""
@@ -146,12 +149,11 @@ class RedisStore:
         channel = f"tmd:{self._cluster}:alerts"
         body = msgspec.json.encode(alert)
         keys = ["alerts", "told"]
-        await self._run(lua.PUBLISH_ALERT, keys, channel, mark(alert), body, ALERTS_KEPT)
+        await self._run(lua.PUBLISH_ALERT, keys, channel, mark(alert), body, self._alerts_kept)
 
     async def holds_alert(self, alert: Alert) -> bool:
-        with _errors():
-            at: Any = await self._redis.zscore(self._key("told"), mark(alert))
-        return at is not None
+        longest = self._alerts_kept
+        return bool(await self._run(lua.HOLDS_ALERT, ["told"], mark(alert), longest, alert.at))
 
     async def put_told(self, told: Told) -> None:
         with _errors():

@@ -17,7 +17,7 @@ from tmd.daemon.web.metrics import Account, exposition
 from tmd.daemon.web.parts import PARTS, Refused, answer
 
 PAGE_LIMIT = 1000
-CURSOR = re.compile(r"\d{1,20}(-\d{1,20})?")
+CURSOR = re.compile(r"[0-9]{1,19}(-[0-9]{1,19})?")
 
 
 async def healthz(_: web.Request) -> web.Response:

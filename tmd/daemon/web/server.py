@@ -121,3 +121,9 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         if isinstance(error, web.HTTPMethodNotAllowed):
             said.headers["Allow"] = ", ".join(sorted(error.allowed_methods))
         return said
+    except ConnectionError:
+        raise  # the client has gone
+    except Exception:
+        # A mistake of ours in one answer must not look like one of the daemon.
+        log.exception("http request failed", path=request.path)
+        return complaint(Problem(500, "internal_error", "a mistake of tmd, see the daemon's log"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from math import inf
 from typing import Any
 
 import msgspec
@@ -31,6 +32,8 @@ class Streams:
 
     def __init__(self) -> None:
         self._open: set[asyncio.Task[Any]] = set()
+        self._state = b""
+        self._looked_at = -inf
 
     async def get(self, request: web.Request) -> web.StreamResponse:
         """Until the client goes away."""
@@ -50,7 +53,7 @@ class Streams:
             )
             await response.prepare(request)
             with suppress(ConnectionResetError):
-                await _tell(response, store, cursor)
+                await self._tell(response, store, cursor)
             return response
         finally:
             self._open.discard(task)
@@ -59,29 +62,37 @@ class Streams:
         for task in tuple(self._open):
             task.cancel()
 
+    async def _tell(self, response: web.StreamResponse, store: Store, cursor: str) -> None:
+        clock = asyncio.get_running_loop().time
+        shown = b""
+        spoke_at = clock()
+        while True:
+            news, found = b"", []
+            try:
+                found = await store.alerts(cursor, limit=BATCH)
+                news = b"".join(_event("alert", msgspec.json.encode(a), c) for c, a in found)
+                cursor = found[-1][0] if found else cursor
+                state = await self._look(store)
+            except StoreUnavailable as error:
+                state = _event("away", msgspec.json.encode({"away": str(error)}))
+            if state != shown:
+                news += state
+                shown = state
+            if not news and clock() - spoke_at > QUIET_S:
+                news = b": quiet\n\n"
+            if news:
+                await response.write(news)
+                spoke_at = clock()
+            if len(found) < BATCH:
+                await asyncio.sleep(LOOK_S)
 
-async def _tell(response: web.StreamResponse, store: Store, cursor: str) -> None:
-    clock = asyncio.get_running_loop().time
-    shown = b""
-    spoke_at = clock()
-    while True:
-        news = b""
-        try:
-            found = await store.alerts(cursor, limit=BATCH)
-            news = b"".join(_event("alert", msgspec.json.encode(a), c) for c, a in found)
-            cursor = found[-1][0] if found else cursor
-            state = _event("state", msgspec.json.encode(await state_of(store)))
-        except StoreUnavailable as error:
-            state = _event("away", msgspec.json.encode({"away": str(error)}))
-        if state != shown:
-            news += state
-            shown = state
-        if not news and clock() - spoke_at > QUIET_S:
-            news = b": quiet\n\n"
-        if news:
-            await response.write(news)
-            spoke_at = clock()
-        await asyncio.sleep(LOOK_S)
+    async def _look(self, store: Store) -> bytes:
+        """The state as an event, read once for all streams."""
+        now = asyncio.get_running_loop().time()
+        if now - self._looked_at >= LOOK_S / 2:
+            self._state = _event("state", msgspec.json.encode(await state_of(store)))
+            self._looked_at = now
+        return self._state
 
 
 def _event(kind: str, data: bytes, cursor: str = "") -> bytes:
