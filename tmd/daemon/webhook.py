@@ -57,6 +57,8 @@ class Webhook:
 
     async def run(self) -> None:
         """Until cancelled."""
+        while not self._candidate.leading:
+            await self.bell.heard(self._config.poll_s)
         # Only who tells needs the client: it costs a daemon memory and time to start.
         from aiohttp import ClientSession, ClientTimeout, DummyCookieJar
 
