@@ -319,6 +319,16 @@ def test_config_check(config, tmp_path):
     assert "heartbeat_timeout_s" in wrong.stderr
 
 
+def test_config_check_reads_the_token_as_the_daemon_would(config, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef")
+    token.chmod(0o644)
+    done = tmd("config", "check", "-c", config, env={"TMD_HTTP__TOKEN_FILE": str(token)})
+
+    assert done.returncode == 2
+    assert f"chmod 640 {token}" in done.stderr
+
+
 def test_config_show_masks_secrets_and_names_origins(config):
     env = {"TMD_LEADER__TTL_S": "12", "TMD_REDIS__URL": "redis://u:hidden@h:1/0"}
     env["TMD_WEBHOOK__URL"] = "https://hooks.example/hidden"
