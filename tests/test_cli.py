@@ -219,6 +219,17 @@ def test_drain_and_undrain(config, store, running):
     assert "no drain of h1" in again.stderr
 
 
+def test_a_host_is_declared_healthy(config, store, running):
+    done = tmd("set-healthy", "h1", "--code", "nic.down", "-c", config)
+    unknown = tmd("set-healthy", "h11", "-c", config)
+    (request,) = store(lambda s: s.healthy_requests())
+
+    assert done.returncode == 0, done.stderr
+    assert (request.host, request.code) == ("h1", "nic.down")
+    assert request.by
+    assert unknown.returncode == 1
+
+
 def test_draining_a_host_that_nobody_knows_is_an_error(config, store, running):
     done = tmd("drain", "h11", "-c", config)
 

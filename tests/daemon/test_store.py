@@ -22,7 +22,7 @@ from tmd.core.model import (
     State,
     Strategy,
 )
-from tmd.core.requests import DrainRequest, RehearsalRequest
+from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon.bus import Topic
 from tmd.daemon.store import RedisStore, connect
 from tmd.testing.clients import worker_status
@@ -199,6 +199,18 @@ async def test_operators_requests(store):
     assert (was_there, was_there_again) == (True, False)
     left = await store.snapshot()
     assert (left.drains, left.paused) == ((), False)
+
+
+async def test_a_declaration_of_health_stays_until_it_is_served(store):
+    first, second = (HealthyRequest("h1", f"r{n}", code="c", by="me", at=n) for n in (1.0, 2.0))
+    await store.declare_healthy(second)
+    await store.declare_healthy(first)
+    asked = await store.healthy_requests()
+    await store.healthy_served(first)
+    await store.healthy_served(first)
+
+    assert asked == (first, second)
+    assert await store.healthy_requests() == (second,)
 
 
 async def test_alerts_are_read_in_order_from_a_cursor(store):

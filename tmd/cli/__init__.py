@@ -68,6 +68,7 @@ app = typer.Typer(
 app.command()(status.status)
 app.command()(operating.drain)
 app.command()(operating.undrain)
+app.command()(operating.set_healthy)
 app.command()(operating.pause)
 app.command()(operating.resume)
 app.command()(operating.events)

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 
 from tmd.config import Log, Settings
+from tmd.core.findings import AT_ONCE, Rules
 from tmd.core.model import Alert, Signal, Strategy
 from tmd.daemon import logs
 from tmd.daemon.bus import Reach
@@ -26,9 +27,11 @@ class Listening(Watcher):
         super().__init__(settings.host.name, "foreground", detectors, Roster(), store, Reach())
         self._hear = hear
 
-    def fold(self, signal: Signal, detector: str, strategy: Strategy) -> None:
+    def fold(
+        self, signal: Signal, detector: str, strategy: Strategy, rules: Rules = AT_ONCE
+    ) -> None:
         self._hear(detector, signal)
-        super().fold(signal, detector, strategy)
+        super().fold(signal, detector, strategy, rules)
 
 
 def watch(

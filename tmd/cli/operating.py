@@ -1,4 +1,4 @@
-"""Verbs that ask something of the cluster: drain, undrain, pause, resume, events."""
+"""Verbs that ask something of the cluster: drain, undrain, set-healthy, pause, resume, events."""
 
 from __future__ import annotations
 
@@ -61,6 +61,31 @@ def undrain(host: HostArgument, config: ConfigOption = None) -> None:
         if not await store.undrain(host):
             raise TmdError(f"no drain of {host} is requested; 'tmd status' shows which are")
         typer.echo(f"drain of {host} withdrawn")
+
+    with_store(config, ask)
+
+
+def set_healthy(
+    host: HostArgument,
+    config: ConfigOption = None,
+    code: Annotated[
+        str, typer.Option("--code", help="Only findings of this code, as 'tmd status' shows it.")
+    ] = "",
+) -> None:
+    """Declare the findings of HOST to be over, and lift its ban. Who and when stays on record in
+    'tmd events'. What a detector still sees it raises again."""
+    from tmd.core.requests import HealthyRequest
+
+    async def ask(store: RedisStore, _: Settings) -> None:
+        view = await store.snapshot()
+        _check_host(view, host)
+        request = HealthyRequest(
+            host=host, id=uuid.uuid4().hex, code=code, by=user(), at=time.time()
+        )
+        await store.declare_healthy(request)
+        typer.echo(f"{host} declared healthy" + (f" of {code}" if code else ""))
+        if view.host(host) is None:
+            typer.echo(f"{host} is silent: it hears of this when its daemon is back", err=True)
 
     with_store(config, ask)
 

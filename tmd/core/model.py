@@ -201,6 +201,8 @@ class Alert(Struct, frozen=True):
     count: int
     at: float
     evidence: tuple[str, ...] = ()
+    stated: Severity | None = None
+    """What the detector said, where only its coming back made it graver."""
     v: int = 1
     """Version of this schema."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tmd.core.findings import BANNED
 from tmd.core.migration import Facts
 from tmd.core.model import (
     Activity,
@@ -18,6 +19,7 @@ from tmd.core.model import (
 
 IDLE = 2
 """Distance of a standby that follows no rank."""
+GRAVE = frozenset({Severity.DEGRADED, Severity.FATAL})
 POOL = frozenset({Activity.STANDBY, Activity.SHADOWING, Activity.IN_STEP})
 
 
@@ -33,8 +35,8 @@ def candidates(view: ClusterView, record: JobRecord, facts: Facts) -> list[Membe
 def on_hand(view: ClusterView, record: JobRecord, facts: Facts) -> list[Member]:
     """Standbys of the job, in the order of ``candidates``, fit or not.
 
-    Never one on a host that is to be left or is being drained, one that a detector found unfit, or
-    one of another world size.
+    Never one on a host that is to be left, is being drained or is banned, one that a detector that
+    may act found unfit or degraded (it would be drained at once), or one of another world size.
     """
     holding = {m.host for m in record.membership.members}
     drained = {
@@ -44,7 +46,7 @@ def on_hand(view: ClusterView, record: JobRecord, facts: Facts) -> list[Member]:
         h.host
         for h in view.hosts
         for a in h.alerts
-        if a.severity is Severity.FATAL and a.strategy is Strategy.ACT and not a.job
+        if a.code == BANNED or (a.severity in GRAVE and a.strategy is Strategy.ACT and not a.job)
     }
     found = [
         (_distance(w, None), host.host in holding, host.host, w.worker, w.address)

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from tmd.config import Plugins, Settings
 from tmd.core.errors import ConfigError, PluginError
+from tmd.core.findings import AT_ONCE, Rules
 from tmd.plugin import (
     DETECTOR_GROUP,
     POLICY_GROUP,
@@ -42,6 +43,8 @@ class LoadedDetector(Struct, frozen=True):
     origin: Origin
     state_dir: Path
     """Its own folder; made when it is started."""
+    rules: Rules = AT_ONCE
+    """When its findings count, and what becomes of one that comes back."""
 
 
 def installed(group: str) -> list[EntryPoint]:
@@ -119,7 +122,8 @@ def _configured(detector: Detector, origin: Origin, settings: Settings) -> Loade
             f"[detectors.{origin.name}]: {error}; own keys of this detector are: {known}"
         ) from None
     folder = settings.host.state_dir / "detectors" / origin.name
-    return LoadedDetector(detector, config, section.strategy, origin, folder)
+    rules = settings.triage.rules(section)
+    return LoadedDetector(detector, config, section.strategy, origin, folder, rules)
 
 
 def _instance(point: EntryPoint, base: type, origin: Origin) -> Any:

@@ -20,6 +20,7 @@ from tmd.core.errors import ConfigError, StoreUnavailable
 from tmd.daemon.agents import AgentServer, Door, uids_of
 from tmd.daemon.bus import Bell, Reach, Store, Topic
 from tmd.daemon.executor import Executor
+from tmd.daemon.health import Health
 from tmd.daemon.leader import Candidate, Leader, LeaderConfig
 from tmd.daemon.plugins import load_detectors, load_policies
 from tmd.daemon.publisher import HostConfig, Publisher
@@ -57,6 +58,7 @@ class Service:
             store,
             self.reach,
         )
+        self.health = Health(host.name, self.watcher, store, self.reach, host.state_dir)
         self.publisher = Publisher(
             HostConfig(host.name, self.incarnation, host.standby, host.heartbeat_s, host.ttl_s),
             self.roster,
@@ -86,6 +88,7 @@ class Service:
             roots = [
                 group.create_task(self.agents.serve(), name="agents"),
                 group.create_task(self.watcher.run(), name="watcher"),
+                group.create_task(self.health.run(), name="health"),
                 group.create_task(self.publisher.run(), name="publisher"),
                 group.create_task(self.executor.run(), name="executor"),
                 group.create_task(self._wakes(), name="wakes"),
@@ -109,7 +112,7 @@ class Service:
             Topic.HOSTS: (self.leader.bell,),
             Topic.JOBS: (self.executor.bell,),
             Topic.LEASE: (self.candidate.vacant,),
-            Topic.ALL: (self.leader.bell, self.executor.bell),
+            Topic.ALL: (self.leader.bell, self.executor.bell, self.health.bell),
         }
         while True:
             try:

@@ -23,7 +23,7 @@ from redis.exceptions import RedisError
 from tmd.core.election import Answer, Denied, Granted
 from tmd.core.errors import ConfigError, Conflict, StaleLease, StoreUnavailable
 from tmd.core.model import Alert, ClusterView, HostStatus, JobRecord
-from tmd.core.requests import DrainRequest, RehearsalRequest
+from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon import lua
 from tmd.daemon.bus import Topic
 
@@ -155,6 +155,22 @@ class RedisStore:
                 self._key("rehearsals"), request.host, msgspec.json.encode(request).decode()
             )
         await self._wake()
+
+    async def declare_healthy(self, request: HealthyRequest) -> None:
+        with _errors():
+            await self._redis.hset(
+                self._key("healthy"), request.id, msgspec.json.encode(request).decode()
+            )
+        await self._wake()
+
+    async def healthy_requests(self) -> tuple[HealthyRequest, ...]:
+        with _errors():
+            values: Any = await self._redis.hvals(self._key("healthy"))
+        return tuple(sorted(self._decoded(values, HealthyRequest), key=lambda r: (r.at, r.id)))
+
+    async def healthy_served(self, request: HealthyRequest) -> None:
+        with _errors():
+            await self._redis.hdel(self._key("healthy"), request.id)
 
     async def set_paused(self, paused: bool) -> None:
         with _errors():

@@ -14,7 +14,7 @@ from msgspec import json
 from tmd.core.election import Answer, Denied, Granted
 from tmd.core.errors import Conflict, StaleLease, StoreUnavailable
 from tmd.core.model import Alert, ClusterView, HostStatus, JobRecord
-from tmd.core.requests import DrainRequest, RehearsalRequest
+from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon.bus import Topic
 
 
@@ -36,6 +36,7 @@ class MemoryStore:
         self.fences: dict[str, int] = {}
         self.drains: dict[str, DrainRequest] = {}
         self.rehearsals: dict[str, RehearsalRequest] = {}
+        self.healthy: dict[str, HealthyRequest] = {}
         self.paused = False
         self.lease: tuple[str, int, float] | None = None
         self.last_epoch = 0
@@ -176,6 +177,19 @@ class MemoryClient:
         await self._reach()
         self._store.rehearsals[request.host] = request
         self._store.wake(Topic.ALL)
+
+    async def declare_healthy(self, request: HealthyRequest) -> None:
+        await self._reach()
+        self._store.healthy[request.id] = request
+        self._store.wake(Topic.ALL)
+
+    async def healthy_requests(self) -> tuple[HealthyRequest, ...]:
+        await self._reach()
+        return tuple(sorted(self._store.healthy.values(), key=lambda r: (r.at, r.id)))
+
+    async def healthy_served(self, request: HealthyRequest) -> None:
+        await self._reach()
+        self._store.healthy.pop(request.id, None)
 
     async def set_paused(self, paused: bool) -> None:
         await self._reach()
