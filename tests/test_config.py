@@ -10,6 +10,7 @@ from msgspec import structs
 
 from tmd.config import LimitsSection, Settings, find_file, load
 from tmd.core.errors import ConfigError
+from tmd.core.findings import Rules
 from tmd.core.limits import Limits
 from tmd.core.model import Strategy
 
@@ -171,3 +172,14 @@ def test_only_the_trainer_detector_acts_by_default(write):
     assert settings.detector("trainer").strategy is Strategy.ACT
     assert settings.detector("other").strategy is Strategy.OBSERVE
     assert settings.detector("other").own == {"limit": 3}
+
+
+def test_a_misspelt_key_beside_the_policies_is_no_policy(write):
+    assert "enabled" in complaint(write('[policies]\nenable = ["observe_only"]'))
+
+
+def test_triage_is_set_up_per_detector_and_for_all(write):
+    settings = load(write("[triage]\nrepeats = 5\nwindow_h = 2\n[detectors.nic]\nhold_s = 7"))
+
+    assert settings.triage.rules(settings.detector("nic")) == Rules(7.0, 5, 7200.0)
+    assert settings.triage.rules(settings.detector("xid")).hold_s == 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tmd.core.findings import Rules
 from tmd.core.limits import Limits, ShadowLimits, Understudies
@@ -71,9 +71,25 @@ class Shadow(Section):
         return Understudies(hot=self.hot, rehearse=self.rehearse)
 
 
-class Policies(Section):
+class Policies(BaseModel):
+    """``[policies]``, and a table ``[policies.<name>]`` with the own keys of each policy."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
+
     enabled: tuple[str, ...] = ("replace_failed", "drain_requested")
     """Names as ``tmd plugins`` lists them; asked in this order."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Policies:
+        for key, value in (self.model_extra or {}).items():
+            if not isinstance(value, dict):
+                raise ValueError(f"unknown key '{key}'; the only one is 'enabled'")
+        return self
+
+    @property
+    def own(self) -> dict[str, dict[str, Any]]:
+        """Keys for the policies themselves."""
+        return dict(self.model_extra or {})
 
 
 class DetectorSection(BaseModel):
