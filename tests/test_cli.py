@@ -14,6 +14,7 @@ import pytest
 from msgspec import structs
 
 from tmd import __version__
+from tmd.core.fuse import Breaker
 from tmd.core.model import (
     Activity,
     Alert,
@@ -260,6 +261,24 @@ def test_pause_and_resume(config, store):
     assert paused
     assert "PAUSED" in shown
     assert not store(lambda s: s.snapshot()).paused
+
+
+def test_an_open_breaker_is_shown_and_closed_by_resume(config, store):
+    """Who closed it, and when, is in the alert stream."""
+    store(lambda s: s.set_breaker(Breaker(open=True, reason="half of the hosts", at=5.0)))
+    shown = tmd("status", "-c", config).stdout
+    told = json.loads(tmd("status", "--json", "-c", config).stdout)["breaker"]
+    resumed = tmd("resume", "-c", config)
+    again = tmd("resume", "-c", config)
+    breaker = store(lambda s: s.snapshot()).breaker
+    ((_, alert),) = store(lambda s: s.alerts("", limit=10))
+
+    assert "CIRCUIT BREAKER OPEN: half of the hosts" in shown
+    assert (told["open"], told["reason"]) == (True, "half of the hosts")
+    assert "circuit breaker closed" in resumed.stdout
+    assert "circuit breaker closed" not in again.stdout
+    assert (breaker.open, breaker.at > 5.0) == (False, True)
+    assert (alert.code, alert.state) == ("breaker.open", State.CLEARED)
 
 
 def test_draining_while_paused_is_said(config, store, running):

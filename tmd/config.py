@@ -26,7 +26,15 @@ from pydantic_settings import (
 
 from tmd.core.errors import ConfigError
 from tmd.core.model import Strategy
-from tmd.sections import DetectorSection, LimitsSection, Policies, Section, Shadow, Triage
+from tmd.sections import (
+    BreakerSection,
+    DetectorSection,
+    LimitsSection,
+    Policies,
+    Section,
+    Shadow,
+    Triage,
+)
 
 ENV_PREFIX = "TMD_"
 ENV_FILE = "TMD_CONFIG"
@@ -146,6 +154,7 @@ class Settings(BaseSettings):
     shadow: Shadow = Shadow()
     policies: Policies = Policies()
     plugins: Plugins = Plugins()
+    breaker: BreakerSection = BreakerSection()
     triage: Triage = Triage()
     detectors: dict[str, DetectorSection] = {}
     log: Log = Log()

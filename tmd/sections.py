@@ -9,12 +9,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from tmd.core.breaker import BreakerRules
 from tmd.core.findings import Rules
 from tmd.core.limits import Limits, ShadowLimits, Understudies
 from tmd.core.model import Strategy
 
 _LIMITS = Limits()
 _SHADOW = ShadowLimits()
+_BREAKER = BreakerRules()
 
 
 class Section(BaseModel):
@@ -90,6 +92,25 @@ class Policies(BaseModel):
     def own(self) -> dict[str, dict[str, Any]]:
         """Keys for the policies themselves."""
         return dict(self.model_extra or {})
+
+
+class BreakerSection(Section):
+    hosts_percent: float = Field(default=100 * _BREAKER.hosts_share, gt=0, le=100)
+    """So many hosts, and at least two, that raise grave findings at once open the breaker."""
+    window_s: float = Field(default=_BREAKER.window_s, gt=0)
+    """What "at once" means for that."""
+    moves: int = Field(default=_BREAKER.moves, ge=1)
+    """More moves by policies than this within their window open it as well."""
+    moves_window_s: float = Field(default=_BREAKER.moves_window_s, gt=0)
+    """The window of moves."""
+    same_within_s: float = Field(default=_BREAKER.same_within_s, ge=0)
+    """The same finding on two hosts within so long moves nobody."""
+    settle_s: float = Field(default=_BREAKER.settle_s, ge=0)
+    """A finding about a host moves nobody before it is so old: others may be heard meanwhile."""
+
+    def rules(self) -> BreakerRules:
+        values = self.model_dump(exclude={"hosts_percent"})
+        return BreakerRules(hosts_share=self.hosts_percent / 100, **values)
 
 
 class DetectorSection(BaseModel):

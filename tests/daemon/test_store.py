@@ -9,6 +9,7 @@ import pytest
 
 from tmd.core.election import Denied, Granted
 from tmd.core.errors import ConfigError, Conflict, StaleLease, StoreUnavailable
+from tmd.core.fuse import Breaker
 from tmd.core.model import (
     Alert,
     ClusterView,
@@ -211,6 +212,13 @@ async def test_a_declaration_of_health_stays_until_it_is_served(store):
 
     assert asked == (first, second)
     assert await store.healthy_requests() == (second,)
+
+
+async def test_the_breaker_is_part_of_the_view(store):
+    breaker = Breaker(open=True, reason="ü", at=1.5, by="me")
+    await store.set_breaker(breaker)
+
+    assert (await store.snapshot()).breaker == breaker
 
 
 async def test_alerts_are_read_in_order_from_a_cursor(store):

@@ -101,9 +101,17 @@ def pause(config: ConfigOption = None) -> None:
 
 
 def resume(config: ConfigOption = None) -> None:
-    """End a pause."""
+    """End a pause, and close the circuit breaker."""
+    from tmd.core.fuse import Breaker
+    from tmd.daemon.judging import told
 
-    async def ask(store: RedisStore, _: Settings) -> None:
+    async def ask(store: RedisStore, settings: Settings) -> None:
+        before = (await store.snapshot()).breaker
+        if before.open:
+            breaker = Breaker(reason=before.reason, at=time.time(), by=user())
+            await store.set_breaker(breaker)
+            await store.publish_alert(told(breaker, settings.host.name))
+            typer.echo("circuit breaker closed")
         await store.set_paused(False)
         typer.echo("resumed")
 

@@ -19,6 +19,8 @@ DECLARED = "host.declared_healthy"
 TRIAGE = "triage"
 """Stands for the detector in what triage itself raises."""
 DAY_S = 86_400.0
+GRAVE = frozenset({Severity.DEGRADED, Severity.FATAL})
+"""What may make somebody leave a host."""
 
 
 class Key(NamedTuple):

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from tmd.core.fuse import Breaker
 from tmd.core.pace import Pace
 from tmd.core.requests import DrainRequest, RehearsalRequest
 from tmd.core.shadows import Rehearsal as Rehearsal
@@ -361,6 +362,7 @@ class ClusterView(Struct, frozen=True):
     rehearsals: tuple[RehearsalRequest, ...] = ()
     paused: bool = False
     """An operator asked that nothing new be started."""
+    breaker: Breaker = Breaker()
 
     def workers(self, job: str) -> dict[str, WorkerStatus]:
         """Statuses of all workers of ``job`` on hosts that are heard from."""

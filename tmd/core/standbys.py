@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tmd.core.findings import BANNED
+from tmd.core.findings import BANNED, GRAVE
 from tmd.core.migration import Facts
 from tmd.core.model import (
     Activity,
@@ -12,14 +12,12 @@ from tmd.core.model import (
     JobRecord,
     Member,
     Phase,
-    Severity,
     Strategy,
     WorkerStatus,
 )
 
 IDLE = 2
 """Distance of a standby that follows no rank."""
-GRAVE = frozenset({Severity.DEGRADED, Severity.FATAL})
 POOL = frozenset({Activity.STANDBY, Activity.SHADOWING, Activity.IN_STEP})
 
 

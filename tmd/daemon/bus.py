@@ -16,6 +16,7 @@ import structlog
 
 from tmd.core.election import Answer
 from tmd.core.errors import StoreUnavailable
+from tmd.core.fuse import Breaker
 from tmd.core.model import Alert, ClusterView, HostStatus, JobRecord
 from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
 
@@ -87,6 +88,9 @@ class Store(Protocol):
         """Take the request away."""
 
     async def set_paused(self, paused: bool) -> None: ...
+
+    async def set_breaker(self, breaker: Breaker) -> None:
+        """Open or close the circuit breaker. Not fenced: who opens it makes others do less."""
 
     def wakes(self) -> AsyncIterator[Topic]:
         """Wake-ups as they come, beginning with one ``ALL``."""

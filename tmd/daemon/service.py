@@ -76,6 +76,7 @@ class Service:
             poll_s=poll_s,
             limits=settings.limits.limits(),
             understudies=settings.shadow.understudies(),
+            breaker=settings.breaker.rules(),
         )
         self.candidate = Candidate(lease_store, config, self.records, self.reach)
         self.leader = Leader(store, config, self.candidate, load_policies(settings), self.reach)

@@ -22,6 +22,7 @@ from redis.exceptions import RedisError
 
 from tmd.core.election import Answer, Denied, Granted
 from tmd.core.errors import ConfigError, Conflict, StaleLease, StoreUnavailable
+from tmd.core.fuse import Breaker
 from tmd.core.model import Alert, ClusterView, HostStatus, JobRecord
 from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon import lua
@@ -47,8 +48,8 @@ class RedisStore:
     # --- reading ----------------------------------------------------------------------------------
 
     async def snapshot(self) -> ClusterView:
-        hosts, jobs, drains, rehearsals, paused = await self._run(
-            lua.SNAPSHOT, ["hosts", "jobs", "drains", "rehearsals", "paused"]
+        hosts, jobs, drains, rehearsals, paused, breaker = await self._run(
+            lua.SNAPSHOT, ["hosts", "jobs", "drains", "rehearsals", "paused", "breaker"]
         )
         asked = self._decoded(rehearsals, RehearsalRequest)
         return ClusterView(
@@ -57,6 +58,7 @@ class RedisStore:
             drains=tuple(sorted(self._decoded(drains, DrainRequest), key=lambda d: d.host)),
             rehearsals=tuple(sorted(asked, key=lambda r: r.host)),
             paused=bool(paused),
+            breaker=_decode(breaker, Breaker) if breaker else Breaker(),
         )
 
     async def jobs(self) -> tuple[JobRecord, ...]:
@@ -178,6 +180,11 @@ class RedisStore:
                 await self._redis.set(self._key("paused"), b"1")
             else:
                 await self._redis.delete(self._key("paused"))
+        await self._wake()
+
+    async def set_breaker(self, breaker: Breaker) -> None:
+        with _errors():
+            await self._redis.set(self._key("breaker"), msgspec.json.encode(breaker))
         await self._wake()
 
     # --- wake-ups ---------------------------------------------------------------------------------

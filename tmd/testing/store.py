@@ -13,6 +13,7 @@ from msgspec import json
 
 from tmd.core.election import Answer, Denied, Granted
 from tmd.core.errors import Conflict, StaleLease, StoreUnavailable
+from tmd.core.fuse import Breaker
 from tmd.core.model import Alert, ClusterView, HostStatus, JobRecord
 from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon.bus import Topic
@@ -38,6 +39,7 @@ class MemoryStore:
         self.rehearsals: dict[str, RehearsalRequest] = {}
         self.healthy: dict[str, HealthyRequest] = {}
         self.paused = False
+        self.breaker = Breaker()
         self.lease: tuple[str, int, float] | None = None
         self.last_epoch = 0
         self.stream: list[Alert] = []
@@ -90,6 +92,7 @@ class MemoryClient:
             drains=tuple(store.drains[h] for h in sorted(store.drains)),
             rehearsals=tuple(store.rehearsals[h] for h in sorted(store.rehearsals)),
             paused=store.paused,
+            breaker=store.breaker,
         )
 
     async def jobs(self) -> tuple[JobRecord, ...]:
@@ -194,6 +197,11 @@ class MemoryClient:
     async def set_paused(self, paused: bool) -> None:
         await self._reach()
         self._store.paused = paused
+        self._store.wake(Topic.ALL)
+
+    async def set_breaker(self, breaker: Breaker) -> None:
+        await self._reach()
+        self._store.breaker = breaker
         self._store.wake(Topic.ALL)
 
     async def wakes(self) -> AsyncIterator[Topic]:
