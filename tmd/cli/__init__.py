@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from tmd import __version__
-from tmd.cli import doctor, inspecting, observing, operating, standbys, status, xids
+from tmd.cli import doctor, inspecting, observing, operating, policies, standbys, status, xids
 from tmd.cli.common import ConfigOption
 from tmd.core.errors import ConfigError, PluginError, StoreUnavailable, TmdError
 
@@ -77,6 +77,7 @@ app.command()(observing.scan)
 app.command()(doctor.doctor)
 app.add_typer(observing.detectors, name="detectors")
 app.add_typer(inspecting.config, name="config")
+app.add_typer(policies.policy, name="policy")
 app.add_typer(standbys.standby, name="standby")
 app.add_typer(xids.xid, name="xid")
 

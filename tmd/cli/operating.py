@@ -15,6 +15,7 @@ from tmd.core.errors import TmdError
 if TYPE_CHECKING:
     from tmd.config import Settings
     from tmd.core.model import Alert, ClusterView, JobRecord
+    from tmd.core.requests import DrainRequest
     from tmd.daemon.store import RedisStore
 
 LOOK_S = 0.2
@@ -30,6 +31,9 @@ def drain(
     wait: Annotated[
         bool, typer.Option("--wait", help="Return when the host holds no rank.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")
+    ] = False,
     timeout: Annotated[float, typer.Option(help="With --wait: give up after so many seconds.")] = (
         600.0
     ),
@@ -38,12 +42,15 @@ def drain(
     to be left for good (--leave)."""
     from tmd.core.requests import DrainRequest
 
-    async def ask(store: RedisStore, _: Settings) -> None:
+    async def ask(store: RedisStore, settings: Settings) -> None:
         view = await store.snapshot()
         _check_host(view, host)
         request = DrainRequest(
             host=host, id=uuid.uuid4().hex, leave=leave, by=user(), at=time.time()
         )
+        if dry_run:
+            _foretell(view, request, settings)
+            return
         await store.drain(request)
         typer.echo(f"drain of {host} requested")
         if view.paused:
@@ -52,6 +59,16 @@ def drain(
             await _until_empty(store, host, patience_s=timeout)
 
     with_store(config, ask)
+
+
+def _foretell(view: ClusterView, request: DrainRequest, settings: Settings) -> None:
+    from msgspec import structs
+
+    from tmd.cli.policies import lines, outlook
+
+    others = tuple(d for d in view.drains if d.host != request.host)
+    for line in lines(outlook(structs.replace(view, drains=(*others, request)), settings)):
+        typer.echo(line)
 
 
 def undrain(host: HostArgument, config: ConfigOption = None) -> None:

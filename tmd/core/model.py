@@ -300,6 +300,8 @@ class MigrationPlan(Struct, frozen=True):
     """Workers that were lost or refused as joiners of this plan and are not tried again."""
     late: tuple[str, ...] = ()
     """Joiners that did not sync in time; tried again only if there is nobody else."""
+    choice: tuple[str, ...] = ()
+    """Why these joiners and no others, in sentences for people."""
     how: str = ""
     """Planned, from READY on: by live shadow, or why by stop-and-copy."""
     timeline: tuple[Mark, ...] = ()

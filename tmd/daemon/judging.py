@@ -14,8 +14,20 @@ from msgspec import Struct, structs
 
 from tmd.core.blast import contained
 from tmd.core.breaker import BreakerRules, held_back, tripped
+from tmd.core.findings import GRAVE
 from tmd.core.fuse import Breaker
-from tmd.core.model import Alert, ClusterView, Severity, State, Strategy, Verdict
+from tmd.core.limits import Limits
+from tmd.core.migration import is_live
+from tmd.core.model import (
+    Alert,
+    ClusterView,
+    MigrationPlan,
+    Severity,
+    State,
+    Strategy,
+    Verdict,
+)
+from tmd.core.planning import steer
 from tmd.daemon.bus import Store
 from tmd.plugin import Policy
 
@@ -43,6 +55,46 @@ def rulings(policies: Sequence[Policy], view: ClusterView, rules: BreakerRules) 
             # A foreign policy must not stop the others from deciding.
             log.exception("policy failed, its verdicts are left out", policy=policy.name)
     return [Ruling(verdict, held_back(view, verdict)) for verdict in verdicts]
+
+
+class Outlook(Struct, frozen=True):
+    """What the leader would do about one job."""
+
+    job: str
+    plan: MigrationPlan | None = None
+    """The plan that it would open, or change."""
+    waits: str = ""
+    """What it would wait for; empty if for nothing."""
+
+
+def foreseen(
+    found: Sequence[Ruling], view: ClusterView, limits: Limits, *, now: float
+) -> list[Outlook]:
+    """What would become of ``found`` in the leader's next turn. Nothing is written."""
+    outlooks = []
+    for record in view.jobs:
+        verdicts = [r.verdict for r in found if not r.held_back]
+        after = steer(record, view, verdicts, now=now, age=0.0, limits=limits)
+        opened = after.plan if after.plan != record.plan else None
+        if opened is not None and view.paused and not is_live(record.plan):
+            outlooks.append(Outlook(record.job, waits="the cluster is paused: 'tmd resume'"))
+        else:
+            outlooks.append(Outlook(record.job, opened, after.detail))
+    return outlooks
+
+
+def withheld(view: ClusterView, rules: BreakerRules) -> list[tuple[Alert, str]]:
+    """Findings that may move nobody though they are grave, and why."""
+    seen = {a.id: a for h in contained(view, rules).hosts for a in h.alerts}
+    found = []
+    for alert in (a for h in view.hosts for a in h.alerts if a.severity in GRAVE):
+        shown = seen.get(alert.id)
+        if shown is None or shown.strategy is not Strategy.ACT:
+            why = f"strategy of {alert.detector} is {alert.strategy}"
+            if shown is not None and alert.strategy is Strategy.ACT:
+                why = shown.evidence[-1]
+            found.append((alert, why))
+    return found
 
 
 async def guarded(view: ClusterView, store: Store, holder: str, rules: BreakerRules) -> ClusterView:
