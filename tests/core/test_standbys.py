@@ -118,8 +118,11 @@ def failover(host):
 DONE = Rehearsal(step=5, seconds=1.0)
 
 
-def test_first_those_that_rehearsed_then_those_whose_host_never_lost_a_rank():
-    record = structs.replace(RECORD, history=(failover("h2"), failover("h3")))
+def test_first_those_that_rehearsed_then_those_whose_host_was_never_left():
+    """Because of a loss, or because a policy wanted it; an operator's drain says nothing."""
+    moved = structs.replace(failover("h3"), kind=Kind.PLANNED)
+    drained = structs.replace(failover("h4"), kind=Kind.PLANNED, request="r")
+    record = structs.replace(RECORD, history=(failover("h2"), moved, drained))
     spare = [standby(h, rehearsed=DONE) for h in ("h2", "h3", "h4")] + [standby("h1b")]
     cluster = structs.replace(view(*spare), jobs=(record,))
 
@@ -153,7 +156,7 @@ def test_the_choice_says_why_this_one_and_why_not_the_others():
         "h3": "its host is banned",
         "h4": "nvml.link_down of gpu",
         "h5": "it failed its rehearsal",
-        "h6": "its host lost a rank more lately",
+        "h6": "its host was left more lately",
         "h7": "its name comes later",
         "h8": "its host ails",
         "h9": "its host is being drained",

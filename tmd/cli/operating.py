@@ -90,7 +90,7 @@ def set_healthy(
     ] = "",
 ) -> None:
     """Declare the findings of HOST to be over, and lift its ban. Who and when stays on record in
-    'tmd events'. What a detector still sees it raises again."""
+    'tmd events'. A detector says a thing once: what goes on is raised again if it comes anew."""
     from tmd.core.requests import HealthyRequest
 
     async def ask(store: RedisStore, _: Settings) -> None:

@@ -43,8 +43,9 @@ class Standing(NamedTuple):
     """Its host holds a rank already, so that losing the host would cost two."""
     untried: bool
     """It has not shown that it computes the bits of the job."""
-    last_fault: int
-    """Number of the latest failover of the job off its host; 0 for none."""
+    last_left: int
+    """Number of the latest move of the job off its host, after a loss or because a policy wanted
+    it; 0 for none."""
     host: str
     worker: str
 
@@ -54,7 +55,7 @@ WHY_LATER = (
     "it is farther from the state",
     "its host holds a rank already",
     "it has not rehearsed",
-    "its host lost a rank more lately",
+    "its host was left more lately",
     "its name comes later",
     "its name comes later",
 )
@@ -76,10 +77,10 @@ def line(view: ClusterView, record: JobRecord, facts: Facts) -> list[Standby]:
     drained = {
         d.host for d in view.drains if d.leave or (d.host in holding and not record.served(d))
     }
-    faults = {
+    left = {
         move.leaver.host: number
         for number, plan in enumerate(record.history, start=1)
-        if plan.kind is Kind.FAILOVER
+        if plan.kind is Kind.FAILOVER or (plan.policy and not plan.request)
         for move in plan.moves
     }
     found = []
@@ -93,7 +94,7 @@ def line(view: ClusterView, record: JobRecord, facts: Facts) -> list[Standby]:
                     distance=_distance(w, None),
                     crowded=host.host in holding,
                     untried=w.rehearsed is None,
-                    last_fault=faults.get(host.host, 0),
+                    last_left=left.get(host.host, 0),
                     host=host.host,
                     worker=w.worker,
                 )
