@@ -16,6 +16,7 @@ import pytest
 from msgspec import structs
 
 from tmd import __version__
+from tmd.core.fuse import Breaker
 from tmd.core.model import (
     Activity,
     Alert,
@@ -218,6 +219,101 @@ def test_drain_and_undrain(config, store, running):
     assert "no drain of h1" in again.stderr
 
 
+def test_a_host_is_declared_healthy(config, store, running):
+    done = tmd("set-healthy", "h1", "--code", "nic.down", "-c", config)
+    unknown = tmd("set-healthy", "h11", "-c", config)
+    (request,) = store(lambda s: s.healthy_requests())
+
+    assert done.returncode == 0, done.stderr
+    assert (request.host, request.code) == ("h1", "nic.down")
+    assert request.by
+    assert unknown.returncode == 1
+
+
+@pytest.fixture
+def spare(store, running):
+    """A standby on a third host."""
+    idle = structs.replace(worker_status("h3/job/0.a"), activity=Activity.STANDBY)
+    status = HostStatus("h3", "i", workers=(idle,), at=time.time())
+    store(lambda s: s.put_host(status, ttl_s=60, wake=False))
+
+
+@pytest.fixture
+def well(store, running):
+    """What was raised on h1 is over."""
+
+    async def clear(s):
+        (h1,) = [h for h in (await s.snapshot()).hosts if h.host == "h1"]
+        await s.put_host(structs.replace(h1, alerts=()), ttl_s=60, wake=False)
+
+    store(clear)
+
+
+def test_a_dry_run_says_what_a_drain_would_do_and_does_nothing(config, store, spare, well):
+    before = store(lambda s: s.snapshot())
+    done = tmd("drain", "h2", "--dry-run", "-c", config)
+
+    assert done.returncode == 0, done.stderr
+    assert "rank 1: h2/job/0.a -> h3/job/0.a" in done.stdout
+    assert "drain of h2 requested" in done.stdout
+    after = store(lambda s: s.snapshot())
+    assert (after.drains, after.jobs) == (before.drains, before.jobs) == ((), before.jobs)
+
+
+def test_a_dry_run_says_what_a_drain_would_wait_for(config, well):
+    assert "waits for 1 standby" in tmd("drain", "h2", "--dry-run", "-c", config).stdout
+
+
+def test_a_recorded_view_is_explained(config, store, spare, tmp_path):
+    """Every verdict, what is held back and why, and what would be done: without a cluster."""
+    store(lambda s: s.drain(DrainRequest("h2", "d1", by="ann")))
+    recorded = tmp_path / "view.json"
+    recorded.write_text(tmd("status", "--json", "-c", config).stdout)
+    nowhere = {"TMD_REDIS__URL": "redis://127.0.0.1:1/0"}
+    told = tmd("policy", "explain", "--view", recorded, "-c", config, env=nowhere)
+    data = json.loads(tmd("policy", "explain", "--view", recorded, "--json", "-c", config).stdout)
+    live = tmd("policy", "explain", "-c", config).stdout
+
+    assert told.returncode == 0, told.stderr
+    assert "replace_failed: failed h1/job/0.a: h1/job/0.a: silent" in told.stdout
+    assert "drain_requested: drain h2/job/0.a: drain of h2 requested by ann" in told.stdout
+    assert "job: failover" in told.stdout
+    assert [r["verdict"]["policy"] for r in data["rulings"]] == [
+        "replace_failed",
+        "drain_requested",
+    ]
+    assert live == told.stdout
+
+
+def test_what_policies_may_not_act_on_is_explained(config, tmp_path):
+    alert = {
+        "id": "1",
+        "host": "h1",
+        "detector": "nvml",
+        "code": "nvml.ecc",
+        "entity": "gpu:0",
+        "severity": "fatal",
+        "state": "raised",
+        "message": "",
+        "job": "",
+        "count": 1,
+        "strategy": "observe",
+        "at": 1.0,
+    }
+    recorded = tmp_path / "view.json"
+    view = {"hosts": [{"host": "h1", "incarnation": "i", "alerts": [alert]}]}
+    recorded.write_text(json.dumps({**view, "breaker": {"open": True, "reason": "too much"}}))
+    told = tmd("policy", "explain", "--view", recorded, "-c", config).stdout
+    recorded.write_text("[]")
+    broken = tmd("policy", "explain", "--view", recorded, "-c", config)
+
+    assert "h1: nvml.ecc of gpu:0 moves nobody: strategy of nvml is observe" in told
+    assert "the circuit breaker is open: too much" in told
+    assert "no policy wants anything" in told
+    assert broken.returncode == 1
+    assert "tmd status --json" in broken.stderr
+
+
 def test_draining_a_host_that_nobody_knows_is_an_error(config, store, running):
     done = tmd("drain", "h11", "-c", config)
 
@@ -248,6 +344,24 @@ def test_pause_and_resume(config, store):
     assert paused
     assert "PAUSED" in shown
     assert not store(lambda s: s.snapshot()).paused
+
+
+def test_an_open_breaker_is_shown_and_closed_by_resume(config, store):
+    """Who closed it, and when, is in the alert stream."""
+    store(lambda s: s.set_breaker(Breaker(open=True, reason="half of the hosts", at=5.0)))
+    shown = tmd("status", "-c", config).stdout
+    told = json.loads(tmd("status", "--json", "-c", config).stdout)["breaker"]
+    resumed = tmd("resume", "-c", config)
+    again = tmd("resume", "-c", config)
+    breaker = store(lambda s: s.snapshot()).breaker
+    ((_, alert),) = store(lambda s: s.alerts("", limit=10))
+
+    assert "CIRCUIT BREAKER OPEN: half of the hosts" in shown
+    assert (told["open"], told["reason"]) == (True, "half of the hosts")
+    assert "circuit breaker closed" in resumed.stdout
+    assert "circuit breaker closed" not in again.stdout
+    assert (breaker.open, breaker.at > 5.0) == (False, True)
+    assert (alert.code, alert.state) == ("breaker.open", State.CLEARED)
 
 
 def test_draining_while_paused_is_said(config, store, running):

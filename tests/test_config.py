@@ -10,6 +10,7 @@ from msgspec import structs
 
 from tmd.config import LimitsSection, Settings, find_file, load
 from tmd.core.errors import ConfigError
+from tmd.core.findings import Rules
 from tmd.core.limits import Limits
 from tmd.core.model import Strategy
 
@@ -223,3 +224,14 @@ def test_the_token_must_be_private_and_long(write, tmp_path):
     with pytest.raises(ConfigError, match=r"\[http\] token_file"):
         http.token()
     assert load(write("")).http.token() is None
+
+
+def test_a_misspelt_key_beside_the_policies_is_no_policy(write):
+    assert "enabled" in complaint(write('[policies]\nenable = ["observe_only"]'))
+
+
+def test_triage_is_set_up_per_detector_and_for_all(write):
+    settings = load(write("[triage]\nrepeats = 5\nwindow_h = 2\n[detectors.nic]\nhold_s = 7"))
+
+    assert settings.triage.rules(settings.detector("nic")) == Rules(7.0, 5, 7200.0)
+    assert settings.triage.rules(settings.detector("xid")).hold_s == 0

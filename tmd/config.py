@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -25,16 +25,25 @@ from pydantic_settings import (
 )
 
 from tmd.core.errors import ConfigError
-from tmd.core.limits import Limits, ShadowLimits, Understudies
 from tmd.core.model import Strategy
-from tmd.sections import MIN_SECRET, Http, Section, Webhook, read_secret
+from tmd.sections import (
+    MIN_SECRET,
+    BreakerSection,
+    DetectorSection,
+    Http,
+    LimitsSection,
+    Policies,
+    Section,
+    Shadow,
+    Triage,
+    Webhook,
+    read_secret,
+)
 
 ENV_PREFIX = "TMD_"
 ENV_FILE = "TMD_CONFIG"
 DEFAULT_FILE = Path("/etc/tmd/tmd.toml")
 _SOCKET_PATH_LIMIT = 100
-_LIMITS = Limits()
-_SHADOW = ShadowLimits()
 
 
 class Cluster(Section):
@@ -113,81 +122,11 @@ class Leader(Section):
         return (self.ttl_s - self.renew_s) / 2
 
 
-class LimitsSection(Section):
-    prepare_s: float = Field(default=_LIMITS.prepare_s, gt=0)
-    """Longest preparation of a joiner in a planned move."""
-    ready_s: float = Field(default=_LIMITS.ready_s, gt=0)
-    """Longest time until all have armed and switched."""
-    switch_s: float = Field(default=_LIMITS.switch_s, gt=0)
-    """Longest time from the switch to the joiner's first commit."""
-    sync_s: float = Field(default=_LIMITS.sync_s, gt=0)
-    """Longest copy of a state after a loss."""
-    settle_s: float = Field(default=_LIMITS.settle_s, ge=0)
-    """Members are stuck and nobody died: wait so long for evidence, then run on."""
-    silent_s: float = Field(default=_LIMITS.silent_s, gt=0)
-    """In a recovery: who is not heard from for so long is taken for dead."""
-    abandon_s: float = Field(default=_LIMITS.abandon_s, gt=0)
-    """Every member's host is there and knows nothing of its worker: the job has failed."""
-    hold_s: float = Field(default=_LIMITS.hold_s, ge=0)
-    """Longest wait for a standby after a loss; 0 waits for ever."""
-
-    def limits(self) -> Limits:
-        return Limits(**self.model_dump())
-
-
-class Shadow(Section):
-    enabled: bool = _SHADOW.enabled
-    """A joiner lives the life of its rank before a planned switch; else the state is copied at the
-    switch, while all wait."""
-    copy_mb_s: float = Field(default=_SHADOW.copy_mb_s, gt=0)
-    """Megabytes per second at which a state is copied while its rank trains."""
-    staging_mb: float = Field(default=_SHADOW.staging_mb, gt=0)
-    """Host memory on each side for what the other has not taken yet."""
-    lag: float = Field(default=_SHADOW.lag, gt=0)
-    """Part of a step by which a shadow that is in step may be behind."""
-    patience_s: float = Field(default=_SHADOW.patience_s, gt=0)
-    """From the arrival of the state until it must be in step; then another standby is tried."""
-
-    hot: int = Field(default=0, ge=0)
-    """So many standbys of each job follow a rank all the time: its loss then needs no copy."""
-    rehearse: bool = True
-    """Every standby follows a rank once, until it has computed the same bits; who cannot is never
-    given a rank."""
-
-    def limits(self) -> ShadowLimits:
-        return ShadowLimits(**self.model_dump(exclude={"hot", "rehearse"}))
-
-    def understudies(self) -> Understudies:
-        if not self.enabled:
-            return Understudies()
-        return Understudies(hot=self.hot, rehearse=self.rehearse)
-
-
-class Policies(Section):
-    enabled: tuple[str, ...] = ("replace_failed", "drain_requested")
-    """Names as ``tmd plugins`` lists them; asked in this order."""
-
-
 class Plugins(Section):
     allow: tuple[str, ...] = ()
     """If not empty, only these are loaded."""
     deny: tuple[str, ...] = ()
     """These are never loaded."""
-
-
-class DetectorSection(BaseModel):
-    """``[detectors.<name>]``: these keys and the detector's own."""
-
-    model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
-
-    enabled: bool = True
-    strategy: Strategy = Strategy.OBSERVE
-    """How far its findings go: observe (recorded), advise (alert), act (policies may act)."""
-
-    @property
-    def own(self) -> dict[str, Any]:
-        """Keys for the detector itself."""
-        return dict(self.model_extra or {})
 
 
 class Log(Section):
@@ -218,6 +157,8 @@ class Settings(BaseSettings):
     shadow: Shadow = Shadow()
     policies: Policies = Policies()
     plugins: Plugins = Plugins()
+    breaker: BreakerSection = BreakerSection()
+    triage: Triage = Triage()
     detectors: dict[str, DetectorSection] = {}
     http: Http = Http()
     webhook: Webhook = Webhook()

@@ -24,9 +24,11 @@ from tmd.core.model import (
     JobRecord,
     JobState,
     Kind,
+    Mark,
     Member,
     Membership,
     MigrationPlan,
+    Move,
     Phase,
     Severity,
     Signal,
@@ -36,6 +38,7 @@ from tmd.core.model import (
     Verdict,
     WorkerStatus,
 )
+from tmd.core.pace import Pace
 from tmd.core.requests import DrainRequest
 
 __all__ = [
@@ -52,12 +55,16 @@ __all__ = [
     "JobRecord",
     "JobState",
     "Kind",
+    "Mark",
     "Member",
     "Membership",
     "MigrationPlan",
+    "Move",
+    "Pace",
     "Phase",
     "PluginError",
     "Policy",
+    "PolicyConfig",
     "Severity",
     "Signal",
     "State",
@@ -92,6 +99,10 @@ class WorkerEvent(Struct, frozen=True):
 
 class DetectorConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """Base for a detector's own keys under ``[detectors.<name>]``. Every field needs a default."""
+
+
+class PolicyConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Base for a policy's own keys under ``[policies.<name>]``. Every field needs a default."""
 
 
 class DetectorContext(Protocol):
@@ -144,9 +155,17 @@ class Detector(ABC):
 
 
 class Policy(ABC):
-    """Says what should happen, never how. Pure: no IO, no clock, no memory."""
+    """Says what should happen, never how. Pure: no IO, no clock, no memory.
+
+    It sees no finding of a detector that only observes, and must let nobody be moved by one whose
+    ``strategy`` is not :attr:`Strategy.ACT`.
+    """
 
     name: ClassVar[str]
+    Config: ClassVar[type[PolicyConfig]] = PolicyConfig
+
+    def __init__(self, config: PolicyConfig | None = None) -> None:
+        self.config = config if config is not None else self.Config()
 
     @abstractmethod
     def decide(self, view: ClusterView) -> Sequence[Verdict]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tmd.core import triage
+from tmd.core.findings import Origin, Rules
 from tmd.core.model import Severity, Signal, State, Strategy
 from tmd.core.retuning import farewells, with_strategy
 
@@ -10,9 +11,9 @@ from tmd.core.retuning import farewells, with_strategy
 def board(*detectors):
     found = triage.Board()
     for name in detectors:
-        origin = triage.Origin("h1", name, Strategy.ACT)
+        origin = Origin("h1", name, Strategy.ACT)
         signal = Signal("a.b", f"gpu:{name}", Severity.FATAL)
-        found, _ = triage.fold(found, signal, origin, alert_id=name, now=0.0)
+        found, _ = triage.fold(found, signal, origin, alert_id=name, now=0.0, clock=0.0)
     return found
 
 
@@ -30,9 +31,24 @@ def test_what_is_raised_goes_only_as_far_as_the_new_strategy():
 def test_farewells_clear_all_of_one_detector():
     found = board("a", "b")
     for signal in farewells(found, "a", "off"):
-        origin = triage.Origin("h1", "a", Strategy.OBSERVE)
-        found, news = triage.fold(found, signal, origin, alert_id="new", now=1.0)
+        origin = Origin("h1", "a", Strategy.OBSERVE)
+        found, news = triage.fold(found, signal, origin, alert_id="new", now=1.0, clock=1.0)
 
-        assert (news.id, news.state, news.message) == ("a", State.CLEARED, "off")
+        assert [(n.id, n.state, n.message) for n in news] == [("a", State.CLEARED, "off")]
 
     assert [x.detector for x in found.alerts] == ["b"]
+
+
+def test_what_is_only_suspected_is_retuned_and_cleared_as_well():
+    """Else a detector that was switched off would raise it when it has held."""
+    origin = Origin("h1", "a", Strategy.ACT, Rules(hold_s=5.0))
+    signal = Signal("a.b", "gpu:0", Severity.FATAL)
+    found, news = triage.fold(triage.Board(), signal, origin, alert_id="x", now=0.0, clock=0.0)
+    assert news == ()
+
+    retuned = with_strategy(found, "a", Strategy.OBSERVE)
+    assert [s.origin.strategy for s in retuned.suspects.values()] == [Strategy.OBSERVE]
+    for farewell in farewells(found, "a", "off"):
+        found, _ = triage.fold(found, farewell, origin, alert_id="y", now=1.0, clock=1.0)
+    assert found.suspects == {}
+    assert triage.ripened(found, now=9.0, clock=9.0)[1] == ()

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from tmd.core.findings import BANNED, DAY_S, DECLARED, Origin, Rules
 from tmd.core.model import Severity, Signal, State, Strategy
-from tmd.core.triage import Board, Origin, fold
+from tmd.core.triage import Board, declared_healthy, restored, ripened
+from tmd.core.triage import fold as fold_all
 
 ORIGIN = Origin(host="h1", detector="d", strategy=Strategy.ACT)
 SIGNAL = Signal(code="a.b", entity="gpu:0", severity=Severity.DEGRADED, message="m", job="j")
+
+
+def fold(board, signal, origin, *, alert_id, now, clock=0.0):
+    """The board, and the one piece of news if there is any."""
+    board, news = fold_all(board, signal, origin, alert_id=alert_id, now=now, clock=clock)
+    assert len(news) <= 1
+    return board, news[0] if news else None
 
 
 def test_a_new_finding_is_news_and_is_kept():
@@ -95,3 +105,160 @@ def test_news_alone_rebuilds_the_board(signals):
 
     assert {(a.code, a.entity): a.severity for a in board.alerts} == heard
     assert len(set(ids)) == len(ids)
+
+
+# --- hold -----------------------------------------------------------------------------------------
+
+HOLDING = structs.replace(ORIGIN, rules=Rules(hold_s=10.0))
+CLEAR = structs.replace(SIGNAL, state=State.CLEARED)
+
+
+def test_a_finding_that_does_not_hold_never_was():
+    board, early = fold(Board(), SIGNAL, HOLDING, alert_id="1", now=0.0, clock=100.0)
+    board, over = fold(board, CLEAR, HOLDING, alert_id="2", now=0.0, clock=109.0)
+    board, late = ripened(board, now=0.0, clock=200.0)
+
+    assert (early, over, late) == (None, None, ())
+    assert board == Board()
+
+
+def test_a_finding_that_holds_is_raised_without_a_further_signal():
+    """Once, under its first id and with what was said of it meanwhile."""
+    board, _ = fold(Board(), SIGNAL, HOLDING, alert_id="1", now=0.0, clock=100.0)
+    worse = structs.replace(SIGNAL, severity=Severity.FATAL)
+    board, early = fold(board, worse, HOLDING, alert_id="2", now=1.0, clock=109.9)
+    board, (news,) = ripened(board, now=2.0, clock=110.0)
+
+    assert early is None
+    assert (news.id, news.count, news.severity, news.at) == ("1", 2, Severity.FATAL, 2.0)
+    assert ripened(board, now=3.0, clock=500.0) == (board, ())
+
+
+def test_the_wall_clock_holds_nothing_up():
+    board, _ = fold(Board(), SIGNAL, HOLDING, alert_id="1", now=1e9, clock=0.0)
+
+    assert ripened(board, now=2e9, clock=9.9)[1] == ()
+    assert len(ripened(board, now=0.0, clock=10.0)[1]) == 1
+
+
+def test_two_hosts_do_not_share_a_finding():
+    other = structs.replace(ORIGIN, host="h2")
+    board, _ = fold(Board(), SIGNAL, ORIGIN, alert_id="1", now=0.0)
+    board, news = fold(board, SIGNAL, other, alert_id="2", now=0.0)
+
+    assert news is not None
+    assert len(board.alerts) == 2
+
+
+# --- what comes back ------------------------------------------------------------------------------
+
+AGAIN = structs.replace(ORIGIN, rules=Rules(repeats=3, window_s=7 * DAY_S))
+OF_HOST = structs.replace(SIGNAL, job="")
+
+
+def come_and_go(signal, days, origin=AGAIN):
+    """Raised and cleared on each of ``days``; the board, and all that was raised."""
+    board, raised = Board(), []
+    over = structs.replace(signal, state=State.CLEARED)
+    for number, day in enumerate(days):
+        at = day * DAY_S
+        board, news = fold_all(board, signal, origin, alert_id=str(number), now=at, clock=0.0)
+        raised += news
+        board, _ = fold_all(board, over, origin, alert_id="x", now=at, clock=0.0)
+    return board, raised
+
+
+def test_a_warning_that_comes_back_is_degraded_and_says_so():
+    warning = structs.replace(OF_HOST, severity=Severity.WARNING)
+    _, raised = come_and_go(warning, (0, 1, 2))
+
+    assert [a.severity for a in raised] == [Severity.WARNING] * 2 + [Severity.DEGRADED]
+    assert [a.stated for a in raised] == [None, None, Severity.WARNING]
+    assert "raised 3 times" in raised[2].evidence
+
+
+def test_outside_of_the_window_it_starts_anew():
+    warning = structs.replace(OF_HOST, severity=Severity.WARNING)
+    _, raised = come_and_go(warning, (0, 1, 9, 10))
+
+    assert {a.severity for a in raised} == {Severity.WARNING}
+
+
+def test_a_host_that_fails_again_and_again_is_banned_until_a_person_clears_it():
+    board, raised = come_and_go(OF_HOST, (0, 1, 2, 3))
+    ban = raised[3]
+    after = restored(board.memory, "h1")
+
+    assert [a.code for a in raised] == ["a.b", "a.b", "a.b", BANNED, "a.b"]
+    assert "tmd set-healthy h1" in ban.message
+    assert board.alerts == after.alerts == (ban,)
+    lifted, _ = declared_healthy(after, "h1", "", by="ann", request="r", now=0.0)
+    assert (lifted.alerts, restored(lifted.memory, "h1").alerts) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("signal", "origin"),
+    [
+        (SIGNAL, AGAIN),
+        (structs.replace(OF_HOST, severity=Severity.WARNING), AGAIN),
+        (structs.replace(OF_HOST, severity=Severity.INFO), AGAIN),
+        (OF_HOST, structs.replace(AGAIN, strategy=Strategy.ADVISE)),
+        (OF_HOST, structs.replace(AGAIN, strategy=Strategy.OBSERVE)),
+        (OF_HOST, ORIGIN),
+    ],
+    ids=["about a worker", "warning", "info", "advise", "observe", "switched off"],
+)
+def test_nobody_is_banned_for_less(signal, origin):
+    board, raised = come_and_go(signal, range(6), origin)
+
+    assert {a.code for a in raised} == {"a.b"}
+    assert board.memory.ban is None
+
+
+def test_different_findings_do_not_add_up():
+    board = Board()
+    for number in range(6):
+        signal = structs.replace(OF_HOST, entity=f"gpu:{number}")
+        board, _ = fold(board, signal, AGAIN, alert_id=str(number), now=0.0)
+
+    assert board.memory.ban is None
+
+
+# --- an operator's word ---------------------------------------------------------------------------
+
+
+def test_an_operators_word_ends_findings_and_is_on_record():
+    board, _ = fold(Board(), SIGNAL, ORIGIN, alert_id="1", now=1.0)
+    board, _ = fold(board, structs.replace(SIGNAL, code="c"), ORIGIN, alert_id="2", now=1.0)
+    board, news = declared_healthy(board, "h1", "c", by="ann", request="r", now=9.0)
+
+    assert [a.code for a in board.alerts] == ["a.b"]
+    assert [(a.id, a.code, a.state) for a in news] == [
+        ("2", "c", State.CLEARED),
+        ("h1-healthy-r", DECLARED, State.CLEARED),
+    ]
+    assert all("ann" in a.message and a.at == 9.0 for a in news)
+
+
+def test_an_operators_word_is_on_record_even_if_nothing_was_raised():
+    board, news = declared_healthy(Board(), "h1", "", by="", request="r", now=9.0)
+
+    assert [a.code for a in news] == [DECLARED]
+    assert board == Board()
+
+
+def test_an_operators_word_about_one_code_leaves_the_ban():
+    board, _ = come_and_go(OF_HOST, (0, 1, 2))
+    board, _ = declared_healthy(board, "h1", "a.b", by="ann", request="r", now=9.0)
+
+    assert [a.code for a in board.alerts] == [BANNED]
+    assert board.memory.raises == ()
+
+
+def test_what_is_seen_again_after_an_operators_word_is_raised_again():
+    board, _ = fold(Board(), SIGNAL, ORIGIN, alert_id="1", now=1.0)
+    board, _ = declared_healthy(board, "h1", "", by="ann", request="r", now=9.0)
+    board, news = fold(board, SIGNAL, ORIGIN, alert_id="2", now=10.0)
+
+    assert news is not None
+    assert news.id == "2"

@@ -7,11 +7,14 @@ import time
 
 import pytest
 from msgspec import structs
+from tmd_policies.drain_degraded import DrainDegraded
 from tmd_policies.drain_requested import DrainRequested
 from tmd_policies.replace_failed import ReplaceFailed
 
+from tests.plugins.clusters import finding
 from tmd.core.election import Lease
 from tmd.core.errors import StaleLease
+from tmd.core.fuse import Breaker
 from tmd.core.limits import Limits
 from tmd.core.model import Activity, ClusterView, Exit, HostStatus, Phase, Urgency, Verdict
 from tmd.core.requests import DrainRequest
@@ -48,6 +51,7 @@ class Scene:
         self.leader = Leader(self.store, config, self.candidate, policies, reach)
         self.workers = {host: worker_status(f"{host}/job/0.a") for host in ("h1", "h2", "h3")}
         self.exits = {}
+        self.alerts = {}
 
     async def tell(self, host, **changes):
         self.workers[host] = structs.replace(self.workers[host], **changes)
@@ -65,8 +69,17 @@ class Scene:
             standby=host == "h3",
             workers=() if ended else (self.workers[host],),
             exits=(ended,) if ended else (),
+            alerts=self.alerts.get(host, ()),
+            at=1000.0,
         )
         await self.store.put_host(status, ttl_s=1e6, wake=False)
+
+    async def ail(self, *hosts):
+        """A GPU of each has a fault of its own, seen long ago."""
+        for host in hosts:
+            fault = finding(host, code=f"nvml.{host}", at=100.0)
+            self.alerts[host] = (fault,)
+            await self.put(host)
 
     async def start(self):
         for host in self.workers:
@@ -219,3 +232,58 @@ async def test_an_outage_only_delays(scene):
     task.cancel()
 
     assert (await scene.record).plan is not None
+
+
+# --- the circuit breaker --------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def guarded(tmp_path):
+    """A cluster whose hosts are left when they ail."""
+    scene = Scene(tmp_path, ReplaceFailed(), DrainRequested(), DrainDegraded())
+    await scene.start()
+    return scene
+
+
+async def test_a_host_that_ails_is_left(guarded):
+    await guarded.ail("h1")
+    await guarded.leader.turn()
+
+    assert (await guarded.record).plan.cause == "nvml.h1"
+    assert not guarded.data.breaker.open
+
+
+async def test_too_many_hosts_at_once_open_the_breaker_and_nobody_moves(guarded):
+    """It is said once, and it stays open though the hosts are well again."""
+    await guarded.ail("h1", "h2")
+    await guarded.leader.turn()
+    guarded.alerts.clear()
+    await guarded.put("h1")
+    for _ in range(3):
+        await guarded.leader.turn()
+
+    assert (await guarded.record).plan is None
+    assert guarded.data.breaker.open
+    assert [(a.code, a.state.value) for a in guarded.data.stream] == [("breaker.open", "raised")]
+
+
+async def test_closed_by_a_person_it_lets_policies_move_again(guarded):
+    await guarded.ail("h1", "h2")
+    await guarded.leader.turn()
+    await guarded.store.set_breaker(Breaker(at=200.0))
+    await guarded.leader.turn()
+
+    assert (await guarded.record).plan.cause in ("nvml.h1", "nvml.h2")
+    assert not guarded.data.breaker.open
+
+
+async def test_open_it_stops_neither_operators_nor_failovers(guarded):
+    await guarded.store.set_breaker(Breaker(open=True, reason="r", at=50.0))
+    await guarded.store.drain(DrainRequest("h2", "d1"))
+    await guarded.leader.turn()
+    drained = (await guarded.record).plan
+    await guarded.end("h1", -9)
+    await guarded.leader.turn()
+
+    assert drained.request == "d1"
+    assert (await guarded.record).plan.cause == "trainer.exited"

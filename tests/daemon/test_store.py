@@ -11,6 +11,7 @@ from msgspec import structs
 
 from tmd.core.election import Denied, Granted
 from tmd.core.errors import ConfigError, Conflict, StaleLease, StoreUnavailable
+from tmd.core.fuse import Breaker
 from tmd.core.model import (
     Alert,
     ClusterView,
@@ -25,7 +26,7 @@ from tmd.core.model import (
     Strategy,
 )
 from tmd.core.notices import Told
-from tmd.core.requests import DrainRequest, RehearsalRequest
+from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon.bus import Topic
 from tmd.daemon.store import RedisStore, connect
 from tmd.testing.clients import worker_status
@@ -202,6 +203,25 @@ async def test_operators_requests(store):
     assert (was_there, was_there_again) == (True, False)
     left = await store.snapshot()
     assert (left.drains, left.paused) == ((), False)
+
+
+async def test_a_declaration_of_health_stays_until_it_is_served(store):
+    first, second = (HealthyRequest("h1", f"r{n}", code="c", by="me", at=n) for n in (1.0, 2.0))
+    await store.declare_healthy(second)
+    await store.declare_healthy(first)
+    asked = await store.healthy_requests()
+    await store.healthy_served(first)
+    await store.healthy_served(first)
+
+    assert asked == (first, second)
+    assert await store.healthy_requests() == (second,)
+
+
+async def test_the_breaker_is_part_of_the_view(store):
+    breaker = Breaker(open=True, reason="ü", at=1.5, by="me")
+    await store.set_breaker(breaker)
+
+    assert (await store.snapshot()).breaker == breaker
 
 
 async def test_alerts_are_read_in_order_from_a_cursor(store):

@@ -8,8 +8,12 @@ import socket
 import time
 from pathlib import Path
 
+import msgspec
+
 from tmd.config import Host, load
+from tmd.daemon.plugins import installed
 from tmd.daemon.systemd import Notifier
+from tmd.plugin import POLICY_GROUP
 
 FOLDER = Path(__file__).parents[2] / "systemd"
 
@@ -87,7 +91,13 @@ def test_the_shipped_configuration_is_valid_and_shows_the_defaults(monkeypatch):
 
     assert shipped.leader == plain.leader
     assert shipped.limits == plain.limits
-    assert shipped.policies == plain.policies
+    assert shipped.policies.enabled == plain.policies.enabled
+    assert shipped.triage == plain.triage
+    assert shipped.breaker == plain.breaker
+    for point in installed(POLICY_GROUP):
+        policy = point.load()
+        own = msgspec.convert(shipped.policies.own.get(point.name, {}), policy.Config)
+        assert own == policy.Config()
     assert shipped.detector("trainer").strategy == plain.detector("trainer").strategy
 
 

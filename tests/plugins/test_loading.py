@@ -17,6 +17,7 @@ from tmd.plugin import (
     Detector,
     DetectorConfig,
     Policy,
+    PolicyConfig,
     Strategy,
 )
 
@@ -40,6 +41,15 @@ class Odd(Policy):
 
     def decide(self, view):
         return ()
+
+
+class ChoosyConfig(PolicyConfig, frozen=True, forbid_unknown_fields=True):
+    limit_s: float = 3.0
+
+
+class Choosy(Odd):
+    name = "choosy"
+    Config = ChoosyConfig
 
 
 class Unfinished(Detector):
@@ -106,8 +116,10 @@ def test_what_ships_imports_only_the_public_api():
     code = (
         "import sys, tmd_detectors.trainer, tmd_policies.replace_failed\n"
         "import tmd_detectors.nic.detector, tmd_detectors.host.detector\n"
-        "import tmd_detectors.exec\n"
+        "import tmd_detectors.exec, tmd_detectors.straggler\n"
         "import tmd_policies.drain_requested, tmd_policies.observe_only\n"
+        "import tmd_policies.drain_degraded, tmd_policies.rebalance_stragglers\n"
+        "import tmd_policies.rebalance_periodic\n"
         "print(*sorted(m for m in sys.modules if m.startswith('tmd')))\n"
         "assert 'torch' not in sys.modules and 'redis' not in sys.modules"
     )
@@ -120,8 +132,11 @@ def test_what_ships_imports_only_the_public_api():
         "tmd",
         "tmd.core",
         "tmd.core.errors",
+        "tmd.core.fuse",
         "tmd.core.model",
+        "tmd.core.pace",
         "tmd.core.requests",
+        "tmd.core.shadows",
         "tmd.plugin",
     }
 
@@ -210,3 +225,29 @@ def test_a_broken_plug_in_is_named_with_its_origin(entry, complaint):
 def test_a_taken_name_is_refused():
     with pytest.raises(PluginError, match="taken"):
         load([point("keen"), point("keen")], Detector, Plugins())
+
+
+# --- policies' own keys ---------------------------------------------------------------------------
+
+
+def test_a_policy_has_its_own_table(settings):
+    chosen = settings(policies={"enabled": ["choosy", "odd"], "choosy": {"limit_s": 5}})
+    choosy, odd = load_policies(chosen, [point("choosy"), point("odd")])
+
+    assert choosy.config == ChoosyConfig(limit_s=5.0)
+    assert odd.config == PolicyConfig()
+
+
+@pytest.mark.parametrize(
+    ("own", "word"),
+    [
+        ({"choosy": {"limit": 5}}, "limit_s"),
+        ({"choosy": {"limit_s": "much"}}, "policies.choosy"),
+        ({"odd": {"any": 1}}, "own keys of this policy are: none"),
+        ({"missing": {}}, "no such policy"),
+    ],
+    ids=["unknown key", "wrong value", "takes none", "not installed"],
+)
+def test_a_policys_table_is_checked_even_if_it_is_not_enabled(settings, own, word):
+    with pytest.raises(ConfigError, match=word):
+        load_policies(settings(policies={"enabled": [], **own}), [point("choosy"), point("odd")])

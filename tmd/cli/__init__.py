@@ -16,7 +16,17 @@ import typer
 from typer.core import TyperGroup
 
 from tmd import __version__
-from tmd.cli import doctor, events, inspecting, observing, operating, standbys, status, xids
+from tmd.cli import (
+    doctor,
+    events,
+    inspecting,
+    observing,
+    operating,
+    policies,
+    standbys,
+    status,
+    xids,
+)
 from tmd.cli.common import ConfigOption
 from tmd.core.errors import ConfigError, PluginError, StoreUnavailable, TmdError
 
@@ -68,6 +78,7 @@ app = typer.Typer(
 app.command()(status.status)
 app.command()(operating.drain)
 app.command()(operating.undrain)
+app.command()(operating.set_healthy)
 app.command()(operating.pause)
 app.command()(operating.resume)
 app.command()(events.events)
@@ -76,6 +87,7 @@ app.command()(observing.scan)
 app.command()(doctor.doctor)
 app.add_typer(observing.detectors, name="detectors")
 app.add_typer(inspecting.config, name="config")
+app.add_typer(policies.policy, name="policy")
 app.add_typer(standbys.standby, name="standby")
 app.add_typer(xids.xid, name="xid")
 

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 
 from tmd.config import Log, Settings
+from tmd.core.findings import AT_ONCE, Rules
 from tmd.core.model import Alert, Signal, Strategy
 from tmd.daemon import logs
 from tmd.daemon.bus import Reach
@@ -33,9 +34,11 @@ class Listening(Watcher):
         """After :meth:`run` has ended."""
         self._memory.close()
 
-    def fold(self, signal: Signal, detector: str, strategy: Strategy) -> None:
+    def fold(
+        self, signal: Signal, detector: str, strategy: Strategy, rules: Rules = AT_ONCE
+    ) -> None:
         self._hear(detector, signal)
-        super().fold(signal, detector, strategy)
+        super().fold(signal, detector, strategy, rules)
 
 
 def watch(

@@ -127,8 +127,10 @@ def show(
 def _sections(settings: Settings) -> dict[str, dict[str, Any]]:
     values = settings.model_dump(mode="json")
     values["redis"]["url"] = _without_password(values["redis"]["url"])
-    detectors = values.pop("detectors")
-    return {**values, **{f"detectors.{name}": keys for name, keys in detectors.items()}}
+    enabled = values["policies"].pop("enabled")
+    own = {f"policies.{name}": keys for name, keys in values.pop("policies").items()}
+    detectors = {f"detectors.{name}": keys for name, keys in values.pop("detectors").items()}
+    return {**values, "policies": {"enabled": enabled}, **own, **detectors}
 
 
 def _without_password(url: str | None) -> str | None:

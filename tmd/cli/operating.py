@@ -1,4 +1,4 @@
-"""Verbs that ask something of the cluster: drain, undrain, pause, resume."""
+"""Verbs that ask something of the cluster: drain, undrain, set-healthy, pause, resume."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tmd.core.errors import TmdError
 
 if TYPE_CHECKING:
     from tmd.config import Settings
-    from tmd.core.model import JobRecord
+    from tmd.core.model import ClusterView, JobRecord
+    from tmd.core.requests import DrainRequest
     from tmd.daemon.store import RedisStore
 
 LOOK_S = 0.2
@@ -30,6 +31,9 @@ def drain(
     wait: Annotated[
         bool, typer.Option("--wait", help="Return when the host holds no rank.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")
+    ] = False,
     timeout: Annotated[float, typer.Option(help="With --wait: give up after so many seconds.")] = (
         600.0
     ),
@@ -39,13 +43,16 @@ def drain(
     from tmd.core.operators import unknown_host
     from tmd.core.requests import DrainRequest
 
-    async def ask(store: RedisStore, _: Settings) -> None:
+    async def ask(store: RedisStore, settings: Settings) -> None:
         view = await store.snapshot()
         if unknown := unknown_host(view, host):
             raise TmdError(unknown)
         request = DrainRequest(
             host=host, id=uuid.uuid4().hex, leave=leave, by=user(), at=time.time()
         )
+        if dry_run:
+            _foretell(view, request, settings)
+            return
         await store.drain(request)
         typer.echo(f"drain of {host} requested")
         if view.paused:
@@ -56,6 +63,16 @@ def drain(
     with_store(config, ask)
 
 
+def _foretell(view: ClusterView, request: DrainRequest, settings: Settings) -> None:
+    from msgspec import structs
+
+    from tmd.cli.policies import lines, outlook
+
+    others = tuple(d for d in view.drains if d.host != request.host)
+    for line in lines(outlook(structs.replace(view, drains=(*others, request)), settings)):
+        typer.echo(line)
+
+
 def undrain(host: HostArgument, config: ConfigOption = None) -> None:
     """Withdraw the drain of HOST; one that was to be left may take ranks again."""
 
@@ -63,6 +80,33 @@ def undrain(host: HostArgument, config: ConfigOption = None) -> None:
         if not await store.undrain(host):
             raise TmdError(f"no drain of {host} is requested; 'tmd status' shows which are")
         typer.echo(f"drain of {host} withdrawn")
+
+    with_store(config, ask)
+
+
+def set_healthy(
+    host: HostArgument,
+    config: ConfigOption = None,
+    code: Annotated[
+        str, typer.Option("--code", help="Only findings of this code, as 'tmd status' shows it.")
+    ] = "",
+) -> None:
+    """Declare the findings of HOST to be over, and lift its ban. Who and when stays on record in
+    'tmd events'. A detector says a thing once: what goes on is raised again if it comes anew."""
+    from tmd.core.operators import unknown_host
+    from tmd.core.requests import HealthyRequest
+
+    async def ask(store: RedisStore, _: Settings) -> None:
+        view = await store.snapshot()
+        if unknown := unknown_host(view, host):
+            raise TmdError(unknown)
+        request = HealthyRequest(
+            host=host, id=uuid.uuid4().hex, code=code, by=user(), at=time.time()
+        )
+        await store.declare_healthy(request)
+        typer.echo(f"{host} declared healthy" + (f" of {code}" if code else ""))
+        if view.host(host) is None:
+            typer.echo(f"{host} is silent: it hears of this when its daemon is back", err=True)
 
     with_store(config, ask)
 
@@ -78,9 +122,17 @@ def pause(config: ConfigOption = None) -> None:
 
 
 def resume(config: ConfigOption = None) -> None:
-    """End a pause."""
+    """End a pause, and close the circuit breaker."""
+    from tmd.core.fuse import Breaker
+    from tmd.daemon.judging import told
 
-    async def ask(store: RedisStore, _: Settings) -> None:
+    async def ask(store: RedisStore, settings: Settings) -> None:
+        before = (await store.snapshot()).breaker
+        if before.open:
+            breaker = Breaker(reason=before.reason, at=time.time(), by=user())
+            await store.set_breaker(breaker)
+            await store.publish_alert(told(breaker, settings.host.name))
+            typer.echo("circuit breaker closed")
         await store.set_paused(False)
         typer.echo("resumed")
 

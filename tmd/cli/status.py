@@ -86,6 +86,9 @@ def render(view: ClusterView, cluster: str, leader: str) -> Group:
         Text(f"cluster {cluster}   {led}{paused}", style="bold"),
         _hosts(view),
     ]
+    if view.breaker.open:
+        words = f"CIRCUIT BREAKER OPEN: {view.breaker.reason}; 'tmd resume' closes it"
+        parts.append(Text(words, style="bold red"))
     for record in view.jobs:
         parts += _job(view, record)
     alerts = _alerts(view)

@@ -11,7 +11,11 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from tmd.core.fuse import Breaker
+from tmd.core.pace import Pace
 from tmd.core.requests import DrainRequest, RehearsalRequest
+from tmd.core.shadows import Rehearsal as Rehearsal
+from tmd.core.shadows import ShadowStatus as ShadowStatus
 
 # --- who holds which rank ---------------------------------------------------------------------
 
@@ -68,34 +72,6 @@ class Activity(StrEnum):
     REFUSED = "refused"  # cannot do what `plan` asks; `detail` says why
 
 
-class ShadowStatus(Struct, frozen=True):
-    """How far a worker follows the rank that it lives the life of."""
-
-    rank: int
-    copied: float = 0.0
-    """Part of the state that has arrived, 0 to 1."""
-    lag_s: float = 0.0
-    """How long after the rank it began its latest step."""
-    verified: int | None = None
-    """Newest step at whose start both had the same digest."""
-    note: str = ""
-    """What was out of the ordinary."""
-
-
-class Rehearsal(Struct, frozen=True):
-    """A standby has tried to live some steps of a rank."""
-
-    step: int
-    """At whose start it had the rank's digest after a step of its own; else where it gave up."""
-    seconds: float
-    refusal: str = ""
-    """Why it must not have a rank; empty if it may."""
-    note: str = ""
-    """Why nothing was found out; it may have a rank."""
-    request: str = ""
-    """Id of the request that it answers."""
-
-
 class WorkerStatus(Struct, frozen=True):
     """The latest word of one worker. Level-triggered: repeating it changes nothing."""
 
@@ -123,6 +99,8 @@ class WorkerStatus(Struct, frozen=True):
     """Ranks whose rank-local state, as of ``step``, was laid away here."""
     replicas: tuple[int, ...] = ()
     """Ranks of equal state, itself included; empty until the state is registered."""
+    pace: Pace | None = None
+    """Set while it holds a rank and has run enough steps with others to compare itself to."""
     waiting: bool = False
     """Blocked in a collective: it is others that are late."""
     links_opened: int = 0
@@ -201,6 +179,8 @@ class Alert(Struct, frozen=True):
     count: int
     at: float
     evidence: tuple[str, ...] = ()
+    stated: Severity | None = None
+    """What the detector said, where only its coming back made it graver."""
     v: int = 1
     """Version of this schema."""
 
@@ -320,6 +300,8 @@ class MigrationPlan(Struct, frozen=True):
     """Workers that were lost or refused as joiners of this plan and are not tried again."""
     late: tuple[str, ...] = ()
     """Joiners that did not sync in time; tried again only if there is nobody else."""
+    choice: tuple[str, ...] = ()
+    """Why these joiners and no others, in sentences for people."""
     how: str = ""
     """Planned, from READY on: by live shadow, or why by stop-and-copy."""
     timeline: tuple[Mark, ...] = ()
@@ -382,6 +364,7 @@ class ClusterView(Struct, frozen=True):
     rehearsals: tuple[RehearsalRequest, ...] = ()
     paused: bool = False
     """An operator asked that nothing new be started."""
+    breaker: Breaker = Breaker()
 
     def workers(self, job: str) -> dict[str, WorkerStatus]:
         """Statuses of all workers of ``job`` on hosts that are heard from."""

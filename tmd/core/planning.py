@@ -35,11 +35,11 @@ from tmd.core.model import (
     MigrationPlan,
     Move,
     Phase,
-    Severity,
     Urgency,
     Verdict,
 )
-from tmd.core.standbys import assigned, candidates, refused_here
+from tmd.core.sources import source_of
+from tmd.core.standbys import assigned, candidates, lasting, reasons, refused_here
 from tmd.core.understudies import understudied
 
 LINK_BROKEN = "link.broken"
@@ -277,7 +277,7 @@ def _recovering(
     spare = candidates(view, record, facts)
     settled, missing = failover.settle(record, plan, facts, spare, now)
     if not missing:
-        return settled
+        return _with_choice(settled, record, view, facts)
     silent = failover.unheard(plan, facts)
     if silent and age > limits.silent_s:
         reason = f"{', '.join(silent)} not heard from for {limits.silent_s:g} s"
@@ -289,6 +289,17 @@ def _recovering(
         detail = f"gave up after {limits.hold_s:g} s: {missing}"
         return structs.replace(record, state=JobState.FAILED, detail=detail)
     return structs.replace(record, detail=missing)
+
+
+def _with_choice(
+    settled: JobRecord, record: JobRecord, view: ClusterView, facts: Facts
+) -> JobRecord:
+    plan = settled.plan
+    if plan is None or plan.phase is not Phase.SYNC:
+        return settled
+    joiners = {m.rank: m.joiner for m in plan.moves if m.joiner}
+    choice = reasons(joiners, view, record, facts, left_out=plan.rejected)
+    return structs.replace(settled, plan=structs.replace(plan, choice=choice))
 
 
 def _unsynced(plan: MigrationPlan, facts: Facts) -> tuple[str, ...]:
@@ -326,43 +337,26 @@ def _planned(
     host = leavers[0][1].host
     leavers = [(r, m) for r, m in leavers if m.host == host]
     refused = refused_here(record, host)
-    spare = [c for c in candidates(view, record, facts) if c.worker not in refused]
+    fit = lasting(view, candidates(view, record, facts))
+    spare = [c for c in fit if c.worker not in refused]
     if len(spare) < len(leavers):
         detail = f"moving the ranks of {host} waits for {len(leavers) - len(spare)} standby"
         return structs.replace(record, detail=detail)
     joiners = assigned([r for r, _ in leavers], spare, facts, idle_first=True)
     moves = tuple(
-        Move(rank=r, leaver=m, joiner=joiners[r], source=_source(record, view, facts, r, m))
+        Move(rank=r, leaver=m, joiner=joiners[r], source=source_of(record, view, facts, r, m))
         for r, m in leavers
     )
-    return _open_planned(record, moves, by_worker[leavers[0][1].worker], now)
-
-
-def _source(
-    record: JobRecord, view: ClusterView, facts: Facts, rank: int, leaver: Member
-) -> Member:
-    """From whom the joiner learns the rank: the leaver, or a replica if its host is not sound."""
-    if not _ails(view, leaver.host):
-        return leaver
-    members = enumerate(record.membership.members)
-    replicas = [
-        m
-        for r, m in members
-        if r != rank and r in facts.status[leaver.worker].replicas and not _ails(view, m.host)
-    ]
-    # Rank 0 last: it is there that scripts print and save.
-    return next(reversed(replicas), leaver)
-
-
-def _ails(view: ClusterView, name: str) -> bool:
-    host = view.host(name)
-    return host is not None and any(
-        a.severity in (Severity.DEGRADED, Severity.FATAL) for a in host.alerts
-    )
+    choice = reasons(joiners, view, record, facts, left_out=sorted(refused))
+    return _open_planned(record, moves, by_worker[leavers[0][1].worker], choice, now)
 
 
 def _open_planned(
-    record: JobRecord, moves: tuple[Move, ...], verdict: Verdict, now: float
+    record: JobRecord,
+    moves: tuple[Move, ...],
+    verdict: Verdict,
+    choice: tuple[str, ...],
+    now: float,
 ) -> JobRecord:
     epoch = record.proposed + 1
     changes = {m.rank: m.joiner for m in moves if m.joiner}
@@ -378,6 +372,7 @@ def _open_planned(
         policy=verdict.policy,
         leave=verdict.leave,
         request=verdict.request,
+        choice=choice,
         timeline=(Mark(Phase.PREPARE, now),),
     )
     return structs.replace(record, plan=plan, proposed=epoch, detail="")

@@ -25,3 +25,15 @@ class RehearsalRequest(Struct, frozen=True):
     """Unique; the verdict that answers the request carries it."""
     by: str = ""
     at: float = 0.0
+
+
+class HealthyRequest(Struct, frozen=True):
+    """An operator declares findings of a host to be over."""
+
+    host: str
+    id: str
+    """Unique; the record in the alert stream carries it."""
+    code: str = ""
+    """Of the findings that are over; empty for all, and for a ban."""
+    by: str = ""
+    at: float = 0.0

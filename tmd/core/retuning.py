@@ -4,30 +4,34 @@ from __future__ import annotations
 
 from msgspec import structs
 
+from tmd.core.findings import Suspect
 from tmd.core.model import Signal, State, Strategy
 from tmd.core.triage import Board
 
 
 def with_strategy(board: Board, detector: str, strategy: Strategy) -> Board:
-    """What ``detector`` has raised goes only as far as ``strategy`` from now on."""
-    return Board(
-        {
-            key: structs.replace(alert, strategy=strategy) if alert.detector == detector else alert
-            for key, alert in board.raised.items()
-        }
-    )
+    """What ``detector`` has raised, or may still raise, goes only as far as ``strategy`` now."""
+    raised = {
+        key: structs.replace(alert, strategy=strategy) if key.detector == detector else alert
+        for key, alert in board.raised.items()
+    }
+    suspects = {
+        key: _retuned(suspect, strategy) if key.detector == detector else suspect
+        for key, suspect in board.suspects.items()
+    }
+    return structs.replace(board, raised=raised, suspects=suspects)
+
+
+def _retuned(suspect: Suspect, strategy: Strategy) -> Suspect:
+    return structs.replace(suspect, origin=structs.replace(suspect.origin, strategy=strategy))
 
 
 def farewells(board: Board, detector: str, message: str) -> list[Signal]:
-    """Signals that clear all that ``detector`` has raised: nobody else would."""
+    """Signals that clear all that ``detector`` has raised or suspects: nobody else would."""
+    severities = {key: alert.severity for key, alert in board.raised.items()}
+    severities |= {key: suspect.signal.severity for key, suspect in board.suspects.items()}
     return [
-        Signal(
-            code=alert.code,
-            entity=alert.entity,
-            severity=alert.severity,
-            state=State.CLEARED,
-            message=message,
-        )
-        for alert in board.alerts
-        if alert.detector == detector
+        Signal(key.code, key.entity, severity, State.CLEARED, message)
+        for key, severity in severities.items()
+        if key.detector == detector
     ]

@@ -1,14 +1,23 @@
-"""Which standby takes a rank. Pure choice; the reason for it is the order of the list."""
+"""Which standby takes a rank, and why that one. Pure choice.
+
+One that must not have a rank is refused; the others stand in line by ``Standing``, whose fields are
+the criteria, the first one first.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+from tmd.core.findings import BANNED, GRAVE
 from tmd.core.migration import Facts
 from tmd.core.model import (
     Activity,
+    Alert,
     ClusterView,
+    HostStatus,
     JobRecord,
+    Kind,
     Member,
     Phase,
     Severity,
@@ -18,14 +27,87 @@ from tmd.core.model import (
 
 IDLE = 2
 """Distance of a standby that follows no rank."""
+MOST_REASONS = 20
+"""Kept in a plan."""
 POOL = frozenset({Activity.STANDBY, Activity.SHADOWING, Activity.IN_STEP})
+
+
+class Standing(NamedTuple):
+    """Where a standby stands in line: smaller is earlier."""
+
+    ails: bool
+    """Its host should be left: only for a loss, and only if there is nobody else."""
+    distance: int
+    """From the state of a rank: see ``_distance``."""
+    crowded: bool
+    """Its host holds a rank already, so that losing the host would cost two."""
+    untried: bool
+    """It has not shown that it computes the bits of the job."""
+    last_left: int
+    """Number of the latest move of the job off its host, after a loss or because a policy wanted
+    it; 0 for none."""
+    host: str
+    worker: str
+
+
+WHY_LATER = (
+    "its host ails",
+    "it is farther from the state",
+    "its host holds a rank already",
+    "it has not rehearsed",
+    "its host was left more lately",
+    "its name comes later",
+    "its name comes later",
+)
+"""For each criterion, what puts one behind another."""
+
+
+class Standby(NamedTuple):
+    """A worker that waits, and what is said of it."""
+
+    standing: Standing
+    member: Member
+    refusal: str = ""
+    """Why it is not given a rank; empty if it may be."""
+
+
+def line(view: ClusterView, record: JobRecord, facts: Facts) -> list[Standby]:
+    """All that hold no rank of the job and have come to wait for one, best first."""
+    holding = {m.host for m in record.membership.members}
+    drained = {
+        d.host for d in view.drains if d.leave or (d.host in holding and not record.served(d))
+    }
+    left = {
+        move.leaver.host: number
+        for number, plan in enumerate(record.history, start=1)
+        if plan.kind is Kind.FAILOVER or (plan.policy and not plan.request)
+        for move in plan.moves
+    }
+    found = []
+    for host in view.hosts:
+        why = "its host is being drained" if host.host in drained else _unwelcome(host)
+        ails = _ailment(host) is not None
+        for w in host.workers:
+            if w.job == record.job and _in_pool(w):
+                standing = Standing(
+                    ails=ails,
+                    distance=_distance(w, None),
+                    crowded=host.host in holding,
+                    untried=w.rehearsed is None,
+                    last_left=left.get(host.host, 0),
+                    host=host.host,
+                    worker=w.worker,
+                )
+                member = Member(worker=w.worker, host=host.host, address=w.address)
+                found.append(Standby(standing, member, why or _refusal(w, record, facts)))
+    return sorted(found)
 
 
 def candidates(view: ClusterView, record: JobRecord, facts: Facts) -> list[Member]:
     """Standbys that may take a rank, best first: ``on_hand`` without those that failed a rehearsal.
 
-    First who follows a rank, for it has the state; hosts that hold no rank before others, so that a
-    later loss of one host costs one rank.
+    First those on sound hosts; then who follows a rank, for it has the state; then hosts that hold
+    no rank, so that a later loss of one host costs one rank.
     """
     return [m for m in on_hand(view, record, facts) if not is_unfit(facts.status[m.worker])]
 
@@ -33,30 +115,41 @@ def candidates(view: ClusterView, record: JobRecord, facts: Facts) -> list[Membe
 def on_hand(view: ClusterView, record: JobRecord, facts: Facts) -> list[Member]:
     """Standbys of the job, in the order of ``candidates``, fit or not.
 
-    Never one on a host that is to be left or is being drained, one that a detector found unfit, or
-    one of another world size.
+    Never one on a host that is to be left, is being drained or is banned, one that a detector that
+    may act found unfit, or one of another world size.
     """
-    holding = {m.host for m in record.membership.members}
-    drained = {
-        d.host for d in view.drains if d.leave or (d.host in holding and not record.served(d))
-    }
-    sick = {
-        h.host
-        for h in view.hosts
-        for a in h.alerts
-        if a.severity is Severity.FATAL and a.strategy is Strategy.ACT and not a.job
-    }
-    found = [
-        (_distance(w, None), host.host in holding, host.host, w.worker, w.address)
-        for host in view.hosts
-        for w in host.workers
-        if w.job == record.job
-        and _in_pool(w)
-        and w.world_size == record.world_size
-        and host.host not in drained | sick
-        and not facts.failing(w.worker)
-    ]
-    return [Member(worker=w, host=h, address=a) for *_, h, w, a in sorted(found)]
+    return [s.member for s in line(view, record, facts) if not s.refusal]
+
+
+def lasting(view: ClusterView, members: Sequence[Member]) -> list[Member]:
+    """Those of ``members`` on hosts that need not be left soon themselves."""
+    ailing = {h.host for h in view.hosts if _ailment(h) is not None}
+    return [m for m in members if m.host not in ailing]
+
+
+def _unwelcome(host: HostStatus) -> str:
+    """Why no rank may go to ``host``; empty if one may."""
+    for alert in host.alerts:
+        if alert.code == BANNED:
+            return f"its host is banned: {alert.message}"
+        if alert.severity is Severity.FATAL and _about_host(alert):
+            return f"{alert.code} of {alert.entity} is fatal"
+    return ""
+
+
+def _ailment(host: HostStatus) -> Alert | None:
+    """Why a rank on ``host`` would be moved away again."""
+    return next((a for a in host.alerts if a.severity in GRAVE and _about_host(a)), None)
+
+
+def _about_host(alert: Alert) -> bool:
+    return alert.strategy is Strategy.ACT and not alert.job
+
+
+def _refusal(status: WorkerStatus, record: JobRecord, facts: Facts) -> str:
+    if status.world_size != record.world_size:
+        return f"it is for a job of {status.world_size} ranks"
+    return "it has ended" if facts.failing(status.worker) else ""
 
 
 def _in_pool(status: WorkerStatus) -> bool:
@@ -97,6 +190,62 @@ def assigned(
         left.remove(nearest)
         found[rank] = nearest
     return found
+
+
+def reasons(
+    chosen: dict[int, Member],
+    view: ClusterView,
+    record: JobRecord,
+    facts: Facts,
+    *,
+    left_out: Sequence[str] = (),
+) -> tuple[str, ...]:
+    """Sentences for people: why each of ``chosen`` got its rank, and why nobody else did."""
+    standbys = {s.member.worker: s for s in line(view, record, facts)}
+    found = [
+        f"rank {rank}: {member.worker}: {_merits(standbys[member.worker], facts)}"
+        for rank, member in sorted(chosen.items())
+        if member.worker in standbys
+    ]
+    taken = {m.worker for m in chosen.values()}
+    last = max((standbys[w].standing for w in taken if w in standbys), default=None)
+    for worker, standby in standbys.items():
+        if worker not in taken:
+            why = standby.refusal or _unfit(worker, facts, left_out) or _later(standby, last)
+            found.append(f"not {worker}: {why}")
+    return tuple(found[:MOST_REASONS])
+
+
+def _merits(standby: Standby, facts: Facts) -> str:
+    standing, status = standby.standing, facts.status[standby.member.worker]
+    shadow = status.shadow
+    words = ["it follows no rank" if shadow is None else f"it follows rank {shadow.rank}"]
+    words.append("its host holds a rank already" if standing.crowded else "its host holds none")
+    words.append("not rehearsed" if standing.untried else "rehearsed")
+    words += ["its host ails, but there is nobody else"] if standing.ails else []
+    return ", ".join(words)
+
+
+def _unfit(worker: str, facts: Facts, left_out: Sequence[str]) -> str:
+    status = facts.status[worker]
+    if is_unfit(status) and status.rehearsed is not None:
+        return f"it failed its rehearsal: {status.rehearsed.refusal}"
+    return "it failed as joiner of this move before" if worker in left_out else ""
+
+
+def _later(standby: Standby, last: Standing | None) -> str:
+    """What puts it behind the last one that was chosen."""
+    if last is None:
+        return "nobody was needed"
+    mine: tuple[Any, ...] = standby.standing
+    for own, other, why in zip(mine, last, WHY_LATER, strict=True):
+        if own != other:
+            if own > other:
+                return why
+            break
+    if standby.standing.distance < IDLE:
+        return "it follows a rank and is left to do so"
+    return "another one was nearer to the state of the rank"
 
 
 def refused_here(record: JobRecord, host: str) -> set[str]:

@@ -1,78 +1,195 @@
-"""From signals to alerts: what is new, what is a repetition, what is over.
+"""From signals to alerts: what is new, what is a repetition, what is over, what came back.
 
-Pure: ids and times are passed in. A finding is keyed by (detector, entity, code) on one host; it is
-raised once, counts its repetitions, and ends only by an explicit CLEARED, never by silence.
+Pure: ids and times are passed in. A finding is keyed by host, detector, entity and code. It counts
+once it has held for its hold time, is raised once, counts its repetitions, and ends only by an
+explicit CLEARED or an operator's word, never by silence.
 """
 
 from __future__ import annotations
 
 from msgspec import Struct, structs
 
+from tmd.core.findings import (
+    BANNED,
+    DECLARED,
+    TRIAGE,
+    Key,
+    Memory,
+    Origin,
+    Raise,
+    Suspect,
+    ban,
+    is_of_host,
+)
 from tmd.core.model import Alert, Severity, Signal, State, Strategy
 
-Key = tuple[str, str, str]
+News = tuple[Alert, ...]
+"""Alerts to publish: raised for the first time, raised again but worse, cleared."""
 
 _RANK = {severity: rank for rank, severity in enumerate(Severity)}
 
 
-class Origin(Struct, frozen=True):
-    """Where a signal comes from and how far its findings may go."""
-
-    host: str
-    detector: str
-    strategy: Strategy
-
-
 class Board(Struct, frozen=True):
-    """The findings raised on one host."""
+    """The findings of one host."""
 
     raised: dict[Key, Alert] = {}
+    suspects: dict[Key, Suspect] = {}
+    memory: Memory = Memory()
 
     @property
     def alerts(self) -> tuple[Alert, ...]:
         return tuple(self.raised.values())
 
 
-def fold(
-    board: Board, signal: Signal, origin: Origin, *, alert_id: str, now: float
-) -> tuple[Board, Alert | None]:
-    """The board after ``signal``, and the alert to publish if there is news.
+def restored(memory: Memory, host: str) -> Board:
+    """The board of a daemon that starts: a ban holds on; what detectors see they say again."""
+    raised = {} if memory.ban is None else {_ban_key(host): memory.ban}
+    return Board(raised=raised, memory=memory)
 
-    News is: raised for the first time, raised again but worse, cleared. ``alert_id`` is used for a
-    new finding only; a finding keeps its id from raise to clear.
+
+def fold(
+    board: Board, signal: Signal, origin: Origin, *, alert_id: str, now: float, clock: float
+) -> tuple[Board, News]:
+    """The board after ``signal``, and what is news.
+
+    ``alert_id`` is used for a new finding only; a finding keeps its id from raise to clear. ``now``
+    is wall-clock time, ``clock`` monotonic seconds.
     """
-    key = (origin.detector, signal.entity, signal.code)
-    known = board.raised.get(key)
+    key = Key(origin.host, origin.detector, signal.entity, signal.code)
     if signal.state is State.CLEARED:
-        return _cleared(board, key, known, signal, now)
-    if known is None:
-        alert = _raised(signal, origin, alert_id, now)
-        return Board({**board.raised, key: alert}), alert
+        return _cleared(board, key, signal.message, now)
+    if key in board.raised:
+        return _repeated(board, key, signal, origin)
+    suspect = board.suspects.get(key)
+    if suspect is None:
+        suspect = Suspect(signal, origin, alert_id, since=clock)
+    else:
+        suspect = structs.replace(suspect, signal=_merged(suspect.signal, signal), origin=origin)
+    board = structs.replace(board, suspects={**board.suspects, key: suspect})
+    return _counted(board, key, now, clock)
+
+
+def ripened(board: Board, *, now: float, clock: float) -> tuple[Board, News]:
+    """The board with every suspect raised that has held for its hold time."""
+    news: list[Alert] = []
+    for key in tuple(board.suspects):
+        board, more = _counted(board, key, now, clock)
+        news += more
+    return board, tuple(news)
+
+
+def declared_healthy(
+    board: Board, host: str, code: str, *, by: str, request: str, now: float
+) -> tuple[Board, News]:
+    """An operator's word: findings of ``code`` (empty: all) are over and their past is forgotten.
+
+    The record of it is news in any case: who, when, and what it ended.
+    """
+    message = f"declared healthy by {by or 'somebody'}"
+    ended = [k for k in board.raised if code in ("", k.code)]
+    news: list[Alert] = []
+    for key in ended:
+        board, over = _cleared(board, key, message, now)
+        news += over
+    memory = board.memory
+    raises = tuple(r for r in memory.raises if code not in ("", r.key.code))
+    kept = None if code in ("", BANNED) else memory.ban
+    suspects = {k: s for k, s in board.suspects.items() if code not in ("", k.code)}
+    board = Board(board.raised, suspects, Memory(raises, kept))
+    what = ", ".join(sorted({key.code for key in ended})) or "nothing was raised"
+    record = Alert(
+        id=f"{host}-healthy-{request}",
+        host=host,
+        detector=TRIAGE,
+        code=DECLARED,
+        entity="host",
+        severity=Severity.INFO,
+        state=State.CLEARED,
+        message=f"{message}: {what}",
+        job="",
+        strategy=Strategy.OBSERVE,
+        count=1,
+        at=now,
+    )
+    return board, (*news, record)
+
+
+# --- one finding ----------------------------------------------------------------------------------
+
+
+def _counted(board: Board, key: Key, now: float, clock: float) -> tuple[Board, News]:
+    """Raise a suspect if it has held for long enough."""
+    suspect = board.suspects[key]
+    if clock - suspect.since < suspect.origin.rules.hold_s:
+        return board, ()
+    origin, rules = suspect.origin, suspect.origin.rules
+    memory = board.memory
+    alert = _raised(suspect, now)
+    times = 0
+    if rules.repeats and is_of_host(alert.job, alert.severity):
+        since = now - rules.window_s
+        past = tuple(r for r in memory.raises if r.key.detector != key.detector or r.at > since)
+        memory = structs.replace(memory, raises=(*past, Raise(key, now)))
+        times = memory.times(key, since)
+    came_back = rules.repeats and times >= rules.repeats
+    news = [_escalated(alert, times) if came_back else alert]
+    raised = {**board.raised, key: news[0]}
+    grave = alert.severity is not Severity.WARNING and origin.strategy is Strategy.ACT
+    if came_back and grave and memory.ban is None:
+        news.append(ban(origin, alert, times, now))
+        memory = structs.replace(memory, ban=news[-1])
+        raised[_ban_key(origin.host)] = news[-1]
+    suspects = {k: s for k, s in board.suspects.items() if k != key}
+    return Board(raised, suspects, memory), tuple(news)
+
+
+def _escalated(alert: Alert, times: int) -> Alert:
+    if alert.severity is not Severity.WARNING:
+        return alert
+    evidence = (*alert.evidence, f"raised {times} times")
+    return structs.replace(
+        alert, severity=Severity.DEGRADED, stated=alert.severity, evidence=evidence
+    )
+
+
+def _repeated(board: Board, key: Key, signal: Signal, origin: Origin) -> tuple[Board, News]:
+    known = board.raised[key]
     worse = _RANK[signal.severity] > _RANK[known.severity]
     again = structs.replace(
         known,
         count=known.count + signal.count,
         severity=signal.severity if worse else known.severity,
+        stated=None if signal.severity is known.severity or worse else known.stated,
         message=signal.message or known.message,
         evidence=signal.evidence or known.evidence,
         strategy=origin.strategy,
     )
-    return Board({**board.raised, key: again}), again if worse else None
+    board = structs.replace(board, raised={**board.raised, key: again})
+    return board, (again,) if worse else ()
 
 
-def _cleared(
-    board: Board, key: Key, known: Alert | None, signal: Signal, now: float
-) -> tuple[Board, Alert | None]:
+def _cleared(board: Board, key: Key, message: str, now: float) -> tuple[Board, News]:
+    if key in board.suspects:
+        suspects = {k: s for k, s in board.suspects.items() if k != key}
+        board = structs.replace(board, suspects=suspects)
+    known = board.raised.get(key)
     if known is None:
-        return board, None
+        return board, ()
     rest = {k: a for k, a in board.raised.items() if k != key}
-    message = signal.message or known.message
-    return Board(rest), structs.replace(known, state=State.CLEARED, message=message, at=now)
+    over = structs.replace(known, state=State.CLEARED, message=message or known.message, at=now)
+    return structs.replace(board, raised=rest), (over,)
 
 
-def _raised(signal: Signal, origin: Origin, alert_id: str, now: float) -> Alert:
+def _merged(first: Signal, second: Signal) -> Signal:
+    """What two signals of a suspect say together: the graver one, with the count of both."""
+    graver = second if _RANK[second.severity] >= _RANK[first.severity] else first
+    return structs.replace(graver, count=first.count + second.count)
+
+
+def _raised(suspect: Suspect, now: float) -> Alert:
+    signal, origin = suspect.signal, suspect.origin
     return Alert(
-        id=alert_id,
+        id=suspect.alert_id,
         host=origin.host,
         detector=origin.detector,
         code=signal.code,
@@ -86,3 +203,7 @@ def _raised(signal: Signal, origin: Origin, alert_id: str, now: float) -> Alert:
         at=now,
         evidence=signal.evidence,
     )
+
+
+def _ban_key(host: str) -> Key:
+    return Key(host, TRIAGE, "host", BANNED)

@@ -17,9 +17,10 @@ import structlog
 
 from tmd.core.election import Answer
 from tmd.core.errors import StoreUnavailable
+from tmd.core.fuse import Breaker
 from tmd.core.model import Alert, ClusterView, HostStatus, JobRecord
 from tmd.core.notices import Told
-from tmd.core.requests import DrainRequest, RehearsalRequest
+from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
 
 log = structlog.get_logger("tmd.store")
 
@@ -92,7 +93,19 @@ class Store(Protocol):
     async def rehearse(self, request: RehearsalRequest) -> None:
         """Ask the standbys of a host for a rehearsal; replaces an earlier request for it."""
 
+    async def declare_healthy(self, request: HealthyRequest) -> None:
+        """Ask the daemon of a host to end findings; it stays until ``healthy_served``."""
+
+    async def healthy_requests(self) -> tuple[HealthyRequest, ...]:
+        """Those that no daemon has served, oldest first."""
+
+    async def healthy_served(self, request: HealthyRequest) -> None:
+        """Take the request away."""
+
     async def set_paused(self, paused: bool) -> None: ...
+
+    async def set_breaker(self, breaker: Breaker) -> None:
+        """Open or close the circuit breaker. Not fenced: who opens it makes others do less."""
 
     def wakes(self) -> AsyncIterator[Topic]:
         """Wake-ups as they come, beginning with one ``ALL``."""

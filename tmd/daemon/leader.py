@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import structlog
 from msgspec import Struct, structs
 
+from tmd.core.breaker import BreakerRules
 from tmd.core.election import Answer, Granted, Lease, next_attempt, updated
 from tmd.core.errors import Conflict, StaleLease, StoreUnavailable
 from tmd.core.limits import Limits, Understudies
@@ -22,6 +23,7 @@ from tmd.core.migration import Facts, is_live
 from tmd.core.model import ClusterView, JobRecord, Verdict
 from tmd.core.planning import form, steer
 from tmd.daemon.bus import Bell, Reach, Store
+from tmd.daemon.judging import guarded, rulings
 from tmd.daemon.records import Records
 from tmd.plugin import Policy
 
@@ -39,6 +41,7 @@ class LeaderConfig(Struct, frozen=True):
     poll_s: float
     limits: Limits
     understudies: Understudies = Understudies()
+    breaker: BreakerRules = BreakerRules()
 
 
 class Candidate:
@@ -152,7 +155,9 @@ class Leader:
 
     async def turn(self) -> float:
         """Look and decide once; seconds until a deadline passes or it is time to look again."""
-        view = await self._store.snapshot()
+        view = await guarded(
+            await self._store.snapshot(), self._store, self._config.holder, self._config.breaker
+        )
         names = {r.job for r in view.jobs}
         names |= {w.job for h in view.hosts for w in h.workers}
         patience = self._config.poll_s
@@ -201,14 +206,8 @@ class Leader:
         return after
 
     def _verdicts(self, view: ClusterView, job: str) -> list[Verdict]:
-        verdicts: list[Verdict] = []
-        for policy in self._policies:
-            try:
-                verdicts += [v for v in policy.decide(view) if v.job == job]
-            except Exception:
-                # A foreign policy must not stop the others from deciding.
-                log.exception("policy failed, its verdicts are left out", policy=policy.name)
-        return verdicts
+        found = rulings(self._policies, view, self._config.breaker)
+        return [r.verdict for r in found if r.verdict.job == job and not r.held_back]
 
     def _age(self, view: ClusterView, record: JobRecord | None, job: str) -> float:
         """How long this leader has seen the job as it is."""

@@ -79,7 +79,7 @@ return records
 """
 
 SNAPSHOT = """
--- KEYS hosts, jobs, drains, rehearsals, paused   ARGV prefix
+-- KEYS hosts, jobs, drains, rehearsals, paused, breaker   ARGV prefix
 local hosts = {}
 for _, name in ipairs(redis.call('SMEMBERS', KEYS[1])) do
   local status = redis.call('GET', ARGV[1] .. 'host:' .. name)
@@ -95,7 +95,8 @@ for _, name in ipairs(redis.call('SMEMBERS', KEYS[2])) do
   if record then table.insert(records, record) end
 end
 local drains, rehearsals = redis.call('HVALS', KEYS[3]), redis.call('HVALS', KEYS[4])
-return {hosts, records, drains, rehearsals, redis.call('EXISTS', KEYS[5])}
+local paused, breaker = redis.call('EXISTS', KEYS[5]), redis.call('GET', KEYS[6])
+return {hosts, records, drains, rehearsals, paused, breaker or ''}
 """
 
 PUT_HOST = """

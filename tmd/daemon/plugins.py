@@ -5,21 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from tmd.config import Plugins, Settings
 from tmd.core.errors import ConfigError, PluginError
+from tmd.core.findings import AT_ONCE, Rules
 from tmd.plugin import (
     DETECTOR_GROUP,
     POLICY_GROUP,
     Detector,
     DetectorConfig,
     Policy,
+    PolicyConfig,
     Strategy,
 )
+
+T = TypeVar("T")
 
 
 class Origin(Struct, frozen=True):
@@ -42,6 +46,8 @@ class LoadedDetector(Struct, frozen=True):
     origin: Origin
     state_dir: Path
     """Its own folder; made when it is started."""
+    rules: Rules = AT_ONCE
+    """When its findings count, and what becomes of one that comes back."""
 
 
 def installed(group: str) -> list[EntryPoint]:
@@ -97,29 +103,49 @@ def load_policies(settings: Settings, points: Sequence[EntryPoint] | None = None
 
     Raises:
         PluginError: see :func:`load`.
-        ConfigError: an enabled policy is not installed.
+        ConfigError: an enabled or configured policy is not installed, or one does not take a key or
+            value of its ``[policies.<name>]``.
     """
-    found = load(installed(POLICY_GROUP) if points is None else points, Policy, settings.plugins)
+    points = installed(POLICY_GROUP) if points is None else points
+    found = load(points, Policy, settings.plugins)
+    for name in settings.policies.own:
+        if name not in {p.name for p in points}:
+            raise ConfigError(
+                f"[policies.{name}]: no such policy is installed; 'tmd plugins' lists them"
+            )
     for name in settings.policies.enabled:
         if name not in found:
             raise ConfigError(
                 f"[policies] enabled: there is no policy '{name}'; "
                 f"installed and allowed are {', '.join(found) or 'none'}"
             )
-    return [found[name][0] for name in settings.policies.enabled]
+    # Also those that are not enabled: a wrong key is told before the day it is needed.
+    ready = {name: _ready(policy, settings) for name, (policy, _) in found.items()}
+    return [ready[name] for name in settings.policies.enabled]
+
+
+def _ready(policy: Policy, settings: Settings) -> Policy:
+    own = settings.policies.own.get(policy.name)
+    if own is None:
+        return policy
+    config = _converted(own, policy.Config, f"policies.{policy.name}", "policy")
+    return type(policy)(config)
 
 
 def _configured(detector: Detector, origin: Origin, settings: Settings) -> LoadedDetector:
     section = settings.detector(origin.name)
-    try:
-        config = msgspec.convert(section.own, detector.Config, strict=False)
-    except msgspec.ValidationError as error:
-        known = ", ".join(detector.Config.__struct_fields__) or "none"
-        raise ConfigError(
-            f"[detectors.{origin.name}]: {error}; own keys of this detector are: {known}"
-        ) from None
+    config = _converted(section.own, detector.Config, f"detectors.{origin.name}", "detector")
     folder = settings.host.state_dir / "detectors" / origin.name
-    return LoadedDetector(detector, config, section.strategy, origin, folder)
+    rules = settings.triage.rules(section)
+    return LoadedDetector(detector, config, section.strategy, origin, folder, rules)
+
+
+def _converted(own: dict[str, Any], kind: type[T], section: str, what: str) -> T:
+    try:
+        return msgspec.convert(own, kind, strict=False)
+    except msgspec.ValidationError as error:
+        known = ", ".join(getattr(kind, "__struct_fields__", ())) or "none"
+        raise ConfigError(f"[{section}]: {error}; own keys of this {what} are: {known}") from None
 
 
 def _instance(point: EntryPoint, base: type, origin: Origin) -> Any:
@@ -134,9 +160,10 @@ def _instance(point: EntryPoint, base: type, origin: Origin) -> Any:
             f"{origin}: its class is named '{getattr(cls, 'name', None)}'; "
             "both names must be the same"
         )
-    config = getattr(cls, "Config", DetectorConfig)
-    if not (isinstance(config, type) and issubclass(config, DetectorConfig)):
-        raise PluginError(f"{origin}: Config must derive from tmd.plugin.DetectorConfig")
+    expected = DetectorConfig if base is Detector else PolicyConfig
+    config = getattr(cls, "Config", expected)
+    if not (isinstance(config, type) and issubclass(config, expected)):
+        raise PluginError(f"{origin}: Config must derive from tmd.plugin.{expected.__name__}")
     try:
         return cls()
     except Exception as error:  # abstract methods missing, or its own constructor failed

@@ -21,6 +21,7 @@ from tmd.core.errors import ConfigError, StoreUnavailable
 from tmd.daemon.agents import AgentServer, Door, uids_of
 from tmd.daemon.bus import Bell, Reach, Store, Topic
 from tmd.daemon.executor import Executor
+from tmd.daemon.health import Health
 from tmd.daemon.journal import Journal
 from tmd.daemon.leader import Candidate, Leader, LeaderConfig
 from tmd.daemon.plugins import load_detectors, load_policies
@@ -66,6 +67,7 @@ class Service:
             self.reach,
             self.journal,
         )
+        self.health = Health(host.name, self.watcher, store, self.reach, host.state_dir)
         self.publisher = Publisher(
             HostConfig(host.name, self.incarnation, host.standby, host.heartbeat_s, host.ttl_s),
             self.roster,
@@ -83,6 +85,7 @@ class Service:
             poll_s=poll_s,
             limits=settings.limits.limits(),
             understudies=settings.shadow.understudies(),
+            breaker=settings.breaker.rules(),
         )
         self.candidate = Candidate(lease_store, config, self.records, self.reach)
         self.leader = Leader(store, config, self.candidate, load_policies(settings), self.reach)
@@ -97,6 +100,7 @@ class Service:
             roots = [
                 group.create_task(self.agents.serve(), name="agents"),
                 group.create_task(self.watcher.run(), name="watcher"),
+                group.create_task(self.health.run(), name="health"),
                 group.create_task(self.publisher.run(), name="publisher"),
                 group.create_task(self.executor.run(), name="executor"),
                 group.create_task(self._wakes(), name="wakes"),
@@ -149,7 +153,12 @@ class Service:
             Topic.JOBS: (self.executor.bell,),
             Topic.LEASE: (self.candidate.vacant,),
             # A store that is back may be empty: the watcher looks whether it has our alerts.
-            Topic.ALL: (self.leader.bell, self.executor.bell, self.watcher.posted),
+            Topic.ALL: (
+                self.leader.bell,
+                self.executor.bell,
+                self.watcher.posted,
+                self.health.bell,
+            ),
         }
         while True:
             try:

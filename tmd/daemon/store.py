@@ -23,9 +23,10 @@ from redis.exceptions import RedisError
 from tmd.core.alerts import mark
 from tmd.core.election import Answer, Denied, Granted
 from tmd.core.errors import ConfigError, Conflict, StaleLease, StoreUnavailable
+from tmd.core.fuse import Breaker
 from tmd.core.model import Alert, ClusterView, HostStatus, JobRecord
 from tmd.core.notices import Told
-from tmd.core.requests import DrainRequest, RehearsalRequest
+from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon import lua
 from tmd.daemon.bus import Topic
 
@@ -52,8 +53,8 @@ class RedisStore:
     # --- reading ----------------------------------------------------------------------------------
 
     async def snapshot(self) -> ClusterView:
-        hosts, jobs, drains, rehearsals, paused = await self._run(
-            lua.SNAPSHOT, ["hosts", "jobs", "drains", "rehearsals", "paused"]
+        hosts, jobs, drains, rehearsals, paused, breaker = await self._run(
+            lua.SNAPSHOT, ["hosts", "jobs", "drains", "rehearsals", "paused", "breaker"]
         )
         asked = self._decoded(rehearsals, RehearsalRequest)
         return ClusterView(
@@ -62,6 +63,7 @@ class RedisStore:
             drains=tuple(sorted(self._decoded(drains, DrainRequest), key=lambda d: d.host)),
             rehearsals=tuple(sorted(asked, key=lambda r: r.host)),
             paused=bool(paused),
+            breaker=_decode(breaker, Breaker) if breaker else Breaker(),
         )
 
     async def jobs(self) -> tuple[JobRecord, ...]:
@@ -179,12 +181,33 @@ class RedisStore:
             )
         await self._wake()
 
+    async def declare_healthy(self, request: HealthyRequest) -> None:
+        with _errors():
+            await self._redis.hset(
+                self._key("healthy"), request.id, msgspec.json.encode(request).decode()
+            )
+        await self._wake()
+
+    async def healthy_requests(self) -> tuple[HealthyRequest, ...]:
+        with _errors():
+            values: Any = await self._redis.hvals(self._key("healthy"))
+        return tuple(sorted(self._decoded(values, HealthyRequest), key=lambda r: (r.at, r.id)))
+
+    async def healthy_served(self, request: HealthyRequest) -> None:
+        with _errors():
+            await self._redis.hdel(self._key("healthy"), request.id)
+
     async def set_paused(self, paused: bool) -> None:
         with _errors():
             if paused:
                 await self._redis.set(self._key("paused"), b"1")
             else:
                 await self._redis.delete(self._key("paused"))
+        await self._wake()
+
+    async def set_breaker(self, breaker: Breaker) -> None:
+        with _errors():
+            await self._redis.set(self._key("breaker"), msgspec.json.encode(breaker))
         await self._wake()
 
     # --- wake-ups ---------------------------------------------------------------------------------

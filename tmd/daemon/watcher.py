@@ -17,7 +17,9 @@ import structlog
 
 from tmd.core import triage
 from tmd.core.errors import StoreUnavailable
+from tmd.core.findings import AT_ONCE, Origin, Rules
 from tmd.core.model import Alert, Severity, Signal, State, Strategy
+from tmd.core.requests import HealthyRequest
 from tmd.core.retuning import farewells, with_strategy
 from tmd.daemon.bus import Bell, Reach, Store
 from tmd.daemon.journal import Journal
@@ -189,28 +191,53 @@ class Watcher:
                 cleared = Signal(FAILED, alert.entity, alert.severity, State.CLEARED)
                 self.fold(cleared, "watcher", Strategy.ADVISE)
 
-    def fold(self, signal: Signal, detector: str, strategy: Strategy) -> None:
+    def fold(
+        self,
+        signal: Signal,
+        detector: str,
+        strategy: Strategy,
+        rules: Rules = AT_ONCE,
+    ) -> None:
         """Take in one signal."""
         self._count += 1
-        origin = triage.Origin(host=self._host, detector=detector, strategy=strategy)
+        origin = Origin(self._host, detector, strategy, rules)
         alert_id = f"{self._host}-{self._incarnation}-{self._count}"
-        self.board, news = triage.fold(
-            self.board, signal, origin, alert_id=alert_id, now=time.time()
+        clock = asyncio.get_running_loop().time()
+        self._note(
+            *triage.fold(
+                self.board, signal, origin, alert_id=alert_id, now=time.time(), clock=clock
+            )
         )
-        if news is None:
-            return
-        self.news[news.severity] += 1
-        log.warning(
-            "alert",
-            code=news.code,
-            entity=news.entity,
-            state=news.state.value,
-            severity=news.severity.value,
-            message=news.message,
+
+    def declare_healthy(self, request: HealthyRequest) -> None:
+        """Take in an operator's word."""
+        self._note(
+            *triage.declared_healthy(
+                self.board,
+                self._host,
+                request.code,
+                by=request.by,
+                request=request.id,
+                now=time.time(),
+            )
         )
-        self._unwritten.append(news)
-        self.posted.ring()
-        self._roster.urgent.ring()
+
+    def _note(self, board: triage.Board, news: triage.News) -> None:
+        self.board = board
+        for alert in news:
+            log.warning(
+                "alert",
+                code=alert.code,
+                entity=alert.entity,
+                state=alert.state.value,
+                severity=alert.severity.value,
+                message=alert.message,
+            )
+            self.news[alert.severity] += 1
+            self._unwritten.append(alert)
+        if news:
+            self.posted.ring()
+            self._roster.urgent.ring()
 
     # --- detectors --------------------------------------------------------------------------------
 
@@ -246,7 +273,7 @@ class Watcher:
                 async with aclosing(loaded.detector.watch(context)) as signals:  # type: ignore[type-var]
                     async for signal in signals:
                         context.beat()
-                        self.fold(signal, loaded.origin.name, watched.strategy)
+                        self.fold(signal, loaded.origin.name, watched.strategy, loaded.rules)
             finally:
                 recovery.cancel()
                 if keeper is not None:
@@ -322,6 +349,8 @@ class Watcher:
                 self._roster.excuse(late)
             before = clock()
             self._roster.repeat(before)
+            if self.board.suspects:
+                self._note(*triage.ripened(self.board, now=time.time(), clock=before))
 
 
 async def _keep(context: Context, deadline_s: float, limit: asyncio.Timeout) -> None:

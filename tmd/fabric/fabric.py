@@ -15,6 +15,7 @@ from tmd.fabric.admission import Admission
 from tmd.fabric.control import SHIFT, VOTE, Control
 from tmd.fabric.counters import LinkCounters
 from tmd.fabric.dial import Caller
+from tmd.fabric.gauge import Gauge
 from tmd.fabric.handshake import Hello, Lane, Seal
 from tmd.fabric.link import Link
 from tmd.fabric.listener import Listener
@@ -22,7 +23,6 @@ from tmd.fabric.raw import RawLinks
 from tmd.fabric.sandbox import Neutral, OutputSource, Sandbox
 from tmd.fabric.standing import Key, Links, Standing, put
 from tmd.fabric.topology import neighbours
-from tmd.fabric.work import Gauge
 
 DRAIN = 60.0
 

@@ -67,7 +67,13 @@ class Runner:
         """Queue ``call``; ``results`` is the value of the future."""
         work = Work(results, self.fabric.blocked)
         staged = Staged(call.outputs, call.inputs)
-        self.lane.run(lambda: self._perform(call, staged, work), inline=inline)
+        act = lambda: self._perform(call, staged, work)  # noqa: E731
+        if inline:
+            # In the caller's own thread, which waits for its peers there.
+            with self.fabric.blocked:
+                self.lane.run(act, inline=True)
+        else:
+            self.lane.run(act, inline=False)
         return work
 
     def _perform(self, call: Call, staged: Staged, work: Work) -> None:

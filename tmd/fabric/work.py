@@ -11,21 +11,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work as TorchWork
 from torch.futures import Future
 
-
-class Gauge:
-    """How many threads are inside something."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.level = 0
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self.level += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self.level -= 1
+from tmd.fabric.gauge import Gauge
 
 
 class Work(TorchWork):
@@ -46,6 +32,7 @@ class Work(TorchWork):
         self._error: Exception | None = None
         self._future: Future[list[Tensor]] | None = None
         self.source = -1
+        blocked.called()
 
     def finish(self, error: Exception | None = None) -> None:
         """Complete, once."""
@@ -55,6 +42,7 @@ class Work(TorchWork):
             self._error = error
             self._completed = True
             future = self._future
+        self._blocked.settled()
         self._done.release()
         if future is not None:
             self._settle(future)

@@ -14,9 +14,10 @@ from msgspec import json
 from tmd.core.alerts import mark
 from tmd.core.election import Answer, Denied, Granted
 from tmd.core.errors import Conflict, StaleLease, StoreUnavailable
+from tmd.core.fuse import Breaker
 from tmd.core.model import Alert, ClusterView, HostStatus, JobRecord
 from tmd.core.notices import Told
-from tmd.core.requests import DrainRequest, RehearsalRequest
+from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon.bus import Topic
 
 
@@ -41,7 +42,9 @@ class MemoryStore:
         self.fences: dict[str, int] = {}
         self.drains: dict[str, DrainRequest] = {}
         self.rehearsals: dict[str, RehearsalRequest] = {}
+        self.healthy: dict[str, HealthyRequest] = {}
         self.paused = False
+        self.breaker = Breaker()
         self.lease: tuple[str, int, float] | None = None
         self.last_epoch = 0
         self.before += len(self.stream)
@@ -97,6 +100,7 @@ class MemoryClient:
             drains=tuple(store.drains[h] for h in sorted(store.drains)),
             rehearsals=tuple(store.rehearsals[h] for h in sorted(store.rehearsals)),
             paused=store.paused,
+            breaker=store.breaker,
         )
 
     async def jobs(self) -> tuple[JobRecord, ...]:
@@ -205,9 +209,27 @@ class MemoryClient:
         self._store.rehearsals[request.host] = request
         self._store.wake(Topic.ALL)
 
+    async def declare_healthy(self, request: HealthyRequest) -> None:
+        await self._reach()
+        self._store.healthy[request.id] = request
+        self._store.wake(Topic.ALL)
+
+    async def healthy_requests(self) -> tuple[HealthyRequest, ...]:
+        await self._reach()
+        return tuple(sorted(self._store.healthy.values(), key=lambda r: (r.at, r.id)))
+
+    async def healthy_served(self, request: HealthyRequest) -> None:
+        await self._reach()
+        self._store.healthy.pop(request.id, None)
+
     async def set_paused(self, paused: bool) -> None:
         await self._reach()
         self._store.paused = paused
+        self._store.wake(Topic.ALL)
+
+    async def set_breaker(self, breaker: Breaker) -> None:
+        await self._reach()
+        self._store.breaker = breaker
         self._store.wake(Topic.ALL)
 
     async def wakes(self) -> AsyncIterator[Topic]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tmd.core.errors import LinkError
 from tmd.fabric import Fabric
 
@@ -9,21 +11,26 @@ STEPPING, CLOSING = 0, 1
 """What a vote is about: a step, or the end of a ``batches()`` call."""
 
 
-def agree(fabric: Fabric, step: int, armed: int, kind: int) -> int:
+def agree(
+    fabric: Fabric, step: int, armed: int, kind: int, shares: Sequence[int] = ()
+) -> tuple[int, tuple[int, ...]]:
     """Vote ok for ``step``; returns the epoch that all ranks are armed for, or 0.
+
+    ``shares``: numbers that are told beside; what is returned of each is the least.
 
     Raises:
         LinkError: a rank is gone or did not vote.
         RuntimeError: the ranks are not at the same place; nothing may be committed.
     """
     mine = [step, -step, kind, -kind]
-    _, epoch, *place = fabric.reduce_min((1, armed, *mine))
+    _, epoch, *rest = fabric.reduce_min((1, armed, *mine, *shares))
+    place = rest[: len(mine)]
     if place != mine:
         raise RuntimeError(
             f"ranks are at different places (steps {place[0]} to {-place[1]}): every rank must run "
             "the same number of steps in each batches() call"
         )
-    return epoch
+    return epoch, tuple(rest[len(mine) :])
 
 
 def gather(fabric: Fabric, own: int, size: int) -> tuple[int, ...]:

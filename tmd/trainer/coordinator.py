@@ -26,10 +26,11 @@ from tmd.trainer.ballot import CLOSING, STEPPING, agree, gather
 from tmd.trainer.carrier import Carrier
 from tmd.trainer.data import Feed
 from tmd.trainer.following import Following
-from tmd.trainer.gate import Interrupted, Outcome, dismiss
+from tmd.trainer.gate import SHADOWS, Interrupted, Outcome, dismiss
 from tmd.trainer.handover import Handover
 from tmd.trainer.local import LocalState
 from tmd.trainer.mirrors import Mirrors
+from tmd.trainer.pacing import Pacing
 from tmd.trainer.recovery import Recovery
 from tmd.trainer.replicas import Partition
 from tmd.trainer.shadowing import rest
@@ -39,13 +40,8 @@ from tmd.trainer.voice import Voice
 
 SHADOW_STEPS = 2
 """Shadow iterations of a standby: the first builds what is lazy, the second has final buckets."""
-
 POOL_S = 1.0
 """How often a standby looks whether it is time to follow a rank again."""
-
-SHADOWS = frozenset({Activity.STARTING, Activity.STANDBY, Activity.SHADOWING, Activity.IN_STEP})
-"""Activities in which what the script computes counts for nothing."""
-
 log = logging.getLogger("tmd.trainer")
 
 
@@ -55,6 +51,7 @@ class Coordinator:
     _agent: Agent
     _fabric: Fabric
     _limits: ShadowLimits
+    _pacing: Pacing
 
     def __init__(self, status: WorkerStatus) -> None:
         self._voice = Voice(status)
@@ -75,6 +72,7 @@ class Coordinator:
         started for the first time waits for the job to be run again.
         """
         self._agent, self._fabric, self._limits = agent, fabric, limits
+        self._pacing = Pacing(fabric.blocked)
         self._voice.open(agent, fabric)
         duty = agent.wait_until(
             lambda d: isinstance(d, Train | Wait) or (restarted and d == Leave())
@@ -125,6 +123,10 @@ class Coordinator:
 
     # --- the two gates ----------------------------------------------------------------------------
 
+    def begun(self) -> None:
+        """The script begins to compute a step."""
+        self._pacing.begin()
+
     def vote(self, local: LocalState) -> Outcome:
         """Before the optimizer: learn whether this step counts.
 
@@ -136,13 +138,14 @@ class Coordinator:
         if self.poisoned:
             raise Interrupted
         status = self.status
+        shares = self._pacing.shares(status)
         try:
             local.lay_away(status.step, self.rank, status.world_size, self._fabric.shift)
         except LinkError:
             raise Interrupted from None
         armed = self._arming.begin_vote()
         try:
-            epoch = agree(self._fabric, self.status.step, armed, STEPPING)
+            epoch, told = agree(self._fabric, self.status.step, armed, STEPPING, shares)
         except LinkError:
             self._arming.end_vote(0)
             shadows = self._following is not None
@@ -150,6 +153,7 @@ class Coordinator:
                 return Outcome.COMMIT
             raise Interrupted from None
         self._switch = self._arming.end_vote(epoch)
+        self._pacing.heard(status, told)
         if self._following is not None:
             self._following.voted(epoch)
         self._showing.close_window()
@@ -253,7 +257,8 @@ class Coordinator:
 
     def committed(self, local: LocalState, loss: float | None, seconds: float) -> None:
         """The step is over and counts."""
-        self._voice.say(loss=loss, step_seconds=seconds, now=False)
+        took = self._pacing.took(seconds)
+        self._voice.say(loss=loss, step_seconds=seconds, pace=took, now=False)
         self._advance(local)
 
     def _advance(self, local: LocalState) -> None:

@@ -7,6 +7,10 @@ from enum import Enum, auto
 from typing import NoReturn
 
 from tmd.core.duties import Duty, Leave
+from tmd.core.model import Activity
+
+SHADOWS = frozenset({Activity.STARTING, Activity.STANDBY, Activity.SHADOWING, Activity.IN_STEP})
+"""Activities in which what the script computes counts for nothing."""
 
 log = logging.getLogger("tmd.trainer")
 

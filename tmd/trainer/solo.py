@@ -67,6 +67,9 @@ class SoloGate:
     def follow(self, feed: Feed) -> None:
         """Nobody asks for the place in the data."""
 
+    def begun(self) -> None:
+        """Nobody to compare oneself with."""
+
     def vote(self, local: LocalState) -> Outcome:
         return Outcome.COMMIT
 

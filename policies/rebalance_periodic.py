@@ -1,0 +1,86 @@
+"""Every so often a host hands its ranks to a standby, so that no host is worn or trusted blindly.
+
+The host whose ranks have been in place the longest goes first. Time is that of the newest
+heartbeat, so a recorded view is judged as it was then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from tmd.plugin import (
+    Activity,
+    ClusterView,
+    JobRecord,
+    JobState,
+    Kind,
+    Phase,
+    Policy,
+    PolicyConfig,
+    Urgency,
+    Verdict,
+)
+
+CAUSE = "rebalance.periodic"
+
+
+class RebalancePeriodicConfig(PolicyConfig, frozen=True, forbid_unknown_fields=True):
+    every_s: float = 86_400.0
+    """From the end of one planned move of a job to the next; the first comes when a standby is
+    there."""
+
+
+class RebalancePeriodic(Policy):
+    name: ClassVar[str] = "rebalance_periodic"
+    Config: ClassVar[type[PolicyConfig]] = RebalancePeriodicConfig
+
+    def decide(self, view: ClusterView) -> Sequence[Verdict]:
+        now = max((h.at for h in view.hosts), default=0.0)
+        return [
+            verdict
+            for record in view.jobs
+            if record.state is JobState.RUNNING and self._due(record, now)
+            for verdict in self._moves(view, record)
+        ]
+
+    def _due(self, record: JobRecord, now: float) -> bool:
+        assert isinstance(self.config, RebalancePeriodicConfig)
+        # Dropped ones as well: what just failed is not tried again at once.
+        ends = [p.timeline[-1].at for p in record.history if p.timeline]
+        return now - max(ends, default=0.0) >= self.config.every_s
+
+    def _moves(self, view: ClusterView, record: JobRecord) -> list[Verdict]:
+        host = _longest_in_place(record)
+        leaving = [m for m in record.membership.members if m.host == host]
+        waiting = sum(
+            w.activity is Activity.STANDBY and h.host != host
+            for h in view.hosts
+            for w in h.workers
+            if w.job == record.job
+        )
+        if waiting < len(leaving):
+            return []
+        return [
+            Verdict(
+                job=record.job,
+                worker=member.worker,
+                urgency=Urgency.DRAIN,
+                cause=CAUSE,
+                reason=f"the ranks of {host} have been in place the longest",
+                policy=self.name,
+            )
+            for member in leaving
+        ]
+
+
+def _longest_in_place(record: JobRecord) -> str:
+    """The host that got its latest rank before all others did."""
+    came = {m.host: -1 for m in record.membership.members}
+    for number, plan in enumerate(record.history):
+        if plan.kind is Kind.PLANNED and plan.phase is not Phase.DONE:
+            continue
+        for move in plan.moves:
+            if move.joiner is not None and move.joiner.host in came:
+                came[move.joiner.host] = number
+    return min(came, key=lambda host: (came[host], host))

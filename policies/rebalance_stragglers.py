@@ -1,0 +1,128 @@
+"""A rank that is slower than its peers is moved once waiting for it has cost as much as a move.
+
+The ski-rental rule: whatever the future brings, this costs at most twice the best that could have
+been done. And only where something speaks for the host being the cause: slowness by itself is as
+often the workload's doing, which a new host would not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from tmd.plugin import (
+    Alert,
+    ClusterView,
+    HostStatus,
+    JobRecord,
+    JobState,
+    Kind,
+    Member,
+    MigrationPlan,
+    Phase,
+    Policy,
+    PolicyConfig,
+    Severity,
+    Strategy,
+    Urgency,
+    Verdict,
+)
+
+SLOW = "straggler.slow"
+REMEMBERED = 5
+"""So many latest moves say what one costs."""
+
+
+class RebalanceStragglersConfig(PolicyConfig, frozen=True, forbid_unknown_fields=True):
+    cost_s: float = 30.0
+    """Least that a move is taken to cost, in seconds of the job; more if more was measured."""
+    witnesses: tuple[str, ...] = (
+        "xid.",
+        "nvml.slowed",
+        "nvml.hot",
+        "nvml.ecc",
+        "nvml.pcie_narrow",
+        "nvml.link_",
+        "nic.",
+        "host.memory_pressure",
+        "host.driver_stuck",
+        "host.hung_task",
+    )
+    """Beginnings of the codes of findings that explain why a host is slow."""
+    within_s: float = 600.0
+    """A witness was raised at most so long before or after the slowness."""
+
+
+class RebalanceStragglers(Policy):
+    name: ClassVar[str] = "rebalance_stragglers"
+    Config: ClassVar[type[PolicyConfig]] = RebalanceStragglersConfig
+
+    def decide(self, view: ClusterView) -> Sequence[Verdict]:
+        return [
+            verdict
+            for record in view.jobs
+            if record.state is JobState.RUNNING
+            for member in record.membership.members
+            if (verdict := self._judged(view, record, member)) is not None
+        ]
+
+    def _judged(self, view: ClusterView, record: JobRecord, member: Member) -> Verdict | None:
+        host, status = view.host(member.host), view.workers(record.job).get(member.worker)
+        if host is None or status is None or status.pace is None or status.pace.slow_since is None:
+            return None
+        cost, pace, slow = self._cost(record), status.pace, _slow(host)
+        if member.worker not in slow or pace.lost_s < cost:
+            return None
+        evidence = self._evidence(record, host, slow[member.worker])
+        if not evidence:
+            return None
+        return Verdict(
+            job=record.job,
+            worker=member.worker,
+            urgency=Urgency.DRAIN,
+            cause=SLOW,
+            reason=(
+                f"{member.worker} computes {pace.ratio:.2f} times as long as its peers since step "
+                f"{pace.slow_since}; all waited {pace.lost_s:.0f} s for it, a move costs "
+                f"{cost:.0f} s; {evidence}"
+            ),
+            policy=self.name,
+        )
+
+    def _cost(self, record: JobRecord) -> float:
+        """Seconds of the job that a move costs: the dearest of the latest ones."""
+        assert isinstance(self.config, RebalanceStragglersConfig)
+        done = [p for p in record.history if p.kind is Kind.PLANNED and p.phase is Phase.DONE]
+        return max(self.config.cost_s, *map(_measured, done[-REMEMBERED:]), 0.0)
+
+    def _evidence(self, record: JobRecord, host: HostStatus, slow: Alert) -> str:
+        """What speaks for the host being the cause; empty if nothing does."""
+        for alert in host.alerts:
+            if self._speaks(alert, slow):
+                return f"{alert.code} of {alert.entity} on its host"
+        here = {m.worker for m in record.membership.members if m.host == host.host}
+        if 1 < len(here) < record.world_size and here <= _slow(host).keys():
+            return f"so are all {len(here)} ranks of its host"
+        return ""
+
+    def _speaks(self, alert: Alert, slow: Alert) -> bool:
+        assert isinstance(self.config, RebalanceStragglersConfig)
+        return (
+            alert.code.startswith(self.config.witnesses)
+            and not alert.code.endswith((".unreadable", ".failed"))
+            and alert.severity is not Severity.INFO
+            # A detector that only observes is on trial and no witness.
+            and alert.strategy is not Strategy.OBSERVE
+            and abs(alert.at - slow.at) <= self.config.within_s
+        )
+
+
+def _measured(plan: MigrationPlan) -> float:
+    """From the vote that switched to the joiner's first commit; an upper bound of the pause."""
+    marks = {mark.phase: mark.at for mark in plan.timeline}
+    return marks.get(Phase.DONE, 0.0) - marks.get(Phase.SWITCH, marks.get(Phase.DONE, 0.0))
+
+
+def _slow(host: HostStatus) -> dict[str, Alert]:
+    """Slow workers of ``host`` that may be moved for it."""
+    return {a.entity: a for a in host.alerts if a.code == SLOW and a.strategy is Strategy.ACT}

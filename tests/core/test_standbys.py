@@ -1,0 +1,192 @@
+"""Which standbys may take a rank, and which one does."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from tests.plugins.clusters import planned
+from tmd.core.findings import BANNED
+from tmd.core.limits import Limits
+from tmd.core.migration import Facts
+from tmd.core.model import (
+    Activity,
+    Alert,
+    ClusterView,
+    Exit,
+    HostStatus,
+    JobRecord,
+    JobState,
+    Kind,
+    Member,
+    Membership,
+    Move,
+    Phase,
+    Rehearsal,
+    Severity,
+    State,
+    Strategy,
+    Urgency,
+    Verdict,
+)
+from tmd.core.planning import steer
+from tmd.core.requests import DrainRequest
+from tmd.core.standbys import candidates, lasting, reasons
+from tmd.testing.clients import worker_status
+
+RECORD = JobRecord(
+    job="job",
+    world_size=1,
+    state=JobState.RUNNING,
+    membership=Membership(1, (Member("h1/job/0.a", "h1", "h1:1"),)),
+    proposed=1,
+)
+DEGRADED = Alert(
+    id="1",
+    host="h2",
+    detector="nvml",
+    code="nvml.link_down",
+    entity="gpu:GPU-1",
+    severity=Severity.DEGRADED,
+    state=State.RAISED,
+    message="m",
+    job="",
+    strategy=Strategy.ACT,
+    count=1,
+    at=0.0,
+)
+
+
+def standby(host, *alerts, **changes):
+    status = worker_status(f"{host}/job/0.a", activity=Activity.STANDBY)
+    status = structs.replace(status, **{"world_size": 1, **changes})
+    return HostStatus(host, "i", standby=True, workers=(status,), alerts=alerts)
+
+
+def view(*hosts, **changes):
+    return ClusterView(hosts=hosts, jobs=(RECORD,), **changes)
+
+
+def chosen(cluster):
+    return [m.host for m in candidates(cluster, RECORD, Facts(cluster, "job"))]
+
+
+FATAL = structs.replace(DEGRADED, severity=Severity.FATAL)
+BAN = structs.replace(DEGRADED, code=BANNED, severity=Severity.WARNING, strategy=Strategy.ADVISE)
+
+
+@pytest.mark.parametrize("alert", [FATAL, BAN], ids=["fatal", "banned"])
+def test_no_rank_goes_to_a_host_that_has_failed(alert):
+    assert chosen(view(standby("h2", alert), standby("h3"))) == ["h3"]
+
+
+def test_a_host_that_ails_is_better_than_none_for_the_dead_only():
+    """A planned move to it would be followed by one away from it."""
+    ailing, idle = standby("h2", DEGRADED), standby("h3")
+    both, alone = view(ailing, idle), view(ailing)
+
+    def for_planned_moves(cluster):
+        spare = candidates(cluster, RECORD, Facts(cluster, "job"))
+        return [m.host for m in lasting(cluster, spare)]
+
+    assert (chosen(both), chosen(alone)) == (["h3", "h2"], ["h2"])
+    assert (for_planned_moves(both), for_planned_moves(alone)) == (["h3"], [])
+
+
+@pytest.mark.parametrize(
+    "alert",
+    [
+        structs.replace(DEGRADED, severity=Severity.WARNING),
+        structs.replace(DEGRADED, strategy=Strategy.ADVISE),
+        structs.replace(DEGRADED, strategy=Strategy.OBSERVE),
+        structs.replace(DEGRADED, job="job"),
+    ],
+    ids=["warning", "advise", "observe", "about a worker"],
+)
+def test_less_keeps_no_host_out(alert):
+    assert chosen(view(standby("h2", alert), standby("h3"))) == ["h2", "h3"]
+
+
+# --- the order, and its reasons -------------------------------------------------------------------
+
+
+def failover(host):
+    move = Move(rank=0, leaver=Member("x", host, "x:1"))
+    return planned(1, kind=Kind.FAILOVER, moves=(move,))
+
+
+DONE = Rehearsal(step=5, seconds=1.0)
+
+
+def test_first_those_that_rehearsed_then_those_whose_host_was_never_left():
+    """Because of a loss, or because a policy wanted it; an operator's drain says nothing."""
+    moved = structs.replace(failover("h3"), kind=Kind.PLANNED)
+    drained = structs.replace(failover("h4"), kind=Kind.PLANNED, request="r")
+    record = structs.replace(RECORD, history=(failover("h2"), moved, drained))
+    spare = [standby(h, rehearsed=DONE) for h in ("h2", "h3", "h4")] + [standby("h1b")]
+    cluster = structs.replace(view(*spare), jobs=(record,))
+
+    found = [m.host for m in candidates(cluster, record, Facts(cluster, "job"))]
+    assert found == ["h4", "h2", "h3", "h1b"]
+
+
+def test_the_choice_says_why_this_one_and_why_not_the_others():
+    unfit = Rehearsal(step=5, seconds=1.0, refusal="other bits")
+    record = structs.replace(RECORD, history=(failover("h6"),))
+    cluster = structs.replace(
+        view(
+            standby("h2", rehearsed=DONE),
+            standby("h3", BAN),
+            standby("h4", FATAL),
+            standby("h5", rehearsed=unfit),
+            standby("h6", rehearsed=DONE),
+            standby("h7", rehearsed=DONE),
+            standby("h8", DEGRADED),
+            standby("h9"),
+            drains=(DrainRequest("h9", "r", leave=True),),
+        ),
+        jobs=(record,),
+    )
+    chosen = Member("h2/job/0.a", "h2", "h2:1")
+    told = reasons({0: chosen}, cluster, record, Facts(cluster, "job"))
+
+    assert told[0] == ("rank 0: h2/job/0.a: it follows no rank, its host holds none, rehearsed")
+    why = dict(line.removeprefix("not ").split(": ", 1) for line in told[1:])
+    assert {worker.split("/")[0]: sentence.split(":")[0] for worker, sentence in why.items()} == {
+        "h3": "its host is banned",
+        "h4": "nvml.link_down of gpu",
+        "h5": "it failed its rehearsal",
+        "h6": "its host was left more lately",
+        "h7": "its name comes later",
+        "h8": "its host ails",
+        "h9": "its host is being drained",
+    }
+
+
+def test_a_planned_move_records_its_choice():
+    training = worker_status("h1/job/0.a", activity=Activity.TRAINING)
+    holder = HostStatus("h1", "i", workers=(structs.replace(training, world_size=1, step=5),))
+    cluster = view(holder, standby("h2"), standby("h3"))
+    wish = Verdict("job", "h1/job/0.a", Urgency.DRAIN, "c", "r")
+    plan = steer(RECORD, cluster, [wish], now=0.0, age=0.0, limits=Limits()).plan
+
+    assert [m.joiner.host for m in plan.moves] == ["h2"]
+    assert [line.split(":")[0] for line in plan.choice] == ["rank 0", "not h3/job/0.a"]
+
+
+def test_a_failover_records_its_choice():
+    """Two ranks that are replicas; one has died."""
+    members = (*RECORD.membership.members, Member("h4/job/0.a", "h4", "h4:1"))
+    record = structs.replace(RECORD, world_size=2, membership=Membership(1, members))
+    wish = Verdict("job", "h1/job/0.a", Urgency.FAILED, "c", "r")
+    survivor = worker_status("h4/job/0.a", activity=Activity.STUCK)
+    survivor = structs.replace(
+        survivor, world_size=2, rank=1, epoch=1, step=5, replicas=(0, 1), plan="job-2"
+    )
+    dead = HostStatus("h1", "i", exits=(Exit("h1/job/0.a", "job", -9, 0.0),))
+    cluster = view(dead, HostStatus("h4", "i", workers=(survivor,)), standby("h2", world_size=2))
+    opened = steer(record, cluster, [wish], now=0.0, age=0.0, limits=Limits())
+    settled = steer(opened, cluster, [wish], now=0.0, age=0.0, limits=Limits())
+
+    assert settled.plan.phase is Phase.SYNC
+    assert settled.plan.choice[0].startswith("rank 0: h2/job/0.a")

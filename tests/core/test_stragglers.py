@@ -1,0 +1,180 @@
+"""Who is slow, over generated compute times: nobody in a healthy job, the right one in another.
+
+Noise as in real jobs: 3 % of each rank, 5 % of all alike, and now and then a step that takes up to
+four times as long on one rank.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from statistics import median
+
+import pytest
+
+from tmd.core.pace import Pace
+from tmd.core.stragglers import BLOCK, Told, Trend, Watch, followed, judged
+
+
+class Job:
+    """Ranks that compute; each judges itself, as in a real job."""
+
+    def __init__(self, ranks, seed, *, uneven=0.0):
+        self.random = random.Random(seed)
+        self.ranks = ranks
+        self.uneven = uneven
+        self.speed = [1.0] * ranks
+        self.watches = [Watch()] * ranks
+        self.paces = [Pace(0, 1.0)] * ranks
+        self.trend = Trend()
+        self.step = 0
+        self.ever_slow = set()
+        self.ever_slower = False
+
+    def compute(self, rank, common):
+        noise = self.random.lognormvariate(0.0, 0.03)
+        spike = self.random.uniform(1.5, 4.0) if self.random.random() < 0.005 else 1.0
+        load = 1.0 + self.random.expovariate(1 / self.uneven) if self.uneven else 1.0
+        return 0.4 * self.speed[rank] * common * noise * spike * load
+
+    def run(self, steps, until=None):
+        """Steps until ``until(self)`` holds."""
+        for _ in range(steps // BLOCK):
+            block = [[] for _ in range(self.ranks)]
+            for _ in range(BLOCK):
+                common = self.random.lognormvariate(0.0, 0.05)
+                times = [self.compute(rank, common) for rank in range(self.ranks)]
+                for rank, seconds in enumerate(times):
+                    block[rank].append(seconds)
+                self.trend = followed(self.trend, max(times))
+                self.ever_slower |= self.trend.slower
+                self.step += 1
+            self.tell([median(b) for b in block])
+            if until is not None and until(self):
+                return self
+        return self
+
+    def tell(self, busy):
+        for rank in range(self.ranks):
+            others = tuple(b for r, b in enumerate(busy) if r != rank)
+            told = Told(self.step, busy[rank], others, self.ranks)
+            self.watches[rank], self.paces[rank] = judged(self.watches[rank], told)
+        self.ever_slow |= self.slow
+
+    @property
+    def slow(self):
+        return {r for r, pace in enumerate(self.paces) if pace.slow_since is not None}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("ranks", [2, 8, 64])
+def test_nobody_is_slow_in_a_healthy_job(ranks, seed):
+    job = Job(ranks, seed).run(4000)
+
+    assert job.ever_slow == set()
+    assert not job.ever_slower
+
+
+@pytest.mark.parametrize("ranks", [8, 64])
+def test_nobody_is_slow_where_the_load_varies_from_step_to_step(ranks):
+    assert Job(ranks, 1, uneven=0.15).run(4000).ever_slow == set()
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("ranks", [2, 8, 64])
+def test_one_that_slows_down_to_one_point_three_is_named_alone_within_sixty_steps(ranks, seed):
+    job = Job(ranks, seed).run(300)
+    began, culprit = job.step, ranks - 1
+    job.speed[culprit] = 1.3
+    job.run(600, until=lambda j: j.slow)
+
+    assert job.slow == {culprit}
+    assert job.step - began <= 60
+    assert began < job.paces[culprit].slow_since <= job.step
+    job.run(300)
+    assert job.ever_slow == {culprit}
+    assert job.paces[culprit].ratio == pytest.approx(1.3, rel=0.1)
+
+
+@pytest.mark.parametrize("ranks", [8, 64])
+def test_also_where_the_load_varies(ranks):
+    job = Job(ranks, 2, uneven=0.15).run(300)
+    job.speed[0] = 1.3
+    job.run(200)
+
+    assert job.ever_slow == {0}
+
+
+def test_a_trifle_is_not_told():
+    job = Job(8, 3).run(300)
+    job.speed[0] = 1.05
+
+    assert job.run(1000).ever_slow == set()
+
+
+def test_who_was_always_slower_is_not_told():
+    """Another stage, other data: there is nothing that a new host would change."""
+    job = Job(8, 4)
+    job.speed[0] = 1.3
+
+    assert job.run(2000).ever_slow == set()
+
+
+def test_it_is_over_once_it_has_been_as_fast_as_the_others_for_a_while():
+    job = Job(8, 5).run(300)
+    job.speed[0] = 1.3
+    job.run(200)
+    job.speed[0] = 1.0
+    job.run(50)
+    soon = job.slow
+    job.run(50)
+
+    assert soon == {0}
+    assert job.slow == set()
+    assert job.paces[0].lost_s == 0.0
+
+
+def test_a_slowness_that_lasts_does_not_become_usual():
+    job = Job(8, 6).run(300)
+    job.speed[0] = 1.3
+
+    assert job.run(3000).slow == {0}
+
+
+def test_what_it_costs_is_what_the_others_waited():
+    """At 1.5 times 0.4 s all lose 0.2 s a step, but for the slow one itself."""
+    job = Job(8, 7).run(300)
+    job.speed[0] = 1.5
+    job.run(400)
+
+    assert job.paces[0].lost_s == pytest.approx(400 * 0.2 * 7 / 8, rel=0.15)
+
+
+def test_nobody_is_blamed_for_what_is_slow_for_all():
+    job = Job(8, 8).run(300)
+    job.speed = [1.5] * 8
+    job.run(200)
+
+    assert job.ever_slow == set()
+    assert job.trend.slower
+
+
+def test_that_the_job_got_slower_is_told_soon_and_is_over_soon():
+    job = Job(8, 9).run(300)
+    job.speed = [1.2] * 8
+    job.run(60)
+    slower = job.trend.slower
+    job.speed = [1.0] * 8
+    job.run(100)
+
+    assert slower
+    assert not job.trend.slower
+
+
+def test_one_endless_step_is_no_trend():
+    """A checkpoint, an evaluation: it counts for no more than three standard deviations."""
+    trend = Trend()
+    for number in range(200):
+        trend = followed(trend, 1.0 + 0.01 * math.sin(number))
+
+    assert not followed(trend, 3600.0).slower

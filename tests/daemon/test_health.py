@@ -1,0 +1,108 @@
+"""What outlives the detectors: operators' word, and what came back."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tmd.core.findings import BANNED, DECLARED, Rules
+from tmd.core.model import Severity, Signal, State, Strategy
+from tmd.core.requests import HealthyRequest
+from tmd.daemon.bus import Reach
+from tmd.daemon.health import Health
+from tmd.daemon.journal import Journal
+from tmd.daemon.roster import Roster
+from tmd.daemon.watcher import Watcher
+from tmd.testing import MemoryStore
+
+pytestmark = pytest.mark.looptime
+
+SIGNAL = Signal(code="gpu.lost", entity="gpu:0", severity=Severity.FATAL)
+OVER = Signal(code="gpu.lost", entity="gpu:0", severity=Severity.FATAL, state=State.CLEARED)
+
+
+@asynccontextmanager
+async def daemon(data, state_dir, host="h1"):
+    """The parts of one daemon that matter here, while the block lasts."""
+    store, reach = data.client(), Reach()
+    watcher = Watcher(host, "boot", [], Roster(), store, reach, Journal(None))
+    health = Health(host, watcher, store, reach, state_dir)
+    tasks = [asyncio.create_task(part.run()) for part in (watcher, health)]
+    try:
+        yield watcher, health
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_an_operators_word_reaches_its_host_alone_and_is_on_record(tmp_path):
+    data = MemoryStore()
+    store = data.client()
+    async with daemon(data, tmp_path) as (watcher, health):
+        watcher.fold(SIGNAL, "d", Strategy.ACT)
+        mine = HealthyRequest("h1", "r1", by="ann", at=1.0)
+        others = HealthyRequest("h2", "r2", by="ann", at=1.0)
+        for request in (mine, others):
+            await store.declare_healthy(request)
+        health.bell.ring()
+        await asyncio.sleep(1)
+
+        assert watcher.board.alerts == ()
+        assert await store.healthy_requests() == (others,)
+        heard = [(a.code, a.state) for a in data.stream]
+        assert heard == [
+            ("gpu.lost", State.RAISED),
+            ("gpu.lost", State.CLEARED),
+            (DECLARED, State.CLEARED),
+        ]
+
+
+async def test_a_request_waits_for_its_daemon(tmp_path):
+    data = MemoryStore()
+    await data.client().declare_healthy(HealthyRequest("h1", "r1", by="ann"))
+    async with daemon(data, tmp_path):
+        await asyncio.sleep(1)
+
+    assert [a.code for a in data.stream] == [DECLARED]
+    assert data.healthy == {}
+
+
+async def test_a_ban_outlives_a_restart_and_ends_by_an_operators_word(tmp_path):
+    data = MemoryStore()
+    rules = Rules(repeats=2)
+    for _ in range(2):
+        async with daemon(data, tmp_path) as (watcher, _health):
+            watcher.fold(SIGNAL, "d", Strategy.ACT, rules)
+            watcher.fold(OVER, "d", Strategy.ACT, rules)
+            await asyncio.sleep(10)
+            last = [a.code for a in watcher.board.alerts]
+    async with daemon(data, tmp_path) as (watcher, health):
+        banned = [a.code for a in watcher.board.alerts]
+        await data.client().declare_healthy(HealthyRequest("h1", "r1", by="ann"))
+        health.bell.ring()
+        await asyncio.sleep(1)
+    async with daemon(data, tmp_path) as (watcher, _health):
+        after = watcher.board.alerts
+
+    assert (last, banned, after) == ([BANNED], [BANNED], ())
+
+
+async def test_a_memory_that_cannot_be_read_is_none(tmp_path):
+    (tmp_path / "findings.json").write_text("{nonsense")
+    async with daemon(MemoryStore(), tmp_path) as (watcher, _):
+        assert watcher.board.alerts == ()
+
+
+async def test_a_finding_is_raised_when_it_has_held(tmp_path):
+    """Without a further signal: the watcher looks by itself."""
+    async with daemon(MemoryStore(), tmp_path) as (watcher, _):
+        watcher.fold(SIGNAL, "d", Strategy.ACT, Rules(hold_s=5))
+        await asyncio.sleep(4)
+        early = watcher.board.alerts
+        await asyncio.sleep(2)
+
+        assert early == ()
+        assert [a.code for a in watcher.board.alerts] == ["gpu.lost"]

@@ -1,0 +1,122 @@
+"""Asking the policies, and saying what would come of it."""
+
+from __future__ import annotations
+
+from msgspec import structs
+from tmd_policies.drain_degraded import DrainDegraded
+from tmd_policies.drain_requested import DrainRequested
+
+from tests.plugins.clusters import RECORD, cluster, finding, host, planned, worker
+from tmd.core.breaker import BreakerRules
+from tmd.core.fuse import Breaker
+from tmd.core.limits import Limits
+from tmd.core.model import Activity, Phase, State, Strategy, Urgency, Verdict
+from tmd.core.requests import DrainRequest
+from tmd.daemon.judging import foreseen, rulings, told, withheld
+from tmd.plugin import Policy
+
+RULES = BreakerRules()
+OPEN = Breaker(open=True, reason="too much", at=50.0)
+
+
+class Broken(Policy):
+    name = "broken"
+
+    def decide(self, view):
+        raise RuntimeError("foreign code")
+
+
+class Reckless(Policy):
+    """Of somebody who has never heard of strategies."""
+
+    name = "reckless"
+
+    def decide(self, view):
+        return [
+            Verdict("job", worker(h.host), Urgency.DRAIN, alert.code, "r", policy=self.name)
+            for h in view.hosts
+            for alert in h.alerts
+        ]
+
+
+def ailing(**changes):
+    return host("h2", finding(**changes), at=1000.0)
+
+
+def test_one_broken_policy_does_not_silence_the_others():
+    (ruling,) = rulings([Broken(), DrainDegraded()], cluster(ailing()), RULES)
+
+    assert (ruling.verdict.policy, ruling.held_back) == ("drain_degraded", "")
+
+
+def test_no_policy_whatsoever_hears_of_what_only_observes():
+    assert rulings([Reckless()], cluster(ailing(strategy=Strategy.OBSERVE)), RULES) == []
+    assert rulings([Reckless()], cluster(ailing(strategy=Strategy.ADVISE)), RULES) != []
+
+
+def test_an_open_breaker_holds_back_with_a_reason():
+    asked = DrainRequest("h1", "r")
+    view = cluster(ailing(), breaker=OPEN, drains=(asked,))
+    found = rulings([DrainRequested(), DrainDegraded()], view, RULES)
+
+    assert [bool(r.held_back) for r in found] == [False, True]
+    assert "too much" in found[1].held_back
+
+
+def test_it_is_said_why_a_grave_finding_moves_nobody():
+    alike = (ailing(), host("h3", finding("h3", id="h3-1"), at=1000.0))
+    observed = ailing(strategy=Strategy.OBSERVE)
+
+    assert withheld(cluster(ailing()), RULES) == []
+    assert all("raised the same" in why for _, why in withheld(cluster(*alike), RULES))
+    assert len(withheld(cluster(*alike), RULES)) == 2
+    ((_, why),) = withheld(cluster(observed), RULES)
+    assert why == "strategy of nvml is observe"
+
+
+def stepping(*hosts, **changes):
+    """A view in which all ranks train and a standby waits."""
+    spare = host("h4", activity=Activity.STANDBY)
+    view = cluster(*hosts, spare, **changes)
+
+    def begun(h):
+        workers = tuple(structs.replace(w, step=5, world_size=3, rank=None) for w in h.workers)
+        return structs.replace(h, workers=workers)
+
+    return structs.replace(view, hosts=tuple(map(begun, view.hosts)))
+
+
+def test_what_would_be_done_is_foreseen():
+    view = stepping(ailing())
+    found = rulings([DrainDegraded()], view, RULES)
+    (outlook,) = foreseen(found, view, Limits(), now=0.0)
+
+    assert outlook.plan.phase is Phase.PREPARE
+    assert [m.joiner.host for m in outlook.plan.moves] == ["h4"]
+    assert outlook.plan.choice
+
+
+def test_what_a_pause_keeps_from_being_done_is_foreseen():
+    view = stepping(ailing(), paused=True)
+    found = rulings([DrainDegraded()], view, RULES)
+    (outlook,) = foreseen(found, view, Limits(), now=0.0)
+
+    assert outlook.plan is None
+    assert "tmd resume" in outlook.waits
+
+
+def test_a_plan_that_is_over_is_not_foreseen_again():
+    over = planned(2)
+    view = stepping(record=structs.replace(RECORD, plan=over, history=(over,)))
+    (outlook,) = foreseen([], view, Limits(), now=0.0)
+
+    assert (outlook.plan, outlook.waits) == (None, "")
+
+
+def test_the_breaker_says_what_happened_and_who_closed_it():
+    opened, closed = told(OPEN, "h1"), told(Breaker(reason="too much", at=60.0, by="ann"), "h2")
+
+    assert (opened.state, opened.at, opened.strategy) == (State.RAISED, 50.0, Strategy.ADVISE)
+    assert "tmd resume" in opened.message
+    assert closed.state is State.CLEARED
+    assert "ann" in closed.message

@@ -1,0 +1,99 @@
+"""How long a worker waits for others, and how long others wait for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+
+from tests.fabric.circle import at_once, circle, sync
+from tmd.fabric.gauge import Gauge, Waits, busy_between
+
+BEGIN = Waits(at=100.0, total_s=5.0, called_at=99.0, total_before_s=5.0, settled_at=99.5)
+
+
+@pytest.mark.parametrize(
+    ("end", "busy"),
+    [
+        (Waits(110.0, 5.0, 99.0, 5.0, 99.5), 10.0),
+        (Waits(110.0, 8.0, 99.0, 5.0, 99.5), 7.0),
+        (Waits(110.0, 8.0, 107.0, 5.0, 110.0), 7.0),
+        (Waits(110.0, 5.0, 106.0, 5.0, 109.0), 7.0),
+        (Waits(110.0, 9.0, 106.0, 6.0, 109.0), 6.0),
+        (Waits(110.0, 5.0, 108.0, 5.0, 104.0), 10.0),
+        (Waits(110.0, 5.0, 106.0, 5.0, 112.0), 6.0),
+    ],
+    ids=[
+        "no operation",
+        "the rest of an old one",
+        "a wait that is seen",
+        "a future",
+        "an early wait and a future",
+        "not complete yet",
+        "complete a moment after the vote began",
+    ],
+)
+def test_busy_is_what_is_left_of_the_step(end, busy):
+    assert busy_between(BEGIN, end) == pytest.approx(busy)
+
+
+def test_waits_of_several_threads_count_once():
+    gauge = Gauge()
+    with gauge:
+        inside = time.monotonic()
+        with gauge:
+            pass
+        within = time.monotonic() - inside
+    waits = gauge.read()
+
+    assert within <= waits.total_s <= waits.at - inside + 1.0
+    assert gauge.level == 0
+
+
+def compute():
+    """Something that takes a while; returns how long it took."""
+    began = time.monotonic()
+    torch.linalg.qr(torch.ones(400, 400))
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize("by_future", [False, True], ids=["waits", "future"])
+def test_the_early_rank_waits_and_the_late_one_is_busy(by_future):
+    """However the caller waits: in the call, or for the future as DDP does."""
+    with circle(2) as c:
+        c.group()
+        early, late = c.fabrics
+        called = threading.Event()
+
+        def reduce(fabric):
+            tensor = torch.ones(4)
+            group = c.of(fabric)
+            if by_future:
+                work = group.allreduce([tensor])
+                called.set()
+                work.get_future().wait()
+            else:
+                called.set()
+                group.allreduce([tensor], sync()).wait()
+
+        def first():
+            begin = early.blocked.read()
+            reduce(early)
+            end = early.blocked.read()
+            return end.at - begin.at, busy_between(begin, end)
+
+        def second():
+            begin = late.blocked.read()
+            assert called.wait(10)
+            while not early.waiting:
+                time.sleep(0)
+            took = compute()
+            reduce(late)
+            return took, busy_between(begin, late.blocked.read())
+
+        (passed, own), (computed, busy) = at_once([first, second])
+
+    assert passed - own >= computed
+    assert busy >= computed

@@ -1,0 +1,249 @@
+"""Policies that move ranks off hosts which still work: never by doubt, and saying why."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import structs
+from tmd_policies.drain_degraded import DrainDegraded, DrainDegradedConfig
+from tmd_policies.rebalance_periodic import RebalancePeriodic, RebalancePeriodicConfig
+from tmd_policies.rebalance_stragglers import RebalanceStragglers
+from tmd_policies.replace_failed import ReplaceFailed
+
+from tests.plugins.clusters import (
+    HOSTS,
+    RECORD,
+    cluster,
+    finding,
+    host,
+    member,
+    pace,
+    planned,
+    slow,
+    worker,
+)
+from tmd.plugin import (
+    Activity,
+    JobState,
+    Kind,
+    Mark,
+    Membership,
+    Move,
+    Phase,
+    Severity,
+    Strategy,
+    Urgency,
+)
+
+
+def moved(policy, view):
+    verdicts = policy.decide(view)
+    assert all(v.urgency is Urgency.DRAIN and v.policy == policy.name for v in verdicts)
+    return [v.worker for v in verdicts]
+
+
+# --- drain_degraded -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("severity", [Severity.DEGRADED, Severity.FATAL])
+def test_a_grave_finding_about_a_host_drains_its_ranks(severity):
+    view = cluster(host("h2", finding(severity=severity)))
+    (verdict,) = DrainDegraded().decide(view)
+
+    assert (verdict.worker, verdict.cause, verdict.urgency) == (
+        worker("h2"),
+        "nvml.ecc",
+        Urgency.DRAIN,
+    )
+    assert "gpu:GPU-1" in verdict.reason
+    assert "a row is to be remapped" in verdict.reason
+
+
+def test_every_rank_of_the_host_is_drained():
+    two = tuple(structs.replace(member("h2"), worker=f"h2/job/{n}.a") for n in (0, 1))
+    record = structs.replace(RECORD, membership=Membership(1, (member("h1"), *two)))
+    view = cluster(host("h2", finding()), record=record)
+
+    assert moved(DrainDegraded(), view) == ["h2/job/0.a", "h2/job/1.a"]
+
+
+def test_the_gravest_finding_is_the_reason():
+    fatal = finding(code="nvml.missing", severity=Severity.FATAL)
+    (verdict,) = DrainDegraded().decide(cluster(host("h2", finding(), fatal)))
+
+    assert verdict.cause == "nvml.missing"
+
+
+@pytest.mark.parametrize(
+    "milder",
+    [
+        finding(severity=Severity.WARNING),
+        finding(severity=Severity.INFO),
+        finding(strategy=Strategy.ADVISE),
+        finding(strategy=Strategy.OBSERVE),
+        finding(job="job", entity=worker("h2")),
+        finding(stated=Severity.WARNING),
+    ],
+    ids=["warning", "info", "advise", "observe", "about a worker", "only came back"],
+)
+def test_less_drains_nothing(milder):
+    assert moved(DrainDegraded(), cluster(host("h2", milder))) == []
+
+
+def test_what_only_came_back_drains_if_that_is_wanted():
+    policy = DrainDegraded(DrainDegradedConfig(repeated=True))
+
+    assert moved(policy, cluster(host("h2", finding(stated=Severity.WARNING)))) == [worker("h2")]
+
+
+@pytest.mark.parametrize("state", [JobState.FINISHING, JobState.FINISHED, JobState.FAILED])
+def test_a_job_that_ends_is_left_alone(state):
+    record = structs.replace(RECORD, state=state)
+    view = cluster(host("h2", finding(), slow(), pace=pace(1e6), at=1e9), record=record)
+
+    for policy in (DrainDegraded(), RebalanceStragglers(), RebalancePeriodic()):
+        assert moved(policy, view) == []
+
+
+# --- rebalance_stragglers -------------------------------------------------------------------------
+
+WITNESS = finding(code="nvml.slowed", severity=Severity.WARNING, strategy=Strategy.ADVISE)
+
+
+def test_a_slow_rank_is_moved_once_it_has_cost_as_much_as_a_move():
+    def seen(lost):
+        view = cluster(host("h2", slow(), WITNESS, pace=pace(lost)))
+        return moved(RebalanceStragglers(), view)
+
+    assert seen(29.9) == []
+    assert seen(30.0) == [worker("h2")]
+
+
+def test_the_cost_of_a_move_is_what_moves_have_cost():
+    """From the switch to the first commit after it; only planned moves that were done count."""
+    marks = (Mark(Phase.PREPARE, 0.0), Mark(Phase.SWITCH, 50.0), Mark(Phase.DONE, 150.0))
+    failover = planned(
+        1, kind=Kind.FAILOVER, timeline=(Mark(Phase.SWITCH, 0), Mark(Phase.DONE, 999))
+    )
+    record = structs.replace(RECORD, history=(failover, planned(2, timeline=marks)))
+
+    def seen(lost):
+        view = cluster(host("h2", slow(), WITNESS, pace=pace(lost)), record=record)
+        return moved(RebalanceStragglers(), view)
+
+    assert seen(99.0) == []
+    assert seen(100.0) == [worker("h2")]
+
+
+def test_the_reason_names_the_figures_and_the_witness():
+    view = cluster(host("h2", slow(), WITNESS, pace=pace(42.0)))
+    (verdict,) = RebalanceStragglers().decide(view)
+
+    for word in ("1.30 times", "step 400", "42 s", "30 s", "nvml.slowed"):
+        assert word in verdict.reason
+
+
+@pytest.mark.parametrize(
+    "witness",
+    [
+        structs.replace(WITNESS, strategy=Strategy.OBSERVE),
+        structs.replace(WITNESS, severity=Severity.INFO),
+        structs.replace(WITNESS, code="host.disk_full"),
+        structs.replace(WITNESS, code="nic.unreadable"),
+        structs.replace(WITNESS, at=100.0 + 601),
+        structs.replace(WITNESS, at=100.0 - 601),
+    ],
+    ids=["observes", "remark", "explains nothing", "saw nothing", "later", "earlier"],
+)
+def test_slowness_that_nothing_explains_moves_nobody(witness):
+    """As often as not it is the workload: a new host would be as slow."""
+    view = cluster(host("h2", slow(), witness, pace=pace(1e6)))
+
+    assert moved(RebalanceStragglers(), view) == []
+
+
+def test_a_witness_on_another_host_is_none():
+    view = cluster(host("h2", slow(), pace=pace(1e6)), host("h3", WITNESS))
+
+    assert moved(RebalanceStragglers(), view) == []
+
+
+def test_that_all_ranks_of_one_host_are_slow_is_evidence():
+    two = tuple(structs.replace(member("h2"), worker=f"h2/job/{n}.a") for n in (0, 1))
+    record = structs.replace(RECORD, membership=Membership(1, (member("h1"), *two)))
+
+    def seen(*entities):
+        alerts = tuple(slow(entity=e) for e in entities)
+        base = host("h2", *alerts)
+        workers = tuple(
+            structs.replace(base.workers[0], worker=m.worker, pace=pace(99.0)) for m in two
+        )
+        view = cluster(structs.replace(base, workers=workers), record=record)
+        return moved(RebalanceStragglers(), view)
+
+    assert seen("h2/job/0.a") == []
+    assert seen("h2/job/0.a", "h2/job/1.a") == ["h2/job/0.a", "h2/job/1.a"]
+
+
+def test_a_rank_that_is_not_slow_any_more_stays():
+    well = structs.replace(pace(99.0), slow_since=None)
+
+    assert moved(RebalanceStragglers(), cluster(host("h2", slow(), WITNESS, pace=well))) == []
+
+
+# --- rebalance_periodic ---------------------------------------------------------------------------
+
+DAILY = RebalancePeriodic(RebalancePeriodicConfig(every_s=86_400))
+SPARE = host("h4", activity=Activity.STANDBY, at=1e6)
+
+
+def test_the_ranks_longest_in_place_move_when_a_period_is_over():
+    """h1 got its rank by a move, h2 and h3 when the job formed."""
+    move = Move(rank=0, leaver=member("h9"), joiner=member("h1"))
+    ended = planned(1, moves=(move,), timeline=(Mark(Phase.DONE, 1e6 - 86_400),))
+    record = structs.replace(RECORD, history=(ended,))
+    late = structs.replace(ended, timeline=(Mark(Phase.DONE, 1e6 - 86_399),))
+
+    assert moved(DAILY, cluster(SPARE, record=record)) == [worker("h2")]
+    assert moved(DAILY, cluster(SPARE, record=structs.replace(record, history=(late,)))) == []
+
+
+def test_without_a_standby_nothing_is_asked_for():
+    assert moved(DAILY, cluster(host("h1", at=1e6))) == []
+
+
+def test_a_move_that_was_dropped_waits_for_the_next_period():
+    dropped = planned(1, phase=Phase.ABORTED, timeline=(Mark(Phase.ABORTED, 1e6 - 5),))
+    record = structs.replace(RECORD, history=(dropped,))
+
+    assert moved(DAILY, cluster(SPARE, record=record)) == []
+
+
+# --- strategies -----------------------------------------------------------------------------------
+
+ALERTS = st.builds(
+    finding,
+    host=st.sampled_from(HOSTS),
+    detector=st.sampled_from(["nvml", "straggler", "trainer", "nic"]),
+    code=st.sampled_from(["nvml.slowed", "straggler.slow", "trainer.stalled", "nic.down"]),
+    entity=st.sampled_from(["gpu:GPU-1", *map(worker, HOSTS)]),
+    severity=st.sampled_from(list(Severity)),
+    strategy=st.sampled_from([Strategy.OBSERVE, Strategy.ADVISE]),
+    job=st.sampled_from(["", "job"]),
+    stated=st.sampled_from([None, Severity.WARNING]),
+)
+
+
+@given(st.lists(ALERTS, max_size=8))
+def test_observe_and_advise_never_move_anybody(alerts):
+    """Whatever is raised, however grave, of whatever code, and however slow all ranks are."""
+    hosts = [host(name, *(a for a in alerts if a.host == name), pace=pace(1e9)) for name in HOSTS]
+    view = cluster(*hosts)
+
+    for policy in (
+        DrainDegraded(DrainDegradedConfig(repeated=True)),
+        RebalanceStragglers(),
+        ReplaceFailed(),
+    ):
+        assert list(policy.decide(view)) == []

@@ -1,0 +1,165 @@
+"""Each rank measures itself, tells it in real votes, and judges itself by what all told."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from msgspec import structs
+
+from tests.fabric.circle import circle
+from tmd.core.model import Activity
+from tmd.core.stragglers import BLOCK
+from tmd.fabric.gauge import Waits
+from tmd.testing.clients import worker_status
+from tmd.trainer.ballot import CLOSING, STEPPING, agree
+from tmd.trainer.pacing import UNKNOWN, Pacing
+
+RANKS = 3
+
+
+class Script:
+    """Stands for the gauge: steps that compute as long as it is told and wait for the rest."""
+
+    def __init__(self):
+        self.at = 0.0
+        self.waited = 0.0
+
+    def read(self):
+        return Waits(self.at, self.waited, -1.0, 0.0, -1.0)
+
+    def step(self, busy, wait):
+        self.at += busy + wait
+        self.waited += wait
+
+
+class Rank:
+    """One rank of a job, without its script."""
+
+    def __init__(self, fabric, rank, replicas=tuple(range(RANKS)), ranks=RANKS):
+        self.fabric = fabric
+        self.script = Script()
+        self.pacing = Pacing(self.script)
+        status = worker_status(f"h/job/{rank}.a", activity=Activity.TRAINING)
+        self.status = structs.replace(
+            status, world_size=ranks, rank=rank, epoch=1, replicas=replicas
+        )
+        self.random = random.Random(rank)
+        self.pace = None
+        self.said = []
+
+    def run(self, steps, busy=0.4, step_s=0.6):
+        for _ in range(steps):
+            took = busy * self.random.lognormvariate(0.0, 0.03)
+            self.pacing.begin()
+            self.script.step(took, step_s - took)
+            shares = self.pacing.shares(self.status)
+            self.said.append(len(shares))
+            _, told = agree(self.fabric, self.status.step, 0, STEPPING, shares)
+            self.pacing.heard(self.status, told)
+            self.pace = self.pacing.took(step_s)
+            self.status = structs.replace(self.status, step=self.status.step + 1)
+        return self.pace
+
+
+@pytest.fixture
+def job():
+    with circle(RANKS) as c:
+        yield [Rank(fabric, rank) for rank, fabric in enumerate(c.fabrics)], c
+
+
+def run(job, steps, busy=(0.4,) * RANKS, step_s=0.6):
+    ranks, c = job
+    return c.each(lambda f: ranks[f.rank].run(steps, busy[f.rank], step_s))
+
+
+def test_the_slow_rank_alone_says_so(job):
+    """All steps take equally long on all ranks: only the time without waiting differs."""
+    run(job, 200)
+    paces = run(job, 60, busy=(0.4, 0.52, 0.4))
+
+    assert [p.slow_since is not None for p in paces] == [False, True, False]
+    assert paces[1].ratio == pytest.approx(1.3, rel=0.1)
+    assert {p.step for p in paces} == {260}
+
+
+def test_numbers_travel_on_the_last_step_of_a_block_only(job):
+    run(job, 25)
+
+    for rank in job[0]:
+        assert [n for n, length in enumerate(rank.said) if length] == [9, 19]
+
+
+def test_a_new_epoch_forgets_what_was_usual(job):
+    """Also in the middle of a block: its first steps belong to others."""
+    run(job, 200)
+    run(job, 60, busy=(0.4, 0.52, 0.4))
+    run(job, 5)
+    for rank in job[0]:
+        rank.status = structs.replace(rank.status, epoch=2)
+    afterwards = run(job, 5)
+    next_block = run(job, 10)
+
+    assert afterwards == [None] * RANKS
+    assert [p.slow_since for p in next_block] == [None] * RANKS
+
+
+def test_only_ranks_of_equal_state_are_compared():
+    """Ranks 0 and 1 are replicas; rank 2 does something else and has nobody beside it."""
+    with circle(RANKS) as c:
+        groups = ((0, 1), (0, 1), (2,))
+        ranks = [Rank(f, r, groups[r]) for r, f in enumerate(c.fabrics)]
+        job = ranks, c
+        run(job, 200, busy=(0.4, 0.4, 4.0), step_s=5.0)
+        paces = run(job, 60, busy=(0.4, 0.52, 4.0), step_s=5.0)
+
+    assert paces[1].slow_since is not None
+    assert paces[1].ratio == pytest.approx(1.3, rel=0.1)
+    assert paces[2] is None
+
+
+def test_that_all_got_slower_is_told(job):
+    run(job, 150)
+    paces = run(job, 50, busy=(0.5,) * RANKS, step_s=0.9)
+
+    assert all(p.group_slow for p in paces)
+    assert all(p.slow_since is None for p in paces)
+
+
+def test_one_alone_has_nobody_to_compare_itself_with():
+    with circle(1) as c:
+        rank = Rank(c.fabrics[0], 0, (0,), ranks=1)
+        pace = rank.run(3 * BLOCK)
+
+    assert pace is None
+
+
+def test_who_follows_a_rank_hears_a_longer_vote_than_it_says():
+    """A shadow gets the outcome of its rank's vote, whose numbers are not about itself."""
+    pacing = Pacing(Script())
+    status = worker_status("h/job/0.a", activity=Activity.IN_STEP)
+    status = structs.replace(status, world_size=RANKS, step=BLOCK - 1, replicas=())
+    shares = pacing.shares(status)
+    pacing.heard(status, (400_000, 400_000, 400_000))
+
+    assert shares == (UNKNOWN,) * RANKS
+    assert pacing.took(0.5) is None
+
+
+def test_the_end_of_a_call_is_voted_without_numbers(job):
+    """It is counted like a step, also where a block would end."""
+    _, c = job
+    run(job, BLOCK - 1)
+    outcomes = c.each(lambda f: agree(f, BLOCK - 1, 0, CLOSING))
+
+    assert outcomes == [(0, ())] * RANKS
+
+
+def test_a_vote_still_finds_ranks_at_different_places(job):
+    _, c = job
+
+    def vote(fabric):
+        with pytest.raises(RuntimeError, match="different places"):
+            agree(fabric, fabric.rank, 0, STEPPING, (UNKNOWN,) * RANKS)
+
+    c.each(vote)

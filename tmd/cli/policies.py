@@ -1,0 +1,122 @@
+"""The verb policy explain, and what a dry run shows: what would be decided, and why."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tmd.cli.common import ConfigOption, JsonOption, with_store
+from tmd.core.errors import TmdError
+
+if TYPE_CHECKING:
+    from tmd.config import Settings
+    from tmd.core.model import ClusterView, MigrationPlan
+    from tmd.daemon.store import RedisStore
+
+policy = typer.Typer(help="Say what the policies want, and why.", no_args_is_help=True)
+
+
+@policy.command("explain")
+def explain(
+    config: ConfigOption = None,
+    view: Annotated[
+        Path | None,
+        typer.Option("--view", help="A recorded view, as 'tmd status --json' prints it."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say every verdict on the cluster as it is, or as it was recorded, and what would be done.
+
+    Nothing is written.
+    """
+    from tmd.config import load
+
+    if view is not None:
+        _tell(_read(view), load(config), as_json)
+        return
+
+    async def look(store: RedisStore, settings: Settings) -> None:
+        _tell(await store.snapshot(), settings, as_json)
+
+    with_store(config, look)
+
+
+def _read(file: Path) -> ClusterView:
+    import msgspec
+
+    from tmd.core.model import ClusterView
+
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=ClusterView)
+    except OSError as error:
+        raise TmdError(f"cannot read {file}: {error.strerror}") from None
+    except msgspec.MsgspecError as error:
+        raise TmdError(f"{file} is no view as 'tmd status --json' prints it: {error}") from None
+
+
+def _tell(view: ClusterView, settings: Settings, as_json: bool) -> None:
+    found = outlook(view, settings)
+    if as_json:
+        import msgspec
+
+        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        return
+    for line in lines(found):
+        typer.echo(line)
+
+
+def outlook(view: ClusterView, settings: Settings) -> dict[str, Any]:
+    """All that is decided about ``view``: rulings, findings that may not act, what follows."""
+    from tmd.core.breaker import tripped
+    from tmd.daemon.judging import foreseen, rulings, withheld
+    from tmd.daemon.plugins import load_policies
+
+    rules = settings.breaker.rules()
+    found = rulings(load_policies(settings), view, rules)
+    jobs = foreseen(found, view, settings.limits.limits(), now=time.time())
+    return {
+        "breaker": view.breaker.reason if view.breaker.open else "",
+        "would_open": tripped(view, rules) or "",
+        "rulings": found,
+        "withheld": [{"alert": alert, "why": why} for alert, why in withheld(view, rules)],
+        "jobs": jobs,
+    }
+
+
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    """The outlook in sentences."""
+    if found["breaker"]:
+        yield f"the circuit breaker is open: {found['breaker']}"
+    if found["would_open"]:
+        yield f"the circuit breaker would be opened: {found['would_open']}"
+    if not found["rulings"]:
+        yield "no policy wants anything"
+    for ruling in found["rulings"]:
+        verdict = ruling.verdict
+        yield f"{verdict.policy}: {verdict.urgency} {verdict.worker}: {verdict.reason}"
+        if ruling.held_back:
+            yield f"  held back: {ruling.held_back}"
+    for each in found["withheld"]:
+        alert = each["alert"]
+        yield f"{alert.host}: {alert.code} of {alert.entity} moves nobody: {each['why']}"
+    for job in found["jobs"]:
+        yield from plan_lines(job.job, job.plan, job.waits)
+
+
+def plan_lines(job: str, plan: MigrationPlan | None, waits: str) -> Iterator[str]:
+    """What would be done about one job."""
+    if plan is not None:
+        yield f"{job}: {plan.kind} {plan.id} because of {plan.cause}"
+        for move in plan.moves:
+            joiner = move.joiner.worker if move.joiner else "a standby, once all have halted"
+            yield f"  rank {move.rank}: {move.leaver.worker} -> {joiner}"
+        for reason in plan.choice:
+            yield f"  {reason}"
+    elif waits:
+        yield f"{job}: {waits}"
+    else:
+        yield f"{job}: nothing would be done"

@@ -1,0 +1,167 @@
+"""Which rank computes more slowly than its peers, and whether all have become slower.
+
+Pure. Each worker judges itself by what the vote tells it of everybody, so all compare the same
+steps and nobody else has to remember anything. A step takes equally long on all ranks: it is the
+compute time, without waiting for others, that says who is late, and a worker is compared with the
+median of the *others* of its peer group, which works for two and cancels what is slow for all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import median
+
+from msgspec import Struct, structs
+
+from tmd.core.pace import Pace
+
+BLOCK = 10
+"""Steps that are told as one: the median of their compute times."""
+WINDOW = 2
+"""Blocks that are judged together."""
+LEARNT = 10
+"""Clean blocks after which a worker knows what is usual for it."""
+KEPT = 30
+"""Clean blocks that say what is usual."""
+RATIO, RATIO_CLEAR = 1.10, 1.05
+Z = 5.0
+"""So many standard errors above what is usual."""
+LEAST_SPREAD = 0.003
+CONFIRM, OF = 3, 4
+"""Flagged windows among the latest ones that make it certain."""
+CLEAN = 6
+"""Clean windows in a row after which it is over."""
+MAD = 1.4826
+"""From a median absolute deviation to a standard deviation of a normal distribution."""
+MEDIAN_ERROR = 1.2533
+"""Standard error of a median, in those of a mean."""
+
+
+class Told(Struct, frozen=True):
+    """What the vote after a block told of the peer group."""
+
+    step: int
+    """The last of the block."""
+    own_s: float
+    others_s: tuple[float, ...]
+    """Of the other ranks of the group; at least one."""
+    ranks: int
+    """Of the whole job."""
+
+
+class Watch(Struct, frozen=True):
+    """What a worker remembers while who holds which rank stays the same."""
+
+    recent: tuple[float, ...] = ()
+    """Log-ratios of the latest blocks, one window of them."""
+    usual: tuple[float, ...] = ()
+    """Log-ratios of clean blocks; frozen while there is suspicion."""
+    flags: tuple[bool, ...] = ()
+    """Of the latest windows, newest last."""
+    suspected: int | None = None
+    """Step of the first flagged window of the present suspicion."""
+    slow_since: int | None = None
+    clean: int = 0
+    """Clean windows in a row since it was certain."""
+    lost_s: float = 0.0
+
+
+def judged(watch: Watch, told: Told) -> tuple[Watch, Pace]:
+    """What is remembered after one more block, and what is said of it."""
+    others = median(told.others_s)
+    ratio = math.log(told.own_s / others)
+    recent = (*watch.recent, ratio)[-WINDOW:]
+    mean = median(recent)
+    flagged = len(recent) == WINDOW and _stands_out(mean, watch.usual)
+    flags = (*watch.flags, flagged)[-OF:]
+    suspected = (watch.suspected or told.step) if any(flags) else None
+    usual = watch.usual
+    if suspected is None and watch.slow_since is None:
+        usual = (*usual, ratio)[-KEPT:]
+    since, clean = _certain(watch, flags, suspected, mean)
+    lost = 0.0
+    if since is not None or suspected is not None:
+        lost = watch.lost_s + _loss(told, others, usual)
+    watch = Watch(recent, usual, flags, suspected, since, clean, lost)
+    return watch, Pace(
+        step=told.step,
+        busy_s=told.own_s,
+        ratio=math.exp(mean),
+        slow_since=since,
+        lost_s=lost if since is not None else 0.0,
+    )
+
+
+def _stands_out(mean: float, usual: Sequence[float]) -> bool:
+    """Slower than the others by more than a trifle, and by more than it ever was."""
+    if len(usual) < LEARNT or mean < math.log(RATIO):
+        return False
+    middle, spread = _spread(usual)
+    return mean - middle >= Z * MEDIAN_ERROR * spread / math.sqrt(WINDOW)
+
+
+def _certain(
+    watch: Watch, flags: Sequence[bool], suspected: int | None, mean: float
+) -> tuple[int | None, int]:
+    """Since when it is slow, and how long it has not been."""
+    if watch.slow_since is None:
+        return (suspected, 0) if sum(flags) >= CONFIRM else (None, 0)
+    clean = watch.clean + 1 if mean < math.log(RATIO_CLEAR) else 0
+    return (None, 0) if clean >= CLEAN else (watch.slow_since, clean)
+
+
+def _loss(told: Told, others: float, usual: Sequence[float]) -> float:
+    """Seconds that all others waited for this rank in the block, beyond what is usual."""
+    always = others * math.exp(median(usual)) if usual else others
+    excess = max(0.0, told.own_s - max(others, always))
+    return BLOCK * excess * (told.ranks - 1) / told.ranks
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float]:
+    """Median and robust standard deviation."""
+    middle = median(values)
+    return middle, max(MAD * median(abs(v - middle) for v in values), LEAST_SPREAD)
+
+
+# --- the job as a whole ---------------------------------------------------------------------------
+
+STEPS_LEARNT = 100
+BOUND = 3.0
+"""A single step counts for no more standard deviations than this, however long it took."""
+DRIFT, ALARM = 0.75, 12.0
+FULL = 2 * ALARM
+"""The sum grows no further, so that it is over soon after it is over."""
+
+
+class Trend(Struct, frozen=True):
+    """A one-sided cumulative sum over step times: says that the job got slower, not who did it."""
+
+    first: tuple[float, ...] = ()
+    """Logarithms of the first step times, until they say what is usual."""
+    middle: float = 0.0
+    spread: float = 0.0
+    offset: float = 0.0
+    """Mean of the bounded deviations that were usual: long tails are no trend."""
+    total: float = 0.0
+    slower: bool = False
+
+
+def followed(trend: Trend, step_s: float) -> Trend:
+    """The trend after one more step."""
+    value = math.log(step_s)
+    if trend.spread == 0.0:
+        first = (*trend.first, value)
+        if len(first) < STEPS_LEARNT:
+            return structs.replace(trend, first=first)
+        middle, spread = _spread(first)
+        usual = [_bounded((v - middle) / spread) for v in first]
+        return Trend(middle=middle, spread=spread, offset=sum(usual) / len(usual))
+    deviation = _bounded((value - trend.middle) / trend.spread) - trend.offset
+    total = min(FULL, max(0.0, trend.total + deviation - DRIFT))
+    slower = total > ALARM or (trend.slower and total > 0.0)
+    return structs.replace(trend, total=total, slower=slower)
+
+
+def _bounded(value: float) -> float:
+    return max(-BOUND, min(BOUND, value))

@@ -1,0 +1,85 @@
+"""What outlives the detectors: operators' word on this host, and the memory of what came back.
+
+Level-triggered: a request stays in the store until it has been served here, so an absent daemon
+misses none. Serving one twice ends what is over already.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from tmd.core.errors import StoreUnavailable
+from tmd.core.findings import Memory
+from tmd.core.triage import restored
+from tmd.daemon.bus import Bell, Reach, Store
+from tmd.daemon.watcher import Watcher
+
+log = structlog.get_logger("tmd.health")
+
+LOOK_S = 5.0
+
+
+class Health:
+    """Serves requests for one host. ``bell`` is rung when there may be one."""
+
+    def __init__(
+        self, host: str, watcher: Watcher, store: Store, reach: Reach, state_dir: Path
+    ) -> None:
+        self.bell = Bell()
+        self._host = host
+        self._watcher = watcher
+        self._store = store
+        self._reach = reach
+        self._file = state_dir / "findings.json"
+        self._kept = _read(self._file)
+        watcher.board = restored(self._kept, host)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            self.keep()
+            try:
+                await self._serve()
+            except StoreUnavailable as error:
+                await self._reach.lost(error)
+                continue
+            self._reach.answered()
+            await self.bell.heard(LOOK_S)
+
+    async def _serve(self) -> None:
+        for request in await self._store.healthy_requests():
+            if request.host == self._host:
+                self._watcher.declare_healthy(request)
+                self.keep()
+                await self._store.healthy_served(request)
+
+    def keep(self) -> None:
+        """Write down what must outlive a restart, if it has changed."""
+        memory = self._watcher.board.memory
+        if memory != self._kept:
+            self._kept = memory
+            _write(self._file, memory)
+
+
+def _read(file: Path) -> Memory:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=Memory)
+    except FileNotFoundError:
+        return Memory()
+    except (OSError, msgspec.MsgspecError) as error:
+        log.warning("cannot read what was raised before", file=str(file), error=str(error))
+        return Memory()
+
+
+def _write(file: Path, memory: Memory) -> None:
+    """Replace ``file`` atomically. A full disk must not stop the daemon: it is only logged."""
+    fresh = file.with_suffix(".new")
+    try:
+        fresh.write_bytes(msgspec.json.encode(memory))
+        os.replace(fresh, file)
+    except OSError as error:
+        log.warning("cannot save what was raised", file=str(file), error=str(error))

@@ -1,0 +1,80 @@
+"""How many threads wait for others, and for how long somebody did."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import NamedTuple
+
+
+class Waits(NamedTuple):
+    """A reading. Times are monotonic seconds."""
+
+    at: float
+    total_s: float
+    """For how long at least one thread has waited, since the gauge was made."""
+    called_at: float
+    """When the latest operation was called."""
+    total_before_s: float
+    """``total_s`` at that moment."""
+    settled_at: float
+    """When the latest operation was completed."""
+
+
+class Gauge:
+    """How many threads are inside something. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.level = 0
+        self._since = 0.0
+        self._total = 0.0
+        self._called = 0.0
+        self._before = 0.0
+        self._settled = 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self.level == 0:
+                self._since = time.monotonic()
+            self.level += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self.level -= 1
+            if self.level == 0:
+                self._total += time.monotonic() - self._since
+
+    def called(self) -> None:
+        """An operation begins."""
+        with self._lock:
+            self._called = time.monotonic()
+            self._before = self._waited(self._called)
+
+    def settled(self) -> None:
+        """An operation is complete."""
+        with self._lock:
+            self._settled = time.monotonic()
+
+    def read(self) -> Waits:
+        with self._lock:
+            now = time.monotonic()
+            return Waits(now, self._waited(now), self._called, self._before, self._settled)
+
+    def _waited(self, now: float) -> float:
+        return self._total + (now - self._since if self.level else 0.0)
+
+
+def busy_between(begin: Waits, end: Waits) -> float:
+    """Seconds from ``begin`` to ``end`` in which this worker itself was late.
+
+    DDP waits for the futures of its operations, inside torch, where it cannot be seen. But once a
+    step's last operation has been called nothing is left to compute, so from there until it is
+    complete the worker waits; of all earlier ones only what a thread waited in them counts.
+    """
+    if end.called_at <= begin.at:
+        return end.at - begin.at - (end.total_s - begin.total_s)
+    earlier = end.total_before_s - begin.total_s
+    seen = end.total_s - end.total_before_s
+    presumed = min(end.settled_at, end.at) - end.called_at
+    return end.at - begin.at - earlier - max(seen, presumed, 0.0)
