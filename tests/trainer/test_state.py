@@ -128,3 +128,19 @@ def test_flatten_and_unflatten_are_inverse() -> None:
     assert again["a"][1:] == [None, (1.5, "x")]
     assert torch.equal(again[7]["b"], value[7]["b"])
     assert again[7]["c"] == b"z"
+
+
+def test_the_order_in_which_an_optimizer_met_its_parameters_is_no_part_of_the_state() -> None:
+    """Else a state could not be put in place where the same one came together in another order."""
+    layouts = []
+    for first in (0, 1):
+        params = [nn.Parameter(torch.ones(n + 1)) for n in range(2)]
+        optimizer = torch.optim.AdamW(params, lr=0.1)
+        for met in (first, 1 - first):
+            for number, param in enumerate(params):
+                param.grad = torch.ones_like(param) if number == met else None
+            optimizer.step()
+        layouts.append(Registry({"optimizer": optimizer}).collect()[0])
+
+    assert list(optimizer.state_dict()["state"]) == [1, 0]
+    assert layouts[0] == layouts[1]

@@ -272,7 +272,17 @@ def _state_of(value: nn.Module | Stateful) -> Any:
     if isinstance(value, nn.Module):
         # Buffers that state_dict() leaves out still feed the next forward.
         return {**dict(value.named_parameters()), **dict(value.named_buffers())}
+    if isinstance(value, torch.optim.Optimizer):
+        return _in_order(value.state_dict())
     return value.state_dict()
+
+
+def _in_order(state: dict[str, Any]) -> dict[str, Any]:
+    """By parameter: an optimizer keeps the order in which it met them, which is not the same in a
+    worker that got its state piece by piece."""
+    numbered = [k for k in state["state"] if isinstance(k, int)]
+    others = [k for k in state["state"] if not isinstance(k, int)]
+    return {**state, "state": {k: state["state"][k] for k in (*sorted(numbered), *others)}}
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
