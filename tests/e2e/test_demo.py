@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,13 @@ def start(folder: Path, *more: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder with a short name: the demo's hosts have sockets in it."""
+    with tempfile.TemporaryDirectory(prefix="tmd-") as folder:
+        yield Path(folder)
+
+
 def left_behind(folder: Path) -> list[str]:
     """Command lines of processes that have to do with ``folder``."""
     found = []
@@ -41,10 +50,10 @@ def left_behind(folder: Path) -> list[str]:
 
 
 @pytest.mark.timeout(300)
-def test_the_demo_shows_two_events_and_identical_losses(tmp_path: Path) -> None:
+def test_the_demo_shows_two_events_and_identical_losses(tmp_path: Path, short: Path) -> None:
     """Exit status 0 and a JSON with both events, their split, and the comparison."""
     facts_file = tmp_path / "facts.json"
-    demo = start(tmp_path / "t", "--json", str(facts_file))
+    demo = start(short, "--json", str(facts_file))
     output, _ = demo.communicate(timeout=280)
     assert demo.returncode == 0, output
     facts = json.loads(facts_file.read_text())
@@ -60,14 +69,13 @@ def test_the_demo_shows_two_events_and_identical_losses(tmp_path: Path) -> None:
     for event in facts["events"]:
         assert event["split"].keys() == {"detect", "decide", "prepare", "transfer", "resume"}
     assert "losses identical to an undisturbed run: yes" in output
-    assert left_behind(tmp_path / "t") == []
+    assert left_behind(short) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_demo_leaves_no_process(number: int, tmp_path: Path) -> None:
+def test_an_interrupted_demo_leaves_no_process(number: int, short: Path) -> None:
     """Ctrl-C while it trains, and even kill -9."""
-    folder = tmp_path / "t"
-    demo = start(folder)
+    demo = start(short)
     assert demo.stdout is not None
     for line in demo.stdout:
         if "training" in line:
@@ -75,8 +83,8 @@ def test_an_interrupted_demo_leaves_no_process(number: int, tmp_path: Path) -> N
     demo.send_signal(number)
     demo.communicate(timeout=60)
     deadline = time.monotonic() + 10
-    while left_behind(folder) and time.monotonic() < deadline:
+    while left_behind(short) and time.monotonic() < deadline:
         time.sleep(0.05)
 
-    assert left_behind(folder) == []
+    assert left_behind(short) == []
     assert demo.returncode == (130 if number == signal.SIGINT else -number)
