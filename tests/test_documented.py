@@ -64,3 +64,22 @@ def test_links_lead_somewhere(link: str) -> None:
 
 if __name__ == "__main__":
     print(diagram())
+
+
+def test_the_plugins_in_the_readme_are_the_ones_that_are_tested() -> None:
+    """Whoever copies them gets what the tests install and load."""
+    file = ROOT / "tests" / "plugins" / "example_distribution" / "tmd_example.py"
+    code = file.read_text()
+
+    assert code[code.index("import os") :].rstrip() in README
+
+
+def test_every_detector_and_policy_is_named() -> None:
+    """A table row for each detector, a word for each policy."""
+    from tmd.daemon.plugins import installed
+    from tmd.plugin import DETECTOR_GROUP, POLICY_GROUP
+
+    names = {p.name for group in (DETECTOR_GROUP, POLICY_GROUP) for p in installed(group)}
+
+    assert len(names) > 10
+    assert [n for n in sorted(names) if f"`{n}`" not in README] == []
