@@ -169,6 +169,29 @@ async def test_a_crash_is_contained_reported_and_tried_again_with_growing_pauses
     assert news == [(State.RAISED, 1), (State.CLEARED, 3)]
 
 
+class Cancelling(Crashing):
+    """Waits for a task of its own that was cancelled."""
+
+    name = "cancelling"
+
+    async def watch(self, ctx):
+        self.starts.append(ctx.now())
+        inner = asyncio.ensure_future(asyncio.sleep(1e9))
+        inner.cancel()
+        await inner
+        yield SIGNAL
+
+
+async def test_a_cancellation_of_its_own_does_not_end_a_detector_for_good(watching):
+    cancelling = Cancelling()
+    async with watching(cancelling) as (watcher, _):
+        await asyncio.sleep(4)
+        raised = {a.code: a.message for a in watcher.board.alerts}
+
+    assert len(cancelling.starts) == 3
+    assert "let a cancellation of its own out" in raised["detector.failed"]
+
+
 async def test_a_detector_that_breaks_its_promise_is_started_again(watching):
     wedged = Wedged()
     async with watching(wedged) as (watcher, _):

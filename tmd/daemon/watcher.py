@@ -249,6 +249,11 @@ class Watcher:
             try:
                 await self._watch(watched)
                 problem = "ended, though it should watch for ever"
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise
+                problem = "let a cancellation of its own out"
             except Exception as error:
                 # Whatever a foreign detector raises is contained here.
                 log.exception("detector failed", detector=loaded.origin.name)

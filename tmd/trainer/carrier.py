@@ -85,9 +85,9 @@ class Carrier:
         """
         assert move.joiner is not None
         layouts, tensors = self._registry.collect()
-        # A leaver is the rank itself.
-        own = isinstance(duty, Arm)
-        local = self._local.own() if own else self._local.held(move.rank, step)
+        # Who has lived a replica's life lacks only what the leaver alone has; a copy has all.
+        replica = isinstance(duty, Arm) and move.source not in (None, move.leaver)
+        local = self._local.own() if replica else self._local.held(move.rank, step)
         if isinstance(duty, Sync) and not local and self._local.is_live:
             log.warning("what only rank %d had is lost; this rank's own is sent", move.rank)
         header = transfer.Header(step, self.offer(layouts), local)
@@ -167,7 +167,12 @@ class Carrier:
         purpose = state_purpose(takeover.plan, takeover.rank)
         link = self._fabric.accept(purpose, cancel=cancelled)
         takeover.started = time.monotonic()
-        header = transfer.consider(link)
+        try:
+            header = transfer.consider(link)
+        except LinkError:
+            # Or the source would wait for an answer.
+            link.close()
+            raise
         refusal = self.refusal(takeover.rank, header.offer)
         if refusal:
             transfer.answer(link, refusal)

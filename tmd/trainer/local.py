@@ -114,9 +114,9 @@ class LocalState:
         return tuple(sorted(rank for rank, at in self._held if at == step))
 
     def own(self) -> bytes:
-        """A copy of this rank's buffers as they are now."""
+        """A copy of the buffers that forwards write to, as they are now."""
         buffers = self._buffers()
-        return msgpack.encode({name: _bytes(buffer) for name, buffer in buffers.items()})
+        return msgpack.encode({name: _bytes(buffers[name]) for name in self._live(buffers)})
 
     def adopt(self, blob: bytes) -> None:
         """Put a copy of another rank's buffers in place."""

@@ -97,6 +97,11 @@ class Mirror:
     def over(self) -> bool:
         return self._stage is Stage.OVER
 
+    @property
+    def live(self) -> bool:
+        """Whether the joiner gets all outputs."""
+        return self._stage is Stage.LIVE
+
     # --- main thread ------------------------------------------------------------------------------
 
     def at_boundary(self, step: int, position: Position, *, quiet: bool) -> None:

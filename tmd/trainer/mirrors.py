@@ -106,8 +106,10 @@ class Mirrors:
 
     def taken(self, plan: str, cancelled: Callable[[], bool]) -> bool:
         """After a switch: whether the joiner of ``plan`` goes on from what it has been shown."""
-        found = [m for m in self._mirrors if m.plan == plan and not m.over]
-        taken = bool(found) and found[0].wait_until_taken(cancelled)
+        # An older one may not have noticed yet that its link is gone; one that is not live yet
+        # cannot have shown the vote.
+        found = [m for m in self._mirrors if m.plan == plan and m.live]
+        taken = bool(found) and found[-1].wait_until_taken(cancelled)
         self.drop_all("this worker holds no rank any more")
         return taken
 

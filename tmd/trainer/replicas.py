@@ -44,19 +44,30 @@ def replicas_along(mesh: Any, *dims: str) -> Partition:
     return _along(mesh, [names.index(d) for d in dims])
 
 
-def read_off(
-    models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], size: int
-) -> Partition:
+def read_off(models: Sequence[nn.Module], size: int) -> Partition:
     """The partition that follows from how ``models`` are wrapped.
 
     DDP replicates over its group, DTensors (FSDP2, HSDP, tensor parallel) over the dimensions of
     their mesh on which they are ``Replicate``. A bare module with anything to train is taken to be
-    this rank's own, and so is the state of an optimizer that is sharded over the ranks.
+    this rank's own.
     """
     parts = [part for model in models for part in _of_module(model, size)]
-    if any(_is_sharded(optimizer) for optimizer in optimizers):
-        parts.append(all_different(size))
     return reduce(common, parts, all_alike(size))
+
+
+def refuse_talkative(optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """What an optimizer sends after the vote could be lost, and the step would count.
+
+    Raises:
+        TypeError: one communicates in its own ``step()``.
+    """
+    for optimizer in optimizers:
+        # By name: importing it costs every job what only few need.
+        if any(c.__name__ == "ZeroRedundancyOptimizer" for c in type(optimizer).__mro__):
+            raise TypeError(
+                "register(optimizer=...): ZeroRedundancyOptimizer communicates after the vote of "
+                "its step, so a loss just then could not be undone; use FSDP2 (fully_shard)"
+            )
 
 
 def checked(told: Iterable[Iterable[int]], size: int) -> Partition:
@@ -124,8 +135,3 @@ def _along(mesh: Any, dims: Sequence[int]) -> Partition:
         key = tuple(i for dim, i in enumerate(at) if dim not in dims)
         groups[key].append(int(ranks[at]))
     return tuple(sorted(tuple(sorted(group)) for group in groups.values()))
-
-
-def _is_sharded(optimizer: torch.optim.Optimizer) -> bool:
-    # By name: importing it costs every job what only few need.
-    return any(c.__name__ == "ZeroRedundancyOptimizer" for c in type(optimizer).__mro__)

@@ -18,7 +18,7 @@ from tmd.core.model import WorkerStatus
 from tmd.trainer.data import Feed, StepSampler
 from tmd.trainer.gate import Interrupted, Outcome
 from tmd.trainer.local import LocalState
-from tmd.trainer.replicas import Partition, checked, read_off
+from tmd.trainer.replicas import Partition, checked, read_off, refuse_talkative
 from tmd.trainer.seeds import base_seed, seed_all
 from tmd.trainer.state import Registry
 from tmd.trainer.takeover import WalkOn
@@ -117,7 +117,7 @@ class Session:
             others: schedulers, a ``GradScaler``, anything with ``state_dict``/``load_state_dict``.
 
         Raises:
-            TypeError: an object has no state that can be moved.
+            TypeError: an object has no state that can be moved, or an optimizer communicates.
             ValueError: ``replicas`` does not name each rank once.
             RuntimeError: called twice, or a rank was lost while the job was being set up.
         """
@@ -128,12 +128,13 @@ class Session:
                 "a rank was lost while the job was being set up; start it again, nothing is lost"
             )
         registry = Registry({"model": model, "optimizer": optimizer, **others})
+        refuse_talkative(registry.optimizers)
         self._scaled = any(isinstance(o, torch.amp.GradScaler) for o in registry.others)
         self._registry = registry
         self._local = LocalState(registry)
         wrapped = [m for m in _listed(model) if isinstance(m, nn.Module)]
         alike = (
-            read_off(wrapped, registry.optimizers, self.world_size)
+            read_off(wrapped, self.world_size)
             if replicas is None
             else checked(replicas, self.world_size)
         )

@@ -159,6 +159,8 @@ class Shadowing:
             self._rehearsed(following)
             return
         following.settle()
+        # From here on all may be told to switch: a new call could miss the vote.
+        self._recalls = 0
         self._pause_s = RETRY_S
         self._voice.say(
             Activity.IN_STEP,
