@@ -195,14 +195,17 @@ async def test_a_full_disk_costs_no_alert(tmp_path):
 async def test_a_disk_that_does_not_answer_is_not_waited_for(tmp_path):
     """Another process holds the file: as long as it does, memory serves."""
     path = tmp_path / "j"
-    with opened(path, patience_s=0.05, retry_s=0.0) as journal:
+    with opened(path) as journal:
         await journal.add([alert(0)])
-        with closing(sqlite3.connect(path, isolation_level=None)) as other:
-            other.execute("BEGIN EXCLUSIVE")
-            await journal.add([alert(1)])
-            await journal.add([alert(2)])
-            meanwhile = await ids(journal)
-            other.execute("ROLLBACK")
+    with (
+        opened(path, patience_s=0.05, retry_s=0.0) as journal,
+        closing(sqlite3.connect(path, isolation_level=None)) as other,
+    ):
+        other.execute("BEGIN EXCLUSIVE")
+        await journal.add([alert(1)])
+        await journal.add([alert(2)])
+        meanwhile = await ids(journal)
+        other.execute("ROLLBACK")
 
     assert meanwhile == ["h1-1", "h1-2"]
 

@@ -258,12 +258,10 @@ def memory_of(pid):
     return rss_kb, Path(f"/proc/{pid}/maps").read_text()
 
 
-async def test_a_daemon_starts_fast_stays_small_and_ends_clean(tmp_path, redis):
-    """No torch, less than a second, less than 80 MB; SIGTERM: status 0, nothing left behind."""
+async def test_a_daemon_stays_small_and_ends_clean(tmp_path, redis):
+    """No torch, less than 80 MB; SIGTERM: status 0, nothing left behind."""
     async with Cluster(tmp_path, redis) as cluster:
-        started = time.monotonic()
         await cluster.start("h1")
-        took = time.monotonic() - started
 
         async def leading():
             return bool(await cluster.store.leader())
@@ -274,7 +272,6 @@ async def test_a_daemon_starts_fast_stays_small_and_ends_clean(tmp_path, redis):
         process.terminate()
         code = await asyncio.wait_for(process.wait(), 5)
 
-        assert took < 2.0  # twice the promise: the machine may be busy
         assert rss_kb < 80_000
         assert "torch" not in maps
         assert code == 0

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from tmd.core.model import FINAL, ClusterView, MigrationPlan, Phase
-from tmd.demo.cluster import ClusterSpec, LocalCluster, ready
+from tmd.core.model import FINAL, Activity, ClusterView, MigrationPlan, Phase
+from tmd.demo.cluster import ClusterSpec, LocalCluster, ready, workers
 from tmd.demo.report import Trace, read_trace
 from tmd.demo.story import run_golden
 
@@ -87,6 +87,25 @@ class Run:
         return await self.cluster.until(
             lambda v: (p := live_plan(v)) is not None and p.phase is phase, f"phase {phase}"
         )
+
+    async def armed(self) -> ClusterView:
+        """Wait until every rank would switch at its next step boundary.
+
+        READY alone is the leader's word: the order to arm may still be on its way to a trainer,
+        or may have died with a leader, while a job that is let go runs to its end.
+        """
+
+        def ready_to_switch(view: ClusterView) -> bool:
+            plan = live_plan(view)
+            ranks = [w for w in workers(view) if w.activity is Activity.TRAINING]
+            return (
+                plan is not None
+                and plan.phase is Phase.READY
+                and len(ranks) == view.jobs[0].world_size
+                and all(w.plan == plan.id and w.armed for w in ranks)
+            )
+
+        return await self.cluster.until(ready_to_switch, "every rank is armed")
 
     async def plans(self, count: int) -> tuple[MigrationPlan, ...]:
         """The first ``count`` final plans, once there are so many."""

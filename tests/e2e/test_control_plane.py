@@ -46,10 +46,12 @@ async def test_the_leader_dies_in(
         else:
             await run.reached("backward")
         if phase is Phase.SWITCH:
-            await run.in_phase(Phase.READY)
+            await run.armed()
             run.let_go("forward")
         held = live_plan(await run.in_phase(phase))
         await replace_leader(run)
+        if phase is Phase.READY:
+            await run.armed()
         for fault in faults:
             run.let_go(fault.partition("@")[0])
         plan = await run.done()

@@ -18,7 +18,7 @@ async def test_drain_hands_over_and_the_leaver_stands_by(
         tmp_path, redis.url, faults=[GATE, "between@1:20=wait"], more_config=STOP_AND_COPY
     ) as run:
         await run.drain_at_gate()
-        await run.in_phase(Phase.READY)
+        await run.armed()
         run.let_go("forward")
         plan = await run.done("drain")
         view = await run.cluster.until(
@@ -43,7 +43,7 @@ async def test_a_drained_host_that_is_left_ends_its_worker(
         tmp_path, redis.url, faults=[GATE, "between@1:20=wait"], more_config=STOP_AND_COPY
     ) as run:
         await run.drain_at_gate(leave=True)
-        await run.in_phase(Phase.READY)
+        await run.armed()
         run.let_go("forward")
         code = await run.cluster.launchers["h2"].wait()
         run.let_go("between")
@@ -62,12 +62,8 @@ async def test_a_joiner_that_dies_before_the_switch_is_replaced_by_the_next(
     ) as run:
         await run.drain_at_gate(standbys=2)
         await run.reached("prepared")
-        await run.cluster.until(
-            lambda v: (
-                (p := live_plan(v)) is not None and p.phase is Phase.READY and len(history(v)) == 1
-            ),
-            "the second plan is ready",
-        )
+        await run.plans(1)
+        await run.armed()
         run.let_go("forward")
         plan = await run.done("drain")
         first = history(await run.cluster.view())[0]
@@ -85,7 +81,7 @@ async def test_a_joiner_that_dies_after_the_switch_gives_the_rank_back(
         tmp_path, redis.url, faults=[GATE, "receiving@*:*=kill"], more_config=STOP_AND_COPY
     ) as run:
         await run.drain_at_gate()
-        await run.in_phase(Phase.READY)
+        await run.armed()
         run.let_go("forward")
         plan = await run.done("trainer")
 
@@ -126,7 +122,7 @@ async def test_a_leaver_that_dies_while_it_hands_over(
         tmp_path, redis.url, faults=[GATE, "sending@1:*=kill"], more_config=STOP_AND_COPY
     ) as run:
         await run.drain_at_gate()
-        await run.in_phase(Phase.READY)
+        await run.armed()
         run.let_go("forward")
         plan = await run.done("leaver")
 
