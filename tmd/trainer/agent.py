@@ -24,6 +24,9 @@ HEARTBEAT_S = 0.5
 RECONNECT_S = (0.05, 1.0)
 """First and longest pause between attempts to reach the daemon."""
 
+PATIENCE_S = 30.0
+"""For a daemon that has never answered."""
+
 log = logging.getLogger("tmd.trainer")
 
 
@@ -56,16 +59,25 @@ class Agent:
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="tmd-agent", daemon=True)
 
-    def introduce(self) -> wire.Welcome:
-        """Connect for the first time; returns the daemon's welcome."""
-        try:
-            self._first, welcome = self._connect()
-        except OSError as error:
-            raise TmdError(
-                f"no tmd daemon answers on {self._path} ({error.strerror}); is it running? "
-                "see 'tmd daemon' and TMD_SOCKET"
-            ) from error
-        return welcome
+    def introduce(self, patience_s: float = PATIENCE_S) -> wire.Welcome:
+        """Connect for the first time; returns the daemon's welcome.
+
+        ``patience_s``: so long may the daemon take to come up, when a whole host starts.
+        """
+        deadline = time.monotonic() + patience_s
+        pause = RECONNECT_S[0]
+        while True:
+            try:
+                self._first, welcome = self._connect()
+                return welcome
+            except OSError as error:
+                if time.monotonic() >= deadline:
+                    raise TmdError(
+                        f"no tmd daemon answers on {self._path} ({error}); is it running? "
+                        "see 'tmd daemon' and TMD_SOCKET"
+                    ) from error
+            time.sleep(pause)
+            pause = min(2 * pause, RECONNECT_S[1])
 
     def start(self) -> None:
         """Begin to tell and to listen."""

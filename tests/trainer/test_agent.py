@@ -1,0 +1,56 @@
+"""The first word between a trainer and the daemon of its host."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tmd import wire
+from tmd.core.errors import TmdError
+from tmd.core.model import Activity, WorkerStatus
+from tmd.trainer import agent as module
+from tmd.trainer.agent import Agent
+
+STATUS = WorkerStatus("h1/j/0.a", "j", 1, "", 1, Activity.STARTING)
+WELCOME = wire.Welcome("h1", b"k" * 32)
+
+
+def agent(path):
+    return Agent(path, lambda: STATUS, lambda _: None)
+
+
+def answer(door):
+    """What a daemon says to the first who comes; returns who that is."""
+    connection, _ = door.accept()
+    with connection:
+        size = wire.body_size(connection.recv(wire.HEADER_SIZE, socket.MSG_WAITALL))
+        hello = wire.decode(connection.recv(size, socket.MSG_WAITALL))
+        connection.sendall(wire.encode(WELCOME))
+    return hello.status.worker
+
+
+def test_a_daemon_that_comes_up_later_is_waited_for(tmp_path, monkeypatch):
+    """When a host starts, its launcher may be faster than its daemon."""
+    path = tmp_path / "tmd.sock"
+    tried = threading.Event()
+    sleep = module.time.sleep
+    monkeypatch.setattr(module.time, "sleep", lambda s: (tried.set(), sleep(s)))
+    with ThreadPoolExecutor() as pool, socket.socket(socket.AF_UNIX) as door:
+        subject = agent(path)
+        welcome = pool.submit(subject.introduce)
+        assert tried.wait(10)
+        door.bind(str(path))
+        door.listen()
+
+        assert answer(door) == STATUS.worker
+        assert welcome.result(10) == WELCOME
+        subject.start()
+        subject.close()
+
+
+def test_a_daemon_that_never_comes_is_named(tmp_path):
+    with pytest.raises(TmdError, match=r"no tmd daemon answers on .*tmd\.sock.*is it running"):
+        agent(tmp_path / "tmd.sock").introduce(patience_s=0.0)
