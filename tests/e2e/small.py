@@ -145,7 +145,8 @@ def main() -> None:
     weights = [*net.parameters(), *net.buffers()] if session.rank == 0 else net.parameters()
     folder = os.environ.get("TMD_TRACE")
     if folder:
-        Path(folder, f"weights-{session.rank}").write_text(digest_of(weights))
+        kind = "shadow" if session.shadowing else "weights"
+        Path(folder, f"{kind}-{session.rank}").write_text(digest_of(weights))
 
 
 if __name__ == "__main__":

@@ -90,6 +90,11 @@ class Feed:
         """Where the next uncommitted batch stands."""
         return Position(self.call + 1) if self._closed else Position(self.call, self._committed)
 
+    @property
+    def closed(self) -> bool:
+        """Whether this call is over; nobody knows then if there will be another."""
+        return self._closed
+
     def close(self) -> None:
         """Every rank has come to the end of this call: what is next is the call after it."""
         self._closed = True

@@ -75,7 +75,7 @@ class Handover:
         link: Link | None = None
         try:
             link, offer = self.shadowing.ask(duty)
-            # Without an offer the leaver has left already; then it is the state that will tell.
+            # Without an offer it is the state that will tell.
             refusal = "" if offer is None else self._carrier.refusal(duty.plays, offer)
             if not refusal:
                 self._fabric.prepare(
@@ -99,7 +99,8 @@ class Handover:
             self.shadowing.begin(duty, link, offer, timings)
         else:
             link.close()
-            why = "the leaver has left" if offer is None else "the live shadow is switched off"
+            off = "the live shadow is switched off"
+            why = "the rank does not train at the moment" if offer is None else off
             self.expect_state(duty, why, timings)
 
     def expect_state(self, duty: Prepare, why: str, timings: dict[str, float]) -> None:

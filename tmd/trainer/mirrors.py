@@ -165,7 +165,11 @@ class Mirrors:
         if not isinstance(follow, Follow):
             raise LinkError(f"{link.peer} began with {type(follow).__name__}")
         link.patience(0)
-        if self._fabric.standing is None or self._fabric.poisoned:
+        feed = self._carrier.feed
+        # After the last batches() call, a joiner that were sent on to the next one would leave its
+        # loop and run what comes after training.
+        trains = self._fabric.standing is not None and feed is not None and not feed.closed
+        if self._fabric.poisoned or not trains:
             frames.send(link, frames.Envelope(frames.Dropped("this worker does not train now")))
             link.close()
             return

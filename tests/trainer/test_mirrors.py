@@ -1,0 +1,74 @@
+"""Whom a rank lets in to follow it, and when."""
+
+from __future__ import annotations
+
+import queue
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.trainer.scripts import Script
+from tests.trainer.showing import FAST
+from tests.trainer.wire import linked
+from tmd.core.errors import LinkError
+from tmd.fabric import Link
+from tmd.trainer import frames
+from tmd.trainer.data import Feed, Position
+from tmd.trainer.frames import Dropped, Follow, Opening
+from tmd.trainer.mirrors import Mirrors
+from tmd.trainer.transfer import Offer
+from tmd.trainer.units import Units
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Door:
+    """As much of a fabric as the door of a rank needs."""
+
+    standing = "a member"
+    poisoned = False
+    rank = 0
+
+    def __init__(self, links: list[Link]) -> None:
+        self._links: queue.SimpleQueue[Link | None] = queue.SimpleQueue()
+        for link in (*links, None):
+            self._links.put(link)
+
+    def accept(self, _: str) -> Link:
+        link = self._links.get()
+        if link is None:
+            raise LinkError("closed")
+        return link
+
+
+def answer(feed: Feed | None) -> object:
+    """What a rank at this place in its data says to one who wants to follow it."""
+    script = Script(1)
+    registry = script.registry()
+    with linked() as (near, far):
+        offered = Offer(registry.collect()[0], "", (), (1,), Position())
+        carrier: Any = SimpleNamespace(feed=feed, layouts=None, offer=lambda _: offered)
+        fabric: Any = Door([near])
+        mirrors = Mirrors(fabric, carrier, Units(registry), FAST)
+        frames.send(far, frames.Envelope(Follow("", 0)))
+        said, _ = frames.receive(far)
+        mirrors.close()
+    return said
+
+
+def feed(*, closed: bool) -> Feed:
+    made = Feed([1, 2], 0, lambda *_: None, lambda: (0, 1))
+    if closed:
+        made.close()
+    return made
+
+
+def test_a_rank_in_its_loop_is_followed() -> None:
+    assert isinstance(answer(feed(closed=False)), Opening)
+
+
+@pytest.mark.parametrize("place", [None, feed(closed=True)], ids=["not begun", "over"])
+def test_a_rank_outside_of_its_loop_is_not(place: Feed | None) -> None:
+    """It may be the end: who were sent on to the next loop would run what comes after training."""
+    assert answer(place) == Dropped("this worker does not train now")
