@@ -10,7 +10,7 @@ import socket
 import sys
 import time
 from asyncio.subprocess import Process
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -65,10 +65,13 @@ async def play(cluster: LocalCluster, steps: int, say: Callable[[str], None]) ->
     return told
 
 
-async def run_golden(script: tuple[str, ...], ranks: int, trace: Path, log: Path) -> None:
+async def run_golden(
+    script: tuple[str, ...], ranks: int, trace: Path, log: Path, prefix: Sequence[str] = ()
+) -> None:
     """The same job, undisturbed and without tmd's control plane, started as torchrun would.
 
-    Not torchrun itself: its workers do not end with it if it is killed.
+    Not torchrun itself: its workers do not end with it if it is killed. ``prefix``: as that of
+    :class:`ClusterSpec`.
 
     Raises:
         RuntimeError: it failed; the message has the end of its output.
@@ -81,7 +84,7 @@ async def run_golden(script: tuple[str, ...], ranks: int, trace: Path, log: Path
         try:
             for rank in range(ranks):
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, *script),
+                    *(*prefix, sys.executable, *script),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,

@@ -1,0 +1,56 @@
+"""``python -IS client.py SOCKET COMMAND...``: stands for a process that the fork server starts.
+
+It passes signals on, ends as that one ends, and if it is killed that one is killed. A command that
+the fork server does not know is executed here. Only what starts fast is imported.
+"""
+
+import array
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+
+STATUS = struct.Struct("!i")
+
+
+def is_known(command: list[str]) -> bool:
+    """Whether it is a launcher, or a script of the undisturbed run."""
+    return command[1:4] == ["-m", "tmd.cli", "launch"] or command[1].endswith(".py")
+
+
+def ask(server: socket.socket, command: list[str]) -> None:
+    """Hand over the command with all that a process inherits."""
+    order = json.dumps({"command": command, "env": dict(os.environ), "cwd": os.getcwd()}).encode()
+    streams = array.array("i", [0, 1, 2])
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)]
+    server.sendmsg([struct.pack("!I", len(order))], rights)
+    server.sendall(order)
+
+
+def end_as(status: int) -> None:
+    """Exit with ``status``, or by the signal that it is the negative of."""
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL) if -status != signal.SIGKILL else None
+        os.kill(os.getpid(), -status)
+    os._exit(status)
+
+
+def main() -> None:
+    address, *command = sys.argv[1:]
+    if not is_known(command):
+        os.execv(command[0], command)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.connect(address)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda n, _: server.send(bytes([n])))
+        ask(server, command)
+        answer = server.recv(STATUS.size, socket.MSG_WAITALL)
+    if len(answer) < STATUS.size:
+        sys.exit("the fork server has ended")
+    end_as(STATUS.unpack(answer)[0])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""``python -m tests.e2e.forking.server SOCKET``: has imported torch, and forks.
+
+Ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import tests.e2e.uncompiled  # noqa: F401 - before anything of tmd
+import tmd.cli
+import tmd.launch
+import tmd.trainer
+from tests.e2e.forking.client import STATUS
+from tests.e2e.forking.worker import Worker, run_script
+from tmd.lifeline import die_with_parent
+
+SIZE = struct.Struct("!I")
+
+
+class Order(NamedTuple):
+    """What a client asks for."""
+
+    command: list[str]
+    env: dict[str, str]
+    cwd: str
+    streams: list[int]
+
+
+def receive(client: socket.socket) -> Order:
+    """The order of a client that has just connected."""
+    head, streams, _, _ = socket.recv_fds(client, SIZE.size, 3)
+    body = client.recv(SIZE.unpack(head)[0], socket.MSG_WAITALL)
+    return Order(**json.loads(body), streams=list(streams))
+
+
+class Server:
+    """Owns one process for each client; has one thread, so that a fork is whole."""
+
+    def __init__(self, door: socket.socket) -> None:
+        self._door = door
+        self._selector = selectors.DefaultSelector()
+        self._watch(door, self._welcome)
+        self._watch(sys.stdin, lambda: sys.exit(0))
+        self._fork: Order | None = None
+
+    def run(self) -> Order:
+        """Serve until this process is a fork; what it is to become.
+
+        Raises:
+            SystemExit: whoever started the server does not need it any more.
+        """
+        while self._fork is None:
+            for key, _ in self._selector.select():
+                if self._fork is None and key.fd in self._selector.get_map():
+                    key.data()
+        return self._fork
+
+    def _watch(self, what: Any, act: Callable[[], None]) -> None:
+        self._selector.register(what, selectors.EVENT_READ, act)
+
+    def _welcome(self) -> None:
+        client, _ = self._door.accept()
+        order = receive(client)
+        pid = os.fork()
+        if pid == 0:
+            client.close()
+            self._forget()
+            self._fork = order
+            return
+        for stream in order.streams:
+            os.close(stream)
+        end = os.pidfd_open(pid)
+        self._watch(end, lambda: self._tell(end, pid, client))
+        self._watch(client, lambda: self._pass_on(client, pid))
+
+    def _forget(self) -> None:
+        """In a fork: let go of all that is the server's, the sockets of other clients too."""
+        for key in list(self._selector.get_map().values()):
+            if key.fileobj is not sys.stdin:
+                os.close(key.fd if isinstance(key.fileobj, int) else key.fileobj.detach())
+        self._selector.close()
+
+    def _pass_on(self, client: socket.socket, pid: int) -> None:
+        number = client.recv(1)
+        if not number:
+            self._selector.unregister(client)
+        os.kill(pid, number[0] if number else signal.SIGKILL)
+
+    def _tell(self, end: int, pid: int, client: socket.socket) -> None:
+        _, status = os.waitpid(pid, 0)
+        if client.fileno() in self._selector.get_map():
+            self._selector.unregister(client)
+            client.send(STATUS.pack(os.waitstatus_to_exitcode(status)))
+        self._selector.unregister(end)
+        os.close(end)
+        client.close()
+
+
+def become(order: Order) -> None:
+    """Be the process that was asked for, as far as exec would make this one that."""
+    os.setpgid(0, 0)
+    die_with_parent()
+    for number, stream in enumerate(order.streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(order.cwd)
+    os.environ.clear()
+    os.environ.update(order.env)
+    random.seed()
+    if order.command[1].endswith(".py"):
+        run_script(order.command)
+        return
+    sys.argv = ["tmd", *order.command[3:]]
+    vars(tmd.launch)["subprocess"] = SimpleNamespace(Popen=Worker, STDOUT=subprocess.STDOUT)
+    tmd.cli.main()
+
+
+def main() -> None:
+    die_with_parent()
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(sys.argv[1])
+        door.listen(64)
+        print("ready", flush=True)
+        order = Server(door).run()
+    become(order)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""A worker as a fork of its launcher."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import random
+import runpy
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any
+
+import structlog
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+DESCRIPTORS = range(3, 4096)
+
+
+def run_script(command: Sequence[str]) -> None:
+    """What ``python SCRIPT ARGUMENTS`` does; ``command`` begins with the interpreter."""
+    sys.argv = list(command[1:])
+    runpy.run_path(command[1], run_name="__main__")
+
+
+class Worker:
+    """To ``tmd.launch`` what ``subprocess.Popen`` is."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        stdout: IO[bytes],
+        stderr: int,
+        process_group: int,
+        preexec_fn: Callable[[], None],
+    ) -> None:
+        self._code: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.setpgid(0, process_group)
+            preexec_fn()
+            _leave_launcher(stdout.fileno(), env)
+            os._exit(_ended(lambda: run_script(command)))
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self._code is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self) -> int:
+        """The exit status; of a process that a signal has ended, its negative."""
+        if self._code is None:
+            _, status = os.waitpid(self.pid, 0)
+            self._code = os.waitstatus_to_exitcode(status)
+        return self._code
+
+
+def _leave_launcher(output: int, env: Mapping[str, str]) -> None:
+    """Keep nothing of the launcher, whose frames stay below this one for ever."""
+    signal.set_wakeup_fd(-1)
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    structlog.reset_defaults()
+    logging.getLogger().handlers.clear()
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.closerange(DESCRIPTORS.start, DESCRIPTORS.stop)
+    os.environ.clear()
+    os.environ.update(env)
+    random.seed()
+
+
+def _ended(run: Callable[[], Any]) -> int:
+    """The exit status of ``run``, as the interpreter would find it."""
+    code = 0
+    try:
+        run()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing does after a fork
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
