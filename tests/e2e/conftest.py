@@ -1,9 +1,6 @@
 """One Redis and one golden run for all fault tests."""
 
 import asyncio
-import shlex
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,18 +8,15 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.forking import fork_server
-from tests.e2e.harness import EPOCHS, FORK, LONG, RANKS, SCRIPT, Golden, make_golden
+from tests.e2e.harness import EPOCHS, LONG, RANKS, SCRIPT, Golden, make_golden
 from tmd import embedded
 
 
 @pytest.fixture(scope="session", autouse=True)
 def fork() -> Iterator[None]:
     """Launchers and workers need not import torch each."""
-    folder = Path(tempfile.mkdtemp(prefix="tmd-fork-"))  # short: it holds a Unix socket
-    with fork_server(folder) as prefix, pytest.MonkeyPatch.context() as patch:
-        patch.setenv(FORK, shlex.join(prefix))
+    with fork_server(compiler=False):
         yield
-    shutil.rmtree(folder)
 
 
 @pytest.fixture

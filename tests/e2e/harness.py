@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shlex
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from msgspec import Struct
 
+from tests.e2e import forking
 from tmd.core.model import FINAL, Activity, ClusterView, MigrationPlan, Phase
 from tmd.demo.cluster import ClusterSpec, LocalCluster, ready, workers
 from tmd.demo.report import Trace, read_trace
@@ -22,8 +22,6 @@ RANKS = ("h1", "h2", "h3")
 STEPS = 40
 LONG = ("--steps", "150")
 EPOCHS = ("--steps", "10", "--epochs", "4")
-FORK = "TMD_TEST_FORK"
-"""Environment: how to reach this session's fork server."""
 GATE = "forward@1:5=wait"
 """All ranks wait here, so that the job is still running when something is asked for."""
 STOP_AND_COPY = "[shadow]\nenabled = false\n"
@@ -35,13 +33,6 @@ class Golden(Struct, frozen=True):
 
     trace: Trace
     weights: dict[str, str]
-
-
-def start_of(script: str, arguments: Sequence[str]) -> tuple[str, ...]:
-    """What stands before the command of a launcher: by fork if nothing of it needs the compiler."""
-    if script != SCRIPT or "--sharded" in arguments:
-        return ()
-    return tuple(shlex.split(os.environ.get(FORK, "")))
 
 
 def weights_of(folder: Path, kind: str = "weights") -> dict[str, str]:
@@ -56,8 +47,7 @@ async def make_golden(
     """Run the job without any of tmd's control plane."""
     os.environ["PYTHONPATH"] = str(ROOT)
     command = (script, "--steps", str(STEPS), *arguments)
-    start = start_of(script, arguments)
-    await run_golden(command, ranks, folder / "trace", folder / "log", start)
+    await run_golden(command, ranks, folder / "trace", folder / "log", forking.prefix())
     return Golden(read_trace(folder / "trace"), weights_of(folder / "trace"))
 
 
@@ -202,7 +192,7 @@ async def running(
         job="small",
         active=tuple(active),
         per_host=per_host,
-        prefix=tuple(prefix) or start_of(script, arguments),
+        prefix=tuple(prefix) or forking.prefix(),
         standby=tuple(standby),
         script=(script, "--steps", str(STEPS), *arguments),
         silence_s=silence_s,

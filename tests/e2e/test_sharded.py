@@ -1,10 +1,12 @@
 """FSDP2: every state exists once. It moves with its rank, and is never made up from another's."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import golden_of
+from tests.e2e.forking import fork_server
 from tests.e2e.harness import LONG, Golden, Run, running
 from tmd.core.model import Activity, JobState, Kind, Phase
 from tmd.demo.cluster import workers
@@ -14,6 +16,13 @@ SHARDED = (*LONG, "--sharded")
 PACE = "between@0:3=pace"
 NEVER_SENT = "sending@*:*=kill"
 """Whoever sends the tensors of a state dies."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiler() -> Iterator[None]:
+    """FSDP2 needs it."""
+    with fork_server(compiler=True):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -18,12 +18,18 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import tests.e2e.uncompiled  # noqa: F401 - before anything of tmd
+from tests.e2e.forking import COMPILER
+from tests.e2e.forking.client import STATUS
+from tests.e2e.forking.worker import Worker, run_script
+
+if os.environ[COMPILER] == "True":
+    import torch.distributed.fsdp  # noqa: F401 - brings the compiler
+else:
+    import tests.e2e.uncompiled  # noqa: F401 - before anything of tmd
+
 import tmd.cli
 import tmd.launch
 import tmd.trainer
-from tests.e2e.forking.client import STATUS
-from tests.e2e.forking.worker import Worker, run_script
 from tmd.lifeline import die_with_parent
 
 SIZE = struct.Struct("!I")
