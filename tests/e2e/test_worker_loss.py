@@ -71,10 +71,10 @@ async def test_a_loss_between_two_epochs(
         await run.ends_like(epochs_golden, lost=1)
 
 
-async def test_ranks_of_sub_groups_are_refused_to_a_standby_that_lacks_them(
+async def test_a_rank_whose_groups_have_no_counterpart_is_refused(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
-    """Said once and clearly, instead of recovering in vain."""
+    """Groups of two and of one: said once and clearly, instead of recovering in vain."""
     async with running(
         tmp_path, redis.url, faults=["backward@0:9=kill"], arguments=["--halves"]
     ) as run:
@@ -84,8 +84,8 @@ async def test_ranks_of_sub_groups_are_refused_to_a_standby_that_lacks_them(
         plan = live_plan(view)
 
         assert plan is not None
-        assert "rank 0 belongs to process groups" in run.cluster.log("s1")
-        assert "rank 0 belongs to process groups" in plan.outcome
+        assert "rank 0 has process groups of [3, 2] ranks" in run.cluster.log("s1")
+        assert "rank 0 has process groups of [3, 2] ranks" in plan.outcome
 
 
 async def test_an_error_in_user_code_is_a_loss(

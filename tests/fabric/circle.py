@@ -76,7 +76,7 @@ class Circle:
         return at_once([lambda f=f: act(f) for f in fabrics])
 
     def allreduce(self, length: int = 1000, name: str = "0") -> list[torch.Tensor]:
-        """Sum values that differ on each rank, on all ranks."""
+        """Sum values that differ on each rank, on all ranks of the group."""
 
         def one(fabric: Fabric) -> torch.Tensor:
             seed = torch.Generator().manual_seed(fabric.rank or 0)
@@ -84,7 +84,7 @@ class Circle:
             self.of(fabric, name).allreduce([tensor], sync()).wait()
             return tensor
 
-        return self.each(one)
+        return self.each(one, [f for f in self.fabrics if f.worker in self.groups[name]])
 
     def close(self) -> None:
         for fabric in self.all:

@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 import torch
 
-from tests.fabric.circle import Circle, circle, member
+from tests.fabric.circle import KEY, Circle, circle, member
 from tmd.core.errors import LinkError
-from tmd.fabric import Fabric
+from tmd.fabric import Fabric, GroupTable, GroupView, Neutral
 from tmd.fabric.topology import neighbours
 
 pytestmark = pytest.mark.timeout(60)
@@ -160,3 +160,51 @@ def test_joiner_wears_the_rank_before_it_holds_it() -> None:
         new = c.membership.replaced({2: member(joiner)}, 2)
         joiner.prepare(new, 2, timeout=5, cancel=lambda: False)
         assert (joiner.rank, c.of(joiner).rank(), joiner.membership) == (2, 2, None)
+
+
+def divided(c: Circle) -> GroupTable:
+    """Eight ranks in pairs, in fours across them, and all together; whose groups are whose."""
+    layout = {
+        "0": range(8),
+        **{f"pair{i}": (2 * i, 2 * i + 1) for i in range(4)},
+        **{f"four{i}": range(i, 8, 2) for i in range(2)},
+    }
+    for name, ranks in layout.items():
+        c.group(name, ranks)
+    views = [GroupView(name, tuple(ranks)) for name, ranks in layout.items()]
+    return tuple(tuple(v for v in views if rank in v.ranks) for rank in range(8))
+
+
+def test_a_standby_of_the_last_rank_becomes_a_rank_of_other_groups() -> None:
+    """Its groups are that rank's, with the same bits; links only in groups that have the leaver."""
+    with circle(8) as c:
+        table = divided(c)
+        joiner = Fabric("joiner", KEY)
+        c.all.append(joiner)
+        joiner.sandbox(Neutral(), 7, 8)
+        own = {view.name: c.add_to(view.name, joiner, view.ranks) for view in table[7]}
+        joiner.learn(table)
+        names = [view.name for view in table[2]]
+        undisturbed = {name: c.allreduce(name=name) for name in names}
+        c.each(lambda f: f.reduce_min([1]))
+        before = opened(c.fabrics)
+
+        replace(c, 2, joiner)
+        for name, group in zip(names, own.values(), strict=True):
+            c.groups[name]["joiner"] = group
+        after = {name: c.allreduce(name=name) for name in names}
+        c.each(lambda f: f.reduce_min([1]))
+
+        for name in names:
+            assert all(map(torch.equal, undisturbed[name], after[name]))
+        everywhere = GroupView("@vote", tuple(range(8)))
+        for rank, fabric in enumerate(c.fabrics):
+            new = opened([fabric])[fabric.worker] - before.get(fabric.worker, Counter())
+            shared = [v for v in (*table[2], everywhere) if rank in v.ranks]
+            near = [v.name for v in shared if close_by(v.ranks, rank, 2)]
+            assert fabric is joiner or new == Counter({(name, "joiner"): 1 for name in near})
+
+
+def close_by(ranks: tuple[int, ...], one: int, other: int) -> bool:
+    """Whether two ranks of a group talk to each other."""
+    return ranks.index(one) in neighbours(ranks.index(other), len(ranks))

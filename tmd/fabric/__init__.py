@@ -5,14 +5,16 @@ Start reading at :mod:`tmd.fabric.fabric`.
 
 from tmd.fabric.backend import install, register
 from tmd.fabric.counters import LinkCounters
-from tmd.fabric.fabric import Fabric, GroupView, Tap
+from tmd.fabric.fabric import Fabric, Tap
 from tmd.fabric.group import Group
+from tmd.fabric.grouping import GroupTable, GroupView
 from tmd.fabric.link import Link
 from tmd.fabric.sandbox import Neutral, OutputSource
 
 __all__ = [
     "Fabric",
     "Group",
+    "GroupTable",
     "GroupView",
     "Link",
     "LinkCounters",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from tmd.fabric.control import SHIFT, VOTE, Control
 from tmd.fabric.counters import LinkCounters
 from tmd.fabric.dial import Caller
 from tmd.fabric.gauge import Gauge
+from tmd.fabric.grouping import Groups, GroupTable, GroupView, Participant
 from tmd.fabric.handshake import Hello, Lane, Seal
 from tmd.fabric.link import Link
 from tmd.fabric.listener import Listener
@@ -23,15 +24,9 @@ from tmd.fabric.raw import RawLinks
 from tmd.fabric.sandbox import Neutral, OutputSource, Sandbox
 from tmd.fabric.standing import Key, Links, Standing, put
 from tmd.fabric.topology import neighbours
+from tmd.fabric.turning import turn
 
 DRAIN = 60.0
-
-
-class GroupView(NamedTuple):
-    """A group: its id, equal on all its ranks, and which global ranks it consists of."""
-
-    name: str
-    ranks: tuple[int, ...]
 
 
 class Tap(Protocol):
@@ -54,19 +49,6 @@ class Tap(Protocol):
         ...
 
 
-class Participant(Protocol):
-    """What the fabric wants of a group."""
-
-    @property
-    def view(self) -> GroupView: ...
-    @property
-    def busy(self) -> bool: ...
-    def drain(self, timeout: float) -> bool: ...
-    def attach(self, link: Link) -> None: ...
-    def abandon(self, standing: Standing) -> None: ...
-    def shutdown(self) -> None: ...
-
-
 class Fabric:
     """Listener, links, groups and current membership of ``worker``. ``close`` ends its threads.
 
@@ -81,7 +63,9 @@ class Fabric:
         self.collectives = 0
         self.blocked = Gauge()
         self._sandbox: Sandbox | None = None
-        self._groups: dict[str, Participant] = {}
+        self._groups = Groups()
+        self._turned: int | None = None
+        """The rank that torch was last told of."""
         self._caller = Caller(worker, key)
         self._raw = RawLinks()
         self._admission = Admission(self._raw, self.counters)
@@ -128,10 +112,31 @@ class Fabric:
     @property
     def quiet(self) -> bool:
         """Whether no operation is under way or queued."""
-        return not any(group.busy for group in list(self._groups.values()))
+        return not any(group.busy for group in self._groups)
 
     def groups(self) -> tuple[GroupView, ...]:
-        return tuple(group.view for group in list(self._groups.values()))
+        """The groups of the rank that is held or worn."""
+        return self._groups.views
+
+    @property
+    def built(self) -> tuple[GroupView, ...]:
+        """The groups as the script of this process has built them."""
+        return self._groups.built
+
+    @property
+    def table(self) -> GroupTable:
+        """The groups of every rank; empty until :meth:`learn`."""
+        return self._groups.table
+
+    def learn(self, table: GroupTable) -> None:
+        """From now on this worker's groups are those of whatever rank it takes or wears."""
+        self._groups.table = table
+
+    def _turn(self, rank: int, *, changed: bool) -> None:
+        """Tell torch; ``changed``: whether the groups are others than before."""
+        if changed or rank != self._turned:
+            self._turned = rank
+            turn(self._groups)
 
     # --- change of epoch -----------------------------------------------------------------------
 
@@ -165,7 +170,7 @@ class Fabric:
         """
         if self._sandbox is None:
             raise ValueError("only a worker in the sandbox can prepare to join")
-        self._sandbox = Sandbox(self._sandbox.source, rank, membership.size)
+        self.sandbox(self._sandbox.source, rank, membership.size)
         opened = 0
         try:
             for group, peer in self._edges(membership, rank):
@@ -210,8 +215,10 @@ class Fabric:
         if old is not None:
             old.close_silently()
             self._abort(old)
-            self.drain()
+        self.drain()
+        if old is not None:
             old.close()
+        self._turn(rank, changed=self._groups.assume(rank))
 
     def _replace(self, membership: Membership, rank: int, kept: Links) -> None:
         workers = {m.worker for m in membership.members}
@@ -225,9 +232,12 @@ class Fabric:
             for key in [k for k in links if k.worker not in workers]:
                 links.pop(key).close()
             standing = Standing(membership, rank, self._caller, links, self.counters, self._broken)
+            # Before anybody can be admitted: a link finds its group by name.
+            changed = self._groups.assume(rank)
             self._admission.standing = standing
             self._admission.epoch = membership.epoch
             self._sandbox = None
+        self._turn(rank, changed=changed)
         if old is not None:
             self._abort(old)
             old.close()
@@ -237,7 +247,7 @@ class Fabric:
 
     def drain(self) -> None:
         """Wait for the operations that were called so far. Raises LinkError if one never ends."""
-        for group in list(self._groups.values()):
+        for group in self._groups:
             if not group.drain(DRAIN):
                 raise LinkError(f"group {group.view.name} is still inside an operation")
 
@@ -271,7 +281,7 @@ class Fabric:
             self.on_poison()
 
     def _abort(self, standing: Standing) -> None:
-        for group in list(self._groups.values()):
+        for group in self._groups:
             group.abandon(standing)
 
     # --- what the runtime says among the ranks ---------------------------------------------------
@@ -320,7 +330,7 @@ class Fabric:
                 self._attach(*placed)
 
     def _attach(self, key: Key, link: Link) -> None:
-        group = self._groups.get(key.group)
+        group = self._groups.named(key.group)
         if key.lane == Lane.MESSAGES and group is not None:
             group.attach(link)
 
@@ -348,10 +358,10 @@ class Fabric:
     def join(self, group: Participant) -> None:
         """A group was created: it is part of every epoch from now on."""
         name = group.view.name
-        if name in (VOTE, SHIFT) or name in self._groups:
+        if name in (VOTE, SHIFT) or self._groups.named(name) is not None:
             raise ValueError(f"there is already a group {name!r}")
         with self._admission.lock:
-            self._groups[name] = group
+            self._groups.add(group)
             standing = self.standing
             early = list(standing.member_links()) if standing is not None else []
             for key, link in early:
@@ -360,13 +370,11 @@ class Fabric:
 
     def part(self, group: Participant) -> None:
         """A group was destroyed: close its links."""
-        name = group.view.name
-        if self._groups.get(name) is not group:
+        if not self._groups.remove(group):
             return
-        del self._groups[name]
         standing = self.standing
         if standing is not None:
-            standing.drop(name)
+            standing.drop(group.view.name)
 
     def close(self) -> None:
         """Stop listening, close all links and end the groups; idempotent."""
@@ -376,7 +384,7 @@ class Fabric:
         if standing is not None:
             standing.close_silently()
             self._abort(standing)
-        for group in list(self._groups.values()):
+        for group in self._groups:
             group.drain(5.0)
             group.shutdown()
         if standing is not None:

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tmd.fabric.fabric import Fabric, GroupView
+from tmd.fabric.fabric import Fabric
+from tmd.fabric.grouping import GroupView
 from tmd.fabric.link import Link
 from tmd.fabric.mailbox import Mailbox
 from tmd.fabric.runner import Runner
@@ -123,6 +124,12 @@ class Identity(dist.ProcessGroup):
     _set_default_timeout = set_timeout
 
     # --- what the fabric asks ------------------------------------------------------------------
+
+    def assume(self, view: GroupView) -> None:
+        """Be another rank's group, under the old name to torch; no operation may be under way."""
+        self.view = view
+        self._runner.view = view
+        self._mailbox.assume(*view)
 
     @property
     def busy(self) -> bool:

@@ -14,8 +14,9 @@ from torch import Tensor
 from tmd.core.errors import LinkError
 from tmd.fabric.collectives.on_tensors import Body
 from tmd.fabric.collectives.op import Op
-from tmd.fabric.fabric import Fabric, GroupView
+from tmd.fabric.fabric import Fabric
 from tmd.fabric.frame import Header, Kind
+from tmd.fabric.grouping import GroupView
 from tmd.fabric.lane import Lane
 from tmd.fabric.link import Link
 from tmd.fabric.memory import Scratch

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from msgspec import msgpack
 
 from tmd.core.errors import LinkError
 from tmd.fabric import Fabric
+
+T = TypeVar("T")
 
 STEPPING, CLOSING = 0, 1
 """What a vote is about: a step, or the end of a ``batches()`` call."""
@@ -33,17 +38,22 @@ def agree(
     return epoch, tuple(rest[len(mine) :])
 
 
-def gather(fabric: Fabric, own: int, size: int) -> tuple[int, ...]:
-    """The number that each rank gives, below 2**63 - 1, while the job is being set up.
+def gather(fabric: Fabric, own: Any, kind: type[T]) -> tuple[T, ...]:
+    """What each rank says while the job is being set up, by rank; all msgspec can carry as a T.
 
     Raises:
         RuntimeError: a rank was lost.
     """
-    mine = [2**63 - 1] * size
-    mine[fabric.rank or 0] = own
+    rank, size = fabric.rank or 0, fabric.size or 1
+    said = {rank: own}
+    offset = 1
     try:
-        return fabric.reduce_min(mine)
+        while offset < size:
+            heard = fabric.shift(msgpack.encode(said), offset)
+            said |= msgpack.decode(heard, type=dict[int, kind])  # type: ignore[valid-type]
+            offset *= 2
     except LinkError as error:
         raise RuntimeError(
             f"a rank was lost while the job was being set up ({error}); start it again"
         ) from error
+    return tuple(said[rank] for rank in range(size))

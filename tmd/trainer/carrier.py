@@ -11,8 +11,9 @@ from torch import nn
 from tmd.core.duties import Arm, Duty, Sync
 from tmd.core.errors import LinkError, StateMismatch
 from tmd.core.model import Move
-from tmd.fabric import Fabric, Link
+from tmd.fabric import Fabric, GroupView, Link
 from tmd.trainer import transfer
+from tmd.trainer.ballot import gather
 from tmd.trainer.compatibility import bucket_layout, bucket_mismatch, group_mismatch
 from tmd.trainer.data import Feed, Position
 from tmd.trainer.local import LocalState
@@ -60,7 +61,7 @@ class Carrier:
         return transfer.Offer(
             layouts=layouts,
             buckets=bucket_layout(self._wrapped),
-            groups=self._fabric.groups(),
+            groups=self._fabric.table,
             seeds=self.seeds,
             position=Position() if self.feed is None else self.feed.position,
         )
@@ -70,9 +71,30 @@ class Carrier:
         difference = mismatch(self.layouts, offered.layouts)
         if difference:
             return f"the model of this worker is not that of the job: {difference}"
-        return group_mismatch(self._fabric.groups(), offered.groups, rank) or bucket_mismatch(
+        return group_mismatch(self._fabric.built, offered.groups, rank) or bucket_mismatch(
             bucket_layout(self._wrapped), offered.buckets
         )
+
+    def tell_groups(self) -> None:
+        """While the job is being set up: let every rank know the groups of every other one.
+
+        Raises:
+            RuntimeError: a rank was lost.
+        """
+        table = gather(self._fabric, self._fabric.groups(), tuple[GroupView, ...])
+        self._fabric.learn(table)
+
+    def agreed_seeds(self, own: int, *, alone: bool) -> tuple[int, ...]:
+        """Base seed of every rank; who is ``alone`` has only its own until it follows a rank."""
+        if not self.seeds:
+            size = self._fabric.size or 1
+            self.seeds = (own,) * size if alone else gather(self._fabric, own, int)
+        return self.seeds
+
+    def learn(self, offered: transfer.Offer) -> None:
+        """Know of the job what the rank knows whose state this is."""
+        self.seeds = offered.seeds
+        self._fabric.learn(offered.groups)
 
     def send(self, duty: Arm | Sync, move: Move, step: int, wanted: Callable[[], bool]) -> int:
         """Send the state of this rank at ``step`` to the joiner of ``move``; returns the bytes.
@@ -139,7 +161,6 @@ class Carrier:
             self._errand = None
             link.close()
         self._local.adopt(header.local)
-        self.seeds = header.offer.seeds
         takeover.timings["transfer"] = time.monotonic() - takeover.started
 
     def _digest(self, step: int) -> transfer.Digest:
@@ -178,4 +199,5 @@ class Carrier:
             transfer.answer(link, refusal)
             link.close()
             raise StateMismatch(refusal)
+        self.learn(header.offer)
         takeover.link, takeover.header = link, header

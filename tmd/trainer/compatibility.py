@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from tmd.fabric import GroupView
+from tmd.fabric import GroupTable, GroupView
 
 
 def bucket_layout(wrapped: Sequence[nn.Module]) -> str:
@@ -26,19 +26,18 @@ def bucket_mismatch(ours: str, theirs: str) -> str:
     return ""
 
 
-def group_mismatch(ours: Sequence[GroupView], theirs: Sequence[GroupView], rank: int) -> str:
-    """Why this worker lacks a process group of ``rank``; empty if it does not.
+def group_mismatch(ours: Sequence[GroupView], table: GroupTable, rank: int) -> str:
+    """Why the groups built here cannot be those of ``rank``; empty if they can.
 
-    A standby runs the script as the last rank, so it has only built that one's sub-groups.
+    All are in the order in which they were built. A standby runs the script as the last rank, and
+    the n-th group of that rank has to be what the n-th group of ``rank`` is to that one; groups
+    that span the world may follow.
     """
-    here = {(name, tuple(ranks)) for name, ranks in ours}
-    needed = {(name, tuple(ranks)) for name, ranks in theirs if rank in ranks}
-    wrong = [ranks for _, ranks in sorted(here) if rank not in ranks]
-    lacking = [ranks for _, ranks in sorted(needed - here)]
-    if not wrong and not lacking:
+    theirs = table[rank] if rank < len(table) else ()
+    here, there = ([len(ranks) for _, ranks in views] for views in (ours, theirs))
+    if here[: len(there)] == there and all(size == len(table) for size in here[len(there) :]):
         return ""
-    groups = ", ".join(str(list(ranks)) for ranks in (lacking or wrong)[:3])
     return (
-        f"rank {rank} belongs to process groups that this worker's script did not build as its own "
-        f"({groups}): ranks of sub-groups can only be moved by a job whose groups span the world"
+        f"rank {rank} has process groups of {there} ranks, and this worker's script, which runs as "
+        f"the last rank, has built {here}: ranks can only change places if all build groups alike"
     )

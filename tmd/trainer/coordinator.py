@@ -22,7 +22,7 @@ from tmd.core.model import Activity, Rehearsal, WorkerStatus
 from tmd.fabric import Fabric
 from tmd.trainer.agent import Agent
 from tmd.trainer.arming import Arming
-from tmd.trainer.ballot import CLOSING, STEPPING, agree, gather
+from tmd.trainer.ballot import CLOSING, STEPPING, agree
 from tmd.trainer.carrier import Carrier
 from tmd.trainer.data import Feed
 from tmd.trainer.following import Following
@@ -91,6 +91,8 @@ class Coordinator:
         """The script has named its state: from here on it can be moved."""
         units = Units(registry)
         carrier = Carrier(self._fabric, registry, units, wrapped, local)
+        if not self.shadowing:
+            carrier.tell_groups()
         self._handover = Handover(
             self._voice, self._agent, self._fabric, carrier, units, self._limits
         )
@@ -109,12 +111,8 @@ class Coordinator:
 
     def seeds(self, own: int) -> tuple[int, ...]:
         """Base seeds of all ranks; a joiner has them from its source."""
-        carrier = self._carrier
-        assert carrier is not None
-        if not carrier.seeds:
-            size = self.status.world_size
-            carrier.seeds = (own,) * size if self.shadowing else gather(self._fabric, own, size)
-        return carrier.seeds
+        assert self._carrier is not None
+        return self._carrier.agreed_seeds(own, alone=self.shadowing)
 
     def follow(self, feed: Feed) -> None:
         """``feed`` is the one that positions refer to from now on."""

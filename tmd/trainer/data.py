@@ -32,7 +32,8 @@ class StepSampler(Sampler[int]):
         size: length of the dataset.
         batch_size: samples per rank and step.
         steps: number of batches.
-        place: returns (rank, world size); asked anew for each batch since a rank can be taken over.
+        place: returns which part of how many is this rank's; asked anew for each batch since a rank
+            can be taken over.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Feed:
         loader: any iterable of batches.
         call: number of this ``batches()`` call, from 0.
         seed: seeds all generators for (number, purpose); called before anything is drawn.
-        place: returns (rank, world size) as they are now.
+        place: as that of :class:`StepSampler`.
     """
 
     def __init__(

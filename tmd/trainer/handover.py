@@ -19,6 +19,7 @@ from tmd.trainer.agent import Agent
 from tmd.trainer.carrier import Carrier
 from tmd.trainer.shadowing import Shadowing, rest
 from tmd.trainer.takeover import Takeover
+from tmd.trainer.transfer import Offer
 from tmd.trainer.units import Units
 from tmd.trainer.voice import Voice
 
@@ -76,7 +77,7 @@ class Handover:
         try:
             link, offer = self.shadowing.ask(duty)
             # Without an offer it is the state that will tell.
-            refusal = "" if offer is None else self._carrier.refusal(duty.plays, offer)
+            refusal = "" if offer is None else self._misfit(duty, offer)
             if not refusal:
                 self._fabric.prepare(
                     duty.membership,
@@ -102,6 +103,14 @@ class Handover:
             off = "the live shadow is switched off"
             why = "the rank does not train at the moment" if offer is None else off
             self.expect_state(duty, why, timings)
+
+    def _misfit(self, duty: Prepare, offer: Offer) -> str:
+        """Why this worker cannot live the life of the one rank and then be the other."""
+        for rank in (duty.plays, duty.rank):
+            if refusal := self._carrier.refusal(rank, offer):
+                return refusal
+        self._carrier.learn(offer)
+        return ""
 
     def expect_state(self, duty: Prepare, why: str, timings: dict[str, float]) -> None:
         """Stop-and-copy: the state comes after the switch."""

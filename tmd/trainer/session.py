@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from tmd.core.model import WorkerStatus
 from tmd.trainer.data import Feed, StepSampler
@@ -69,6 +70,7 @@ class Session:
         self._last_commit = time.monotonic()
         self._scaled = False
         self._spoilt = False
+        self._data_mesh: DeviceMesh | None = None
 
     # --- facts ------------------------------------------------------------------------------------
 
@@ -104,6 +106,7 @@ class Session:
         model: object,
         optimizer: object,
         replicas: Iterable[Iterable[int]] | None = None,
+        data_mesh: DeviceMesh | None = None,
         **others: object,
     ) -> None:
         """Name the state that moves with this rank: all that a step changes.
@@ -114,6 +117,9 @@ class Session:
             replicas: groups of ranks whose state is equal after each step. Left out, it is read off
                 DDP and DTensor meshes; a bare module counts as existing once, so that its rank is
                 never made good from another one's. See :func:`tmd.trainer.replicas_along`.
+            data_mesh: mesh of one dimension along which ranks have batches of their own, such as
+                ``mesh["dp"]``, if others work on the same batch (tensor parallel). Left out, every
+                rank has its own.
             others: schedulers, a ``GradScaler``, anything with ``state_dict``/``load_state_dict``.
 
         Raises:
@@ -131,6 +137,7 @@ class Session:
         refuse_talkative(registry.optimizers)
         self._scaled = any(isinstance(o, torch.amp.GradScaler) for o in registry.others)
         self._registry = registry
+        self._data_mesh = data_mesh
         self._local = LocalState(registry)
         wrapped = [m for m in _listed(model) if isinstance(m, nn.Module)]
         alike = (
@@ -146,7 +153,13 @@ class Session:
 
     def sampler(self, size: int, batch_size: int, steps: int, seed: int = 0) -> StepSampler:
         """A sampler that needs no saving: see :class:`tmd.trainer.data.StepSampler`."""
-        return StepSampler(size, batch_size, steps, lambda: (self.rank, self.world_size), seed)
+        return StepSampler(size, batch_size, steps, self._place, seed)
+
+    def _place(self) -> tuple[int, int]:
+        """Among those who have batches of their own: which one this is, of how many."""
+        if self._data_mesh is None:
+            return self.rank, self.world_size
+        return self._data_mesh.get_local_rank(), self._data_mesh.size()
 
     # --- the loop ---------------------------------------------------------------------------------
 
@@ -164,7 +177,7 @@ class Session:
         """
         if self._registry is None or self._local is None:
             raise RuntimeError("call session.register(model=..., optimizer=...) before batches()")
-        feed = Feed(loader, self._calls, self._seed, lambda: (self.rank, self.world_size))
+        feed = Feed(loader, self._calls, self._seed, self._place)
         self._calls += 1
         self._feed = feed
         self._gate.follow(feed)

@@ -108,7 +108,7 @@ class Shadowing:
         shadow = Shadow(link, frames.staging_bound(self._limits, self._units))
         following = Following(duty, shadow, offer, self._units, self._fabric, self._limits)
         self.following = following
-        self._carrier.seeds = offer.seeds
+        self._carrier.learn(offer)
         plan = duty.plan if isinstance(duty, Prepare) else ""
         self._voice.say(Activity.SHADOWING, plan=plan, timings=timings, shadow=following.told())
         present = self._agent.duty

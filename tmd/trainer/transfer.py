@@ -15,7 +15,7 @@ from msgspec import Struct, msgpack
 from torch import Tensor
 
 from tmd.core.errors import StateMismatch
-from tmd.fabric import GroupView, Link
+from tmd.fabric import GroupTable, Link
 from tmd.trainer.data import Position
 from tmd.trainer.dtensors import part
 from tmd.trainer.state import Layouts
@@ -32,7 +32,8 @@ class Offer(Struct, frozen=True):
 
     layouts: Layouts
     buckets: str
-    groups: tuple[GroupView, ...]
+    groups: GroupTable
+    """Of every rank: a standby may take any."""
     seeds: tuple[int, ...]
     position: Position
 

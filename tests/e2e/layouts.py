@@ -1,0 +1,188 @@
+"""A training script in one of several layouts of four ranks, each with groups of some of them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._composable import checkpoint
+from torch.distributed._functional_collectives import all_to_all_single_autograd
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.utils.data import DataLoader, TensorDataset
+
+import tmd.trainer
+from tests.e2e.faults import Injector
+from tmd.trainer import replicas_along
+from tmd.trainer.transfer import digest_of
+
+WIDTH, CLASSES = 32, 8
+injector = Injector()
+
+
+class Net(nn.Module):
+    """Two layers, which all layouts know how to divide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide = nn.Linear(16, WIDTH)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.wide(x))
+        if hidden.requires_grad:
+            hidden.register_hook(lambda grad: injector.reach("backward"))
+        return self.head(hidden)
+
+
+class Layout(NamedTuple):
+    """A model that is spread over ranks, and what a session must be told of it."""
+
+    model: nn.Module
+    told: dict[str, Any] = {}
+    reduce: Callable[[], None] = lambda: None
+    """After the backward pass: sum what the model does not sum itself."""
+
+
+def hybrid(net: Net) -> Layout:
+    """HSDP: shards over pairs, each pair a replica of the other; computes in bfloat16, and the
+    activations of one layer a second time."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    checkpoint(net.wide)
+    for module in (net.wide, net):
+        fully_shard(module, mesh=mesh, mp_policy=policy)
+    return Layout(net)
+
+
+def tensor(net: Net) -> Layout:
+    """Tensor parallel in pairs that see the same batch, times data parallel by hand."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    parallelize_module(net, mesh["tp"], {"wide": ColwiseParallel(), "head": RowwiseParallel()})
+    group = mesh["dp"].get_group()
+
+    def reduce() -> None:
+        for grad in local(p.grad for p in net.parameters()):
+            dist.all_reduce(grad, group=group)
+            grad /= 2
+
+    told = {"replicas": replicas_along(mesh, "dp"), "data_mesh": mesh["dp"]}
+    return Layout(net, told, reduce)
+
+
+def both(net: Net) -> Layout:
+    """Tensor parallel in pairs, sharded over the other dimension: each state exists once."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    parallelize_module(net, mesh["tp"], {"wide": ColwiseParallel(), "head": RowwiseParallel()})
+    for module in (net.wide, net):
+        fully_shard(module, mesh=mesh["dp"])
+    return Layout(net, {"data_mesh": mesh["dp"]})
+
+
+class Experts(nn.Module):
+    """Two experts on two ranks; each sample goes to the one that the router prefers."""
+
+    def __init__(self, net: Net, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.router = nn.Linear(16, 2)
+        self.expert = net
+        self._group = group
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.router(x).softmax(dim=1)
+        chosen = weights.argmax(dim=1)
+        order = chosen.argsort(stable=True)
+        given = torch.bincount(chosen, minlength=2)
+        taken = torch.empty_like(given)
+        dist.all_to_all_single(taken, given, group=self._group)
+        sizes = given.tolist(), taken.tolist()
+        there = all_to_all_single_autograd(x[order], sizes[1], sizes[0], self._group)
+        back = all_to_all_single_autograd(self.expert(there), sizes[0], sizes[1], self._group)
+        return back[order.argsort()] * weights.gather(1, chosen[:, None])
+
+
+def experts(net: Net) -> Layout:
+    """Expert parallel in pairs, times data parallel by hand; how many samples go where differs from
+    step to step."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep"))
+    torch.manual_seed(mesh.get_local_rank("ep"))
+    model = Experts(Net(), mesh["ep"].get_group())
+    everywhere = set(model.router.parameters())
+
+    def reduce() -> None:
+        for param in model.parameters():
+            if param.grad is not None:
+                alike = param in everywhere
+                dist.all_reduce(param.grad, group=None if alike else mesh["dp"].get_group())
+                param.grad /= 4 if alike else 2
+
+    torch.manual_seed(0)
+    nn.init.normal_(model.router.weight)
+    nn.init.zeros_(model.router.bias)
+    return Layout(model, {"replicas": replicas_along(mesh, "dp")}, reduce)
+
+
+LAYOUTS: dict[str, Callable[[Net], Layout]] = {
+    each.__name__: each for each in (hybrid, tensor, both, experts)
+}
+
+
+def local(tensors: Iterable[Tensor | None]) -> list[Tensor]:
+    """This rank's part of each."""
+    return [t.to_local() if isinstance(t, DTensor) else t for t in tensors if t is not None]
+
+
+def place(mesh: DeviceMesh | None) -> str:
+    """For the digest: a wrong place in the mesh would go unnoticed otherwise."""
+    return "" if mesh is None else str(mesh.get_coordinate())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("layout", choices=sorted(LAYOUTS))
+    parser.add_argument("--steps", type=int, default=30)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    session = tmd.trainer.join()
+    injector.follow(session)
+    dist.init_process_group("tmd")
+    draw = torch.Generator().manual_seed(1)
+    data = TensorDataset(
+        torch.randn(256, 16, generator=draw), torch.randint(CLASSES, (256,), generator=draw)
+    )
+    loader = DataLoader(data, batch_size=8, sampler=session.sampler(len(data), 8, args.steps))
+    layout = LAYOUTS[args.layout](Net())
+    optimizer = torch.optim.AdamW(layout.model.parameters(), lr=1e-2)
+    session.register(model=layout.model, optimizer=optimizer, **layout.told)
+
+    for inputs, targets in session.batches(loader):
+        with session.step() as step:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(layout.model(inputs), targets)
+            loss.backward()
+            layout.reduce()
+            optimizer.step()
+            step.record(loss)
+        injector.reach("between")
+    folder = os.environ.get("TMD_TRACE")
+    if folder and not session.shadowing:
+        digest = digest_of(local(layout.model.parameters()))
+        where = place(layout.told.get("data_mesh"))
+        Path(folder, f"weights-{session.rank}").write_text(f"{digest} {where}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

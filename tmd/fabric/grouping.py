@@ -1,0 +1,93 @@
+"""The process groups of this worker, and whose they are at the moment.
+
+A script that runs alike on all ranks builds its groups in one order: the n-th group of one rank is
+to it what the n-th group of another is to that one. So a group is a place in a list, and which
+global ranks stand behind it follows from the rank that is held or worn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from tmd.fabric.link import Link
+from tmd.fabric.standing import Standing
+
+
+class GroupView(NamedTuple):
+    """A group: its id, equal on all its ranks, and which global ranks it consists of."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+GroupTable = tuple[tuple[GroupView, ...], ...]
+"""By rank: its groups in the order in which it built them."""
+
+
+class Participant(Protocol):
+    """What the fabric wants of a group."""
+
+    @property
+    def view(self) -> GroupView: ...
+    @property
+    def busy(self) -> bool: ...
+    def assume(self, view: GroupView) -> None: ...
+    def drain(self, timeout: float) -> bool: ...
+    def attach(self, link: Link) -> None: ...
+    def abandon(self, standing: Standing) -> None: ...
+    def shutdown(self) -> None: ...
+
+
+class Groups:
+    """In the order in which they were built; those that were destroyed leave no gap."""
+
+    def __init__(self) -> None:
+        self._groups: list[Participant] = []
+        self._built: list[GroupView] = []
+        self.table: GroupTable = ()
+        """Of every rank, once it is known."""
+
+    def __iter__(self) -> Iterator[Participant]:
+        return iter(list(self._groups))
+
+    @property
+    def views(self) -> tuple[GroupView, ...]:
+        """As they are now."""
+        return tuple(group.view for group in list(self._groups))
+
+    @property
+    def built(self) -> tuple[GroupView, ...]:
+        """As the script has built them."""
+        return tuple(self._built)
+
+    def named(self, name: str) -> Participant | None:
+        return next((g for g in list(self._groups) if g.view.name == name), None)
+
+    def add(self, group: Participant) -> None:
+        self._groups.append(group)
+        self._built.append(group.view)
+
+    def remove(self, group: Participant) -> bool:
+        """Whether it was here."""
+        if group not in self._groups:
+            return False
+        place = self._groups.index(group)
+        del self._groups[place]
+        del self._built[place]
+        # The other ranks destroy theirs, too.
+        self.table = tuple((*row[:place], *row[place + 1 :]) for row in self.table)
+        return True
+
+    def assume(self, rank: int) -> bool:
+        """Be the groups of ``rank``, as far as is known; whether that changed any.
+
+        Nobody may be inside an operation of a group that changes.
+        """
+        row = self.table[rank] if rank < len(self.table) else ()
+        # What was built after the table was made spans the world, or nobody moves.
+        wanted = [*row[: len(self._built)], *self._built[len(row) :]]
+        changed = [(g, v) for g, v in zip(self._groups, wanted, strict=True) if g.view != v]
+        for group, view in changed:
+            group.assume(view)
+        return bool(changed)
