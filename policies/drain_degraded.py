@@ -1,7 +1,8 @@
 """A host that ails is left while it still works.
 
-Only by findings about the host itself of a detector that may act. What is about a worker is
-``replace_failed``'s business: on another host it would be the same, or it is over already.
+Only by findings about the host itself of a detector that may act, and if one is about a GPU, only
+by ranks that may use it. What is about a worker is ``replace_failed``'s business: on another host
+it would be the same, or it is over already.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from tmd.plugin import (
     ClusterView,
     HostStatus,
     JobState,
+    Member,
     Policy,
     PolicyConfig,
     Severity,
@@ -35,17 +37,18 @@ class DrainDegraded(Policy):
     Config: ClassVar[type[PolicyConfig]] = DrainDegradedConfig
 
     def decide(self, view: ClusterView) -> Sequence[Verdict]:
-        causes = {h.host: cause for h in view.hosts if (cause := self._cause(h)) is not None}
+        causes = {h.host: found for h in view.hosts if (found := self._causes(h))}
         return [
-            self._verdict(record.job, member.worker, causes[member.host])
+            self._verdict(record.job, member.worker, cause)
             for record in view.jobs
             if record.state is JobState.RUNNING
             for member in record.membership.members
             if member.host in causes
+            and (cause := _concerning(causes[member.host], view, record.job, member)) is not None
         ]
 
-    def _cause(self, host: HostStatus) -> Alert | None:
-        """The gravest finding to leave the host for."""
+    def _causes(self, host: HostStatus) -> list[Alert]:
+        """Findings to leave the host for, the gravest first."""
         assert isinstance(self.config, DrainDegradedConfig)
         found = [
             alert
@@ -55,7 +58,7 @@ class DrainDegraded(Policy):
             and not alert.job
             and (alert.stated in (None, *GRAVE) or self.config.repeated)
         ]
-        return min(found, key=lambda a: GRAVE.index(a.severity), default=None)
+        return sorted(found, key=lambda a: GRAVE.index(a.severity))
 
     def _verdict(self, job: str, worker: str, cause: Alert) -> Verdict:
         what = f"{cause.code} of {cause.entity}"
@@ -67,3 +70,9 @@ class DrainDegraded(Policy):
             reason=f"{cause.host}: {what}, {cause.severity}: {cause.message}".rstrip(": "),
             policy=self.name,
         )
+
+
+def _concerning(found: list[Alert], view: ClusterView, job: str, member: Member) -> Alert | None:
+    """The first of ``found`` that may be a trouble of ``member``."""
+    status = view.workers(job).get(member.worker)
+    return next((a for a in found if status is None or a.may_concern(status)), None)

@@ -26,6 +26,7 @@ from tmd.plugin import (
     Strategy,
     Urgency,
     Verdict,
+    WorkerStatus,
 )
 
 SLOW = "straggler.slow"
@@ -73,7 +74,7 @@ class RebalanceStragglers(Policy):
         cost, pace, slow = self._cost(record), status.pace, _slow(host)
         if member.worker not in slow or pace.lost_s < cost:
             return None
-        evidence = self._evidence(record, host, slow[member.worker])
+        evidence = self._evidence(record, host, slow[member.worker], status)
         if not evidence:
             return None
         return Verdict(
@@ -95,10 +96,12 @@ class RebalanceStragglers(Policy):
         done = [p for p in record.history if p.kind is Kind.PLANNED and p.phase is Phase.DONE]
         return max(self.config.cost_s, *map(_measured, done[-REMEMBERED:]), 0.0)
 
-    def _evidence(self, record: JobRecord, host: HostStatus, slow: Alert) -> str:
+    def _evidence(
+        self, record: JobRecord, host: HostStatus, slow: Alert, status: WorkerStatus
+    ) -> str:
         """What speaks for the host being the cause; empty if nothing does."""
         for alert in host.alerts:
-            if self._speaks(alert, slow):
+            if self._speaks(alert, slow) and alert.may_concern(status):
                 return f"{alert.code} of {alert.entity} on its host"
         here = {m.worker for m in record.membership.members if m.host == host.host}
         if 1 < len(here) < record.world_size and here <= _slow(host).keys():

@@ -146,6 +146,10 @@ class Detector(ABC):
         """Why this detector cannot work on this host, or ``None`` if it can."""
         return None
 
+    def supported_with(self, config: DetectorConfig) -> str | None:
+        """The same with its own keys: override it where they say what is looked at."""
+        return self.supported()
+
     @abstractmethod
     def watch(self, ctx: DetectorContext) -> AsyncIterator[Signal]:
         """Yield signals for ever. Written as ``async def`` with ``yield``; must not block.

@@ -23,6 +23,9 @@ _MARK = PREFIX.strip().encode()
 
 
 class XidConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
+    source: str = str(kernellog.PLACE)
+    """Where the kernel log is read: what gives one record of /dev/kmsg with each read, so also a
+    named pipe that is written with O_DIRECT. Whoever may write there can fake any fault."""
     table: str = ""
     """File that stands instead of the shipped table; the same format."""
     quiet_s: float = 600.0
@@ -36,19 +39,23 @@ class XidDetector(Detector):
     name: ClassVar[str] = "xid"
     Config: ClassVar[type[DetectorConfig]] = XidConfig
 
-    def __init__(self, open_log: Callable[[], int] = kernellog.open_log) -> None:
+    def __init__(self, open_log: Callable[[Path], int] = kernellog.open_log) -> None:
         self._open = open_log
 
     def supported(self) -> str | None:
+        return self.supported_with(XidConfig())
+
+    def supported_with(self, config: DetectorConfig) -> str | None:
+        assert isinstance(config, XidConfig)
         try:
-            kernellog.KernelLog(self._open()).close()
+            kernellog.KernelLog(self._open(Path(config.source))).close()
         except PermissionError:
             return (
-                f"{kernellog.PLACE} may not be read: "
+                f"{config.source} may not be read: "
                 "with kernel.dmesg_restrict=1 the daemon needs CAP_SYSLOG"
             )
         except OSError as error:
-            return f"{kernellog.PLACE} cannot be opened: {error.strerror}"
+            return f"{config.source} cannot be opened: {error.strerror}"
         return None
 
     async def watch(self, ctx: DetectorContext) -> AsyncIterator[Signal]:
@@ -56,7 +63,7 @@ class XidDetector(Detector):
         assert isinstance(config, XidConfig)
         known = table.load(config.table or None)
         follower = Follower(config, known, ctx.state_dir / "xid.json", ctx.now())
-        log = kernellog.KernelLog(self._open())
+        log = kernellog.KernelLog(self._open(Path(config.source)))
         try:
             for signal in follower.findings.restated():
                 yield signal

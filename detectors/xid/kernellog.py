@@ -26,13 +26,13 @@ class Closed(Exception):
     """The other end of the log has gone."""
 
 
-def open_log() -> int:
+def open_log(place: Path = PLACE) -> int:
     """A descriptor that does not block.
 
     Raises:
         OSError: there is no kernel log, or reading it is not permitted.
     """
-    return os.open(PLACE, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    return os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def boot_id() -> str:

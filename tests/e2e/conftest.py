@@ -9,7 +9,10 @@ import pytest
 
 from tests.e2e.forking import fork_server
 from tests.e2e.harness import EPOCHS, LONG, RANKS, SCRIPT, Golden, make_golden
+from tests.plugins.nvml.driver import script, shim
 from tmd import embedded
+
+__all__ = ["script", "shim"]
 
 
 @pytest.fixture(scope="session", autouse=True)

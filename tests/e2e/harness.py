@@ -170,6 +170,7 @@ async def running(
     faults: Sequence[str] = (),
     standby: Sequence[str] = ("s1",),
     more_config: str = "",
+    own_config: dict[str, str] | None = None,
     arguments: Sequence[str] = (),
     silence_s: float = 5.0,
     max_restarts: int = 0,
@@ -199,6 +200,7 @@ async def running(
         max_restarts=max_restarts,
         restart_delay_s=0.0,
         more_config=more_config,
+        own_config=own_config or {},
         environment={
             "TMD_TEST_FAULTS": ",".join(faults),
             "TMD_TEST_FOLDER": str(marks),

@@ -84,7 +84,8 @@ async def test_a_drain_leaves_the_hot_standby_to_its_rank(
         more_config=HOT,
     ) as run:
         view = await run.cluster.until(
-            lambda v: any(w.activity is Activity.IN_STEP for w in workers(v)), "in step"
+            lambda v: {Activity.IN_STEP, Activity.STANDBY} <= {w.activity for w in workers(v)},
+            "one in step, the other one waits",
         )
         shadow = next(w.worker for w in workers(view) if w.activity is Activity.IN_STEP)
         await run.cluster.drain(view.jobs[0].membership.members[1].host)

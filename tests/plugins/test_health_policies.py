@@ -68,6 +68,46 @@ def test_every_rank_of_the_host_is_drained():
     assert moved(DrainDegraded(), view) == ["h2/job/0.a", "h2/job/1.a"]
 
 
+def shared(*alerts, devices=()):
+    """h2 holds two ranks; ``devices`` are those of its workers."""
+    two = tuple(structs.replace(member("h2"), worker=f"h2/job/{n}.a") for n in (0, 1))
+    record = structs.replace(RECORD, membership=Membership(1, (member("h1"), *two)))
+    plain = host("h2", *alerts)
+    statuses = tuple(
+        structs.replace(plain.workers[0], worker=m.worker, devices=used)
+        for m, used in zip(two, devices, strict=True)
+    )
+    return cluster(structs.replace(plain, workers=statuses), record=record)
+
+
+LOST = finding(code="xid.79", severity=Severity.FATAL, entity="pci:0000:3b:00.0")
+
+
+def test_a_finding_about_a_gpu_drains_those_that_use_it():
+    devices = [("pci:0000:1b:00.0",), ("pci:0000:3b:00.0",)]
+
+    assert moved(DrainDegraded(), shared(LOST, devices=devices)) == ["h2/job/1.a"]
+
+
+def test_a_gpu_that_others_were_known_to_use_moves_nobody_else():
+    """Its worker may have ended already."""
+    assert moved(DrainDegraded(), shared(LOST, devices=[("pci:0000:1b:00.0",)] * 2)) == []
+
+
+def test_whoever_is_not_known_to_use_another_gpu_is_drained_too():
+    devices = [("pci:0000:3b:00.0",), ()]
+
+    assert len(moved(DrainDegraded(), shared(LOST, devices=devices))) == 2
+
+
+def test_a_finding_about_more_than_a_gpu_drains_all():
+    """The gravest is the reason of those whom it concerns."""
+    devices = [("pci:0000:1b:00.0",), ("pci:0000:3b:00.0",)]
+    view = shared(LOST, finding(entity="nic:mlx5_0/1", code="nic.flap"), devices=devices)
+
+    assert [v.cause for v in DrainDegraded().decide(view)] == ["nic.flap", "xid.79"]
+
+
 def test_the_gravest_finding_is_the_reason():
     fatal = finding(code="nvml.missing", severity=Severity.FATAL)
     (verdict,) = DrainDegraded().decide(cluster(host("h2", finding(), fatal)))
@@ -167,6 +207,16 @@ def test_a_witness_on_another_host_is_none():
     view = cluster(host("h2", slow(), pace=pace(1e6)), host("h3", WITNESS))
 
     assert moved(RebalanceStragglers(), view) == []
+
+
+@pytest.mark.parametrize(("gpu", "leaves"), [("1b", False), ("3b", True)])
+def test_a_gpu_that_somebody_else_uses_explains_nothing(gpu, leaves):
+    witness = finding(code="nvml.slowed", entity=f"pci:0000:{gpu}:00.0")
+    slowed = host("h2", slow(), witness, pace=pace(1e6))
+    worker_of = structs.replace(slowed.workers[0], devices=("pci:0000:3b:00.0",))
+    view = cluster(structs.replace(slowed, workers=(worker_of,)))
+
+    assert bool(moved(RebalanceStragglers(), view)) is leaves
 
 
 def test_that_all_ranks_of_one_host_are_slow_is_evidence():

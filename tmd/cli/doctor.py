@@ -132,6 +132,6 @@ def _detectors(settings: Settings) -> Iterator[Point]:
     from tmd.daemon.plugins import load_detectors
 
     for found in load_detectors(settings):
-        why_not = found.detector.supported()
+        why_not = found.why_not()
         text = why_not or f"can watch here ({found.strategy.value})"
         yield Point(f"detector {found.origin.name}", why_not is None, False, text)

@@ -11,6 +11,7 @@ from tmd.cli.common import ConfigOption, JsonOption
 
 if TYPE_CHECKING:
     from tmd.config import Settings
+    from tmd.daemon.plugins import Origin
 
 config = typer.Typer(help="Check or show the configuration.", no_args_is_help=True)
 
@@ -32,7 +33,7 @@ def plugins(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 def plugin_rows(settings: Settings) -> list[dict[str, str]]:
     """What is installed: name, kind, where it comes from, how it is used, what is wrong."""
-    from tmd.core.errors import PluginError
+    from tmd.core.errors import ConfigError, PluginError
     from tmd.daemon.plugins import describe, installed, load
     from tmd.plugin import DETECTOR_GROUP, POLICY_GROUP, Detector, Policy
 
@@ -48,23 +49,26 @@ def plugin_rows(settings: Settings) -> list[dict[str, str]]:
             try:
                 found = load([point], base, settings.plugins)
                 instance = found[point.name][0] if found else None
-                row["use"] = _use(settings, kind, point.name, instance)
-            except PluginError as error:
+                row["use"] = _use(settings, kind, describe(point), instance)
+            except (ConfigError, PluginError) as error:
                 row |= {"use": "broken", "problem": str(error)}
             rows.append(row)
     return rows
 
 
-def _use(settings: Settings, kind: str, name: str, plugin: Any) -> str:
+def _use(settings: Settings, kind: str, origin: Origin, plugin: Any) -> str:
+    from tmd.daemon.plugins import configured
+
+    name = origin.name
     if plugin is None:
         return "not allowed"
     if kind == "policy":
         return "enabled" if name in settings.policies.enabled else "off"
-    section = settings.detector(name)
-    if not section.enabled:
+    if not settings.detector(name).enabled:
         return "off"
-    why_not = plugin.supported()
-    return f"not supported: {why_not}" if why_not else section.strategy.value
+    detector = configured(plugin, origin, settings)
+    why_not = detector.why_not()
+    return f"not supported: {why_not}" if why_not else detector.strategy.value
 
 
 def _print_plugins(rows: list[dict[str, str]]) -> None:

@@ -58,7 +58,7 @@ def run(
     if name not in known:
         names = ", ".join(known) or "none"
         raise PluginError(f"no detector '{name}' is installed and enabled; there are {names}")
-    why_not = known[name].detector.supported()
+    why_not = known[name].why_not()
     if why_not is not None:
         typer.echo(f"tmd: {name} cannot work on this host: {why_not}", err=True)
         raise typer.Exit(1)
@@ -87,7 +87,7 @@ def scan(
 
     settings = load(config)
     found = load_detectors(settings)
-    reasons = {d.origin.name: d.detector.supported() for d in found}
+    reasons = {d.origin.name: d.why_not() for d in found}
     unused = {name: reason for name, reason in reasons.items() if reason is not None}
     alerts = watch(settings, found, lambda *_: None, seconds)
     if as_json:

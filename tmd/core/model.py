@@ -112,6 +112,8 @@ class WorkerStatus(Struct, frozen=True):
     """The latest rehearsal of this worker."""
     timings: dict[str, float] = {}
     """Seconds by name, measured on this worker for ``plan`` (``transfer``, ``prepare``...)."""
+    devices: tuple[str, ...] = ()
+    """GPUs that hold its model, as findings name them; empty if that is not known."""
 
 
 class Exit(Struct, frozen=True):
@@ -125,6 +127,10 @@ class Exit(Struct, frozen=True):
 
 
 # --- what a detector says -----------------------------------------------------------------------
+
+
+GPU = "pci:"
+"""Begins the entity of a finding about a GPU; its PCI address follows."""
 
 
 class Severity(StrEnum):
@@ -153,7 +159,7 @@ class Signal(Struct, frozen=True):
     code: str
     """What was seen, dotted: ``trainer.exited``."""
     entity: str
-    """What it is about: a worker id, ``gpu:GPU-…``, ``nic:eth0``."""
+    """What it is about: a worker id, ``nic:eth0``, ``host``, a GPU: ``pci:0000:3b:00.0``."""
     severity: Severity
     state: State = State.RAISED
     message: str = ""
@@ -183,6 +189,12 @@ class Alert(Struct, frozen=True):
     """What the detector said, where only its coming back made it graver."""
     v: int = 1
     """Version of this schema."""
+
+    def may_concern(self, worker: WorkerStatus) -> bool:
+        """Whether it may be a trouble of ``worker``, of the same host: all are but those of a GPU
+        if the worker is known to use others."""
+        about_gpu = self.entity.startswith(GPU)
+        return not (about_gpu and worker.devices) or self.entity in worker.devices
 
 
 # --- what a host says ---------------------------------------------------------------------------

@@ -49,6 +49,10 @@ class LoadedDetector(Struct, frozen=True):
     rules: Rules = AT_ONCE
     """When its findings count, and what becomes of one that comes back."""
 
+    def why_not(self) -> str | None:
+        """Why it cannot work on this host as it is configured, or ``None`` if it can."""
+        return self.detector.supported_with(self.config)
+
 
 def installed(group: str) -> list[EntryPoint]:
     """Entry points of ``group`` in order of their names."""
@@ -92,7 +96,7 @@ def load_detectors(
                 f"[detectors.{name}]: no such detector is installed; 'tmd plugins' lists them"
             )
     return [
-        _configured(detector, origin, settings)
+        configured(detector, origin, settings)
         for name, (detector, origin) in found.items()
         if settings.detector(name).enabled
     ]
@@ -132,7 +136,12 @@ def _ready(policy: Policy, settings: Settings) -> Policy:
     return type(policy)(config)
 
 
-def _configured(detector: Detector, origin: Origin, settings: Settings) -> LoadedDetector:
+def configured(detector: Detector, origin: Origin, settings: Settings) -> LoadedDetector:
+    """``detector`` with its section of ``settings``.
+
+    Raises:
+        ConfigError: the section has a key or value that the detector does not take.
+    """
     section = settings.detector(origin.name)
     config = _converted(section.own, detector.Config, f"detectors.{origin.name}", "detector")
     folder = settings.host.state_dir / "detectors" / origin.name

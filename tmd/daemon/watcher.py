@@ -164,7 +164,7 @@ class Watcher:
 
     def _start(self, watched: Watched) -> None:
         loaded = watched.loaded
-        why_not = loaded.detector.supported()
+        why_not = loaded.why_not()
         if why_not is not None:
             log.info("detector not used", detector=loaded.origin.name, reason=why_not)
             return

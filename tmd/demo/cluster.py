@@ -22,8 +22,8 @@ from typing import Self
 from msgspec import Struct
 
 from tmd.core.errors import StoreUnavailable
-from tmd.core.model import Activity, ClusterView, HostStatus, WorkerStatus
-from tmd.core.requests import DrainRequest, RehearsalRequest
+from tmd.core.model import Activity, Alert, ClusterView, HostStatus, WorkerStatus
+from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon.bus import Bell
 from tmd.daemon.store import RedisStore
 from tmd.lifeline import die_with_parent
@@ -58,7 +58,8 @@ heartbeat_timeout_s = {silence}
 {more}
 """
 HARDWARE = ("host", "nic", "nvml", "xid")
-"""Detectors that would watch one and the same machine for each of its make-believe hosts."""
+"""Detectors that would watch one and the same machine for each of its make-believe hosts: off, but
+where a host's own configuration shows them another one."""
 STOP_S = 10.0
 
 
@@ -81,6 +82,8 @@ class ClusterSpec(Struct, frozen=True):
     max_restarts: int = 0
     restart_delay_s: float = 1.0
     more_config: str = ""
+    own_config: dict[str, str] = {}
+    """Host -> what only its daemon is told."""
     environment: dict[str, str] = {}
 
 
@@ -142,6 +145,8 @@ class LocalCluster:
 
     def _write_config(self, host: str) -> None:
         spec = self.spec
+        own = spec.own_config.get(host, "")
+        unseen = [n for n in HARDWARE if f"[detectors.{n}]" not in own]
         self.folder(host).mkdir(parents=True, exist_ok=True)
         text = CONFIG.format(
             job=spec.job,
@@ -151,8 +156,8 @@ class LocalCluster:
             standby=str(host in spec.standby).lower(),
             folder=self.folder(host),
             silence=spec.silence_s,
-            watch_no_hardware="".join(f"[detectors.{n}]\nenabled = false\n" for n in HARDWARE),
-            more=spec.more_config,
+            watch_no_hardware="".join(f"[detectors.{n}]\nenabled = false\n" for n in unseen),
+            more=spec.more_config + own,
         )
         self.config(host).write_text(text)
 
@@ -226,6 +231,16 @@ class LocalCluster:
     async def leader(self) -> str:
         """Holder of the lease, ``<host>#<incarnation>``, or an empty string."""
         return await self._store.leader()
+
+    async def alerts(self) -> list[Alert]:
+        """What ``tmd events`` shows: all that was published, in order."""
+        return [alert for _, alert in await self._store.alerts("", limit=10_000)]
+
+    async def declare_healthy(self, host: str) -> None:
+        """What ``tmd set-healthy`` does."""
+        await self._store.declare_healthy(
+            HealthyRequest(host=host, id=uuid.uuid4().hex, at=time.time())
+        )
 
     async def drain(self, host: str, *, leave: bool = False) -> None:
         """What ``tmd drain`` does."""

@@ -49,6 +49,7 @@ class Carrier:
         self._errand: tuple[Duty, Link] | None = None
         self.layouts: Layouts = registry.collect()[0]
         """What the state looked like when it was registered."""
+        self._buckets = ""
 
     def cancel_unless(self, duty: Duty) -> None:
         """Break off the transfer under way if it belongs to another duty (any thread)."""
@@ -56,11 +57,21 @@ class Carrier:
         if errand is not None and errand[0] != duty:
             errand[1].close()
 
+    def look_at_buckets(self) -> str:
+        """How gradients are summed here, once that is settled.
+
+        For the main thread: DDP keeps its lock while it waits for other ranks, so that another
+        thread that asked it would wait for the end of their step.
+        """
+        if not self._buckets:
+            self._buckets = bucket_layout(self._wrapped)
+        return self._buckets
+
     def offer(self, layouts: Layouts) -> transfer.Offer:
         """What this worker has to give, with a state of ``layouts``; for any thread."""
         return transfer.Offer(
             layouts=layouts,
-            buckets=bucket_layout(self._wrapped),
+            buckets=self._buckets,
             groups=self._fabric.table,
             seeds=self.seeds,
             position=Position() if self.feed is None else self.feed.position,
@@ -72,7 +83,7 @@ class Carrier:
         if difference:
             return f"the model of this worker is not that of the job: {difference}"
         return group_mismatch(self._fabric.built, offered.groups, rank) or bucket_mismatch(
-            bucket_layout(self._wrapped), offered.buckets
+            self.look_at_buckets(), offered.buckets
         )
 
     def tell_groups(self) -> None:
@@ -112,6 +123,7 @@ class Carrier:
         local = self._local.own() if replica else self._local.held(move.rank, step)
         if isinstance(duty, Sync) and not local and self._local.is_live:
             log.warning("what only rank %d had is lost; this rank's own is sent", move.rank)
+        self.look_at_buckets()
         header = transfer.Header(step, self.offer(layouts), local)
         purpose = state_purpose(duty.plan, move.rank)
         link = self._fabric.connect(move.joiner, purpose, timeout=CONNECT_TIMEOUT_S)

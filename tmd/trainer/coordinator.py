@@ -99,7 +99,7 @@ class Coordinator:
         self._recovery = Recovery(self._voice, self._agent, self._fabric, self._handover)
         self._mirrors = Mirrors(self._fabric, carrier, units, self._limits)
         self._carrier = carrier
-        self._voice.registered(alike)
+        self._voice.registered(alike, wrapped)
 
     def close(self) -> None:
         """The process ends: no thread of ours may be inside torch then. Tells the last status."""

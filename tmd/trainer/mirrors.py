@@ -57,6 +57,7 @@ class Mirrors:
 
     def at_boundary(self, step: int) -> None:
         """``step`` begins; says so once, also if the step is tried again."""
+        self._carrier.look_at_buckets()
         if any(mirror.over for mirror in self._mirrors):
             self._sweep()
         if self._mirrors and step != self._announced:

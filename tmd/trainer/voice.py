@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 from msgspec import structs
+from torch import nn
 
 from tmd.core.model import Activity, WorkerStatus
 from tmd.fabric import Fabric
 from tmd.trainer.agent import Agent
+from tmd.trainer.devices import devices_of
 from tmd.trainer.replicas import Partition, group_of
 from tmd.trainer.trace import peak_rss
 
@@ -60,10 +63,10 @@ class Voice:
         if now:
             self._agent.tell()
 
-    def registered(self, replicas: Partition) -> None:
-        """Which ranks have equal state is known now."""
+    def registered(self, replicas: Partition, models: Sequence[nn.Module]) -> None:
+        """Which ranks have equal state is known now, and where this one's lies."""
         self._replicas = replicas
-        self.say()
+        self.say(devices=devices_of(models))
 
     def _alike(self, rank: int | None) -> tuple[int, ...]:
         return () if rank is None or not self._replicas else group_of(self._replicas, rank)

@@ -1,54 +1,5 @@
-"""A scripted NVML, built once, that the real bindings load."""
+"""The scripted driver for the tests of this folder."""
 
-from __future__ import annotations
+from tests.plugins.nvml.driver import script, shim
 
-import os
-import shutil
-import subprocess
-from pathlib import Path
-
-import pytest
-
-SOURCE = Path(__file__).with_name("shim.c")
-
-
-class Script:
-    """What the driver answers; every call reads it again."""
-
-    def __init__(self, file):
-        self._file = file
-        self._lines = {}
-
-    def put(self, facts):
-        """``None`` takes a line away."""
-        self._lines |= facts
-        lines = [f"{key} {value}\n" for key, value in self._lines.items() if value is not None]
-        draft = self._file.with_suffix(".new")
-        draft.write_text("".join(lines))
-        draft.replace(self._file)
-
-
-@pytest.fixture(scope="session")
-def shim(tmp_path_factory):
-    """The folder of the built library."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        if os.environ.get("CI"):
-            pytest.fail("no C compiler in PATH")
-        pytest.skip("no C compiler in PATH to build the NVML shim")
-    folder = tmp_path_factory.mktemp("shim")
-    target = folder / "libnvidia-ml.so.1"
-    flags = ["-shared", "-fPIC", "-Wall", "-Werror", f"-Wl,-soname,{target.name}"]
-    subprocess.run([compiler, *flags, "-o", target, SOURCE], check=True)
-    return folder
-
-
-@pytest.fixture
-def script(shim, tmp_path, monkeypatch):
-    """The script of a driver with two healthy GPUs, for processes started from now on."""
-    file = tmp_path / "script"
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(shim))
-    monkeypatch.setenv("NVML_SHIM", str(file))
-    script = Script(file)
-    script.put({"count": 2, "field230": 0})
-    return script
+__all__ = ["script", "shim"]

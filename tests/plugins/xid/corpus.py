@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+
 A, B = "0000:03:00.0", "0000:b3:00.0"
 
 LINES = [
@@ -66,3 +69,16 @@ def record(text: str, seq: int, at: float = 100.0, facility: int = 0, tail: str 
     escaped = "".join(c if " " <= c <= "~" and c != "\\" else f"\\x{ord(c):02x}" for c in text)
     head = f"{facility << 3 | 3},{seq},{int(at * 1e6)},-"
     return f"{head};{escaped}\n{tail}".encode()
+
+
+PIPE_BYTES = 1 << 20
+
+
+def open_pipe(place) -> int:
+    """A named pipe that keeps records apart as the log does, open for both ends; never blocks."""
+    os.mkfifo(place)
+    pipe = os.open(place, os.O_RDWR)
+    # Not when it is opened: some file systems refuse that.
+    fcntl.fcntl(pipe, fcntl.F_SETFL, os.O_DIRECT | os.O_NONBLOCK)
+    fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    return pipe
