@@ -7,12 +7,12 @@ does. Reads only: no CUDA context, no utilisation or process queries, which dist
 from __future__ import annotations
 
 import ctypes
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
 import pynvml as nvml
 
 from .report import Gpu, Report
@@ -148,12 +148,7 @@ def _bound(sysfs: Path) -> list[str]:
     return found
 
 
-def main() -> None:
-    worker = Worker(Path(sys.argv[1]))
+def main(sysfs: str) -> None:
+    worker = Worker(Path(sysfs))
     for _ in sys.stdin:
-        sys.stdout.buffer.write(msgspec.json.encode(worker.look()) + b"\n")
-        sys.stdout.buffer.flush()
-
-
-if __name__ == "__main__":
-    main()
+        print(json.dumps(worker.look()), flush=True)
