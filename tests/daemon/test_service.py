@@ -259,7 +259,7 @@ def memory_of(pid):
 
 
 async def test_a_daemon_stays_small_and_ends_clean(tmp_path, redis):
-    """No torch, less than 80 MB; SIGTERM: status 0, nothing left behind."""
+    """No torch, less than 60 MB; SIGTERM: status 0, nothing left behind."""
     async with Cluster(tmp_path, redis) as cluster:
         await cluster.start("h1")
 
@@ -272,7 +272,7 @@ async def test_a_daemon_stays_small_and_ends_clean(tmp_path, redis):
         process.terminate()
         code = await asyncio.wait_for(process.wait(), 5)
 
-        assert rss_kb < 80_000
+        assert rss_kb < 60_000
         assert "torch" not in maps
         assert code == 0
         assert not cluster.socket("h1").exists()
