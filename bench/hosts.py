@@ -62,6 +62,8 @@ command = ["/bin/true"]
 """
 NONE = '\n[plugins]\ndeny = ["exec", "host", "nic", "nvml", "straggler", "trainer", "xid"]\n'
 HTTP = '\n[http]\nlisten = "127.0.0.1:0"\n'
+PROGRAM = "tmd.daemon"
+"""As systemd starts it."""
 START_S = 30.0
 TICKS_S = os.sysconf("SC_CLK_TCK")
 SHIM = Path("tests/plugins/nvml/shim.c")
@@ -131,7 +133,7 @@ def running(lab: Lab, name: str, more: str, **environment: str) -> Iterator[Daem
     with log.open("ab") as output:
         started = time.perf_counter()
         process = subprocess.Popen(
-            [sys.executable, "-m", "tmd.cli", "daemon", "-c", str(config)],
+            [sys.executable, "-m", PROGRAM, "--config", str(config)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
