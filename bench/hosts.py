@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,6 +66,8 @@ HTTP = '\n[http]\nlisten = "127.0.0.1:0"\n'
 PROGRAM = "tmd.daemon"
 """As systemd starts it."""
 START_S = 30.0
+PAGE = os.sysconf("SC_PAGE_SIZE")
+PRESENT, FRAME = 1 << 63, (1 << 55) - 1
 TICKS_S = os.sysconf("SC_CLK_TCK")
 SHIM = Path("tests/plugins/nvml/shim.c")
 
@@ -187,22 +190,40 @@ def family(daemon: Daemon) -> list[int]:
 
 
 def memory(daemon: Daemon) -> dict[str, Any]:
-    """Megabytes of the whole family; ``pss`` counts what processes share only once."""
+    """Megabytes of the whole family. ``once`` counts a page that several of its processes share
+    once: the proportional size (PSS) would give part of it to strangers, and the sum of resident
+    sizes counts the interpreter once for each process."""
     pids = family(daemon)
-    rolls = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
-    rss, pss = ([_kb(roll, key) * 1024 / 1e6 for roll in rolls] for key in ("Rss", "Pss"))
+    pages = [_pages(pid) for pid in pids]
     maps = Path(f"/proc/{pids[0]}/maps").read_text()
     return {
-        "rss_mb": sum(rss),
-        "daemon_rss_mb": rss[0],
-        "pss_mb": sum(pss),
+        "rss_mb": sum(map(len, pages)) * PAGE / 1e6,
+        "daemon_rss_mb": len(pages[0]) * PAGE / 1e6,
+        "once_mb": len(set().union(*pages)) * PAGE / 1e6,
         "processes": len(pids),
         "torch_mapped": "/torch/" in maps or "libtorch" in maps,
     }
 
 
-def _kb(roll: str, key: str) -> int:
-    return int(roll.partition(f"\n{key}:")[2].split()[0])
+def _pages(pid: int) -> list[int]:
+    """Frames of memory that the process has mapped now (Documentation/admin-guide/mm/pagemap);
+    the kernel tells them to root only.
+
+    Raises:
+        RuntimeError: we are not root.
+    """
+    if os.geteuid() != 0:
+        raise RuntimeError("only root can tell which pages processes share")
+    found = []
+    with open(f"/proc/{pid}/pagemap", "rb", buffering=0) as pagemap:
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            first, last = (int(word, 16) // PAGE for word in line.split(" ", 1)[0].split("-"))
+            if line.endswith("[vsyscall]"):
+                continue  # beyond what the file covers
+            pagemap.seek(first * 8)
+            entries = array("Q", pagemap.read((last - first) * 8))
+            found += [entry & FRAME for entry in entries if entry & PRESENT]
+    return found
 
 
 def cpu_s(daemon: Daemon) -> float:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import NamedTuple
 
 from .reader import Reader
@@ -25,7 +24,7 @@ class Request(NamedTuple):
 
 def main(argument: str) -> None:
     request = Request(*json.loads(argument))
-    roots = Path(request.sys_root), Path(request.proc_root)
-    reader = Reader(Scope(*request.scope), request.counters, *roots)
+    scope = Scope(*request.scope)
+    reader = Reader(scope, request.counters, request.sys_root, request.proc_root)
     while os.read(0, 1):
         print(json.dumps(reader.read()), flush=True)
