@@ -1,131 +1,148 @@
-"""What the daemon of a host costs: the time from its start until a trainer can connect to its Unix
-socket, its memory, and that it never maps torch.
+"""What the daemon of a host costs and how fast it speaks: the time from its start until a trainer
+can connect, processor and memory with all detectors at work, a line of the kernel log to a
+subscriber, the exit of a worker to a stored plan, and a flood of the kernel log.
 """
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import subprocess
-import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench import feeding, speaking
+from bench.hosts import DETECTORS, HTTP, NONE, Lab, cpu_s, lab, memory, running, settled
 from bench.measure import Report, each, in_turn, options
 from tmd import embedded
-from tmd.lifeline import die_with_parent
 
-CONFIG = """\
-[cluster]
-name = "bench"
-secret = "only-for-this-benchmark"
+SIDES = {
+    "all": DETECTORS,
+    "plain": DETECTORS.replace("gpus = 8", "enabled = false"),
+    "none": NONE,
+    "http": HTTP + DETECTORS,
+}
+"""All detectors at work, all but that of the GPU driver, none, and all with HTTP served."""
+CPU_LIMIT, RSS_LIMIT_MB, START_LIMIT_S = 0.005, 60.0, 0.5
+LINE_LIMIT_S, PLAN_LIMIT_S, GROWTH_LIMIT_MB = 0.020, 0.050, 2.0
 
-[redis]
-url = "{redis}"
-
-[host]
-name = "host-1"
-advertise = "127.0.0.1"
-runtime_dir = "{folder}"
-state_dir = "{folder}/state"
-"""
-START_S = 30.0
-SETTLE_S = 2.0
-"""Until the memory is read: by then the daemon leads and all its loops have turned."""
-START_LIMIT_S, RSS_LIMIT_MB = 1.0, 80.0
+Runs = list[dict[str, Any]]
 
 
-def run_daemon(folder: Path, redis: str) -> list[dict[str, Any]]:
-    """Start one daemon, look at it, end it.
-
-    Raises:
-        RuntimeError: it ended by itself.
-        TimeoutError: nobody could connect.
-    """
-    folder.mkdir()
-    config, log = folder / "tmd.toml", folder / "log"
-    config.write_text(CONFIG.format(redis=redis, folder=folder))
-    with log.open("ab") as output:
-        started = time.perf_counter()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tmd.cli", "daemon", "-c", str(config)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            process_group=0,
-            preexec_fn=die_with_parent,
-        )
-    try:
-        await_socket(process, folder / "tmd.sock", log)
-        seconds = time.perf_counter() - started
-        time.sleep(SETTLE_S)
-        return [{"start_s": seconds, **look(process.pid)}]
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+def start(lab: Lab, repeat: int) -> Runs:
+    """From exec to the first connection."""
+    with running(lab, f"start-{repeat}", DETECTORS) as daemon:
+        return [{"start_s": daemon.start_s}]
 
 
-def await_socket(process: subprocess.Popen[bytes], path: Path, log: Path) -> None:
-    """Wait until a connection is accepted by the kernel, asking every millisecond."""
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError(
-                f"the daemon ended ({process.returncode}): {log.read_text()[-2000:]}"
-            )
-        with (
-            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe,
-            contextlib.suppress(OSError),
-        ):
-            probe.connect(str(path))
-            return
-        time.sleep(0.001)
-    raise TimeoutError(f"no connection within {START_S:g} s: {log.read_text()[-2000:]}")
+def rest(lab: Lab, repeats: int, seconds: float) -> Runs:
+    """Daemons that have nothing to do but to watch, all at once, each leader of its own cluster."""
+    with ExitStack() as stack:
+        daemons = [
+            (side, stack.enter_context(running(lab, f"{side}-{repeat}", SIDES[side])))
+            for repeat, side in in_turn(repeats, tuple(SIDES))
+        ]
+        settled(daemons[-1][1])
+        before = [(time.perf_counter(), cpu_s(daemon)) for _, daemon in daemons]
+        time.sleep(seconds)
+        shares = [
+            (cpu_s(daemon) - cpu) / (time.perf_counter() - at)
+            for (_, daemon), (at, cpu) in zip(daemons, before, strict=True)
+        ]
+        return [
+            {"side": side, "cpu": share, **memory(daemon)}
+            for (side, daemon), share in zip(daemons, shares, strict=True)
+        ]
 
 
-def look(pid: int) -> dict[str, Any]:
-    """Memory of the process and those it started, and what it has mapped."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    status = [Path(f"/proc/{p}/status").read_text() for p in (pid, *children)]
-    rss = [int(text.partition("VmRSS:")[2].split()[0]) * 1024 / 1e6 for text in status]
-    maps = Path(f"/proc/{pid}/maps").read_text()
-    return {
-        "rss_mb": sum(rss),
-        "processes": len(rss),
-        "torch_mapped": "/torch/" in maps or "libtorch" in maps,
+def measured(report: Report, lab: Lab, repeats: int, seconds: float) -> dict[str, Runs]:
+    """All runs, by what was measured."""
+    runs: dict[str, Runs] = {
+        "rest": report.attempt("rest", partial(rest, lab, repeats, seconds)) or []
     }
+    path = feeding.install(lab.folder)
+    parts = {
+        "start": partial(start, lab),
+        "lines": partial(speaking.lines, lab),
+        "plans": partial(speaking.plans, lab),
+        "flood": partial(feeding.flood, lab, path=path),
+    }
+    for repeat, subject in in_turn(repeats, tuple(parts)):
+        report.progress(f"{subject} {repeat + 1}/{repeats}")
+        found = report.attempt(subject, partial(parts[subject], repeat))
+        runs.setdefault(subject, []).extend(found or [])
+    return runs
 
 
-def tell(report: Report, runs: list[dict[str, Any]]) -> dict[str, Any]:
+def tell(report: Report, runs: dict[str, Runs]) -> dict[str, Any]:
     """Rows and targets; returns the figures."""
-    start, rss, torch = (each(runs, key) for key in ("start_s", "rss_mb", "torch_mapped"))
-    report.row("exec to first connection", start, "interpreter, imports, Redis, socket")
-    report.row("resident memory in MB", rss, f"{SETTLE_S:g} s later; not seconds")
-    report.target("start < 1 s", start.get("median"), START_LIMIT_S, at_least=False)
-    report.target("resident < 80 MB", rss.get("median"), RSS_LIMIT_MB, at_least=False)
-    report.target("torch mapped in no run", torch.get("max"), 0, at_least=False)
-    return {"start_s": start, "rss_mb": rss, "torch_mapped": torch}
+    sides = {side: [r for r in runs["rest"] if r["side"] == side] for side in SIDES}
+    keys = ("cpu", "rss_mb", "once_mb", "daemon_rss_mb", "processes", "torch_mapped")
+    rests = {side: {key: each(found, key) for key in keys} for side, found in sides.items()}
+    others = {
+        subject: {key: each(runs[subject], key) for key in (runs[subject] or [{}])[0]}
+        for subject in ("start", "lines", "plans", "flood")
+    }
+    figures = {**rests["all"], **{k: v for one in others.values() for k, v in one.items()}}
+    figures |= {
+        f"{k}_{side}": v for side in ("plain", "none", "http") for k, v in rests[side].items()
+    }
+    for what, key, remark in ROWS:
+        report.row(what, figures.get(key, {"n": 0}), remark)
+    for text, key, limit in TARGETS:
+        report.target(text, figures.get(key, {}).get("median"), limit, at_least=False)
+    return figures
+
+
+ROWS = (
+    ("exec to first connection", "start_s", "interpreter, imports, socket"),
+    ("share of a core, all detectors", "cpu", "with its children; not seconds"),
+    ("the same without detectors", "cpu_none", "the loops alone"),
+    ("memory in MB, all detectors", "once_mb", "pages its processes share once"),
+    ("resident MB, all detectors", "rss_mb", "sum over its processes"),
+    ("resident MB, the daemon alone", "daemon_rss_mb", ""),
+    ("resident MB, no GPU driver", "rss_mb_plain", "nothing for nvml to ask"),
+    ("resident MB without detectors", "rss_mb_none", ""),
+    ("resident MB with HTTP", "rss_mb_http", "all detectors"),
+    ("memory in MB with HTTP", "once_mb_http", "all detectors"),
+    ("kernel-log line to subscriber", "line_s", "written to /dev/kmsg"),
+    ("PUBLISH to subscriber alone", "floor_s", "same run"),
+    ("exit told to alert heard", "exit_to_alert_s", ""),
+    ("exit told to plan stored", "exit_to_plan_s", ""),
+    ("alert heard to plan stored", "alert_to_plan_s", "negative: plan first"),
+    ("flood: lines per second", "offered_per_s", "not seconds"),
+    ("flood: part left out", "left_out", "the reader was slower"),
+    ("flood: growth in MB", "grown_mb", "of the daemon, after 10 s of it"),
+    ("flood: share of a core", "flood_cpu", ""),
+    ("flood: another line is heard", "heard_s", "said at its end"),
+)
+TARGETS = (
+    ("start < 0.5 s", "start_s", START_LIMIT_S),
+    ("all detectors < 0.5 % of a core", "cpu", CPU_LIMIT),
+    ("memory, all detectors, < 60 MB", "once_mb", RSS_LIMIT_MB),
+    ("sum of resident sizes < 60 MB", "rss_mb", RSS_LIMIT_MB),
+    ("sum of resident sizes without a GPU driver < 60 MB", "rss_mb_plain", RSS_LIMIT_MB),
+    ("torch mapped in no run", "torch_mapped", 0),
+    ("kernel-log line to subscriber < 20 ms", "line_s", LINE_LIMIT_S),
+    ("alert to stored plan < 50 ms", "alert_to_plan_s", PLAN_LIMIT_S),
+    ("exit told to stored plan < 50 ms", "exit_to_plan_s", PLAN_LIMIT_S),
+    ("a flood grows memory < 2 MB", "grown_mb", GROWTH_LIMIT_MB),
+)
 
 
 def main() -> int:
-    parser = options("daemon", __doc__, repeats=7)
+    parser = options("daemon", __doc__, repeats=5)
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="of watching, for the processor"
+    )
     args = parser.parse_args()
     if args.quick:
-        args.repeats = 1
+        args.repeats, args.seconds = 1, 2.0
     report = Report("daemon", args)
-    runs: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="tmd-bench-") as scratch, embedded.redis() as redis:
         report.progress(f"Redis: {redis.kind}")
-        for repeat, subject in in_turn(args.repeats, ("daemon",)):
-            run = partial(run_daemon, Path(scratch) / str(repeat), redis.url)
-            runs += report.attempt(subject, run) or []
+        runs = measured(report, lab(Path(scratch), redis.url), args.repeats, args.seconds)
     return report.finish(runs, tell(report, runs))
 
 

@@ -14,18 +14,13 @@ import socket
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, SecretStr, ValidationError, model_validator
-from pydantic_settings import (
-    BaseSettings,
-    EnvSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from msgspec import Meta, field, structs
 
 from tmd.core.errors import ConfigError
 from tmd.core.model import Strategy
+from tmd.schema import Invalid, Positive, Problem, Secret, Section, Text, plain, read
 from tmd.sections import (
     MIN_SECRET,
     BreakerSection,
@@ -33,7 +28,6 @@ from tmd.sections import (
     Http,
     LimitsSection,
     Policies,
-    Section,
     Shadow,
     Triage,
     Webhook,
@@ -43,77 +37,69 @@ from tmd.sections import (
 ENV_PREFIX = "TMD_"
 ENV_FILE = "TMD_CONFIG"
 DEFAULT_FILE = Path("/etc/tmd/tmd.toml")
+ACTING = frozenset({"trainer"})
+"""Detectors that act unless the configuration says otherwise."""
 _SOCKET_PATH_LIMIT = 100
 
 
-class Cluster(Section):
-    name: str = Field(default="default", pattern=r"^[A-Za-z0-9_.-]+$")
+class Cluster(Section, frozen=True):
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]+$")] = "default"
     """Clusters of different names share a Redis without seeing each other."""
-    secret: SecretStr | None = None
+    secret: Secret | None = None
     """Keys of all jobs' links derive from it. Better in TMD_CLUSTER__SECRET or secret_file."""
     secret_file: Path | None = None
     """File with the secret; must not be readable by others."""
 
 
-class Redis(Section):
+class Redis(Section, frozen=True):
     url: str | None = None
     """redis://, rediss://, unix:// or redis+sentinel://host:port,host:port/service/db."""
-    timeout_s: float = Field(default=2.0, gt=0)
+    timeout_s: Positive = 2.0
     """Longest wait for one answer."""
 
 
-class Host(Section):
-    name: str = Field(default_factory=socket.gethostname, pattern=r"^[^/|\s]+$")
+class Host(Section, frozen=True):
+    name: Annotated[str, Meta(pattern=r"^[^/|\s]+$")] = field(default_factory=socket.gethostname)
     """Unique in the cluster."""
     standby: bool = False
     """Workers here start as standbys and never get a rank when a job forms."""
-    advertise: str = Field(default_factory=lambda: _own_address())
+    advertise: str = field(default_factory=lambda: _own_address())
     """Address at which workers here accept links of their peers."""
-    runtime_dir: Path = Field(default_factory=lambda: _default_dir("RUNTIME_DIRECTORY"))
+    runtime_dir: Path = field(default_factory=lambda: _default_dir("RUNTIME_DIRECTORY"))
     """Folder of the socket, unless ``socket`` says otherwise."""
     socket: Path = Path()
     """Unix socket for trainers and launchers; default runtime_dir/tmd.sock."""
-    state_dir: Path = Field(default_factory=lambda: _default_dir("STATE_DIRECTORY"))
+    state_dir: Path = field(default_factory=lambda: _default_dir("STATE_DIRECTORY"))
     """What must survive a restart: the highest lease epochs obeyed."""
     users: tuple[str, ...] = ()
     """Users, besides root and the daemon's own, whose trainers may connect."""
-    heartbeat_s: float = Field(default=1.0, gt=0)
+    heartbeat_s: Positive = 1.0
     """Period of the host's heartbeat; what cannot wait is told at once."""
-    ttl_s: float = Field(default=3.0, gt=0)
+    ttl_s: Positive = 3.0
     """A host not heard from for so long is silent."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _place_socket(cls, values: dict[str, Any]) -> dict[str, Any]:
-        if isinstance(values, dict) and "socket" not in values:
-            folder = values.get("runtime_dir") or _default_dir("RUNTIME_DIRECTORY")
-            return {**values, "socket": Path(folder) / "tmd.sock"}
-        return values
-
-    @model_validator(mode="after")
-    def _check(self) -> Host:
+    def __post_init__(self) -> None:
+        if self.socket == Path():
+            structs.force_setattr(self, "socket", self.runtime_dir / "tmd.sock")
         if len(os.fsencode(self.socket)) > _SOCKET_PATH_LIMIT:
-            raise ValueError(f"socket path {self.socket} is too long; choose a shorter runtime_dir")
+            raise Invalid(f"socket path {self.socket} is too long; choose a shorter runtime_dir")
         if self.ttl_s < 2 * self.heartbeat_s:
-            raise ValueError("ttl_s must be at least twice heartbeat_s")
-        return self
+            raise Invalid("ttl_s must be at least twice heartbeat_s")
 
 
-class Leader(Section):
+class Leader(Section, frozen=True):
     candidate: bool = True
     """Whether this daemon may lead."""
-    ttl_s: float = Field(default=9.0, gt=0)
+    ttl_s: Positive = 9.0
     """A dead leader is replaced after at most so long."""
-    renew_s: float = Field(default=3.0, gt=0)
+    renew_s: Positive = 3.0
     """Period of renewal."""
-    poll_s: float = Field(default=1.0, gt=0)
+    poll_s: Positive = 1.0
     """Everything is read again after so long even if no wake-up came."""
 
-    @model_validator(mode="after")
-    def _check(self) -> Leader:
+    def __post_init__(self) -> None:
         if 2 * self.renew_s > self.ttl_s:
-            raise ValueError("ttl_s must be at least twice renew_s")
-        return self
+            raise Invalid("ttl_s must be at least twice renew_s")
 
     @property
     def answer_s(self) -> float:
@@ -122,36 +108,24 @@ class Leader(Section):
         return (self.ttl_s - self.renew_s) / 2
 
 
-class Plugins(Section):
+class Plugins(Section, frozen=True):
     allow: tuple[str, ...] = ()
     """If not empty, only these are loaded."""
     deny: tuple[str, ...] = ()
     """These are never loaded."""
 
 
-class Log(Section):
+class Log(Section, frozen=True):
     format: Literal["console", "json"] = "console"
     level: Literal["debug", "info", "warning", "error"] = "info"
 
 
-class _Env(EnvSettingsSource):
-    """Only names with a section: ``TMD_SOCKET`` and the like belong to the trainers."""
-
-    def _load_env_vars(self) -> dict[str, str | None]:
-        found = super()._load_env_vars()
-        return {k: v for k, v in found.items() if "__" in k and k.lower().startswith("tmd_")}
-
-
-class Settings(BaseSettings):
+class Settings(Section, frozen=True):
     """All of it. Use :func:`load`."""
-
-    model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True
-    )
 
     cluster: Cluster = Cluster()
     redis: Redis = Redis()
-    host: Host = Field(default_factory=lambda: Host())
+    host: Host = field(default_factory=Host)
     leader: Leader = Leader()
     limits: LimitsSection = LimitsSection()
     shadow: Shadow = Shadow()
@@ -163,17 +137,6 @@ class Settings(BaseSettings):
     http: Http = Http()
     webhook: Webhook = Webhook()
     log: Log = Log()
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (_Env(settings_cls), init_settings)
 
     def redis_url(self) -> str:
         """The configured URL; there is no default in production."""
@@ -188,7 +151,7 @@ class Settings(BaseSettings):
         """The cluster's secret."""
         given = self.cluster.secret
         file = self.cluster.secret_file
-        text = given.get_secret_value() if given else ""
+        text = given.reveal() if given else ""
         if given is None and file is not None:
             text = read_secret(file, "[cluster] secret_file")
         if len(text) < MIN_SECRET:
@@ -206,11 +169,12 @@ class Settings(BaseSettings):
 
     def detector(self, name: str) -> DetectorSection:
         """Settings of one detector; a stranger only observes until it is told otherwise."""
-        acting = {"trainer"}
-        given = self.detectors.get(name, DetectorSection())
-        if name in acting and "strategy" not in given.model_fields_set:
-            return given.model_copy(update={"strategy": Strategy.ACT})
-        return given
+        return self.detectors.get(name, DetectorSection(strategy=_default_strategy(name)))
+
+
+SECTIONS: dict[str, type[Section]] = {
+    f.name: f.type for f in structs.fields(Settings) if f.name != "detectors"
+}
 
 
 def find_file(path: Path | None) -> Path | None:
@@ -245,12 +209,62 @@ def load(path: Path | None = None) -> Settings:
     """
     file = find_file(path)
     values = read_file(file)
-    _check_variables()
-    try:
-        return Settings(**values)
-    except ValidationError as error:
-        lines = [_explain(dict(problem), file, values) for problem in error.errors()]
-        raise ConfigError("\n".join(lines)) from None
+    named = variables()
+    for key, name in named.items():
+        if key[0] not in Settings.__struct_fields__:
+            known = Settings.__struct_fields__
+            raise ConfigError(f"{name}: unknown section{_nearest(key[0], known)}")
+    settings, problems = parse(_overlaid(values, named))
+    if settings is None:
+        raise ConfigError("\n".join(_explain(problem, file, values) for problem in problems))
+    return settings
+
+
+def parse(values: dict[str, Any]) -> tuple[Settings | None, list[Problem]]:
+    """The settings that ``values`` describe, or all that is wrong with them."""
+    found: dict[str, Any] = {}
+    problems = [Problem((name,)) for name in values if name not in Settings.__struct_fields__]
+    # Also those that nobody has written: what a section makes up by itself is checked as well.
+    for name, kind in SECTIONS.items():
+        found[name], wrong = read(kind, values.get(name, {}), (name,))
+        problems += wrong
+    found["detectors"], wrong = _detectors(values.get("detectors", {}))
+    problems += wrong
+    return (None, problems) if problems else (Settings(**found), [])
+
+
+def _detectors(given: Any) -> tuple[dict[str, DetectorSection | None], list[Problem]]:
+    if not isinstance(given, dict):
+        return {}, [Problem(("detectors",), "expected a table for each detector")]
+    found, problems = {}, []
+    for name, keys in given.items():
+        own = plain(keys) if isinstance(keys, Text) else keys
+        if isinstance(own, dict):
+            own = {"strategy": _default_strategy(name).value, **own}
+        found[name], wrong = read(DetectorSection, own, ("detectors", name))
+        problems += wrong
+    return found, problems
+
+
+def _default_strategy(detector: str) -> Strategy:
+    return Strategy.ACT if detector in ACTING else Strategy.OBSERVE
+
+
+def _overlaid(values: dict[str, Any], named: dict[tuple[str, ...], str]) -> dict[str, Any]:
+    """``values`` with what the environment says instead."""
+    result = _copy(values)
+    for path, name in named.items():
+        place = result
+        for part in path[:-1]:
+            if not isinstance(place.get(part), dict):
+                place[part] = {}
+            place = place[part]
+        place[path[-1]] = Text(os.environ[name])
+    return result
+
+
+def _copy(values: dict[str, Any]) -> dict[str, Any]:
+    return {k: _copy(v) if isinstance(v, dict) else v for k, v in values.items()}
 
 
 def variables() -> dict[tuple[str, ...], str]:
@@ -263,22 +277,15 @@ def variables() -> dict[tuple[str, ...], str]:
     return found
 
 
-def _check_variables() -> None:
-    for key, name in variables().items():
-        if key[0] not in Settings.model_fields:
-            raise ConfigError(f"{name}: unknown section{_nearest(key[0], Settings.model_fields)}")
-
-
-def _explain(problem: dict[str, Any], file: Path | None, values: dict[str, Any]) -> str:
-    where = tuple(str(part) for part in problem["loc"])
+def _explain(problem: Problem, file: Path | None, values: dict[str, Any]) -> str:
+    where = problem.where
     named = variables().get(where)
     in_file = _contains(values, where)
-    place = named if named and not in_file else str(file) if in_file else "configuration"
+    place = named or (str(file) if in_file else "configuration")  # the variable wins
     key = f"[{'.'.join(where[:-1])}] {where[-1]}" if len(where) > 1 else ".".join(where)
-    if problem["type"] == "extra_forbidden":
+    if not problem.said:
         return f"{place}: unknown key {key}{_nearest(where[-1], _known(where[:-1]))}"
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    return f"{place}: {key}: {message[:1].lower()}{message[1:]}"
+    return f"{place}: {key}: {problem.said}"
 
 
 def _contains(values: Any, where: tuple[str, ...]) -> bool:
@@ -289,14 +296,11 @@ def _contains(values: Any, where: tuple[str, ...]) -> bool:
     return True
 
 
-def _known(section: tuple[str, ...]) -> list[str]:
+def _known(section: tuple[str, ...]) -> tuple[str, ...]:
     if not section:
-        return list(Settings.model_fields)
-    field = Settings.model_fields.get(section[0])
-    model = field.annotation if field else None
-    return (
-        list(model.model_fields) if isinstance(model, type) and issubclass(model, Section) else []
-    )
+        return Settings.__struct_fields__
+    kind = SECTIONS.get(section[0])
+    return kind.__struct_fields__ if kind else ()
 
 
 def _nearest(word: str, known: Any) -> str:

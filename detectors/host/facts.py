@@ -1,11 +1,14 @@
-"""What one look at a host has found. Values only."""
+"""What one look at a host has found. Values only.
+
+Named tuples: the process that looks has the standard library alone.
+"""
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import NamedTuple
 
 
-class Process(Struct, frozen=True):
+class Process(NamedTuple):
     """A process in uninterruptible sleep."""
 
     pid: int
@@ -16,14 +19,14 @@ class Process(Struct, frozen=True):
     """Processor time it has used."""
 
 
-class Clock(Struct, frozen=True):
+class Clock(NamedTuple):
     """What the kernel knows of the clock's error (adjtimex(2))."""
 
     synchronised: bool
     offset_s: float
 
 
-class Facts(Struct, frozen=True):
+class Facts(NamedTuple):
     """``None`` is what this kernel does not tell."""
 
     read_only: dict[str, bool] = {}
@@ -38,7 +41,7 @@ class Facts(Struct, frozen=True):
     """Those of the driver."""
 
 
-class Space(Struct, frozen=True):
+class Space(NamedTuple):
     """What is free on the file system of a path, in percent."""
 
     path: str
@@ -46,7 +49,7 @@ class Space(Struct, frozen=True):
     files: float
 
 
-class Answer(Struct, frozen=True):
+class Answer(NamedTuple):
     """All of it."""
 
     facts: Facts
@@ -56,7 +59,7 @@ class Answer(Struct, frozen=True):
     clock: Clock | None = None
 
 
-class Question(Struct, frozen=True):
+class Question(NamedTuple):
     paths: tuple[str, ...]
     drivers: tuple[str, ...]
     """Shell patterns of process names."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
+from tmd.plugin import bare_python
+
 from .facts import Answer, Clock, Facts, Question, Space
 
-MODULE = "tmd_detectors.host.reader"
+READER = Path(__file__).with_name("reader.py")
 END_S = 1.0
 
 
@@ -22,7 +24,7 @@ async def ask(question: Question, timeout_s: float) -> Answer | None:
     """
     try:
         child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", MODULE, msgspec.json.encode(question).decode()),
+            *bare_python(READER, msgspec.json.encode(question).decode()),
             stdin=DEVNULL,
             stdout=PIPE,
             stderr=DEVNULL,

@@ -8,14 +8,12 @@ may end whoever asks for it.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import re
-import sys
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
-
-import msgspec
 
 from .facts import Clock, Facts, Process, Question, Space
 
@@ -154,12 +152,8 @@ def _number(text: str) -> int | None:
 
 
 def main(argument: str) -> None:
-    question = msgspec.json.decode(argument, type=Question)
-    print(msgspec.json.encode(facts(question)).decode(), flush=True)
+    question = Question(*json.loads(argument))
+    print(json.dumps(facts(question)), flush=True)
     for path in question.paths:
-        print(msgspec.json.encode(space(path)).decode(), flush=True)
-    print(msgspec.json.encode(read_clock()).decode(), flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+        print(json.dumps(space(path)), flush=True)
+    print(json.dumps(read_clock()), flush=True)

@@ -1,19 +1,19 @@
-"""The process that reads: a line in, a snapshot out, until its parent closes the pipe."""
+"""The process that reads: a line in, a snapshot out, until its parent closes the pipe.
+
+It stays, so it is kept small: it imports nothing but the standard library.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-import sys
-from pathlib import Path
-
-import msgspec
-from msgspec import Struct
+from typing import NamedTuple
 
 from .reader import Reader
 from .snapshot import Scope
 
 
-class Request(Struct, frozen=True):
+class Request(NamedTuple):
     """What it is told on its command line."""
 
     scope: Scope
@@ -23,12 +23,8 @@ class Request(Struct, frozen=True):
 
 
 def main(argument: str) -> None:
-    request = msgspec.json.decode(argument, type=Request)
-    roots = Path(request.sys_root), Path(request.proc_root)
-    reader = Reader(request.scope, request.counters, *roots)
+    request = Request(*json.loads(argument))
+    scope = Scope(*request.scope)
+    reader = Reader(scope, request.counters, request.sys_root, request.proc_root)
     while os.read(0, 1):
-        print(msgspec.json.encode(reader.read()).decode(), flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+        print(json.dumps(reader.read()), flush=True)

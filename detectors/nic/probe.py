@@ -8,16 +8,18 @@ to the kernel.
 from __future__ import annotations
 
 import asyncio
-import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from contextlib import suppress
+from pathlib import Path
 
 import msgspec
+
+from tmd.plugin import bare_python
 
 from .child import Request
 from .snapshot import Snapshot
 
-MODULE = "tmd_detectors.nic.child"
+CHILD = Path(__file__).with_name("child.py")
 LONGEST_ANSWER = 1 << 22
 END_S = 1.0
 
@@ -48,7 +50,7 @@ class Probe:
 
     async def _start(self) -> Process:
         self._child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", MODULE, msgspec.json.encode(self._request).decode()),
+            *bare_python(CHILD, msgspec.json.encode(self._request).decode()),
             stdin=PIPE,
             stdout=PIPE,
             stderr=DEVNULL,

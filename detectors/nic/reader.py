@@ -11,7 +11,6 @@ import errno
 import os
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 from .snapshot import Medium, Port, Scope, Snapshot
 from .topology import gpus, nearest
@@ -32,14 +31,14 @@ class Reader:
         self,
         scope: Scope,
         counters: Iterable[str],
-        sys_root: Path = Path("/sys"),
-        proc_root: Path = Path("/proc"),
+        sys_root: str = "/sys",
+        proc_root: str = "/proc",
     ) -> None:
         self.refused: set[str] = set()
         self._scope = scope
         self._counters = tuple(counters)
-        self._net = sys_root / "class/net"
-        self._rdma = sys_root / "class/infiniband"
+        self._net = f"{sys_root}/class/net"
+        self._rdma = f"{sys_root}/class/infiniband"
         self._sys = sys_root
         self._proc = proc_root
         self._gpus = gpus(sys_root)
@@ -52,9 +51,11 @@ class Reader:
         ports = list(self._rdma_ports(default, taken))
         for interface in _names(self._net):
             if interface not in taken and self._wanted(interface, interface in default):
-                folder = self._net / interface
-                physical = (folder / "device").exists() and not _is_virtual(folder / "device")
-                plain = _text(folder / "type") == ETHERNET_TYPE
+                folder = f"{self._net}/{interface}"
+                physical = os.path.exists(f"{folder}/device") and not _is_virtual(
+                    f"{folder}/device"
+                )
+                plain = _text(f"{folder}/type") == ETHERNET_TYPE
                 if self._scope.interfaces or (physical and plain):
                     ports.append(self._ethernet(interface))
         return Snapshot(ports=tuple(ports))
@@ -70,8 +71,8 @@ class Reader:
     # --- Ethernet -----------------------------------------------------------------------------
 
     def _ethernet(self, name: str) -> Port:
-        folder = self._net / name
-        state = _text(folder / "operstate")
+        folder = f"{self._net}/{name}"
+        state = _text(f"{folder}/operstate")
         return Port(
             name=name,
             identity=name,
@@ -80,7 +81,7 @@ class Reader:
             state=state,
             rate_mb=_speed(folder) if state == "up" else None,
             counters=self._values(name, [folder]),
-            near=self._near(folder / "device"),
+            near=self._near(f"{folder}/device"),
         )
 
     # --- InfiniBand, RoCE, EFA ----------------------------------------------------------------
@@ -89,12 +90,12 @@ class Reader:
         """Ports in scope; adds to ``taken`` the interfaces that belong to any RDMA device."""
         nodes = self._nodes()
         for device in _names(self._rdma):
-            folder = self._rdma / device
-            interfaces = _names(folder / "device/net")
+            folder = f"{self._rdma}/{device}"
+            interfaces = _names(f"{folder}/device/net")
             taken.update(interfaces)
-            if _is_virtual(folder / "device"):
+            if _is_virtual(f"{folder}/device"):
                 continue
-            for number in _names(folder / "ports"):
+            for number in _names(f"{folder}/ports"):
                 name = f"{device}/{number}"
                 own = self._interface_of(interfaces, number)
                 if self._wanted(name, own in default):
@@ -104,54 +105,55 @@ class Reader:
         self, device: str, number: str, interface: str | None, nodes: tuple[str, ...]
     ) -> Port:
         name = f"{device}/{number}"
-        folder = self._rdma / device
-        port = folder / "ports" / number
+        folder = f"{self._rdma}/{device}"
+        port = f"{folder}/ports/{number}"
         medium = _medium(folder, port)
-        state, phys = _text(port / "state"), _text(port / "phys_state")
+        state, phys = _text(f"{port}/state"), _text(f"{port}/phys_state")
         up = PORT_UP.get(_number(state))
         if _number(phys) == PHYS_DISABLED:
             up = False
         if medium is Medium.EFA:
             # EFA always says ACTIVE: only its interface, where it has one, knows.
-            state, phys = _text(self._net / interface / "operstate") if interface else "", ""
+            state, phys = _text(f"{self._net}/{interface}/operstate") if interface else "", ""
             up = UP_STATES.get(state)
-        guid = _text(folder / "node_guid")
-        places = [port / "counters", port / "hw_counters", folder / "hw_counters"]
+        guid = _text(f"{folder}/node_guid")
+        places = [f"{port}/counters", f"{port}/hw_counters", f"{folder}/hw_counters"]
         if interface is not None:
-            places.append(self._net / interface)
+            places.append(f"{self._net}/{interface}")
         return Port(
             name=name,
             identity=f"{guid}/{number}" if guid.strip("0:") else name,
             medium=medium,
             up=up,
             state=", ".join(filter(None, (state, phys))),
-            rate_mb=_ib_rate(_text(port / "rate")) if up else None,
+            rate_mb=_ib_rate(_text(f"{port}/rate")) if up else None,
             counters=self._values(name, places),
             nodes=nodes,
-            near=self._near(folder / "device"),
+            near=self._near(f"{folder}/device"),
         )
 
     def _interface_of(self, interfaces: list[str], number: str) -> str | None:
         """The interface of port ``number``; ``dev_port`` counts from 0."""
         for interface in interfaces:
-            if _text(self._net / interface / "dev_port") == str(int(number) - 1):
+            if _text(f"{self._net}/{interface}/dev_port") == str(int(number) - 1):
                 return interface
         return interfaces[0] if len(interfaces) == 1 else None
 
     def _nodes(self) -> dict[str, tuple[str, ...]]:
         """Character devices by name of the port; one for a whole device counts for port 1."""
         found: dict[str, tuple[str, ...]] = {}
-        for folder in (self._sys / "class/infiniband_verbs", self._sys / "class/infiniband_mad"):
+        for folder in (f"{self._sys}/class/infiniband_verbs", f"{self._sys}/class/infiniband_mad"):
             for node in _names(folder):
-                device = _text(folder / node / "ibdev")
+                device = _text(f"{folder}/{node}/ibdev")
                 if device and not node.startswith("issm"):
-                    name = f"{device}/{_text(folder / node / 'port') or '1'}"
+                    port = _text(f"{folder}/{node}/port") or "1"
+                    name = f"{device}/{port}"
                     found[name] = (*found.get(name, ()), node)
         return found
 
     # --- both ---------------------------------------------------------------------------------
 
-    def _values(self, name: str, folders: list[Path]) -> dict[str, int]:
+    def _values(self, name: str, folders: list[str]) -> dict[str, int]:
         """The counters of one port, from the first folder that has them."""
         if _matches(name, self._scope.no_counters):
             return {}
@@ -177,20 +179,21 @@ class Reader:
         except ValueError:
             return None  # "N/A (no PMA)" and the like
 
-    def _near(self, device: Path) -> tuple[str, ...]:
+    def _near(self, device: str) -> tuple[str, ...]:
         return nearest(os.path.realpath(device), self._gpus) if self._gpus else ()
 
 
-def _names(folder: Path) -> list[str]:
+def _names(folder: str) -> list[str]:
     try:
         return sorted(os.listdir(folder))
     except OSError:
         return []
 
 
-def _text(path: Path) -> str:
+def _text(path: str) -> str:
     try:
-        return path.read_text().strip()
+        with open(path) as file:
+            return file.read().strip()
     except OSError:
         return ""
 
@@ -199,8 +202,8 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _is_virtual(device: Path) -> bool:
-    return (device / "physfn").exists()
+def _is_virtual(device: str) -> bool:
+    return os.path.exists(f"{device}/physfn")
 
 
 def _number(state: str) -> str:
@@ -208,17 +211,17 @@ def _number(state: str) -> str:
     return state.partition(":")[0]
 
 
-def _medium(device: Path, port: Path) -> Medium:
-    driver = os.path.basename(os.path.realpath(device / "device/driver"))
+def _medium(device: str, port: str) -> Medium:
+    driver = os.path.basename(os.path.realpath(f"{device}/device/driver"))
     if driver == EFA_DRIVER:
         return Medium.EFA
-    return Medium.ROCE if _text(port / "link_layer") == "Ethernet" else Medium.INFINIBAND
+    return Medium.ROCE if _text(f"{port}/link_layer") == "Ethernet" else Medium.INFINIBAND
 
 
-def _speed(interface: Path) -> float | None:
+def _speed(interface: str) -> float | None:
     """Megabits per second; drivers without one say -1 or refuse."""
     try:
-        return float(value) if (value := int(_text(interface / "speed"))) > 0 else None
+        return float(value) if (value := int(_text(f"{interface}/speed"))) > 0 else None
     except ValueError:
         return None
 
@@ -232,18 +235,18 @@ def _ib_rate(text: str) -> float | None:
         return None
 
 
-def _default_route(proc: Path, net: Path) -> set[str]:
+def _default_route(proc: str, net: str) -> set[str]:
     """Interfaces of default routes, and those below them (members of a bond, a VLAN's device)."""
     waiting = [
-        *_default_v4(_text(proc / "net/route")),
-        *_default_v6(_text(proc / "net/ipv6_route")),
+        *_default_v4(_text(f"{proc}/net/route")),
+        *_default_v6(_text(f"{proc}/net/ipv6_route")),
     ]
     found: set[str] = set()
     while waiting:
         name = waiting.pop()
         if name not in found:
             found.add(name)
-            entries = _names(net / name)
+            entries = _names(f"{net}/{name}")
             waiting += [e.removeprefix("lower_") for e in entries if e.startswith("lower_")]
     return found
 

@@ -1,10 +1,12 @@
-"""What one look at the network ports of a host has found. Values only."""
+"""What one look at the network ports of a host has found. Values only.
+
+Named tuples: the process that reads has the standard library alone.
+"""
 
 from __future__ import annotations
 
 from enum import StrEnum
-
-from msgspec import Struct
+from typing import NamedTuple
 
 
 class Medium(StrEnum):
@@ -14,7 +16,7 @@ class Medium(StrEnum):
     EFA = "efa"
 
 
-class Port(Struct, frozen=True):
+class Port(NamedTuple):
     """One port at one moment."""
 
     name: str
@@ -35,11 +37,11 @@ class Port(Struct, frozen=True):
     """GPUs that are nearest by PCI tree, as ``pci:0000:3b:00.0``."""
 
 
-class Snapshot(Struct, frozen=True):
+class Snapshot(NamedTuple):
     ports: tuple[Port, ...] = ()
 
 
-class Scope(Struct, frozen=True):
+class Scope(NamedTuple):
     """Which ports are looked at; all patterns are those of a shell (``mlx5_*``)."""
 
     interfaces: tuple[str, ...] = ()

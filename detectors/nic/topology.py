@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
 NVIDIA, AMD = "0x10de", "0x1002"
 DISPLAY_CLASS = "0x03"
@@ -34,16 +33,20 @@ def _pci_parts(path: str) -> list[str]:
     return parts[roots[0] :] if roots else []
 
 
-def gpus(sys_root: Path) -> dict[str, str]:
+def gpus(sys_root: str) -> dict[str, str]:
     """GPUs of this host: ``pci:<address>`` -> resolved path."""
     found = {}
-    folder = sys_root / "bus/pci/devices"
-    for device in sorted(folder.iterdir()) if folder.is_dir() else ():
+    folder = f"{sys_root}/bus/pci/devices"
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
         try:
-            vendor = (device / "vendor").read_text().strip()
-            kind = (device / "class").read_text().strip()
+            vendor, kind = (_word(f"{folder}/{name}/{file}") for file in ("vendor", "class"))
         except OSError:
             continue
         if vendor in (NVIDIA, AMD) and kind.startswith(DISPLAY_CLASS):
-            found[f"pci:{device.name}"] = os.path.realpath(device)
+            found[f"pci:{name}"] = os.path.realpath(f"{folder}/{name}")
     return found
+
+
+def _word(file: str) -> str:
+    with open(file) as opened:
+        return opened.read().strip()

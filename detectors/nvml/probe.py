@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import sys
 from contextlib import suppress
+from pathlib import Path
 
 import msgspec
+
+from tmd.plugin import bare_python
 
 from .report import Report
 
@@ -17,6 +19,8 @@ ABANDONED = 3
 nobody."""
 FAREWELL_S = 1.0
 """Longest wait for killed workers when the daemon stops."""
+WORKER = Path(__file__).with_name("worker.py")
+BINDINGS = "pynvml"
 _CHUNK = 65_536
 
 
@@ -91,7 +95,7 @@ class Probe:
 def _start(sysfs: str) -> subprocess.Popen[bytes]:
     """A worker in a session of its own, so that a terminal's signals do not reach it."""
     worker = subprocess.Popen(
-        [sys.executable, "-m", f"{__package__}.worker", sysfs],
+        bare_python(WORKER, sysfs, needs=(BINDINGS,)),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -1,8 +1,11 @@
-"""What the worker process tells of one look at the GPUs."""
+"""What the worker process tells of one look at the GPUs.
+
+Named tuples: the worker has the standard library and the bindings alone.
+"""
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import NamedTuple
 
 NONE = 0
 """No recovery is asked for."""
@@ -10,7 +13,7 @@ IDLE = 0x1
 """Clocks event reason: nothing runs, so the link may have dropped to save power."""
 
 
-class Gpu(Struct, frozen=True, omit_defaults=True):
+class Gpu(NamedTuple):
     """One GPU. A fact that the driver does not give is ``None``; ``codes`` says why."""
 
     pci: str
@@ -40,7 +43,7 @@ class Gpu(Struct, frozen=True, omit_defaults=True):
     """PCIe lanes."""
 
 
-class Report(Struct, frozen=True, omit_defaults=True):
+class Report(NamedTuple):
     """One look at the host."""
 
     codes: dict[str, int] = {}

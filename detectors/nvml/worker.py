@@ -7,12 +7,12 @@ does. Reads only: no CUDA context, no utilisation or process queries, which dist
 from __future__ import annotations
 
 import ctypes
+import json
+import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
 import pynvml as nvml
 
 from .report import Gpu, Report
@@ -42,7 +42,7 @@ class Call:
 class Worker:
     """Remembers which GPU had which index: one that is lost does not tell any more."""
 
-    def __init__(self, sysfs: Path) -> None:
+    def __init__(self, sysfs: str) -> None:
         self._sysfs = sysfs
         self._ready = False
         self._known: dict[int, tuple[str, str]] = {}
@@ -134,26 +134,26 @@ def _pci(info: Any) -> str:
     return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
 
 
-def _bound(sysfs: Path) -> list[str]:
+def _bound(sysfs: str) -> list[str]:
     """GPUs that the kernel shows as held by the NVIDIA driver."""
     found = []
-    for device in (sysfs / "bus/pci/drivers/nvidia").glob("*:*:*.*"):
-        try:
-            kind = (device / "class").read_text()[:6]
-            vendor = (device / "vendor").read_text().strip()
+    folder = f"{sysfs}/bus/pci/drivers/nvidia"
+    for device in os.listdir(folder) if os.path.isdir(folder) else ():
+        try:  # besides devices there are files and a module
+            kind, vendor = (_word(f"{folder}/{device}/{file}") for file in ("class", "vendor"))
         except OSError:
             continue
-        if vendor == NVIDIA and kind in GPU_CLASSES:
-            found.append(device.name)
+        if vendor == NVIDIA and kind[:6] in GPU_CLASSES:
+            found.append(device)
     return found
 
 
-def main() -> None:
-    worker = Worker(Path(sys.argv[1]))
+def _word(file: str) -> str:
+    with open(file) as opened:
+        return opened.read().strip()
+
+
+def main(sysfs: str) -> None:
+    worker = Worker(sysfs)
     for _ in sys.stdin:
-        sys.stdout.buffer.write(msgspec.json.encode(worker.look()) + b"\n")
-        sys.stdout.buffer.flush()
-
-
-if __name__ == "__main__":
-    main()
+        print(json.dumps(worker.look()), flush=True)

@@ -6,6 +6,7 @@ import configparser
 import os
 import socket
 import time
+import tomllib
 from pathlib import Path
 
 import msgspec
@@ -81,6 +82,8 @@ def test_the_unit_leaves_the_daemon_time_to_stop_and_lets_it_find_its_folders():
     assert float(service["WatchdogSec"]) > 10
     assert (service["RuntimeDirectory"], service["StateDirectory"]) == ("tmd", "tmd")
     assert service["ExecReload"].endswith("kill -HUP $MAINPID")
+    scripts = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["project"]["scripts"]
+    assert service["ExecStart"].split()[1] in scripts
     assert "PrivateDevices" not in service
 
 

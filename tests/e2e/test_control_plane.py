@@ -67,7 +67,7 @@ async def test_every_daemon_dies_while_training_goes_on(
     """No daemon anywhere: training takes no notice; afterwards all is known again."""
     faults = [GATE, "between@1:20=wait"]
     async with running(tmp_path, redis.url, faults=faults) as run:
-        await run.reached("forward")
+        await run.at_gate()
         for daemon in run.cluster.daemons.values():
             daemon.kill()
             await daemon.wait()

@@ -21,7 +21,7 @@ from tmd_detectors.exec import (
     run,
 )
 
-from tmd.config import Settings
+from tmd.config import parse
 from tmd.core.errors import ConfigError
 from tmd.daemon.plugins import installed, load_detectors
 from tmd.plugin import DETECTOR_GROUP, Severity, State
@@ -196,7 +196,8 @@ async def test_closing_the_detector_ends_its_commands(tmp_path):
 
 def configured(**section):
     points = [p for p in installed(DETECTOR_GROUP) if p.name == "exec"]
-    return load_detectors(Settings(detectors={"exec": section}), points)[0].config
+    settings, _ = parse({"detectors": {"exec": section}})
+    return load_detectors(settings, points)[0].config
 
 
 def test_checks_come_from_the_configuration():

@@ -125,11 +125,11 @@ def lines(*objects):
     return [f"{text}\n".encode() for text in objects]
 
 
-SPACE = '{"path":"/","blocks":50.0,"files":50.0}'
+SPACE = '["/",50.0,50.0]'
 
 
 def test_who_falls_silent_at_a_path_hangs_there():
-    told = parse(lines('{"oom_kills":4}', SPACE), ("/", "/net", "/tmp"), late=True)
+    told = parse(lines("[{},null,4]", SPACE), ("/", "/net", "/tmp"), late=True)
 
     assert told is not None
     assert (told.facts.oom_kills, told.hangs) == (4, "/net")
@@ -138,8 +138,8 @@ def test_who_falls_silent_at_a_path_hangs_there():
 
 def test_who_ends_early_does_not_hang():
     """A filter of system calls ended it when it asked for the clock."""
-    told = parse(lines("{}", SPACE), ("/",), late=False)
-    broken = parse(lines("{}"), ("/",), late=False)
+    told = parse(lines("[]", SPACE), ("/",), late=False)
+    broken = parse(lines("[]"), ("/",), late=False)
 
     assert told is not None
     assert broken is not None
@@ -147,14 +147,14 @@ def test_who_ends_early_does_not_hang():
 
 
 def test_the_clock_comes_last():
-    text = '{"synchronised":true,"offset_s":0.5}'
-    told = parse(lines("{}", "null", text), ("/gone",), late=False)
+    text = "[true,0.5]"
+    told = parse(lines("[]", "null", text), ("/gone",), late=False)
 
     assert told is not None
     assert (told.spaces, told.clock) == ((), Clock(synchronised=True, offset_s=0.5))
 
 
-@pytest.mark.parametrize("said", [[], [b"\n"], [b"garbage\n"], [b"{}\n", b"garbage\n"]])
+@pytest.mark.parametrize("said", [[], [b"\n"], [b"garbage\n"], [b"[]\n", b"garbage\n"], [b"{}\n"]])
 def test_nonsense_is_no_answer(said):
     assert parse(said, ("/",), late=False) is None
 

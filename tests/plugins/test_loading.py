@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from tmd.config import DetectorSection, Plugins, Policies, Settings
+from tmd.config import Plugins, parse
 from tmd.core.errors import ConfigError, PluginError
 from tmd.daemon.plugins import installed, load, load_detectors, load_policies
 from tmd.plugin import (
@@ -75,7 +75,9 @@ def point(name, target=None):
 @pytest.fixture
 def settings():
     def make(**changes):
-        return Settings(**changes)
+        settings, problems = parse(changes)
+        assert settings is not None, problems
+        return settings
 
     return make
 
@@ -159,7 +161,7 @@ def test_a_stranger_only_observes_until_it_is_told_otherwise(settings):
 
 
 def test_a_detector_gets_its_own_keys(settings):
-    section = DetectorSection(limit=7)
+    section = {"limit": 7}
     loaded = load_detectors(settings(detectors={"keen": section}), [point("keen")])[0]
 
     assert loaded.config == KeenConfig(limit=7)
@@ -182,13 +184,13 @@ def test_a_detector_can_be_switched_off(settings):
 
 def test_policies_come_in_the_configured_order(settings):
     points = [*installed(POLICY_GROUP), point("odd")]
-    chosen = settings(policies=Policies(enabled=("odd", "replace_failed")))
+    chosen = settings(policies={"enabled": ["odd", "replace_failed"]})
 
     assert [p.name for p in load_policies(chosen, points)] == ["odd", "replace_failed"]
 
 
 def test_an_unknown_policy_is_an_error(settings):
-    chosen = settings(policies=Policies(enabled=("odder",)))
+    chosen = settings(policies={"enabled": ["odder"]})
     with pytest.raises(ConfigError, match=r"no policy 'odder'.*odd"):
         load_policies(chosen, [point("odd")])
 

@@ -7,7 +7,6 @@ from itertools import chain
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import structs
 from tmd_detectors.nic.counters import CounterHistory
 from tmd_detectors.nic.judge import Findings, Rules
 from tmd_detectors.nic.links import LinkLimits
@@ -24,7 +23,7 @@ PORT = Port(
     rate_mb=400_000,
     counters={"link_downed": 0},
 )
-DOWN = structs.replace(PORT, up=False, state="1: DOWN", rate_mb=None)
+DOWN = PORT._replace(up=False, state="1: DOWN", rate_mb=None)
 RAISED, CLEARED = State.RAISED, State.CLEARED
 
 
@@ -44,7 +43,7 @@ def said(signals):
 
 
 def counting(**counters):
-    return structs.replace(PORT, counters=counters)
+    return PORT._replace(counters=counters)
 
 
 # --- links ----------------------------------------------------------------------------------------
@@ -74,7 +73,7 @@ def test_an_expected_port_that_was_never_up_is_one():
 
 
 def test_a_state_that_says_nothing_changes_nothing(see):
-    unknown = structs.replace(PORT, up=None, state="2: INIT", rate_mb=None)
+    unknown = PORT._replace(up=None, state="2: INIT", rate_mb=None)
     see(0, PORT)
 
     assert [see(t, unknown) for t in (5, 50, 500)] == [[], [], []]
@@ -96,7 +95,7 @@ def test_a_drop_outlives_the_recovery_by_ten_minutes(see):
 
 def test_a_link_that_came_up_in_between_has_not_dropped(see):
     """``link_downed`` moved while it was down at each look."""
-    moved = structs.replace(DOWN, counters={"link_downed": 1})
+    moved = DOWN._replace(counters={"link_downed": 1})
     see(0, PORT)
     see(0, DOWN)
     see(200, moved)
@@ -143,7 +142,7 @@ def test_flapping_can_hold_until_a_person_acts():
 
 
 def test_a_lower_rate_is_a_warning(see):
-    slow = structs.replace(PORT, rate_mb=200_000)
+    slow = PORT._replace(rate_mb=200_000)
     see(0, PORT)
     see(5, slow)
 
@@ -179,15 +178,15 @@ def test_an_expected_port_that_is_not_there_from_the_start():
 
 def test_renumbering_is_neither_loss_nor_fault(see):
     """The same GUID under another name."""
-    other = structs.replace(PORT, name="mlx5_3/1")
+    other = PORT._replace(name="mlx5_3/1")
     see(0, PORT)
 
     assert [see(t, other) for t in (5, 50, 500)] == [[], [], []]
 
 
 def test_lost_character_devices(see):
-    whole = structs.replace(PORT, nodes=("uverbs0", "umad0"))
-    part = structs.replace(PORT, nodes=("umad0",))
+    whole = PORT._replace(nodes=("uverbs0", "umad0"))
+    part = PORT._replace(nodes=("umad0",))
     see(0, whole)
 
     assert [see(t, part) for t in (5, 10)] == [[], []]
@@ -197,8 +196,8 @@ def test_lost_character_devices(see):
 
 def test_plain_ethernet_that_nobody_named_is_only_a_warning():
     """It may carry anything; whom the operator names counts in full."""
-    up = structs.replace(PORT, name="eth1", identity="eth1", medium=Medium.ETHERNET)
-    down = structs.replace(up, up=False)
+    up = PORT._replace(name="eth1", identity="eth1", medium=Medium.ETHERNET)
+    down = up._replace(up=False)
     stranger, named = Findings(Rules()), Findings(Rules(named=("eth*",)))
     found = []
     for findings in (stranger, named):
@@ -211,10 +210,10 @@ def test_plain_ethernet_that_nobody_named_is_only_a_warning():
 
 def test_a_signal_names_port_identity_and_gpu():
     findings = Findings(Rules())
-    near = structs.replace(PORT, near=("pci:0000:3b:00.0",))
+    near = PORT._replace(near=("pci:0000:3b:00.0",))
     list(findings.observe(Snapshot((near,)), 0))
-    list(findings.observe(Snapshot((structs.replace(near, up=False),)), 1))
-    (signal,) = findings.observe(Snapshot((structs.replace(near, up=False),)), 20)
+    list(findings.observe(Snapshot((near._replace(up=False),)), 1))
+    (signal,) = findings.observe(Snapshot((near._replace(up=False),)), 20)
 
     assert signal.entity == "nic:mlx5_0/1"
     assert {"identity guid/1", "pci:0000:3b:00.0"} <= set(signal.evidence)

@@ -114,15 +114,9 @@ def options(
 @app.command()
 def daemon(config: ConfigOption = None) -> None:
     """Run the daemon of this host until SIGTERM or SIGINT; SIGHUP reads the configuration again."""
-    import asyncio
-
-    from tmd.config import load
-    from tmd.daemon import logs
-    from tmd.daemon.service import serve
-
-    settings = load(config)
-    logs.configure(settings.log, host=settings.host.name)
-    asyncio.run(serve(settings, lambda: load(config)))
+    # Another program from here on: what has read this line would stay in the daemon's memory.
+    options = [] if config is None else ["--config", str(config)]
+    os.execv(sys.executable, [sys.executable, "-m", "tmd.daemon", *options])
 
 
 def main() -> None:

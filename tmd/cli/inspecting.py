@@ -129,12 +129,16 @@ def show(
 
 
 def _sections(settings: Settings) -> dict[str, dict[str, Any]]:
-    values = settings.model_dump(mode="json")
+    from tmd.schema import shown
+
+    values = shown(settings)
     values["redis"]["url"] = _without_password(values["redis"]["url"])
-    enabled = values["policies"].pop("enabled")
-    own = {f"policies.{name}": keys for name, keys in values.pop("policies").items()}
-    detectors = {f"detectors.{name}": keys for name, keys in values.pop("detectors").items()}
-    return {**values, "policies": {"enabled": enabled}, **own, **detectors}
+    own = {f"policies.{name}": keys for name, keys in values["policies"].pop("own").items()}
+    detectors = {name: shown(settings.detector(name)) for name in values.pop("detectors")}
+    for name, keys in detectors.items():
+        others = keys.pop("own")
+        own[f"detectors.{name}"] = keys | others
+    return {**values, **own}
 
 
 def _without_password(url: str | None) -> str | None:

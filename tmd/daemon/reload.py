@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import structlog
+from msgspec import structs
 
 from tmd.config import Settings
 from tmd.core.errors import ConfigError, PluginError
@@ -28,18 +29,18 @@ LIVE = frozenset({"detectors", "policies", "plugins", "log"})
 def fixed(before: Settings, after: Settings) -> list[str]:
     """Keys that differ but need a restart, as ``[section] key``."""
     found = []
-    for section in Settings.model_fields:
+    for section in Settings.__struct_fields__:
         if section in LIVE:
             continue
         old, new = getattr(before, section), getattr(after, section)
-        keys = type(old).model_fields
+        keys = type(old).__struct_fields__
         found += [f"[{section}] {k}" for k in keys if getattr(old, k) != getattr(new, k)]
     return found
 
 
 def taken_over(before: Settings, after: Settings) -> Settings:
     """What is in force afterwards: the live sections of ``after``, all else as it was."""
-    return before.model_copy(update={section: getattr(after, section) for section in LIVE})
+    return structs.replace(before, **{section: getattr(after, section) for section in LIVE})
 
 
 class Reloader:

@@ -177,8 +177,8 @@ def _webhook(
         return None
     config = WebhookConfig(
         cluster=settings.cluster.name,
-        url=section.url.get_secret_value(),
-        headers={name: value.get_secret_value() for name, value in section.headers.items()},
+        url=section.url.reveal(),
+        headers={name: value.reveal() for name, value in section.headers.items()},
         alerts="alerts" in section.events,
         migrations="migrations" in section.events,
         timeout_s=section.timeout_s,

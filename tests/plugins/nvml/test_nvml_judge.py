@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from msgspec import structs
 from tmd_detectors.nvml.judge import Judge
 from tmd_detectors.nvml.report import Gpu, Report
 
@@ -24,7 +23,7 @@ class Host:
         self._now = 0.0
 
     def sees(self, times=1, **changes):
-        return self.shows(Report(gpus=(structs.replace(GPU, **changes),)), times)
+        return self.shows(Report(gpus=(GPU._replace(**changes),)), times)
 
     def shows(self, report, times=1):
         """(code without prefix, severity, state) of all signals about the last of the looks."""

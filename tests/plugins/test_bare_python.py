@@ -1,0 +1,54 @@
+"""Processes of detectors that have the standard library alone."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from tmd.plugin import PluginError, bare_python
+
+CHILD = """
+import sys
+from importlib.util import find_spec
+
+from .words import GREETING
+
+def main(*names):
+    print(GREETING, *[find_spec(name) is not None for name in names])
+"""
+
+
+@pytest.fixture
+def child(tmp_path):
+    package = tmp_path / "folder with a blank" / "package"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "words.py").write_text('GREETING = "here"')
+    (package / "child.py").write_text(CHILD)
+    return package / "child.py"
+
+
+def said(command):
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_it_has_its_own_package_and_nothing_that_is_installed(child):
+    assert said(bare_python(child, "json", "msgspec", "tmd")) == ["here", "True", "False", "False"]
+
+
+def test_it_has_what_it_says_it_needs(child):
+    assert said(bare_python(child, "pynvml", needs=("pynvml",))) == ["here", "True"]
+    assert said(bare_python(child, "msgspec", needs=("msgspec",))) == ["here", "True"]
+
+
+def test_the_working_directory_is_no_place_to_import_from(child, tmp_path, monkeypatch):
+    (tmp_path / "stray.py").touch()
+    monkeypatch.chdir(tmp_path)
+
+    assert said(bare_python(child, "stray")) == ["here", "False"]
+
+
+def test_what_is_not_installed_is_said(child):
+    with pytest.raises(PluginError, match="no module tmd_nowhere"):
+        bare_python(child, needs=("tmd_nowhere",))

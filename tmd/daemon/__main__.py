@@ -1,0 +1,40 @@
+"""``tmd-daemon``, and what ``tmd daemon`` becomes: the daemon without the command line around it.
+
+What reads the verbs and options of ``tmd`` is as large as all else of a daemon's own, and would
+stay in its memory for as long as the host runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+from tmd.config import load
+from tmd.core.errors import ConfigError, PluginError, TmdError
+from tmd.daemon import logs
+from tmd.daemon.service import serve
+
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
+
+
+def main() -> None:
+    """Run the daemon of this host until SIGTERM or SIGINT; errors are one sentence."""
+    parser = argparse.ArgumentParser("tmd-daemon", description=main.__doc__)
+    parser.add_argument("-c", "--config", type=Path, help="default: $TMD_CONFIG, /etc/tmd/tmd.toml")
+    file: Path | None = parser.parse_args().config
+    try:
+        settings = load(file)
+        logs.configure(settings.log, host=settings.host.name)
+        asyncio.run(serve(settings, lambda: load(file)))
+    except TmdError as error:
+        print(f"tmd: {error}", file=sys.stderr)
+        wrong = isinstance(error, ConfigError | PluginError)
+        raise SystemExit(USAGE if wrong else FAILED) from None
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
+
+
+if __name__ == "__main__":
+    main()
