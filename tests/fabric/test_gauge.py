@@ -10,6 +10,7 @@ import torch
 
 from tests.fabric.circle import at_once, circle, sync
 from tmd.fabric.gauge import Gauge, Waits, busy_between
+from tmd.fabric.staging import Staged
 
 BEGIN = Waits(at=100.0, total_s=5.0, called_at=99.0, total_before_s=5.0, settled_at=99.5)
 
@@ -50,6 +51,41 @@ def test_waits_of_several_threads_count_once():
 
     assert within <= waits.total_s <= waits.at - inside + 1.0
     assert gauge.level == 0
+
+
+def test_waiting_for_the_own_device_is_work():
+    """And an operation begins when the device has come to it, not when the script called it."""
+    gauge = Gauge()
+    begin = gauge.read()
+    gauge.called()
+    with gauge:
+        with gauge.computing():
+            took = compute()
+        waited = gauge.read()
+        gauge.settled()
+    end = gauge.read()
+
+    assert waited.total_s < took
+    assert busy_between(begin, end) >= took
+    assert end.called_at - begin.at >= took
+
+
+class Event:
+    """Of a device that takes its time."""
+
+    def synchronize(self):
+        self.took = compute()
+
+
+def test_staging_tells_the_devices_time_from_waiting():
+    gauge, event = Gauge(), Event()
+    staged = Staged([torch.ones(2)], (), gauge)
+    staged._queued.append(event)
+    begin = gauge.read()
+    with gauge, staged:
+        pass
+
+    assert busy_between(begin, gauge.read()) >= event.took
 
 
 def compute():

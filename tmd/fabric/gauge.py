@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 
@@ -12,7 +14,7 @@ class Waits(NamedTuple):
 
     at: float
     total_s: float
-    """For how long at least one thread has waited, since the gauge was made."""
+    """For how long at least one thread has waited for others, since the gauge was made."""
     called_at: float
     """When the latest operation was called."""
     total_before_s: float
@@ -27,6 +29,7 @@ class Gauge:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.level = 0
+        self._computing = 0
         self._since = 0.0
         self._total = 0.0
         self._called = 0.0
@@ -34,16 +37,32 @@ class Gauge:
         self._settled = 0.0
 
     def __enter__(self) -> None:
-        with self._lock:
-            if self.level == 0:
-                self._since = time.monotonic()
-            self.level += 1
+        self._change(level=1)
 
     def __exit__(self, *_: object) -> None:
+        self._change(level=-1)
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Within: an operation waits for this worker's own device, which is late if anybody is.
+
+        A script queues work on a device and calls the next operation long before that is done. It
+        begins, for the others, when the device has come as far.
+        """
+        self._change(computing=1)
+        try:
+            yield
+        finally:
+            self._change(computing=-1)
+            self.called()
+
+    def _change(self, *, level: int = 0, computing: int = 0) -> None:
         with self._lock:
-            self.level -= 1
-            if self.level == 0:
-                self._total += time.monotonic() - self._since
+            now = time.monotonic()
+            self._total = self._waited(now)
+            self._since = now
+            self.level += level
+            self._computing += computing
 
     def called(self) -> None:
         """An operation begins."""
@@ -62,7 +81,8 @@ class Gauge:
             return Waits(now, self._waited(now), self._called, self._before, self._settled)
 
     def _waited(self, now: float) -> float:
-        return self._total + (now - self._since if self.level else 0.0)
+        waits = self.level > 0 and self._computing == 0
+        return self._total + (now - self._since if waits else 0.0)
 
 
 def busy_between(begin: Waits, end: Waits) -> float:

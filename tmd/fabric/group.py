@@ -29,7 +29,7 @@ class Group(CollectiveGroup):
         tensor = _single(tensors)
         self._need_rank(dstRank)
         work = Work(tensors, self._fabric.blocked)
-        staged = Staged([], tensors)
+        staged = Staged([], tensors, self._fabric.blocked)
 
         def act(standing: Standing) -> None:
             if standing.poisoned:
@@ -72,7 +72,7 @@ class Group(CollectiveGroup):
         return work
 
     def _post(self, standing: Standing, tensor: Tensor, source: int, tag: int, work: Work) -> bool:
-        staged = Staged([tensor], ())
+        staged = Staged([tensor], (), self._fabric.blocked)
         (host,), _ = staged.__enter__()
 
         def deliver(error: LinkError | None, sender: int) -> None:

@@ -67,7 +67,7 @@ class Runner:
     def submit(self, call: Call, *, inline: bool, results: Sequence[Tensor]) -> Work:
         """Queue ``call``; ``results`` is the value of the future."""
         work = Work(results, self.fabric.blocked)
-        staged = Staged(call.outputs, call.inputs)
+        staged = Staged(call.outputs, call.inputs, self.fabric.blocked)
         act = lambda: self._perform(call, staged, work)  # noqa: E731
         if inline:
             # In the caller's own thread, which waits for its peers there.

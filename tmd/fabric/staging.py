@@ -11,14 +11,18 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+from tmd.fabric.gauge import Gauge
+
 
 class Staged:
     """Host copies of the tensors of one call, made when it runs and copied back after it.
 
-    Created in the thread of the call, so that CUDA work queued there so far is waited for.
+    Created in the thread of the call, so that CUDA work queued there so far is waited for; to
+    ``gauge`` that is this worker's own time.
     """
 
-    def __init__(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+    def __init__(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], gauge: Gauge) -> None:
+        self._gauge = gauge
         self._outputs = outputs
         self._inputs = inputs
         self._queued: list[torch.cuda.Event] = []
@@ -28,8 +32,10 @@ class Staged:
             self._queued.append(event)
 
     def __enter__(self) -> tuple[list[Tensor], list[Tensor]]:
-        for event in self._queued:
-            event.synchronize()
+        if self._queued:
+            with self._gauge.computing():
+                for event in self._queued:
+                    event.synchronize()
         self._staged = [_host(t) for t in self._outputs]
         if self._inputs is self._outputs:
             return self._staged, self._staged
