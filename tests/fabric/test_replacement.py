@@ -208,3 +208,38 @@ def test_a_standby_of_the_last_rank_becomes_a_rank_of_other_groups() -> None:
 def close_by(ranks: tuple[int, ...], one: int, other: int) -> bool:
     """Whether two ranks of a group talk to each other."""
     return ranks.index(one) in neighbours(ranks.index(other), len(ranks))
+
+
+def test_links_of_the_coming_epoch_are_opened_while_others_are_busy() -> None:
+    """After a loss: one end of each calls ahead, and the first operation opens none."""
+    with circle(4) as c:
+        c.group()
+        before = c.allreduce()
+        joiner = c.standby("joiner", rank=3)
+        new = c.membership.replaced({1: member(joiner)}, c.membership.epoch + 1)
+        for fabric in c.fabrics:
+            fabric.poison("rank 1 is lost")
+        c.fabrics[1] = joiner
+        called = c.each(
+            lambda f: f.call_ahead(new, new.rank_of(f.worker), timeout=5, cancel=lambda: False)
+        )
+        for rank, fabric in enumerate(c.fabrics):
+            fabric.enter(new, rank)
+        opened_ahead = opened(c.fabrics)
+        after = c.allreduce()
+        c.each(lambda f: f.reduce_min([1]))
+
+        pairs = sum(len(neighbours(rank, 4)) for rank in range(4)) // 2
+        assert sum(called) == 2 * pairs
+        assert opened(c.fabrics) == opened_ahead
+        assert all(map(torch.equal, before, after))
+
+
+def test_who_does_not_answer_is_left_for_the_first_operation() -> None:
+    with circle(4) as c:
+        c.group()
+        joiner = c.standby("x", rank=3)
+        new = c.membership.replaced({1: member(joiner)}, c.membership.epoch + 1)
+        joiner.close()
+
+        assert c.fabrics[0].call_ahead(new, 0, timeout=5, cancel=lambda: False) == 0

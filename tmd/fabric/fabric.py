@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import inf
 from typing import Protocol
 
@@ -16,14 +17,14 @@ from tmd.fabric.control import SHIFT, VOTE, Control
 from tmd.fabric.counters import LinkCounters
 from tmd.fabric.dial import Caller
 from tmd.fabric.gauge import Gauge
-from tmd.fabric.grouping import Groups, GroupTable, GroupView, Participant
+from tmd.fabric.grouping import Groups, GroupTable, GroupView, Participant, edges
 from tmd.fabric.handshake import Hello, Lane, Seal
 from tmd.fabric.link import Link
 from tmd.fabric.listener import Listener
 from tmd.fabric.raw import RawLinks
 from tmd.fabric.sandbox import Neutral, OutputSource, Sandbox
 from tmd.fabric.standing import Key, Links, Standing, put
-from tmd.fabric.topology import neighbours
+from tmd.fabric.topology import dials
 from tmd.fabric.turning import turn
 
 DRAIN = 60.0
@@ -173,7 +174,7 @@ class Fabric:
         self.sandbox(self._sandbox.source, rank, membership.size)
         opened = 0
         try:
-            for group, peer in self._edges(membership, rank):
+            for group, peer in edges(self._groups.of(rank), membership, rank):
                 if cancel():
                     raise LinkError("the preparation was cancelled")
                 self._open_ahead(group, peer, membership.epoch, timeout)
@@ -181,6 +182,22 @@ class Fabric:
         except LinkError:
             self.discard(membership.epoch)
             raise
+        return opened
+
+    def call_ahead(
+        self, membership: Membership, rank: int, *, timeout: float, cancel: Callable[[], bool]
+    ) -> int:
+        """While a recovery waits: open the links of ``rank`` that are this worker's to open.
+
+        Returns how many. What fails is left for the first operation of the new epoch.
+        """
+        opened, links = 0, edges(self._groups.of(rank), membership, rank)
+        with suppress(LinkError):
+            for group, peer in [(g, p) for g, p in links if dials(self.worker, p.worker)]:
+                if cancel():
+                    break
+                self._open_ahead(group, peer, membership.epoch, timeout)
+                opened += 1
         return opened
 
     def switch(self, membership: Membership, rank: int | None) -> None:
@@ -333,16 +350,6 @@ class Fabric:
         group = self._groups.named(key.group)
         if key.lane == Lane.MESSAGES and group is not None:
             group.attach(link)
-
-    def _edges(self, membership: Membership, rank: int) -> list[tuple[str, Member]]:
-        """(group, neighbour) of ``rank`` in every group that contains it."""
-        world = tuple(range(membership.size))
-        return [
-            (name, membership.members[ranks[near]])
-            for name, ranks in (*self.groups(), GroupView(VOTE, world))
-            if rank in ranks
-            for near in sorted(neighbours(ranks.index(rank), len(ranks)))
-        ]
 
     def _open_ahead(self, group: str, peer: Member, epoch: int, timeout: float) -> None:
         link = self._caller.dial(peer, group, Lane.COLLECTIVE, epoch, timeout=timeout)

@@ -7,11 +7,14 @@ global ranks stand behind it follows from the rank that is held or worn.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from tmd.core.model import Member, Membership
+from tmd.fabric.control import VOTE
 from tmd.fabric.link import Link
 from tmd.fabric.standing import Standing
+from tmd.fabric.topology import neighbours
 
 
 class GroupView(NamedTuple):
@@ -23,6 +26,19 @@ class GroupView(NamedTuple):
 
 GroupTable = tuple[tuple[GroupView, ...], ...]
 """By rank: its groups in the order in which it built them."""
+
+
+def edges(
+    views: Sequence[GroupView], membership: Membership, rank: int
+) -> list[tuple[str, Member]]:
+    """(group, neighbour) of ``rank`` in every one of its groups and in the vote."""
+    world = GroupView(VOTE, tuple(range(membership.size)))
+    return [
+        (name, membership.members[ranks[near]])
+        for name, ranks in (*views, world)
+        if rank in ranks
+        for near in sorted(neighbours(ranks.index(rank), len(ranks)))
+    ]
 
 
 class Participant(Protocol):
@@ -61,6 +77,12 @@ class Groups:
         """As the script has built them."""
         return tuple(self._built)
 
+    def of(self, rank: int) -> tuple[GroupView, ...]:
+        """As they would be for ``rank``."""
+        row = self.table[rank] if rank < len(self.table) else ()
+        # What was built after the table was made spans the world, or nobody moves.
+        return (*row[: len(self._built)], *self._built[len(row) :])
+
     def named(self, name: str) -> Participant | None:
         return next((g for g in list(self._groups) if g.view.name == name), None)
 
@@ -84,9 +106,7 @@ class Groups:
 
         Nobody may be inside an operation of a group that changes.
         """
-        row = self.table[rank] if rank < len(self.table) else ()
-        # What was built after the table was made spans the world, or nobody moves.
-        wanted = [*row[: len(self._built)], *self._built[len(row) :]]
+        wanted = self.of(rank)
         changed = [(g, v) for g, v in zip(self._groups, wanted, strict=True) if g.view != v]
         for group, view in changed:
             group.assume(view)

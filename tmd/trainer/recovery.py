@@ -13,6 +13,9 @@ from tmd.trainer.gate import dismiss
 from tmd.trainer.handover import Handover
 from tmd.trainer.voice import Voice
 
+CALL_S = 0.5
+"""For a link that is opened ahead: whoever is slower will be waited for in the step."""
+
 log = logging.getLogger("tmd.trainer")
 
 
@@ -72,6 +75,10 @@ class Recovery:
         self._synced_for = duty
         timings = {**self._voice.status.timings, "sync": seconds}
         self._voice.say(Activity.SYNCED, plan=duty.plan, undecided=False, timings=timings)
+        # Others still copy; otherwise the first step would open the links one by one.
+        self._fabric.call_ahead(
+            duty.membership, duty.rank, timeout=CALL_S, cancel=lambda: self._agent.duty != duty
+        )
 
     def rejoin(self) -> None:
         """SYNCED: wait for the others, then run on in the new epoch."""
