@@ -91,3 +91,13 @@ def test_a_distributed_sampler_follows_the_rank() -> None:
     feed.seek(1)
 
     assert feed.next(1)[0].tolist() == [8.0, 10.0, 12.0, 14.0]
+
+
+def test_a_distributed_sampler_that_divides_otherwise_is_refused() -> None:
+    """As that of a tensor parallel job whose data mesh was not told: ranks out of its range."""
+    data = dataset()
+    sampler = DistributedSampler(data, num_replicas=2, rank=1, shuffle=False)
+    feed = feed_of(DataLoader(data, batch_size=4, sampler=sampler), place=(3, 4))
+
+    with pytest.raises(ValueError, match=r"among 2, but 4 ranks .*data_mesh"):
+        feed.next(0)

@@ -149,7 +149,8 @@ class Feed:
         sampler = getattr(self._loader, "sampler", None)
         for each in (sampler, getattr(getattr(self._loader, "batch_sampler", None), "sampler", 0)):
             if isinstance(each, DistributedSampler):
-                each.rank = self._place()[0]
+                each.rank, parts = self._place()
+                _check_parts(each, parts)
         skip = index
         if isinstance(sampler, StepSampler):
             sampler.start, skip = index, 0
@@ -165,3 +166,12 @@ class Feed:
         self._seed(*((step, "data") if self._drawn else (self.call, "first")))
         self._drawn = True
         return next(self._source)
+
+
+def _check_parts(sampler: DistributedSampler[Any], parts: int) -> None:
+    if sampler.num_replicas != parts:
+        raise ValueError(
+            f"the DistributedSampler divides the data among {sampler.num_replicas}, but {parts} "
+            "ranks have batches of their own: let num_replicas match, or name the ranks that share "
+            'a batch with session.register(data_mesh=mesh["dp"])'
+        )
