@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,6 +23,8 @@ LONG = ("--steps", "150")
 EPOCHS = ("--steps", "10", "--epochs", "4")
 GATE = "forward@1:5=wait"
 """All ranks wait here, so that the job is still running when something is asked for."""
+PACE = "between@0:3=pace"
+"""From here on rank 0 takes its time, and so do all, until what is waited for has come."""
 STOP_AND_COPY = "[shadow]\nenabled = false\n"
 """No live shadow: a joiner is ready while the job stands at its gate."""
 
@@ -45,7 +46,6 @@ async def make_golden(
     folder: Path, arguments: Sequence[str] = (), ranks: int = len(RANKS), script: str = SCRIPT
 ) -> Golden:
     """Run the job without any of tmd's control plane."""
-    os.environ["PYTHONPATH"] = str(ROOT)
     command = (script, "--steps", str(STEPS), *arguments)
     await run_golden(command, ranks, folder / "trace", folder / "log", forking.prefix())
     return Golden(read_trace(folder / "trace"), weights_of(folder / "trace"))
@@ -131,8 +131,10 @@ class Run:
         """The job comes to its end with the golden numbers.
 
         ``lost``: how many launchers saw a worker fail. ``unwritten``: (rank, step) that may be
-        missing since the rank died between its commit and writing it down.
+        missing since the rank died between its commit and writing it down. From here on nothing
+        holds the job up.
         """
+        self.let_go("between")
         codes = await self.cluster.finished(60)
         trace = read_trace(self.cluster.trace).commits
         wrong = [

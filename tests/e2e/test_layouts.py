@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.conftest import golden_of
 from tests.e2e.forking import fork_server
-from tests.e2e.harness import LONG, Golden, Run, running
+from tests.e2e.harness import LONG, PACE, Golden, Run, running
 from tmd.core.model import Kind, MigrationPlan, Phase
 from tmd.demo.cluster import ready
 from tmd.embedded import EmbeddedRedis
@@ -17,8 +17,6 @@ SCRIPT = str(Path(__file__).with_name("layouts.py"))
 HOSTS = ("h1", "h2")
 PER_HOST = 2
 RANKS = len(HOSTS) * PER_HOST
-PACE = "between@0:3=pace"
-"""Rank 0 takes its time, and so do all, until it is lost."""
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,13 +5,12 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import golden_of
-from tests.e2e.harness import LONG, Golden, running
+from tests.e2e.harness import LONG, PACE, Golden, running
 from tmd.core.model import Activity, Kind
 from tmd.demo.cluster import workers
 from tmd.embedded import EmbeddedRedis
 
 RICH = str(Path(__file__).with_name("rich.py"))
-PACE = "between@0:3=pace"
 NEVER_COPIED = "receiving@*:*=kill"
 """Whoever takes a state by stop-and-copy dies."""
 

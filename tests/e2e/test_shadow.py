@@ -9,7 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import EPOCHS, LONG, Golden, Run, history, live_plan, make_golden, running
+from tests.e2e.harness import (
+    EPOCHS,
+    LONG,
+    PACE,
+    Golden,
+    Run,
+    history,
+    live_plan,
+    make_golden,
+    running,
+)
 from tmd.core.model import Activity, Kind, MigrationPlan, Phase
 from tmd.demo.cluster import workers
 from tmd.embedded import EmbeddedRedis
@@ -39,11 +49,11 @@ def started(
     arguments: Sequence[str] = (),
     more_config: str = "",
 ) -> AbstractAsyncContextManager[Run]:
-    """A run of the long job."""
+    """A run of the long job, which does not end before it has been seen what it is for."""
     return running(
         folder,
         redis.url,
-        faults=faults,
+        faults=(*faults, PACE),
         standby=standby,
         arguments=(*LONG, *arguments),
         more_config=more_config,
@@ -386,7 +396,7 @@ async def test_a_joiner_that_follows_from_one_epoch_into_the_next(
     tmp_path: Path, redis: EmbeddedRedis, epochs_golden: Golden
 ) -> None:
     """Its script passes the ends of earlier epochs, and lives through later ones."""
-    faults = ["data@0:12=wait", NEVER_COPIED]
+    faults = ["data@0:12=wait", NEVER_COPIED, PACE]
     async with running(
         tmp_path, redis.url, faults=faults, arguments=EPOCHS, more_config=SLOW_COPY
     ) as run:

@@ -7,13 +7,12 @@ import pytest
 
 from tests.e2e.conftest import golden_of
 from tests.e2e.forking import fork_server
-from tests.e2e.harness import LONG, Golden, Run, running
+from tests.e2e.harness import LONG, PACE, Golden, Run, running
 from tmd.core.model import Activity, JobState, Kind, Phase
 from tmd.demo.cluster import workers
 from tmd.embedded import EmbeddedRedis
 
 SHARDED = (*LONG, "--sharded")
-PACE = "between@0:3=pace"
 NEVER_SENT = "sending@*:*=kill"
 """Whoever sends the tensors of a state dies."""
 

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import golden_of
-from tests.e2e.harness import LONG, Golden, running
+from tests.e2e.harness import LONG, PACE, Golden, running
 from tmd.core.model import Activity
 from tmd.demo.cluster import workers
 from tmd.embedded import EmbeddedRedis
 
 WIDE = (*LONG, "--width", "600")
 """A state of some hundred kilobytes: more than the network carries in a step."""
-PACE = "between@0:3=pace"
 RATE = "16mbit"
 
 

@@ -4,13 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import LONG, Golden, Run, history, running
+from tests.e2e.harness import LONG, PACE, Golden, Run, history, running
 from tmd.core.model import Activity, Kind, Phase
 from tmd.demo.cluster import workers
 from tmd.embedded import EmbeddedRedis
 
-PACE = "between@0:3=pace"
-"""Rank 0 takes its time, and so do all, until a standby has come as far as the test wants."""
 GATE = "data@0:100=wait"
 """Rank 0 waits here at the latest."""
 NEVER_SENT = "sending@*:*=kill"

@@ -35,7 +35,8 @@ def turn(groups: Iterable[Participant]) -> None:
         return
     for mesh in _instances(MESH, "DeviceMesh"):
         mesh._rank = dist.get_rank()
-        mesh._coordinate_on_dim = mesh._compute_coordinate_on_dim()
+        place = (mesh.mesh == mesh._rank).nonzero().tolist()
+        mesh._coordinate_on_dim = tuple(place[0]) if place else None
     for info in _instances(FSDP, "DataParallelMeshInfo"):
         for kind in ("shard", "replicate"):
             along = getattr(info, f"{kind}_process_group", None)
