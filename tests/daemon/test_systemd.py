@@ -97,6 +97,7 @@ def test_the_shipped_configuration_is_valid_and_shows_the_defaults(monkeypatch):
     assert shipped.policies.enabled == plain.policies.enabled
     assert shipped.triage == plain.triage
     assert shipped.breaker == plain.breaker
+    assert shipped.inject == plain.inject
     for point in installed(POLICY_GROUP):
         policy = point.load()
         own = msgspec.convert(shipped.policies.own.get(point.name, {}), policy.Config)
