@@ -26,6 +26,7 @@ from tmd.sections import (
     BreakerSection,
     DetectorSection,
     Http,
+    Inject,
     LimitsSection,
     Policies,
     Shadow,
@@ -133,6 +134,7 @@ class Settings(Section, frozen=True):
     plugins: Plugins = Plugins()
     breaker: BreakerSection = BreakerSection()
     triage: Triage = Triage()
+    inject: Inject = Inject()
     detectors: dict[str, DetectorSection] = {}
     http: Http = Http()
     webhook: Webhook = Webhook()

@@ -132,6 +132,12 @@ class Triage(Section, frozen=True):
         return Rules(detector.hold_s, self.repeats, self.window_h * 3600)
 
 
+class Inject(Section, frozen=True):
+    enabled: bool = False
+    """Whether 'tmd inject' may raise findings here that nobody has found. Whoever may use the
+    daemon's socket may then do so, and policies act on them."""
+
+
 class Http(Section, frozen=True):
     listen: str = ""
     """host:port for health, metrics, state and the page; a port alone means the loopback, empty

@@ -1,4 +1,4 @@
-"""Messages between the daemon of a host and the trainers and launchers on it.
+"""Messages between the daemon of a host and the trainers, launchers and operators on it.
 
 One Unix stream socket, frames of a 4-byte little-endian length and a msgpack body. Every message
 is a whole statement of what holds now, so that losing or repeating one harms nothing.
@@ -15,7 +15,7 @@ from msgspec import Struct
 from tmd.core.duties import Duty
 from tmd.core.errors import WireError
 from tmd.core.limits import ShadowLimits
-from tmd.core.model import Exit, WorkerStatus
+from tmd.core.model import Alert, Exit, Signal, WorkerStatus
 
 VERSION = 1
 MAX_FRAME = 4 << 20
@@ -77,13 +77,46 @@ class Kill(Struct, frozen=True, tag=True):
     reason: str
 
 
+class Inject(Struct, frozen=True, tag=True):
+    """Operator, instead of a hello: take this for a finding of the detector that its code names."""
+
+    version: int
+    signal: Signal
+    for_s: float = 0.0
+    """Then it is over; 0 is never."""
+    dry_run: bool = False
+    """Only say what would be raised."""
+
+
+class Withdraw(Struct, frozen=True, tag=True):
+    """Operator, instead of a hello: end what was injected; empty stands for any."""
+
+    version: int
+    code: str = ""
+    entity: str = ""
+
+
+class Injected(Struct, frozen=True, tag=True):
+    """The daemon's answer to :class:`Inject` and :class:`Withdraw`; then it hangs up."""
+
+    alerts: tuple[Alert, ...]
+    """As they are now."""
+    hold_s: float = 0.0
+    """They count once they have held for so long."""
+    off: str = ""
+    """After a dry run: why it would be refused."""
+
+
 class Rejected(Struct, frozen=True, tag=True):
     """Daemon: I do not talk to you; ``reason`` says why and what to do."""
 
     reason: str
 
 
-Message = Hello | Welcome | Report | Order | LauncherHello | Exited | Kill | Rejected
+Request = Inject | Withdraw
+Message = (
+    Hello | Welcome | Report | Order | LauncherHello | Exited | Kill | Request | Injected | Rejected
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

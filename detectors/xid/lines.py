@@ -70,13 +70,13 @@ class Reader:
         if body.startswith("Xid ("):
             return self._xid(body, text, at)
         if body.startswith("The NVIDIA GPU ") and len(body.split(maxsplit=4)) > 3:
-            self._named, self._left = _pci(body.split(maxsplit=4)[3]) or "", 3
+            self._named, self._left = address(body.split(maxsplit=4)[3]) or "", 3
         elif self._left:
             self._left -= 1
         if _LOST_TEXT not in body:
             return None
         named = body.split(maxsplit=2)
-        own = _pci(named[1].rstrip(":")) if body.startswith("GPU ") and len(named) > 1 else None
+        own = address(named[1].rstrip(":")) if body.startswith("GPU ") and len(named) > 1 else None
         pci = own or (self._named if self._left else "")
         self._left = 0 if own is None else self._left
         if not pci:
@@ -95,7 +95,7 @@ class Reader:
 def _xid(body: str, text: str, at: float) -> Fault | None:
     place, closed, rest = body[len("Xid (") :].partition("): ")
     words = place.split()
-    pci = _pci(words[0].removeprefix("PCI:")) if words else None
+    pci = address(words[0].removeprefix("PCI:")) if words else None
     number, _, said = rest.partition(",")
     xid = _number(number.strip())
     if not closed or pci is None or xid is None:
@@ -141,7 +141,7 @@ def says_fatal(fault: Fault) -> bool:
     return not _FATAL_WORDS.isdisjoint(said.split()) or any(words in said for words in _DOWN)
 
 
-def _pci(place: str) -> str | None:
+def address(place: str) -> str | None:
     """``0000:3b:00.0`` for any way to write it, also NVML's eight digits of domain."""
     parts = place.lower().partition(".")[0].split(":")
     if len(parts) != 3 or not all(p and len(p) <= 8 and _HEX.issuperset(p) for p in parts):

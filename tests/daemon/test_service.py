@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tmd import embedded
+from tmd import embedded, wire
 from tmd.core.duties import Hold, Sync, Train, Wait
 from tmd.core.errors import StoreUnavailable
-from tmd.core.model import Activity, Phase
+from tmd.core.model import Activity, Kind, Phase, Severity, Signal
 from tmd.daemon.store import RedisStore
 from tmd.testing.clients import FakeLauncher, FakeTrainer, connected, worker_status
 
@@ -47,8 +47,10 @@ WITHIN_S = 15.0
 class Cluster:
     """Daemons on folders. Closed by ``async with``."""
 
-    def __init__(self, folder, server, silence=60.0):
+    def __init__(self, folder, server, silence=60.0, more=""):
         self.folder = folder
+        self.more = more
+        """Stands behind every configuration."""
         self.url = server.url
         self.silence = silence
         self.daemons = {}
@@ -79,7 +81,7 @@ class Cluster:
             folder=folder,
             silence=self.silence,
         )
-        (folder / "tmd.toml").write_text(text)
+        (folder / "tmd.toml").write_text(text + self.more)
         with (folder / "log").open("ab") as log:
             self.daemons[host] = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "tmd.cli", "daemon", "-c", str(folder / "tmd.toml")),
@@ -236,6 +238,40 @@ async def test_a_redis_that_lost_everything_is_told_again(tmp_path, redis):
         after = second.orders[-1]
         assert after.revision > before.revision
         assert after.lease_epoch >= before.lease_epoch
+
+
+REHEARSING = """
+[inject]
+enabled = true
+[policies]
+enabled = ["replace_failed", "drain_degraded"]
+[breaker]
+settle_s = 0
+[detectors.nic]
+strategy = "act"
+"""
+
+
+async def test_an_injected_finding_moves_a_rank_as_a_real_one(tmp_path, redis):
+    """From the socket of its host to a plan of the leader, which says that it was injected."""
+    async with Cluster(tmp_path, redis, more=REHEARSING) as cluster:
+        await cluster.formed()
+        async with connected(cluster.socket("h1")) as operator:
+            found = Signal("nic.down", "nic:eth0", Severity.FATAL, message="no carrier")
+            await operator.send(wire.Inject(wire.VERSION, found))
+            answer = await operator.receive()
+
+        async def planned():
+            return (await cluster.record()).plan is not None
+
+        await cluster.until(planned, "a plan is stored")
+        plan = (await cluster.record()).plan
+        (alert, *_) = await cluster.alerts()
+
+        assert answer.alerts == (alert,)
+        assert (plan.kind, plan.cause) == (Kind.PLANNED, "nic.down")
+        assert "INJECTED by" in plan.reason
+        assert [m.leaver.host for m in plan.moves] == ["h1"]
 
 
 async def test_a_silent_trainer_is_replaced_and_its_launcher_ends_it(tmp_path, redis):

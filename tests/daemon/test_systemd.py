@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import configparser
 import os
+import shutil
 import socket
+import subprocess
 import time
 import tomllib
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from tmd.config import Host, load
 from tmd.daemon.plugins import installed
@@ -71,11 +74,16 @@ def test_without_systemd_nothing_happens(monkeypatch):
     assert notifier.watchdog_s is None
 
 
+def unit(section):
+    """One section of the unit file, its keys as they are written."""
+    parser = configparser.ConfigParser(strict=False, interpolation=None)
+    parser.optionxform = str
+    parser.read(FOLDER / "tmd.service")
+    return parser[section]
+
+
 def test_the_unit_leaves_the_daemon_time_to_stop_and_lets_it_find_its_folders():
-    unit = configparser.ConfigParser(strict=False)
-    unit.optionxform = str
-    unit.read(FOLDER / "tmd.service")
-    service = unit["Service"]
+    service = unit("Service")
 
     assert service["Type"] == "notify"
     assert float(service["TimeoutStopSec"]) > 2 * load(None).redis.timeout_s
@@ -85,6 +93,82 @@ def test_the_unit_leaves_the_daemon_time_to_stop_and_lets_it_find_its_folders():
     scripts = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())["project"]["scripts"]
     assert service["ExecStart"].split()[1] in scripts
     assert "PrivateDevices" not in service
+
+
+HARDENED = {
+    "DynamicUser": "yes",
+    "LockPersonality": "yes",
+    "NoNewPrivileges": "yes",
+    "PrivateTmp": "yes",
+    "ProtectControlGroups": "yes",
+    "ProtectHome": "yes",
+    "ProtectHostname": "yes",
+    "ProtectKernelModules": "yes",
+    "ProtectKernelTunables": "yes",
+    "ProtectSystem": "strict",
+    "RestrictNamespaces": "yes",
+    "RestrictRealtime": "yes",
+    "RestrictSUIDSGID": "yes",
+    "SystemCallArchitectures": "native",
+    "UMask": "0077",
+}
+NEEDED_OPEN = ("PrivateDevices", "ProtectKernelLogs", "ProtectClock", "PrivateNetwork")
+"""What the detectors look at: GPUs, /dev/kmsg, the state of the clock, ports."""
+EXPOSURE = 55
+"""Tenths, of 100. systemd 252 says 50; others weigh and know other keys."""
+
+
+def test_the_unit_is_closed_but_for_what_the_daemon_looks_at():
+    service = unit("Service")
+
+    assert {key: service.get(key) for key in HARDENED} == HARDENED
+    assert [key for key in NEEDED_OPEN if service.get(key, "no") != "no"] == []
+    assert "@system-service" in service["SystemCallFilter"]
+    assert {"AF_UNIX", "AF_INET"} <= set(service["RestrictAddressFamilies"].split())
+
+
+def test_the_unit_is_started_at_boot_and_never_given_up():
+    assert unit("Install")["WantedBy"] == "multi-user.target"
+    assert unit("Unit")["StartLimitIntervalSec"] == "0"
+    assert unit("Service")["Restart"] == "on-failure"
+    assert unit("Service")["NotifyAccess"] == "main"
+
+
+@pytest.fixture
+def analyze():
+    """A function that lets systemd itself look at the unit. Also CI may lack it."""
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        pytest.skip("no systemd-analyze in PATH")
+    known = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=30).stdout
+
+    def run(*arguments):
+        for option in (a.partition("=")[0] for a in arguments if a.startswith("--")):
+            if option not in known:
+                pytest.skip(f"this systemd-analyze knows no {option}")
+        return subprocess.run(
+            [program, *arguments, "--no-pager", FOLDER / "tmd.service"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    return run
+
+
+def test_systemd_understands_every_line_of_the_unit(analyze):
+    """The page of the manual is not installed here."""
+    done = analyze("verify", "--man=no")
+
+    assert done.returncode == 0, done.stderr
+    assert "tmd.service:" not in done.stderr
+
+
+def test_systemd_finds_the_unit_closed_enough(analyze):
+    done = analyze("security", "--offline=yes", f"--threshold={EXPOSURE}")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Overall exposure level for tmd.service" in done.stdout
 
 
 def test_the_shipped_configuration_is_valid_and_shows_the_defaults(monkeypatch):
@@ -97,6 +181,7 @@ def test_the_shipped_configuration_is_valid_and_shows_the_defaults(monkeypatch):
     assert shipped.policies.enabled == plain.policies.enabled
     assert shipped.triage == plain.triage
     assert shipped.breaker == plain.breaker
+    assert shipped.inject == plain.inject
     for point in installed(POLICY_GROUP):
         policy = point.load()
         own = msgspec.convert(shipped.policies.own.get(point.name, {}), policy.Config)

@@ -19,6 +19,7 @@ from tmd import __version__
 from tmd.cli import (
     doctor,
     events,
+    injecting,
     inspecting,
     observing,
     operating,
@@ -82,6 +83,7 @@ app.command()(operating.set_healthy)
 app.command()(operating.pause)
 app.command()(operating.resume)
 app.command()(events.events)
+app.command()(injecting.inject)
 app.command()(inspecting.plugins)
 app.command()(observing.scan)
 app.command()(doctor.doctor)

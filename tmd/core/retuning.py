@@ -5,18 +5,21 @@ from __future__ import annotations
 from msgspec import structs
 
 from tmd.core.findings import Suspect
+from tmd.core.injection import injector
 from tmd.core.model import Signal, State, Strategy
 from tmd.core.triage import Board
 
 
 def with_strategy(board: Board, detector: str, strategy: Strategy) -> Board:
-    """What ``detector`` has raised, or may still raise, goes only as far as ``strategy`` now."""
+    """What ``detector`` has raised, or may still raise, goes only as far as ``strategy`` now; what
+    is injected under its name as well."""
+    names = (detector, injector(detector))
     raised = {
-        key: structs.replace(alert, strategy=strategy) if key.detector == detector else alert
+        key: structs.replace(alert, strategy=strategy) if key.detector in names else alert
         for key, alert in board.raised.items()
     }
     suspects = {
-        key: _retuned(suspect, strategy) if key.detector == detector else suspect
+        key: _retuned(suspect, strategy) if key.detector in names else suspect
         for key, suspect in board.suspects.items()
     }
     return structs.replace(board, raised=raised, suspects=suspects)

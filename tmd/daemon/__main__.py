@@ -11,7 +11,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from tmd.config import load
+from tmd.config import find_file, load
 from tmd.core.errors import ConfigError, PluginError, TmdError
 from tmd.daemon import logs
 from tmd.daemon.service import serve
@@ -27,7 +27,7 @@ def main() -> None:
     try:
         settings = load(file)
         logs.configure(settings.log, host=settings.host.name)
-        asyncio.run(serve(settings, lambda: load(file)))
+        asyncio.run(serve(settings, lambda: load(file), find_file(file)))
     except TmdError as error:
         print(f"tmd: {error}", file=sys.stderr)
         wrong = isinstance(error, ConfigError | PluginError)

@@ -1,4 +1,4 @@
-"""The Unix socket: trainers and launchers of this host connect here.
+"""The Unix socket: trainers, launchers and operators of this host connect here.
 
 One connection, one task. Whoever breaks the protocol is told why and disconnected; it disturbs
 nobody else. Orders are pushed whenever they differ from the last one sent on the connection.
@@ -21,6 +21,7 @@ from tmd import wire
 from tmd.core.duties import Duty
 from tmd.core.errors import ConfigError, WireError
 from tmd.core.limits import ShadowLimits
+from tmd.daemon.injections import Injections, Peer
 from tmd.daemon.lifelines import Lifelines
 from tmd.daemon.records import Records
 from tmd.daemon.roster import Roster
@@ -97,8 +98,15 @@ class LauncherLink:
 class AgentServer:
     """Serves the socket while :meth:`serve` runs; removes it at the end."""
 
-    def __init__(self, door: Door, roster: Roster, records: Records) -> None:
+    def __init__(
+        self,
+        door: Door,
+        roster: Roster,
+        records: Records,
+        injections: Injections | None = None,
+    ) -> None:
         self._door = door
+        self._injections = injections
         self._roster = roster
         self._records = records
         self._trainers: dict[str, TrainerLink] = {}
@@ -168,6 +176,9 @@ class AgentServer:
                 _check_version(first.version)
                 log.info("launcher connected", job=first.job, pid=pid, uid=uid)
                 await self._launcher(first, reader, writer)
+            case wire.Inject() | wire.Withdraw() if self._injections is not None:
+                _check_version(first.version)
+                _send(writer, self._injections.asked(first, Peer(pid, uid)))
             case _:
                 raise WireError(f"expected a hello, got {type(first).__name__}")
 

@@ -74,6 +74,10 @@ class Journal:
         """The newest that the store has taken, if it is still kept."""
         return await self._ask(Ledger.last_published)
 
+    async def injected(self) -> list[Alert]:
+        """What operators have injected, as it was told, oldest first."""
+        return await self._ask(Ledger.injected)
+
     async def forget_published(self) -> None:
         """Let all that is kept wait again: the store has lost it."""
         await self._ask(Ledger.forget_published)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec import Struct
 
+from tmd.core.injection import PREFIX
 from tmd.core.model import Alert
 
 _SCHEMA = """
@@ -101,6 +102,15 @@ class Ledger:
             "SELECT body FROM alerts WHERE published = 1 ORDER BY number DESC LIMIT 1"
         ).fetchone()
         return _decoded(row[0]) if row else None
+
+    def injected(self) -> list[Alert]:
+        """What operators have injected, as it was told, oldest first."""
+        rows = self._db.execute(
+            "SELECT body FROM alerts WHERE instr(body, ?) > 0 ORDER BY number",
+            (f'"detector":"{PREFIX}'.encode(),),
+        ).fetchall()
+        found = [_decoded(body) for (body,) in rows]
+        return [alert for alert in found if alert is not None]
 
     def forget_published(self) -> None:
         """The store has lost what it had taken: all that is kept waits again."""

@@ -1,7 +1,7 @@
 """SIGHUP: take over what may change while the daemon runs, and say what may not.
 
-Detectors, policies and the log are taken over; the rest is how this daemon is built and needs a
-restart. A configuration that is wrong changes nothing.
+Detectors, policies, the switch of 'tmd inject' and the log are taken over; the rest is how this
+daemon is built and needs a restart. A configuration that is wrong changes nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from tmd.config import Settings
 from tmd.core.errors import ConfigError, PluginError
 from tmd.daemon import logs
 from tmd.daemon.bus import Bell
+from tmd.daemon.injections import Injections
 from tmd.daemon.leader import Leader
 from tmd.daemon.plugins import load_detectors, load_policies
 from tmd.daemon.systemd import Notifier
@@ -22,7 +23,7 @@ from tmd.daemon.watcher import Watcher
 
 log = structlog.get_logger("tmd.reload")
 
-LIVE = frozenset({"detectors", "policies", "plugins", "log"})
+LIVE = frozenset({"detectors", "policies", "plugins", "inject", "log"})
 """Sections that are taken over."""
 
 
@@ -52,6 +53,7 @@ class Reloader:
         read: Callable[[], Settings],
         watcher: Watcher,
         leader: Leader,
+        injections: Injections,
         notifier: Notifier,
     ) -> None:
         self.asked = Bell()
@@ -59,6 +61,7 @@ class Reloader:
         self._read = read
         self._watcher = watcher
         self._leader = leader
+        self._injections = injections
         self._notifier = notifier
 
     async def run(self) -> None:
@@ -82,6 +85,7 @@ class Reloader:
         self._settings = ahead
         logs.configure(ahead.log)
         self._leader.adopt(policies)
+        self._injections.adopt(ahead.inject.enabled)
         restarted = await self._watcher.adopt(detectors)
         if needs_restart:
             log.warning("changes that need a restart were left out", keys=needs_restart)

@@ -12,6 +12,7 @@ import secrets
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -22,6 +23,7 @@ from tmd.daemon.agents import AgentServer, Door, uids_of
 from tmd.daemon.bus import Bell, Reach, Store, Topic
 from tmd.daemon.executor import Executor
 from tmd.daemon.health import Health
+from tmd.daemon.injections import Injections
 from tmd.daemon.journal import Journal
 from tmd.daemon.leader import Candidate, Leader, LeaderConfig
 from tmd.daemon.plugins import load_detectors, load_policies
@@ -43,21 +45,15 @@ log = structlog.get_logger("tmd.daemon")
 class Service:
     """All parts of one daemon. :meth:`run` owns everything that runs."""
 
-    def __init__(self, settings: Settings, store: Store, lease_store: Store) -> None:
+    def __init__(
+        self, settings: Settings, store: Store, lease_store: Store, file: Path | None
+    ) -> None:
         host = settings.host
         self.incarnation = secrets.token_hex(4)
         self.reach = Reach()
         self.roster = Roster()
         self.records = Records(host.state_dir)
         self.journal = Journal(host.state_dir / "alerts.sqlite")
-        door = Door(
-            path=host.socket,
-            host=host.name,
-            uids=uids_of(host.users),
-            key_of=settings.job_keys(),
-            shadow=settings.shadow.limits(),
-        )
-        self.agents = AgentServer(door, self.roster, self.records)
         self.watcher = Watcher(
             host.name,
             self.incarnation,
@@ -67,6 +63,11 @@ class Service:
             self.reach,
             self.journal,
         )
+        switch = settings.inject.enabled
+        self.injections = Injections(
+            host.name, switch, file, self.watcher, self.roster, self.journal
+        )
+        self.agents = AgentServer(_door(settings), self.roster, self.records, self.injections)
         self.health = Health(host.name, self.watcher, store, self.reach, host.state_dir)
         self.publisher = Publisher(
             HostConfig(host.name, self.incarnation, host.standby, host.heartbeat_s, host.ttl_s),
@@ -100,6 +101,7 @@ class Service:
             roots = [
                 group.create_task(self.agents.serve(), name="agents"),
                 group.create_task(self.watcher.run(), name="watcher"),
+                group.create_task(self.injections.run(), name="injections"),
                 group.create_task(self.health.run(), name="health"),
                 group.create_task(self.publisher.run(), name="publisher"),
                 group.create_task(self.executor.run(), name="executor"),
@@ -169,6 +171,16 @@ class Service:
                 await self.reach.lost(error)
 
 
+def _door(settings: Settings) -> Door:
+    return Door(
+        path=settings.host.socket,
+        host=settings.host.name,
+        uids=uids_of(settings.host.users),
+        key_of=settings.job_keys(),
+        shadow=settings.shadow.limits(),
+    )
+
+
 def _webhook(
     settings: Settings, candidate: Candidate, store: Store, reach: Reach
 ) -> Webhook | None:
@@ -193,8 +205,9 @@ async def _sign_of_life(notifier: Notifier) -> None:
         notifier.alive()
 
 
-async def serve(settings: Settings, read: Callable[[], Settings]) -> None:
-    """Run the daemon of this host until SIGTERM or SIGINT. At SIGHUP ``read`` gives new settings.
+async def serve(settings: Settings, read: Callable[[], Settings], file: Path | None = None) -> None:
+    """Run the daemon of this host until SIGTERM or SIGINT. At SIGHUP ``read`` gives new settings,
+    from ``file``.
 
     Raises:
         ConfigError: something in ``settings`` cannot be used on this host.
@@ -209,9 +222,11 @@ async def serve(settings: Settings, read: Callable[[], Settings]) -> None:
     lease_s = min(settings.redis.timeout_s, settings.leader.answer_s)
     lease_store = RedisStore(url, cluster, timeout_s=lease_s)
     try:
-        service = Service(settings, store, lease_store)
+        service = Service(settings, store, lease_store, file)
         try:
-            reloader = Reloader(settings, read, service.watcher, service.leader, notifier)
+            reloader = Reloader(
+                settings, read, service.watcher, service.leader, service.injections, notifier
+            )
             with _signals(reloader.asked) as stop:
                 await service.run(stop, notifier, reloader)
         finally:

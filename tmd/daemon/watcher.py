@@ -18,6 +18,7 @@ import structlog
 from tmd.core import triage
 from tmd.core.errors import StoreUnavailable
 from tmd.core.findings import AT_ONCE, Origin, Rules
+from tmd.core.injection import injector
 from tmd.core.model import Alert, Severity, Signal, State, Strategy
 from tmd.core.requests import HealthyRequest
 from tmd.core.retuning import farewells, with_strategy
@@ -184,8 +185,9 @@ class Watcher:
         return False
 
     def _forget(self, name: str) -> None:
-        for signal in farewells(self.board, name, "the detector was switched off"):
-            self.fold(signal, name, Strategy.OBSERVE)
+        for whose in (name, injector(name)):
+            for signal in farewells(self.board, whose, "the detector was switched off"):
+                self.fold(signal, whose, Strategy.OBSERVE)
         for alert in self.board.alerts:
             if alert.code == FAILED and alert.entity == f"detector:{name}":
                 cleared = Signal(FAILED, alert.entity, alert.severity, State.CLEARED)
@@ -222,8 +224,16 @@ class Watcher:
             )
         )
 
+    def terms(self) -> dict[str, tuple[Strategy, Rules]]:
+        """How far findings of each enabled detector go, and when they count."""
+        return {name: (w.strategy, w.loaded.rules) for name, w in self._watched.items()}
+
     def _note(self, board: triage.Board, news: triage.News) -> None:
         self.board = board
+        self.tell(news)
+
+    def tell(self, news: triage.News) -> None:
+        """Log, write down and publish."""
         for alert in news:
             log.warning(
                 "alert",

@@ -1,0 +1,268 @@
+"""Operators' findings in the daemon: the switch, the way through the watcher, every end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from tmd import wire
+from tmd.core.findings import Rules
+from tmd.core.injection import MOST, unended
+from tmd.core.model import Severity, Signal, State, Strategy
+from tmd.core.requests import HealthyRequest
+from tmd.daemon.bus import Reach
+from tmd.daemon.injections import Injections, Peer
+from tmd.daemon.journal import Journal
+from tmd.daemon.plugins import LoadedDetector, Origin
+from tmd.daemon.roster import Roster
+from tmd.daemon.watcher import Watcher
+from tmd.plugin import Detector, DetectorConfig
+from tmd.testing import MemoryStore
+from tmd.testing.clients import until, worker_status
+
+pytestmark = pytest.mark.looptime
+
+DOWN = Signal("nic.down", "nic:eth0", Severity.DEGRADED, message="no carrier")
+ME = Peer(pid=1, uid=os.getuid())
+
+
+class Nic(Detector):
+    """Finds nothing by itself."""
+
+    name = "nic"
+
+    async def watch(self, ctx):
+        await ctx.sleep(1e9)
+        yield DOWN
+
+
+def loaded(folder, strategy=Strategy.ACT, hold_s=0.0):
+    rules = Rules(hold_s=hold_s, repeats=1)
+    origin = Origin("nic", "t", "d")
+    return LoadedDetector(Nic(), DetectorConfig(), strategy, origin, folder / "nic", rules)
+
+
+class Host:
+    """The parts of one daemon that matter here. ``ask`` is an operator's request."""
+
+    def __init__(self, folder, *, enabled=True, hold_s=0.0, journal=None):
+        self.folder = folder
+        self.data = MemoryStore()
+        self.journal = journal or Journal(None)
+        self.roster = Roster()
+        found = [loaded(folder, hold_s=hold_s)]
+        store = self.data.client()
+        incarnation = os.urandom(4).hex()
+        self.watcher = Watcher("h1", incarnation, found, self.roster, store, Reach(), self.journal)
+        file = Path("/etc/tmd/tmd.toml")
+        self.injections = Injections("h1", enabled, file, self.watcher, self.roster, self.journal)
+
+    def inject(self, signal=DOWN, for_s=0.0, dry_run=False):
+        return self.injections.asked(wire.Inject(wire.VERSION, signal, for_s, dry_run), ME)
+
+    def withdraw(self, code="", entity=""):
+        return self.injections.asked(wire.Withdraw(wire.VERSION, code, entity), ME)
+
+    @property
+    def raised(self):
+        return [(a.detector, a.code) for a in self.watcher.board.alerts]
+
+    @property
+    def told(self):
+        return [(a.code, a.state) for a in self.data.stream]
+
+
+@asynccontextmanager
+async def running(host):
+    tasks = [asyncio.create_task(part.run()) for part in (host.watcher, host.injections)]
+    try:
+        yield host
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        host.journal.close()
+
+
+BOTH = [("nic.down", State.RAISED), ("nic.down", State.CLEARED)]
+
+
+async def test_it_is_raised_and_published_with_the_strategy_of_its_detector(tmp_path):
+    """And says in its message and evidence that nothing was found."""
+    async with running(Host(tmp_path)) as host:
+        answer = host.inject()
+        await asyncio.sleep(1)
+
+    (alert,) = host.data.stream
+    assert answer.alerts == (alert,)
+    assert (alert.detector, alert.strategy) == ("injected:nic", Strategy.ACT)
+    assert alert.message == f"INJECTED by {ME}: no carrier"
+    assert "nothing was found" in alert.evidence[0]
+
+
+async def test_the_switch_is_off_by_default_and_the_refusal_names_key_and_file(tmp_path):
+    async with running(Host(tmp_path, enabled=False)) as host:
+        refused = host.inject()
+        await asyncio.sleep(1)
+
+    assert isinstance(refused, wire.Rejected)
+    assert "[inject] enabled = true in /etc/tmd/tmd.toml" in refused.reason
+    assert host.data.stream == []
+
+
+async def test_a_dry_run_needs_no_switch_and_raises_nothing(tmp_path):
+    async with running(Host(tmp_path, enabled=False)) as host:
+        answer = host.inject(dry_run=True)
+        await asyncio.sleep(1)
+
+        assert [a.code for a in answer.alerts] == ["nic.down"]
+        assert "[inject] enabled" in answer.off
+        assert host.raised == []
+
+
+async def test_it_ends_after_its_duration(tmp_path):
+    """Each by its own; asked for again, the later word counts."""
+    other = structs.replace(DOWN, entity="nic:eth1")
+    async with running(Host(tmp_path)) as host:
+        host.inject(for_s=10)
+        host.inject(other, for_s=30)
+        await asyncio.sleep(5)
+        host.inject(for_s=10)
+        await asyncio.sleep(9)
+        before = host.raised
+        await asyncio.sleep(2)
+        between = [a.entity for a in host.watcher.board.alerts]
+        await asyncio.sleep(20)
+
+        assert len(before) == 2
+        assert between == ["nic:eth1"]
+        assert host.raised == []
+
+
+async def test_an_operator_ends_what_is_injected_and_nothing_else(tmp_path):
+    async with running(Host(tmp_path)) as host:
+        host.watcher.fold(DOWN, "nic", Strategy.ACT)
+        host.inject(for_s=60)
+        none = host.withdraw("nic.up")
+        ended = host.withdraw("nic.down")
+        again = host.withdraw()
+        await asyncio.sleep(100)
+
+        assert isinstance(none, wire.Rejected)
+        assert [(a.detector, a.state) for a in ended.alerts] == [("injected:nic", State.CLEARED)]
+        assert isinstance(again, wire.Rejected)
+        assert host.raised == [("nic", "nic.down")]
+        assert len(host.data.stream) == 3
+
+
+async def test_it_counts_once_it_has_held_and_lasts_from_then_on(tmp_path):
+    async with running(Host(tmp_path, hold_s=5.0)) as host:
+        answer = host.inject(for_s=10)
+        early = host.raised
+        await asyncio.sleep(6)
+        held = host.raised
+        await asyncio.sleep(10)
+
+        assert answer.hold_s == 5.0
+        assert (early, held) == ([], [("injected:nic", "nic.down")])
+        assert host.told == BOTH
+
+
+async def test_one_that_is_ended_while_it_is_held_was_never_raised(tmp_path):
+    async with running(Host(tmp_path, hold_s=5.0)) as host:
+        host.inject()
+        answer = host.withdraw()
+        await asyncio.sleep(10)
+
+        assert answer == wire.Injected(())
+        assert host.told == []
+
+
+@pytest.mark.looptime(False)
+async def test_a_restart_ends_it_and_says_so(tmp_path):
+    """Also after a crash: the journal knows what was told, and that it is over."""
+    file = tmp_path / "alerts.sqlite"
+    async with running(Host(tmp_path, journal=Journal(file))) as first:
+        first.inject()
+        await until(lambda: len(first.data.stream) == 1)
+    async with running(Host(tmp_path, journal=Journal(file))) as second:
+        await until(lambda: len(second.data.stream) == 2)  # the store is new: told all again
+        left = unended(await second.journal.injected())
+
+    (raised,), (_, over) = first.data.stream, second.data.stream
+    assert (over.id, over.state) == (raised.id, State.CLEARED)
+    assert over.message == "injection: the daemon was restarted"
+    assert left == []
+
+
+@pytest.mark.looptime(False)
+async def test_what_is_injected_while_the_journal_is_asked_stays(tmp_path):
+    """It may be in the journal before the question for the last run's is answered."""
+    host = Host(tmp_path, journal=Journal(tmp_path / "alerts.sqlite"))
+    host.inject()
+    await host.journal.add(host.watcher.board.alerts)
+    async with running(host):
+        await until(lambda: bool(host.data.stream))
+        host.inject(structs.replace(DOWN, entity="nic:eth1"))
+        await until(lambda: host.data.stream[-1].entity == "nic:eth1")
+
+    assert {state for _, state in host.told} == {State.RAISED}
+
+
+async def test_switching_it_off_ends_all_of_it(tmp_path):
+    async with running(Host(tmp_path)) as host:
+        host.inject(for_s=60)
+        host.injections.adopt(False)
+        await asyncio.sleep(1)
+
+        assert host.told == BOTH
+        assert isinstance(host.inject(), wire.Rejected)
+
+
+async def test_it_goes_as_its_detector_goes(tmp_path):
+    """A new strategy binds it; with the detector it is over."""
+    async with running(Host(tmp_path)) as host:
+        host.inject(for_s=60)
+        await host.watcher.adopt([loaded(tmp_path, Strategy.OBSERVE)])
+        bound = [a.strategy for a in host.watcher.board.alerts]
+        await host.watcher.adopt([])
+        await asyncio.sleep(100)
+
+        assert bound == [Strategy.OBSERVE]
+        assert host.told == BOTH
+        assert "no detector here" in host.inject().reason
+
+
+async def test_an_operators_word_that_all_is_well_ends_it(tmp_path):
+    async with running(Host(tmp_path)) as host:
+        host.inject(for_s=60)
+        host.watcher.declare_healthy(HealthyRequest("h1", "r1", code="nic.down"))
+        await asyncio.sleep(100)
+
+        assert host.told[:2] == BOTH
+        assert len(host.told) == 3
+
+
+async def test_one_about_a_worker_of_this_host_is_about_its_job(tmp_path):
+    worker = "h1/job/0.a"
+    async with running(Host(tmp_path)) as host:
+        host.roster.heard(worker_status(worker), 0.0)
+        (alert,) = host.inject(structs.replace(DOWN, entity=worker)).alerts
+
+    assert alert.job == "job"
+
+
+async def test_no_more_than_the_heartbeat_can_carry(tmp_path):
+    async with running(Host(tmp_path)) as host:
+        for number in range(MOST):
+            host.inject(structs.replace(DOWN, entity=f"nic:{number}"))
+        one_more = host.inject()
+        again = host.inject(structs.replace(DOWN, entity="nic:0"))
+
+    assert isinstance(one_more, wire.Rejected)
+    assert isinstance(again, wire.Injected)

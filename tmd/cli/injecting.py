@@ -1,0 +1,251 @@
+"""The verb inject: a finding that nobody has found, to rehearse what the cluster would do."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tmd.cli.common import ConfigOption, JsonOption, with_store
+from tmd.core.errors import ConfigError, TmdError
+from tmd.core.model import Severity
+
+if TYPE_CHECKING:
+    from tmd import wire
+    from tmd.config import Settings
+    from tmd.core.model import Alert, ClusterView, Signal
+    from tmd.daemon.store import RedisStore
+
+ANSWER_S = 10.0
+HOST = "host"
+
+
+def _codes(incomplete: str) -> list[str]:
+    """For the shell: how codes begin."""
+    from importlib.metadata import entry_points
+
+    begins = ["xid", *sorted(f"{point.name}." for point in entry_points(group="tmd.detectors"))]
+    return [word for word in begins if word.startswith(incomplete)]
+
+
+def inject(
+    code: Annotated[
+        str,
+        typer.Argument(
+            help="As 'tmd status' shows it: 'nic.down'; or 'xid', and its NUMBER.",
+            autocompletion=_codes,
+        ),
+    ] = "",
+    number: Annotated[
+        int | None, typer.Argument(help="Of an XID, as 'tmd xid list' shows them.")
+    ] = None,
+    config: ConfigOption = None,
+    entity: Annotated[
+        str, typer.Option(help="What it is about: 'nic:eth0', a worker. [default: host]")
+    ] = "",
+    gpu: Annotated[str, typer.Option(help="Instead: PCI address of a GPU, '0000:3b:00.0'.")] = "",
+    severity: Annotated[
+        Severity | None, typer.Option(help="[default: warning; of an XID what its table says]")
+    ] = None,
+    message: Annotated[
+        str, typer.Option(help="What it says; of an XID the driver's words behind the number.")
+    ] = "",
+    for_s: Annotated[
+        float, typer.Option("--for", min=0, help="End it after so many seconds; 0: with --clear.")
+    ] = 600.0,
+    clear: Annotated[
+        bool,
+        typer.Option("--clear", help="End what is injected here; of CODE or a detector, if named."),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Raise a finding on this host that nobody has found: a rehearsal. It goes as far as findings
+    of its detector go, and what policies do about it is really done. Its message says that it was
+    injected. It ends with --clear, after --for, or with the daemon. [inject] enabled allows it."""
+    from tmd import wire
+    from tmd.config import load
+
+    settings, about = load(config), _about(entity, gpu)
+    if clear:
+        full = code if number is None else f"{code}.{number}"
+        return _tell_ended(_ask(settings, wire.Withdraw(wire.VERSION, full, about)), as_json)
+    signal = _signal(settings, code, number, about, severity, message)
+    answer = _ask(settings, wire.Inject(wire.VERSION, signal, for_s, dry_run))
+    if dry_run:
+        return _foretell(answer, config, as_json)
+    return _tell_raised(answer, for_s, as_json)
+
+
+def _about(entity: str, gpu: str) -> str:
+    """The entity that is meant; empty if none was named."""
+    if not gpu:
+        return entity
+    from tmd_detectors.xid.lines import address
+
+    from tmd.core.model import GPU
+
+    if entity:
+        raise ConfigError("--gpu and --entity say the same thing: give one of them")
+    place = address(gpu)
+    if place is None:
+        raise ConfigError(f"'{gpu}' is no PCI address; it looks like 0000:3b:00.0")
+    return f"{GPU}{place}"
+
+
+def _signal(
+    settings: Settings,
+    code: str,
+    number: int | None,
+    about: str,
+    severity: Severity | None,
+    message: str,
+) -> Signal:
+    from tmd.core.model import Signal
+
+    if not code:
+        raise ConfigError("inject what? For example 'tmd inject nic.down --dry-run'")
+    if code == "xid":
+        return _of_xid(settings, number, about, severity, message)
+    if number is not None:
+        raise ConfigError(f"a number goes with 'xid' only, not with '{code}'")
+    return Signal(code, about or HOST, severity or Severity.WARNING, message=message)
+
+
+def _of_xid(
+    settings: Settings, number: int | None, about: str, severity: Severity | None, said: str
+) -> Signal:
+    """What the detector would give, by the table that it uses."""
+    from msgspec import structs
+    from tmd_detectors.xid.example import first_signal
+    from tmd_detectors.xid.table import load
+
+    from tmd.core.model import GPU
+
+    if number is None or not about.startswith(GPU):
+        raise ConfigError("which XID of which GPU? As in 'tmd inject xid 79 --gpu 0000:3b:00.0'")
+    table = load(settings.detector("xid").own.get("table") or None)
+    if number not in table.rows:
+        raise ConfigError(f"XID {number} is not in the table: 'tmd xid list' shows those that are")
+    signal: Signal | None = first_signal(table, number, about.removeprefix(GPU), said)
+    if signal is None:
+        raise ConfigError(f"XID {number} raises nothing, it ends other findings: use --clear")
+    return signal if severity is None else structs.replace(signal, severity=severity)
+
+
+# --- the daemon -----------------------------------------------------------------------------------
+
+
+def _ask(settings: Settings, request: wire.Request) -> wire.Injected:
+    """The answer of this host's daemon.
+
+    Raises:
+        TmdError: it refuses, or there is none.
+    """
+    from tmd import wire
+
+    try:
+        answer = wire.decode(_exchange(settings.host.socket, wire.encode(request)))
+    except OSError as error:
+        raise TmdError(
+            f"no daemon answers at {settings.host.socket}: {error.strerror or error}; "
+            "is tmd running on this host, and may this user use its socket?"
+        ) from None
+    if isinstance(answer, wire.Injected):
+        return answer
+    raise TmdError(answer.reason if isinstance(answer, wire.Rejected) else "unexpected answer")
+
+
+def _exchange(place: Path, frame: bytes) -> bytes:
+    from tmd import wire
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(ANSWER_S)
+        connection.connect(str(place))
+        connection.sendall(frame)
+        with connection.makefile("rb") as answers:
+            header = answers.read(wire.HEADER_SIZE)
+            if len(header) < wire.HEADER_SIZE:
+                raise ConnectionError("it hung up")
+            return answers.read(wire.body_size(header))
+
+
+# --- output ---------------------------------------------------------------------------------------
+
+
+def _foretell(answer: wire.Injected, config: Path | None, as_json: bool) -> None:
+    """What would be decided once the finding has held and settled."""
+    from msgspec import structs
+
+    from tmd.cli.policies import lines, outlook
+
+    (alert,) = answer.alerts
+
+    async def look(store: RedisStore, settings: Settings) -> dict[str, Any]:
+        view = await store.snapshot()
+        if view.host(alert.host) is None:
+            raise TmdError(f"{alert.host} is silent: nothing can be foretold before Redis knows it")
+        settled = structs.replace(alert, at=alert.at - settings.breaker.settle_s)
+        return outlook(_with(view, settled), settings)
+
+    found = with_store(config, look)
+    if as_json:
+        _print({"alert": alert, "hold_s": answer.hold_s, "off": answer.off, **found})
+        return
+    typer.echo(f"would be raised: {_line(alert)}")
+    for line in lines(found):
+        typer.echo(line)
+    if answer.off:
+        typer.echo(answer.off, err=True)
+
+
+def _with(view: ClusterView, alert: Alert) -> ClusterView:
+    from msgspec import structs
+
+    def told(known: tuple[Alert, ...]) -> tuple[Alert, ...]:
+        key = (alert.detector, alert.code, alert.entity)
+        return (*(a for a in known if (a.detector, a.code, a.entity) != key), alert)
+
+    hosts = (
+        structs.replace(h, alerts=told(h.alerts), at=max(h.at, time.time()))
+        if h.host == alert.host
+        else h
+        for h in view.hosts
+    )
+    return structs.replace(view, hosts=tuple(hosts))
+
+
+def _tell_raised(answer: wire.Injected, for_s: float, as_json: bool) -> None:
+    (alert,) = answer.alerts
+    if as_json:
+        _print({"alert": alert, "hold_s": answer.hold_s, "for_s": for_s})
+        return
+    typer.echo(f"injected on {alert.host}: {_line(alert)}")
+    if answer.hold_s:
+        typer.echo(f"it counts once it has held for {answer.hold_s:g} s")
+    lasts = f"it ends after {for_s:g} s" if for_s else "it stays until the daemon ends"
+    typer.echo(f"{lasts}, or with 'tmd inject --clear'")
+
+
+def _tell_ended(answer: wire.Injected, as_json: bool) -> None:
+    if as_json:
+        _print({"alerts": answer.alerts})
+        return
+    for alert in answer.alerts:
+        typer.echo(f"ended: {_line(alert)}")
+
+
+def _line(alert: Alert) -> str:
+    words = (alert.severity.value, alert.code, alert.entity, alert.message)
+    return "  ".join((*words, f"({alert.strategy.value})"))
+
+
+def _print(value: Any) -> None:
+    import msgspec
+
+    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
