@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tmd_detectors.xid import XidDetector
+from tmd_detectors.xid.detector import XidDetector
 
 from bench.hosts import DETECTORS, Lab, cpu_s, memory, running, settled
 from bench.listening import Subscriber
