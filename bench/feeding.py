@@ -37,7 +37,7 @@ class FedXid(XidDetector):
         super().__init__(_connect)
 
 
-def _connect() -> int:
+def _connect(_: Path) -> int:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as one:
         one.connect(os.environ[PLACE])
         one.setblocking(False)
