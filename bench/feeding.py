@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tmd_detectors.xid import XidDetector
+from tmd_detectors.xid.detector import XidDetector
 
 from bench.hosts import DETECTORS, Lab, cpu_s, memory, running, settled
 from bench.listening import Subscriber
@@ -37,7 +37,7 @@ class FedXid(XidDetector):
         super().__init__(_connect)
 
 
-def _connect() -> int:
+def _connect(_: Path) -> int:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as one:
         one.connect(os.environ[PLACE])
         one.setblocking(False)

@@ -153,6 +153,10 @@ class Detector(ABC):
         """The same with its own keys: override it where they say what is looked at."""
         return self.supported()
 
+    def sources_with(self, config: DetectorConfig) -> str:
+        """What it goes by on this host, for people; empty where that goes without saying."""
+        return ""
+
     @abstractmethod
     def watch(self, ctx: DetectorContext) -> AsyncIterator[Signal]:
         """Yield signals for ever. Written as ``async def`` with ``yield``; must not block.

@@ -1,21 +1,25 @@
-"""Watches the kernel log for what the NVIDIA driver tells of its GPUs."""
+"""Hears what the NVIDIA driver tells of its GPUs: in the kernel log, and by NVML's events."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from tmd.plugin import Detector, DetectorConfig, DetectorContext, Severity, Signal, State
 
-from . import kernellog, memory, table
+from . import events, kernellog, memory, table
 from .findings import Findings
 from .lines import PREFIX, Fault, Reader
+from .merge import MERGE_S, Merge, fault
 from .records import KERNEL, parse
+from .said import Said
+from .waiting import readable
 
 LOST = "xid.log_lost"
 NOT_KEPT = "xid.place_not_kept"
+NO_EVENTS = "xid.no_events"
 FLUSH_S = 1.0
 """Repeats are told, and the place in the log is kept, at most so often."""
 IDLE_KEEP_S = 30.0
@@ -28,6 +32,11 @@ class XidConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     named pipe that is written with O_DIRECT. Whoever may write there can fake any fault."""
     table: str = ""
     """File that stands instead of the shipped table; the same format."""
+    events: Literal["auto", "always", "never"] = "auto"
+    """NVML's XID events: where the log cannot be read, as a second source beside it, or not at all.
+    Whoever hears them is a process of its own, of 8 MB."""
+    events_deadline_s: float = 30.0
+    """A driver that is silent for so long hangs."""
     quiet_s: float = 600.0
     """What moves nothing is over when it was not seen for so long."""
     facilities: tuple[int, ...] = (KERNEL,)
@@ -39,14 +48,75 @@ class XidDetector(Detector):
     name: ClassVar[str] = "xid"
     Config: ClassVar[type[DetectorConfig]] = XidConfig
 
-    def __init__(self, open_log: Callable[[Path], int] = kernellog.open_log) -> None:
+    def __init__(
+        self,
+        open_log: Callable[[Path], int] = kernellog.open_log,
+        library: str = events.LIBRARY,
+    ) -> None:
         self._open = open_log
+        self._library = library
 
     def supported(self) -> str | None:
         return self.supported_with(XidConfig())
 
     def supported_with(self, config: DetectorConfig) -> str | None:
         assert isinstance(config, XidConfig)
+        no_log = self._no_log(config)
+        if no_log is None:
+            return None
+        no_events = self._no_events(config, log=False)
+        return None if no_events is None else f"{no_log}; no NVML events: {no_events}"
+
+    def sources_with(self, config: DetectorConfig) -> str:
+        assert isinstance(config, XidConfig)
+        no_log = self._no_log(config)
+        no_events = self._no_events(config, log=no_log is None)
+        return f"{no_log or config.source}; NVML events: {no_events or 'yes'}"
+
+    async def watch(self, ctx: DetectorContext) -> AsyncIterator[Signal]:
+        config = ctx.config
+        assert isinstance(config, XidConfig)
+        known = table.load(config.table or None)
+        log = self._log(config)
+        heard = None
+        if self._no_events(config, log=log is not None) is None:
+            heard = events.Events(config.events_deadline_s)
+        merge = Merge(MERGE_S if log is not None else 0.0) if heard is not None else None
+        follower = Follower(config, known, ctx.state_dir / "xid.json", ctx.now(), merge)
+        try:
+            for signal in follower.findings.restated():
+                yield signal
+            while True:
+                # Lines first: an event that came with its line finds it there.
+                for raw in log.batch() if log is not None else ():
+                    for signal in follower.take(raw, ctx.now()):
+                        yield signal
+                for said in heard.take(ctx.now()) if heard is not None else ():
+                    for signal in follower.hear(said, ctx.now()):
+                        yield signal
+                lost, problem = log.overwritten if log else 0, heard.problem if heard else ""
+                for signal in follower.period(ctx.now(), lost, problem):
+                    yield signal
+                fds = (s.fd for s in (log, heard) if s is not None)
+                await readable([fd for fd in fds if fd is not None], FLUSH_S)
+        finally:
+            if log is not None:
+                log.close()
+            with suppress(OSError):  # a full disk must not keep the daemon from stopping
+                follower.keep()
+            if heard is not None:
+                await heard.close()
+
+    def _log(self, config: XidConfig) -> kernellog.KernelLog | None:
+        """The log; ``None`` if it cannot be read and events stand in for it."""
+        try:
+            return kernellog.KernelLog(self._open(Path(config.source)))
+        except OSError:
+            if self._no_events(config, log=False) is not None:
+                raise
+            return None
+
+    def _no_log(self, config: XidConfig) -> str | None:
         try:
             kernellog.KernelLog(self._open(Path(config.source))).close()
         except PermissionError:
@@ -58,32 +128,26 @@ class XidDetector(Detector):
             return f"{config.source} cannot be opened: {error.strerror}"
         return None
 
-    async def watch(self, ctx: DetectorContext) -> AsyncIterator[Signal]:
-        config = ctx.config
-        assert isinstance(config, XidConfig)
-        known = table.load(config.table or None)
-        follower = Follower(config, known, ctx.state_dir / "xid.json", ctx.now())
-        log = kernellog.KernelLog(self._open(Path(config.source)))
-        try:
-            for signal in follower.findings.restated():
-                yield signal
-            while True:
-                await log.wait(FLUSH_S)
-                for raw in log.batch():
-                    for signal in follower.take(raw, ctx.now()):
-                        yield signal
-                for signal in follower.period(ctx.now(), log.overwritten):
-                    yield signal
-        finally:
-            log.close()
-            with suppress(OSError):  # a full disk must not keep the daemon from stopping
-                follower.keep()
+    def _no_events(self, config: XidConfig, *, log: bool) -> str | None:
+        """Why events are not heard; ``log``: it can be read."""
+        if config.events == "never":
+            return "switched off"
+        if config.events == "auto" and log:
+            return "not needed where the log can be read"
+        return events.why_not(self._library)
 
 
 class Follower:
     """Carries the log into the findings and remembers how far it came."""
 
-    def __init__(self, config: XidConfig, known: table.Table, file: Path, now: float) -> None:
+    def __init__(
+        self,
+        config: XidConfig,
+        known: table.Table,
+        file: Path,
+        now: float,
+        merge: Merge | None = None,
+    ) -> None:
         self._config = config
         self._file = file
         self._boot = kernellog.boot_id()
@@ -91,10 +155,12 @@ class Follower:
         self.findings = Findings(known, kept, now)
         self._sequence = kernellog.Sequence(kept.seq)
         self._reader = Reader()
+        self._merge = merge
+        """Only where events are heard."""
         self._flushed = self._kept = now
         self._judged = False
         """A line was judged since the place was kept."""
-        self._problem = ""
+        self._not_kept, self._no_events = Trouble(NOT_KEPT), Trouble(NO_EVENTS)
         self._told_lost = 0
         self._lost_at = now
 
@@ -105,16 +171,30 @@ class Follower:
             return
         if _MARK not in raw or record.facility not in self._config.facilities:
             return
-        fault: Fault | None = self._reader.take(record.text, record.at)
-        if fault is not None:
+        found: Fault | None = self._reader.take(record.text, record.at)
+        if found is not None:
             self._judged = True
-            yield from self.findings.observe(fault, now)
+            yield from self.findings.observe(found, now)
+            if self._merge is not None and self._merge.line(found, now):
+                yield from self.findings.confirmed(found)
 
-    def period(self, now: float, overwritten: int) -> Iterator[Signal]:
-        """What is told and kept once a period."""
+    def hear(self, said: Said, now: float) -> Iterator[Signal]:
+        """One event, which waits for its line."""
+        assert self._merge is not None
+        told = fault(said, now)
+        if self._merge.event(told, now):
+            yield from self.findings.confirmed(told)
+
+    def period(self, now: float, overwritten: int, no_events: str = "") -> Iterator[Signal]:
+        """Events that no line came for; and what is told and kept once a period."""
+        for told in self._merge.alone(now) if self._merge is not None else ():
+            self._judged = True
+            yield from self.findings.observe(told, now)
         if now - self._flushed < FLUSH_S:
             return
         self._flushed = now
+        deaf = no_events and f"NVML events of XIDs are not heard: {no_events}"
+        yield from self._no_events.tell(deaf)
         yield from self.findings.flush()
         yield from self.findings.quiet(now, self._config.quiet_s)
         yield from self._lost(now, overwritten)
@@ -128,15 +208,12 @@ class Follower:
         self._judged = False
 
     def _try_to_keep(self) -> Iterator[Signal]:
+        problem = ""
         try:
             self.keep()
-            problem = ""
         except OSError as error:
             problem = f"after a restart XIDs will be told again: {self._file}: {error.strerror}"
-        if bool(problem) != bool(self._problem):
-            state = State.RAISED if problem else State.CLEARED
-            yield Signal(NOT_KEPT, "host", Severity.WARNING, state, problem)
-        self._problem = problem
+        yield from self._not_kept.tell(problem)
 
     def _lost(self, now: float, overwritten: int) -> Iterator[Signal]:
         lost = self._sequence.lost
@@ -157,3 +234,18 @@ class Follower:
             evidence=(f"found {overwritten} times by the read itself",),
             count=max(more, 1),
         )
+
+
+class Trouble:
+    """A problem of the detector itself: told when it begins and when it is over."""
+
+    def __init__(self, code: str) -> None:
+        self._code = code
+        self._told = False
+
+    def tell(self, problem: str) -> Iterator[Signal]:
+        if bool(problem) == self._told:
+            return
+        self._told = bool(problem)
+        state = State.RAISED if problem else State.CLEARED
+        yield Signal(self._code, "host", Severity.WARNING, state, problem)

@@ -25,6 +25,7 @@ PROCESSES = 3
 """More different processes change nothing."""
 DIRECTIVE = 154
 LINK = 74
+CONFIRMED = "an NVML event told of it as well"
 _RANK = {severity: rank for rank, severity in enumerate(Severity)}
 
 Key = tuple[str, int]
@@ -82,6 +83,16 @@ class Findings:
         if row is None or not row.symptom:
             yield from self._symptoms_of(fault)
         yield from self._raise(fault, verdict, now)
+
+    def confirmed(self, fault: Fault) -> Iterator[Signal]:
+        """The other source told of what was observed already: not once more, but better known."""
+        finding = self._standing.get((fault.pci, fault.xid))
+        if finding is None or CONFIRMED in finding.signal.evidence:
+            return
+        evidence = (*finding.signal.evidence, CONFIRMED)
+        finding.signal = structs.replace(finding.signal, evidence=evidence)
+        yield structs.replace(finding.signal, count=finding.untold)
+        finding.untold = 0
 
     def flush(self) -> Iterator[Signal]:
         """Tell what was counted since the last time."""

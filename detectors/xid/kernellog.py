@@ -7,7 +7,6 @@ means that records were overwritten before they were read, EINVAL that one was l
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 from collections.abc import Callable
@@ -76,18 +75,10 @@ class KernelLog:
             found.append(raw)
         return found
 
-    async def wait(self, seconds: float) -> None:
-        """Until something can be read, or so long."""
-        loop = asyncio.get_running_loop()
-        ready = asyncio.Event()
-        loop.add_reader(self._fd, ready.set)
-        try:
-            async with asyncio.timeout(seconds):
-                await ready.wait()
-        except TimeoutError:
-            pass
-        finally:
-            loop.remove_reader(self._fd)
+    @property
+    def fd(self) -> int:
+        """Readable when there is a record."""
+        return self._fd
 
     def close(self) -> None:
         os.close(self._fd)

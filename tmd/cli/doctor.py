@@ -133,5 +133,6 @@ def _detectors(settings: Settings) -> Iterator[Point]:
 
     for found in load_detectors(settings):
         why_not = found.why_not()
-        text = why_not or f"can watch here ({found.strategy.value})"
+        sources = "" if why_not else found.sources()
+        text = why_not or f"can watch here ({found.strategy.value}){sources and ': '}{sources}"
         yield Point(f"detector {found.origin.name}", why_not is None, False, text)

@@ -45,30 +45,33 @@ def plugin_rows(settings: Settings) -> list[dict[str, str]]:
         for point in installed(group):
             origin = describe(point)
             row = {"name": point.name, "kind": kind, "target": origin.target}
-            row |= {"distribution": origin.distribution, "problem": ""}
+            row |= {"distribution": origin.distribution, "problem": "", "sources": ""}
             try:
                 found = load([point], base, settings.plugins)
                 instance = found[point.name][0] if found else None
-                row["use"] = _use(settings, kind, describe(point), instance)
+                row["use"], row["sources"] = _use(settings, kind, describe(point), instance)
             except (ConfigError, PluginError) as error:
                 row |= {"use": "broken", "problem": str(error)}
             rows.append(row)
     return rows
 
 
-def _use(settings: Settings, kind: str, origin: Origin, plugin: Any) -> str:
+def _use(settings: Settings, kind: str, origin: Origin, plugin: Any) -> tuple[str, str]:
+    """How it is used, and what it goes by on this host."""
     from tmd.daemon.plugins import configured
 
     name = origin.name
     if plugin is None:
-        return "not allowed"
+        return "not allowed", ""
     if kind == "policy":
-        return "enabled" if name in settings.policies.enabled else "off"
+        return ("enabled" if name in settings.policies.enabled else "off"), ""
     if not settings.detector(name).enabled:
-        return "off"
+        return "off", ""
     detector = configured(plugin, origin, settings)
     why_not = detector.why_not()
-    return f"not supported: {why_not}" if why_not else detector.strategy.value
+    if why_not:
+        return f"not supported: {why_not}", ""
+    return detector.strategy.value, detector.sources()
 
 
 def _print_plugins(rows: list[dict[str, str]]) -> None:
@@ -78,7 +81,8 @@ def _print_plugins(rows: list[dict[str, str]]) -> None:
 
     table = Table("name", "kind", "use", "from", "class", box=box.SIMPLE_HEAD)
     for row in rows:
-        table.add_row(row["name"], row["kind"], row["use"], row["distribution"], row["target"])
+        use = f"{row['use']}: {row['sources']}" if row["sources"] else row["use"]
+        table.add_row(row["name"], row["kind"], use, row["distribution"], row["target"])
     Console().print(table)
     for row in rows:
         if row["problem"]:

@@ -53,6 +53,10 @@ class LoadedDetector(Struct, frozen=True):
         """Why it cannot work on this host as it is configured, or ``None`` if it can."""
         return self.detector.supported_with(self.config)
 
+    def sources(self) -> str:
+        """What it goes by on this host, for people."""
+        return self.detector.sources_with(self.config)
+
 
 def installed(group: str) -> list[EntryPoint]:
     """Entry points of ``group`` in order of their names."""

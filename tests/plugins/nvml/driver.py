@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+XID, NOWHERE = 0x8, 0xFFFFFFFF
+"""The kind of an event of an XID; the MIG instance of one that is of none."""
 SOURCE = Path(__file__).with_name("shim.c")
 
 
@@ -18,6 +20,19 @@ class Script:
     def __init__(self, file):
         self._file = file
         self._lines = {}
+        self._events = None
+
+    def event(self, gpu, data, *, kind=XID, instance=NOWHERE):
+        """Whoever waits for events, now or later, is given one."""
+        if self._events is None:
+            place = self._file.with_name(f"{self._file.name}.events")
+            os.mkfifo(place)
+            self._events = os.open(place, os.O_RDWR)
+        os.write(self._events, f"{gpu} {kind} {data} {instance}".encode().ljust(64, b"\0"))
+
+    def close(self):
+        if self._events is not None:
+            os.close(self._events)
 
     def put(self, facts):
         """``None`` takes a line away."""
@@ -51,4 +66,5 @@ def script(shim, tmp_path, monkeypatch):
     monkeypatch.setenv("NVML_SHIM", str(file))
     script = Script(file)
     script.put({"count": 2, "field230": 0})
-    return script
+    yield script
+    script.close()

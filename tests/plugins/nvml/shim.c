@@ -1,6 +1,9 @@
 /* An NVML of our own, scripted by the file that NVML_SHIM names, which every call reads again.
  * Lines "key value"; keys: count, <gpu>.<fact>, [<gpu>.]<function>.ret, [<gpu>.]<function>.delay
- * (seconds or inf). A function that is not here is one that an old driver lacks. */
+ * (seconds or inf). A function that is not here is one that an old driver lacks.
+ * Events come from the named pipe of that name with ".events": "gpu type data instance", 64 bytes each. */
+#include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,6 +11,7 @@
 
 typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; } Pci;
 typedef struct { unsigned field, scope; long long at, latency; int type, ret; unsigned long long value; } Field;
+typedef struct { void *gpu; unsigned long long type, data; unsigned instance, compute; } Event;
 typedef struct { unsigned version; unsigned long long counts[11]; unsigned exceeded; } Sram;
 
 static const char *look(const char *key) {
@@ -100,5 +104,26 @@ int nvmlDeviceGetNvLinkState(void *h, unsigned link, unsigned *up) {
     const char *found = of(GPU(h), name, "");
     if (!found) return 3;
     *up = (unsigned)atoi(found);
+    return 0;
+}
+int nvmlEventSetCreate(void **set) { ENTER(-1); *set = (void *)1; return 0; }
+int nvmlDeviceGetSupportedEventTypes(void *h, unsigned long long *types) {
+    ENTER(GPU(h)); *types = fact(GPU(h), "events", 0x1f); return 0;
+}
+int nvmlDeviceRegisterEvents(void *h, unsigned long long types, void *set) {
+    ENTER(GPU(h)); return types & ~fact(GPU(h), "events", 0x1f) ? 3 : 0;
+}
+int nvmlEventSetWait_v2(void *set, Event *event, unsigned ms) {
+    static int pipe = -1;
+    ENTER(-1);
+    char name[256], told[64];
+    snprintf(name, sizeof name, "%s.events", getenv("NVML_SHIM"));
+    if (pipe < 0) pipe = open(name, O_RDWR | O_NONBLOCK);
+    struct pollfd ready = {pipe, POLLIN, 0};
+    if (poll(&ready, 1, (int)ms) < 1 || read(pipe, told, sizeof told) != sizeof told) return 10;
+    long gpu;
+    event->compute = -1u;
+    if (sscanf(told, "%ld %llu %llu %u", &gpu, &event->type, &event->data, &event->instance) != 4) return 999;
+    event->gpu = (void *)(gpu + 1);
     return 0;
 }

@@ -84,6 +84,20 @@ def test_a_link_event_that_is_not_fatal_moves_nothing(host, xid):
     assert host.says(xid, "UNIT Nonfatal XC0 i0 Link 01 (0x1 0x0)") == [(xid, WARNING, RAISED)]
 
 
+@pytest.mark.parametrize("xid", sorted(DECODED - {74}))
+def test_the_word_counts_behind_a_process_as_well_and_a_link_that_is_down(host, xid):
+    process = "pid='<unknown>', name=<unknown>, "
+
+    assert host.says(xid, f"{process}UNIT Fatal XC0 i0 Link 01 (0x1 0x0)") == [(xid, FATAL, RAISED)]
+    assert host.says(xid, "NETIR_LINK_DOWN link down", gpu="04") == [(xid, FATAL, RAISED)]
+
+
+def test_words_that_no_rule_of_ours_knows_leave_it_to_the_table(host):
+    """A severity that is neither of the two, and status words that NVIDIA's rules would look up."""
+    assert host.says(144, "SAW_MVB Fatality XC0 i0 Link 01 (0x1 0x0)") == [(144, WARNING, RAISED)]
+    assert host.says(145, "0xdeadbeef 0x80000000", gpu="04") == [(145, WARNING, RAISED)]
+
+
 @pytest.mark.parametrize("xid", [147, 148])
 def test_what_has_no_fatal_rule_is_never_fatal(host, xid):
     assert host.says(xid, "TREX Fatal XC0 i0 Link 01 (0x1 0x0)") == [(xid, WARNING, RAISED)]
@@ -153,13 +167,29 @@ def test_a_symptom_of_another_gpu_or_of_later_stands_alone(host):
     assert host.says(45, at=106) == [(45, INFO, RAISED)]
 
 
-def test_the_kind_of_memory_is_told_with_the_double_bit_error(host):
+@pytest.mark.parametrize("kind", [171, 172])
+def test_the_kind_of_memory_is_told_with_the_double_bit_error(host, kind):
     host.says(48)
-    assert host.says(172, "SRAM uncorrectable", at=101) == []
+    assert host.says(kind, "uncorrectable", at=101) == []
     (told,) = host.findings.flush()
 
     assert told.code == "xid.48"
-    assert any("172" in e for e in told.evidence)
+    assert any(f"XID {kind}" in e for e in told.evidence)
+
+
+@pytest.mark.parametrize("consequence", [63, 64, 94, 95])
+def test_what_follows_from_a_double_bit_error_is_a_finding_of_its_own(host, consequence):
+    host.says(48)
+    ((code, severity, state),) = host.says(consequence, at=101)
+
+    assert (code, state) == (consequence, RAISED)
+    assert severity is not INFO
+
+
+def test_the_action_that_follows_a_fault_takes_nothing_from_it(host):
+    host.says(119)
+
+    assert host.says(154, RESET, at=101) == [(154, FATAL, RAISED)]
 
 
 def test_both_ends_of_a_broken_link_are_one_fault(host):
@@ -213,6 +243,13 @@ def test_a_driver_that_asks_for_less_is_believed(host):
     less = "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x3 (Drain P2P)"
 
     assert host.says(154, less) == [(154, FATAL, CLEARED), (154, DEGRADED, RAISED)]
+
+
+def test_163_after_162_is_raised_again(host):
+    assert host.says(162) == []
+    assert host.says(163, at=101) == [(163, DEGRADED, RAISED)]
+    assert host.says(162, at=102) == [(163, DEGRADED, CLEARED)]
+    assert host.says(163, at=103) == [(163, DEGRADED, RAISED)]
 
 
 def test_162_ends_163_only(host):

@@ -1,0 +1,164 @@
+"""The listener as seen from the daemon: take what it said, never wait for it.
+
+It speaks after each wait, so its silence means that the driver holds it. Then it is left behind,
+for it may not even die, and another tries after a pause.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from tmd.plugin import PluginError, bare_python
+
+from .said import Said
+from .waiting import readable
+
+LIBRARY = "libnvidia-ml.so.1"
+BINDINGS = "pynvml"
+LISTENER = Path(__file__).with_name("listener.py")
+LONGEST_WAIT_S = 5.0
+PAUSE_S = (1.0, 60.0)
+"""Between two listeners, doubled each time up to the second."""
+ENDS = 2
+"""So many in a row that heard nothing are a problem; the first may be a driver loaded anew."""
+ABANDONED = 3
+"""Listeners that do not die, at most: each keeps memory, and another would hang as well."""
+FAREWELL_S = 1.0
+_CHUNK = 65_536
+
+Child = subprocess.Popen[bytes]
+
+
+def why_not(library: str = LIBRARY) -> str | None:
+    """Why there can be no events on this host. Does not talk to the driver."""
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return f"there is no {LIBRARY}: the NVIDIA driver is not installed"
+    return None
+
+
+class Events:
+    """At most one listener at work, which :meth:`close` ends."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+        self._wait_ms = str(int(1000 * min(LONGEST_WAIT_S, deadline_s / 4)))
+        self._child: Child | None = None
+        self._abandoned: list[Child] = []
+        self._said = b""
+        self._spoke = 0.0
+        self._next = float("-inf")
+        self._ends = 0
+        """Listeners that ended since the last wait that went well."""
+        self._last = ""
+        self._deaf = ""
+        self.problem = ""
+        """What is not heard now, and why."""
+
+    @property
+    def fd(self) -> int | None:
+        """Readable when the listener has said something."""
+        if self._child is None:
+            return None
+        assert self._child.stdout is not None
+        return self._child.stdout.fileno()
+
+    def take(self, now: float) -> list[Said]:
+        """The XIDs that were told since the last time."""
+        if self._child is None:
+            self._start(now)
+        if self.fd is None:
+            return []
+        try:
+            chunk = os.read(self.fd, _CHUNK)
+        except BlockingIOError:
+            if now - self._spoke > self._deadline_s:
+                self._leave(now, f"the driver did not answer within {self._deadline_s:g} s", ENDS)
+            return []
+        if not chunk:
+            self._leave(now, self._last or "the listener ended")
+            return []
+        self._spoke = now
+        *lines, self._said = (self._said + chunk).split(b"\n")
+        try:
+            return [said for said in map(self._heard, lines) if said.xid]
+        except msgspec.DecodeError:
+            self._leave(now, "the listener said what is no word of it")
+            return []
+
+    async def close(self) -> None:
+        """End the listener. One that a wedged driver holds is left behind."""
+        if self._child is not None:
+            self._abandon()
+        with suppress(TimeoutError):
+            for child in self._abandoned:
+                await _end_of(child)
+
+    def _heard(self, line: bytes) -> Said:
+        said = msgspec.json.decode(line, type=Said)
+        if said.ended:
+            self._last = said.ended
+        elif said.gpus:
+            self._deaf = "; ".join(said.deaf)
+        else:
+            self._ends, self.problem = 0, self._deaf
+        return said
+
+    def _start(self, now: float) -> None:
+        self._abandoned = [c for c in self._abandoned if c.poll() is None]
+        if now < self._next:
+            return
+        if len(self._abandoned) >= ABANDONED:
+            self._next = now + PAUSE_S[1]
+            return
+        self._said, self._last, self._deaf, self._spoke = b"", "", "", now
+        try:
+            self._child = subprocess.Popen(
+                bare_python(LISTENER, self._wait_ms, needs=(BINDINGS,)),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C at a terminal is for us
+                bufsize=0,
+            )
+        except (OSError, PluginError) as error:  # must not end the reading of the log
+            self._failed(now, f"the listener cannot be started: {error}")
+            return
+        assert self.fd is not None
+        os.set_blocking(self.fd, False)
+
+    def _leave(self, now: float, why: str, ends: int = 1) -> None:
+        self._abandon()
+        self._failed(now, why, ends)
+
+    def _failed(self, now: float, why: str, ends: int = 1) -> None:
+        self._ends += ends
+        self._next = now + min(PAUSE_S[0] * 2 ** min(self._ends - 1, 10), PAUSE_S[1])
+        if self._ends >= ENDS:
+            self.problem = why
+
+    def _abandon(self) -> None:
+        child, self._child = self._child, None
+        assert child is not None
+        assert child.stdout is not None
+        child.kill()
+        child.stdout.close()
+        self._abandoned.append(child)
+
+
+async def _end_of(child: Child) -> None:
+    if child.poll() is not None:
+        return
+    fd = os.pidfd_open(child.pid)
+    try:
+        await readable([fd], FAREWELL_S)
+        child.poll()
+    finally:
+        os.close(fd)

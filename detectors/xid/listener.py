@@ -1,0 +1,116 @@
+"""The process that waits for the driver's XID events. A wedged driver never returns from the wait,
+so nobody waits for this one.
+
+It writes a line whenever a wait is over, and ends when nobody reads them or when a call fails:
+handles are stale after a GPU was lost or the driver was loaded again, so another begins anew.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import pynvml as nvml
+
+from .said import Said
+
+T = TypeVar("T")
+
+XID = nvml.nvmlEventTypeXidCriticalError
+DIRECTIVE = 154
+NOWHERE = 0xFFFFFFFF
+"""No MIG instance."""
+
+
+class Failed(Exception):
+    """A call without which nothing can be heard."""
+
+
+def main(wait_ms: str) -> None:
+    with suppress(BrokenPipeError):
+        try:
+            _listen(int(wait_ms))
+        except Failed as error:
+            _say(Said(ended=str(error)))
+
+
+def _listen(wait_ms: int) -> None:
+    _call(nvml.nvmlInit)
+    events = _call(nvml.nvmlEventSetCreate)
+    names, deaf = _registered(events)
+    if not names:
+        raise Failed("; ".join(deaf) or "the driver shows no GPU")
+    _say(Said(gpus=len(names), deaf=tuple(deaf)))
+    while True:
+        _say(_waited(events, names, wait_ms))
+
+
+def _registered(events: Any) -> tuple[dict[int, str], list[str]]:
+    """Handle -> PCI address of the GPUs whose XIDs are told from now on, and why others' are not.
+
+    Kept, because a GPU that is lost does not tell its address any more.
+    """
+    names: dict[int, str] = {}
+    deaf = []
+    for index in range(_call(nvml.nvmlDeviceGetCount)):
+        try:
+            handle = _call(nvml.nvmlDeviceGetHandleByIndex, index)
+            pci = _pci(_call(nvml.nvmlDeviceGetPciInfo, handle))
+            # Older drivers refuse what they do not know.
+            if not _call(nvml.nvmlDeviceGetSupportedEventTypes, handle) & XID:
+                raise Failed("tells of no XIDs")
+            _call(nvml.nvmlDeviceRegisterEvents, handle, XID, events)
+            names[_number(handle)] = pci
+        except Failed as error:
+            deaf.append(f"GPU {index}: {error}")
+    return names, deaf
+
+
+def _waited(events: Any, names: dict[int, str], wait_ms: int) -> Said:
+    try:
+        event = nvml.nvmlEventSetWait_v2(events, wait_ms)
+    except nvml.NVMLError as error:
+        if error.value == nvml.NVML_ERROR_TIMEOUT:
+            return Said()
+        raise Failed(f"nvmlEventSetWait_v2 returned {error.value}") from None
+    xid = int(event.eventData)
+    if not event.eventType & XID or not xid:
+        return Said()  # events of other kinds carry no number
+    known = names.get(_number(event.device))
+    return Said(
+        xid,
+        known or _pci(_call(nvml.nvmlDeviceGetPciInfo, event.device)),
+        "" if event.gpuInstanceId == NOWHERE else f"GPU-I:{event.gpuInstanceId:02d}",
+        _action(event.device) if xid == DIRECTIVE else None,
+    )
+
+
+def _action(handle: Any) -> int | None:
+    try:
+        field = nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+        value = nvml.nvmlDeviceGetFieldValues(handle, [field])[0]
+    except nvml.NVMLError:
+        return None
+    return int(value.value.uiVal) if value.nvmlReturn == nvml.NVML_SUCCESS else None
+
+
+def _call(function: Callable[..., T], *arguments: Any) -> T:
+    try:
+        return function(*arguments)
+    except nvml.NVMLError as error:
+        raise Failed(f"{function.__name__} returned {error.value}") from None
+
+
+def _number(handle: Any) -> int:
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0
+
+
+def _pci(info: Any) -> str:
+    return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
+
+
+def _say(said: Said) -> None:
+    print(json.dumps(said), flush=True)

@@ -1,0 +1,69 @@
+"""Which of two sources speaks for a fault. Pure; times come in.
+
+The log does wherever it can be read: its lines carry process and text, while an event carries a
+number alone and, in a burst, repeats the last one. So an event waits a moment for its line, and is
+judged only if none comes. They are matched by when they arrive, as their clocks drift apart.
+"""
+
+from __future__ import annotations
+
+from .lines import Fault
+from .said import Said
+
+MERGE_S = 2.0
+"""A line and an event within so long are one fault."""
+UNNAMED = 999
+"""NVML's number for an XID that it has no number for; the log has its true one."""
+ACTIONS = {
+    0: "None",
+    1: "GPU reset",
+    2: "node reboot",
+    3: "drain P2P",
+    4: "drain and reset",
+    5: "reset of the IMEX domain",
+    6: "bus reset",
+    7: "system reboot",
+}
+"""Recovery actions (NVML field 230) in the words of the lines of XID 154."""
+
+
+class Merge:
+    """``patience_s``: how long an event waits for its line; 0 where the log is not read."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._lines: dict[tuple[str, int], float] = {}
+        self._waiting: dict[tuple[str, int], tuple[float, Fault]] = {}
+
+    def line(self, fault: Fault, now: float) -> bool:
+        """Take a line; whether an event has told of it before."""
+        waited = False
+        for key in ((fault.pci, fault.xid), (fault.pci, UNNAMED)):
+            self._lines[key] = now
+            waited = self._waiting.pop(key, None) is not None or waited
+        return waited
+
+    def event(self, fault: Fault, now: float) -> bool:
+        """Take an event; whether a line has told of it before."""
+        key = (fault.pci, fault.xid)
+        if now - self._lines.get(key, float("-inf")) <= MERGE_S:
+            return True
+        since, _ = self._waiting.get(key, (now, fault))
+        self._waiting[key] = (since, fault)
+        return False
+
+    def alone(self, now: float) -> list[Fault]:
+        """Events for which no line has come, each once."""
+        self._lines = {k: at for k, at in self._lines.items() if now - at <= MERGE_S}
+        found = [k for k, (at, _) in self._waiting.items() if now - at >= self._patience_s]
+        return [self._waiting.pop(key)[1] for key in found]
+
+
+def fault(said: Said, now: float) -> Fault:
+    """What an event says, as if it were a line."""
+    detail = "NVML has no number for it" if said.xid == UNNAMED else ""
+    if said.action is not None:
+        action = ACTIONS.get(said.action, f"action {said.action}")
+        detail = f"NVML field 230: GPU recovery action changed to {action}"
+    line = f"NVML event: XID {said.xid} of {said.pci}{', ' if detail else ''}{detail}"
+    return Fault(said.pci, said.xid, now, instance=said.instance, detail=detail, line=line)

@@ -1,0 +1,304 @@
+"""NVML's events through the real bindings, beside a kernel log or instead of it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+
+import pytest
+from tmd_detectors.xid.detector import NO_EVENTS, XidConfig, XidDetector
+from tmd_detectors.xid.events import BINDINGS, LIBRARY, LISTENER, Events
+from tmd_detectors.xid.findings import CONFIRMED
+from tmd_detectors.xid.said import Said
+from tmd_detectors.xid.waiting import readable
+
+from tests.plugins.context import signals_of
+from tmd.plugin import Severity, State, bare_python
+
+from .log import refused
+
+FIRST, SECOND = "0000:3b:00.0", "0000:3c:00.0"
+GONE = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', GPU has fallen off the bus."
+BESIDE = XidConfig(events="always")
+NO_LOG = refused(errno.EACCES)
+
+
+@pytest.fixture
+def watch(script, shim, tmp_path):
+    """The signals of a detector; its folder outlives it."""
+
+    def run(open_log, config):
+        return signals_of(XidDetector(open_log, str(shim / LIBRARY)), config, tmp_path)
+
+    return run
+
+
+class Clock:
+    """Stands still but for what a test puts it on by."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.events = Events(30.0)
+
+    async def hear(self, wanted):
+        """What was heard until ``wanted`` was true."""
+        found = []
+        while not wanted(found):
+            found += self.events.take(self.now)
+            if not wanted(found):
+                fd = self.events.fd
+                await readable([fd] if fd is not None else [], 0.05)
+        return found
+
+    async def ended(self):
+        """The listener has ended, and another may be started now."""
+        await self.hear(lambda _: self.events.fd is not None)
+        await self.hear(lambda _: self.events.fd is None)
+        self.now += 60.0
+
+
+@pytest.fixture
+async def clock(script):
+    clock = Clock()
+    yield clock
+    await clock.events.close()
+
+
+# --- what the listener tells ----------------------------------------------------------------------
+
+
+async def test_an_event_tells_gpu_and_number(clock, script):
+    script.event(1, 79)
+    script.event(0, 94, instance=5)
+    heard = await clock.hear(lambda found: len(found) == 2)
+
+    assert heard == [Said(79, SECOND), Said(94, FIRST, "GPU-I:05")]
+    assert clock.events.problem == ""
+
+
+async def test_events_of_other_kinds_and_xid_0_are_none(clock, script):
+    script.event(0, 0)
+    script.event(0, 48, kind=0x2)
+    script.event(0, 0, kind=0x8000)
+    script.event(0, 62)
+
+    assert await clock.hear(bool) == [Said(62, FIRST)]
+
+
+async def test_the_recovery_action_comes_with_xid_154(clock, script):
+    script.put({"1.field230": 4})
+    script.event(1, 154)
+    with_field = await clock.hear(bool)
+    script.put({"field230": None})
+    script.event(0, 154)
+
+    assert with_field == [Said(154, SECOND, action=4)]
+    assert await clock.hear(bool) == [Said(154, FIRST)]
+
+
+async def test_a_lost_gpu_is_known_by_the_address_it_had(clock, script):
+    script.event(0, 13)
+    await clock.hear(bool)
+    script.put({"1.nvmlDeviceGetPciInfo_v3.ret": 15})
+    script.event(1, 79)
+
+    assert await clock.hear(bool) == [Said(79, SECOND)]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"1.events": 0},
+        {"1.nvmlDeviceGetSupportedEventTypes.ret": 3},
+        {"1.nvmlDeviceRegisterEvents.ret": 15},
+        {"1.nvmlDeviceGetHandleByIndex_v2.ret": 15},
+    ],
+    ids=lambda facts: next(iter(facts)),
+)
+async def test_one_gpu_that_tells_nothing_does_not_silence_the_others(clock, script, facts):
+    script.put(facts)
+    script.event(0, 79)
+
+    assert await clock.hear(bool) == [Said(79, FIRST)]
+    assert clock.events.problem.startswith("GPU 1: ")
+
+
+async def test_a_driver_without_events_is_a_problem_and_no_storm(clock, script):
+    script.put({"events": 0})
+    await clock.ended()
+    after_one = clock.events.problem
+    await clock.ended()
+
+    assert after_one == ""
+    assert clock.events.problem == "GPU 0: tells of no XIDs; GPU 1: tells of no XIDs"
+    clock.now -= 60.0
+    clock.events.take(clock.now)
+    assert clock.events.fd is None  # not before the pause is over
+
+
+async def test_a_gpu_lost_while_waiting_is_met_by_a_new_beginning(clock, script):
+    """Wait gives GPU_IS_LOST for whichever: the others must still be heard of."""
+    script.event(0, 13)
+    await clock.hear(bool)
+    script.put({"nvmlEventSetWait_v2.ret": 15, "1.nvmlDeviceRegisterEvents.ret": 15})
+    script.event(0, 0)  # ends the wait that is under way
+    await clock.ended()
+    await clock.ended()
+    problem = clock.events.problem
+    script.put({"nvmlEventSetWait_v2.ret": None})
+    script.event(0, 62)
+
+    assert problem == "nvmlEventSetWait_v2 returned 15"
+    assert await clock.hear(bool) == [Said(62, FIRST)]
+    assert clock.events.problem == "GPU 1: nvmlDeviceRegisterEvents returned 15"
+
+
+async def test_a_driver_that_comes_later_is_heard(clock, script):
+    script.put({"nvmlInitWithFlags.ret": 9})
+    await clock.ended()
+    await clock.ended()
+    problem = clock.events.problem
+    script.put({"nvmlInitWithFlags.ret": None})
+    script.event(0, 79)
+
+    assert problem == "nvmlInit returned 9"
+    assert await clock.hear(bool) == [Said(79, FIRST)]
+    assert clock.events.problem == ""
+
+
+async def test_a_listener_that_hangs_is_left_behind_for_another(clock, script):
+    script.put({"nvmlEventSetWait_v2.delay": "inf"})
+    await clock.hear(lambda _: clock.events.fd is not None)
+    await readable([clock.events.fd], 30)  # it has said whom it will hear of
+    clock.events.take(clock.now)
+    clock.now += 31.0
+    clock.events.take(clock.now)
+    left, problem = clock.events.fd, clock.events.problem
+    script.put({"nvmlEventSetWait_v2.delay": None})
+    script.event(0, 79)
+    clock.now += 60.0
+
+    assert (left, problem) == (None, "the driver did not answer within 30 s")
+    assert await clock.hear(bool) == [Said(79, FIRST)]
+    assert clock.events.problem == ""
+
+
+def test_a_listener_without_a_daemon_ends(script):
+    listener = subprocess.Popen(
+        bare_python(LISTENER, "10", needs=(BINDINGS,)), stdout=subprocess.PIPE
+    )
+    first = listener.stdout.readline()
+    listener.stdout.close()
+
+    assert listener.wait(30) is not None
+    assert json.loads(first) == list(Said(gpus=2, deaf=[]))
+
+
+# --- beside the log, and instead of it ------------------------------------------------------------
+
+
+async def test_the_line_and_the_event_of_one_fault_are_one_alert(log, script, watch):
+    log.write(GONE)
+    script.event(0, 79)
+    async with watch(log.open, BESIDE) as signals:
+        line, both = await anext(signals), await anext(signals)
+        log.write(GONE.replace("79", "62"))
+        next_one = await anext(signals)
+
+    assert (line.code, line.entity) == (both.code, both.entity) == ("xid.79", f"pci:{FIRST}")
+    assert (line.count, both.count) == (1, 0)
+    assert {GONE, CONFIRMED} < set(both.evidence)
+    assert next_one.code == "xid.62"
+
+
+async def test_an_event_whose_line_never_comes_is_an_alert(log, script, watch):
+    script.event(1, 79)
+    async with watch(log.open, BESIDE) as signals:
+        signal = await anext(signals)
+
+    assert (signal.code, signal.entity) == ("xid.79", f"pci:{SECOND}")
+    assert signal.severity is Severity.FATAL
+
+
+async def test_a_line_without_an_event_is_an_alert(log, watch):
+    log.write(GONE)
+    async with watch(log.open, BESIDE) as signals:
+        signal = await anext(signals)
+
+    assert (signal.code, signal.count) == ("xid.79", 1)
+    assert CONFIRMED not in signal.evidence
+
+
+async def test_a_driver_that_never_returns_does_not_silence_the_log(log, script, watch):
+    script.put({"nvmlEventSetWait_v2.delay": "inf"})
+    config = XidConfig(events="always", events_deadline_s=0.5)
+    async with watch(log.open, config) as signals:
+        deaf = await anext(signals)
+        log.write(GONE)
+        heard = await anext(signals)
+
+    assert (deaf.code, deaf.severity, deaf.state) == (NO_EVENTS, Severity.WARNING, State.RAISED)
+    assert "did not answer" in deaf.message
+    assert heard.code == "xid.79"
+
+
+async def test_a_host_that_may_not_read_its_log_hears_xids(script, watch):
+    script.event(1, 94)
+    async with watch(NO_LOG, XidConfig()) as signals:
+        signal = await anext(signals)
+
+    assert (signal.code, signal.severity) == ("xid.94", Severity.DEGRADED)
+    assert signal.entity == f"pci:{SECOND}"
+
+
+async def test_without_a_log_a_lost_gpu_is_still_lost_after_a_restart(script, watch):
+    script.event(0, 79)
+    async with watch(NO_LOG, XidConfig()) as signals:
+        first = await anext(signals)
+    async with watch(NO_LOG, XidConfig()) as signals:
+        again = await anext(signals)
+        script.event(0, 79)
+        counted = await anext(signals)
+
+    assert first == again
+    assert (counted.code, counted.count) == ("xid.79", 1)
+
+
+async def test_nobody_listens_where_the_log_can_be_read_unless_asked(log, script, watch):
+    """Whoever listened would have taken the event away."""
+    script.event(1, 62)
+    codes = []
+    for config in (XidConfig(), XidConfig(events="never"), BESIDE):
+        log.write(GONE.replace("79", "13"))
+        async with watch(log.open, config) as signals:
+            codes.append((await anext(signals)).code)
+            if config is BESIDE:
+                codes.append((await anext(signals)).code)
+
+    assert codes == ["xid.13", "xid.13", "xid.13", "xid.62"]
+
+
+def test_the_sources_that_work_on_this_host_are_said(log, shim):
+    library = str(shim / LIBRARY)
+    reads, refuses = XidDetector(log.open, library), XidDetector(NO_LOG, library)
+    neither = XidDetector(NO_LOG, "libnowhere.so.1")
+    auto, never = XidConfig(), XidConfig(events="never")
+
+    assert reads.sources_with(auto) == (
+        "/dev/kmsg; NVML events: not needed where the log can be read"
+    )
+    assert reads.sources_with(BESIDE) == "/dev/kmsg; NVML events: yes"
+    assert "CAP_SYSLOG; NVML events: yes" in refuses.sources_with(auto)
+    assert [d.supported_with(auto) for d in (reads, refuses)] == [None, None]
+    assert "CAP_SYSLOG" in neither.supported_with(auto)
+    assert "the NVIDIA driver is not installed" in neither.supported_with(auto)
+    assert "switched off" in refuses.supported_with(never)
+
+
+async def test_a_host_with_neither_source_says_so(tmp_path):
+    detector = XidDetector(refused(errno.ENOENT), "libnowhere.so.1")
+    async with signals_of(detector, XidConfig(), tmp_path) as signals:
+        with pytest.raises(OSError, match=os.strerror(errno.ENOENT)):
+            await anext(signals)
