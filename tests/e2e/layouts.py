@@ -22,14 +22,14 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, Sampler, TensorDataset
 
 import tmd.trainer
 from tests.e2e.faults import Injector
 from tmd.trainer import replicas_along
 from tmd.trainer.transfer import digest_of
 
-WIDTH, CLASSES = 32, 8
+WIDTH, CLASSES, BATCH = 32, 8, 8
 injector = Injector()
 
 
@@ -55,6 +55,8 @@ class Layout(NamedTuple):
     told: dict[str, Any] = {}
     reduce: Callable[[], None] = lambda: None
     """After the backward pass: sum what the model does not sum itself."""
+    sampler: Callable[[TensorDataset], Sampler[int]] | None = None
+    """Left out, the session's."""
 
 
 def hybrid(net: Net) -> Layout:
@@ -79,8 +81,11 @@ def tensor(net: Net) -> Layout:
             dist.all_reduce(grad, group=group)
             grad /= 2
 
+    def sampler(data: TensorDataset) -> Sampler[int]:
+        return DistributedSampler(data, 2, mesh["dp"].get_local_rank(), shuffle=False)
+
     told = {"replicas": replicas_along(mesh, "dp"), "data_mesh": mesh["dp"]}
-    return Layout(net, told, reduce)
+    return Layout(net, told, reduce, sampler)
 
 
 def both(net: Net) -> Layout:
@@ -160,11 +165,13 @@ def main() -> None:
     injector.follow(session)
     dist.init_process_group("tmd")
     draw = torch.Generator().manual_seed(1)
+    size = args.steps * BATCH * 2
     data = TensorDataset(
-        torch.randn(256, 16, generator=draw), torch.randint(CLASSES, (256,), generator=draw)
+        torch.randn(size, 16, generator=draw), torch.randint(CLASSES, (size,), generator=draw)
     )
-    loader = DataLoader(data, batch_size=8, sampler=session.sampler(len(data), 8, args.steps))
     layout = LAYOUTS[args.layout](Net())
+    own = layout.sampler or (lambda _: session.sampler(size, BATCH, args.steps))
+    loader = DataLoader(data, batch_size=BATCH, sampler=own(data))
     optimizer = torch.optim.AdamW(layout.model.parameters(), lr=1e-2)
     session.register(model=layout.model, optimizer=optimizer, **layout.told)
 

@@ -71,7 +71,9 @@ async def test_a_host_moves_and_then_another_is_lost(
         assert moved.how == "live shadow"
         assert (lost.kind, lost.phase) == (Kind.FAILOVER, Phase.DONE)
         assert [m.rank for m in lost.moves] == [0, 1]
-        await run.ends_like(golden, lost=1)
+        # A rank may die between its commit and writing it down.
+        late = [] if lost.resume is None else [(m.rank, lost.resume - 1) for m in lost.moves]
+        await run.ends_like(golden, lost=1, unwritten=late)
 
 
 async def test_a_host_moves_where_each_state_exists_once(

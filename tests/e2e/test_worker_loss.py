@@ -84,8 +84,8 @@ async def test_a_rank_whose_groups_have_no_counterpart_is_refused(
         plan = live_plan(view)
 
         assert plan is not None
-        assert "rank 0 has process groups of [3, 2] ranks" in run.cluster.log("s1")
-        assert "rank 0 has process groups of [3, 2] ranks" in plan.outcome
+        assert "rank 0 has the process groups" in run.cluster.log("s1")
+        assert "rank 0 has the process groups" in plan.outcome
 
 
 async def test_an_error_in_user_code_is_a_loss(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tmd.fabric import GroupView
+from tmd.fabric import GroupView, packed, unpacked
 from tmd.fabric.grouping import Groups
 
 TABLE = (
@@ -68,3 +68,11 @@ def test_without_a_table_nothing_changes() -> None:
 
     assert not groups.assume(0)
     assert groups.views == TABLE[3]
+
+
+def test_what_is_sent_does_not_repeat_the_world() -> None:
+    sent = packed(TABLE)
+
+    assert all(row[0] == GroupView("0", ()) for row in sent)
+    assert unpacked(sent) == TABLE
+    assert len({id(row[0]) for row in unpacked(sent)}) == 1

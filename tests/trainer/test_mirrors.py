@@ -70,5 +70,11 @@ def test_a_rank_in_its_loop_is_followed() -> None:
 
 @pytest.mark.parametrize("place", [None, feed(closed=True)], ids=["not begun", "over"])
 def test_a_rank_outside_of_its_loop_is_not(place: Feed | None) -> None:
-    """It may be the end: who were sent on to the next loop would run what comes after training."""
-    assert answer(place) == Dropped("this worker does not train now")
+    """It may be the end: who was sent on to a next loop would run what comes after training.
+
+    What the rank will have to give is told, so that who does not fit is found before a switch."""
+    said = answer(place)
+
+    assert isinstance(said, Dropped)
+    assert said.reason == "the rank is between two batches() calls"
+    assert said.offer is not None

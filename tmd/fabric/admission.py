@@ -65,11 +65,13 @@ class Admission:
             return sum(len(links) for links in self._ahead.values())
 
     def take(self, epoch: int) -> Links:
-        """The links that waited for ``epoch``; those of older ones are closed."""
+        """The links that waited for ``epoch``; those of older ones, and dead ones, are closed."""
         with self.lock:
             found = self._ahead.pop(epoch, {})
             for old in [e for e in self._ahead if e < epoch]:
                 self.discard(old)
+            for key in [key for key, link in found.items() if link.ended]:
+                found.pop(key).close()
             return found
 
     def discard(self, epoch: int) -> None:

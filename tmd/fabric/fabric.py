@@ -65,8 +65,7 @@ class Fabric:
         self.blocked = Gauge()
         self._sandbox: Sandbox | None = None
         self._groups = Groups()
-        self._turned: int | None = None
-        """The rank that torch was last told of."""
+        self._rank_in_torch: int | None = None
         self._caller = Caller(worker, key)
         self._raw = RawLinks()
         self._admission = Admission(self._raw, self.counters)
@@ -107,8 +106,9 @@ class Fabric:
 
     @property
     def waiting(self) -> bool:
-        """Whether somebody is inside an operation or waits for one: not the late one, then."""
-        return not self.quiet or self._control.busy or self.blocked.level > 0
+        """Whether somebody waits for others here, and not for this worker's own device."""
+        inside = not self.quiet or self._control.busy or self.blocked.level > 0
+        return inside and self.blocked.own == 0
 
     @property
     def quiet(self) -> bool:
@@ -121,7 +121,7 @@ class Fabric:
 
     @property
     def built(self) -> tuple[GroupView, ...]:
-        """The groups as the script of this process has built them."""
+        """As the script of this process has built them."""
         return self._groups.built
 
     @property
@@ -134,9 +134,9 @@ class Fabric:
         self._groups.table = table
 
     def _turn(self, rank: int, *, changed: bool) -> None:
-        """Tell torch; ``changed``: whether the groups are others than before."""
-        if changed or rank != self._turned:
-            self._turned = rank
+        """Tell torch, if rank or groups (``changed``) are others than before."""
+        if changed or rank != self._rank_in_torch:
+            self._rank_in_torch = rank
             turn(self._groups)
 
     # --- change of epoch -----------------------------------------------------------------------
@@ -154,7 +154,7 @@ class Fabric:
             # Silently: this is not news to anybody, but whoever still waits must wake up.
             old.close_silently()
         self.drain()
-        self._replace(membership, rank, {})
+        self._turn(rank, changed=self._replace(membership, rank, {}))
 
     def prepare(
         self,
@@ -166,8 +166,7 @@ class Fabric:
     ) -> int:
         """Joiner: open the links of ``rank`` in the future ``membership``, staying sandboxed.
 
-        Returns how many. Raises LinkError if a neighbour cannot be reached or on ``cancel``; what
-        was opened is then closed.
+        Returns how many. Raises LinkError if that fails or on ``cancel``; what was open is closed.
         """
         if self._sandbox is None:
             raise ValueError("only a worker in the sandbox can prepare to join")
@@ -187,17 +186,16 @@ class Fabric:
     def call_ahead(
         self, membership: Membership, rank: int, *, timeout: float, cancel: Callable[[], bool]
     ) -> int:
-        """While a recovery waits: open the links of ``rank`` that are this worker's to open.
+        """In a recovery: open the links of ``rank`` that are this worker's to open; how many.
 
-        Returns how many. What fails is left for the first operation of the new epoch.
+        What fails is left for the first operation of the new epoch.
         """
-        opened, links = 0, edges(self._groups.of(rank), membership, rank)
+        opened = 0
         with suppress(LinkError):
-            for group, peer in [(g, p) for g, p in links if dials(self.worker, p.worker)]:
-                if cancel():
-                    break
-                self._open_ahead(group, peer, membership.epoch, timeout)
-                opened += 1
+            for group, peer in edges(self._groups.of(rank), membership, rank):
+                if dials(self.worker, peer.worker) and not cancel():
+                    self._open_ahead(group, peer, membership.epoch, timeout)
+                    opened += 1
         return opened
 
     def switch(self, membership: Membership, rank: int | None) -> None:
@@ -213,7 +211,8 @@ class Fabric:
             return
         with self._admission.lock:
             kept = old.hand_over() if old is not None else {}
-            self._replace(membership, rank, kept)
+            changed = self._replace(membership, rank, kept)
+        self._turn(rank, changed=changed)
 
     @property
     def parked(self) -> int:
@@ -237,7 +236,8 @@ class Fabric:
             old.close()
         self._turn(rank, changed=self._groups.assume(rank))
 
-    def _replace(self, membership: Membership, rank: int, kept: Links) -> None:
+    def _replace(self, membership: Membership, rank: int, kept: Links) -> bool:
+        """Whether the groups are others now; :meth:`_turn` is still to come."""
         workers = {m.worker for m in membership.members}
         with self._admission.lock:
             old = self._admission.standing
@@ -254,13 +254,13 @@ class Fabric:
             self._admission.standing = standing
             self._admission.epoch = membership.epoch
             self._sandbox = None
-        self._turn(rank, changed=changed)
         if old is not None:
             self._abort(old)
             old.close()
         for key, link in links.items():
             if key not in kept:
                 self._attach(key, link)
+        return changed
 
     def drain(self) -> None:
         """Wait for the operations that were called so far. Raises LinkError if one never ends."""

@@ -29,7 +29,8 @@ class Gauge:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.level = 0
-        self._computing = 0
+        self.own = 0
+        """How many operations wait for this worker's own device."""
         self._since = 0.0
         self._total = 0.0
         self._called = 0.0
@@ -62,7 +63,7 @@ class Gauge:
             self._total = self._waited(now)
             self._since = now
             self.level += level
-            self._computing += computing
+            self.own += computing
 
     def called(self) -> None:
         """An operation begins."""
@@ -81,7 +82,7 @@ class Gauge:
             return Waits(now, self._waited(now), self._called, self._before, self._settled)
 
     def _waited(self, now: float) -> float:
-        waits = self.level > 0 and self._computing == 0
+        waits = self.level > 0 and self.own == 0
         return self._total + (now - self._since if waits else 0.0)
 
 

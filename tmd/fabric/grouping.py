@@ -28,6 +28,30 @@ GroupTable = tuple[tuple[GroupView, ...], ...]
 """By rank: its groups in the order in which it built them."""
 
 
+def packed(table: GroupTable) -> GroupTable:
+    """To be sent: a group of all ranks without their numbers, which each rank would repeat."""
+    size = len(table)
+    short = {view: view._replace(ranks=()) for row in table for view in row if _spans(view, size)}
+    return tuple(tuple(short.get(view, view) for view in row) for row in table)
+
+
+def unpacked(table: GroupTable) -> GroupTable:
+    """The table from which :func:`packed` made this one; equal groups are one object."""
+    world = tuple(range(len(table)))
+    known: dict[GroupView, GroupView] = {}
+    return tuple(
+        tuple(
+            known.setdefault(view, view if view.ranks else view._replace(ranks=world))
+            for view in row
+        )
+        for row in table
+    )
+
+
+def _spans(view: GroupView, size: int) -> bool:
+    return view.ranks == tuple(range(size))
+
+
 def edges(
     views: Sequence[GroupView], membership: Membership, rank: int
 ) -> list[tuple[str, Member]]:

@@ -126,7 +126,7 @@ class Identity(dist.ProcessGroup):
     # --- what the fabric asks ------------------------------------------------------------------
 
     def assume(self, view: GroupView) -> None:
-        """Be another rank's group, under the old name to torch; no operation may be under way."""
+        """Be another rank's group, as large, under the old name to torch; nothing is under way."""
         self.view = view
         self._runner.view = view
         self._mailbox.assume(*view)

@@ -53,6 +53,16 @@ class Link:
         self._lock = threading.Lock()
         self._users = 0
 
+    @property
+    def ended(self) -> bool:
+        """Whether the other side has hung up; for a link on which nothing is under way."""
+        try:
+            return self.severed or not self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def patience(self, seconds: float) -> None:
         """Fail reads and writes that see no byte move for this long; 0 waits for ever."""
         self.timeout_ms = seconds * 1000 if seconds else None

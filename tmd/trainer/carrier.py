@@ -11,7 +11,7 @@ from torch import nn
 from tmd.core.duties import Arm, Duty, Sync
 from tmd.core.errors import LinkError, StateMismatch
 from tmd.core.model import Move
-from tmd.fabric import Fabric, GroupView, Link
+from tmd.fabric import Fabric, GroupView, Link, packed, unpacked
 from tmd.trainer import transfer
 from tmd.trainer.ballot import gather
 from tmd.trainer.compatibility import bucket_layout, bucket_mismatch, group_mismatch
@@ -72,7 +72,7 @@ class Carrier:
         return transfer.Offer(
             layouts=layouts,
             buckets=self._buckets,
-            groups=self._fabric.table,
+            groups=packed(self._fabric.table),
             seeds=self.seeds,
             position=Position() if self.feed is None else self.feed.position,
         )
@@ -82,7 +82,8 @@ class Carrier:
         difference = mismatch(self.layouts, offered.layouts)
         if difference:
             return f"the model of this worker is not that of the job: {difference}"
-        return group_mismatch(self._fabric.built, offered.groups, rank) or bucket_mismatch(
+        table = unpacked(offered.groups)
+        return group_mismatch(self._fabric.built, table, rank) or bucket_mismatch(
             self.look_at_buckets(), offered.buckets
         )
 
@@ -92,8 +93,10 @@ class Carrier:
         Raises:
             RuntimeError: a rank was lost.
         """
-        table = gather(self._fabric, self._fabric.groups(), tuple[GroupView, ...])
-        self._fabric.learn(table)
+        size = self._fabric.size or 1
+        # Packed as if this rank's row were that of all.
+        own = packed((self._fabric.groups(),) * size)[0]
+        self._fabric.learn(unpacked(gather(self._fabric, own, tuple[GroupView, ...])))
 
     def agreed_seeds(self, own: int, *, alone: bool) -> tuple[int, ...]:
         """Base seed of every rank; who is ``alone`` has only its own until it follows a rank."""
@@ -105,7 +108,7 @@ class Carrier:
     def learn(self, offered: transfer.Offer) -> None:
         """Know of the job what the rank knows whose state this is."""
         self.seeds = offered.seeds
-        self._fabric.learn(offered.groups)
+        self._fabric.learn(unpacked(offered.groups))
 
     def send(self, duty: Arm | Sync, move: Move, step: int, wanted: Callable[[], bool]) -> int:
         """Send the state of this rank at ``step`` to the joiner of ``move``; returns the bytes.

@@ -10,13 +10,10 @@ from tmd.fabric import GroupTable, GroupView
 
 
 def bucket_layout(wrapped: Sequence[nn.Module]) -> str:
-    """The buckets of all DDP modules, once their reducers have rebuilt them; else empty."""
-    parts = []
-    for module in wrapped:
-        data = getattr(module, "_get_ddp_logging_data", None)
-        if data is not None:
-            parts.append(str(data().get("rebuilt_per_bucket_param_indices", "")))
-    return "|".join(parts)
+    """The buckets of all DDP modules, once all their reducers have rebuilt them; else empty."""
+    tellers = [t for m in wrapped if (t := getattr(m, "_get_ddp_logging_data", None)) is not None]
+    parts = [str(tell().get("rebuilt_per_bucket_param_indices", "")) for tell in tellers]
+    return "|".join(parts) if all(parts) else ""
 
 
 def bucket_mismatch(ours: str, theirs: str) -> str:
@@ -29,15 +26,28 @@ def bucket_mismatch(ours: str, theirs: str) -> str:
 def group_mismatch(ours: Sequence[GroupView], table: GroupTable, rank: int) -> str:
     """Why the groups built here cannot be those of ``rank``; empty if they can.
 
-    All are in the order in which they were built. A standby runs the script as the last rank, and
-    the n-th group of that rank has to be what the n-th group of ``rank`` is to that one; groups
-    that span the world may follow.
+    All are in the order in which they were built, and the n-th has to be to ``rank`` what it was to
+    the rank as which this worker's script built it. That holds if some rank has built what was
+    built here, and the n-th groups of all ranks divide the world.
     """
-    theirs = table[rank] if rank < len(table) else ()
-    here, there = ([len(ranks) for _, ranks in views] for views in (ours, theirs))
-    if here[: len(there)] == there and all(size == len(table) for size in here[len(there) :]):
+    size = len(table)
+    theirs = table[rank] if rank < size else ()
+    as_one = any(tuple(ours[: len(row)]) == row for row in table)
+    later = all(len(ranks) == size for _, ranks in ours[len(theirs) :])
+    if as_one and later and _divides(table):
         return ""
+    built, needed = ([list(ranks) for _, ranks in views] for views in (ours, theirs))
     return (
-        f"rank {rank} has process groups of {there} ranks, and this worker's script, which runs as "
-        f"the last rank, has built {here}: ranks can only change places if all build groups alike"
+        f"rank {rank} has the process groups {needed}, and this worker's script has built {built}: "
+        "ranks can only change places if all build their groups alike and in one order"
+    )
+
+
+def _divides(table: GroupTable) -> bool:
+    """Whether all ranks have equally many groups, and members of an n-th group agree that it is."""
+    return len({len(row) for row in table}) == 1 and all(
+        table[member][n] == view
+        for row in table
+        for n, view in enumerate(row)
+        for member in view.ranks
     )

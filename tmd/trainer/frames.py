@@ -121,10 +121,12 @@ class Check(Struct, frozen=True, tag=True):
 
 
 class Dropped(Struct, frozen=True, tag=True):
-    """The source mirrors no more. ``final``: nor should the joiner get the rank by a copy."""
+    """The source mirrors no more, or not now. ``final``: nor should there be a copy."""
 
     reason: str
     final: bool = False
+    offer: Offer | None = None
+    """What it will have to give later."""
 
 
 Frame = (

@@ -14,9 +14,10 @@ from tmd.core.duties import Arm, Duty, Prepare, Sync
 from tmd.core.errors import LinkError, StateMismatch
 from tmd.core.limits import ShadowLimits
 from tmd.core.model import Activity, Move
-from tmd.fabric import Fabric, Link
+from tmd.fabric import Fabric, Link, Neutral
 from tmd.trainer.agent import Agent
 from tmd.trainer.carrier import Carrier
+from tmd.trainer.frames import Dropped, Opening
 from tmd.trainer.shadowing import Shadowing, rest
 from tmd.trainer.takeover import Takeover
 from tmd.trainer.transfer import Offer
@@ -75,9 +76,9 @@ class Handover:
         self.shadowing.end()
         link: Link | None = None
         try:
-            link, offer = self.shadowing.ask(duty)
+            link, said = self.shadowing.ask(duty)
             # Without an offer it is the state that will tell.
-            refusal = "" if offer is None else self._misfit(duty, offer)
+            refusal = "" if said.offer is None else self._misfit(duty, said.offer)
             if not refusal:
                 self._fabric.prepare(
                     duty.membership,
@@ -96,12 +97,12 @@ class Handover:
         # Not yet the rank: on the way to its place in the data, scripts save and print on rank 0.
         rest(self._fabric, self._voice.status.world_size)
         timings = {"prepare": time.monotonic() - started}
-        if self.shadowing.enabled and offer is not None:
-            self.shadowing.begin(duty, link, offer, timings)
+        if self.shadowing.enabled and isinstance(said, Opening):
+            self.shadowing.begin(duty, link, said.offer, timings)
         else:
             link.close()
             off = "the live shadow is switched off"
-            why = "the rank does not train at the moment" if offer is None else off
+            why = said.reason if isinstance(said, Dropped) else off
             self.expect_state(duty, why, timings)
 
     def _misfit(self, duty: Prepare, offer: Offer) -> str:
@@ -163,9 +164,14 @@ class Handover:
         if not self._received(takeover, self.shadowing.has_state_of):
             return False
         self.shadowing.end()
+        self._wear(duty.rank)
         self._voice.say(shadow=None, rank=duty.rank, step=takeover.step, timings=takeover.timings)
         self._carrier.walk(takeover)
         return True
+
+    def _wear(self, rank: int) -> None:
+        """The epoch is not entered yet, but the data are already those of this rank."""
+        self._fabric.sandbox(Neutral(), rank, self._voice.status.world_size)
 
     def _keep_shadowed(self, duty: Sync) -> bool:
         """Nobody else has the state of this rank: go on from what was followed."""
@@ -174,6 +180,7 @@ class Handover:
             self._voice.say(Activity.REFUSED, plan=duty.plan, detail=detail)
             return False
         self.shadowing.end()
+        self._wear(duty.rank)
         timings = {"transfer": 0.0}
         self._voice.say(shadow=None, rank=duty.rank, step=duty.resume, timings=timings)
         self._carrier.stay()

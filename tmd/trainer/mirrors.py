@@ -19,7 +19,7 @@ from tmd.core.limits import ShadowLimits
 from tmd.fabric import Fabric, Link
 from tmd.trainer import frames
 from tmd.trainer.carrier import Carrier
-from tmd.trainer.frames import PURPOSE, SHIFT, VOTE, Follow, Opening
+from tmd.trainer.frames import PURPOSE, SHIFT, VOTE, Dropped, Follow, Opening
 from tmd.trainer.meter import Meter
 from tmd.trainer.mirror import Mirror
 from tmd.trainer.units import Units, digest_of_inputs
@@ -166,18 +166,24 @@ class Mirrors:
         if not isinstance(follow, Follow):
             raise LinkError(f"{link.peer} began with {type(follow).__name__}")
         link.patience(0)
-        feed = self._carrier.feed
-        # After the last batches() call, a joiner that were sent on to the next one would leave its
-        # loop and run what comes after training.
-        trains = self._fabric.standing is not None and feed is not None and not feed.closed
-        if self._fabric.poisoned or not trains:
-            frames.send(link, frames.Envelope(frames.Dropped("this worker does not train now")))
+        answer = self._answer()
+        frames.send(link, frames.Envelope(answer))
+        if isinstance(answer, Dropped):
             link.close()
             return
-        opening = Opening(self._carrier.offer(self._carrier.layouts))
-        frames.send(link, frames.Envelope(opening))
         mirror = Mirror(link, follow, self._units, self._window, self._limits, self._beside)
         self._sweep(mirror)
+
+    def _answer(self) -> Opening | Dropped:
+        if self._fabric.standing is None or self._fabric.poisoned:
+            return Dropped("the rank does not train at the moment")
+        offer = self._carrier.offer(self._carrier.layouts)
+        feed = self._carrier.feed
+        if feed is None or feed.closed:
+            # It may be the last batches() call: who was sent on to a next one would leave the loop
+            # and run what comes after training.
+            return Dropped("the rank is between two batches() calls", offer=offer)
+        return Opening(offer)
 
     def _sweep(self, *new: Mirror) -> None:
         with self._changing:

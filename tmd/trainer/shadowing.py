@@ -19,6 +19,7 @@ from tmd.trainer import frames
 from tmd.trainer.agent import Agent
 from tmd.trainer.carrier import CONNECT_TIMEOUT_S, Carrier
 from tmd.trainer.following import Following, Overdue
+from tmd.trainer.frames import Dropped, Opening
 from tmd.trainer.shadow import Lost, Shadow
 from tmd.trainer.takeover import WalkOn
 from tmd.trainer.transfer import Offer
@@ -215,14 +216,14 @@ class Shadowing:
         timings, recalls = self._voice.status.timings, self._recalls - 1
         self.end()
         try:
-            link, offer = self.ask(duty)
+            link, said = self.ask(duty)
         except LinkError:
             return False
-        if offer is None:
+        if isinstance(said, Dropped):
             link.close()
             return False
         log.warning("plan %s: following anew, the link broke: %s", duty.plan, error)
-        self.begin(duty, link, offer, timings, recalls)
+        self.begin(duty, link, said.offer, timings, recalls)
         return True
 
     def _lateness(self, following: Following, error: LinkError) -> str:
@@ -259,21 +260,21 @@ class Shadowing:
         self._not_before = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, LONGEST_RETRY_S)
         try:
-            link, offer = self.ask(duty)
+            link, said = self.ask(duty)
         except LinkError as error:
             log.info("rank %d cannot be followed now: %s", duty.rank, error)
             return
-        if offer is None:
+        if isinstance(said, Dropped):
             # A recovery goes on; what was followed until now may be of use in it.
             link.close()
             return
         self.end()
-        if refusal := self._carrier.refusal(duty.rank, offer):
+        if refusal := self._carrier.refusal(duty.rank, said.offer):
             link.close()
             self._done_with = duty
             self._voice.say(rehearsed=Rehearsal(0, 0.0, refusal, request=duty.request), shadow=None)
             return
-        self.begin(duty, link, offer, {})
+        self.begin(duty, link, said.offer, {})
 
     def rolls_forward(self) -> bool:
         """The mirrored vote never came: whether the survivors, halted, commit this step."""
@@ -311,8 +312,8 @@ class Shadowing:
             self.following = None
             rest(self._fabric, self._voice.status.world_size)
 
-    def ask(self, duty: Prepare | Follow) -> tuple[Link, Offer | None]:
-        """Call on the source; no offer if it does not train now. Raises LinkError."""
+    def ask(self, duty: Prepare | Follow) -> tuple[Link, Opening | Dropped]:
+        """Call on the source; it may not be in its loop now. Raises LinkError."""
         link = self._fabric.connect(duty.source, frames.PURPOSE, timeout=CONNECT_TIMEOUT_S)
         try:
             plan = duty.plan if isinstance(duty, Prepare) else ""
@@ -320,9 +321,9 @@ class Shadowing:
             link.patience(CONNECT_TIMEOUT_S)
             answer, _ = frames.receive(link)
             link.patience(0)
-            if not isinstance(answer, frames.Opening | frames.Dropped):
+            if not isinstance(answer, Opening | Dropped):
                 raise LinkError(f"{link.peer} answered with {type(answer).__name__}")
         except LinkError:
             link.close()
             raise
-        return link, answer.offer if isinstance(answer, frames.Opening) else None
+        return link, answer

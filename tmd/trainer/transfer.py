@@ -33,7 +33,7 @@ class Offer(Struct, frozen=True):
     layouts: Layouts
     buckets: str
     groups: GroupTable
-    """Of every rank: a standby may take any."""
+    """Of every rank, packed: a standby may take any."""
     seeds: tuple[int, ...]
     position: Position
 
