@@ -10,6 +10,12 @@ from tmd.fabric import GroupView
 from tmd.trainer.compatibility import bucket_layout, group_mismatch
 
 WORLD = GroupView("0", (0, 1, 2, 3))
+THREE = GroupView("0", (0, 1, 2))
+HALVES = (
+    (THREE, GroupView("1", (0, 1))),
+    (THREE, GroupView("1", (0, 1))),
+    (THREE, GroupView("2", (2,))),
+)
 RING = tuple(
     (WORLD, GroupView(f"{r}", (r, (r + 1) % 4)), GroupView(f"{(r - 1) % 4}", ((r - 1) % 4, r)))
     for r in range(4)
@@ -32,6 +38,7 @@ def test_whoever_built_as_some_rank_may_be_any(rank: int) -> None:
         ((*TABLE[3], GroupView("9", (2, 3))), TABLE),
         ((WORLD, GroupView("9", WORLD.ranks), *TABLE[3][1:]), TABLE),
         (TABLE[3], (*TABLE[:3], TABLE[3][:2])),
+        (HALVES[2], HALVES),
         (TABLE[3], ()),
     ],
     ids=[
@@ -41,6 +48,7 @@ def test_whoever_built_as_some_rank_may_be_any(rank: int) -> None:
         "a later pair",
         "one between",
         "unlike",
+        "halves",
         "none told",
     ],
 )

@@ -33,8 +33,9 @@ def group_mismatch(ours: Sequence[GroupView], table: GroupTable, rank: int) -> s
     size = len(table)
     theirs = table[rank] if rank < size else ()
     as_one = any(tuple(ours[: len(row)]) == row for row in table)
+    as_large = [len(v.ranks) for v in ours[: len(theirs)]] == [len(v.ranks) for v in theirs]
     later = all(len(ranks) == size for _, ranks in ours[len(theirs) :])
-    if as_one and later and _divides(table):
+    if as_one and as_large and later and _divides(table):
         return ""
     built, needed = ([list(ranks) for _, ranks in views] for views in (ours, theirs))
     return (

@@ -60,6 +60,9 @@ class Recovery:
             # Another worker holds this rank in a later epoch.
             self._handover.to_pool()
             return
+        if isinstance(duty, Sync) and self._is_joiner(duty):
+            self._handover.to_pool()
+            return
         if isinstance(duty, Finish):
             self.finishing = True
             self._voice.say(Activity.TRAINING, plan="")
@@ -93,12 +96,22 @@ class Recovery:
                     suspects=(),
                     timings=self._voice.status.timings,
                 )
+            case Sync() if self._is_joiner(duty):
+                self._handover.to_pool()
             case Hold() | Sync():
                 self._voice.say(Activity.STUCK, plan=duty.plan)
             case Wait():
                 self._handover.to_pool()
             case _:
                 dismiss(duty)
+
+    def _is_joiner(self, duty: Sync) -> bool:
+        """Whether a source will send the state to this worker, whatever it has already.
+
+        The plan was rewritten before the leader heard that this joiner was ready.
+        """
+        joiners = [m.joiner for m in duty.moves if m.source is not None]
+        return any(j is not None and j.worker == self._voice.status.worker for j in joiners)
 
     def _decision(self) -> Sync | Finish | Wait:
         """Wait for the resume step; say again that this worker is halted to each plan that asks."""
