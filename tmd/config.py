@@ -13,6 +13,7 @@ import os
 import socket
 import tomllib
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -254,7 +255,7 @@ def _default_strategy(detector: str) -> Strategy:
 
 def _overlaid(values: dict[str, Any], named: dict[tuple[str, ...], str]) -> dict[str, Any]:
     """``values`` with what the environment says instead."""
-    result = _copy(values)
+    result = deepcopy(values)
     for path, name in named.items():
         place = result
         for part in path[:-1]:
@@ -263,10 +264,6 @@ def _overlaid(values: dict[str, Any], named: dict[tuple[str, ...], str]) -> dict
             place = place[part]
         place[path[-1]] = Text(os.environ[name])
     return result
-
-
-def _copy(values: dict[str, Any]) -> dict[str, Any]:
-    return {k: _copy(v) if isinstance(v, dict) else v for k, v in values.items()}
 
 
 def variables() -> dict[tuple[str, ...], str]:

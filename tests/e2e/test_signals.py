@@ -131,7 +131,6 @@ async def a_flood_is_one_alert(run: Run, machine: Machine) -> None:
     assert counted is not None
     assert counted.count == FLOOD + 1
     assert published == ["xid.31", "xid.8"]
-    print("GROWTH", resident_kb(run, "h1") - before)
     assert resident_kb(run, "h1") - before < GROWTH_KB
     await nobody_has_moved(run, 0)
 

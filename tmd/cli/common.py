@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -45,6 +45,13 @@ def with_store(config: Path | None, work: Callable[[RedisStore, Settings], Await
             await store.close()
 
     return asyncio.run(run())
+
+
+def print_json(value: Any) -> None:
+    """What ``--json`` prints, indented."""
+    import msgspec
+
+    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
 
 
 def user() -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 from msgspec import Struct
 
-from tmd.cli.common import ConfigOption, JsonOption
+from tmd.cli.common import ConfigOption, JsonOption, print_json
 from tmd.core.errors import ConfigError, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -38,9 +38,7 @@ def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
     points = list(examine(load(config)))
     if as_json:
-        import msgspec
-
-        typer.echo(msgspec.json.format(msgspec.json.encode(points), indent=2).decode())
+        print_json(points)
     else:
         for point in points:
             mark = "ok  " if point.ok else "FAIL" if point.needed else "no  "

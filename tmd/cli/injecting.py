@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tmd.cli.common import ConfigOption, JsonOption, with_store
+from tmd.cli.common import ConfigOption, JsonOption, print_json, with_store
 from tmd.core.errors import ConfigError, TmdError
 from tmd.core.model import Severity
 
@@ -195,7 +195,7 @@ def _foretell(answer: wire.Injected, config: Path | None, as_json: bool) -> None
 
     found = with_store(config, look)
     if as_json:
-        _print({"alert": alert, "hold_s": answer.hold_s, "off": answer.off, **found})
+        print_json({"alert": alert, "hold_s": answer.hold_s, "off": answer.off, **found})
         return
     typer.echo(f"would be raised: {_line(alert)}")
     for line in lines(found):
@@ -223,7 +223,7 @@ def _with(view: ClusterView, alert: Alert) -> ClusterView:
 def _tell_raised(answer: wire.Injected, for_s: float, as_json: bool) -> None:
     (alert,) = answer.alerts
     if as_json:
-        _print({"alert": alert, "hold_s": answer.hold_s, "for_s": for_s})
+        print_json({"alert": alert, "hold_s": answer.hold_s, "for_s": for_s})
         return
     typer.echo(f"injected on {alert.host}: {_line(alert)}")
     if answer.hold_s:
@@ -234,7 +234,7 @@ def _tell_raised(answer: wire.Injected, for_s: float, as_json: bool) -> None:
 
 def _tell_ended(answer: wire.Injected, as_json: bool) -> None:
     if as_json:
-        _print({"alerts": answer.alerts})
+        print_json({"alerts": answer.alerts})
         return
     for alert in answer.alerts:
         typer.echo(f"ended: {_line(alert)}")
@@ -243,9 +243,3 @@ def _tell_ended(answer: wire.Injected, as_json: bool) -> None:
 def _line(alert: Alert) -> str:
     words = (alert.severity.value, alert.code, alert.entity, alert.message)
     return "  ".join((*words, f"({alert.strategy.value})"))
-
-
-def _print(value: Any) -> None:
-    import msgspec
-
-    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tmd.cli.common import ConfigOption, JsonOption
+from tmd.cli.common import ConfigOption, JsonOption, print_json
 
 if TYPE_CHECKING:
     from tmd.config import Settings
@@ -22,9 +22,7 @@ def plugins(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
     rows = plugin_rows(load(config))
     if as_json:
-        import msgspec
-
-        typer.echo(msgspec.json.format(msgspec.json.encode(rows), indent=2).decode())
+        print_json(rows)
     else:
         _print_plugins(rows)
     if any(row["problem"] for row in rows):
@@ -49,7 +47,7 @@ def plugin_rows(settings: Settings) -> list[dict[str, str]]:
             try:
                 found = load([point], base, settings.plugins)
                 instance = found[point.name][0] if found else None
-                row["use"], row["sources"] = _use(settings, kind, describe(point), instance)
+                row["use"], row["sources"] = _use(settings, kind, origin, instance)
             except (ConfigError, PluginError) as error:
                 row |= {"use": "broken", "problem": str(error)}
             rows.append(row)

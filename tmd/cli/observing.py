@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tmd.cli.common import ConfigOption, JsonOption
+from tmd.cli.common import ConfigOption, JsonOption, print_json
 from tmd.core.errors import PluginError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def list_(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     keys = {d.origin.name: list(d.config.__struct_fields__) for d in _loaded(settings, rows)}
     if as_json:
         found = [{**row, "keys": keys.get(row["name"], [])} for row in rows]
-        typer.echo(_json(found))
+        print_json(found)
     else:
         table = [(row["name"], row["use"], ", ".join(keys.get(row["name"], []))) for row in rows]
         _print_table(("name", "use", "own keys"), table)
@@ -92,7 +92,7 @@ def scan(
     alerts = watch(settings, found, lambda *_: None, seconds)
     if as_json:
         watched = [name for name in reasons if name not in unused]
-        typer.echo(_json({"alerts": alerts, "watched": watched, "unused": unused}))
+        print_json({"alerts": alerts, "watched": watched, "unused": unused})
     else:
         _print_scan(alerts, unused)
     status = health(alerts)
@@ -151,9 +151,3 @@ def _json_line(detector: str, signal: Signal) -> str:
     import msgspec
 
     return msgspec.json.encode({"detector": detector, **msgspec.structs.asdict(signal)}).decode()
-
-
-def _json(value: Any) -> str:
-    import msgspec
-
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()

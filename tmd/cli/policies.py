@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tmd.cli.common import ConfigOption, JsonOption, with_store
+from tmd.cli.common import ConfigOption, JsonOption, print_json, with_store
 from tmd.core.errors import TmdError
 
 if TYPE_CHECKING:
@@ -61,9 +61,7 @@ def _read(file: Path) -> ClusterView:
 def _tell(view: ClusterView, settings: Settings, as_json: bool) -> None:
     found = outlook(view, settings)
     if as_json:
-        import msgspec
-
-        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        print_json(found)
         return
     for line in lines(found):
         typer.echo(line)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tmd.cli.common import ConfigOption, JsonOption, with_store
+from tmd.cli.common import ConfigOption, JsonOption, print_json, with_store
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -39,12 +39,9 @@ def status(
 
     async def show(store: RedisStore, settings: Settings) -> None:
         if as_json:
-            import msgspec
-
             from tmd.daemon.bus import state_of
 
-            whole = msgspec.json.encode(await state_of(store))
-            typer.echo(msgspec.json.format(whole, indent=2).decode())
+            print_json(await state_of(store))
         elif watch:
             await _watch(store, settings.cluster.name)
         else:

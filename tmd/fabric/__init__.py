@@ -7,7 +7,7 @@ from tmd.fabric.backend import install, register
 from tmd.fabric.counters import LinkCounters
 from tmd.fabric.fabric import Fabric, Tap
 from tmd.fabric.group import Group
-from tmd.fabric.grouping import GroupTable, GroupView, packed, unpacked
+from tmd.fabric.grouping import GroupTable, GroupView, packed, packed_row, unpacked
 from tmd.fabric.link import Link
 from tmd.fabric.sandbox import Neutral, OutputSource
 
@@ -23,6 +23,7 @@ __all__ = [
     "Tap",
     "install",
     "packed",
+    "packed_row",
     "register",
     "unpacked",
 ]

@@ -30,9 +30,13 @@ GroupTable = tuple[tuple[GroupView, ...], ...]
 
 def packed(table: GroupTable) -> GroupTable:
     """To be sent: a group of all ranks without their numbers, which each rank would repeat."""
-    size = len(table)
-    short = {view: view._replace(ranks=()) for row in table for view in row if _spans(view, size)}
-    return tuple(tuple(short.get(view, view) for view in row) for row in table)
+    return tuple(packed_row(row, len(table)) for row in table)
+
+
+def packed_row(row: Sequence[GroupView], size: int) -> tuple[GroupView, ...]:
+    """The groups of one rank in a world of ``size``, as :func:`packed` has them."""
+    world = tuple(range(size))
+    return tuple(view._replace(ranks=()) if view.ranks == world else view for view in row)
 
 
 def unpacked(table: GroupTable) -> GroupTable:
@@ -46,10 +50,6 @@ def unpacked(table: GroupTable) -> GroupTable:
         )
         for row in table
     )
-
-
-def _spans(view: GroupView, size: int) -> bool:
-    return view.ranks == tuple(range(size))
 
 
 def edges(

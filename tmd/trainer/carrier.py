@@ -11,7 +11,7 @@ from torch import nn
 from tmd.core.duties import Arm, Duty, Sync
 from tmd.core.errors import LinkError, StateMismatch
 from tmd.core.model import Move
-from tmd.fabric import Fabric, GroupView, Link, packed, unpacked
+from tmd.fabric import Fabric, GroupView, Link, packed, packed_row, unpacked
 from tmd.trainer import transfer
 from tmd.trainer.ballot import gather
 from tmd.trainer.compatibility import bucket_layout, bucket_mismatch, group_mismatch
@@ -93,9 +93,7 @@ class Carrier:
         Raises:
             RuntimeError: a rank was lost.
         """
-        size = self._fabric.size or 1
-        # Packed as if this rank's row were that of all.
-        own = packed((self._fabric.groups(),) * size)[0]
+        own = packed_row(self._fabric.groups(), self._fabric.size or 1)
         self._fabric.learn(unpacked(gather(self._fabric, own, tuple[GroupView, ...])))
 
     def agreed_seeds(self, own: int, *, alone: bool) -> tuple[int, ...]:

@@ -107,7 +107,7 @@ class Handover:
 
     def _misfit(self, duty: Prepare, offer: Offer) -> str:
         """Why this worker cannot live the life of the one rank and then be the other."""
-        for rank in (duty.plays, duty.rank):
+        for rank in dict.fromkeys((duty.plays, duty.rank)):
             if refusal := self._carrier.refusal(rank, offer):
                 return refusal
         self._carrier.learn(offer)
