@@ -1,8 +1,13 @@
 """A worker that ended, or that must be treated as ended, is replaced.
 
 Evidence, strongest first: its exit with an error; a raised FATAL ``trainer.*`` alert of a detector
-that may act; and, only where nothing of that kind explains why members are stuck, a host that has
-fallen silent and whose worker a stuck member names as the one whose link broke.
+that may act; a FATAL finding about its host or its GPU (fallen off the bus, say) of a detector that
+may act, while the job commits no step; and, only where nothing of that kind explains why members
+are stuck, a host that has fallen silent and whose worker a stuck member names as the one whose link
+broke.
+
+As long as steps are committed a FATAL finding is ``drain_degraded``'s business: handing over in an
+orderly way is the lesser harm. But who waits for a driver that never returns can hand over nothing.
 """
 
 from __future__ import annotations
@@ -14,21 +19,34 @@ from tmd.plugin import (
     Activity,
     Alert,
     ClusterView,
+    HostStatus,
     JobRecord,
     JobState,
     Kind,
     Member,
     Phase,
     Policy,
+    PolicyConfig,
     Severity,
     Strategy,
     Urgency,
     Verdict,
+    WorkerStatus,
 )
+
+STEPS = 10
+"""A step that takes so many times as long as the one before it is not just a long one."""
+
+
+class ReplaceFailedConfig(PolicyConfig, frozen=True, forbid_unknown_fields=True):
+    patience_s: float = 10.0
+    """From a fatal finding about its host on a rank may stand for so long, and for ten of its
+    steps, before it is treated as lost."""
 
 
 class ReplaceFailed(Policy):
     name: ClassVar[str] = "replace_failed"
+    Config: ClassVar[type[PolicyConfig]] = ReplaceFailedConfig
 
     def decide(self, view: ClusterView) -> Sequence[Verdict]:
         alerts = _fatal_alerts(view)
@@ -43,6 +61,7 @@ class ReplaceFailed(Policy):
         self, record: JobRecord, view: ClusterView, alerts: dict[str, Alert]
     ) -> Iterator[Verdict]:
         exits = view.exits(record.job)
+        standing = self._standing(record, view)
         named = _named_dead(record)
         for member in _holders(record):
             if member.worker in named:
@@ -54,6 +73,24 @@ class ReplaceFailed(Policy):
                 yield self._verdict(record, member, "trainer.exited", f"ended with {how}")
             elif alert is not None and ended is None:
                 yield self._verdict(record, member, alert.code, alert.message)
+            elif ended is None and member.worker in standing:
+                yield standing[member.worker]
+
+    def _standing(self, record: JobRecord, view: ClusterView) -> dict[str, Verdict]:
+        """Members that commit nothing and whose host says why."""
+        assert isinstance(self.config, ReplaceFailedConfig)
+        workers = view.workers(record.job)
+        found = {}
+        for member in record.membership.members:
+            status, host = workers.get(member.worker), view.host(member.host)
+            if status is None or host is None or status.activity is not Activity.TRAINING:
+                continue
+            patience = max(self.config.patience_s, STEPS * status.step_seconds)
+            cause = _fatal(host, status)
+            if cause is not None and min(status.stands_s, host.at - cause.at) > patience:
+                what = f"{cause.code} of {cause.entity}, and no step for {status.stands_s:.0f} s"
+                found[member.worker] = self._verdict(record, member, cause.code, what)
+        return found
 
     def _inferred(self, record: JobRecord, view: ClusterView) -> list[Verdict]:
         workers = view.workers(record.job)
@@ -104,3 +141,18 @@ def _fatal_alerts(view: ClusterView) -> dict[str, Alert]:
         and alert.code.startswith("trainer.")
         and alert.job
     }
+
+
+def _fatal(host: HostStatus, worker: WorkerStatus) -> Alert | None:
+    """A fatal finding about the host that may be a trouble of ``worker``."""
+    return next(
+        (
+            alert
+            for alert in host.alerts
+            if alert.severity is Severity.FATAL
+            and alert.strategy is Strategy.ACT
+            and not alert.job
+            and alert.may_concern(worker)
+        ),
+        None,
+    )

@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 from tmd_policies.drain_requested import DrainRequested
 from tmd_policies.observe_only import ObserveOnly
-from tmd_policies.replace_failed import ReplaceFailed
+from tmd_policies.replace_failed import ReplaceFailed, ReplaceFailedConfig
 
 from tmd.plugin import (
     Activity,
@@ -173,6 +173,52 @@ def test_a_seen_failure_explains_the_suspicion():
     cluster = view(host("h2", suspecting), host("h3", exits=(ended,)))
 
     assert failed(cluster) == [(worker("h3"), "trainer.exited")]
+
+
+def lost_gpu(name, **changes):
+    found = alert(name, detector="xid", code="xid.79", entity="pci:0000:3b:00.0", job="", at=-11.0)
+    return structs.replace(found, **changes)
+
+
+def standing(name, seconds, **changes):
+    status = structs.replace(worker_status(worker(name)), activity=Activity.TRAINING)
+    return structs.replace(status, stands_s=seconds, **changes)
+
+
+def test_a_rank_that_stands_on_a_lost_gpu_is_a_failure():
+    hung = host("h1", standing("h1", 11.0), alerts=(lost_gpu("h1"),))
+    cluster = view(hung, host("h2", standing("h2", 11.0)), host("h3"))
+
+    (verdict,) = ReplaceFailed().decide(cluster)
+
+    assert (verdict.worker, verdict.cause) == (worker("h1"), "xid.79")
+    assert verdict.urgency is Urgency.FAILED
+    assert verdict.reason.endswith("xid.79 of pci:0000:3b:00.0, and no step for 11 s")
+
+
+@pytest.mark.parametrize(
+    ("status", "finding"),
+    [
+        (standing("h1", 9.0), lost_gpu("h1")),
+        (standing("h1", 99.0), lost_gpu("h1", at=-9.0)),
+        (standing("h1", 99.0, step_seconds=10.0), lost_gpu("h1", at=-99.0)),
+        (standing("h1", 99.0, activity=Activity.STUCK), lost_gpu("h1")),
+        (standing("h1", 99.0, devices=("pci:0000:5e:00.0",)), lost_gpu("h1")),
+        (standing("h1", 99.0), lost_gpu("h1", strategy=Strategy.ADVISE)),
+        (standing("h1", 99.0), lost_gpu("h1", severity=Severity.DEGRADED)),
+    ],
+    ids=["not long", "lately", "long steps", "stuck", "another gpu", "advise", "degraded"],
+)
+def test_a_fatal_finding_alone_is_not(status, finding):
+    """As long as the job may go on, handing over in an orderly way is the lesser harm."""
+    assert failed(view(host("h1", status, alerts=(finding,)), host("h2"), host("h3"))) == []
+
+
+def test_how_long_is_waited_for_a_rank_that_stands_can_be_set():
+    hung = view(host("h1", standing("h1", 3.0), alerts=(lost_gpu("h1"),)))
+
+    assert ReplaceFailed(ReplaceFailedConfig(patience_s=2.0)).decide(hung) != []
+    assert ReplaceFailed(ReplaceFailedConfig(patience_s=4.0)).decide(hung) == []
 
 
 def test_who_is_already_named_dead_is_not_named_again():

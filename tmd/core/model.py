@@ -95,6 +95,8 @@ class WorkerStatus(Struct, frozen=True):
     """Workers whose link to this one broke first in the present poisoned step."""
     loss: float | None = None
     step_seconds: float = 0.0
+    stands_s: float = 0.0
+    """Seconds (monotonic) that it has held a rank at ``step``, whoever it waits for."""
     holds: tuple[int, ...] = ()
     """Ranks whose rank-local state, as of ``step``, was laid away here."""
     replicas: tuple[int, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 
 from msgspec import structs
@@ -24,6 +25,7 @@ class Voice:
     def __init__(self, status: WorkerStatus) -> None:
         self._status = status
         self._changing = threading.Lock()
+        self._came = time.monotonic()
         self._fabric: Fabric | None = None
         self._replicas: Partition = ()
 
@@ -38,8 +40,10 @@ class Voice:
         fabric = self._fabric
         if fabric is None:
             return self._status
+        status, came = self._status, self._came
         return structs.replace(
-            self._status,
+            status,
+            stands_s=time.monotonic() - came if status.activity is Activity.TRAINING else 0.0,
             waiting=fabric.waiting,
             links_opened=fabric.counters.opened,
             rss_bytes=peak_rss(),
@@ -59,6 +63,8 @@ class Voice:
         # A change must not be lost to one that another thread makes from an older status.
         with self._changing:
             status = structs.replace(self._status, **changes)
+            if _place(status) != _place(self._status):
+                self._came = time.monotonic()
             self._status = structs.replace(status, replicas=self._alike(status.rank))
         if now:
             self._agent.tell()
@@ -74,3 +80,7 @@ class Voice:
     def tell_armed(self, epoch: int, plan: str) -> None:
         """Armed for ``epoch`` of ``plan``, or for nothing (0); what was timed before is over."""
         self.say(armed=epoch, plan=plan, timings={})
+
+
+def _place(status: WorkerStatus) -> tuple[Activity, int, int]:
+    return status.activity, status.epoch, status.step
