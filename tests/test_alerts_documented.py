@@ -19,6 +19,7 @@ import pytest
 from msgspec import structs
 
 from tmd import embedded
+from tmd.config import store_key
 from tmd.core.errors import StoreUnavailable
 from tmd.core.model import Alert, Severity, State, Strategy
 from tmd.daemon.store import RedisStore
@@ -27,6 +28,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "alerts.md").read_text()
 EXAMPLE = ROOT / "examples" / "follow_alerts.py"
 WITHIN_S = 30.0
+SECRET = "0123456789abcdef"
 
 ALERT = Alert(
     id="h1-1",
@@ -122,7 +124,7 @@ def subscribe(tmp_path):
     """The ways to follow that must lose nothing, by name."""
     url = f"unix://{tmp_path}/redis.sock"
     config = tmp_path / "tmd.toml"
-    config.write_text(f"[cluster]\nname = 'c'\n[redis]\nurl = '{url}'\n")
+    config.write_text(f"[cluster]\nname = 'c'\nsecret = '{SECRET}'\n[redis]\nurl = '{url}'\n")
     verb = ("-m", "tmd.cli", "events", "--follow", "--json", "-c", str(config))
     ways = {"example": (str(EXAMPLE), url, "c"), "verb": verb}
     return lambda way: subscriber(*ways[way])
@@ -133,7 +135,7 @@ async def test_a_subscriber_loses_nothing_over_a_restart_of_redis(
     way, subscribe, redis_binary, tmp_path
 ):
     """Redis is killed and comes back with its data: all that came since, nothing twice."""
-    store = RedisStore(f"unix://{tmp_path}/redis.sock", "c")
+    store = RedisStore(f"unix://{tmp_path}/redis.sock", "c", store_key(SECRET.encode(), "c"))
     try:
         async with AsyncExitStack() as stack:
             with lasting_redis(redis_binary, tmp_path):
@@ -153,7 +155,7 @@ async def test_after_an_emptied_redis_the_verb_says_only_what_is_new(
     subscribe, redis_binary, tmp_path
 ):
     """The daemons publish their journals again: ids that were printed are not printed again."""
-    store = RedisStore(f"unix://{tmp_path}/redis.sock", "c")
+    store = RedisStore(f"unix://{tmp_path}/redis.sock", "c", store_key(SECRET.encode(), "c"))
     try:
         async with AsyncExitStack() as stack:
             with empty_redis(redis_binary, tmp_path):

@@ -36,7 +36,7 @@ from tmd.core.model import (
     Strategy,
 )
 from tmd.core.requests import DrainRequest
-from tmd.daemon.store import RedisStore
+from tmd.daemon.store import open_store
 from tmd.testing.clients import worker_status
 
 ENVIRONMENT = {
@@ -76,7 +76,7 @@ def store(config):
 
     def run(work):
         async def connected():
-            store = RedisStore(settings.redis_url(), settings.cluster.name)
+            store = open_store(settings)
             try:
                 return await work(store)
             finally:

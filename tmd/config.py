@@ -170,9 +170,19 @@ class Settings(Section, frozen=True):
         secret, cluster = self.secret(), self.cluster.name
         return lambda job: hmac.digest(secret, f"{cluster}/{job}".encode(), hashlib.sha256)
 
+    def store_key(self) -> bytes:
+        """The key that seals what the cluster's members write to the store. Reads the secret."""
+        return store_key(self.secret(), self.cluster.name)
+
     def detector(self, name: str) -> DetectorSection:
         """Settings of one detector; a stranger only observes until it is told otherwise."""
         return self.detectors.get(name, DetectorSection(strategy=_default_strategy(name)))
+
+
+def store_key(secret: bytes, cluster: str) -> bytes:
+    """The key that seals values in the store of ``cluster``."""
+    # The NUL keeps it apart from every job's key: no job has one in its name.
+    return hmac.digest(secret, f"{cluster}\0store".encode(), hashlib.sha256)
 
 
 SECTIONS: dict[str, type[Section]] = {

@@ -7,6 +7,7 @@ import os
 import pytest
 from msgspec import structs
 
+from tests.daemon.redises import guarded, member_url
 from tmd import embedded
 from tmd.core.model import JobRecord, JobState, Member, Membership
 from tmd.daemon.store import RedisStore
@@ -21,7 +22,14 @@ def fake_url():
         yield server.url
 
 
-@pytest.fixture(params=["memory", "redis", "fakeredis"])
+@pytest.fixture(scope="session")
+def guarded_url(redis_binary, tmp_path_factory):
+    """A Redis where members may do only what the shipped ACL lets them."""
+    with guarded(redis_binary, tmp_path_factory.mktemp("guarded")) as port:
+        yield member_url(port)
+
+
+@pytest.fixture(params=["memory", "redis", "guarded redis", "fakeredis"])
 async def clients(request):
     """A function that opens connections to one fresh store."""
     opened = []
@@ -29,12 +37,12 @@ async def clients(request):
         memory = MemoryStore()
         opener = memory.client
     else:
-        fixture = "redis_url" if request.param == "redis" else "fake_url"
-        url = request.getfixturevalue(fixture)
+        fixtures = {"redis": "redis_url", "guarded redis": "guarded_url", "fakeredis": "fake_url"}
+        url = request.getfixturevalue(fixtures[request.param])
         cluster = f"t{os.urandom(4).hex()}"
 
         def opener():
-            return RedisStore(url, cluster)
+            return RedisStore(url, cluster, b"key")
 
     def client():
         opened.append(opener())

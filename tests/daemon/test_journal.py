@@ -216,7 +216,7 @@ async def test_a_disk_that_does_not_answer_is_not_waited_for(tmp_path):
 @asynccontextmanager
 async def watcher_of(path, url, boot):
     """A watcher without detectors that publishes, while the block lasts."""
-    store = RedisStore(url, "c", timeout_s=1.0)
+    store = RedisStore(url, "c", b"key", timeout_s=1.0)
     journal = Journal(path)
     watcher = Watcher("h1", boot, [], Roster(), store, Reach(), journal)
     task = asyncio.create_task(watcher.run())

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tmd.config import load
+from tmd.config import load, store_key
 from tmd.core.model import Severity, Signal, State, Strategy
 from tmd.daemon.bus import Reach
 from tmd.daemon.journal import Journal
@@ -198,7 +198,7 @@ async def test_a_daemon_takes_over_what_may_change(redis_url, tmp_path):
     base = BASE.format(cluster=cluster, url=redis_url, folder=tmp_path)
     quiet = "[log]\nlevel = 'error'\n"
     file.write_text(base + quiet + CHECK.format(name="first"))
-    store = RedisStore(redis_url, cluster)
+    store = RedisStore(redis_url, cluster, store_key(b"0123456789abcdef", cluster))
     with said.open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tmd.cli", "daemon", "-c", str(file)), stderr=log

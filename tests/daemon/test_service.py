@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from tmd import embedded, wire
+from tmd.config import store_key
 from tmd.core.duties import Hold, Sync, Train, Wait
 from tmd.core.errors import StoreUnavailable
-from tmd.core.model import Activity, Kind, Phase, Severity, Signal
+from tmd.core.model import Activity, Exit, HostStatus, Kind, Phase, Severity, Signal
+from tmd.core.requests import DrainRequest
 from tmd.daemon.store import RedisStore
 from tmd.testing.clients import FakeLauncher, FakeTrainer, connected, worker_status
 
@@ -54,7 +56,7 @@ class Cluster:
         self.url = server.url
         self.silence = silence
         self.daemons = {}
-        self.store = RedisStore(self.url, "test")
+        self.store = RedisStore(self.url, "test", store_key(b"0123456789abcdef", "test"))
         self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self):
@@ -172,6 +174,38 @@ async def test_a_loss_is_answered_across_hosts(tmp_path, redis):
         assert (await cluster.record()).plan.phase is Phase.SYNC
         assert first.orders[0].lease_epoch == spare.orders[-1].lease_epoch
         assert [a.code for a in await cluster.alerts()] == ["trainer.exited"]
+
+
+async def test_a_stranger_who_writes_to_redis_moves_nobody(tmp_path, redis):
+    """A drain, a host that says that a worker has ended, and their wake-ups; then a member asks for
+    the same drain."""
+    async with Cluster(tmp_path, redis) as cluster:
+        await cluster.formed()
+
+        async def said(*kinds):
+            logs = "".join(p.read_text() for p in tmp_path.glob("*/log"))
+            return all(
+                f"redis holds {k} that no member of this cluster wrote" in logs for k in kinds
+            )
+
+        guess = RedisStore(redis.url, "test", b"a guess")
+        lie = HostStatus("h3", "i", exits=(Exit("h1/job/0.a", "job", -9, at=time.time()),))
+        await guess.drain(DrainRequest(host="h1", id="forged"))
+        await guess.put_host(lie, ttl_s=60, wake=True)
+        await cluster.until(lambda: said("a DrainRequest", "a HostStatus"), "both were seen")
+        before = await cluster.record()
+        await cluster.store.drain(DrainRequest(host="h1", id="real"))
+
+        async def decided():
+            return (await cluster.record()).plan is not None
+
+        await cluster.until(decided, "the member's drain is planned")
+        record = await cluster.record()
+        await guess.close()
+
+        assert before.plan is None
+        assert (record.plan.request, record.plan.moves[0].leaver.host) == ("real", "h1")
+        assert {h.host for h in (await cluster.store.snapshot()).hosts} == {"h1", "h2"}
 
 
 async def test_another_daemon_leads_when_the_leader_is_killed(tmp_path, redis):

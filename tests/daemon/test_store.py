@@ -31,6 +31,8 @@ from tmd.daemon.bus import Topic
 from tmd.daemon.store import RedisStore, connect
 from tmd.testing.clients import worker_status
 
+KEY = b"known to the members"
+
 
 def alert(number):
     return Alert(
@@ -287,7 +289,7 @@ async def test_changes_wake_the_others(clients, record):
 
 async def test_what_was_forgotten_is_not_taken_for_lost(redis_url):
     """A quiet host's last alert, after very many of others: nothing is to be told again."""
-    store = RedisStore(redis_url, f"f{os.urandom(4).hex()}", alerts_kept=3)
+    store = RedisStore(redis_url, f"f{os.urandom(4).hex()}", KEY, alerts_kept=3)
     try:
         for number in range(5):
             await store.publish_alert(alert(number))
@@ -300,7 +302,7 @@ async def test_what_was_forgotten_is_not_taken_for_lost(redis_url):
 
 
 async def test_clusters_do_not_see_each_other(redis_url, record):
-    one, two = RedisStore(redis_url, "one"), RedisStore(redis_url, "two")
+    one, two = RedisStore(redis_url, "one", KEY), RedisStore(redis_url, "two", KEY)
     try:
         await one.put_job(record(), expected=0)
         await one.put_host(HostStatus("h1", "i"), ttl_s=5, wake=False)
@@ -313,7 +315,7 @@ async def test_clusters_do_not_see_each_other(redis_url, record):
 
 async def test_alerts_are_published_as_json(redis_url):
     """Other programs may subscribe to ``tmd:<cluster>:alerts``."""
-    store = RedisStore(redis_url, "pub")
+    store = RedisStore(redis_url, "pub", KEY)
     listener = connect(redis_url, 2.0)
     try:
         async with listener.pubsub(ignore_subscribe_messages=True) as pubsub:
@@ -329,7 +331,7 @@ async def test_alerts_are_published_as_json(redis_url):
 
 
 async def test_a_server_that_is_not_there_is_unavailable(tmp_path, record):
-    store = RedisStore(f"unix://{tmp_path}/none.sock", "c", timeout_s=0.2)
+    store = RedisStore(f"unix://{tmp_path}/none.sock", "c", KEY, timeout_s=0.2)
     try:
         for call in (store.snapshot, store.jobs, store.leader):
             with pytest.raises(StoreUnavailable):

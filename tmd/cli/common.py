@@ -28,17 +28,16 @@ def with_store(config: Path | None, work: Callable[[RedisStore, Settings], Await
     """Run ``work`` with a connection to the configured cluster.
 
     Raises:
-        ConfigError: no usable Redis is configured.
+        ConfigError: no usable Redis, or no secret, is configured.
         StoreUnavailable: it does not answer.
     """
     from tmd.config import load
-    from tmd.daemon.store import RedisStore
+    from tmd.daemon.store import open_store
 
     settings = load(config)
-    url = settings.redis_url()
 
     async def run() -> T:
-        store = RedisStore(url, settings.cluster.name, timeout_s=settings.redis.timeout_s)
+        store = open_store(settings)
         try:
             return await work(store, settings)
         finally:

@@ -68,12 +68,10 @@ def _secret(settings: Settings) -> Point:
 def _redis(settings: Settings) -> Iterator[Point]:
     import asyncio
 
-    from tmd.daemon.store import RedisStore
+    from tmd.daemon.store import open_store
 
     try:
-        store = RedisStore(
-            settings.redis_url(), settings.cluster.name, timeout_s=settings.redis.timeout_s
-        )
+        store = open_store(settings)
     except ConfigError as error:
         yield Point("redis", False, True, str(error))
         return

@@ -110,13 +110,13 @@ return 1
 """
 
 PUBLISH_ALERT = """
--- KEYS alerts, told   ARGV prefix, channel, mark, alert, longest
+-- KEYS alerts, told   ARGV prefix, channel, mark, alert, longest, seal
 -- A daemon that lost the answer says it again: what was told once is not told twice.
 if redis.call('ZADD', KEYS[2], 'NX', redis.call('TIME')[1], ARGV[3]) == 0 then
   return 0
 end
 redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -tonumber(ARGV[5]) - 1)
-redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[5], '*', 'alert', ARGV[4])
+redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[5], '*', 'alert', ARGV[4], 'seal', ARGV[6])
 redis.call('PUBLISH', ARGV[2], ARGV[4])
 return 1
 """

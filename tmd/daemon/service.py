@@ -31,7 +31,7 @@ from tmd.daemon.publisher import HostConfig, Publisher
 from tmd.daemon.records import Records
 from tmd.daemon.reload import Reloader
 from tmd.daemon.roster import Roster
-from tmd.daemon.store import RedisStore
+from tmd.daemon.store import open_store
 from tmd.daemon.systemd import Notifier
 from tmd.daemon.watcher import Watcher
 from tmd.daemon.webhook import Webhook, WebhookConfig
@@ -217,10 +217,8 @@ async def serve(settings: Settings, read: Callable[[], Settings], file: Path | N
         settings.host.state_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"[host] state_dir {settings.host.state_dir}: {error.strerror}") from None
-    url, cluster = settings.redis_url(), settings.cluster.name
-    store = RedisStore(url, cluster, timeout_s=settings.redis.timeout_s)
-    lease_s = min(settings.redis.timeout_s, settings.leader.answer_s)
-    lease_store = RedisStore(url, cluster, timeout_s=lease_s)
+    store = open_store(settings)
+    lease_store = open_store(settings, min(settings.redis.timeout_s, settings.leader.answer_s))
     try:
         service = Service(settings, store, lease_store, file)
         try:

@@ -1,8 +1,10 @@
 """The store in Redis: the only file that knows Redis.
 
-Every change is one Lua script (:mod:`tmd.daemon.lua`); values are JSON, so that people can read
-them with ``redis-cli``. The client never retries by itself: a blocked renewal would outlive the
-lease.
+Every change is one Lua script (:mod:`tmd.daemon.lua`); values are JSON behind a seal
+(:mod:`tmd.daemon.seal`), so that people can read them with ``redis-cli`` and strangers cannot write
+them. A forged request, host status or alert is as if it were not there; a forged record or breaker
+stops deciding, since doing less is all that is left. The client never retries by itself: a blocked
+renewal would outlive the lease.
 """
 
 from __future__ import annotations
@@ -14,12 +16,14 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
+import structlog
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from tmd.config import Settings
 from tmd.core.alerts import mark
 from tmd.core.election import Answer, Denied, Granted
 from tmd.core.errors import ConfigError, Conflict, StaleLease, StoreUnavailable
@@ -29,7 +33,11 @@ from tmd.core.notices import Told
 from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon import lua
 from tmd.daemon.bus import Topic
+from tmd.daemon.seal import Seal
 
+log = structlog.get_logger("tmd.store")
+
+FORGED = "redis holds a {} that no member of this cluster wrote, or one with another secret"
 ALERTS_KEPT = 100_000
 LISTEN_S = 2.0
 """The subscription is probed after so long without a message."""
@@ -41,14 +49,22 @@ class RedisStore:
     """Implements :class:`tmd.daemon.bus.Store`. Closed by :meth:`close`."""
 
     def __init__(
-        self, url: str, cluster: str, *, timeout_s: float = 2.0, alerts_kept: int = ALERTS_KEPT
+        self,
+        url: str,
+        cluster: str,
+        key: bytes,
+        *,
+        timeout_s: float = 2.0,
+        alerts_kept: int = ALERTS_KEPT,
     ) -> None:
         self._redis = connect(url, timeout_s)
+        self._seal = Seal(key)
         self._cluster = cluster
         self._alerts_kept = alerts_kept
         self._prefix = f"{{tmd:{cluster}}}:"
         self._known: dict[type, dict[bytes, Any]] = {}
         """Values decoded at the last look: what did not change is not decoded again."""
+        self._forged: set[type] = set()
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -59,22 +75,49 @@ class RedisStore:
         asked = self._decoded(rehearsals, RehearsalRequest)
         return ClusterView(
             hosts=tuple(sorted(self._decoded(hosts, HostStatus), key=lambda h: h.host)),
-            jobs=tuple(sorted(self._decoded(jobs, JobRecord), key=lambda j: j.job)),
+            jobs=tuple(sorted(self._records(jobs), key=lambda j: j.job)),
             drains=tuple(sorted(self._decoded(drains, DrainRequest), key=lambda d: d.host)),
             rehearsals=tuple(sorted(asked, key=lambda r: r.host)),
             paused=bool(paused),
-            breaker=_decode(breaker, Breaker) if breaker else Breaker(),
+            breaker=self._open(breaker, Breaker) if breaker else Breaker(),
         )
 
     async def jobs(self) -> tuple[JobRecord, ...]:
         records = await self._run(lua.JOBS, ["jobs"])
-        return tuple(self._decoded(records, JobRecord))
+        return tuple(self._records(records))
+
+    def _records(self, values: Sequence[bytes]) -> list[JobRecord]:
+        """One left out would look like a job that is to be formed anew."""
+        found = self._decoded(values, JobRecord)
+        if len(found) < len(set(values)):
+            raise StoreUnavailable(f"{FORGED.format('JobRecord')}; delete its key")
+        return found
 
     def _decoded(self, values: Sequence[bytes], kind: type[T]) -> list[T]:
+        """Those of ``values`` that members wrote."""
         before = self._known.get(kind, {})
-        known = {v: before[v] if v in before else _decode(v, kind) for v in values}
+        known = {v: before[v] if v in before else self._opened(v, kind) for v in values}
         self._known[kind] = known
-        return list(known.values())
+        return [value for value in known.values() if value is not None]
+
+    def _opened(self, value: bytes, kind: type[T]) -> T | None:
+        body = self._seal.opened(kind.__name__, value)
+        if body is None:
+            if kind not in self._forged:  # once: a stranger must not fill the logs as well
+                self._forged.add(kind)
+                text = value[:200].decode(errors="replace")
+                log.error(FORGED.format(kind.__name__), prefix=self._prefix, begins=text)
+            return None
+        return _decode(body, kind)
+
+    def _open(self, value: bytes, kind: type[T]) -> T:
+        found = self._opened(value, kind)
+        if found is None:
+            raise StoreUnavailable(f"{FORGED.format(kind.__name__)}; delete its key")
+        return found
+
+    def _sealed(self, value: Any) -> bytes:
+        return self._seal.sealed(type(value).__name__, msgspec.json.encode(value))
 
     async def clock(self) -> float:
         """Wall-clock seconds of the server, to show to people."""
@@ -91,7 +134,12 @@ class RedisStore:
         first = f"({after}" if after else "-"
         with _errors():
             entries: Any = await self._redis.xrange(self._key("alerts"), min=first, count=limit)
-        return [(cursor.decode(), _decode(entry[b"alert"], Alert)) for cursor, entry in entries]
+        found = [(cursor.decode(), self._alert(entry)) for cursor, entry in entries]
+        return [(cursor, alert) for cursor, alert in found if alert is not None]
+
+    def _alert(self, entry: dict[bytes, bytes]) -> Alert | None:
+        """The text stands in a field of its own, for subscribers that do not know the secret."""
+        return self._opened(entry.get(b"seal", b"") + b" " + entry.get(b"alert", b""), Alert)
 
     async def newest_alert(self) -> str:
         with _errors():
@@ -101,13 +149,13 @@ class RedisStore:
     async def told(self) -> Told | None:
         with _errors():
             value: Any = await self._redis.get(self._key("told-outside"))
-        return _decode(value, Told) if value else None
+        return self._opened(value, Told) if value else None
 
     # --- writing ----------------------------------------------------------------------------------
 
     async def put_host(self, status: HostStatus, *, ttl_s: float, wake: bool) -> None:
         keys = [f"host:{status.host}", "hosts"]
-        value = msgspec.json.encode(status)
+        value = self._sealed(status)
         await self._run(lua.PUT_HOST, keys, status.host, value, _ms(ttl_s), int(wake))
 
     async def acquire(self, holder: str, *, ttl_s: float, floor: int) -> Answer:
@@ -129,7 +177,7 @@ class RedisStore:
             record.lease_epoch,
             expected,
             record.revision,
-            msgspec.json.encode(record),
+            self._sealed(record),
         )
         if outcome == b"stale":
             raise StaleLease(f"{record.job}: written under lease epoch {stored.decode()} meanwhile")
@@ -143,15 +191,22 @@ class RedisStore:
             record.job,
             record.lease_epoch,
             record.revision,
-            msgspec.json.encode(record),
+            self._sealed(record),
         )
         return bool(restored)
 
     async def publish_alert(self, alert: Alert) -> None:
         channel = f"tmd:{self._cluster}:alerts"
-        body = msgspec.json.encode(alert)
-        keys = ["alerts", "told"]
-        await self._run(lua.PUBLISH_ALERT, keys, channel, mark(alert), body, self._alerts_kept)
+        seal, _, body = self._sealed(alert).partition(b" ")
+        await self._run(
+            lua.PUBLISH_ALERT,
+            ["alerts", "told"],
+            channel,
+            mark(alert),
+            body,
+            self._alerts_kept,
+            seal,
+        )
 
     async def holds_alert(self, alert: Alert) -> bool:
         longest = self._alerts_kept
@@ -159,13 +214,11 @@ class RedisStore:
 
     async def put_told(self, told: Told) -> None:
         with _errors():
-            await self._redis.set(self._key("told-outside"), msgspec.json.encode(told))
+            await self._redis.set(self._key("told-outside"), self._sealed(told))
 
     async def drain(self, request: DrainRequest) -> None:
         with _errors():
-            await self._redis.hset(
-                self._key("drains"), request.host, msgspec.json.encode(request).decode()
-            )
+            await self._redis.hset(self._key("drains"), request.host, self._sealed(request))
         await self._wake()
 
     async def undrain(self, host: str) -> bool:
@@ -176,16 +229,12 @@ class RedisStore:
 
     async def rehearse(self, request: RehearsalRequest) -> None:
         with _errors():
-            await self._redis.hset(
-                self._key("rehearsals"), request.host, msgspec.json.encode(request).decode()
-            )
+            await self._redis.hset(self._key("rehearsals"), request.host, self._sealed(request))
         await self._wake()
 
     async def declare_healthy(self, request: HealthyRequest) -> None:
         with _errors():
-            await self._redis.hset(
-                self._key("healthy"), request.id, msgspec.json.encode(request).decode()
-            )
+            await self._redis.hset(self._key("healthy"), request.id, self._sealed(request))
         await self._wake()
 
     async def healthy_requests(self) -> tuple[HealthyRequest, ...]:
@@ -207,7 +256,7 @@ class RedisStore:
 
     async def set_breaker(self, breaker: Breaker) -> None:
         with _errors():
-            await self._redis.set(self._key("breaker"), msgspec.json.encode(breaker))
+            await self._redis.set(self._key("breaker"), self._sealed(breaker))
         await self._wake()
 
     # --- wake-ups ---------------------------------------------------------------------------------
@@ -244,6 +293,20 @@ class RedisStore:
         names = [self._key(key) for key in keys]
         with _errors():
             return await self._redis.eval(script, len(names), *names, self._prefix, *args)
+
+
+def open_store(settings: Settings, timeout_s: float | None = None) -> RedisStore:
+    """A connection to the configured cluster.
+
+    Raises:
+        ConfigError: no usable Redis, or no secret, is configured.
+    """
+    return RedisStore(
+        settings.redis_url(),
+        settings.cluster.name,
+        settings.store_key(),
+        timeout_s=timeout_s or settings.redis.timeout_s,
+    )
 
 
 def connect(url: str, timeout_s: float) -> Redis:

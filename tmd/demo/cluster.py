@@ -21,6 +21,7 @@ from typing import Self
 
 from msgspec import Struct
 
+from tmd.config import store_key
 from tmd.core.errors import StoreUnavailable
 from tmd.core.model import Activity, Alert, ClusterView, HostStatus, WorkerStatus
 from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
@@ -96,7 +97,8 @@ class LocalCluster:
         self.daemons: dict[str, Process] = {}
         self.launchers: dict[str, Process] = {}
         self._secret = secrets.token_hex(16)
-        self._store = RedisStore(spec.redis, spec.job)
+        key = store_key(self._secret.encode(), spec.job)
+        self._store = RedisStore(spec.redis, spec.job, key)
         self._bell = Bell()
         self._listening: asyncio.Task[None] | None = None
 

@@ -1,0 +1,98 @@
+"""Redis servers that are guarded: by the ACL that tmd ships, or by TLS."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ACL = Path(__file__).parents[2] / "systemd" / "redis.acl"
+START_S = 10.0
+
+
+def member_url(port: int) -> str:
+    return f"redis://tmd:member@127.0.0.1:{port}/0"
+
+
+def subscriber_url(port: int) -> str:
+    return f"redis://tmd-alerts:subscriber@127.0.0.1:{port}/0"
+
+
+@contextlib.contextmanager
+def guarded(binary: str, folder: Path) -> Iterator[int]:
+    """A server with the users of the shipped file; gives its port."""
+    text = ACL.read_text().replace(">CHANGE-ME-TOO", ">subscriber").replace(">CHANGE-ME", ">member")
+    users = folder / "users.acl"
+    users.write_text(text)
+    with _server(binary, folder, "--aclfile", str(users)) as port:
+        yield port
+
+
+@contextlib.contextmanager
+def encrypted(binary: str, folder: Path, name: str = "127.0.0.1") -> Iterator[tuple[int, Path]]:
+    """A server that speaks TLS only, with a certificate for ``name``; gives its port and CA."""
+    certificate, key = _certificate(folder, name)
+    own = ("--tls-cert-file", str(certificate), "--tls-key-file", str(key))
+    trust = ("--tls-ca-cert-file", str(certificate), "--tls-auth-clients", "no")
+    with _server(binary, folder, *own, *trust, tls=True) as port:
+        yield port, certificate
+
+
+def _certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("no openssl to make a certificate with")
+    certificate, key = folder / "redis.crt", folder / "redis.key"
+    subprocess.run(
+        [
+            *(openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-days", "2", "-keyout", str(key), "-out", str(certificate)),
+            *("-subj", "/CN=redis", "-addext", f"subjectAltName=IP:{name}"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return certificate, key
+
+
+@contextlib.contextmanager
+def _server(binary: str, folder: Path, *options: str, tls: bool = False) -> Iterator[int]:
+    port = _free_port()
+    ports = ("--port", "0", "--tls-port", str(port)) if tls else ("--port", str(port))
+    said = folder / "redis.log"
+    with said.open("wb") as log:
+        process = subprocess.Popen(
+            [binary, *ports, "--bind", "127.0.0.1", "--save", "", "--dir", str(folder), *options],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        _await_port(process, port, said)
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _await_port(process: subprocess.Popen[bytes], port: int, said: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while process.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+            return
+        time.sleep(0.01)
+    text = said.read_text()
+    if "tls" in text.lower() and "Bad directive" in text:
+        pytest.skip("this redis-server was built without TLS")
+    raise AssertionError(f"redis did not start: {text}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,148 @@
+"""A stranger who can write to Redis: nothing of it is believed, and nobody is moved."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import json as codec
+from msgspec import structs
+
+from tmd.core.errors import StoreUnavailable
+from tmd.core.fuse import Breaker
+from tmd.core.model import Alert, Exit, HostStatus, Severity, State, Strategy
+from tmd.core.notices import Told
+from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
+from tmd.daemon.seal import Seal
+from tmd.daemon.store import RedisStore, connect
+
+KEY = b"known to the members"
+DRAIN = DrainRequest(host="h1", id="d1", by="mallory")
+
+
+@pytest.fixture
+async def cluster(redis_url):
+    """A member's store, a stranger's client of the same Redis, and the prefix of the keys."""
+    name = f"s{os.urandom(4).hex()}"
+    store, stranger = RedisStore(redis_url, name, KEY), connect(redis_url, 2.0)
+    yield store, stranger, f"{{tmd:{name}}}:"
+    await store.close()
+    await stranger.aclose()
+
+
+def forged(value):
+    """As a stranger would write it who has read the source but not the secret."""
+    return Seal(b"a guess").sealed(type(value).__name__, codec.encode(value))
+
+
+@pytest.mark.parametrize("value", [codec.encode(DRAIN), forged(DRAIN), b"", b"\xff\x00", b"0" * 99])
+async def test_a_forged_drain_is_as_if_it_were_not_there(cluster, value):
+    store, stranger, prefix = cluster
+    await store.drain(DrainRequest(host="h2", id="d2"))
+    await stranger.hset(prefix + "drains", "h1", value)
+
+    assert [d.host for d in (await store.snapshot()).drains] == ["h2"]
+
+
+async def test_forged_requests_are_as_if_they_were_not_there(cluster):
+    store, stranger, prefix = cluster
+    await stranger.hset(prefix + "rehearsals", "h1", forged(RehearsalRequest("h1", "r")))
+    await stranger.hset(prefix + "healthy", "x", forged(HealthyRequest("h1", "x")))
+
+    assert (await store.snapshot()).rehearsals == ()
+    assert await store.healthy_requests() == ()
+
+
+async def test_a_host_that_a_stranger_made_up_does_not_exist(cluster):
+    """It might say that a worker has ended, and a healthy rank would be replaced."""
+    store, stranger, prefix = cluster
+    await store.put_host(HostStatus("h1", "i"), ttl_s=5, wake=False)
+    lie = HostStatus("h2", "i", exits=(Exit("h1/job/0.a", "job", -9, at=0.0),))
+    await stranger.set(prefix + "host:h2", forged(lie))
+    await stranger.sadd(prefix + "hosts", "h2")
+
+    assert [h.host for h in (await store.snapshot()).hosts] == ["h1"]
+
+
+async def test_a_forged_record_stops_deciding_and_is_not_obeyed(cluster, record):
+    """Left out it would look like a job that is to be formed anew."""
+    store, stranger, prefix = cluster
+    await store.put_job(record(), expected=0)
+    await stranger.hset(prefix + "job:job", "record", forged(record(revision=9)))
+
+    for look in (store.snapshot, store.jobs):
+        with pytest.raises(StoreUnavailable, match=r"JobRecord that no member.*delete its key"):
+            await look()
+
+    await stranger.delete(prefix + "job:job")
+    assert await store.restore_job(record())
+    assert await store.jobs() == (record(),)
+
+
+async def test_a_forged_breaker_stops_deciding(cluster):
+    store, stranger, prefix = cluster
+    await stranger.set(prefix + "breaker", forged(Breaker()))
+
+    with pytest.raises(StoreUnavailable, match="Breaker that no member"):
+        await store.snapshot()
+
+
+async def test_a_forged_alert_is_not_told_on(cluster):
+    """Not by 'tmd events', the page or the webhook; whoever reads Redis itself must trust it."""
+    store, stranger, prefix = cluster
+    alert = Alert(
+        *("1", "h1", "d", "c", "e", Severity.FATAL, State.RAISED, "", "", Strategy.ACT, 1, 1.0)
+    )
+    await stranger.xadd(prefix + "alerts", {"alert": codec.encode(alert)})
+    await stranger.xadd(prefix + "alerts", {"alert": codec.encode(alert), "seal": "0" * 64})
+    await stranger.xadd(prefix + "alerts", {"text": "hello"})
+    await store.publish_alert(structs.replace(alert, id="2"))
+    await stranger.set(prefix + "told-outside", forged(Told()))
+
+    assert [a.id for _, a in await store.alerts("", limit=9)] == ["2"]
+    assert await store.told() is None
+
+
+async def test_what_is_sealed_as_one_kind_is_none_of_another(cluster):
+    """A rehearsal asked for and put into the other table would move a rank."""
+    store, stranger, prefix = cluster
+    await store.rehearse(RehearsalRequest("h1", "r"))
+    (asked,) = (await stranger.hgetall(prefix + "rehearsals")).values()
+    await stranger.hset(prefix + "drains", "h1", asked)
+
+    assert (await store.snapshot()).drains == ()
+
+
+async def test_a_value_of_another_cluster_is_a_stranger_s(cluster, redis_url):
+    store, stranger, prefix = cluster
+    other = RedisStore(redis_url, "other", b"its own key")
+    try:
+        await other.drain(DRAIN)
+        ((_, value),) = (await stranger.hgetall("{tmd:other}:drains")).items()
+        await stranger.hset(prefix + "drains", "h1", value)
+    finally:
+        await other.close()
+
+    assert (await store.snapshot()).drains == ()
+
+
+async def test_people_can_read_what_is_stored(cluster):
+    store, stranger, prefix = cluster
+    await store.drain(DRAIN)
+    value = await stranger.hget(prefix + "drains", "h1")
+
+    assert json.loads(value.partition(b" ")[2])["by"] == "mallory"
+
+
+@given(st.binary(max_size=200), st.binary(min_size=1, max_size=8), st.integers(0, 1 << 16))
+def test_any_change_breaks_the_seal(body, change, place):
+    seal = Seal(KEY)
+    value = seal.sealed("K", body)
+    at = place % len(value)
+    spoilt = value[:at] + change + value[at + len(change) :]
+
+    assert seal.opened("K", value) == body
+    assert spoilt == value or seal.opened("K", spoilt) is None

@@ -1,0 +1,30 @@
+"""What members of the cluster wrote, told from what a stranger put into the store.
+
+Whoever reaches Redis may write there; only who knows the cluster's secret may move a rank. A sealed
+value is an HMAC-SHA256 over its kind and its text, in hex, a blank and the text, so that people
+still read it with ``redis-cli``. A seal says who wrote, not when: an old value put back is
+recognised by what it says (revision, lease epoch, request id), not here.
+"""
+
+from __future__ import annotations
+
+import hmac
+
+
+class Seal:
+    """``key``: see :meth:`tmd.config.Settings.store_key`."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def sealed(self, kind: str, body: bytes) -> bytes:
+        """``body``, a value of that kind, as it goes into the store."""
+        return self._mark(kind, body) + b" " + body
+
+    def opened(self, kind: str, value: bytes) -> bytes | None:
+        """The body of a sealed value; ``None`` if no member wrote it as one of that kind."""
+        mark, _, body = value.partition(b" ")
+        return body if hmac.compare_digest(mark, self._mark(kind, body)) else None
+
+    def _mark(self, kind: str, body: bytes) -> bytes:
+        return hmac.digest(self._key, kind.encode() + b"\0" + body, "sha256").hex().encode()
