@@ -3,6 +3,7 @@
 from tmd.core.duties import Arm
 from tmd.core.model import Membership
 from tmd.trainer.arming import Arming
+from tmd.trainer.ballot import ticket
 
 
 def order(epoch: int) -> Arm:
@@ -14,8 +15,8 @@ def test_an_armed_epoch_that_wins_the_vote_is_followed_once() -> None:
     arming = Arming(lambda epoch, plan: None)
     arming.arm(order(2))
 
-    assert arming.begin_vote() == 2
-    assert arming.end_vote(2) == order(2)
+    assert arming.begin_vote() == ticket(order(2).membership)
+    assert arming.end_vote(ticket(order(2).membership)) == order(2)
     assert arming.begin_vote() == 0
 
 
@@ -42,5 +43,5 @@ def test_a_vote_that_switches_wins_over_a_late_disarm() -> None:
     arming.begin_vote()
     arming.disarm()
 
-    assert arming.end_vote(2) == order(2)
+    assert arming.end_vote(ticket(order(2).membership)) == order(2)
     assert told == [2]

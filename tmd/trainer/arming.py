@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from tmd.core.duties import Arm, Duty, Train, Wait
 from tmd.core.model import Activity, WorkerStatus
+from tmd.trainer.ballot import ticket
 
 
 class Arming:
@@ -59,18 +60,18 @@ class Arming:
                 self._tell(0, plan)
 
     def begin_vote(self) -> int:
-        """The epoch to vote for, 0 for none. Arms stay as they are until :meth:`end_vote`."""
+        """The ticket to vote for, 0 for none. Arms stay as they are until :meth:`end_vote`."""
         with self._lock:
             self._voting = True
             self._voted = self._arm
-            return 0 if self._arm is None else self._arm.membership.epoch
+            return 0 if self._arm is None else ticket(self._arm.membership)
 
-    def end_vote(self, epoch: int) -> Arm | None:
-        """The order to follow if the vote agreed on its ``epoch``; then nothing is armed."""
+    def end_vote(self, agreed: int) -> Arm | None:
+        """The order to follow if the vote ``agreed`` on its ticket; then nothing is armed."""
         with self._lock:
             self._voting = False
             voted = self._voted
-            if voted is not None and epoch == voted.membership.epoch:
+            if voted is not None and agreed == ticket(voted.membership):
                 self._arm = None
                 return voted
             if self._arm is None and (voted is not None or self._dropped):

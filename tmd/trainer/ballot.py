@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from msgspec import msgpack
 
 from tmd.core.errors import LinkError
+from tmd.core.model import Membership
 from tmd.fabric import Fabric
 
 T = TypeVar("T")
@@ -16,26 +18,37 @@ STEPPING, CLOSING = 0, 1
 """What a vote is about: a step, or the end of a ``batches()`` call."""
 
 
+def ticket(membership: Membership) -> int:
+    """The number by which a rank votes for a switch to ``membership``: its epoch, and a checksum of
+    who holds which rank.
+
+    After Redis has lost writes two leaders may have told two changes by one epoch. Ranks that mean
+    different ones must not switch.
+    """
+    return membership.epoch << 32 | zlib.crc32(msgpack.encode(membership.members))
+
+
 def agree(
     fabric: Fabric, step: int, armed: int, kind: int, shares: Sequence[int] = ()
 ) -> tuple[int, tuple[int, ...]]:
-    """Vote ok for ``step``; returns the epoch that all ranks are armed for, or 0.
+    """Vote ok for ``step``; returns the ticket for which all ranks are armed, or 0.
 
-    ``shares``: numbers that are told beside; what is returned of each is the least.
+    ``armed``: the ticket of this rank, 0 for none. ``shares``: numbers that are told beside; what
+    is returned of each is the least.
 
     Raises:
         LinkError: a rank is gone or did not vote.
         RuntimeError: the ranks are not at the same place; nothing may be committed.
     """
     mine = [step, -step, kind, -kind]
-    _, epoch, *rest = fabric.reduce_min((1, armed, *mine, *shares))
+    _, least, most, *rest = fabric.reduce_min((1, armed, -armed, *mine, *shares))
     place = rest[: len(mine)]
     if place != mine:
         raise RuntimeError(
             f"ranks are at different places (steps {place[0]} to {-place[1]}): every rank must run "
             "the same number of steps in each batches() call"
         )
-    return epoch, tuple(rest[len(mine) :])
+    return least if least == -most else 0, tuple(rest[len(mine) :])
 
 
 def gather(fabric: Fabric, own: Any, kind: type[T]) -> tuple[T, ...]:

@@ -143,17 +143,17 @@ class Coordinator:
             raise Interrupted from None
         armed = self._arming.begin_vote()
         try:
-            epoch, told = agree(self._fabric, self.status.step, armed, STEPPING, shares)
+            agreed, told = agree(self._fabric, self.status.step, armed, STEPPING, shares)
         except LinkError:
             self._arming.end_vote(0)
             shadows = self._following is not None
             if self._handing.shadowing.rolls_forward() if shadows else self._rolls_forward():
                 return Outcome.COMMIT
             raise Interrupted from None
-        self._switch = self._arming.end_vote(epoch)
+        self._switch = self._arming.end_vote(agreed)
         self._pacing.heard(status, told)
         if self._following is not None:
-            self._following.voted(epoch)
+            self._following.voted(agreed)
         self._showing.close_window()
         return Outcome.COMMIT
 

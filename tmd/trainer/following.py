@@ -21,6 +21,7 @@ from tmd.core.errors import LinkError
 from tmd.core.limits import ShadowLimits
 from tmd.core.model import ShadowStatus
 from tmd.fabric import Fabric
+from tmd.trainer.ballot import ticket
 from tmd.trainer.data import Feed
 from tmd.trainer.dtensors import like
 from tmd.trainer.frames import CHECK_EVERY, Begin, Boundary, Check, Settled, Tail, Took, Unit
@@ -57,9 +58,9 @@ class Following:
         self.duty = duty
         self.shadow = shadow
         if isinstance(duty, Prepare):
-            self._size, self._epoch = duty.membership.size, duty.membership.epoch
+            self._size, self._ticket = duty.membership.size, ticket(duty.membership)
         else:
-            self._size, self._epoch = duty.size, 0
+            self._size, self._ticket = duty.size, 0
         self._call = offer.position.call
         self._units = units
         self._fabric = fabric
@@ -215,9 +216,9 @@ class Following:
             self._theirs[step] = parts
             self._compare(step)
 
-    def voted(self, epoch: int) -> None:
-        """The vote agreed on ``epoch``, or on none (0)."""
-        self._switched = epoch != 0 and epoch == self._epoch
+    def voted(self, agreed: int) -> None:
+        """The vote agreed on a switch by that ticket, or on none (0)."""
+        self._switched = agreed != 0 and agreed == self._ticket
 
     def settle(self) -> None:
         """In step: no more tails, and few digests."""

@@ -1,0 +1,39 @@
+"""What ranks agree on in a vote, and what they must not take for agreement."""
+
+import pytest
+
+from tests.fabric.circle import circle
+from tmd.core.model import Member, Membership
+from tmd.trainer.ballot import STEPPING, agree, ticket
+
+
+def membership(epoch, *hosts):
+    return Membership(epoch, tuple(Member(f"{h}/job/0.a", h, f"{h}:1") for h in hosts))
+
+
+THIS = ticket(membership(5, "h1", "h2", "s1"))
+OTHER = ticket(membership(5, "h1", "h2", "s2"))
+LATER = ticket(membership(6, "h1", "h2", "s1"))
+
+
+@pytest.mark.parametrize(
+    ("armed", "agreed"),
+    [
+        ((THIS, THIS, THIS), THIS),
+        ((0, 0, 0), 0),
+        ((THIS, 0, THIS), 0),
+        ((THIS, OTHER, THIS), 0),
+        ((THIS, LATER, LATER), 0),
+    ],
+    ids=["all", "none", "one not", "another joiner in the same epoch", "another epoch"],
+)
+def test_ranks_switch_only_if_all_mean_the_same(armed, agreed):
+    """Two leaders may have told two changes by one epoch, after Redis has lost writes."""
+    with circle(3) as c:
+        found = c.each(lambda f: agree(f, 7, armed[f.rank], STEPPING)[0])
+
+    assert found == [agreed] * 3
+
+
+def test_a_ticket_fits_into_the_vote():
+    assert 0 < ticket(membership(2**31 - 1, "h1")) < 2**63
