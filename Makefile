@@ -1,4 +1,4 @@
-# Five verbs; CI calls the same ones. Everything happens in a virtual environment of its own.
+# Six verbs; CI calls the same ones. Everything happens in a virtual environment of its own.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: install demo test lint bench bench-peers clean
+.PHONY: install demo test lint proof bench bench-peers clean
 
 install: $(VENV)/.installed
 
@@ -30,6 +30,11 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The state machines of the control plane for a long time: hundreds of thousands of events.
+proof: install
+	TMD_PROOF_SCALE=$(or $(SCALE),60) $(BIN)/python -m pytest --numprocesses 2 --timeout 7200 \
+		tests/core/test_plane.py tests/core/test_simulation.py $(ARGS)
 
 bench: install
 	$(BIN)/python -m bench.collectives

@@ -297,6 +297,7 @@ class Simulation:
                     worker.poisoned = False
                     worker.say(
                         activity=Activity.TRAINING,
+                        rank=order.rank,
                         epoch=order.membership.epoch,
                         step=source.status.step,
                     )

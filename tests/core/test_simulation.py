@@ -1,9 +1,9 @@
 """The real core against modelled workers: nothing that can happen may lose or repeat a step."""
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from tests.core.proof import thorough
 from tests.core.simulation import Simulation
 from tmd.core.model import Activity, JobState, Phase
 
@@ -107,12 +107,7 @@ class ShadowCluster(Cluster):
     hot = 1
 
 
-THOROUGH = settings(
-    max_examples=150,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+THOROUGH = thorough("simulation", 40)
 Cluster.TestCase.settings = ShadowCluster.TestCase.settings = THOROUGH
 TestCluster = Cluster.TestCase
 TestShadowCluster = ShadowCluster.TestCase

@@ -6,7 +6,8 @@ from msgspec import structs
 
 from tests.daemon.plans import failover
 from tmd.core.duties import Train as TrainDuty
-from tmd.daemon.records import Receipt, Records, condemned
+from tmd.core.obeying import Receipt
+from tmd.daemon.records import Records, condemned
 
 
 def test_newer_is_obeyed_older_is_not(tmp_path, record):

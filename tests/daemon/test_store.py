@@ -118,6 +118,17 @@ async def test_a_new_epoch_is_above_what_the_candidate_knows(store):
     assert answer == Granted(known + 1)
 
 
+async def test_a_renewal_is_never_below_what_the_candidate_knows(store):
+    """A replica that took over may hold a lease of long ago, under which nobody would obey."""
+    first = await store.acquire("a", ttl_s=5, floor=0)
+    known = first.epoch + 7
+    again = await store.acquire("a", ttl_s=5, floor=known)
+    renewed = await store.acquire("a", ttl_s=5, floor=again.epoch)
+
+    assert again.epoch > known
+    assert renewed == again
+
+
 async def test_a_lease_lapses(store):
     first = await store.acquire("a", ttl_s=0.05, floor=0)
     async with asyncio.timeout(5):

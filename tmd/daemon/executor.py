@@ -9,9 +9,10 @@ import structlog
 
 from tmd.core.errors import StoreUnavailable
 from tmd.core.model import JobRecord
+from tmd.core.obeying import Receipt
 from tmd.daemon.agents import AgentServer
 from tmd.daemon.bus import Bell, Reach, Store
-from tmd.daemon.records import Receipt, Records
+from tmd.daemon.records import Records
 
 log = structlog.get_logger("tmd.executor")
 

@@ -19,8 +19,9 @@ from tmd.core.breaker import BreakerRules
 from tmd.core.election import Answer, Granted, Lease, next_attempt, updated
 from tmd.core.errors import Conflict, StaleLease, StoreUnavailable
 from tmd.core.limits import Limits, Understudies
-from tmd.core.migration import Facts, is_live
+from tmd.core.migration import is_live
 from tmd.core.model import ClusterView, JobRecord, Verdict
+from tmd.core.patience import Seen, seen
 from tmd.core.planning import form, steer
 from tmd.daemon.bus import Bell, Reach, Store
 from tmd.daemon.judging import guarded, rulings
@@ -126,7 +127,7 @@ class Leader:
         self._candidate = candidate
         self._policies = policies
         self._reach = reach
-        self._since: dict[str, tuple[object, float]] = {}
+        self._seen: dict[str, Seen] = {}
         self._said: dict[str, str] = {}
 
     def adopt(self, policies: Sequence[Policy]) -> None:
@@ -163,8 +164,8 @@ class Leader:
         patience = self._config.poll_s
         for job in sorted(names):
             patience = min(patience, await self._decide(view, job))
-        for gone in self._since.keys() - names:
-            del self._since[gone]
+        for gone in self._seen.keys() - names:
+            del self._seen[gone]
         return patience
 
     async def _decide(self, view: ClusterView, job: str) -> float:
@@ -212,11 +213,10 @@ class Leader:
     def _age(self, view: ClusterView, record: JobRecord | None, job: str) -> float:
         """How long this leader has seen the job as it is."""
         now = asyncio.get_running_loop().time()
-        situation = _situation(view, record) if record else None
-        known = self._since.get(job)
-        if known is None or known[0] != situation:
-            self._since[job] = known = (situation, now)
-        return now - known[1]
+        if record is None:
+            return 0.0
+        self._seen[job] = known = seen(self._seen.get(job), view, record, now)
+        return now - known.since
 
     def _tell(self, before: JobRecord | None, after: JobRecord) -> None:
         plan = after.plan
@@ -239,12 +239,3 @@ class Leader:
 
 def _plan_id(record: JobRecord) -> str:
     return record.plan.id if record.plan else ""
-
-
-def _situation(view: ClusterView, record: JobRecord) -> object:
-    """What must stay the same for a deadline to go on running."""
-    facts = Facts(view, record.job)
-    membership = record.membership
-    unheard = all(m.worker not in facts.status for m in membership.members)
-    phase = record.plan.phase if record.plan else None
-    return (membership.epoch, _plan_id(record), phase, facts.stuck(membership), unheard)

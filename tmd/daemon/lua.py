@@ -10,11 +10,14 @@ ACQUIRE = """
 local held = redis.call('GET', KEYS[1])
 if held then
   local holder, epoch = string.match(held, '^(.*)|(%d+)$')
-  if holder == ARGV[2] then
+  if holder ~= ARGV[2] then
+    return {0, holder, redis.call('PTTL', KEYS[1])}
+  end
+  -- Below it after a fail-over that lost writes: nobody would obey that epoch any more.
+  if tonumber(epoch) >= tonumber(ARGV[4]) then
     redis.call('PEXPIRE', KEYS[1], ARGV[3])
     return {1, epoch, 0}
   end
-  return {0, holder, redis.call('PTTL', KEYS[1])}
 end
 -- Grows even after the data was lost, because the clock does; and above whatever the caller knows.
 local epoch = tonumber(redis.call('GET', KEYS[2]) or '0') + 1

@@ -7,25 +7,16 @@ from __future__ import annotations
 
 import json
 import os
-from enum import StrEnum
 from pathlib import Path
 
 import structlog
 
 from tmd.core.duties import duty
 from tmd.core.model import JobRecord, Kind
+from tmd.core.obeying import Receipt, received
 from tmd.wire import Order
 
 log = structlog.get_logger("tmd.executor")
-
-
-class Receipt(StrEnum):
-    """What became of a record that was read from the store."""
-
-    NEW = "new"
-    KNOWN = "known"
-    OLDER = "older"  # the store lost something: ours is the newer one
-    REFUSED = "refused"  # written by a leader older than one obeyed before
 
 
 class Records:
@@ -43,18 +34,12 @@ class Records:
 
     def take(self, record: JobRecord) -> Receipt:
         """Obey ``record`` if it is newer than what is known."""
-        known = self.jobs.get(record.job)
-        if record.lease_epoch < self._obeyed.get(record.job, 0):
-            if known is not None and record.revision < known.revision:
-                return Receipt.OLDER
-            return Receipt.REFUSED
-        if known is not None and record.revision < known.revision:
-            return Receipt.OLDER
-        if known is not None and record.revision == known.revision and record == known:
-            return Receipt.KNOWN
-        self.jobs[record.job] = record
-        self._obey(record)
-        return Receipt.NEW
+        known, obeyed = self.jobs.get(record.job), self._obeyed.get(record.job, 0)
+        receipt = received(record, known, obeyed)
+        if receipt is Receipt.NEW:
+            self.jobs[record.job] = record
+            self._obey(record)
+        return receipt
 
     def _obey(self, record: JobRecord) -> None:
         if record.lease_epoch > self._obeyed.get(record.job, 0):

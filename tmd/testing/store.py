@@ -120,7 +120,9 @@ class MemoryClient:
         held = store.lease if store.lease and store.lease[2] > now else None
         if held is not None and held[0] != holder:
             return Denied(holder=held[0], remaining_s=held[2] - now)
-        epoch = held[1] if held else max(store.last_epoch + 1, store.clock_epoch, floor + 1)
+        renewed = held is not None and held[1] >= floor
+        fresh = max(store.last_epoch + 1, store.clock_epoch, floor + 1)
+        epoch = held[1] if held is not None and renewed else fresh
         store.last_epoch = epoch
         store.lease = (holder, epoch, now + ttl_s)
         return Granted(epoch=epoch)

@@ -1,0 +1,222 @@
+"""The real core under a control plane that loses, repeats and delays, with leaders that stall."""
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.core.plane import Plane
+from tests.core.proof import thorough
+
+HOSTS = st.sampled_from(["h0", "h1", "h2"])
+
+
+class ControlPlane(RuleBasedStateMachine):
+    """What is read, decided, written, told and heard happens each in its own time, or never."""
+
+    hot: int | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sim = Plane(ranks=3, standbys=2, hot=self.hot)
+        self.kills = 0
+
+    def pick(self, data: st.DataObject) -> str:
+        return data.draw(st.sampled_from(sorted(self.sim.workers)))
+
+    # --- leaders ----------------------------------------------------------------------------------
+
+    @rule(host=HOSTS)
+    def lease_is_asked_for(self, host: str) -> None:
+        self.sim.ask(host)
+
+    @rule()
+    def lease_lapses(self) -> None:
+        self.sim.lapse()
+
+    @rule(host=HOSTS)
+    def leader_decides(self, host: str) -> None:
+        self.sim.decide(host)
+
+    @rule(host=HOSTS)
+    def write_arrives(self, host: str) -> None:
+        self.sim.write(host)
+
+    @rule(host=HOSTS)
+    def leader_acts_at_once(self, host: str) -> None:
+        self.sim.ask(host)
+        self.sim.decide(host)
+        self.sim.write(host)
+
+    @rule()
+    def a_moment_passes(self) -> None:
+        self.sim.now += 0.6
+
+    @rule()
+    def long_is_waited(self) -> None:
+        self.sim.wait()
+
+    # --- the store --------------------------------------------------------------------------------
+
+    @rule()
+    def replica_catches_up(self) -> None:
+        self.sim.copy_to_replica()
+
+    @rule()
+    def replica_takes_over(self) -> None:
+        self.sim.fail_over()
+
+    @precondition(lambda self: self._can_be_put_back())
+    @rule()
+    def store_is_wiped(self) -> None:
+        self.sim.wipe()
+
+    def _can_be_put_back(self) -> bool:
+        record = self.sim.redis.record
+        return record is None or self.sim.remembered() >= record.revision
+
+    # --- hosts ------------------------------------------------------------------------------------
+
+    @rule(host=HOSTS)
+    def daemon_reads(self, host: str) -> None:
+        self.sim.read(host)
+
+    @precondition(lambda self: self.sim.redis.record is not None)
+    @rule(host=HOSTS)
+    def daemon_restarts(self, host: str) -> None:
+        self.sim.restart(host)
+
+    @rule(data=st.data())
+    def status_arrives(self, data: st.DataObject) -> None:
+        self.sim.publish(self.pick(data))
+
+    @rule(data=st.data())
+    def order_is_sent(self, data: st.DataObject) -> None:
+        self.sim.send(self.pick(data))
+
+    @rule(data=st.data())
+    def order_arrives(self, data: st.DataObject) -> None:
+        self.sim.hear(self.pick(data))
+
+    @rule(data=st.data())
+    def all_orders_arrive(self, data: st.DataObject) -> None:
+        self.sim.deliver(self.pick(data))
+
+    # --- workers ----------------------------------------------------------------------------------
+
+    @rule(data=st.data())
+    def worker_reaches_boundary(self, data: st.DataObject) -> None:
+        self.sim.boundary(self.pick(data))
+
+    @rule()
+    def step_commits(self) -> None:
+        self.sim.step()
+
+    @rule(aware=st.sets(st.integers(0, 2)))
+    def vote_breaks(self, aware: set[int]) -> None:
+        self.sim.step(aware)
+
+    @rule()
+    def link_breaks(self) -> None:
+        self.sim.cut()
+
+    @rule(data=st.data())
+    def link_to_a_shadow_breaks(self, data: st.DataObject) -> None:
+        self.sim.lose_life(self.pick(data))
+
+    @precondition(lambda self: self.kills < 2)
+    @rule(data=st.data())
+    def worker_dies(self, data: st.DataObject) -> None:
+        alive = sorted(n for n, w in self.sim.workers.items() if w.alive)
+        holders = [w for w in self.sim.workers.values() if w.alive and w.state is not None]
+        victim = data.draw(st.sampled_from(alive))
+        if len([w for w in holders if w.name != victim]) >= 1:
+            self.kills += 1
+            self.sim.kill(victim)
+            self.sim.add_standby(f"new{self.kills}")
+
+    # --- operators --------------------------------------------------------------------------------
+
+    @rule(host=HOSTS)
+    def drain(self, host: str) -> None:
+        self.sim.drains = {host}
+        self.sim.drain_count += 1
+
+    @rule()
+    def undrain(self) -> None:
+        self.sim.drains = set()
+
+    @rule(rounds=st.integers(1, 3))
+    def everything_is_heard(self, rounds: int) -> None:
+        self.sim.settle(rounds)
+
+    @invariant()
+    def holds(self) -> None:
+        self.sim.check()
+
+    def teardown(self) -> None:
+        """In the end the job goes on: a step commits on every rank."""
+        self.sim.drains = set()
+        for _ in range(6):
+            self.sim.settle()
+            if self.sim.step():
+                break
+        else:
+            raise AssertionError(f"the job does not go on: {self.sim.redis.record}")
+        self.sim.check()
+
+
+class ShadowedControlPlane(ControlPlane):
+    """The same with joiners that follow before they take over, and a hot standby."""
+
+    hot = 1
+
+
+def test_hosts_that_come_back_one_by_one_after_redis_was_emptied_are_not_dead() -> None:
+    """A job has been holding for a standby; the leader's own host is heard first again."""
+    sim = Plane(ranks=3, standbys=0)
+    sim.settle(2)
+    sim.step()
+    sim.kill("w2")
+    sim.settle(3)
+    sim.wait()
+    sim.turn()
+    sim.wipe()
+    sim.read("h0")
+    sim.publish("w0")
+    sim.turn()
+    record = sim.redis.record
+    assert record is not None
+    assert record.plan is not None
+    assert record.plan.dead == ("w2",)
+
+    sim.add_standby("new")
+    sim.settle(5)
+    assert sim.step()
+
+
+def test_a_leader_of_long_ago_does_not_lead_again_under_its_old_epoch() -> None:
+    """Redis failed over to a replica that still knew its lease; daemons have obeyed a later one."""
+    sim = Plane(ranks=2, standbys=1)
+    sim.settle(2)
+    sim.step()
+    sim.settle(1)
+    sim.copy_to_replica()
+    sim.lapse()
+    for host in ("h1", "h0"):
+        sim.ask(host)
+    sim.drains, sim.drain_count = {"h1"}, 1
+    sim.settle(2)
+    sim.fail_over()
+    assert sim.redis.holder == "h0"
+    for _ in range(3):
+        sim.settle(3)
+        sim.step()
+
+    assert all(d.obeyed == sim.redis.lease for d in sim.daemons.values())
+    assert sim.redis.record is not None
+    assert sim.redis.record.membership.epoch == 2
+
+
+THOROUGH = thorough("plane", 50)
+ControlPlane.TestCase.settings = ShadowedControlPlane.TestCase.settings = THOROUGH
+TestControlPlane = ControlPlane.TestCase
+TestShadowedControlPlane = ShadowedControlPlane.TestCase
