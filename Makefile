@@ -1,4 +1,4 @@
-# Six verbs; CI calls the same ones. Everything happens in a virtual environment of its own.
+# Seven verbs; CI calls the same ones. Everything happens in a virtual environment of its own.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: install demo test lint proof bench bench-peers clean
+.PHONY: install demo test lint proof fuzz bench bench-peers clean
 
 install: $(VENV)/.installed
 
@@ -35,6 +35,11 @@ lint: install
 proof: install
 	TMD_PROOF_SCALE=$(or $(SCALE),60) $(BIN)/python -m pytest --numprocesses 2 --timeout 7200 \
 		tests/core/test_plane.py tests/core/test_simulation.py $(ARGS)
+
+# A million spoilt messages at every door.
+fuzz: install
+	TMD_FUZZ_ROUNDS=$(or $(ROUNDS),1000000) TMD_FUZZ_SEED=$(or $(SEED),1) \
+		$(BIN)/python -m pytest --numprocesses 2 --timeout 7200 tests/fuzz $(ARGS)
 
 bench: install
 	$(BIN)/python -m bench.collectives

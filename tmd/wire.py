@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from tmd.core.duties import Duty
-from tmd.core.errors import WireError
+from tmd.core.errors import UNREADABLE, WireError, brief
 from tmd.core.limits import ShadowLimits
 from tmd.core.model import Alert, Exit, Signal, WorkerStatus
 
@@ -150,5 +150,5 @@ def decode(body: bytes | bytearray | memoryview) -> Message:
     """
     try:
         return _decoder.decode(body)
-    except msgspec.MsgspecError as error:
-        raise WireError(f"bad message of {len(body)} bytes: {error}") from error
+    except UNREADABLE as error:
+        raise WireError(f"bad message of {len(body)} bytes: {brief(error)}") from error

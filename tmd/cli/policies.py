@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tmd.cli.common import ConfigOption, JsonOption, print_json, with_store
-from tmd.core.errors import TmdError
+from tmd.core.errors import UNREADABLE, TmdError
 
 if TYPE_CHECKING:
     from tmd.config import Settings
@@ -54,7 +54,7 @@ def _read(file: Path) -> ClusterView:
         return msgspec.json.decode(file.read_bytes(), type=ClusterView)
     except OSError as error:
         raise TmdError(f"cannot read {file}: {error.strerror}") from None
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise TmdError(f"{file} is no view as 'tmd status --json' prints it: {error}") from None
 
 

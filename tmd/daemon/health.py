@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from tmd.core.errors import StoreUnavailable
+from tmd.core.errors import UNREADABLE, StoreUnavailable
 from tmd.core.findings import Memory
 from tmd.core.triage import restored
 from tmd.daemon.bus import Bell, Reach, Store
@@ -70,7 +70,7 @@ def _read(file: Path) -> Memory:
         return msgspec.json.decode(file.read_bytes(), type=Memory)
     except FileNotFoundError:
         return Memory()
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *UNREADABLE) as error:
         log.warning("cannot read what was raised before", file=str(file), error=str(error))
         return Memory()
 

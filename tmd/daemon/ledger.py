@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec import Struct
 
+from tmd.core.errors import UNREADABLE
 from tmd.core.injection import PREFIX
 from tmd.core.model import Alert
 
@@ -127,5 +128,5 @@ def _decoded(body: bytes) -> Alert | None:
     """``None`` for what another version wrote and this one cannot read."""
     try:
         return msgspec.json.decode(body, type=Alert)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return None

@@ -1,9 +1,9 @@
 """The store in Redis: the only file that knows Redis.
 
 Every change is one Lua script (:mod:`tmd.daemon.lua`); values are JSON behind a seal
-(:mod:`tmd.daemon.seal`), so that people can read them with ``redis-cli`` and strangers cannot write
-them. A forged request, host status or alert is as if it were not there; a forged record or breaker
-stops deciding, since doing less is all that is left. The client never retries by itself: a blocked
+(:mod:`tmd.daemon.codec`): people can read them with ``redis-cli``, and strangers cannot write them.
+A forged request, host status or alert is as if it were not there; a forged record or breaker stops
+deciding, since doing less is all that is left. The client never retries by itself: a blocked
 renewal would outlive the lease.
 """
 
@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-import msgspec
-import structlog
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
@@ -26,18 +24,20 @@ from redis.exceptions import RedisError
 from tmd.config import Settings
 from tmd.core.alerts import mark
 from tmd.core.election import Answer, Denied, Granted
-from tmd.core.errors import ConfigError, Conflict, StaleLease, StoreUnavailable
+from tmd.core.errors import (
+    ConfigError,
+    Conflict,
+    StaleLease,
+    StoreUnavailable,
+)
 from tmd.core.fuse import Breaker
 from tmd.core.model import Alert, ClusterView, HostStatus, JobRecord
 from tmd.core.notices import Told
 from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon import lua
 from tmd.daemon.bus import Topic
-from tmd.daemon.seal import Seal
+from tmd.daemon.codec import Codec
 
-log = structlog.get_logger("tmd.store")
-
-FORGED = "redis holds a {} that no member of this cluster wrote, or one with another secret"
 ALERTS_KEPT = 100_000
 LISTEN_S = 2.0
 """The subscription is probed after so long without a message."""
@@ -58,13 +58,10 @@ class RedisStore:
         alerts_kept: int = ALERTS_KEPT,
     ) -> None:
         self._redis = connect(url, timeout_s)
-        self._seal = Seal(key)
         self._cluster = cluster
         self._alerts_kept = alerts_kept
         self._prefix = f"{{tmd:{cluster}}}:"
-        self._known: dict[type, dict[bytes, Any]] = {}
-        """Values decoded at the last look: what did not change is not decoded again."""
-        self._forged: set[type] = set()
+        self._codec = Codec(key, self._prefix)
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -72,52 +69,22 @@ class RedisStore:
         hosts, jobs, drains, rehearsals, paused, breaker = await self._run(
             lua.SNAPSHOT, ["hosts", "jobs", "drains", "rehearsals", "paused", "breaker"]
         )
-        asked = self._decoded(rehearsals, RehearsalRequest)
+        asked = self._codec.all_opened(rehearsals, RehearsalRequest)
         return ClusterView(
-            hosts=tuple(sorted(self._decoded(hosts, HostStatus), key=lambda h: h.host)),
-            jobs=tuple(sorted(self._records(jobs), key=lambda j: j.job)),
-            drains=tuple(sorted(self._decoded(drains, DrainRequest), key=lambda d: d.host)),
+            hosts=tuple(sorted(self._codec.all_opened(hosts, HostStatus), key=lambda h: h.host)),
+            # One left out would look like a job that is to be formed anew.
+            jobs=tuple(sorted(self._codec.all_demanded(jobs, JobRecord), key=lambda j: j.job)),
+            drains=tuple(
+                sorted(self._codec.all_opened(drains, DrainRequest), key=lambda d: d.host)
+            ),
             rehearsals=tuple(sorted(asked, key=lambda r: r.host)),
             paused=bool(paused),
-            breaker=self._open(breaker, Breaker) if breaker else Breaker(),
+            breaker=self._codec.demanded(breaker, Breaker) if breaker else Breaker(),
         )
 
     async def jobs(self) -> tuple[JobRecord, ...]:
         records = await self._run(lua.JOBS, ["jobs"])
-        return tuple(self._records(records))
-
-    def _records(self, values: Sequence[bytes]) -> list[JobRecord]:
-        """One left out would look like a job that is to be formed anew."""
-        found = self._decoded(values, JobRecord)
-        if len(found) < len(set(values)):
-            raise StoreUnavailable(f"{FORGED.format('JobRecord')}; delete its key")
-        return found
-
-    def _decoded(self, values: Sequence[bytes], kind: type[T]) -> list[T]:
-        """Those of ``values`` that members wrote."""
-        before = self._known.get(kind, {})
-        known = {v: before[v] if v in before else self._opened(v, kind) for v in values}
-        self._known[kind] = known
-        return [value for value in known.values() if value is not None]
-
-    def _opened(self, value: bytes, kind: type[T]) -> T | None:
-        body = self._seal.opened(kind.__name__, value)
-        if body is None:
-            if kind not in self._forged:  # once: a stranger must not fill the logs as well
-                self._forged.add(kind)
-                text = value[:200].decode(errors="replace")
-                log.error(FORGED.format(kind.__name__), prefix=self._prefix, begins=text)
-            return None
-        return _decode(body, kind)
-
-    def _open(self, value: bytes, kind: type[T]) -> T:
-        found = self._opened(value, kind)
-        if found is None:
-            raise StoreUnavailable(f"{FORGED.format(kind.__name__)}; delete its key")
-        return found
-
-    def _sealed(self, value: Any) -> bytes:
-        return self._seal.sealed(type(value).__name__, msgspec.json.encode(value))
+        return tuple(self._codec.all_demanded(records, JobRecord))
 
     async def clock(self) -> float:
         """Wall-clock seconds of the server, to show to people."""
@@ -139,7 +106,7 @@ class RedisStore:
 
     def _alert(self, entry: dict[bytes, bytes]) -> Alert | None:
         """The text stands in a field of its own, for subscribers that do not know the secret."""
-        return self._opened(entry.get(b"seal", b"") + b" " + entry.get(b"alert", b""), Alert)
+        return self._codec.opened(entry.get(b"seal", b"") + b" " + entry.get(b"alert", b""), Alert)
 
     async def newest_alert(self) -> str:
         with _errors():
@@ -149,13 +116,13 @@ class RedisStore:
     async def told(self) -> Told | None:
         with _errors():
             value: Any = await self._redis.get(self._key("told-outside"))
-        return self._opened(value, Told) if value else None
+        return self._codec.opened(value, Told) if value else None
 
     # --- writing ----------------------------------------------------------------------------------
 
     async def put_host(self, status: HostStatus, *, ttl_s: float, wake: bool) -> None:
         keys = [f"host:{status.host}", "hosts"]
-        value = self._sealed(status)
+        value = self._codec.sealed(status)
         await self._run(lua.PUT_HOST, keys, status.host, value, _ms(ttl_s), int(wake))
 
     async def acquire(self, holder: str, *, ttl_s: float, floor: int) -> Answer:
@@ -177,7 +144,7 @@ class RedisStore:
             record.lease_epoch,
             expected,
             record.revision,
-            self._sealed(record),
+            self._codec.sealed(record),
         )
         if outcome == b"stale":
             raise StaleLease(f"{record.job}: written under lease epoch {stored.decode()} meanwhile")
@@ -191,13 +158,13 @@ class RedisStore:
             record.job,
             record.lease_epoch,
             record.revision,
-            self._sealed(record),
+            self._codec.sealed(record),
         )
         return bool(restored)
 
     async def publish_alert(self, alert: Alert) -> None:
         channel = f"tmd:{self._cluster}:alerts"
-        seal, _, body = self._sealed(alert).partition(b" ")
+        seal, _, body = self._codec.sealed(alert).partition(b" ")
         await self._run(
             lua.PUBLISH_ALERT,
             ["alerts", "told"],
@@ -214,11 +181,11 @@ class RedisStore:
 
     async def put_told(self, told: Told) -> None:
         with _errors():
-            await self._redis.set(self._key("told-outside"), self._sealed(told))
+            await self._redis.set(self._key("told-outside"), self._codec.sealed(told))
 
     async def drain(self, request: DrainRequest) -> None:
         with _errors():
-            await self._redis.hset(self._key("drains"), request.host, self._sealed(request))
+            await self._redis.hset(self._key("drains"), request.host, self._codec.sealed(request))
         await self._wake()
 
     async def undrain(self, host: str) -> bool:
@@ -229,18 +196,22 @@ class RedisStore:
 
     async def rehearse(self, request: RehearsalRequest) -> None:
         with _errors():
-            await self._redis.hset(self._key("rehearsals"), request.host, self._sealed(request))
+            await self._redis.hset(
+                self._key("rehearsals"), request.host, self._codec.sealed(request)
+            )
         await self._wake()
 
     async def declare_healthy(self, request: HealthyRequest) -> None:
         with _errors():
-            await self._redis.hset(self._key("healthy"), request.id, self._sealed(request))
+            await self._redis.hset(self._key("healthy"), request.id, self._codec.sealed(request))
         await self._wake()
 
     async def healthy_requests(self) -> tuple[HealthyRequest, ...]:
         with _errors():
             values: Any = await self._redis.hvals(self._key("healthy"))
-        return tuple(sorted(self._decoded(values, HealthyRequest), key=lambda r: (r.at, r.id)))
+        return tuple(
+            sorted(self._codec.all_opened(values, HealthyRequest), key=lambda r: (r.at, r.id))
+        )
 
     async def healthy_served(self, request: HealthyRequest) -> None:
         with _errors():
@@ -256,7 +227,7 @@ class RedisStore:
 
     async def set_breaker(self, breaker: Breaker) -> None:
         with _errors():
-            await self._redis.set(self._key("breaker"), self._sealed(breaker))
+            await self._redis.set(self._key("breaker"), self._codec.sealed(breaker))
         await self._wake()
 
     # --- wake-ups ---------------------------------------------------------------------------------
@@ -372,15 +343,6 @@ def _heed_cancellation() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
-
-
-def _decode(value: bytes, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(value, type=kind)
-    except msgspec.MsgspecError as error:
-        raise StoreUnavailable(
-            f"redis holds a {kind.__name__} that this version cannot read: {error}"
-        ) from error
 
 
 def _topic(data: Any) -> Topic:

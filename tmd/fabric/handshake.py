@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from tmd.core.errors import LinkRefused
+from tmd.core.errors import UNREADABLE, LinkRefused, brief
 
 T = TypeVar("T")
 Talk = Generator[bytes | int, bytes, T]
@@ -100,7 +100,10 @@ def dialer(key: bytes, worker: str, peer: str, group: str, lane: Lane, epoch: in
     seal = yield PROOF
     if not hmac.compare_digest(seal, _proof(key, b"tmd acceptor", opening, challenge, answer)):
         raise LinkRefused(f"{peer} does not hold the key of this job")
-    return msgspec.msgpack.decode(answer, type=Answer)
+    try:
+        return msgspec.msgpack.decode(answer, type=Answer)
+    except UNREADABLE as e:
+        raise LinkRefused(f"{peer} sent an answer that cannot be read: {brief(e)}") from e
 
 
 def acceptor(key: bytes, worker: str) -> Talk[tuple[Hello, Seal]]:
@@ -121,8 +124,8 @@ def acceptor(key: bytes, worker: str) -> Talk[tuple[Hello, Seal]]:
         raise LinkRefused("does not hold the key of this job")
     try:
         hello = msgspec.msgpack.decode(raw, type=Hello)
-    except msgspec.MsgspecError as e:
-        raise LinkRefused(f"sent a greeting that cannot be read: {e}") from e
+    except UNREADABLE as e:
+        raise LinkRefused(f"sent a greeting that cannot be read: {brief(e)}") from e
     if hello.peer != worker:
         raise LinkRefused(f"asks for worker {hello.peer!r}, here is {worker!r}")
 

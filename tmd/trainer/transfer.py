@@ -8,17 +8,20 @@ which the joiner compares with its own. Nothing of the joiner counts before the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 import torch
 import xxhash
 from msgspec import Struct, msgpack
 from torch import Tensor
 
-from tmd.core.errors import StateMismatch
+from tmd.core.errors import UNREADABLE, LinkError, StateMismatch, brief
 from tmd.fabric import GroupTable, Link
 from tmd.trainer.data import Position
 from tmd.trainer.dtensors import part
 from tmd.trainer.state import Layouts
+
+T = TypeVar("T")
 
 Digest = dict[str, str]
 """Hexadecimal digests (xxh3-128) by part of the state."""
@@ -68,7 +71,7 @@ def offer(link: Link, header: Header) -> Digest:
 
 def consider(link: Link) -> Header:
     """Joiner: receive the header. Answer with :func:`answer`."""
-    return msgpack.decode(link.recv_frame(HEADER_LIMIT), type=Header)
+    return _read(link, Header)
 
 
 def answer(link: Link, refusal: str = "", has: Digest | None = None) -> None:
@@ -83,7 +86,7 @@ def confirm(link: Link, same: bool) -> None:
 
 def is_confirmed(link: Link) -> bool:
     """Joiner: the other side of :func:`confirm`."""
-    return msgpack.decode(link.recv_frame(HEADER_LIMIT), type=bool)
+    return _read(link, bool)
 
 
 def send_tensors(link: Link, tensors: Iterable[Tensor]) -> int:
@@ -139,8 +142,16 @@ def digest_of(tensors: Iterable[Tensor]) -> str:
     return digest.hexdigest()
 
 
+def _read(link: Link, kind: type[T]) -> T:
+    blob = link.recv_frame(HEADER_LIMIT)
+    try:
+        return msgpack.decode(blob, type=kind)
+    except UNREADABLE as error:
+        raise LinkError(f"{link.peer} does not speak this protocol: {brief(error)}") from error
+
+
 def _expect_go(link: Link) -> Answer:
-    reply = msgpack.decode(link.recv_frame(HEADER_LIMIT), type=Answer)
+    reply = _read(link, Answer)
     if reply.refusal:
         raise StateMismatch(reply.refusal)
     return reply

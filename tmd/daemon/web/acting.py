@@ -11,6 +11,7 @@ import structlog
 from aiohttp import hdrs, web
 from msgspec import Struct
 
+from tmd.core.errors import UNREADABLE, brief
 from tmd.core.operators import unknown_host
 from tmd.core.requests import DrainRequest
 from tmd.daemon.web.guard import Asked, Problem, refusal
@@ -89,7 +90,7 @@ async def _admitted(request: web.Request, kind: type[T]) -> T:
         raise Refused(problem)
     try:
         body = msgspec.json.decode(await request.read() or b"{}", type=kind)
-    except msgspec.MsgspecError as error:
-        raise Refused(Problem(400, "bad_body", str(error))) from None
+    except UNREADABLE as error:
+        raise Refused(Problem(400, "bad_body", brief(error))) from None
     log.info("request of an operator", **said, body=str(body))
     return body
