@@ -91,7 +91,7 @@ def pass_on(rank: int, inputs: Tensor) -> None:
         dist.recv(inputs, 0)
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--epochs", type=int, default=1)
@@ -107,7 +107,11 @@ def main() -> None:
     parser.add_argument("--noisy", action="store_true", help="an optimizer that draws noise")
     parser.add_argument("--pace", type=float, default=0.0, help="seconds for each step, and ...")
     parser.add_argument("--last", type=int, default=0, help="... wait in this one, until hurried")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
     torch.manual_seed(0)
     session = tmd.trainer.join()
     injector.follow(session)
