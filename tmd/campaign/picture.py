@@ -46,7 +46,7 @@ def bars(values: Mapping[str, Sequence[float]], names: Sequence[str]) -> str:
     for number, (name, row) in enumerate(values.items()):
         height, begin = TOP + ROW * number, 0.0
         parts.append(_label(name, height + ROW / 2))
-        for value, colour, part in zip(row, COLOURS, names, strict=True):
+        for value, colour, part in zip(row, COLOURS, names, strict=False):
             length = max(value, 0.0)
             parts.append(
                 f'<rect x="{place(begin):.1f}" y="{height + 4}" height="{ROW - 8}" '
@@ -55,7 +55,7 @@ def bars(values: Mapping[str, Sequence[float]], names: Sequence[str]) -> str:
             )
             begin += length
     legend = TOP + ROW * len(values) + 34
-    for number, (colour, part) in enumerate(zip(COLOURS, names, strict=True)):
+    for number, (colour, part) in enumerate(zip(COLOURS, names, strict=False)):
         across = LEFT + number * 90
         parts.append(
             f'<rect x="{across}" y="{legend - 9}" width="10" height="10" fill="{colour}"/>'

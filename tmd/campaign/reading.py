@@ -12,10 +12,10 @@ from typing import Any
 
 from tmd.campaign.scenario import ClusterPart, Expected, FaultPart, JobPart, Scenario, Story
 from tmd.core.errors import ConfigError
-from tmd.schema import Problem, S, read
+from tmd.schema import Problem, S, Section, read
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
-PARTS: dict[str, type] = {"cluster": ClusterPart, "job": JobPart, "scenario": Scenario}
+PARTS: dict[str, type[Section]] = {"cluster": ClusterPart, "job": JobPart, "scenario": Scenario}
 
 
 def shipped() -> dict[str, Path]:
@@ -146,8 +146,7 @@ def _known(where: tuple[str, ...]) -> Collection[str]:
     if "faults" in where:
         return FaultPart.__struct_fields__
     kind = Expected if where[-1] == "expect" else PARTS[where[0]]
-    fields: tuple[str, ...] = vars(kind)["__struct_fields__"]
-    return fields
+    return kind.__struct_fields__
 
 
 def nearest(word: str, known: Collection[str]) -> str:
