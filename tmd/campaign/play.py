@@ -149,6 +149,7 @@ class Play:
         self._stage.withdraw()
         self._release()
         await self._mend()
+        await self._stage.undrain()
         await self._stage.whole(self._scenario.standbys)
         await self._stage.steps(AFTER)
         await self._stage.whole(self._scenario.standbys)

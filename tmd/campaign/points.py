@@ -71,7 +71,7 @@ class Injector:
         self._session: Session | None = None
         self._fabric: tmd.fabric.Fabric | None = None
         self._following: Following | None = None
-        self._flips = False
+        self._flips: Fault | None = None
         self._cuts = False
         self._paced: Fault | None = None
 
@@ -148,7 +148,7 @@ class Injector:
 
     def _shadowing(self, following: Following, *_: object) -> None:
         self._following = following
-        if self._flips:
+        if self._flips is not None and not self._gone(self._flips):
             blows.flip(following)
         if self._cuts:
             following.shadow.close()
@@ -175,7 +175,7 @@ class Injector:
             case "flip":
                 # From here on after every step: a copy of the state would make good a single one.
                 assert self._following is not None
-                self._flips = True
+                self._flips = fault
                 blows.flip(self._following)
             case "cut" | "cuts":
                 # "cuts": from here on after every step.

@@ -287,6 +287,12 @@ class Stage:
         subprocess.run(["umount", "--lazy", str(place)], check=False)
         return True
 
+    async def undrain(self) -> None:
+        """Withdraw what operators have asked for and nobody has carried out."""
+        view = await self.until(lambda v: bool(v.jobs))
+        for request in view.drains:
+            await self.cluster.store.undrain(request.host)
+
     async def repair(self) -> None:
         """Start again what has ended, as systemd and an operator would."""
         for host, daemon in list(self.cluster.daemons.items()):
