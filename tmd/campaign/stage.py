@@ -12,12 +12,11 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Never, Self
+from typing import Self
 
 from tmd.campaign import mischief
 from tmd.campaign.clocks import Clocks
 from tmd.campaign.forking import NETWORK
-from tmd.campaign.kind import Unfired
 from tmd.campaign.namespaces import Namespaces
 from tmd.campaign.places import FOLDER, ORDERS, RELAY
 from tmd.campaign.relay import Relay, Weather
@@ -217,18 +216,14 @@ class Stage:
         await self.until(lambda v: ready(v, len(self.ranks), 0, goal))
 
     async def targets(self, where: str) -> list[str]:
-        """The hosts that ``where`` means now.
-
-        Raises:
-            Unfired: there is none.
-        """
+        """The hosts that ``where`` means now, or as soon as there are some."""
         word, _, named = where.partition(" ")
-        leader = (await self.cluster.leader()).partition("#")[0] if word in LEADS else ""
+        leader = await self._leader() if word in LEADS else ""
         match word:
             case "host":
                 return [named]
             case "leader":
-                return [leader or _none(where)]
+                return [leader]
             case "follower":
                 return [next(host for host in self.hosts if host != leader)]
             case "all":
@@ -239,33 +234,23 @@ class Stage:
                 return [w.worker.partition("/")[0] for w in found][: len(self.ranks) // 2 + 1]
         return [(await self.worker(where)).worker.partition("/")[0]]
 
+    async def _leader(self) -> str:
+        """The host that leads, as soon as one does."""
+        async for _ in self.cluster.views():
+            with contextlib.suppress(StoreUnavailable):
+                if leader := await self.cluster.leader():
+                    return leader.partition("#")[0]
+        raise AssertionError("views do not end")
+
     async def target(self, where: str) -> str:
         return (await self.targets(where))[0]
 
     async def worker(self, where: str) -> WorkerStatus:
-        """The worker that ``where`` means now.
-
-        Raises:
-            Unfired: there is none.
-        """
-        view = await self.cluster.view()
-        word, _, named = where.partition(" ")
-        plan = view.jobs[0].plan if view.jobs else None
-        moves = plan.moves if plan is not None else ()
-        meant: set[str] = set()
-        if word == "rank" and view.jobs:
-            meant = {view.jobs[0].membership.members[int(named)].worker}
-        elif word == "joiner":
-            meant = {m.joiner.worker for m in moves if m.joiner}
-        elif word == "leaver":
-            meant = {m.leaver.worker for m in moves}
-        for status in workers(view):
-            host = status.worker.partition("/")[0]
-            if status.worker in meant or (word == "host" and host == named):
-                return status
-            if word == "standby" and status.rank is None:
-                return status
-        _none(where)
+        """The worker that ``where`` means, as soon as there is one."""
+        view = await self.until(lambda v: _meant(v, where) is not None)
+        status = _meant(view, where)
+        assert status is not None
+        return status
 
     async def describe(self) -> str:
         with contextlib.suppress(StoreUnavailable):
@@ -325,8 +310,26 @@ def now() -> float:
     return time.time()
 
 
-def _none(where: str) -> Never:
-    raise Unfired(f"there is no {where}")
+def _meant(view: ClusterView, where: str) -> WorkerStatus | None:
+    """The worker that ``where`` means in ``view``."""
+    word, _, named = where.partition(" ")
+    if not view.jobs:
+        return None
+    plan = view.jobs[0].plan
+    moves = plan.moves if plan is not None else ()
+    wanted: set[str] = set()
+    if word == "rank":
+        wanted = {view.jobs[0].membership.members[int(named)].worker}
+    elif word == "joiner":
+        wanted = {m.joiner.worker for m in moves if m.joiner}
+    elif word == "leaver":
+        wanted = {m.leaver.worker for m in moves}
+    for status in workers(view):
+        on_host = word == "host" and status.worker.startswith(f"{named}/")
+        spare = word == "standby" and status.rank is None
+        if status.worker in wanted or on_host or spare:
+            return status
+    return None
 
 
 def _python_path() -> list[str]:
