@@ -371,6 +371,8 @@ class ClusterView(Struct, frozen=True):
     """One consistent look at the cluster: all that a policy may decide by."""
 
     hosts: tuple[HostStatus, ...] = ()
+    unread: tuple[str, ...] = ()
+    """Hosts that are heard, in words of another version."""
     jobs: tuple[JobRecord, ...] = ()
     drains: tuple[DrainRequest, ...] = ()
     rehearsals: tuple[RehearsalRequest, ...] = ()

@@ -29,6 +29,7 @@ from tmd.core.notices import Told
 from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon import lua
 from tmd.daemon.bus import Topic
+from tmd.daemon.statuses import read_hosts
 
 ALERTS_KEPT = 100_000
 LISTEN_S = 2.0
@@ -47,6 +48,7 @@ class RedisStore:
         self._cluster = cluster
         self._alerts_kept = alerts_kept
         self._prefix = f"{{tmd:{cluster}}}:"
+        self._hosts: dict[bytes, HostStatus] = {}
         self._known: dict[type, dict[bytes, Any]] = {}
         """Values decoded at the last look: what did not change is not decoded again."""
 
@@ -57,8 +59,11 @@ class RedisStore:
             lua.SNAPSHOT, ["hosts", "jobs", "drains", "rehearsals", "paused", "breaker"]
         )
         asked = self._decoded(rehearsals, RehearsalRequest)
+        with _errors():
+            self._hosts, unread = read_hosts(hosts, self._hosts)
         return ClusterView(
-            hosts=tuple(sorted(self._decoded(hosts, HostStatus), key=lambda h: h.host)),
+            hosts=tuple(sorted(self._hosts.values(), key=lambda h: h.host)),
+            unread=unread,
             jobs=tuple(sorted(self._decoded(jobs, JobRecord), key=lambda j: j.job)),
             drains=tuple(sorted(self._decoded(drains, DrainRequest), key=lambda d: d.host)),
             rehearsals=tuple(sorted(asked, key=lambda r: r.host)),
