@@ -148,8 +148,9 @@ class Play:
     async def _put_right(self) -> None:
         self._stage.withdraw()
         self._release()
-        await self._mend()
+        # First: what is started again on a host that is to be left would leave at once.
         await self._stage.undrain()
+        await self._mend()
         await self._stage.whole(self._scenario.standbys)
         await self._stage.steps(AFTER)
         await self._stage.whole(self._scenario.standbys)

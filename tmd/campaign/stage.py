@@ -85,6 +85,8 @@ class Stage:
                     FOLDER: str(self.marks),
                     "TMD_SHADOW__REHEARSE": str(part.rehearse).lower(),
                     "TMD_DETECTORS__TRAINER__PROGRESS_TIMEOUT_S": str(part.hang_s),
+                    # All hosts share this machine's cores: how fast a step is says nothing.
+                    "TMD_DETECTORS__STRAGGLER__ENABLED": "false",
                     "PYTHONPATH": os.pathsep.join((str(self.folder / "plugin"), *_python_path())),
                 },
                 own_environment=own,

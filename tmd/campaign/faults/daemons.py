@@ -19,6 +19,7 @@ from tmd.core.model import Activity, HostStatus, WorkerStatus
 
 RESTARTS = 4
 STRANGER_S = 5.0
+STAYS_S = 600.0
 NEWER = "newer"
 
 
@@ -31,7 +32,7 @@ class OfLater(HostStatus, frozen=True):
 async def _killed(stage: Stage, fault: FaultPart) -> Mend:
     for host in await stage.targets(fault.where):
         await kill(stage.cluster.daemons[host])
-    return nothing
+    return stage.repair
 
 
 async def _restarted(stage: Stage, fault: FaultPart) -> Mend:
@@ -91,8 +92,12 @@ async def _newer_words(stage: Stage, fault: FaultPart) -> Mend:
     )
     structs.force_setattr(worker, "activity", "hibernating")
     status = HostStatus(host=NEWER, incarnation="1", workers=(worker,))
-    await stage.cluster.store.put_host(status, ttl_s=STRANGER_S, wake=True)
-    return nothing
+    await stage.cluster.store.put_host(status, ttl_s=STAYS_S, wake=True)
+
+    async def leave() -> None:
+        await stage.cluster.store.put_host(status, ttl_s=0.001, wake=True)
+
+    return leave
 
 
 async def _other_protocol(stage: Stage, fault: FaultPart) -> Mend:
@@ -114,7 +119,7 @@ async def _other_protocol(stage: Stage, fault: FaultPart) -> Mend:
 
 
 KINDS = (
-    Kind("daemon.killed", "a daemon is killed and stays away until all is over", _killed),
+    Kind("daemon.killed", "a daemon is killed and stays away for a while", _killed),
     Kind("daemon.restarted", "a daemon is killed and started again", _restarted),
     Kind("daemon.restart-loop", "a daemon dies whenever it has begun", _restart_loop),
     Kind("daemon.stopped", "a daemon stops, and wakes up later", _stopped),
