@@ -371,14 +371,14 @@ class ClusterView(Struct, frozen=True):
     """One consistent look at the cluster: all that a policy may decide by."""
 
     hosts: tuple[HostStatus, ...] = ()
-    unread: tuple[str, ...] = ()
-    """Hosts that are heard, in words of another version."""
     jobs: tuple[JobRecord, ...] = ()
     drains: tuple[DrainRequest, ...] = ()
     rehearsals: tuple[RehearsalRequest, ...] = ()
     paused: bool = False
     """An operator asked that nothing new be started."""
     breaker: Breaker = Breaker()
+    unread: tuple[str, ...] = ()
+    """Hosts that are heard, in words of another version."""
 
     def workers(self, job: str) -> dict[str, WorkerStatus]:
         """Statuses of all workers of ``job`` on hosts that are heard from."""
