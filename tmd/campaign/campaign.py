@@ -131,9 +131,13 @@ class _Cluster:
         for (scenario, _), s in zip(seen, observed, strict=True):
             costs = () if s.trouble else costs_of(told.trace, s)
             results.append(Result(story.name, scenario, s, tuple(deviations(scenario, s)), costs))
-        if not results:
-            failed = Observed(scenario=scenarios[0].name, trouble=" ".join(said))
-            results = [Result(story.name, scenarios[0], failed, tuple(said))]
+        if not results:  # the next cluster would not come about either
+            results = [
+                Result(
+                    story.name, s, Observed(scenario=s.name, trouble=" ".join(said)), tuple(said)
+                )
+                for s in scenarios
+            ]
         return results, ending
 
     async def _scenario(self, stage: Stage, scenario: Scenario, number: int) -> Observed:

@@ -6,6 +6,7 @@ nothing of how a fault is done; reading one is :mod:`tmd.campaign.reading`'s.
 
 from __future__ import annotations
 
+import tomllib
 from enum import StrEnum
 from typing import Annotated
 
@@ -56,6 +57,12 @@ class ClusterPart(Section, frozen=True):
     """A worker that commits nothing for so long, and waits for nobody, hangs; 0 is never."""
     config: str = ""
     """More of tmd.toml, for all hosts."""
+
+    def __post_init__(self) -> None:
+        try:
+            tomllib.loads(self.config)
+        except tomllib.TOMLDecodeError as error:
+            raise Invalid(f"it is not valid TOML: {error}", "config") from None
 
 
 class JobPart(Section, frozen=True):

@@ -79,7 +79,7 @@ class Stage:
                 silence_s=part.silence_s,
                 max_restarts=FOREVER,
                 restart_delay_s=0.0,
-                more_config=part.config,
+                more_config=part.config + "\n",
                 own_config={host: self._mischief(host) for host in self.hosts},
                 environment={
                     FOLDER: str(self.marks),
@@ -197,6 +197,7 @@ class Stage:
         spare = self.story.cluster.standbys if standbys is None else standbys
 
         def quiet(view: ClusterView) -> bool:
+            self._check_alive()
             plan = view.jobs[0].plan if view.jobs else None
             return (
                 len(view.hosts) == len(self.hosts)
@@ -210,6 +211,16 @@ class Stage:
                 if await self.cluster.leader():
                     return view
             await asyncio.sleep(0.05)
+
+    def _check_alive(self) -> None:
+        """Refuse to wait in vain.
+
+        Raises:
+            RuntimeError: no daemon runs; the message has what one said last.
+        """
+        if all(p.returncode is not None for p in self.cluster.daemons.values()):
+            said = self.cluster.log(self.hosts[0]).strip().splitlines()[-1:]
+            raise RuntimeError(f"no daemon runs: {''.join(said)}")
 
     async def steps(self, count: int) -> None:
         """Let every rank commit so many more than the foremost has."""
