@@ -26,6 +26,7 @@ class MischiefConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
 class MischiefDetector(Detector):
     name: ClassVar[str] = NAME
     Config: ClassVar[type[DetectorConfig]] = MischiefConfig
+    deadline_s: ClassVar[float | None] = 1.0
 
     async def watch(self, ctx: DetectorContext) -> AsyncIterator[Signal]:
         config = ctx.config

@@ -18,6 +18,8 @@ from tmd.core.errors import StoreUnavailable, TmdError
 from tmd.core.model import FINAL, Alert, ClusterView, MigrationPlan, State
 from tmd.demo.cluster import workers
 
+START_S = 120.0
+"""Longest wait for a cluster that has just been started."""
 AFTER = 5
 """Steps that all ranks commit once everything is over."""
 UNAFFECTED = 15
@@ -51,7 +53,7 @@ class Play:
     async def run(self) -> Observed:
         """Play it; what goes wrong is part of what is observed."""
         scenario, began, trouble = self._scenario, time.monotonic(), ""
-        async with asyncio.timeout(scenario.within_s):
+        async with asyncio.timeout(max(START_S, scenario.within_s)):
             await self._stage.whole(scenario.standbys)
             self._before = await self._look()
         watching = asyncio.create_task(self._watch())

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from tmd.campaign import mischief
-from tmd.campaign.kind import Kind, Mend, nothing
+from tmd.campaign.kind import Kind, Mend
 from tmd.campaign.scenario import FaultPart
 from tmd.campaign.stage import Stage
 from tmd.campaign.waiting import until
@@ -15,14 +15,16 @@ from tmd.campaign.waiting import until
 
 def _does(word: str) -> Callable[[Stage, FaultPart], Awaitable[Mend]]:
     async def act(stage: Stage, fault: FaultPart) -> Mend:
-        host = await stage.target(fault.where)
-        orders = stage.folder / f"{mischief.NAME}-{host}"
-        await until(_given(orders, word))
+        hosts = await stage.targets(fault.where)
+        files = [stage.folder / f"{mischief.NAME}-{host}" for host in hosts]
+        given = [_given(orders, word) for orders in files]
+        await until(lambda: all(done() for done in given))
 
         async def truth() -> None:
-            await asyncio.to_thread(orders.write_text, "truth")
+            for orders in files:
+                await asyncio.to_thread(orders.write_text, "truth")
 
-        return nothing if word == "hang" else truth
+        return truth
 
     return act
 
