@@ -24,7 +24,7 @@ from tmd.campaign.scenario import FaultPart, Network, Server, Story
 from tmd.campaign.servers import Private, WithSentinel
 from tmd.campaign.waiting import until
 from tmd.core.errors import StoreUnavailable
-from tmd.core.model import FINAL, ClusterView, MigrationPlan, WorkerStatus
+from tmd.core.model import FINAL, Activity, ClusterView, MigrationPlan, WorkerStatus
 from tmd.demo.cluster import ClusterSpec, LocalCluster, describe, ready, workers
 
 JOB = Path(__file__).with_name("job.py")
@@ -202,6 +202,7 @@ class Stage:
             return (
                 len(view.hosts) == len(self.hosts)
                 and ready(view, len(self.ranks), spare)
+                and (not self.story.cluster.rehearse or _rehearsed(view))
                 and (plan is None or plan.phase in FINAL)
             )
 
@@ -302,6 +303,12 @@ class Stage:
 
 
 LEADS = ("leader", "follower")
+
+
+def _rehearsed(view: ClusterView) -> bool:
+    """Whether of every standby it is known if it computes the same bits."""
+    waiting = [w for w in workers(view) if w.activity is Activity.STANDBY]
+    return all(w.rehearsed is not None for w in waiting)
 
 
 def live_plan(view: ClusterView) -> MigrationPlan | None:
