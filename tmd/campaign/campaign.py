@@ -101,64 +101,67 @@ class _Cluster:
     async def play(self, scenarios: Sequence[Scenario]) -> tuple[list[Result], Ending | None]:
         """Results of those that were played, at least one, and how the job ended."""
         story, began = self._story, time.monotonic()
-        able = [s for s in scenarios if not why_not(story, s)]
-        if not able:
-            return [self._skipped(s) for s in scenarios], None
+        if all(why_not(story, s) for s in scenarios):
+            return [self._skip(s) for s in scenarios], None
         self._audience.begins(story.name, "starting a cluster")
-        seen: list[tuple[Scenario, Observed]] = []
-        said: list[str] = []
-        stage = Stage(story, self._folder, self._fork)
-        try:
-            async with stage:
-                for number, scenario in enumerate(scenarios):
-                    seen.append((scenario, await self._scenario(stage, scenario, number)))
-                    if seen[-1][1].trouble:
-                        break
-                else:
-                    self._audience.begins(story.name, "running to the end, for comparison")
-                    said = await self._finish(stage)
-        except (TimeoutError, OSError, RuntimeError) as error:
-            said = [f"the cluster did not come about or to an end: {error or 'in time'}"]
+        seen, said = await self._on_stage(scenarios)
         told = read_run(self._folder / "trace")
-        observed = [self._with_repeats(s, told.trace) for _, s in seen]
-        if not said and len(seen) == len(scenarios) and not seen[-1][1].trouble:
+        observed = [structs.replace(s, repeated=repeated(told.trace, s.epochs)) for s in seen]
+        whole = not said and len(seen) == len(scenarios) and not seen[-1].trouble
+        if seen:
             golden = await self._oracle.ask(story)
             plans = [plan for s in observed for plan in s.plans]
-            said = differences(told, golden, plans, observed)
+            said += differences(told, golden, plans, observed, whole=whole)
         steps = len({step for _, step in told.trace.commits})
         ending = Ending(story.name, steps, tuple(said), time.monotonic() - began)
-        results = []
-        for (scenario, _), s in zip(seen, observed, strict=True):
-            costs = () if s.trouble else costs_of(told.trace, s)
-            results.append(Result(story.name, scenario, s, tuple(deviations(scenario, s)), costs))
-        if not results:  # the next cluster would not come about either
-            results = [
-                Result(
-                    story.name, s, Observed(scenario=s.name, trouble=" ".join(said)), tuple(said)
-                )
-                for s in scenarios
-            ]
-        return results, ending
+        if not seen:  # the next cluster would not come about either
+            return [self._failed(s, said) for s in scenarios], ending
+        return [
+            self._result(told.trace, *p) for p in zip(scenarios, observed, strict=False)
+        ], ending
+
+    async def _on_stage(self, scenarios: Sequence[Scenario]) -> tuple[list[Observed], list[str]]:
+        """What each scenario showed, up to one that left the cluster in pieces, and what was wrong
+        with the cluster or the end of its job."""
+        seen: list[Observed] = []
+        try:
+            async with Stage(self._story, self._folder, self._fork) as stage:
+                for number, scenario in enumerate(scenarios):
+                    seen.append(await self._scenario(stage, scenario, number))
+                    if seen[-1].trouble:
+                        return seen, []
+                self._audience.begins(self._story.name, "running to the end, for comparison")
+                return seen, await self._finish(stage)
+        except (TimeoutError, OSError, RuntimeError) as error:
+            return seen, [f"the cluster did not come about or to an end: {error or 'in time'}"]
+
+    def _result(self, trace: Trace, scenario: Scenario, seen: Observed) -> Result:
+        costs = () if seen.trouble else costs_of(trace, seen)
+        found = tuple(deviations(scenario, seen))
+        return Result(self._story.name, scenario, seen, found, costs)
+
+    def _failed(self, scenario: Scenario, said: Sequence[str]) -> Result:
+        kinds = tuple(fault.kind for fault in scenario.faults)
+        seen = Observed(scenario=scenario.name, kinds=kinds, trouble=" ".join(said))
+        return Result(self._story.name, scenario, seen, tuple(said))
 
     async def _scenario(self, stage: Stage, scenario: Scenario, number: int) -> Observed:
-        reason = why_not(self._story, scenario)
-        if reason:
-            self._audience.ended(self._skipped(scenario))
-            return self._skipped(scenario).seen
+        if why_not(self._story, scenario):
+            return self._skip(scenario).seen
         self._audience.begins(self._story.name, scenario.name)
         observed = await Play(stage, scenario, f"{number}-{scenario.name}").run()
         found = tuple(deviations(scenario, observed))
         self._audience.ended(Result(self._story.name, scenario, observed, found))
         return observed
 
-    def _skipped(self, scenario: Scenario) -> Result:
+    def _skip(self, scenario: Scenario) -> Result:
+        """Not possible here: that is told by name."""
         kinds = tuple(fault.kind for fault in scenario.faults)
         reason = why_not(self._story, scenario)
         seen = Observed(scenario=scenario.name, kinds=kinds, skipped=reason)
-        return Result(self._story.name, scenario, seen)
-
-    def _with_repeats(self, seen: Observed, trace: Trace) -> Observed:
-        return structs.replace(seen, repeated=repeated(trace, seen.epochs))
+        result = Result(self._story.name, scenario, seen)
+        self._audience.ended(result)
+        return result
 
     async def _finish(self, stage: Stage) -> list[str]:
         """Let the job end; what was wrong with that."""

@@ -60,9 +60,13 @@ def _digests(folder: Path, kind: str) -> dict[str, str]:
 
 
 def differences(
-    run: Run, golden: Run, plans: Iterable[MigrationPlan], seen: Sequence[Observed]
+    run: Run, golden: Run, plans: Iterable[MigrationPlan], seen: Sequence[Observed], *, whole: bool
 ) -> list[str]:
-    """What is not the same, in sentences; the first one names the scenario before it."""
+    """What is not the same, in sentences; the first one names the scenario before it. A run that is
+    not ``whole`` ended early: only what it has committed is compared."""
+    if not whole:
+        wrong = sorted(_wrong(run, golden))
+        return [f"{len(wrong)} losses differ{_after(run, golden, seen)}"] if wrong else []
     found = compare(run.trace, golden.trace, plans)
     said = []
     if found.difference:
@@ -78,14 +82,19 @@ def differences(
 
 def _after(run: Run, golden: Run, seen: Sequence[Observed]) -> str:
     """Which scenario came before the first loss that differs."""
-    wrong = [
-        step
-        for (rank, step), line in run.trace.commits.items()
-        if (rank, step) not in golden.trace.commits
-        or golden.trace.commits[rank, step]["loss"] != line["loss"]
-    ]
+    wrong = _wrong(run, golden)
     before = [s.scenario for s in seen if wrong and s.steps[0] <= min(wrong)]
     return f", after scenario '{before[-1]}'" if before else ""
+
+
+def _wrong(run: Run, golden: Run) -> list[int]:
+    """Steps in which a loss is not the golden one."""
+    known = golden.trace.commits
+    return [
+        step
+        for (rank, step), line in run.trace.commits.items()
+        if (rank, step) not in known or known[rank, step]["loss"] != line["loss"]
+    ]
 
 
 def repeated(trace: Trace, epochs: tuple[int, int]) -> int:
