@@ -74,6 +74,12 @@ class Scene:
         )
         await self.store.put_host(status, ttl_s=1e6, wake=False)
 
+    async def puzzle(self, host):
+        """It speaks in words of a later version."""
+        later = structs.replace(self.workers.get(host, self.workers["h3"]))
+        structs.force_setattr(later, "activity", "hibernating")
+        await self.store.put_host(HostStatus(host, "i", workers=(later,)), ttl_s=1e6, wake=False)
+
     async def ail(self, *hosts):
         """A GPU of each has a fault of its own, seen long ago."""
         for host in hosts:
@@ -99,6 +105,30 @@ async def scene(tmp_path):
     scene = Scene(tmp_path, Broken(), ReplaceFailed(), DrainRequested())
     await scene.start()
     return scene
+
+
+async def test_words_of_a_later_version_stop_no_other_decision(scene):
+    """A host that cannot be understood and holds no rank is left out, and that is all."""
+    await scene.puzzle("h9")
+    await scene.end("h2", -9)
+    await scene.leader.turn()
+    plan = (await scene.record).plan
+
+    assert plan is not None
+    assert plan.moves[0].rank == 1
+
+
+async def test_a_job_with_a_rank_where_nothing_is_understood_is_left_alone(scene):
+    """It is not silent, so it must not be taken for dead; once it is understood, all goes on."""
+    await scene.puzzle("h1")
+    await scene.end("h2", -9)
+    await scene.leader.turn()
+    alone = (await scene.record).plan
+    await scene.put("h1")
+    await scene.leader.turn()
+
+    assert alone is None
+    assert (await scene.record).plan is not None
 
 
 async def test_a_job_forms_when_its_workers_have_come(scene):

@@ -51,6 +51,19 @@ def alert(number):
     )
 
 
+async def test_a_host_that_cannot_be_understood_spoils_no_other(store):
+    """It is named, and everything else is read: also after it, and at the next look."""
+    later = structs.replace(worker_status("h2/job/0.a"))
+    structs.force_setattr(later, "activity", "hibernating")
+    for status in (HostStatus("h1", "i"), HostStatus("h2", "i", workers=(later,))):
+        await store.put_host(status, ttl_s=5, wake=False)
+    for _ in range(2):
+        view = await store.snapshot()
+
+        assert [h.host for h in view.hosts] == ["h1"]
+        assert view.unread == ("h2",)
+
+
 async def next_topic(wakes):
     async with asyncio.timeout(5):
         return await anext(wakes)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.forking import fork_server
-from tests.e2e.harness import EPOCHS, LONG, RANKS, SCRIPT, Golden, make_golden
+from tests.e2e.harness import EPOCHS, LONG, RANKS, SCRIPT, Golden, forked, make_golden
 from tests.plugins.nvml.driver import script, shim
 from tmd import embedded
 
@@ -18,7 +17,7 @@ __all__ = ["script", "shim"]
 @pytest.fixture(scope="session", autouse=True)
 def fork() -> Iterator[None]:
     """Launchers and workers need not import torch each."""
-    with fork_server(compiler=False):
+    with forked(compiler=False):
         yield
 
 

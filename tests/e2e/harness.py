@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import asynccontextmanager
+import os
+import shlex
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
+import pytest
 from msgspec import Struct
 
-from tests.e2e import forking
+from tmd.campaign.forking import fork_server
 from tmd.core.model import FINAL, Activity, ClusterView, MigrationPlan, Phase
 from tmd.demo.cluster import ClusterSpec, LocalCluster, ready, workers
 from tmd.demo.report import Trace, read_trace
 from tmd.demo.story import run_golden
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = str(Path(__file__).with_name("small.py"))
+SCRIPT = str(ROOT / "tmd" / "campaign" / "job.py")
+FORK = "TMD_TEST_FORK"
+"""Environment: what stands before the command of a process that is to be started by fork."""
 RANKS = ("h1", "h2", "h3")
 STEPS = 40
 LONG = ("--steps", "150")
@@ -27,6 +32,21 @@ PACE = "between@0:3=pace"
 """From here on rank 0 takes its time, and so do all, until what is waited for has come."""
 STOP_AND_COPY = "[shadow]\nenabled = false\n"
 """No live shadow: a joiner is ready while the job stands at its gate."""
+
+
+@contextmanager
+def forked(*, compiler: bool) -> Iterator[None]:
+    """Within: launchers and workers are started by fork. ``compiler``: from a whole torch."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))  # scripts of the tests import the tests
+        with fork_server(compiler=compiler) as prefix:
+            patch.setenv(FORK, shlex.join(prefix))
+            yield
+
+
+def prefix_now() -> tuple[str, ...]:
+    """What to put before a command now."""
+    return tuple(shlex.split(os.environ.get(FORK, "")))
 
 
 class Golden(Struct, frozen=True):
@@ -47,7 +67,7 @@ async def make_golden(
 ) -> Golden:
     """Run the job without any of tmd's control plane."""
     command = (script, "--steps", str(STEPS), *arguments)
-    await run_golden(command, ranks, folder / "trace", folder / "log", forking.prefix())
+    await run_golden(command, ranks, folder / "trace", folder / "log", prefix_now())
     return Golden(read_trace(folder / "trace"), weights_of(folder / "trace"))
 
 
@@ -195,7 +215,7 @@ async def running(
         job="small",
         active=tuple(active),
         per_host=per_host,
-        prefix=tuple(prefix) or forking.prefix(),
+        prefix=tuple(prefix) or prefix_now(),
         standby=tuple(standby),
         script=(script, "--steps", str(STEPS), *arguments),
         silence_s=silence_s,
@@ -204,8 +224,8 @@ async def running(
         more_config=more_config,
         own_config=own_config or {},
         environment={
-            "TMD_TEST_FAULTS": ",".join(faults),
-            "TMD_TEST_FOLDER": str(marks),
+            "TMD_FAULTS": ",".join(faults),
+            "TMD_FAULTS_FOLDER": str(marks),
             "TMD_SHADOW__REHEARSE": str(rehearse).lower(),
             "PYTHONPATH": str(ROOT),
         },

@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.data import DataLoader, DistributedSampler, Sampler, TensorDataset
 
 import tmd.trainer
-from tests.e2e.faults import Injector
+from tmd.campaign.points import Injector
 from tmd.trainer import replicas_along
 from tmd.trainer.transfer import digest_of
 

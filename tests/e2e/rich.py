@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import tmd.trainer
-from tests.e2e.small import Net, Optimizer, injector
+from tmd.campaign.job import Net, Optimizer, injector
 from tmd.trainer.transfer import digest_of
 
 ACCUMULATE = 2

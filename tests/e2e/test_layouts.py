@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import golden_of
-from tests.e2e.forking import fork_server
-from tests.e2e.harness import LONG, PACE, Golden, Run, running
+from tests.e2e.harness import LONG, PACE, Golden, Run, forked, running
 from tmd.core.model import Kind, MigrationPlan, Phase
 from tmd.demo.cluster import ready
 from tmd.embedded import EmbeddedRedis
@@ -22,7 +21,7 @@ RANKS = len(HOSTS) * PER_HOST
 @pytest.fixture(scope="module", autouse=True)
 def compiler() -> Iterator[None]:
     """FSDP2 needs it."""
-    with fork_server(compiler=True):
+    with forked(compiler=True):
         yield
 
 

@@ -34,13 +34,17 @@ from tmd.core.errors import ConfigError, PluginError, StoreUnavailable, TmdError
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 LAZY = {
+    "campaign": (
+        "tmd.campaign.main:campaign",
+        "Break a cluster on this machine in every way, and compare.",
+    ),
     "demo": (
         "tmd.demo.main:demo",
         "Try tmd on this machine: break a training job, watch it go on.",
     ),
     "launch": ("tmd.launch:launch", "Start this host's workers of a job."),
 }
-"""Verbs whose modules are imported only when they are run: verb -> (function, short help)."""
+"""Verbs whose modules are imported only when they are run: verb -> (function or group, help)."""
 
 
 class Verbs(TyperGroup):
@@ -63,8 +67,11 @@ class Verbs(TyperGroup):
 
 def _load(verb: str) -> Any:
     module, _, function = LAZY[verb][0].partition(":")
+    found = getattr(importlib.import_module(module), function)
+    if isinstance(found, typer.Typer):
+        return typer.main.get_command(found)
     loaded = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
-    loaded.command(verb)(getattr(importlib.import_module(module), function))
+    loaded.command(verb)(found)
     return typer.main.get_command(loaded)
 
 

@@ -379,6 +379,8 @@ class ClusterView(Struct, frozen=True):
     paused: bool = False
     """An operator asked that nothing new be started."""
     breaker: Breaker = Breaker()
+    unread: tuple[str, ...] = ()
+    """Hosts that are heard, in words of another version."""
 
     def workers(self, job: str) -> dict[str, WorkerStatus]:
         """Statuses of all workers of ``job`` on hosts that are heard from."""

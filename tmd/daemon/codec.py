@@ -38,14 +38,17 @@ class Codec:
         Raises:
             StoreUnavailable: a member wrote it, but this version cannot read it.
         """
+        body = self.body(value, kind)
+        return None if body is None else decoded(body, kind)
+
+    def body(self, value: bytes, kind: type[Any]) -> bytes | None:
+        """The text behind the seal, or ``None`` for what a stranger wrote."""
         body = self._seal.opened(kind.__name__, value)
-        if body is not None:
-            return decoded(body, kind)
-        if kind not in self._forged:  # once: a stranger must not fill the logs as well
-            self._forged.add(kind)
+        if body is None and kind not in self._forged:
+            self._forged.add(kind)  # said once: a stranger must not fill the logs as well
             text = value[:LONGEST].decode(errors="replace")
             log.error(FORGED.format(kind.__name__), place=self._place, begins=text)
-        return None
+        return body
 
     def demanded(self, value: bytes, kind: type[T]) -> T:
         """The value.

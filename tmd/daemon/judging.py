@@ -28,6 +28,7 @@ from tmd.core.model import (
     Verdict,
 )
 from tmd.core.planning import steer
+from tmd.core.unread import left_alone
 from tmd.daemon.bus import Store
 from tmd.plugin import Policy
 
@@ -73,6 +74,9 @@ def foreseen(
     """What would become of ``found`` in the leader's next turn. Nothing is written."""
     outlooks = []
     for record in view.jobs:
+        if why := left_alone(record, view):
+            outlooks.append(Outlook(record.job, waits=why))
+            continue
         verdicts = [r.verdict for r in found if not r.held_back]
         after = steer(record, view, verdicts, now=now, age=0.0, limits=limits)
         opened = after.plan if after.plan != record.plan else None

@@ -23,6 +23,7 @@ from tmd.core.migration import is_live
 from tmd.core.model import ClusterView, JobRecord, Verdict
 from tmd.core.patience import Seen, seen
 from tmd.core.planning import form, steer
+from tmd.core.unread import left_alone
 from tmd.daemon.bus import Bell, Reach, Store
 from tmd.daemon.judging import guarded, rulings
 from tmd.daemon.records import Records
@@ -192,6 +193,9 @@ class Leader:
     ) -> JobRecord | None:
         if record is None:
             return form(view, job)
+        if why := left_alone(record, view):
+            self._say(job, f"nothing is decided: {why}")
+            return record
         after = steer(
             record,
             view,

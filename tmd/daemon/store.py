@@ -37,6 +37,7 @@ from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon import lua
 from tmd.daemon.bus import Topic
 from tmd.daemon.codec import Codec
+from tmd.daemon.statuses import read_hosts
 
 ALERTS_KEPT = 100_000
 LISTEN_S = 2.0
@@ -62,6 +63,7 @@ class RedisStore:
         self._alerts_kept = alerts_kept
         self._prefix = f"{{tmd:{cluster}}}:"
         self._codec = Codec(key, self._prefix)
+        self._hosts: dict[bytes, HostStatus] = {}
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -70,8 +72,11 @@ class RedisStore:
             lua.SNAPSHOT, ["hosts", "jobs", "drains", "rehearsals", "paused", "breaker"]
         )
         asked = self._codec.all_opened(rehearsals, RehearsalRequest)
+        bodies = [b for v in hosts if (b := self._codec.body(v, HostStatus)) is not None]
+        self._hosts, unread = read_hosts(bodies, self._hosts)
         return ClusterView(
-            hosts=tuple(sorted(self._codec.all_opened(hosts, HostStatus), key=lambda h: h.host)),
+            hosts=tuple(sorted(self._hosts.values(), key=lambda h: h.host)),
+            unread=unread,
             # One left out would look like a job that is to be formed anew.
             jobs=tuple(sorted(self._codec.all_demanded(jobs, JobRecord), key=lambda j: j.job)),
             drains=tuple(

@@ -86,6 +86,8 @@ class ClusterSpec(Struct, frozen=True):
     own_config: dict[str, str] = {}
     """Host -> what only its daemon is told."""
     environment: dict[str, str] = {}
+    own_environment: dict[str, dict[str, str]] = {}
+    """Host -> what only its processes have in their environment."""
 
 
 class LocalCluster:
@@ -98,7 +100,7 @@ class LocalCluster:
         self.launchers: dict[str, Process] = {}
         self._secret = secrets.token_hex(16)
         key = store_key(self._secret.encode(), spec.job)
-        self._store = RedisStore(spec.redis, spec.job, key)
+        self.store = RedisStore(spec.redis, spec.job, key)
         self._bell = Bell()
         self._listening: asyncio.Task[None] | None = None
 
@@ -123,12 +125,12 @@ class LocalCluster:
         if self._listening is not None:
             self._listening.cancel()
             await asyncio.gather(self._listening, return_exceptions=True)
-        await self._store.close()
+        await self.store.close()
 
     async def _listen(self) -> None:
         while True:
             with contextlib.suppress(StoreUnavailable):
-                async for _ in self._store.wakes():
+                async for _ in self.store.wakes():
                     self._bell.ring()
             await asyncio.sleep(0.2)
 
@@ -189,16 +191,21 @@ class LocalCluster:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, "OMP_NUM_THREADS": "1", **self.spec.environment},
+                env=self._environment(host),
                 process_group=0,
                 preexec_fn=die_with_parent,
             )
+
+    def _environment(self, host: str) -> dict[str, str]:
+        spec = self.spec
+        own = spec.own_environment.get(host, {})
+        return {**os.environ, "OMP_NUM_THREADS": "1", **spec.environment, **own}
 
     # --- looking ----------------------------------------------------------------------------------
 
     async def view(self) -> ClusterView:
         """The cluster as the leader would see it now."""
-        return await self._store.snapshot()
+        return await self.store.snapshot()
 
     async def views(self) -> AsyncIterator[ClusterView]:
         """A new view after each wake-up, and now and then."""
@@ -232,28 +239,28 @@ class LocalCluster:
 
     async def leader(self) -> str:
         """Holder of the lease, ``<host>#<incarnation>``, or an empty string."""
-        return await self._store.leader()
+        return await self.store.leader()
 
     async def alerts(self) -> list[Alert]:
         """What ``tmd events`` shows: all that was published, in order."""
-        return [alert for _, alert in await self._store.alerts("", limit=10_000)]
+        return [alert for _, alert in await self.store.alerts("", limit=10_000)]
 
     async def declare_healthy(self, host: str) -> None:
         """What ``tmd set-healthy`` does."""
-        await self._store.declare_healthy(
+        await self.store.declare_healthy(
             HealthyRequest(host=host, id=uuid.uuid4().hex, at=time.time())
         )
 
     async def drain(self, host: str, *, leave: bool = False) -> None:
         """What ``tmd drain`` does."""
-        await self._store.drain(
+        await self.store.drain(
             DrainRequest(host=host, id=uuid.uuid4().hex, leave=leave, at=time.time())
         )
 
     async def rehearse(self, host: str) -> str:
         """What ``tmd standby rehearse --no-wait`` does; the id of the request."""
         request = RehearsalRequest(host=host, id=uuid.uuid4().hex, at=time.time())
-        await self._store.rehearse(request)
+        await self.store.rehearse(request)
         return request.id
 
     async def finished(self, within_s: float) -> dict[str, int]:

@@ -19,6 +19,7 @@ from tmd.core.model import Alert, ClusterView, HostStatus, JobRecord
 from tmd.core.notices import Told
 from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon.bus import Topic
+from tmd.daemon.statuses import read_hosts
 
 
 class MemoryStore:
@@ -94,8 +95,10 @@ class MemoryClient:
         now = await self._reach()
         store = self._store
         alive = sorted(n for n, (_, until) in store.hosts.items() if until > now)
+        hosts, unread = read_hosts((store.hosts[n][0] for n in alive), {})
         return ClusterView(
-            hosts=tuple(json.decode(store.hosts[n][0], type=HostStatus) for n in alive),
+            hosts=tuple(hosts.values()),
+            unread=unread,
             jobs=await self.jobs(),
             drains=tuple(store.drains[h] for h in sorted(store.drains)),
             rehearsals=tuple(store.rehearsals[h] for h in sorted(store.rehearsals)),

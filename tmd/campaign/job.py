@@ -1,6 +1,7 @@
-"""The training script of the fault tests: small, but with all that can go wrong when state moves.
+"""The training script of campaigns and fault tests: small, but with all that can go wrong.
 
-BatchNorm (state that only one rank has), dropout (random numbers), a scheduler, shuffled data.
+When state moves, that is: BatchNorm (state that only one rank has), dropout (random numbers), a
+scheduler, shuffled data.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 import time
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,10 +21,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 if "--sharded" not in sys.argv:  # FSDP2 needs the compiler's module
-    import tests.e2e.uncompiled  # noqa: F401 - before anything of tmd
+    import tmd.campaign.uncompiled
 
 import tmd.trainer
-from tests.e2e.faults import Injector
+from tmd.campaign.points import Injector
 from tmd.trainer.transfer import digest_of
 
 injector = Injector()
@@ -62,7 +64,7 @@ class Optimizer(torch.optim.AdamW):
 class Noisy(Optimizer):
     """Adds noise of its own, so its work cannot be done again from gradients alone."""
 
-    def step(self, closure: object = None) -> object:
+    def step(self, closure: Any = None) -> Any:
         result = super().step(closure)
         with torch.no_grad():
             for param in self.param_groups[0]["params"]:
@@ -89,7 +91,7 @@ def pass_on(rank: int, inputs: Tensor) -> None:
         dist.recv(inputs, 0)
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--epochs", type=int, default=1)
@@ -103,7 +105,13 @@ def main() -> None:
     parser.add_argument("--messages", action="store_true", help="rank 0 sends to rank 1")
     parser.add_argument("--sharded", action="store_true", help="FSDP2: each state exists once")
     parser.add_argument("--noisy", action="store_true", help="an optimizer that draws noise")
-    args = parser.parse_args()
+    parser.add_argument("--pace", type=float, default=0.0, help="seconds for each step, and ...")
+    parser.add_argument("--last", type=int, default=0, help="... wait in this one, until hurried")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
     torch.manual_seed(0)
     session = tmd.trainer.join()
     injector.follow(session)
@@ -142,6 +150,7 @@ def main() -> None:
             step.record(loss)
         scheduler.step()
         injector.reach("between")
+        injector.linger(args.pace, args.last)
     weights = [*net.parameters(), *net.buffers()] if session.rank == 0 else net.parameters()
     folder = os.environ.get("TMD_TRACE")
     if folder:

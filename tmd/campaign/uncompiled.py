@@ -1,5 +1,5 @@
-"""Stands in for ``torch._dynamo``: nothing in the fault tests is compiled, and importing it, which
-the first optimizer does, costs every worker of every test more than a second of a core.
+"""Stands in for ``torch._dynamo``: nothing in a campaign or in the fault tests is compiled, and
+importing it, which the first optimizer does, costs every worker more than a second of a core.
 
 Import before anything of tmd. Only for the torch of the constraints file.
 """

@@ -1,10 +1,11 @@
-"""``python -m tests.e2e.forking.server SOCKET``: has imported torch, and forks.
+"""``python -m tmd.campaign.forking.server SOCKET``: has imported torch, and forks.
 
 Ends when its standard input does.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import random
@@ -16,16 +17,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
-from tests.e2e.forking import COMPILER
-from tests.e2e.forking.client import STATUS
-from tests.e2e.forking.worker import Worker, run_script
+from tmd.campaign.forking import COMPILER, NETWORK
+from tmd.campaign.forking.client import STATUS
+from tmd.campaign.forking.worker import Worker, run_script
 
 if os.environ[COMPILER] == "True":
     import torch.distributed.fsdp  # noqa: F401 - brings the compiler
 else:
-    import tests.e2e.uncompiled  # noqa: F401 - before anything of tmd
+    import tmd.campaign.uncompiled
 
 import tmd.cli
 import tmd.launch
@@ -33,6 +34,7 @@ import tmd.trainer
 from tmd.lifeline import die_with_parent
 
 SIZE = struct.Struct("!I")
+CLONE_NEWNET = 0x40000000
 
 
 class Order(NamedTuple):
@@ -95,7 +97,11 @@ class Server:
         """In a fork: let go of all that is the server's, the sockets of other clients too."""
         for key in list(self._selector.get_map().values()):
             if key.fileobj is not sys.stdin:
-                os.close(key.fd if isinstance(key.fileobj, int) else key.fileobj.detach())
+                os.close(
+                    key.fd
+                    if isinstance(key.fileobj, int)
+                    else cast(socket.socket, key.fileobj).detach()
+                )
         self._selector.close()
 
     def _pass_on(self, client: socket.socket, pid: int) -> None:
@@ -121,6 +127,8 @@ def become(order: Order) -> None:
     for number, stream in enumerate(order.streams):
         os.dup2(stream, number)
         os.close(stream)
+    if NETWORK in order.env:
+        _enter(order.env[NETWORK])
     os.chdir(order.cwd)
     os.environ.clear()
     os.environ.update(order.env)
@@ -131,6 +139,15 @@ def become(order: Order) -> None:
     sys.argv = ["tmd", *order.command[3:]]
     vars(tmd.launch)["subprocess"] = SimpleNamespace(Popen=Worker, STDOUT=subprocess.STDOUT)
     tmd.cli.main()
+
+
+def _enter(namespace: str) -> None:
+    """Live in that network from here on: what is opened earlier stays where it was opened."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    place = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
+    if libc.setns(place, CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), f"cannot enter the network {namespace}")
+    os.close(place)
 
 
 def main() -> None:

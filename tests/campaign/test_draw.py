@@ -1,0 +1,44 @@
+"""A random campaign is a function of its seed."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tmd.campaign import draw, reading
+from tmd.campaign.faults import KINDS
+
+POOL = draw.pool(reading.stories((), KINDS))
+
+
+@given(seed=st.integers(0, 2**32), rounds=st.integers(1, 60))
+def test_the_same_seed_gives_the_same_faults(seed: int, rounds: int) -> None:
+    """And the first rounds of a longer campaign are those of a shorter one: so it can be cut."""
+    whole = draw.drawn(POOL, seed, rounds)
+    half = draw.drawn(POOL, seed, (rounds + 1) // 2)
+
+    assert draw.drawn(POOL, seed, rounds) == whole
+    assert whole.scenarios[: len(half.scenarios)] == half.scenarios
+
+
+@given(seed=st.integers(0, 2**32))
+def test_ranks_are_exchanged_in_faults_and_in_what_is_expected_alike(seed: int) -> None:
+    """A scenario stays the scenario that was written down."""
+    originals = {scenario.name: scenario for scenario in POOL}
+    for found in draw.drawn(POOL, seed, 20).scenarios:
+        original = originals[found.name.partition("-")[2]]
+        before, after = (
+            [f.rank for f in s.faults if f.rank is not None] for s in (original, found)
+        )
+        names = dict(zip(before, after, strict=True))
+
+        assert len(set(names.values())) == len(names)
+        assert all(0 <= rank < draw.STANDARD.ranks for rank in after)
+        if original.expect.moved is not None and set(original.expect.moved) <= names.keys():
+            assert found.expect.moved == tuple(sorted(names[r] for r in original.expect.moved))
+
+
+def test_what_needs_another_cluster_is_not_drawn() -> None:
+    """All rounds share one job on one usual cluster."""
+    names = {scenario.name for scenario in POOL}
+
+    assert "kill-at-forward" in names
+    assert not names & {"cable-pulled", "failed-over", "clock-back", "sick-standby", "hang"}

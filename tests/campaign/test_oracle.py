@@ -1,0 +1,65 @@
+"""A disturbed run against the undisturbed one."""
+
+from tests.campaign.values import observed, plan
+from tmd.campaign.oracle import Run, differences, repeated
+from tmd.demo.report import Trace
+
+
+def run(losses: dict[tuple[int, int], str], weights: str = "w", undone=()) -> Run:
+    commits = {key: {"loss": loss, "epoch": 1, "at": 0.0} for key, loss in losses.items()}
+    return Run(Trace(commits, tuple(undone)), {"0": weights})
+
+
+GOLDEN = run({(0, 0): "a", (0, 1): "b", (0, 2): "c"})
+SEEN = (observed(scenario="early", steps=(0, 1)), observed(scenario="late", steps=(2, 3)))
+
+
+def test_the_same_numbers_are_no_difference() -> None:
+    """Losses and weights."""
+    assert differences(GOLDEN, GOLDEN, (), SEEN, whole=True) == []
+
+
+def test_a_loss_that_differs_is_told_with_the_scenario_before_it() -> None:
+    """So is one in a run that ended early."""
+    other = run({(0, 0): "a", (0, 1): "b", (0, 2): "x"})
+
+    for whole in (True, False):
+        (said, *_) = differences(other, GOLDEN, (), SEEN, whole=whole)
+        assert "after scenario 'late'" in said
+
+
+def test_a_run_that_ended_early_lacks_nothing() -> None:
+    """But a whole one does."""
+    short = run({(0, 0): "a"})
+
+    assert differences(short, GOLDEN, (), SEEN, whole=False) == []
+    assert "never wrote down step 1" in differences(short, GOLDEN, (), SEEN, whole=True)[0]
+
+
+def test_weights_that_differ_are_told() -> None:
+    """Also of a standby that lived a rank's life to the end."""
+    other = run({(0, 0): "a", (0, 1): "b", (0, 2): "c"}, weights="v")
+
+    assert differences(other, GOLDEN, (), SEEN, whole=True) == [
+        "the final weights of ranks 0 differ"
+    ]
+
+
+def test_a_step_that_a_dead_rank_did_not_write_down_is_no_difference() -> None:
+    """It was killed between its commit and its line."""
+    from msgspec import structs
+
+    lost = structs.replace(plan("failover done", 0), resume=2)
+    unwritten = run({(0, 0): "a", (0, 2): "c"})
+
+    assert differences(unwritten, GOLDEN, (lost,), SEEN, whole=True) == []
+
+
+def test_repeated_steps_are_counted_between_epochs_and_by_rank() -> None:
+    """The rank that ran most of them again."""
+    undone = [{"undone": s, "rank": r, "epoch": e} for s, r, e in [(4, 0, 1), (5, 0, 2), (5, 1, 2)]]
+    trace = run({}, undone=undone).trace
+
+    assert repeated(trace, (1, 2)) == 1
+    assert repeated(trace, (1, 3)) == 2
+    assert repeated(trace, (3, 4)) == 0

@@ -1,0 +1,66 @@
+"""The report says what was seen, in both languages."""
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.campaign.values import observed, plan
+from tmd.campaign import page, picture
+from tmd.campaign.campaign import Ending, Outcome, Result
+from tmd.campaign.costs import PARTS, Cost
+from tmd.campaign.scenario import FaultPart, Scenario
+from tmd.core.errors import ConfigError
+
+COST = Cost("p10", "failover", "trainer.exited", 0.25, dict.fromkeys(PARTS, 0.05), 1)
+KILL = Scenario(name="one", faults=(FaultPart(kind="process.kill"),))
+GOOD = Result("process", KILL, observed(plan("failover done", 1)), (), (COST,))
+BAD = Result("process", KILL, observed(), ("plans: none | <instead>",))
+SKIPPED = Result("cable", KILL, observed(skipped="needs root"))
+
+
+def outcome(*results: Result) -> Outcome:
+    return Outcome(results, (Ending("process", 100, (), 3.0),), 4.0)
+
+
+@pytest.mark.parametrize("suffix", page.SUFFIXES)
+def test_a_report_names_kinds_costs_deviations_and_what_was_skipped(
+    suffix: str, tmp_path: Path
+) -> None:
+    """And the command that does it again."""
+    file = tmp_path / f"report{suffix}"
+    page.write(outcome(GOOD, BAD, SKIPPED), "tmd campaign run process", file)
+    text = file.read_text()
+
+    for said in ("DEVIATIONS", "process.kill", "0.250 s", "needs root", "tmd campaign run process"):
+        assert said in text
+    assert "<instead>" not in text or suffix == ".md"
+
+
+def test_a_campaign_is_well_only_if_the_job_is() -> None:
+    """Losses that differ are no detail."""
+    same = Outcome((GOOD,), (Ending("process", 100, (), 3.0),), 4.0)
+    other = Outcome((GOOD,), (Ending("process", 100, ("losses differ",), 3.0),), 4.0)
+
+    assert same.well
+    assert "identical" in page.summary(same)
+    assert not other.well
+    assert "identical" not in page.summary(other)
+
+
+def test_a_report_that_cannot_be_written_is_refused_beforehand(tmp_path: Path) -> None:
+    """Not after twenty minutes."""
+    with pytest.raises(ConfigError, match=r"must end with \.html or \.md"):
+        page.check(tmp_path / "report.pdf")
+    with pytest.raises(ConfigError, match="there is no folder"):
+        page.check(tmp_path / "nowhere" / "report.md")
+
+
+def test_pictures_are_well_formed_and_have_a_mark_for_each_value() -> None:
+    """Also where values are none at all, negative, or large."""
+    values = {"a.b": [0.1, -0.5, 40.0], "<c>": [0.0, 0.0, 0.0]}
+    dots = ElementTree.fromstring(picture.dots(values))
+    bars = ElementTree.fromstring(picture.bars(values, ("x", "y", "z")))
+
+    assert len(dots.findall("{*}circle")) == 6
+    assert len(bars.findall("{*}rect")) == 6 + 3

@@ -1,0 +1,121 @@
+"""Scenario files: what is shipped is sound, and each mistake is named with its remedy."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tmd.campaign import reading
+from tmd.campaign.faults import KINDS
+from tmd.core.errors import ConfigError
+
+GOOD = """
+[[scenario]]
+name = "one"
+faults = [{ kind = "process.kill", where = "rank 1", when = "at forward" }]
+expect = { plans = ["failover done"], moved = [1], alerts = ["trainer.exited"] }
+"""
+
+
+def wrong(text: str, tmp_path: Path) -> str:
+    """What is said of a file with ``text``."""
+    file = tmp_path / "story.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        reading.load(file, KINDS)
+    return str(caught.value)
+
+
+def test_what_is_shipped_is_sound_and_uses_every_kind() -> None:
+    """At least forty kinds of fault, none without a scenario, no name twice."""
+    stories = reading.stories((), KINDS)
+    scenarios = [s for story in stories for s in story.scenarios]
+    used = {fault.kind for s in scenarios for fault in s.faults}
+
+    assert used == KINDS.keys()
+    assert len(KINDS) >= 40
+    assert {kind.group for kind in KINDS.values()} >= {
+        *("process", "host", "network", "control", "detector", "daemon", "standby", "operator"),
+    }
+    for story in stories:
+        names = [s.name for s in story.scenarios]
+        assert len(names) == len(set(names))
+
+
+def test_a_file_is_read(tmp_path: Path) -> None:
+    """Defaults fill what is not written."""
+    file = tmp_path / "story.toml"
+    file.write_text(GOOD)
+    story = reading.load(file, KINDS)
+
+    assert story.name == "story"
+    assert story.cluster.ranks == 3
+    (scenario,) = story.scenarios
+    assert scenario.faults[0].rank == 1
+    assert scenario.faults[0].point == "forward"
+    assert scenario.expect.moved == (1,)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("process.kill", "process.kil", "there is no kind 'process.kil'; did you mean"),
+        ("plans", "plan", "unknown key [scenario.one.expect] plan; did you mean 'plans'?"),
+        ("where", "were", "unknown key [scenario.one.faults.1] were; did you mean 'where'?"),
+        ("rank 1", "rank one", "[scenario.one.faults.1] where: the number of a rank is missing"),
+        ("rank 1", "mars", "[scenario.one.faults.1] where: write one of joiner"),
+        ("at forward", "at forwards", "[scenario.one.faults.1] when: no such point; there are"),
+        ("at forward", "at noon", "when: no such point"),
+        ("at forward", "soon", "when: write 'now', 'at POINT' or 'phase PHASE'"),
+        ("failover done", "failover", "[scenario.one.expect] plans: a plan is one of"),
+        ("moved = [1]", "moved = 1", "[scenario.one.expect] moved: expected"),
+        ('name = "one"', 'name = "One!"', "small letters, digits and hyphens are needed"),
+        ("[[scenario]]", "[scenario]", "expected a list of tables: [[scenario]]"),
+        ("[[scenario]]", "[[scenarios]]", "unknown key scenarios; did you mean 'scenario'?"),
+        ("[[scenario]]", "[cluster]\nranks = 1\n[[scenario]]", "[cluster] ranks: expected"),
+        ("[[scenario]]", "[cluster]\nnetwork = 'air'\n[[scenario]]", "'namespaces'"),
+    ],
+)
+def test_a_mistake_is_named_with_its_remedy(old: str, new: str, said: str, tmp_path: Path) -> None:
+    """File, key, and what could be written instead."""
+    assert old in GOOD
+
+    found = wrong(GOOD.replace(old, new), tmp_path)
+
+    assert said in found
+    assert "story.toml" in found
+
+
+def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
+    """A line for each."""
+    text = GOOD.replace("process.kill", "x.y").replace("moved", "moves")
+
+    assert len(wrong(text, tmp_path).splitlines()) == 2
+
+
+@pytest.mark.parametrize("text", ["", "name = ", "[job]\nsteps = 100\n"])
+def test_a_file_without_a_scenario_is_refused(text: str, tmp_path: Path) -> None:
+    """Also one that is no TOML."""
+    assert "story.toml" in wrong(text, tmp_path)
+
+
+def test_the_same_name_twice_is_refused(tmp_path: Path) -> None:
+    """Nobody could say which of them to play again."""
+    assert "two scenarios have it" in wrong(GOOD + GOOD, tmp_path)
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    """With the shipped one that was perhaps meant."""
+    with pytest.raises(ConfigError, match="did you mean 'process'"):
+        reading.stories(["proces"], KINDS)
+
+
+def test_every_shipped_file_is_packaged() -> None:
+    """What pyproject packages is what is there."""
+    root = Path(__file__).parents[2]
+    packaged = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
+    patterns = packaged["package-data"]["tmd.campaign.scenarios"]
+    found = {f.name for p in patterns for f in (root / "tmd/campaign/scenarios").glob(p)}
+
+    assert found == {file.name for file in reading.shipped().values()}
+    assert packaged["package-data"]["tmd.campaign"] == ["*.c"]

@@ -1,0 +1,209 @@
+"""Plays stories one after the other and holds what was seen against what was expected."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from msgspec import Struct, structs
+
+from tmd.campaign.costs import Cost, costs_of
+from tmd.campaign.faults import KINDS
+from tmd.campaign.forking import fork_server
+from tmd.campaign.judge import Observed, deviations, late_decisions
+from tmd.campaign.oracle import Oracle, differences, read_run, repeated
+from tmd.campaign.play import Play
+from tmd.campaign.scenario import Network, Scenario, Server, Story
+from tmd.campaign.stage import TTL_S, Stage
+from tmd.demo.report import Trace
+
+END_S = 120.0
+"""Longest time from the last scenario to the end of the job, and as much for each 1000 steps."""
+
+
+class Result(Struct, frozen=True):
+    """One scenario, played once."""
+
+    story: str
+    scenario: Scenario
+    seen: Observed
+    deviations: tuple[str, ...] = ()
+    costs: tuple[Cost, ...] = ()
+
+
+class Ending(Struct, frozen=True):
+    """How the job of one cluster ended."""
+
+    story: str
+    steps: int
+    deviations: tuple[str, ...]
+    seconds: float
+
+
+class Outcome(Struct, frozen=True):
+    """A whole campaign."""
+
+    results: tuple[Result, ...]
+    endings: tuple[Ending, ...]
+    seconds: float
+
+    @property
+    def well(self) -> bool:
+        ends = [ending.deviations for ending in self.endings]
+        return not any([*ends, *(result.deviations for result in self.results)])
+
+
+class Audience(Protocol):
+    """Who is told as it goes on."""
+
+    def begins(self, story: str, what: str) -> None: ...
+    def ended(self, result: Result) -> None: ...
+
+
+async def run(stories: Sequence[Story], audience: Audience) -> Outcome:
+    """Play all of them. Whatever was started has ended when this returns, however it does."""
+    began = time.monotonic()
+    results: list[Result] = []
+    endings: list[Ending] = []
+    with tempfile.TemporaryDirectory(prefix="tmd-c-") as name, fork_server(compiler=False) as fork:
+        oracle = Oracle(Path(name), fork)
+        for number, story in enumerate(stories):
+            rest = list(_repeats(story))
+            part = 0
+            while rest:
+                folder = Path(name) / f"{number}{chr(ord('a') + part % 26)}{part // 26 or ''}"
+                found, ending = await _Cluster(story, folder, fork, oracle, audience).play(rest)
+                rest = rest[len(found) :]
+                part += 1
+                results += found
+                endings += [ending] if ending else []
+    results = _judged(stories, results)
+    return Outcome(tuple(results), tuple(endings), time.monotonic() - began)
+
+
+class _Cluster:
+    """One cluster: plays scenarios until one has left it in pieces, or to the end of its job."""
+
+    def __init__(
+        self,
+        story: Story,
+        folder: Path,
+        fork: Sequence[str],
+        oracle: Oracle,
+        audience: Audience,
+    ) -> None:
+        self._story, self._folder, self._fork = story, folder, fork
+        self._oracle, self._audience = oracle, audience
+
+    async def play(self, scenarios: Sequence[Scenario]) -> tuple[list[Result], Ending | None]:
+        """Results of those that were played, at least one, and how the job ended."""
+        story, began = self._story, time.monotonic()
+        if all(why_not(story, s) for s in scenarios):
+            return [self._skip(s) for s in scenarios], None
+        self._audience.begins(story.name, "starting a cluster")
+        seen, said = await self._on_stage(scenarios)
+        told = read_run(self._folder / "trace")
+        observed = [structs.replace(s, repeated=repeated(told.trace, s.epochs)) for s in seen]
+        whole = not said and len(seen) == len(scenarios) and not seen[-1].trouble
+        if seen:
+            golden = await self._oracle.ask(story)
+            plans = [plan for s in observed for plan in s.plans]
+            said += differences(told, golden, plans, observed, whole=whole)
+        steps = len({step for _, step in told.trace.commits})
+        ending = Ending(story.name, steps, tuple(said), time.monotonic() - began)
+        if not seen:  # the next cluster would not come about either
+            return [self._failed(s, said) for s in scenarios], ending
+        return [
+            self._result(told.trace, *p) for p in zip(scenarios, observed, strict=False)
+        ], ending
+
+    async def _on_stage(self, scenarios: Sequence[Scenario]) -> tuple[list[Observed], list[str]]:
+        """What each scenario showed, up to one that left the cluster in pieces, and what was wrong
+        with the cluster or the end of its job."""
+        seen: list[Observed] = []
+        try:
+            async with Stage(self._story, self._folder, self._fork) as stage:
+                for number, scenario in enumerate(scenarios):
+                    seen.append(await self._scenario(stage, scenario, number))
+                    if seen[-1].trouble:
+                        return seen, []
+                self._audience.begins(self._story.name, "running to the end, for comparison")
+                return seen, await self._finish(stage)
+        except (TimeoutError, OSError, RuntimeError) as error:
+            return seen, [f"the cluster did not come about or to an end: {error or 'in time'}"]
+
+    def _result(self, trace: Trace, scenario: Scenario, seen: Observed) -> Result:
+        costs = () if seen.trouble else costs_of(trace, seen)
+        found = tuple(deviations(scenario, seen))
+        return Result(self._story.name, scenario, seen, found, costs)
+
+    def _failed(self, scenario: Scenario, said: Sequence[str]) -> Result:
+        kinds = tuple(fault.kind for fault in scenario.faults)
+        seen = Observed(scenario=scenario.name, kinds=kinds, trouble=" ".join(said))
+        return Result(self._story.name, scenario, seen, tuple(said))
+
+    async def _scenario(self, stage: Stage, scenario: Scenario, number: int) -> Observed:
+        if why_not(self._story, scenario):
+            return self._skip(scenario).seen
+        self._audience.begins(self._story.name, scenario.name)
+        observed = await Play(stage, scenario, f"{number}-{scenario.name}").run()
+        found = tuple(deviations(scenario, observed))
+        self._audience.ended(Result(self._story.name, scenario, observed, found))
+        return observed
+
+    def _skip(self, scenario: Scenario) -> Result:
+        """Not possible here: that is told by name."""
+        kinds = tuple(fault.kind for fault in scenario.faults)
+        reason = why_not(self._story, scenario)
+        seen = Observed(scenario=scenario.name, kinds=kinds, skipped=reason)
+        result = Result(self._story.name, scenario, seen)
+        self._audience.ended(result)
+        return result
+
+    async def _finish(self, stage: Stage) -> list[str]:
+        """Let the job end; what was wrong with that."""
+        stage.hurry()
+        limit = END_S * (1 + self._story.job.steps / 1000)
+        try:
+            codes = await stage.cluster.finished(limit)
+        except TimeoutError:
+            return [f"the job did not end within {limit:g} s\n{await stage.describe()}"]
+        wrong = {host: code for host, code in codes.items() if code}
+        return [f"launchers ended with {wrong}"] if wrong else []
+
+
+def why_not(story: Story, scenario: Scenario) -> str:
+    """Why a scenario cannot be played on this machine; empty if it can."""
+    kinds = [KINDS[fault.kind] for fault in scenario.faults]
+    if story.cluster.network is Network.NAMESPACES:
+        kinds.append(KINDS["network.cut"])
+    if story.cluster.redis is Server.SENTINEL:
+        kinds.append(KINDS["control.redis-failed-over"])
+    if story.cluster.clocks:
+        kinds.append(KINDS["host.clock-back"])
+    return next((reason for kind in kinds if (reason := kind.unable())), "")
+
+
+def _repeats(story: Story) -> list[Scenario]:
+    return [scenario for scenario in story.scenarios for _ in range(scenario.repeat)]
+
+
+def _judged(stories: Sequence[Story], results: list[Result]) -> list[Result]:
+    """With what only all repeats of a scenario show, told with the last of them."""
+    judged = list(results)
+    for story in stories:
+        for scenario in story.scenarios:
+            places = [
+                n
+                for n, r in enumerate(judged)
+                if r.story == story.name and r.scenario.name == scenario.name
+            ]
+            late = late_decisions(scenario, [judged[n].seen for n in places], TTL_S)
+            if late:
+                last = judged[places[-1]]
+                both = (*last.deviations, *late)
+                judged[places[-1]] = structs.replace(last, deviations=both)
+    return judged

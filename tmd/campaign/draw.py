@@ -1,0 +1,72 @@
+"""Random campaigns: which faults strike which ranks, as a pure function of a seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+from msgspec import structs
+
+from tmd.campaign.scenario import (
+    ClusterPart,
+    Expected,
+    FaultPart,
+    JobPart,
+    Network,
+    Scenario,
+    Server,
+    Story,
+)
+
+NAME = "rounds"
+STEPS_PER_ROUND = 150
+PACE_S = 0.02
+STANDARD = ClusterPart()
+"""The cluster of a random campaign; scenarios that need another one are not drawn."""
+
+
+def pool(stories: Sequence[Story]) -> list[Scenario]:
+    """What can be drawn: scenarios that need nothing special of cluster or job, and leave all as it
+    was."""
+    return [
+        scenario
+        for story in stories
+        if _is_standard(story)
+        for scenario in story.scenarios
+        if scenario.draw and scenario.standbys is None
+    ]
+
+
+def _is_standard(story: Story) -> bool:
+    part = story.cluster
+    plain = part.network is Network.SHARED and part.redis is Server.PRIVATE
+    return plain and part == STANDARD and not story.job.arguments
+
+
+def drawn(scenarios: Sequence[Scenario], seed: int, rounds: int) -> Story:
+    """``rounds`` of ``scenarios``, each with its ranks exchanged at random."""
+    dice = random.Random(seed)
+    found = []
+    for number in range(1, rounds + 1):
+        scenario = dice.choice(scenarios)
+        ranks = list(range(STANDARD.ranks))
+        dice.shuffle(ranks)
+        found.append(_renamed(scenario, dict(enumerate(ranks)), f"{number}-{scenario.name}"))
+    job = JobPart(steps=max(300, STEPS_PER_ROUND * rounds), pace_s=PACE_S)
+    return Story(name=NAME, cluster=STANDARD, job=job, scenarios=tuple(found))
+
+
+def _renamed(scenario: Scenario, ranks: Mapping[int, int], name: str) -> Scenario:
+    moved = scenario.expect.moved
+    expect: Expected = structs.replace(
+        scenario.expect,
+        moved=None if moved is None else tuple(sorted(ranks[rank] for rank in moved)),
+    )
+    faults = tuple(_on(fault, ranks) for fault in scenario.faults)
+    return structs.replace(scenario, name=name, faults=faults, expect=expect, repeat=1)
+
+
+def _on(fault: FaultPart, ranks: Mapping[int, int]) -> FaultPart:
+    if fault.rank is None:
+        return fault
+    return structs.replace(fault, where=f"rank {ranks[fault.rank]}")

@@ -1,0 +1,12 @@
+"""Every kind of fault that there is."""
+
+from __future__ import annotations
+
+from tmd.campaign.faults import control, daemons, detectors, host, network, operators, process
+from tmd.campaign.kind import Kind
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for module in (process, host, network, control, detectors, daemons, operators)
+    for kind in module.KINDS
+}

@@ -1,0 +1,192 @@
+"""Redis, and what lies between it and the daemons."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+
+from tmd.campaign.faults.process import STOPPED, send
+from tmd.campaign.kind import Kind, Mend, Unfired, nothing
+from tmd.campaign.relay import Weather
+from tmd.campaign.scenario import FaultPart
+from tmd.campaign.servers import Private, server_binary
+from tmd.campaign.stage import Stage
+from tmd.campaign.waiting import until
+from tmd.core.errors import TmdError
+
+DELAY_S = 0.3
+
+
+def _private(stage: Stage) -> Private:
+    if stage.private is None:
+        raise Unfired("this cluster's Redis is behind a Sentinel")
+    return stage.private
+
+
+async def _weather(stage: Stage, fault: FaultPart) -> tuple[list[str], list[Weather]]:
+    _private(stage)
+    hosts = await stage.targets(fault.where)
+    return hosts, [stage.control[host] for host in hosts]
+
+
+def _clearing(ways: list[Weather]) -> Mend:
+    async def clear() -> None:
+        for weather in ways:
+            weather.clear()
+
+    return clear
+
+
+async def _cut(stage: Stage, fault: FaultPart) -> Mend:
+    """Connections end, and no new one comes about."""
+    hosts, ways = await _weather(stage, fault)
+    for weather in ways:
+        weather.refuse = True
+    if not sum([weather.reset() for weather in ways]):
+        raise Unfired(f"{', '.join(hosts)} had no connection to Redis")
+    return _clearing(ways)
+
+
+async def _stall(stage: Stage, fault: FaultPart) -> Mend:
+    """Connections stand, and nothing comes through."""
+    _, ways = await _weather(stage, fault)
+    for weather in ways:
+        weather.there.clear()
+        weather.back.clear()
+    await _met(ways)
+    return _clearing(ways)
+
+
+async def _deaf(stage: Stage, fault: FaultPart) -> Mend:
+    """Redis hears the daemon, and its answers get lost."""
+    _, ways = await _weather(stage, fault)
+    for weather in ways:
+        weather.back.clear()
+    await _met(ways)
+    return _clearing(ways)
+
+
+async def _slow(stage: Stage, fault: FaultPart) -> Mend:
+    _, ways = await _weather(stage, fault)
+    for weather in ways:
+        weather.delay_s = fault.amount or DELAY_S
+    await _met(ways)
+    return _clearing(ways)
+
+
+async def _met(ways: list[Weather]) -> None:
+    await until(lambda: all(weather.passed for weather in ways))
+
+
+async def _reset(stage: Stage, fault: FaultPart) -> Mend:
+    _, ways = await _weather(stage, fault)
+    if not sum([weather.reset() for weather in ways]):
+        raise Unfired("no connection was open")
+    return nothing
+
+
+async def _empty(stage: Stage, fault: FaultPart) -> Mend:
+    """Killed and started again; nothing was kept."""
+    server = _private(stage)
+    await asyncio.to_thread(server.stop)
+    await asyncio.to_thread(server.start)
+    return nothing
+
+
+async def _gone(stage: Stage, fault: FaultPart) -> Mend:
+    server = _private(stage)
+    await asyncio.to_thread(server.stop)
+    away = [True]
+
+    async def start() -> None:
+        if away:
+            away.pop()
+            await asyncio.to_thread(server.start)
+
+    return start
+
+
+async def _stopped(stage: Stage, fault: FaultPart) -> Mend:
+    server = _private(stage)
+    await send(server.pid, signal.SIGSTOP, STOPPED)
+
+    async def proceed() -> None:
+        os.kill(server.pid, signal.SIGCONT)
+
+    return proceed
+
+
+async def _full(stage: Stage, fault: FaultPart) -> Mend:
+    """Every write is refused for want of memory, every read is answered."""
+    return await _set(stage, "maxmemory 1", "maxmemory 0", b"OOM ")
+
+
+async def _read_only(stage: Stage, fault: FaultPart) -> Mend:
+    """As a master that has become a replica: writes are refused."""
+    return await _command(stage, "REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE", b"READONLY ")
+
+
+async def _set(stage: Stage, now: str, later: str, proof: bytes) -> Mend:
+    return await _command(stage, f"CONFIG SET {now}", f"CONFIG SET {later}", proof)
+
+
+async def _command(stage: Stage, now: str, later: str, proof: bytes) -> Mend:
+    server = _private(stage)
+    _tell(server, now)
+    said = _tell(server, "SET tmd-campaign-probe 1")
+    if proof not in said:
+        raise Unfired(f"Redis still takes what is written: {said!r}")
+
+    async def restore() -> None:
+        _tell(server, later)
+
+    return restore
+
+
+def _tell(server: Private, command: str) -> bytes:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(2.0)
+        connection.connect(str(server.socket))
+        connection.sendall(command.encode() + b"\r\n")
+        return connection.recv(4096)
+
+
+async def _failed_over(stage: Stage, fault: FaultPart) -> Mend:
+    """The master is killed; it is done once the Sentinel names the other one."""
+    pair = stage.sentinel
+    if pair is None:
+        raise Unfired('there is no Sentinel: [cluster] redis = "sentinel"')
+    await until(pair.in_step)
+    gone = await asyncio.to_thread(pair.kill_master)
+    await until(lambda: pair.master() not in (0, gone))
+    return nothing
+
+
+def _no_sentinel() -> str:
+    try:
+        server_binary()
+    except TmdError as error:
+        return str(error)
+    return ""
+
+
+KINDS = (
+    Kind("control.cut", "a daemon cannot reach Redis", _cut),
+    Kind("control.stall", "a daemon's connection to Redis carries nothing", _stall),
+    Kind("control.answers-lost", "Redis hears a daemon, which hears nothing", _deaf),
+    Kind("control.slow", "every answer of Redis comes late", _slow),
+    Kind("control.reset", "connections to Redis are reset", _reset),
+    Kind("control.redis-empty", "Redis is restarted and knows nothing", _empty),
+    Kind("control.redis-gone", "Redis is killed, and comes back empty later", _gone),
+    Kind("control.redis-stopped", "Redis stops, and goes on later", _stopped),
+    Kind("control.redis-full", "Redis is out of memory", _full, unable=_no_sentinel),
+    Kind("control.redis-read-only", "Redis has become a replica", _read_only, unable=_no_sentinel),
+    Kind(
+        "control.redis-failed-over",
+        "a Sentinel makes the replica master",
+        _failed_over,
+        unable=_no_sentinel,
+    ),
+)

@@ -1,0 +1,129 @@
+"""Daemons, the leader among them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+
+from msgspec import structs
+
+from tmd import wire
+from tmd.campaign.faults.host import kill
+from tmd.campaign.faults.process import STOPPED, send
+from tmd.campaign.kind import Kind, Mend, Unfired, nothing
+from tmd.campaign.scenario import FaultPart
+from tmd.campaign.stage import Stage
+from tmd.core.model import Activity, HostStatus, WorkerStatus
+
+RESTARTS = 4
+STRANGER_S = 5.0
+STAYS_S = 600.0
+NEWER = "newer"
+
+
+class OfLater(HostStatus, frozen=True):
+    """What a host of a later version says: more than this one knows."""
+
+    mood: str = "fine"
+
+
+async def _killed(stage: Stage, fault: FaultPart) -> Mend:
+    for host in await stage.targets(fault.where):
+        await kill(stage.cluster.daemons[host])
+    return stage.repair
+
+
+async def _restarted(stage: Stage, fault: FaultPart) -> Mend:
+    """As systemd does it: killed, and there again at once."""
+    for host in await stage.targets(fault.where):
+        await kill(stage.cluster.daemons[host])
+        await stage.cluster.start_daemon(host)
+    return nothing
+
+
+async def _restart_loop(stage: Stage, fault: FaultPart) -> Mend:
+    """Each time it lives just long enough to be heard."""
+    host = await stage.target(fault.where)
+    for _ in range(round(fault.amount) or RESTARTS):
+        view = await stage.until(lambda v: v.host(host) is not None)
+        status = view.host(host)
+        assert status is not None
+        before = status.incarnation
+        await kill(stage.cluster.daemons[host])
+        await stage.cluster.start_daemon(host)
+        await stage.until(
+            lambda v, old=before: (h := v.host(host)) is not None and h.incarnation != old  # type: ignore[misc]
+        )
+    return nothing
+
+
+async def _stopped(stage: Stage, fault: FaultPart) -> Mend:
+    """It does not know that it was away when it goes on."""
+    host = await stage.target(fault.where)
+    pid = stage.cluster.daemons[host].pid
+    await send(pid, signal.SIGSTOP, STOPPED)
+
+    async def proceed() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+    return proceed
+
+
+async def _newer(stage: Stage, fault: FaultPart) -> Mend:
+    """Its status has fields that nobody here knows."""
+    status = OfLater(host=NEWER, incarnation="1", at=0.0)
+    await stage.cluster.store.put_host(status, ttl_s=STRANGER_S, wake=True)
+    await stage.until(lambda v: v.host(NEWER) is not None)
+    return nothing
+
+
+async def _newer_words(stage: Stage, fault: FaultPart) -> Mend:
+    """A worker of another job there does something that nobody here has a word for."""
+    worker = WorkerStatus(
+        worker=f"{NEWER}/other/0.1",
+        job="other",
+        world_size=1,
+        address="",
+        pid=1,
+        activity=Activity.STANDBY,
+    )
+    structs.force_setattr(worker, "activity", "hibernating")
+    status = HostStatus(host=NEWER, incarnation="1", workers=(worker,))
+    await stage.cluster.store.put_host(status, ttl_s=STAYS_S, wake=True)
+
+    async def leave() -> None:
+        await stage.cluster.store.put_host(status, ttl_s=0.001, wake=True)
+
+    return leave
+
+
+async def _other_protocol(stage: Stage, fault: FaultPart) -> Mend:
+    """A launcher of another version at the daemon's socket: it must be turned away."""
+    host = await stage.target(fault.where)
+    socket = stage.cluster.folder(host) / "tmd.sock"
+    reader, writer = await asyncio.open_unix_connection(socket)
+    writer.write(wire.encode(wire.LauncherHello(wire.VERSION + 1, "campaign", os.getpid(), ())))
+    await writer.drain()
+    try:
+        header = await reader.readexactly(wire.HEADER_SIZE)
+        answer = wire.decode(await reader.readexactly(wire.body_size(header)))
+    except asyncio.IncompleteReadError:
+        answer = None
+    writer.close()
+    if answer is not None and not isinstance(answer, wire.Rejected):
+        raise Unfired(f"the daemon answered {type(answer).__name__}")
+    return nothing
+
+
+KINDS = (
+    Kind("daemon.killed", "a daemon is killed and stays away for a while", _killed),
+    Kind("daemon.restarted", "a daemon is killed and started again", _restarted),
+    Kind("daemon.restart-loop", "a daemon dies whenever it has begun", _restart_loop),
+    Kind("daemon.stopped", "a daemon stops, and wakes up later", _stopped),
+    Kind("daemon.newer-version", "a host says more than this version knows", _newer),
+    Kind("daemon.newer-words", "a host uses words of a later version", _newer_words),
+    Kind("daemon.other-protocol", "a launcher speaks another version", _other_protocol),
+)

@@ -1,0 +1,45 @@
+"""A detector that breaks, hangs, floods or lies: :mod:`tmd.campaign.mischief` obeys."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from tmd.campaign import mischief
+from tmd.campaign.kind import Kind, Mend
+from tmd.campaign.scenario import FaultPart
+from tmd.campaign.stage import Stage
+from tmd.campaign.waiting import until
+
+
+def _does(word: str) -> Callable[[Stage, FaultPart], Awaitable[Mend]]:
+    async def act(stage: Stage, fault: FaultPart) -> Mend:
+        hosts = await stage.targets(fault.where)
+        files = [stage.folder / f"{mischief.NAME}-{host}" for host in hosts]
+        given = [_given(orders, word) for orders in files]
+        await until(lambda: all(done() for done in given))
+
+        async def truth() -> None:
+            for orders in files:
+                await asyncio.to_thread(orders.write_text, "truth")
+
+        return truth
+
+    return act
+
+
+def _given(orders: Path, word: str) -> Callable[[], bool]:
+    """Give the order; whether it was taken is what the result says."""
+    done = orders.with_suffix(".done")
+    done.unlink(missing_ok=True)
+    orders.write_text(word)
+    return lambda: done.exists() and done.read_text() == word
+
+
+KINDS = (
+    Kind("detector.crash", "a detector raises", _does("crash")),
+    Kind("detector.hang", "a detector never comes back", _does("hang")),
+    Kind("detector.flood", "a detector states 50,000 things at once", _does("flood")),
+    Kind("detector.lie", "a detector says that a sound host is lost", _does("lie")),
+)

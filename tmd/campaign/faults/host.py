@@ -1,0 +1,187 @@
+"""Hosts: gone at once, frozen, without power, with a wrong clock, with a disk that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from asyncio.subprocess import Process
+from pathlib import Path
+
+from tmd.campaign import clocks, namespaces
+from tmd.campaign.faults.process import STOPPED, send
+from tmd.campaign.kind import Kind, Mend, Unfired
+from tmd.campaign.scenario import FaultPart
+from tmd.campaign.stage import Stage
+from tmd.demo.cluster import workers
+
+HOUR_S = 3600.0
+SMALL = "192k"
+"""Room for a journal's first pages, and no more."""
+
+
+async def kill(process: Process) -> None:
+    """Kill -9, and see it gone."""
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+    await process.wait()
+
+
+async def _lost(stage: Stage, fault: FaultPart) -> Mend:
+    """Daemon, launcher and, with it, the workers: nobody is left to say so."""
+    for host in await stage.targets(fault.where):
+        await kill(stage.cluster.daemons[host])
+        await kill(stage.cluster.launchers[host])
+    return stage.repair
+
+
+async def _launcher(stage: Stage, fault: FaultPart) -> Mend:
+    await kill(stage.cluster.launchers[await stage.target(fault.where)])
+    return stage.repair
+
+
+async def _frozen(stage: Stage, fault: FaultPart) -> Mend:
+    """As a virtual machine that is paused, or moved: all processes stop, and wake up later."""
+    host = await stage.target(fault.where)
+    view = await stage.cluster.view()
+    pids = [w.pid for w in workers(view) if w.worker.startswith(f"{host}/")]
+    # Daemon first: it must not see the others stop.
+    pids = [stage.cluster.daemons[host].pid, *{_parent(pid) for pid in pids}, *pids]
+    for pid in pids:
+        await send(pid, signal.SIGSTOP, STOPPED)
+
+    async def thaw() -> None:
+        for pid in reversed(pids):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+    return thaw
+
+
+def _parent(pid: int) -> int:
+    """The launcher of a worker."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        raise Unfired(f"worker {pid} has ended") from None
+
+
+async def _power_cut(stage: Stage, fault: FaultPart) -> Mend:
+    """Nothing gets out any more, no reset either; then all of its processes end."""
+    networks = _networks(stage)
+    host = await stage.target(fault.where)
+    networks.link(host, up=False)
+    await kill(stage.cluster.daemons[host])
+    await kill(stage.cluster.launchers[host])
+
+    async def restore() -> None:
+        networks.link(host, up=True)
+
+    return restore
+
+
+def _networks(stage: Stage) -> namespaces.Namespaces:
+    if stage.networks is None:
+        raise Unfired('the cluster has no networks of its own: [cluster] network = "namespaces"')
+    return stage.networks
+
+
+async def _set_clock(stage: Stage, fault: FaultPart, seconds: float) -> Mend:
+    """The step is in what the daemon says from then on."""
+    if stage.clocks is None:
+        raise Unfired("the cluster has no clocks of its own: [cluster] clocks = true")
+    known = stage.clocks
+    host = await stage.target(fault.where)
+    before = await _clock(stage, host)
+    known.shift(host, fault.amount or seconds)
+    shift = abs(fault.amount or seconds)
+    await stage.until(lambda v: (h := v.host(host)) is not None and abs(h.at - before) > shift / 2)
+
+    async def put_right() -> None:
+        known.shift(host, 0.0)
+
+    return put_right
+
+
+async def _clock(stage: Stage, host: str) -> float:
+    view = await stage.until(lambda v: v.host(host) is not None)
+    status = view.host(host)
+    assert status is not None
+    return status.at
+
+
+async def _forward(stage: Stage, fault: FaultPart) -> Mend:
+    return await _set_clock(stage, fault, HOUR_S)
+
+
+async def _back(stage: Stage, fault: FaultPart) -> Mend:
+    return await _set_clock(stage, fault, -HOUR_S)
+
+
+async def _disk_full(stage: Stage, fault: FaultPart) -> Mend:
+    """The daemon's state on a file system of its own, which is full; the daemon starts on it."""
+    host = await stage.target(fault.where)
+    state = stage.cluster.folder(host) / "state"
+    await _on(stage, host, ("-t", "tmpfs", "-o", f"size={SMALL}", "tmpfs", str(state)))
+    with contextlib.suppress(OSError):
+        _fill(state / "ballast")
+    if shutil.disk_usage(state).free:
+        raise Unfired(f"there is room left in {state}")
+    return await _back_on_disk(stage, host, state)
+
+
+async def _read_only(stage: Stage, fault: FaultPart) -> Mend:
+    host = await stage.target(fault.where)
+    state = stage.cluster.folder(host) / "state"
+    await _on(stage, host, ("--bind", "-o", "ro", str(state), str(state)))
+    with contextlib.suppress(OSError):
+        (state / "probe").touch()
+        raise Unfired(f"{state} can be written")
+    return await _back_on_disk(stage, host, state)
+
+
+async def _on(stage: Stage, host: str, options: tuple[str, ...]) -> None:
+    """Mount, then let the daemon begin anew there."""
+    done = await asyncio.to_thread(subprocess.run, ["mount", *options], capture_output=True)
+    if done.returncode:
+        raise Unfired(done.stderr.decode().strip())
+    await kill(stage.cluster.daemons[host])
+    await stage.cluster.start_daemon(host)
+
+
+async def _back_on_disk(stage: Stage, host: str, state: Path) -> Mend:
+    stage.mounted(state)
+
+    async def mend() -> None:
+        if stage.unmount(state):
+            await kill(stage.cluster.daemons[host])
+            await stage.cluster.start_daemon(host)
+
+    return mend
+
+
+def _fill(file: Path) -> None:
+    with file.open("wb", buffering=0) as ballast:
+        for size in (4096, 1):
+            with contextlib.suppress(OSError):
+                while True:
+                    ballast.write(b"\0" * size)
+
+
+def _no_mounts() -> str:
+    return "" if os.geteuid() == 0 else "needs root, to mount a file system"
+
+
+KINDS = (
+    Kind("host.lost", "daemon, launcher and workers are gone at once", _lost),
+    Kind("host.launcher-killed", "the launcher is gone, and its workers with it", _launcher),
+    Kind("host.frozen", "all processes stop, and go on later", _frozen),
+    Kind("host.power-cut", "gone without a word", _power_cut, unable=namespaces.unable),
+    Kind("host.clock-forward", "the wall clock jumps ahead", _forward, unable=clocks.unable),
+    Kind("host.clock-back", "the wall clock is put back", _back, unable=clocks.unable),
+    Kind("host.disk-full", "no room for journal and state", _disk_full, unable=_no_mounts),
+    Kind("host.journal-read-only", "state cannot be written", _read_only, unable=_no_mounts),
+)

@@ -1,0 +1,59 @@
+"""Starts launchers and workers by fork, from a process that has imported torch once.
+
+A worker spends more than a second of a core on importing torch, and a campaign starts hundreds.
+What is tried stays what it is: the launcher is tmd's own, each worker is a process of its own, and
+the one is the parent of the other. The demo starts its processes by exec, as users do.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tmd.lifeline import die_with_parent
+
+CLIENT = Path(__file__).with_name("client.py")
+COMPILER = "TMD_FORK_COMPILER"
+NETWORK = "TMD_FORK_NETWORK"
+"""Environment of a process that is to be started: the network namespace that it is to live in."""
+
+
+@contextmanager
+def fork_server(*, compiler: bool) -> Iterator[tuple[str, ...]]:
+    """Within: what to put before a command so that it is started by fork. ``compiler``: from a
+    whole torch.
+
+    Raises:
+        RuntimeError: the server did not start.
+    """
+    with tempfile.TemporaryDirectory(prefix="tmd-fork-") as folder:  # short: for a Unix socket
+        address = Path(folder, "s")
+        with _served(address, compiler):
+            yield (sys.executable, "-IS", str(CLIENT), str(address))
+
+
+@contextmanager
+def _served(address: Path, compiler: bool) -> Iterator[None]:
+    server = subprocess.Popen(
+        (sys.executable, "-m", "tmd.campaign.forking.server", str(address)),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1", COMPILER: str(compiler)},
+        process_group=0,
+        preexec_fn=die_with_parent,
+    )
+    assert server.stdin is not None
+    assert server.stdout is not None
+    try:
+        if not server.stdout.readline():
+            raise RuntimeError(f"the fork server ended with status {server.wait()}")
+        yield
+    finally:
+        server.stdin.close()
+        server.stdout.close()
+        server.wait()

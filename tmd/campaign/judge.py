@@ -1,0 +1,117 @@
+"""What was expected of a scenario, held against what was seen. Pure functions on values."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from tmd.campaign.scenario import Expected, Scenario
+from tmd.core.model import Alert, MigrationPlan, Phase, State
+
+
+class Observed(Struct, frozen=True):
+    """What one scenario has shown. Times are wall-clock, for people and for durations."""
+
+    scenario: str
+    kinds: tuple[str, ...] = ()
+    fired: tuple[float, ...] = ()
+    """When each fault was there."""
+    trouble: str = ""
+    """What went wrong with the scenario itself: a fault that did not fire, a wait in vain."""
+    plans: tuple[MigrationPlan, ...] = ()
+    """Those that have come to their end, in order."""
+    alerts: tuple[Alert, ...] = ()
+    """Raised meanwhile."""
+    epochs: tuple[int, int] = (0, 0)
+    """Before and after."""
+    steps: tuple[int, int] = (0, 0)
+    repeated: int = 0
+    seen: dict[str, float] = {}
+    """By plan: when a launcher saw the worker end."""
+    seconds: float = 0.0
+    skipped: str = ""
+    """Why it was not tried on this machine."""
+
+
+def word(plan: MigrationPlan) -> str:
+    """A plan as scenario files name it."""
+    return f"{plan.kind} {plan.phase}"
+
+
+def deviations(scenario: Scenario, seen: Observed) -> list[str]:
+    """All that is not as it was written down, in sentences; nothing for what was skipped."""
+    if seen.skipped:
+        return []
+    expect = scenario.expect
+    found = [seen.trouble] if seen.trouble else []
+    unfired = len(scenario.faults) - len(seen.fired)
+    if unfired and not seen.trouble:
+        found.append(f"{unfired} of {len(scenario.faults)} faults did not fire")
+    found += _of_plans(expect, seen.plans)
+    found += _of_alerts(expect, seen.alerts)
+    if seen.repeated > expect.repeated:
+        found.append(f"{seen.repeated} steps were run again, at most {expect.repeated} may be")
+    return found
+
+
+def _of_plans(expect: Expected, plans: Sequence[MigrationPlan]) -> list[str]:
+    words = [word(plan) for plan in plans]
+    found = []
+    if not _fits(words, expect.plans, expect.may):
+        found.append(f"plans: {_listed(words)} instead of {_listed(expect.plans)}{_told(plans)}")
+    moved = {m.rank for p in plans if p.phase is Phase.DONE for m in p.moves}
+    if expect.moved is not None and moved != set(expect.moved):
+        found.append(f"ranks moved: {sorted(moved)} instead of {sorted(expect.moved)}")
+    if expect.outcome and not any(expect.outcome in p.outcome for p in plans):
+        found.append(f"no plan ended with the words '{expect.outcome}'{_told(plans)}")
+    return found
+
+
+def _fits(words: Sequence[str], wanted: Sequence[str], may: Sequence[str]) -> bool:
+    """Whether ``words`` are those wanted, in order, with any number of ``may`` between."""
+    rest = list(wanted)
+    for each in words:
+        if rest and each == rest[0]:
+            rest.pop(0)
+        elif each not in may:
+            return False
+    return not rest
+
+
+def _of_alerts(expect: Expected, alerts: Iterable[Alert]) -> list[str]:
+    raised = {a.code: a for a in alerts if a.state is State.RAISED}
+    missing = sorted(set(expect.alerts) - raised.keys())
+    strange = sorted(raised.keys() - {*expect.alerts, *expect.may_alert})
+    found = [f"no alert {', '.join(missing)}"] if missing else []
+    if strange:
+        told = "; ".join(f"{c} of {raised[c].entity}: {raised[c].message}" for c in strange)
+        found.append(f"unexpected alerts: {told}")
+    return found
+
+
+def _listed(words: Sequence[str]) -> str:
+    return ", ".join(words) or "none"
+
+
+def _told(plans: Iterable[MigrationPlan]) -> str:
+    said = [f"{p.id}: {p.cause}: {p.outcome or p.reason}" for p in plans]
+    return f" ({'; '.join(said)})" if said else ""
+
+
+def decided_s(seen: Observed) -> float | None:
+    """From the last fault to the first plan that was stored after it."""
+    starts = [p.timeline[0].at for p in seen.plans if p.timeline]
+    after = [at for at in starts if seen.fired and at >= seen.fired[-1]]
+    return min(after) - seen.fired[-1] if after else None
+
+
+def late_decisions(scenario: Scenario, seen: Sequence[Observed], lease_s: float) -> list[str]:
+    """Whether the median of all repeats keeps the bound of the scenario."""
+    bound = scenario.expect.decided_within_leases * lease_s
+    times = [t for s in seen if (t := decided_s(s)) is not None]
+    if not bound or not times or statistics.median(times) <= bound:
+        return []
+    middle = statistics.median(times)
+    return [f"decided after {middle:.2f} s (median of {len(times)}), {bound:g} s are allowed"]

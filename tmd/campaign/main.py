@@ -1,0 +1,233 @@
+"""``tmd campaign``: break a cluster on this machine in every way, and compare."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from msgspec import structs
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from tmd.campaign import draw, page, reading
+from tmd.campaign.campaign import Outcome, Result, run, why_not
+from tmd.campaign.faults import KINDS
+from tmd.campaign.scenario import Scenario, Story
+from tmd.core.errors import ConfigError, TmdError
+
+INTERRUPTED = 130
+SEEDS = 1 << 32
+MARKS = {True: "[green]as expected[/]", False: "[bold red]DEVIATION[/]"}
+
+
+campaign = typer.Typer(
+    name="campaign",
+    help="Break a cluster on this machine in every way, and compare.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+
+@campaign.command("run")
+def play(
+    files: Annotated[
+        list[str] | None,
+        typer.Argument(help="Scenario files, or names of shipped ones. [default: all shipped]"),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only this scenario; may be given several times.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of --rounds: the same seed, the same faults.")
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(min=0, help="Instead: so many faults drawn at random, on one job.")
+    ] = 0,
+    json: Annotated[Path | None, typer.Option(help="Write the facts there; '-' is stdout.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write a page: FILE.html or FILE.md.")] = None,
+) -> None:
+    """Play scenarios on a cluster of processes on this machine: something is broken, and what comes
+    of it must be what the scenario says; in the end losses and weights must be those of a run that
+    nobody has disturbed. Exit status: 0 as expected, 1 a deviation, 2 wrong files."""
+    if report is not None:
+        page.check(report)
+    seed = secrets.randbelow(SEEDS) if seed is None else seed
+    stories = reading.stories(files or (), KINDS)
+    stories = chosen(stories, only or ())
+    if rounds:
+        stories = (draw.drawn(able(stories), seed, rounds),)
+    # With facts on stdout, words go to stderr.
+    console = Console(stderr=json == Path("-"), highlight=False)
+    command = repeat_command(files or (), only or (), seed, rounds)
+    console.print(f"[dim]{command}[/]")
+    try:
+        outcome = asyncio.run(_watched(stories, console))
+    except KeyboardInterrupt:
+        console.print("interrupted; everything that was started has been ended")
+        raise typer.Exit(INTERRUPTED) from None
+    except (RuntimeError, TimeoutError) as error:
+        raise TmdError(f"the campaign failed: {error}") from error
+    if json is not None:
+        _write(facts(outcome, seed, command), json)
+    if report is not None:
+        page.write(outcome, command, report)
+    tell(console, outcome, lambda result: _how_again(result, files or (), seed, rounds))
+    raise typer.Exit(0 if outcome.well else 1)
+
+
+def chosen(stories: Sequence[Story], names: Sequence[str]) -> tuple[Story, ...]:
+    """``stories`` with only the scenarios that are named, if any are.
+
+    Raises:
+        ConfigError: there is no such scenario.
+    """
+    known = {scenario.name for story in stories for scenario in story.scenarios}
+    for name in names:
+        if name not in known:
+            said = f"there is no scenario '{name}'{reading.nearest(name, known)}"
+            raise ConfigError(f"--only: {said}")
+    if not names:
+        return tuple(stories)
+    cut = [
+        structs.replace(story, scenarios=tuple(s for s in story.scenarios if s.name in names))
+        for story in stories
+    ]
+    return tuple(story for story in cut if story.scenarios)
+
+
+def able(stories: Sequence[Story]) -> list[Scenario]:
+    """What can be drawn on this machine.
+
+    Raises:
+        ConfigError: nothing.
+    """
+    plain = Story(name=draw.NAME, cluster=draw.STANDARD)
+    found = [scenario for scenario in draw.pool(stories) if not why_not(plain, scenario)]
+    if not found:
+        raise ConfigError("--rounds: none of these scenarios may be drawn for the usual cluster")
+    return found
+
+
+def repeat_command(files: Sequence[str], only: Sequence[str], seed: int, rounds: int) -> str:
+    """One line that does the same again."""
+    words = ["tmd", "campaign", "run", *files]
+    for name in only:
+        words += ["--only", name]
+    if rounds:
+        words += ["--rounds", str(rounds), "--seed", str(seed)]
+    return shlex.join(words)
+
+
+def _how_again(result: Result, files: Sequence[str], seed: int, rounds: int) -> str:
+    if rounds:
+        number = int(result.scenario.name.partition("-")[0])
+        return repeat_command(files, (), seed, number)
+    named = next((f for f in files if Path(f).stem == result.story), result.story)
+    return repeat_command((named,), (result.scenario.name,), seed, 0)
+
+
+async def _watched(stories: Sequence[Story], console: Console) -> Outcome:
+    """Run while the progress is shown.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; everything has ended by then.
+    """
+    loop = asyncio.get_running_loop()
+    interrupted = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupted.set)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
+        playing = asyncio.create_task(run(stories, Screen(stories, console, bar)))
+        waiting = asyncio.create_task(interrupted.wait())
+        await asyncio.wait((playing, waiting), return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if interrupted.is_set():
+            playing.cancel()
+            await asyncio.gather(playing, return_exceptions=True)
+            raise KeyboardInterrupt
+        return await playing
+
+
+class Screen:
+    """A bar on a terminal, and a line for each scenario that has ended."""
+
+    def __init__(self, stories: Sequence[Story], console: Console, bar: Progress) -> None:
+        count = sum(scenario.repeat for story in stories for scenario in story.scenarios)
+        self._console, self._bar = console, bar
+        self._task = bar.add_task("", total=count)
+
+    def begins(self, story: str, what: str) -> None:
+        self._bar.update(self._task, description=f"{story}: {what}")
+
+    def ended(self, result: Result) -> None:
+        seen = result.seen
+        mark = "[yellow]not possible here[/]" if seen.skipped else MARKS[not result.deviations]
+        more = f"  {seen.skipped}" if seen.skipped else f"  {seen.seconds:.1f} s"
+        self._console.print(f"{result.story}: {result.scenario.name}  {mark}{more}")
+        self._bar.advance(self._task)
+
+
+def tell(console: Console, outcome: Outcome, how_again: Callable[[Result], str]) -> None:
+    """The end: what deviated, and how to see it again."""
+    for result in outcome.results:
+        for text in result.deviations:
+            console.print(f"[red]{result.story}: {result.scenario.name}:[/] ", end="")
+            console.print(text, markup=False)
+        if result.deviations:
+            console.print(f"  again: {how_again(result)}", markup=False)
+    for ending in outcome.endings:
+        for text in ending.deviations:
+            console.print(f"[red]{ending.story}: the job:[/] ", end="")
+            console.print(text, markup=False)
+    console.print(page.summary(outcome))
+
+
+def facts(outcome: Outcome, seed: int, command: str) -> dict[str, object]:
+    """What programs read."""
+    return {
+        "well": outcome.well,
+        "seed": seed,
+        "command": command,
+        "seconds": outcome.seconds,
+        "results": outcome.results,
+        "endings": outcome.endings,
+    }
+
+
+def _write(value: object, file: Path) -> None:
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2)
+    if file == Path("-"):
+        sys.stdout.buffer.write(text + b"\n")
+    else:
+        file.write_bytes(text + b"\n")
+
+
+@campaign.command("list")
+def catalogue(
+    as_json: Annotated[bool, typer.Option("--json", help="Output for programs.")] = False,
+) -> None:
+    """List the kinds of faults and the scenarios that come with tmd."""
+    stories = reading.stories((), KINDS)
+    if as_json:
+        kinds = [{"kind": k.name, "about": k.about, "unable": k.unable()} for k in KINDS.values()]
+        _write({"kinds": kinds, "stories": stories}, Path("-"))
+        return
+    used = {fault.kind for s in stories for scenario in s.scenarios for fault in scenario.faults}
+    for kind in KINDS.values():
+        reason = f"  (not possible here: {kind.unable()})" if kind.unable() else ""
+        typer.echo(f"{kind.name:28} {kind.about}{reason}")
+    for story in stories:
+        typer.echo(f"\n{story.name}: {', '.join(s.name for s in story.scenarios)}")
+    count = sum(len(story.scenarios) for story in stories)
+    typer.echo(f"\n{len(KINDS)} kinds, {len(used)} of them in {count} scenarios")

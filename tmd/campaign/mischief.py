@@ -1,0 +1,79 @@
+"""A detector that does what its host's file says: for campaigns, found by a real entry point."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import ClassVar
+
+from tmd.plugin import Detector, DetectorConfig, DetectorContext, Severity, Signal, State
+
+NAME = "mischief"
+DISTRIBUTION = {
+    "METADATA": "Metadata-Version: 2.1\nName: tmd-campaign\nVersion: 0\n",
+    "entry_points.txt": f"[tmd.detectors]\n{NAME} = tmd.campaign.mischief:MischiefDetector\n",
+}
+FLOOD = 50_000
+LOOK_S = 0.05
+
+
+class MischiefConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
+    orders: str = ""
+    """The file with one word: crash, hang, flood, lie or truth."""
+
+
+class MischiefDetector(Detector):
+    name: ClassVar[str] = NAME
+    Config: ClassVar[type[DetectorConfig]] = MischiefConfig
+    deadline_s: ClassVar[float | None] = 1.0
+
+    async def watch(self, ctx: DetectorContext) -> AsyncIterator[Signal]:
+        config = ctx.config
+        assert isinstance(config, MischiefConfig)
+        orders, last = Path(config.orders), ""
+        while True:
+            word = _word(orders)
+            if word != last:
+                last = word
+                _answer(orders, word)
+                async for signal in _obey(word):
+                    yield signal
+            await ctx.sleep(LOOK_S)
+
+
+def _answer(orders: Path, word: str) -> None:
+    orders.with_suffix(".done").write_text(word)
+
+
+def _word(orders: Path) -> str:
+    return orders.read_text() if orders.exists() else ""
+
+
+async def _obey(word: str) -> AsyncIterator[Signal]:
+    match word:
+        case "crash":
+            raise RuntimeError("injected error in a detector")
+        case "hang":
+            await asyncio.Event().wait()
+        case "flood":
+            for number in range(FLOOD):
+                entity = f"thing-{number % 7}"
+                yield Signal(f"{NAME}.flood", entity, Severity.WARNING, message=f"it is {number}")
+                await asyncio.sleep(0)
+        case "lie":
+            yield Signal(f"{NAME}.lie", "host", Severity.FATAL, message="all is lost")
+        case "truth":
+            for entity in ("host", *(f"thing-{n}" for n in range(7))):
+                for code in ("lie", "flood"):
+                    yield Signal(f"{NAME}.{code}", entity, Severity.INFO, State.CLEARED)
+        case _:
+            return
+
+
+def install(folder: Path) -> None:
+    """Make ``folder`` one from which daemons that have it in PYTHONPATH load this detector."""
+    place = folder / "tmd_campaign-0.dist-info"
+    place.mkdir(parents=True)
+    for name, text in DISTRIBUTION.items():
+        (place / name).write_text(text)

@@ -1,0 +1,104 @@
+"""A network namespace for each host, joined by a bridge in one of its own. Needs root.
+
+Nothing of this machine's own network is touched: the bridge leads nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+PLACES = Path("/run/netns")
+NOWHERE = "02:00:00:00:00:01"
+"""The hardware address of nobody."""
+
+
+def unable() -> str:
+    """Why there can be none here; empty if there can."""
+    if os.geteuid() != 0:
+        return "needs root, for network namespaces"
+    if not (shutil.which("ip") and shutil.which("tc")):
+        return "needs ip and tc (package iproute2)"
+    return ""
+
+
+class Namespaces:
+    """Made by entering the context, gone when it is left."""
+
+    def __init__(self, hosts: Sequence[str]) -> None:
+        self._hosts = tuple(hosts)
+        self._stem = f"tmd-{secrets.token_hex(3)}"
+        self._made: list[str] = []
+
+    def __enter__(self) -> Self:
+        try:
+            self._make("switch")
+            self._in("switch", "ip link add bridge type bridge")
+            self._in("switch", "ip link set bridge up")
+            for host in self._hosts:
+                self._join(host)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in reversed(self._made):
+            subprocess.run(["ip", "netns", "del", name], check=False)
+        self._made.clear()
+
+    def place(self, host: str) -> str:
+        """The file by which a process enters the network of ``host``."""
+        return str(PLACES / self._name(host))
+
+    def address(self, host: str) -> str:
+        return f"10.99.0.{self._hosts.index(host) + 1}"
+
+    def link(self, host: str, *, up: bool) -> None:
+        """Plug the cable of ``host`` in or out, at the switch."""
+        number = self._hosts.index(host)
+        self._in("switch", f"ip link set port{number} {'up' if up else 'down'}")
+
+    def deafen(self, host: str, peer: str, *, deaf: bool) -> None:
+        """Whether what ``host`` sends to ``peer`` gets lost; the other way nothing changes."""
+        if deaf:
+            to = f"{self.address(peer)} lladdr {NOWHERE} dev eth0 nud permanent"
+            self._in(host, f"ip neigh replace {to}")
+        else:
+            self._in(host, f"ip neigh del {self.address(peer)} dev eth0")
+
+    def slow(self, host: str, rate: str) -> None:
+        """Let ``host`` send no faster than ``rate``; as fast as it goes if empty."""
+        if rate:
+            shape = f"tbf rate {rate} burst 64kb latency 400ms"
+            self._in(host, f"tc qdisc replace dev eth0 root {shape}")
+        else:
+            self._in(host, "tc qdisc del dev eth0 root")
+
+    def _join(self, host: str) -> None:
+        number = self._hosts.index(host)
+        self._make(host)
+        peer = f"peer name port{number} netns {self._name('switch')}"
+        self._in(host, f"ip link add eth0 type veth {peer}")
+        self._in(host, f"ip addr add {self.address(host)}/24 dev eth0")
+        self._in(host, "ip link set lo up")
+        self._in(host, "ip link set eth0 up")
+        self._in("switch", f"ip link set port{number} master bridge up")
+
+    def _make(self, host: str) -> None:
+        subprocess.run(["ip", "netns", "add", self._name(host)], check=True)
+        self._made.append(self._name(host))
+
+    def _in(self, host: str, command: str) -> None:
+        inside = ("ip", "netns", "exec", self._name(host))
+        done = subprocess.run([*inside, *command.split()], capture_output=True, text=True)
+        if done.returncode:
+            raise OSError(f"{command}: {done.stderr.strip()}")
+
+    def _name(self, host: str) -> str:
+        return f"{self._stem}-{host}"

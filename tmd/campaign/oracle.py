@@ -1,0 +1,106 @@
+"""The undisturbed run of a story's job, and the comparison with it, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from tmd.campaign.judge import Observed
+from tmd.campaign.scenario import Story
+from tmd.campaign.stage import script
+from tmd.core.model import MigrationPlan
+from tmd.demo.report import Trace, compare, read_trace
+from tmd.demo.story import run_golden
+
+
+class Run(Struct, frozen=True):
+    """What a job has left behind."""
+
+    trace: Trace
+    weights: dict[str, str]
+    """Digest of the final weights by rank."""
+    shadows: dict[str, str] = {}
+    """The same of standbys that lived a rank's life to the end."""
+
+
+class Oracle:
+    """Runs each job undisturbed once."""
+
+    def __init__(self, folder: Path, prefix: Sequence[str]) -> None:
+        self._folder = folder
+        self._prefix = tuple(prefix)
+        self._known: dict[tuple[str, ...], Run] = {}
+
+    async def ask(self, story: Story) -> Run:
+        """What the job of ``story`` ends with if nothing happens to it.
+
+        Raises:
+            RuntimeError: it failed.
+        """
+        command, ranks = script(story), story.cluster.ranks
+        key = (str(ranks), *command)
+        if key not in self._known:
+            folder = self._folder / f"golden-{len(self._known)}"
+            log = folder.with_suffix(".log")
+            await run_golden(command, ranks, folder, log, self._prefix)
+            self._known[key] = read_run(folder)
+        return self._known[key]
+
+
+def read_run(folder: Path) -> Run:
+    """What the workers have written to ``folder``."""
+    weights, shadows = (_digests(folder, kind) for kind in ("weights", "shadow"))
+    return Run(read_trace(folder), weights, shadows)
+
+
+def _digests(folder: Path, kind: str) -> dict[str, str]:
+    return {f.name.rpartition("-")[2]: f.read_text() for f in sorted(folder.glob(f"{kind}-*"))}
+
+
+def differences(
+    run: Run, golden: Run, plans: Iterable[MigrationPlan], seen: Sequence[Observed], *, whole: bool
+) -> list[str]:
+    """What is not the same, in sentences; the first one names the scenario before it. A run that is
+    not ``whole`` ended early: only what it has committed is compared."""
+    if not whole:
+        wrong = sorted(_wrong(run, golden))
+        return [f"{len(wrong)} losses differ{_after(run, golden, seen)}"] if wrong else []
+    found = compare(run.trace, golden.trace, plans)
+    said = []
+    if found.difference:
+        said.append(f"{found.difference}{_after(run, golden, seen)}")
+    if run.weights != golden.weights:
+        ranks = [r for r in golden.weights if run.weights.get(r) != golden.weights[r]]
+        said.append(f"the final weights of ranks {', '.join(ranks)} differ")
+    strange = [r for r, digest in run.shadows.items() if digest != golden.weights[r]]
+    if strange:
+        said.append(f"a standby ended with other weights than rank {', '.join(strange)}")
+    return said
+
+
+def _after(run: Run, golden: Run, seen: Sequence[Observed]) -> str:
+    """Which scenario came before the first loss that differs."""
+    wrong = _wrong(run, golden)
+    before = [s.scenario for s in seen if wrong and s.steps[0] <= min(wrong)]
+    return f", after scenario '{before[-1]}'" if before else ""
+
+
+def _wrong(run: Run, golden: Run) -> list[int]:
+    """Steps in which a loss is not the golden one."""
+    known = golden.trace.commits
+    return [
+        step
+        for (rank, step), line in run.trace.commits.items()
+        if (rank, step) not in known or known[rank, step]["loss"] != line["loss"]
+    ]
+
+
+def repeated(trace: Trace, epochs: tuple[int, int]) -> int:
+    """Steps that the rank that ran most of them again had to run again between two epochs."""
+    counts: dict[int, set[int]] = {}
+    for line in trace.undone:
+        if epochs[0] <= line["epoch"] < epochs[1]:
+            counts.setdefault(line["rank"], set()).add(line["undone"])
+    return max((len(steps) for steps in counts.values()), default=0)

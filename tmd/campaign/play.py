@@ -1,0 +1,223 @@
+"""Plays one scenario on a stage and notes what came of it. Judges nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from tmd.campaign.faults import KINDS
+from tmd.campaign.judge import Observed
+from tmd.campaign.kind import Mend, Unfired
+from tmd.campaign.scenario import FaultPart, Scenario
+from tmd.campaign.stage import Stage, live_plan, now
+from tmd.core.errors import StoreUnavailable, TmdError
+from tmd.core.model import FINAL, Alert, ClusterView, MigrationPlan, State
+from tmd.demo.cluster import workers
+
+START_S = 120.0
+"""Longest wait for a cluster that has just been started."""
+AFTER = 5
+"""Steps that all ranks commit once everything is over."""
+UNAFFECTED = 15
+"""Steps in which nothing must happen, where no plan is expected."""
+
+
+class Before(Struct, frozen=True):
+    """How things stood when a scenario began."""
+
+    plans: frozenset[str]
+    alerts: frozenset[str]
+    epoch: int
+    step: int
+    leader: str
+
+
+class Play:
+    """One scenario; :meth:`run` once."""
+
+    def __init__(self, stage: Stage, scenario: Scenario, name: str) -> None:
+        self._stage = stage
+        self._scenario = scenario
+        self._name = name
+        self._mends: list[Mend] = []
+        self._fired: list[float] = []
+        self._held: list[str] = []
+        self._plans: dict[str, MigrationPlan] = {}
+        self._exits: dict[str, float] = {}
+        self._before: Before
+
+    async def run(self) -> Observed:
+        """Play it; what goes wrong is part of what is observed."""
+        scenario, began, trouble = self._scenario, time.monotonic(), ""
+        async with asyncio.timeout(max(START_S, scenario.within_s)):
+            await self._stage.whole(scenario.standbys)
+            self._before = await self._look()
+        watching = asyncio.create_task(self._watch())
+        try:
+            async with asyncio.timeout(scenario.within_s):
+                await self._strike()
+                self._release()
+                await self._mended()
+                await self._outcome()
+        except (Unfired, TimeoutError, OSError, TmdError) as error:
+            trouble = await self._explain(error)
+        try:
+            async with asyncio.timeout(scenario.within_s):
+                await self._put_right()
+        except (TimeoutError, OSError, TmdError) as error:
+            trouble = trouble or await self._explain(error)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+        return await self._observed(trouble, time.monotonic() - began)
+
+    async def _strike(self) -> None:
+        faults = [(f"{self._name}.{n}", f) for n, f in enumerate(self._scenario.faults)]
+        # Traps first, the last of them first: one must be set before what leads into it happens.
+        for name, fault in reversed(faults):
+            if inside := KINDS[fault.kind].inside:
+                self._stage.order(name, fault, inside)
+        for name, fault in faults:
+            kind = KINDS[fault.kind]
+            await self._moment(fault)
+            if kind.act is None:
+                self._fired.append(await self._stage.fired(name))
+                self._held.append(name)
+                continue
+            at = now()
+            mend = await kind.act(self._stage, fault)
+            self._mends.append(mend)
+            self._fired.append(at)
+            if fault.for_s or fault.until:
+                await self._lasts(fault)
+                await mend()
+
+    def _release(self) -> None:
+        """Whoever was held so that others could be struck meanwhile."""
+        for name in self._held:
+            self._stage.release(name)
+
+    async def _mended(self) -> None:
+        phase = self._scenario.mended
+        if phase:
+            await self._stage.until(
+                lambda v: (p := live_plan(v)) is not None and p.phase.value == phase
+            )
+            await self._mend()
+
+    async def _mend(self) -> None:
+        for mend in reversed(self._mends):
+            await mend()
+        await self._stage.repair()
+
+    async def _moment(self, fault: FaultPart) -> None:
+        phase = fault.phase
+        if phase is not None:
+            await self._stage.until(lambda v: (p := live_plan(v)) is not None and p.phase is phase)
+
+    async def _lasts(self, fault: FaultPart) -> None:
+        stage, wanted = self._stage, len(self._scenario.expect.plans)
+        await asyncio.sleep(fault.for_s)
+        if fault.steps is not None:
+            await stage.steps(fault.steps)
+        elif fault.until == "a plan":
+            await stage.until(lambda v: live_plan(v) is not None or bool(self._ended(v)))
+        elif fault.until == "done":
+            await stage.until(lambda v: len(self._ended(v)) >= wanted)
+        elif fault.until == "silence":
+            await stage.until(lambda v: len(v.hosts) < len(stage.hosts))
+        elif fault.until == "another leader":
+            await self._another_leader()
+
+    async def _another_leader(self) -> None:
+        async for _ in self._stage.views():
+            with contextlib.suppress(StoreUnavailable):
+                if await self._stage.cluster.leader() not in ("", self._before.leader):
+                    return
+
+    async def _outcome(self) -> None:
+        """Until the plans that are expected have come to their end, or training has gone on."""
+        wanted = len(self._scenario.expect.plans)
+        if wanted:
+            await self._stage.until(lambda v: len(self._counted(v)) >= wanted)
+        else:
+            await self._stage.steps(UNAFFECTED)
+
+    async def _put_right(self) -> None:
+        self._stage.withdraw()
+        self._release()
+        # First: what is started again on a host that is to be left would leave at once.
+        await self._stage.undrain()
+        await self._mend()
+        await self._stage.whole(self._scenario.standbys)
+        await self._stage.steps(AFTER)
+        await self._stage.whole(self._scenario.standbys)
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Collect what may be forgotten before the end: plans, and how workers ended."""
+        async for view in self._stage.views():
+            self._note(view)
+
+    def _note(self, view: ClusterView) -> None:
+        self._plans.update((plan.id, plan) for plan in self._ended(view))
+        for host in view.hosts:
+            self._exits.update((e.worker, e.at) for e in host.exits)
+
+    def _ended(self, view: ClusterView) -> Sequence[MigrationPlan]:
+        history = view.jobs[0].history if view.jobs else ()
+        return [p for p in history if p.phase in FINAL and p.id not in self._before.plans]
+
+    def _counted(self, view: ClusterView) -> Sequence[MigrationPlan]:
+        """Those that are not among the plans that merely may come."""
+        may = self._scenario.expect.may
+        return [p for p in self._ended(view) if f"{p.kind} {p.phase}" not in may]
+
+    async def _look(self) -> Before:
+        view = await self._stage.until(lambda v: bool(v.jobs))
+        job = view.jobs[0]
+        return Before(
+            plans=frozenset(p.id for p in job.history),
+            alerts=frozenset(a.id for a in await self._alerts()),
+            epoch=job.membership.epoch,
+            step=max(w.step for w in workers(view)),
+            leader=await self._stage.cluster.leader(),
+        )
+
+    async def _alerts(self) -> list[Alert]:
+        with contextlib.suppress(StoreUnavailable):
+            return [a for a in await self._stage.cluster.alerts() if a.state is State.RAISED]
+        return []
+
+    async def _explain(self, error: BaseException) -> str:
+        if isinstance(error, TimeoutError):
+            fired = f"{len(self._fired)} of {len(self._scenario.faults)} faults were there"
+            limit = f"not within {self._scenario.within_s:g} s, {fired}"
+            return f"{limit}\n{await self._stage.describe()}"
+        return f"{type(error).__name__}: {error}"
+
+    async def _observed(self, trouble: str, seconds: float) -> Observed:
+        view = ClusterView()
+        with contextlib.suppress(StoreUnavailable):
+            view = await self._stage.cluster.view()
+            self._note(view)
+        job = view.jobs[0] if view.jobs else None
+        plans = sorted(self._plans.values(), key=lambda p: p.timeline[0].at if p.timeline else 0.0)
+        new = {a.id: a for a in await self._alerts() if a.id not in self._before.alerts}
+        return Observed(
+            scenario=self._scenario.name,
+            kinds=tuple(f.kind for f in self._scenario.faults),
+            fired=tuple(self._fired),
+            trouble=trouble,
+            plans=tuple(plans),
+            alerts=tuple(new.values()),
+            epochs=(self._before.epoch, job.membership.epoch if job else self._before.epoch),
+            steps=(self._before.step, max((w.step for w in workers(view)), default=0)),
+            seen={p.id: self._exits[w] for p in plans for w in p.dead if w in self._exits},
+            seconds=seconds,
+        )

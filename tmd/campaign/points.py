@@ -1,0 +1,237 @@
+"""Faults at exact points inside a training process, and proof that they were reached.
+
+A fault is ``<point>@<who>:<step>=<what>``. Points wrap the one function where the thing happens, so
+that "in the vote" or "while the state is copied" is a place and not a moment on a clock. Striking
+leaves a file ``<folder>/<id>.fired``; ``wait`` then holds until ``<id>.go`` appears, and ``pace``
+makes each further step that comes by there a slow one until it does. The id is the point's name,
+or, of a fault that is ordered while the job runs, the first word of its line in ``orders``.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from msgspec import structs
+
+import tmd.fabric
+from tmd.campaign import blows
+from tmd.campaign.places import FAULTS, FOLDER, ORDERS, RELAY
+from tmd.core.model import Member
+from tmd.fabric.collectives.op import Op
+from tmd.fabric.dial import Caller
+from tmd.trainer import transfer
+from tmd.trainer.arming import Arming
+from tmd.trainer.carrier import Carrier
+from tmd.trainer.coordinator import Coordinator
+from tmd.trainer.following import Following
+from tmd.trainer.handover import Handover
+from tmd.trainer.mirror import Mirror
+from tmd.trainer.session import Session
+from tmd.trainer.shadowing import Shadowing
+from tmd.trainer.units import Units
+
+PACE_S = 0.05
+LOOK_S = 0.005
+
+
+class Fault(NamedTuple):
+    """``who`` is a rank, a host, or ``*`` for the first to get there. ``step`` is ``*`` for any,
+    and ``+`` for any in which the process itself holds the rank."""
+
+    id: str
+    point: str
+    who: str
+    step: str
+    what: str
+
+    @classmethod
+    def parse(cls, text: str) -> Fault:
+        head, what = text.split("=")
+        name, _, place = head.rpartition(" ")
+        point, where = place.split("@")
+        who, step = where.split(":")
+        return cls(name or point, point, who, step, what)
+
+
+class Injector:
+    """What strikes this process. Does nothing unless the environment names a folder."""
+
+    def __init__(self) -> None:
+        self._faults = [Fault.parse(t) for t in os.environ.get(FAULTS, "").split(",") if t]
+        self._folder = Path(os.environ[FOLDER]) if FOLDER in os.environ else None
+        self._host = os.environ.get("TMD_WORKER", "").partition("/")[0]
+        self._ordered: list[Fault] = []
+        self._orders_of = 0
+        self._session: Session | None = None
+        self._fabric: tmd.fabric.Fabric | None = None
+        self._following: Following | None = None
+        self._flips: Fault | None = None
+        self._cuts = False
+        self._paced: Fault | None = None
+
+    def follow(self, session: Session) -> None:
+        """Know rank and step, and stand at the points inside the runtime."""
+        self._session = session
+        if self._folder is None:
+            return
+        if RELAY in os.environ:
+            _relay(os.environ[RELAY], self._host)
+        _before(tmd.fabric.Fabric, "reduce_min", self._before_vote)
+        _after(tmd.fabric.Fabric, "reduce_min", lambda *_: self.reach("after-vote"))
+        _after(Op, "swap", self._in_vote)
+        _before(Handover, "prepare", lambda *_: self.reach("preparing"))
+        _before(Carrier, "_meet", lambda *_: self.reach("prepared"))
+        _before(transfer, "receive_tensors", lambda *_: self.reach("receiving"))
+        _before(transfer, "send_tensors", lambda *_: self.reach("sending"))
+        _before(Units, "place", lambda *_: self.reach("copying"))
+        _before(Following, "_follow", lambda *_: self.reach("tail"))
+        _before(Following, "computed", self._shadowing)
+        _before(Shadowing, "_take", lambda *_: self.reach("taking"))
+        _before(Arming, "arm", lambda *_: self.reach("arming"))
+        _before(Mirror, "_next_unit", lambda *_: self.reach("showing"))
+        _before(Mirror, "output", lambda *_: self.reach("mirroring"))
+        _before(Coordinator, "_synced", lambda *_: self.reach("synced"))
+        _before(Coordinator, "_left", lambda *_: self.reach("left"))
+
+    def reach(self, point: str) -> None:
+        """The process is at ``point`` now."""
+        session, folder = self._session, self._folder
+        if session is None or folder is None:
+            return
+        if self._paced is not None and point == self._paced.point and not self._gone(self._paced):
+            time.sleep(PACE_S)
+        self._read_orders(folder)
+        for fault in (*self._faults, *self._ordered):
+            if fault.point == point and self._is_meant(fault, session) and self._first(fault.id):
+                self._strike(fault)
+
+    def linger(self, seconds: float, last: int) -> None:
+        """Take ``seconds`` for each step, and wait at step ``last``, until told to hurry: so a job
+        is still there for the next fault. Shadows do not: they have to catch up."""
+        session, folder = self._session, self._folder
+        if session is None or folder is None or session.shadowing or not seconds:
+            return
+        hurry = folder / "hurry.go"
+        if not hurry.exists():
+            time.sleep(seconds)
+        while session.step_number >= last and not hurry.exists():
+            time.sleep(LOOK_S)
+
+    def _is_meant(self, fault: Fault, session: Session) -> bool:
+        who = fault.who in ("*", str(session.rank), self._host)
+        when = fault.step in ("*", "+", str(session.step_number))
+        return who and when and (fault.step == "*" or not session.shadowing)
+
+    def _read_orders(self, folder: Path) -> None:
+        try:
+            version = os.stat(folder / ORDERS).st_mtime_ns
+        except FileNotFoundError:
+            return
+        if version != self._orders_of:
+            lines = (folder / ORDERS).read_text().splitlines()
+            self._ordered = [Fault.parse(line) for line in lines]
+            self._orders_of = version
+
+    def _before_vote(self, fabric: tmd.fabric.Fabric, *_: object) -> None:
+        self._fabric = fabric
+        self.reach("before-vote")
+
+    def _in_vote(self, op: Op, *_: object) -> None:
+        if threading.current_thread() is threading.main_thread() and op.size > 1:
+            self.reach("in-vote")
+
+    def _shadowing(self, following: Following, *_: object) -> None:
+        self._following = following
+        if self._flips is not None and not self._gone(self._flips):
+            blows.flip(following)
+        if self._cuts:
+            following.shadow.close()
+        self.reach("shadowing")
+
+    def _first(self, name: str) -> bool:
+        """Each fault strikes once in the whole job, whoever gets there."""
+        assert self._folder is not None
+        try:
+            (self._folder / f"{name}.fired").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def _gone(self, fault: Fault) -> bool:
+        assert self._folder is not None
+        return (self._folder / f"{fault.id}.go").exists()
+
+    def _strike(self, fault: Fault) -> None:
+        match fault.what:
+            case "sever":
+                assert self._fabric is not None
+                blows.sever(self._fabric)
+            case "flip":
+                # From here on after every step: a copy of the state would make good a single one.
+                assert self._following is not None
+                self._flips = fault
+                blows.flip(self._following)
+            case "cut" | "cuts":
+                # "cuts": from here on after every step.
+                assert self._following is not None
+                self._cuts = fault.what == "cuts"
+                self._following.shadow.close()
+            case "pace":
+                self._paced = fault
+            case "wait":
+                while not self._gone(fault):
+                    time.sleep(LOOK_S)
+            case plain:
+                blows.strike(plain)
+
+
+def _relay(desk: str, host: str) -> None:
+    """Dial every peer through the campaign's relay."""
+    inner = Caller._talk
+
+    def talk(caller: Caller, member: Member, *more: Any) -> Any:
+        with socket.socket(socket.AF_UNIX) as question:
+            question.connect(desk)
+            question.sendall(f"{host} {member.host} {member.address}\n".encode())
+            port = question.makefile().readline().strip()
+        return inner(caller, structs.replace(member, address=f"127.0.0.1:{port}"), *more)
+
+    _put(Caller, "_talk", talk)
+
+
+def _before(owner: Any, name: str, act: Callable[..., None]) -> None:
+    inner = getattr(owner, name)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        act(*args)
+        return inner(*args, **kwargs)
+
+    _put(owner, name, wrapped)
+
+
+def _after(owner: Any, name: str, act: Callable[..., None]) -> None:
+    inner = getattr(owner, name)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        result = inner(*args, **kwargs)
+        act(*args)
+        return result
+
+    _put(owner, name, wrapped)
+
+
+def _put(owner: Any, name: str, wrapped: Callable[..., Any]) -> None:
+    inner = getattr(owner, name)
+    setattr(owner, name, wrapped)
+    # The table of handlers holds the functions themselves.
+    from tmd.trainer import coordinator
+
+    for activity, handler in coordinator.HANDLERS.items():
+        if handler is inner:
+            coordinator.HANDLERS[activity] = wrapped

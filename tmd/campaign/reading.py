@@ -1,0 +1,157 @@
+"""Scenario files: found, read, and every mistake named with file, key and remedy."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from tmd.campaign.scenario import ClusterPart, Expected, FaultPart, JobPart, Scenario, Story
+from tmd.core.errors import ConfigError
+from tmd.schema import Problem, S, Section, read
+
+NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
+PARTS: dict[str, type[Section]] = {"cluster": ClusterPart, "job": JobPart, "scenario": Scenario}
+
+
+def shipped() -> dict[str, Path]:
+    """The files that come with tmd: name -> file."""
+    folder = Path(str(resources.files("tmd.campaign.scenarios")))
+    return {file.stem: file for file in sorted(folder.glob("*.toml"))}
+
+
+def stories(wanted: Sequence[str], kinds: Collection[str]) -> tuple[Story, ...]:
+    """The stories of ``wanted``, names of shipped ones or files; all shipped ones if empty.
+
+    Raises:
+        ConfigError: there is no such file, or something in it is wrong.
+    """
+    return tuple(load(_file(name), kinds) for name in wanted or shipped())
+
+
+def _file(name: str) -> Path:
+    known = shipped()
+    if name in known:
+        return known[name]
+    if Path(name).exists():
+        return Path(name)
+    raise ConfigError(f"there is no scenario file '{name}'{nearest(name, known)}")
+
+
+def load(file: Path, kinds: Collection[str]) -> Story:
+    """The story in ``file``. ``kinds``: names of faults that there are.
+
+    Raises:
+        ConfigError: a line for each mistake.
+    """
+    try:
+        values = tomllib.loads(file.read_text())
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: {error}") from error
+    story, problems = parse(file.stem, values, kinds)
+    if story is None:
+        raise ConfigError("\n".join(f"{file}: {_sentence(problem)}" for problem in problems))
+    return story
+
+
+def parse(
+    name: str, values: Mapping[str, Any], kinds: Collection[str]
+) -> tuple[Story | None, list[Problem]]:
+    """The story that ``values`` describe, or all that is wrong with them."""
+    problems = [Problem((key,)) for key in values if key not in PARTS]
+    cluster, wrong = read(ClusterPart, values.get("cluster", {}), ("cluster",))
+    job, more = read(JobPart, values.get("job", {}), ("job",))
+    problems += wrong + more
+    scenarios: list[Scenario] = []
+    for number, given in enumerate(_tables(values.get("scenario", []), problems), start=1):
+        called = str(given.get("name", number)) if isinstance(given, Mapping) else str(number)
+        found, wrong = _scenario(given, ("scenario", called), kinds)
+        problems += wrong
+        if found is not None:
+            problems += _twice(found, scenarios)
+            scenarios.append(found)
+    if not scenarios and not problems:
+        problems.append(Problem(("scenario",), "there is none: write at least one [[scenario]]"))
+    if problems or cluster is None or job is None:
+        return None, problems
+    return Story(name=name, cluster=cluster, job=job, scenarios=tuple(scenarios)), []
+
+
+def _scenario(
+    given: Any, where: tuple[str, ...], kinds: Collection[str]
+) -> tuple[Scenario | None, list[Problem]]:
+    if not isinstance(given, Mapping):
+        return None, [Problem(where, "expected a table of keys")]
+    problems: list[Problem] = []
+    faults = []
+    for number, table in enumerate(_tables(given.get("faults", []), problems), start=1):
+        place = (*where, "faults", str(number))
+        fault = _part(FaultPart, table, place, problems)
+        if fault is not None and fault.kind not in kinds:
+            said = f"there is no kind '{fault.kind}'{nearest(fault.kind, kinds)}"
+            problems.append(Problem((*place, "kind"), said))
+        faults.append(fault)
+    expect = _part(Expected, given.get("expect", {}), (*where, "expect"), problems)
+    plain = {k: v for k, v in given.items() if k not in ("faults", "expect")}
+    if "name" not in plain or not NAME.fullmatch(str(plain["name"])):
+        problems.append(Problem((*where, "name"), "small letters, digits and hyphens are needed"))
+        return None, problems
+    found = _part(Scenario, plain, where, problems)
+    if not faults and not problems:
+        problems.append(Problem((*where, "faults"), "there is none: what is to happen?"))
+    if problems or found is None or expect is None:
+        return None, problems
+    whole = tuple(fault for fault in faults if fault is not None)
+    values = {key: getattr(found, key) for key in found.__struct_fields__}
+    return Scenario(**{**values, "faults": whole, "expect": expect}), []
+
+
+def _part(kind: type[S], given: Any, where: tuple[str, ...], problems: list[Problem]) -> S | None:
+    if kind is FaultPart and isinstance(given, Mapping) and "kind" not in given:
+        problems.append(Problem((*where, "kind"), "it is missing; 'tmd campaign list' shows all"))
+        return None
+    found, wrong = read(kind, given, where)
+    problems += wrong
+    return found
+
+
+def _tables(given: Any, problems: list[Problem]) -> Iterable[Any]:
+    if isinstance(given, list):
+        return given
+    problems.append(Problem(("scenario",), "expected a list of tables: [[scenario]]"))
+    return ()
+
+
+def _twice(found: Scenario, before: Sequence[Scenario]) -> list[Problem]:
+    if all(found.name != other.name for other in before):
+        return []
+    return [Problem(("scenario", found.name, "name"), "two scenarios have it")]
+
+
+def _sentence(problem: Problem) -> str:
+    where = problem.where
+    key = f"[{'.'.join(where[:-1])}] {where[-1]}" if len(where) > 1 else where[0]
+    if problem.said:
+        return f"{key}: {problem.said}"
+    return f"unknown key {key}{nearest(where[-1], _known(where[:-1]))}"
+
+
+def _known(where: tuple[str, ...]) -> Collection[str]:
+    if not where:
+        return PARTS
+    if "faults" in where:
+        return FaultPart.__struct_fields__
+    kind = Expected if where[-1] == "expect" else PARTS[where[0]]
+    return kind.__struct_fields__
+
+
+def nearest(word: str, known: Collection[str]) -> str:
+    """The end of a sentence about a wrong word."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    if near:
+        return f"; did you mean '{near[0]}'?"
+    return f"; known are {', '.join(sorted(known))}" if known else ""

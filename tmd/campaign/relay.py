@@ -1,0 +1,150 @@
+"""Connections that pass through this program, so that it can delay, stall, cut or reset them.
+
+Not every kernel has a queue that delays or loses packets; what a TCP connection shows of such a
+network can be done here without one, and without rights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Self
+
+Dial = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+PIECE = 1 << 16
+RESET = struct.pack("ii", 1, 0)
+
+
+class Weather:
+    """What becomes of the connections of one way, also of those that are open already."""
+
+    def __init__(self) -> None:
+        self.there = asyncio.Event()
+        self.back = asyncio.Event()
+        self.delay_s = 0.0
+        self.bytes_s = 0.0
+        """0: as fast as it goes."""
+        self.refuse = False
+        self.passed = 0
+        """Bytes that have met this weather since it was last cleared."""
+        self._open: set[asyncio.StreamWriter] = set()
+        self.clear()
+
+    def clear(self) -> None:
+        """As if nothing stood between."""
+        self.there.set()
+        self.back.set()
+        self.delay_s = self.bytes_s = 0.0
+        self.refuse = False
+        self.passed = 0
+
+    def reset(self) -> int:
+        """Every open connection ends as by a reset; how many there were."""
+        found = [w for w in self._open if not w.is_closing()]
+        for writer in found:
+            sock = writer.get_extra_info("socket")
+            with contextlib.suppress(OSError):
+                if sock.family != socket.AF_UNIX:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            writer.transport.abort()
+        return len(found)
+
+    async def carry(
+        self, near: tuple[asyncio.StreamReader, asyncio.StreamWriter], dial: Dial
+    ) -> None:
+        """Serve one connection to its end; ``near`` is the side that has dialled."""
+        try:
+            far = None if self.refuse else await dial()
+        except OSError:
+            far = None
+        if far is None:
+            near[1].transport.abort()
+            return
+        self._open |= {near[1], far[1]}
+        try:
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._pump(near[0], far[1], self.there))
+                both.create_task(self._pump(far[0], near[1], self.back))
+        finally:
+            self._open -= {near[1], far[1]}
+            near[1].transport.abort()
+            far[1].transport.abort()
+
+    async def _pump(
+        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, way: asyncio.Event
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(PIECE):
+                if not way.is_set() or self.delay_s or self.bytes_s:
+                    self.passed += len(data)
+                await way.wait()
+                if self.delay_s or self.bytes_s:
+                    await asyncio.sleep(self.delay_s + len(data) / (self.bytes_s or 1e12))
+                target.write(data)
+                await target.drain()
+            with contextlib.suppress(OSError):
+                target.write_eof()
+
+
+class Relay:
+    """Doors of this program; all are shut when the context is left."""
+
+    def __init__(self) -> None:
+        self._servers: list[asyncio.Server] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for server in self._servers:
+            server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def unix(self, path: Path, target: Path, weather: Weather) -> None:
+        """Whoever dials ``path`` reaches ``target``."""
+
+        async def dial() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            return await asyncio.open_unix_connection(target)
+
+        server = await asyncio.start_unix_server(self._serving(weather, dial), path)
+        self._servers.append(server)
+
+    async def tcp(self, address: str, weather: Weather) -> int:
+        """A port of the loopback; whoever dials it reaches ``address``."""
+        host, _, port = address.rpartition(":")
+
+        async def dial() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            return await asyncio.open_connection(host, int(port))
+
+        server = await asyncio.start_server(self._serving(weather, dial), "127.0.0.1", 0)
+        self._servers.append(server)
+        return int(server.sockets[0].getsockname()[1])
+
+    async def desk(self, path: Path, answer: Callable[[str], Awaitable[str]]) -> None:
+        """Questions of one line at ``path``, answered by one line."""
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError):
+                question = (await reader.readline()).decode().strip()
+                writer.write((await answer(question) + "\n").encode())
+                await writer.drain()
+            writer.close()
+
+        self._servers.append(await asyncio.start_unix_server(serve, path))
+
+    def _serving(
+        self, weather: Weather, dial: Dial
+    ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]:
+        def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.ensure_future(weather.carry((reader, writer), dial))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        return serve

@@ -1,0 +1,184 @@
+"""Scenarios as values: what is broken, where, when, for how long, and what is to come of it.
+
+A file is one cluster and one job, and scenarios that happen to them one after the other. Knows
+nothing of how a fault is done; reading one is :mod:`tmd.campaign.reading`'s.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta
+
+from tmd.core.model import Phase
+from tmd.schema import Invalid, NotNegative, Positive, Section
+
+POINTS = (
+    *("data", "forward", "backward", "before-vote", "in-vote", "after-vote", "optimizer"),
+    *("between", "preparing", "prepared", "copying", "tail", "shadowing", "taking", "arming"),
+    *("showing", "mirroring", "sending", "receiving", "synced", "left"),
+)
+"""Places in a training process at which a fault can strike it."""
+ALONE = ("joiner", "leaver", "standby", "leader", "follower", "all", "half", "somebody")
+WITH_NAME = ("rank", "host")
+UNTIL = ("another leader", "a plan", "done", "silence")
+
+
+class Network(StrEnum):
+    """Through what workers reach each other."""
+
+    SHARED = "shared"  # the loopback
+    RELAYED = "relayed"  # a proxy of this program for each pair of hosts
+    NAMESPACES = "namespaces"  # a network namespace for each host, joined by a bridge
+
+
+class Server(StrEnum):
+    """What stands for Redis."""
+
+    PRIVATE = "private"
+    SENTINEL = "sentinel"  # two servers and a Sentinel
+
+
+class ClusterPart(Section, frozen=True):
+    ranks: Annotated[int, Meta(ge=2, le=8)] = 3
+    """Hosts with a rank each."""
+    standbys: Annotated[int, Meta(ge=0, le=8)] = 2
+    network: Network = Network.SHARED
+    redis: Server = Server.PRIVATE
+    clocks: bool = False
+    """Each daemon has a wall clock of its own, which can be set."""
+    rehearse: bool = False
+    """Standbys rehearse of their own accord."""
+    silence_s: Positive = 2.0
+    """A worker silent for so long is taken for stalled."""
+    hang_s: NotNegative = 0.0
+    """A worker that commits nothing for so long, and waits for nobody, hangs; 0 is never."""
+    config: str = ""
+    """More of tmd.toml, for all hosts."""
+
+    def __post_init__(self) -> None:
+        try:
+            tomllib.loads(self.config)
+        except tomllib.TOMLDecodeError as error:
+            raise Invalid(f"it is not valid TOML: {error}", "config") from None
+
+
+class JobPart(Section, frozen=True):
+    steps: Annotated[int, Meta(ge=50)] = 1500
+    pace_s: NotNegative = 0.04
+    """What each step takes more than it computes, until all scenarios are through."""
+    arguments: tuple[str, ...] = ()
+    """Of the training script."""
+
+
+class FaultPart(Section, frozen=True):
+    kind: str
+    where: str = ""
+    """rank N, host NAME, joiner, leaver, standby, leader, follower, all, half, somebody."""
+    when: str = "now"
+    """now, 'at POINT' of a training process, 'phase PHASE' of the live plan."""
+    for_s: NotNegative = 0.0
+    """How long it lasts; then it is mended."""
+    until: str = ""
+    """Instead: 'N steps', 'another leader', 'a plan', 'done', 'silence' of a host."""
+    amount: float = 0.0
+    """How much, in the unit of the kind; 0 is its own default."""
+
+    def __post_init__(self) -> None:
+        word, _, name = self.where.partition(" ")
+        if self.where and self.where not in ALONE and not (word in WITH_NAME and name):
+            raise Invalid(f"write one of {', '.join(ALONE)}, 'rank N', 'host NAME'", "where")
+        if word == "rank" and not name.isdecimal():
+            raise Invalid("the number of a rank is missing: 'rank 1'", "where")
+        word, _, name = self.when.partition(" ")
+        if word == "at" and name not in POINTS:
+            raise Invalid(f"no such point; there are {', '.join(POINTS)}", "when")
+        if word == "phase" and name not in list(Phase):
+            raise Invalid(f"no such phase; there are {', '.join(Phase)}", "when")
+        if self.when != "now" and word not in ("at", "phase"):
+            raise Invalid("write 'now', 'at POINT' or 'phase PHASE'", "when")
+        if self.until and self.until not in UNTIL and self.steps is None:
+            raise Invalid(f"write one of {', '.join(UNTIL)} or 'N steps'", "until")
+
+    @property
+    def point(self) -> str:
+        """The point of ``when``, if it is one."""
+        return self.when.removeprefix("at ") if self.when.startswith("at ") else ""
+
+    @property
+    def phase(self) -> Phase | None:
+        """The phase of ``when``, if it is one."""
+        word, _, name = self.when.partition(" ")
+        return Phase(name) if word == "phase" else None
+
+    @property
+    def rank(self) -> int | None:
+        """The rank of ``where``, if it is one."""
+        word, _, name = self.where.partition(" ")
+        return int(name) if word == "rank" else None
+
+    @property
+    def steps(self) -> int | None:
+        """The number of steps of ``until``, if it is that."""
+        number, _, word = self.until.partition(" ")
+        return int(number) if word == "steps" and number.isdecimal() else None
+
+
+class Expected(Section, frozen=True):
+    plans: tuple[str, ...] = ()
+    """Every plan that comes to an end, in order: 'failover done', 'planned aborted'..."""
+    may: tuple[str, ...] = ()
+    """Plans that may come besides, as often as they like."""
+    moved: tuple[int, ...] | None = None
+    """Ranks that change hands in the plans that are done; any, if left out."""
+    alerts: tuple[str, ...] = ()
+    """Codes of findings that must be raised."""
+    may_alert: tuple[str, ...] = ()
+    """Codes that may be raised besides; no others."""
+    repeated: Annotated[int, Meta(ge=0)] = 1
+    """Most steps that may be run again."""
+    outcome: str = ""
+    """Words in the outcome of the plan that ends last but one, or of the only one."""
+    decided_within_leases: NotNegative = 0.0
+    """Median over the repeats: from the fault to the stored plan, in lifetimes of the lease."""
+
+    def __post_init__(self) -> None:
+        for key in ("plans", "may"):
+            for plan in getattr(self, key):
+                if plan not in PLANS:
+                    raise Invalid(f"a plan is one of {', '.join(PLANS)}", key)
+
+
+PLANS = ("failover done", "failover aborted", "planned done", "planned aborted")
+
+
+class Scenario(Section, frozen=True):
+    name: str
+    why: str = ""
+    """A sentence for people."""
+    faults: tuple[FaultPart, ...] = ()
+    expect: Expected = Expected()
+    mended: str = ""
+    """Everything is put right once the live plan is in this phase; else when all is over."""
+    standbys: int | None = None
+    """So many wait before and after; else those of the cluster."""
+    within_s: Positive = 60.0
+    """Until all is whole again."""
+    repeat: Annotated[int, Meta(ge=1)] = 1
+    draw: bool = True
+    """Whether it may be drawn for a random campaign."""
+
+    def __post_init__(self) -> None:
+        if self.mended and self.mended not in list(Phase):
+            raise Invalid(f"no such phase; there are {', '.join(Phase)}", "mended")
+
+
+class Story(Section, frozen=True):
+    """One file."""
+
+    name: str
+    cluster: ClusterPart = ClusterPart()
+    job: JobPart = JobPart()
+    scenarios: tuple[Scenario, ...] = ()

@@ -1,0 +1,191 @@
+"""The Redis of a campaign: one that can be killed and started again, or a pair with a Sentinel."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Self
+
+from tmd import embedded
+from tmd.core.errors import TmdError
+from tmd.lifeline import die_with_parent
+
+START_S = 10.0
+SERVICE = "tmd"
+SENTINEL = """\
+port {port}
+dir {folder}
+sentinel monitor {service} 127.0.0.1 {master} 1
+sentinel down-after-milliseconds {service} 1000
+sentinel failover-timeout {service} 5000
+"""
+
+
+class Private:
+    """A private server behind a Unix socket; nothing is kept when it ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stack = contextlib.ExitStack()
+        self._server: embedded.EmbeddedRedis | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.proceed()
+        self._stack.close()
+
+    @property
+    def socket(self) -> Path:
+        return self._folder / "redis.sock"
+
+    @property
+    def url(self) -> str:
+        assert self._server is not None
+        return self._server.url
+
+    @property
+    def pid(self) -> int:
+        """Its process.
+
+        Raises:
+            TmdError: it lives in this one.
+        """
+        if self._server is None or self._server.pid is None:
+            raise TmdError("there is no server of its own to strike")
+        return self._server.pid
+
+    def start(self) -> None:
+        """Start it, empty."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._server = self._stack.enter_context(embedded.redis(self._folder))
+
+    def stop(self) -> None:
+        """Kill -9; all that it knew is lost."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        self._stack.close()
+
+    def proceed(self) -> None:
+        """Whatever has stopped it, it runs."""
+        if self._server is not None and self._server.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._server.pid, signal.SIGCONT)
+
+
+class WithSentinel:
+    """A master, a replica, and one Sentinel that watches them, on ports of the loopback."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._ports: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        binary = server_binary()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._ports = dict(zip(("first", "second", "sentinel"), _free_ports(3), strict=True))
+        first = str(self._ports["first"])
+        quiet = ("--save", "", "--appendonly", "no", "--bind", "127.0.0.1")
+        quick = ("--repl-diskless-sync-delay", "0")
+        self._start("first", binary, "--port", first, *quiet, *quick)
+        second = str(self._ports["second"])
+        replica = ("--replicaof", f"127.0.0.1 {first}")
+        self._start("second", binary, "--port", second, *quiet, *quick, *replica)
+        config = self._folder / "sentinel.conf"
+        config.write_text(
+            SENTINEL.format(
+                port=self._ports["sentinel"], folder=self._folder, service=SERVICE, master=first
+            )
+        )
+        self._start("sentinel", binary, str(config), "--sentinel")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
+
+    @property
+    def url(self) -> str:
+        return f"redis+sentinel://127.0.0.1:{self._ports['sentinel']}/{SERVICE}"
+
+    def master(self) -> int:
+        """The port that the Sentinel names; 0 if it names none."""
+        said = _ask(
+            self._ports["sentinel"], f"SENTINEL get-master-addr-by-name {SERVICE}"
+        ).splitlines()
+        return int(said[4]) if len(said) > 4 else 0
+
+    def in_step(self) -> bool:
+        """Whether the Sentinel knows a replica that follows the master."""
+        return (
+            b"flags=slave" in self._flags()
+            and b"master_link_status:up" in _ask(self._ports["second"], "INFO replication").encode()
+        )
+
+    def _flags(self) -> bytes:
+        said = _ask(self._ports["sentinel"], f"SENTINEL replicas {SERVICE}")
+        return b"flags=slave" if "\nslave\r" in said or "\nslave\n" in said else b""
+
+    def kill_master(self) -> int:
+        """Kill -9; the port of the one that is gone."""
+        port = self.master()
+        name = next(n for n, p in self._ports.items() if p == port)
+        self._processes[name].kill()
+        self._processes[name].wait()
+        return port
+
+    def _start(self, name: str, *command: str) -> None:
+        with (self._folder / f"{name}.log").open("ab") as output:
+            self._processes[name] = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=self._folder,
+                process_group=0,
+                preexec_fn=die_with_parent,
+            )
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError):
+                if "PONG" in _ask(self._ports[name], "PING"):
+                    return
+            time.sleep(0.02)
+        raise TmdError(f"{command[0]} did not start (see {self._folder / name}.log)")
+
+
+def server_binary() -> str:
+    """A server that can also be a Sentinel.
+
+    Raises:
+        TmdError: none is installed.
+    """
+    for name in ("redis-server", "valkey-server"):
+        if found := shutil.which(name):
+            return found
+    raise TmdError("no redis-server or valkey-server is installed")
+
+
+def _ask(port: int, command: str) -> str:
+    """One command in Redis' inline form, and what came back at once."""
+    with socket.create_connection(("127.0.0.1", port), timeout=2.0) as connection:
+        connection.sendall(command.encode() + b"\r\n")
+        return connection.recv(1 << 16).decode(errors="replace")
+
+
+def _free_ports(count: int) -> list[int]:
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports

@@ -1,0 +1,356 @@
+"""What a story is played on: a cluster with everything around it that can be broken.
+
+Owns all of it; whatever was started or made is ended or taken away when the context is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Self
+
+from tmd.campaign import mischief
+from tmd.campaign.clocks import Clocks
+from tmd.campaign.forking import NETWORK
+from tmd.campaign.namespaces import Namespaces
+from tmd.campaign.places import FOLDER, ORDERS, RELAY
+from tmd.campaign.relay import Relay, Weather
+from tmd.campaign.scenario import FaultPart, Network, Server, Story
+from tmd.campaign.servers import Private, WithSentinel
+from tmd.campaign.waiting import until
+from tmd.core.errors import StoreUnavailable
+from tmd.core.model import FINAL, Activity, ClusterView, MigrationPlan, WorkerStatus
+from tmd.demo.cluster import ClusterSpec, LocalCluster, describe, ready, workers
+
+JOB = Path(__file__).with_name("job.py")
+FOREVER = 1_000_000
+TTL_S = 3.0
+"""Lifetime of the leader's lease in :data:`tmd.demo.cluster.CONFIG`."""
+
+
+class Stage:
+    """One cluster and one job, for all scenarios of a story."""
+
+    def __init__(self, story: Story, folder: Path, prefix: Sequence[str]) -> None:
+        self.story = story
+        self.folder = folder
+        self.ranks = [f"h{n}" for n in range(1, story.cluster.ranks + 1)]
+        self.spares = [f"s{n}" for n in range(1, story.cluster.standbys + 1)]
+        self.marks = folder / "marks"
+        self.control = {host: Weather() for host in self.hosts}
+        """Between each daemon and Redis."""
+        self.links: dict[tuple[str, str], Weather] = {}
+        """Between workers of two hosts, the one that has dialled first."""
+        self.private: Private | None = None
+        self.sentinel: WithSentinel | None = None
+        self.networks: Namespaces | None = None
+        self.clocks: Clocks | None = None
+        self._prefix = tuple(prefix)
+        self._ways: dict[tuple[str, str], int] = {}
+        self._relay = Relay()
+        self._orders: list[str] = []
+        self._mounts: list[Path] = []
+        self._stack = contextlib.AsyncExitStack()
+        self.cluster: LocalCluster
+
+    @property
+    def hosts(self) -> list[str]:
+        return [*self.ranks, *self.spares]
+
+    async def __aenter__(self) -> Self:
+        self.marks.mkdir(parents=True)
+        try:
+            own = await self._surroundings()
+            part = self.story.cluster
+            mischief.install(self.folder / "plugin")
+            spec = ClusterSpec(
+                folder=self.folder,
+                redis=self._url(),
+                job="campaign",
+                active=tuple(self.ranks),
+                standby=tuple(self.spares),
+                script=script(self.story),
+                prefix=self._prefix,
+                silence_s=part.silence_s,
+                max_restarts=FOREVER,
+                restart_delay_s=0.0,
+                more_config=part.config + "\n",
+                own_config={host: self._mischief(host) for host in self.hosts},
+                environment={
+                    FOLDER: str(self.marks),
+                    "TMD_SHADOW__REHEARSE": str(part.rehearse).lower(),
+                    "TMD_DETECTORS__TRAINER__PROGRESS_TIMEOUT_S": str(part.hang_s),
+                    # All hosts share this machine's cores: how fast a step is says nothing.
+                    "TMD_DETECTORS__STRAGGLER__ENABLED": "false",
+                    "PYTHONPATH": os.pathsep.join((str(self.folder / "plugin"), *_python_path())),
+                },
+                own_environment=own,
+            )
+            self.cluster = await self._stack.enter_async_context(LocalCluster(spec))
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    # --- what stands around the cluster -----------------------------------------------------------
+
+    async def _surroundings(self) -> dict[str, dict[str, str]]:
+        """Make them; what each host is told of them by its environment."""
+        part, stack = self.story.cluster, self._stack
+        own: dict[str, dict[str, str]] = {host: {} for host in self.hosts}
+        await stack.enter_async_context(self._relay)
+        if part.redis is Server.SENTINEL:
+            self.sentinel = stack.enter_context(WithSentinel(self.folder / "redis"))
+        else:
+            self.private = stack.enter_context(Private(self.folder / "redis"))
+            for host in self.hosts:
+                door = self.folder / f"redis-{host}"
+                await self._relay.unix(door, self.private.socket, self.control[host])
+                own[host]["TMD_REDIS__URL"] = f"unix://{door}"
+        if part.network is Network.RELAYED:
+            await self._relay.desk(self.folder / "desk", self._way)
+            for host in self.hosts:
+                own[host][RELAY] = str(self.folder / "desk")
+        elif part.network is Network.NAMESPACES:
+            self.networks = stack.enter_context(Namespaces(self.hosts))
+            for host in self.hosts:
+                own[host][NETWORK] = self.networks.place(host)
+                own[host]["TMD_HOST__ADVERTISE"] = self.networks.address(host)
+        if part.clocks:
+            self.clocks = Clocks(self.folder, self.hosts)
+            for host in self.hosts:
+                own[host] |= self.clocks.environment(host)
+        return own
+
+    def _url(self) -> str:
+        server = self.sentinel or self.private
+        assert server is not None
+        return server.url
+
+    async def _way(self, question: str) -> str:
+        """The port by which a worker on one host reaches an address on another."""
+        near, far, address = question.split()
+        weather = self.links.setdefault((near, far), Weather())
+        if (near, address) not in self._ways:
+            self._ways[near, address] = await self._relay.tcp(address, weather)
+        return str(self._ways[near, address])
+
+    def _mischief(self, host: str) -> str:
+        return (
+            f'[detectors.{mischief.NAME}]\nstrategy = "act"\n'
+            f'orders = "{self.folder / f"mischief-{host}"}"\n'
+        )
+
+    # --- orders and marks -------------------------------------------------------------------------
+
+    def order(self, name: str, fault: FaultPart, blow: str) -> None:
+        """Have a training process struck when it comes to the fault's point."""
+        word, _, named = fault.where.partition(" ")
+        who, step = (named, "+") if word == "rank" else (named or "*", "*")
+        self._orders.append(f"{name} {fault.point or 'forward'}@{who}:{step}={blow}")
+        draft = self.marks / "orders.new"
+        draft.write_text("\n".join(self._orders))
+        draft.replace(self.marks / ORDERS)
+
+    def withdraw(self) -> None:
+        """No order holds any more."""
+        self._orders.clear()
+        (self.marks / ORDERS).unlink(missing_ok=True)
+
+    async def fired(self, name: str) -> float:
+        """When the fault of that name struck, once it has."""
+        mark = self.marks / f"{name}.fired"
+        await until(mark.exists)
+        return mark.stat().st_mtime
+
+    def release(self, name: str) -> None:
+        """Whoever waits by that order goes on."""
+        (self.marks / f"{name}.go").touch()
+
+    def hurry(self) -> None:
+        """Let the job run to its end at its own speed."""
+        (self.marks / "hurry.go").touch()
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    async def views(self) -> AsyncIterator[ClusterView]:
+        async for view in self.cluster.views():
+            yield view
+
+    async def until(self, wanted: Callable[[ClusterView], bool]) -> ClusterView:
+        """The first view for which ``wanted`` holds; whoever asks sets the limit."""
+        async for view in self.cluster.views():
+            if wanted(view):
+                return view
+        raise AssertionError("views do not end")
+
+    async def whole(self, standbys: int | None = None) -> ClusterView:
+        """Once all hosts are heard, all ranks train, the standbys wait, and nothing is going on."""
+        spare = self.story.cluster.standbys if standbys is None else standbys
+
+        def quiet(view: ClusterView) -> bool:
+            self._check_alive()
+            plan = view.jobs[0].plan if view.jobs else None
+            return (
+                len(view.hosts) == len(self.hosts)
+                and ready(view, len(self.ranks), spare)
+                and (not self.story.cluster.rehearse or _rehearsed(view))
+                and (plan is None or plan.phase in FINAL)
+            )
+
+        while True:
+            view = await self.until(quiet)
+            with contextlib.suppress(StoreUnavailable):
+                if await self.cluster.leader():
+                    return view
+            await asyncio.sleep(0.05)
+
+    def _check_alive(self) -> None:
+        """Refuse to wait in vain.
+
+        Raises:
+            RuntimeError: no daemon runs; the message has what one said last.
+        """
+        if all(p.returncode is not None for p in self.cluster.daemons.values()):
+            said = self.cluster.log(self.hosts[0]).strip().splitlines()[-1:]
+            raise RuntimeError(f"no daemon runs: {''.join(said)}")
+
+    async def steps(self, count: int) -> None:
+        """Let every rank commit so many more than the foremost has."""
+        view = await self.until(lambda v: bool(workers(v)))
+        goal = max(w.step for w in workers(view)) + count
+        await self.until(lambda v: ready(v, len(self.ranks), 0, goal))
+
+    async def targets(self, where: str) -> list[str]:
+        """The hosts that ``where`` means now, or as soon as there are some."""
+        word, _, named = where.partition(" ")
+        leader = await self._leader() if word in LEADS else ""
+        match word:
+            case "host":
+                return [named]
+            case "leader":
+                return [leader]
+            case "follower":
+                return [next(host for host in self.hosts if host != leader)]
+            case "all":
+                return self.hosts
+            case "half":
+                view = await self.cluster.view()
+                found = [w for w in workers(view) if w.rank is not None]
+                return [w.worker.partition("/")[0] for w in found][: len(self.ranks) // 2 + 1]
+        return [(await self.worker(where)).worker.partition("/")[0]]
+
+    async def _leader(self) -> str:
+        """The host that leads, as soon as one does."""
+        async for _ in self.cluster.views():
+            with contextlib.suppress(StoreUnavailable):
+                if leader := await self.cluster.leader():
+                    return leader.partition("#")[0]
+        raise AssertionError("views do not end")
+
+    async def target(self, where: str) -> str:
+        return (await self.targets(where))[0]
+
+    async def worker(self, where: str) -> WorkerStatus:
+        """The worker that ``where`` means, as soon as there is one."""
+        view = await self.until(lambda v: _meant(v, where) is not None)
+        status = _meant(view, where)
+        assert status is not None
+        return status
+
+    async def describe(self) -> str:
+        with contextlib.suppress(StoreUnavailable):
+            return describe(await self.cluster.view())
+        return "Redis does not answer"
+
+    # --- mending ----------------------------------------------------------------------------------
+
+    def mounted(self, place: Path) -> None:
+        """Something was mounted there; it is taken away at the latest when the story ends."""
+        self._mounts.append(place)
+        self._stack.callback(self.unmount, place)
+
+    def unmount(self, place: Path) -> bool:
+        """Take away what was mounted there; whether there was anything."""
+        if place not in self._mounts:
+            return False
+        self._mounts.remove(place)
+        subprocess.run(["umount", "--lazy", str(place)], check=False)
+        return True
+
+    async def undrain(self) -> None:
+        """Withdraw what operators have asked for and nobody has carried out."""
+        view = await self.until(lambda v: bool(v.jobs))
+        for request in view.drains:
+            await self.cluster.store.undrain(request.host)
+
+    async def repair(self) -> None:
+        """Start again what has ended, as systemd and an operator would."""
+        for host, daemon in list(self.cluster.daemons.items()):
+            if daemon.returncode is not None:
+                await self.cluster.start_daemon(host)
+        for host, launcher in list(self.cluster.launchers.items()):
+            if launcher.returncode is not None:
+                await self.cluster.start_launcher(host)
+
+
+LEADS = ("leader", "follower")
+
+
+def _rehearsed(view: ClusterView) -> bool:
+    """Whether of every standby it is known if it computes the same bits."""
+    waiting = [w for w in workers(view) if w.activity is Activity.STANDBY]
+    return all(w.rehearsed is not None for w in waiting)
+
+
+def live_plan(view: ClusterView) -> MigrationPlan | None:
+    """The plan under way."""
+    plan = view.jobs[0].plan if view.jobs else None
+    return plan if plan is not None and plan.phase not in FINAL else None
+
+
+def script(story: Story) -> tuple[str, ...]:
+    """The training script and its arguments; they do not disturb an undisturbed run."""
+    part = story.job
+    last = part.steps - part.steps // 10
+    numbers = ("--steps", str(part.steps), "--pace", str(part.pace_s), "--last", str(last))
+    return (str(JOB), *numbers, *part.arguments)
+
+
+def now() -> float:
+    """For people and for marks of other processes."""
+    return time.time()
+
+
+def _meant(view: ClusterView, where: str) -> WorkerStatus | None:
+    """The worker that ``where`` means in ``view``."""
+    word, _, named = where.partition(" ")
+    if not view.jobs:
+        return None
+    plan = view.jobs[0].plan
+    moves = plan.moves if plan is not None else ()
+    wanted: set[str] = set()
+    if word == "rank":
+        wanted = {view.jobs[0].membership.members[int(named)].worker}
+    elif word == "joiner":
+        wanted = {m.joiner.worker for m in moves if m.joiner}
+    elif word == "leaver":
+        wanted = {m.leaver.worker for m in moves}
+    for status in workers(view):
+        on_host = word == "host" and status.worker.startswith(f"{named}/")
+        spare = word == "standby" and status.rank is None
+        if status.worker in wanted or on_host or spare:
+            return status
+    return None
+
+
+def _python_path() -> list[str]:
+    return [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
