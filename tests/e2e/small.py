@@ -102,6 +102,7 @@ def main() -> None:
     parser.add_argument("--grow-step", type=int, default=-1, help="a parameter more from here on")
     parser.add_argument("--messages", action="store_true", help="rank 0 sends to rank 1")
     parser.add_argument("--sharded", action="store_true", help="FSDP2: each state exists once")
+    parser.add_argument("--snapshots", type=int, help="steps between two of them; 0 for none")
     parser.add_argument("--noisy", action="store_true", help="an optimizer that draws noise")
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -125,7 +126,9 @@ def main() -> None:
     model = sharded(net) if args.sharded else DistributedDataParallel(net, bucket_cap_mb=0.001)
     optimizer = (Noisy if args.noisy else Optimizer)(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.7)
-    session.register(model=model, optimizer=optimizer, scheduler=scheduler)
+    session.register(
+        model=model, optimizer=optimizer, scheduler=scheduler, snapshots=args.snapshots
+    )
 
     for inputs, targets in chain.from_iterable(session.batches(loader) for _ in range(args.epochs)):
         if (slow and session.shadowing) or session.step_number == args.long_step:

@@ -16,6 +16,7 @@ from tmd.core.pace import Pace
 from tmd.core.requests import DrainRequest, RehearsalRequest
 from tmd.core.shadows import Rehearsal as Rehearsal
 from tmd.core.shadows import ShadowStatus as ShadowStatus
+from tmd.core.snapshots import Kept, Rollback
 
 # --- who holds which rank ---------------------------------------------------------------------
 
@@ -99,6 +100,8 @@ class WorkerStatus(Struct, frozen=True):
     """Ranks whose rank-local state, as of ``step``, was laid away here."""
     replicas: tuple[int, ...] = ()
     """Ranks of equal state, itself included; empty until the state is registered."""
+    kept: tuple[Kept, ...] = ()
+    """Copies in its memory to which a rank can go back."""
     pace: Pace | None = None
     """Set while it holds a rank and has run enough steps with others to compare itself to."""
     waiting: bool = False
@@ -305,6 +308,10 @@ class MigrationPlan(Struct, frozen=True):
     """Failover: everybody who may hold the state of a rank, the dead included."""
     resume: int | None = None
     """Failover: the step that is run first in the new epoch, once known."""
+    whole: int | None = None
+    """Failover: the newest snapshot of which every rank's copy is still there."""
+    rollback: Rollback | None = None
+    """Failover: a state that existed once is lost, so all go back. Never taken back."""
     floor: int = 0
     """Failover: the highest resume step ever ordered. Somebody may have rolled forward to it, so a
     rewritten plan never falls below it."""

@@ -17,7 +17,9 @@ from tmd.plugin import WorkerEvent
 
 EXITS_KEPT = 64
 
-QUIET_FIELDS = frozenset({"step", "loss", "step_seconds", "pace", "waiting", "rss_bytes", "shadow"})
+QUIET_FIELDS = frozenset(
+    {"step", "loss", "step_seconds", "pace", "waiting", "rss_bytes", "shadow", "kept"}
+)
 """Progress: told with the next heartbeat. A change of anything else cannot wait."""
 
 

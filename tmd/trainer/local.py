@@ -100,6 +100,10 @@ class LocalState:
         for rank, at in [key for key in self._held if key[1] == step]:
             self._held[rank, step + 1] = self._held.pop((rank, at))
 
+    def forget(self) -> None:
+        """All go back to an earlier step: copies as of later ones are of steps to come again."""
+        self._held.clear()
+
     @property
     def is_live(self) -> bool:
         """Whether there is anything that only one rank has."""
