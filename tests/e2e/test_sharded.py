@@ -111,4 +111,5 @@ async def test_a_shard_that_is_lost_lives_on_in_its_hot_shadow(
         assert run.fired("backward")
         assert (plan.kind, plan.phase) == (Kind.FAILOVER, Phase.DONE)
         assert plan.moves[0].source is None
+        assert plan.rollback is None
         await run.ends_like(sharded_golden, lost=1)
