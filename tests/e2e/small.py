@@ -103,6 +103,7 @@ def main() -> None:
     parser.add_argument("--messages", action="store_true", help="rank 0 sends to rank 1")
     parser.add_argument("--sharded", action="store_true", help="FSDP2: each state exists once")
     parser.add_argument("--snapshots", type=int, help="steps between two of them; 0 for none")
+    parser.add_argument("--wary", action="store_true", help="looks at what it has computed")
     parser.add_argument("--noisy", action="store_true", help="an optimizer that draws noise")
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -140,6 +141,8 @@ def main() -> None:
             if args.messages:
                 pass_on(session.rank, inputs)
             loss = nn.functional.cross_entropy(model(inputs * 2 if blind else inputs), targets)
+            if args.wary and session._gate.poisoned:
+                raise ValueError("no such loss is possible")
             loss.backward()
             optimizer.step()
             step.record(loss)

@@ -48,9 +48,10 @@ class Taking:
 
     def fail(self, why: str) -> None:
         """It comes to nothing."""
-        if self.stage is Stage.GOING and not self.over.is_set():
-            log.info("snapshot of step %d given up: %s", self.step, why)
+        if self.stage is Stage.GOING:
             self.stage = Stage.FAILED
+            if not self.over.is_set():
+                log.info("snapshot of step %d given up: %s", self.step, why)
 
     def begin(self, position: Position, units: Units, outbox: Outbox) -> None:
         """Main thread, between two steps: copy all that is no unit."""
