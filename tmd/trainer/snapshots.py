@@ -27,6 +27,9 @@ from tmd.trainer.transfer import Offer
 from tmd.trainer.units import Units
 from tmd.trainer.window import Window
 
+IN_VAIN = 3
+"""Snapshots that come to nothing, one after the other, until it is said."""
+
 log = logging.getLogger("tmd.trainer")
 
 
@@ -60,13 +63,14 @@ class Snapshots:
         """The same until the sender has begun with it."""
         self._whole: int | None = None
         """The newest step of which all ranks have told that their copies are there."""
+        self._vain = 0
+        self._announced = False
         self._link: tuple[Member, Link] | None = None
         self._errand: tuple[Duty, Link] | None = None
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="tmd-snapshots", daemon=True)
         if every:
-            log.info("a state exists once: snapshots every %d steps, on two hosts each", every)
             self._door = Door(fabric, self._shelf, self._offer)
             self._thread.start()
 
@@ -90,8 +94,8 @@ class Snapshots:
         assert rank is not None
         assert self._carrier.feed is not None
         hosts = [member.host for member in membership.members]
-        if warn and len(set(hosts)) == 1:
-            log.warning("all ranks are on one host: snapshots will not survive its loss")
+        if warn and rank == 0:
+            self._announce(hosts)
         taking = Taking(rank, step, membership.members[keepers(hosts)[rank]])
         with self._harmless(taking):
             if why := self._units.stale:
@@ -101,6 +105,18 @@ class Snapshots:
         with self._changed:
             self._taking = self._begun = taking
             self._changed.notify_all()
+
+    def _announce(self, hosts: Sequence[str]) -> None:
+        """Once for the job, and again only if it is bad news."""
+        if not self._announced:
+            self._announced = True
+            log.warning(
+                "snapshots every %d steps in the memory of two hosts each, since some state exists "
+                "once or the script asks for them; register(snapshots=0) for none",
+                self._every,
+            )
+        if len(set(hosts)) == 1:
+            log.warning("all ranks are on one host: snapshots will not survive its loss")
 
     @property
     def share(self) -> int:
@@ -114,9 +130,13 @@ class Snapshots:
             return
         self.give_up()
         if least == Stage.DONE:
-            self._whole = taking.step
+            self._whole, self._vain = taking.step, 0
             self._shelf.only(taking.step)
-        elif taking.step != self._whole:
+            return
+        self._vain += 1
+        if self._vain == IN_VAIN:
+            log.warning("%d snapshots in a row were given up, on this rank or another", IN_VAIN)
+        if taking.step != self._whole:
             self._shelf.drop(taking.step)
 
     def give_up(self) -> None:
