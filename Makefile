@@ -46,6 +46,7 @@ bench: install
 	$(BIN)/python -m bench.downtime
 	$(BIN)/python -m bench.pause
 	$(BIN)/python -m bench.steady
+	$(BIN)/python -m bench.snapshots
 	$(BIN)/python -m bench.daemon
 
 bench-peers: install

@@ -28,12 +28,14 @@ from tmd.core.model import (
     Exit,
     HostStatus,
     JobRecord,
+    MigrationPlan,
     Urgency,
     Verdict,
     WorkerStatus,
 )
 from tmd.core.planning import form, steer
 from tmd.core.requests import DrainRequest
+from tmd.core.snapshots import Kept, keepers
 
 
 class Simulation:
@@ -68,6 +70,14 @@ class Simulation:
         for name in self.workers:
             self.deliver(name)
             self.publish(name)
+
+    @property
+    def plans(self) -> tuple[MigrationPlan, ...]:
+        """All that were ever opened."""
+        if self.record is None:
+            return ()
+        plan = self.record.plan
+        return self.record.history if plan is None else (*self.record.history, plan)
 
     # --- the control plane ------------------------------------------------------------------------
 
@@ -210,11 +220,33 @@ class Simulation:
         self.boundary(name)
         self._obey(worker, duty(self.record, name))
 
+    def snapshot(self, aware: set[int] | None = None) -> None:
+        """Of this step: every rank has its own copy; those ``aware``, or all, had theirs brought.
+
+        If all were, a vote tells so, and older ones are dropped.
+        """
+        voters = self._voters()
+        if voters is None:
+            return
+        held = keepers([voters[rank].host for rank in range(self.ranks)])
+        step = voters[0].status.step
+        for rank, worker in voters.items():
+            assert worker.state is not None
+            copy = {Kept(rank, step): worker.state}
+            worker.keep({**worker.copies, **copy})
+            if aware is None or rank in aware:
+                keeper = voters[held[rank]]
+                keeper.keep({**keeper.copies, **copy})
+        if aware is None:
+            for worker in voters.values():
+                worker.only(step)
+
     def _commit(self, worker: Worker, agreed: int) -> None:
         assert worker.state is not None
         step, epoch = worker.status.step, worker.status.epoch
         newest = max(self.committed_in, default=0)
-        assert epoch >= newest or step < self.committed_in[newest], "I4: commit in an old epoch"
+        back = any(p.rollback for p in self.plans)
+        assert epoch >= newest or back or step < self.committed_in[newest], "I4: in an old epoch"
         self.committed_in[epoch] = max(self.committed_in.get(epoch, 0), step + 1)
         worker.state = (*worker.state, step)
         worker.say(step=step + 1, undecided=False)
@@ -318,8 +350,25 @@ class Simulation:
             case Activity.TRAINING:
                 worker.poisoned = True
 
+    def _go_back(self, worker: Worker, order: Sync) -> None:
+        own = Kept(order.rank, order.resume)
+        source = next((m.source for m in order.moves if m.rank == order.rank), None)
+        if own not in worker.copies and source is not None:
+            # By a thread of its own: it need not be synced itself.
+            there = self.workers[source.worker]
+            if not there.alive or own not in there.copies:
+                return
+            worker.keep({**worker.copies, own: there.copies[own]})
+        worker.state, worker.life = worker.copies[own], None
+        self._synced_as(worker, order)
+
     def _sync(self, worker: Worker, order: Sync) -> None:
-        if worker.status.activity is Activity.STUCK:
+        if worker.status.activity in (Activity.STUCK, Activity.STANDBY, *LIVING):
+            worker.only(order.whole)
+        if order.back:
+            if worker.status.activity in (Activity.STUCK, Activity.STANDBY, *LIVING):
+                self._go_back(worker, order)
+        elif worker.status.activity is Activity.STUCK:
             if worker.status.undecided and order.resume == worker.status.step + 1:
                 self._commit(worker, 0)
                 worker.say(undecided=False)
@@ -345,6 +394,7 @@ class Simulation:
             plan=order.plan,
             rank=order.rank,
             step=order.resume,
+            undecided=False,
             epoch=0,
             shadow=None,
         )

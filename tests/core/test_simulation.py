@@ -6,6 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.core.proof import thorough
 from tests.core.simulation import Simulation
 from tmd.core.model import Activity, JobState, Phase
+from tmd.core.snapshots import Rollback
 
 
 class Cluster(RuleBasedStateMachine):
@@ -66,6 +67,8 @@ class Cluster(RuleBasedStateMachine):
     def worker_dies(self, data: st.DataObject) -> None:
         alive = sorted(n for n, w in self.sim.workers.items() if w.alive)
         holders = [w for w in self.sim.workers.values() if w.alive and w.state is not None]
+        if not alive:
+            return  # the job has failed
         victim = data.draw(st.sampled_from(alive))
         if len([w for w in holders if w.name != victim]) >= 1:
             self.kills += 1
@@ -245,6 +248,170 @@ def test_a_state_that_existed_once_is_never_made_up_from_another_rank() -> None:
     assert sim.record.state is JobState.FAILED
     assert "the state of rank 0 existed once and is lost" in sim.record.detail
     assert sim.workers["w2"].state is None
+
+
+def sharded(ranks: int = 3, standbys: int = 1, *, hot: int | None = None) -> Simulation:
+    """Each state exists once; two steps, a snapshot, and three steps more."""
+    sim = Simulation(ranks=ranks, standbys=standbys, hot=hot, alike=False)
+    sim.settle(2)
+    for step in range(5):
+        if step == 2:
+            sim.snapshot()
+        sim.step()
+        sim.settle(3)
+    return sim
+
+
+def test_a_state_that_existed_once_is_put_back_from_the_newest_snapshot() -> None:
+    """All go back, say how far, and repeat the steps; the joiner has its copy from the keeper."""
+    sim = sharded()
+    sim.kill("w0")
+    sim.settle()
+
+    assert sim.record is not None
+    assert sim.record.plan is not None
+    assert sim.record.plan.rollback == Rollback(2, 3)
+    assert sim.record.plan.resume == 2
+    assert {w.status.step for w in sim.workers.values() if w.alive} == {2}
+    assert sim.step()
+    sim.settle(3)
+    assert sim.record.plan.phase is Phase.DONE
+    assert sim.record.plan.how == "rolled back to step 2, 3 steps are repeated"
+
+
+def test_a_torn_snapshot_falls_back_to_the_one_before() -> None:
+    """The lost rank's copy had not come to its keeper yet."""
+    sim = sharded()
+    sim.snapshot(aware={1, 2})
+    sim.step()
+    sim.settle(3)
+    sim.kill("w0")
+    sim.settle()
+
+    assert sim.record is not None
+    assert sim.record.plan is not None
+    assert sim.record.plan.rollback == Rollback(2, 4)
+
+
+def test_a_snapshot_that_was_brought_but_not_yet_voted_counts() -> None:
+    """The leader goes by what is there."""
+    sim = sharded()
+    sim.snapshot(aware={0, 1, 2})
+    sim.step()
+    sim.settle(3)
+    sim.kill("w0")
+    sim.settle()
+
+    assert sim.record is not None
+    assert sim.record.plan is not None
+    assert sim.record.plan.rollback == Rollback(5, 1)
+
+
+def test_without_its_keeper_a_state_is_lost() -> None:
+    """Rank 0's copies were with rank 1: the job fails with a sentence."""
+    sim = sharded(standbys=2)
+    sim.kill("w0")
+    sim.kill("w1")
+    sim.settle()
+
+    assert sim.record is not None
+    assert sim.record.state is JobState.FAILED
+    assert "the state of rank 0" in sim.record.detail
+    assert "no snapshot" in sim.record.detail
+
+
+def test_a_keeper_that_dies_once_the_joiner_has_the_copy_costs_nothing_more() -> None:
+    """What was fetched is a copy like any other."""
+    sim = sharded(standbys=2)
+    sim.kill("w0")
+    for _ in range(6):
+        if sim.workers["w3"].status.activity is Activity.SYNCED:
+            break
+        for name in sim.workers:
+            sim.boundary(name)
+            sim.deliver(name)
+            sim.publish(name)
+        sim.turn(age=1.0)
+    assert sim.workers["w3"].status.rank == 0
+    sim.kill("w1")
+    sim.settle()
+
+    assert sim.record is not None
+    assert sim.record.state is JobState.RUNNING
+    assert [p.rollback for p in sim.plans] == [Rollback(2, 3), Rollback(2, 0)]
+    assert sim.step()
+
+
+def test_no_standby_holds_and_then_all_go_back() -> None:
+    """Nothing is put back before there is somebody for the rank."""
+    sim = sharded(standbys=0)
+    sim.kill("w0")
+    sim.settle()
+    assert sim.record is not None
+    assert sim.record.detail == "no standby for rank 0"
+    assert sim.workers["w1"].status.step == 5
+    sim.add_standby("w9")
+    sim.settle()
+
+    assert sim.record.plan is not None
+    assert sim.record.plan.rollback == Rollback(2, 3)
+    assert sim.step()
+
+
+def test_a_hot_shadow_makes_the_roll_back_needless() -> None:
+    """The state as it was last is alive."""
+    sim = sharded(hot=1)
+    assert sim.workers["w3"].status.activity is Activity.IN_STEP
+    sim.kill("w2")
+    sim.settle()
+
+    assert sim.record is not None
+    assert sim.record.plan is not None
+    assert sim.record.plan.rollback is None
+    assert sim.record.plan.resume == 5
+
+
+def test_a_shadow_of_another_rank_forgets_what_it_followed_when_all_go_back() -> None:
+    """It gets the state anew."""
+    sim = sharded(standbys=2, hot=1)
+    follower = next(w for w in sim.workers.values() if w.life is not None)
+    assert follower.life is not None
+    assert follower.life.duty.plays == 2
+    sim.kill("w0")
+    sim.settle()
+
+    assert sim.record is not None
+    assert sim.record.plan is not None
+    assert sim.record.plan.rollback == Rollback(2, 3)
+    assert follower.life is None or follower.life.state is None or len(follower.life.state) <= 2
+
+
+class SnapshotCluster(Cluster):
+    """Each state exists once, and snapshots are taken, whole or torn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sim = Simulation(ranks=3, standbys=2, alike=False)
+
+    @rule()
+    def snapshot_is_whole(self) -> None:
+        self.sim.snapshot()
+
+    @rule(aware=st.sets(st.integers(0, 2)))
+    def snapshot_is_torn(self, aware: set[int]) -> None:
+        self.sim.snapshot(aware)
+
+    def teardown(self) -> None:
+        """In the end the job goes on, unless it has said that a state is lost."""
+        if self.sim.record is not None and self.sim.record.state is JobState.FAILED:
+            return
+        self.sim.settle()
+        if self.sim.record is None or self.sim.record.state is not JobState.FAILED:
+            super().teardown()
+
+
+SnapshotCluster.TestCase.settings = THOROUGH
+TestSnapshotCluster = SnapshotCluster.TestCase
 
 
 def test_a_state_that_existed_once_lives_on_in_its_hot_shadow() -> None:

@@ -8,6 +8,7 @@ from msgspec import structs
 
 from tmd.core.duties import Arm, Follow, Keep, Prepare
 from tmd.core.model import Activity, ShadowStatus, WorkerStatus
+from tmd.core.snapshots import Kept
 
 JOB = "sim"
 LIVING = (Activity.SHADOWING, Activity.IN_STEP)
@@ -47,6 +48,8 @@ class Worker:
     arm: Arm | None = None
     switch: Arm | None = None
     life: Life | None = None
+    copies: dict[Kept, tuple[int, ...]] = field(default_factory=dict)
+    """States to which ranks can go back."""
     status: WorkerStatus = field(init=False)
 
     def __post_init__(self) -> None:
@@ -58,6 +61,16 @@ class Worker:
             pid=1,
             activity=Activity.STARTING,
         )
+
+    def keep(self, copies: dict[Kept, tuple[int, ...]]) -> None:
+        """Have these copies and no others."""
+        self.copies = dict(copies)
+        self.say(kept=tuple(sorted(self.copies)))
+
+    def only(self, step: int | None) -> None:
+        """No copy of another step is needed any more."""
+        if step is not None:
+            self.keep({k: v for k, v in self.copies.items() if k.step == step})
 
     def say(self, **changes: object) -> None:
         self.status = structs.replace(self.status, **changes)

@@ -76,7 +76,8 @@ async def test_a_shard_that_is_lost_fails_the_job_and_says_why(
 ) -> None:
     """Survivors and a standby are there; none of them has it."""
     faults = [PACE, "backward@1:9=kill", NEVER_SENT]
-    async with running(tmp_path, redis.url, faults=faults, arguments=SHARDED) as run:
+    arguments = (*SHARDED, "--snapshots", "0")
+    async with running(tmp_path, redis.url, faults=faults, arguments=arguments) as run:
         view = await run.cluster.until(
             lambda v: bool(v.jobs) and v.jobs[0].state is JobState.FAILED, "the job has failed"
         )
@@ -109,4 +110,5 @@ async def test_a_shard_that_is_lost_lives_on_in_its_hot_shadow(
         assert run.fired("backward")
         assert (plan.kind, plan.phase) == (Kind.FAILOVER, Phase.DONE)
         assert plan.moves[0].source is None
+        assert plan.rollback is None
         await run.ends_like(sharded_golden, lost=1)

@@ -101,3 +101,16 @@ def test_a_distributed_sampler_that_divides_otherwise_is_refused() -> None:
 
     with pytest.raises(ValueError, match=r"among 2, but 4 ranks .*data_mesh"):
         feed.next(0)
+
+
+@pytest.mark.parametrize("make", [shuffled, sampled, iterable, with_workers])
+def test_a_rank_goes_back_in_its_data(make: object) -> None:
+    """After a roll-back the same batches come again, also those of a step that was broken off."""
+    assert callable(make)
+    feed = feed_of(make())
+    straight = drawn(feed, range(6))
+    feed.next(6)
+    feed.seek(2)
+
+    assert feed.position == Position(0, 2)
+    assert drawn(feed, range(2, 6)) == straight[2:]

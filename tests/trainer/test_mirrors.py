@@ -19,6 +19,7 @@ from tmd.trainer.frames import Dropped, Follow, Opening
 from tmd.trainer.mirrors import Mirrors
 from tmd.trainer.transfer import Offer
 from tmd.trainer.units import Units
+from tmd.trainer.window import Window
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -50,7 +51,7 @@ def answer(feed: Feed | None) -> object:
         offered = Offer(registry.collect()[0], "", (), (1,), Position())
         carrier: Any = SimpleNamespace(feed=feed, layouts=None, offer=lambda _: offered)
         fabric: Any = Door([near])
-        mirrors = Mirrors(fabric, carrier, Units(registry), FAST)
+        mirrors = Mirrors(fabric, carrier, Units(registry), Window(), FAST)
         frames.send(far, frames.Envelope(Follow("", 0)))
         said, _ = frames.receive(far)
         mirrors.close()

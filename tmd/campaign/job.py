@@ -104,6 +104,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--grow-step", type=int, default=-1, help="a parameter more from here on")
     parser.add_argument("--messages", action="store_true", help="rank 0 sends to rank 1")
     parser.add_argument("--sharded", action="store_true", help="FSDP2: each state exists once")
+    parser.add_argument("--snapshots", type=int, help="steps between two of them; 0 for none")
+    parser.add_argument("--wary", action="store_true", help="looks at what it has computed")
     parser.add_argument("--noisy", action="store_true", help="an optimizer that draws noise")
     parser.add_argument("--pace", type=float, default=0.0, help="seconds for each step, and ...")
     parser.add_argument("--last", type=int, default=0, help="... wait in this one, until hurried")
@@ -133,7 +135,9 @@ def main() -> None:
     model = sharded(net) if args.sharded else DistributedDataParallel(net, bucket_cap_mb=0.001)
     optimizer = (Noisy if args.noisy else Optimizer)(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.7)
-    session.register(model=model, optimizer=optimizer, scheduler=scheduler)
+    session.register(
+        model=model, optimizer=optimizer, scheduler=scheduler, snapshots=args.snapshots
+    )
 
     for inputs, targets in chain.from_iterable(session.batches(loader) for _ in range(args.epochs)):
         if (slow and session.shadowing) or session.step_number == args.long_step:
@@ -145,6 +149,8 @@ def main() -> None:
             if args.messages:
                 pass_on(session.rank, inputs)
             loss = nn.functional.cross_entropy(model(inputs * 2 if blind else inputs), targets)
+            if args.wary and session._gate.poisoned:
+                raise ValueError("no such loss is possible")
             loss.backward()
             optimizer.step()
             step.record(loss)

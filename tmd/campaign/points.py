@@ -25,7 +25,7 @@ from tmd.campaign.places import FAULTS, FOLDER, ORDERS, RELAY
 from tmd.core.model import Member
 from tmd.fabric.collectives.op import Op
 from tmd.fabric.dial import Caller
-from tmd.trainer import transfer
+from tmd.trainer import frames, transfer
 from tmd.trainer.arming import Arming
 from tmd.trainer.carrier import Carrier
 from tmd.trainer.coordinator import Coordinator
@@ -34,6 +34,7 @@ from tmd.trainer.handover import Handover
 from tmd.trainer.mirror import Mirror
 from tmd.trainer.session import Session
 from tmd.trainer.shadowing import Shadowing
+from tmd.trainer.snapshots import Snapshots
 from tmd.trainer.units import Units
 
 PACE_S = 0.05
@@ -93,6 +94,8 @@ class Injector:
         _before(Following, "_follow", lambda *_: self.reach("tail"))
         _before(Following, "computed", self._shadowing)
         _before(Shadowing, "_take", lambda *_: self.reach("taking"))
+        _before(frames, "send", self._sending)
+        _before(Snapshots, "put_back", lambda *_: self.reach("putting-back"))
         _before(Arming, "arm", lambda *_: self.reach("arming"))
         _before(Mirror, "_next_unit", lambda *_: self.reach("showing"))
         _before(Mirror, "output", lambda *_: self.reach("mirroring"))
@@ -153,6 +156,13 @@ class Injector:
         if self._cuts:
             following.shadow.close()
         self.reach("shadowing")
+
+    def _sending(self, link: object, envelope: frames.Envelope, *_: object) -> None:
+        """A frame is on its way; of a snapshot it is the second unit that counts: it is half."""
+        frame = envelope.frame
+        ours = threading.current_thread().name == "tmd-snapshots"
+        if ours and isinstance(frame, frames.Unit) and frame.number == 1:
+            self.reach(f"bringing-{frame.version}")
 
     def _first(self, name: str) -> bool:
         """Each fault strikes once in the whole job, whoever gets there."""

@@ -89,6 +89,11 @@ class Sync(Struct, frozen=True, tag=True):
     rank: int
     resume: int
     moves: tuple[Move, ...]
+    whole: int | None = None
+    """The newest snapshot that is whole: no other is needed any more."""
+    back: bool = False
+    """Put that one back, which is of ``resume``; who has no copy of its rank gets it from the
+    source of its move."""
 
 
 class Resume(Struct, frozen=True, tag=True):
@@ -168,6 +173,8 @@ def _in_failover(plan: MigrationPlan, worker: str) -> Duty | None:
                 rank=rank,
                 resume=plan.resume,
                 moves=plan.moves,
+                whole=plan.whole,
+                back=plan.rollback is not None,
             )
         case Phase.RESUME if rank is not None:
             return Resume(plan=plan.id, membership=plan.new, rank=rank)
@@ -199,7 +206,8 @@ def _following(record: JobRecord, worker: str) -> Duty:
         and plan.kind is Kind.FAILOVER
         and plan.phase in (Phase.RECOVER, Phase.SYNC)
     ):
-        return Keep(plan=plan.id)
+        # What was followed is over once all go back.
+        return Keep(plan=plan.id) if plan.rollback is None else Wait()
     return Follow(
         rank=study.rank,
         size=record.world_size,

@@ -3,13 +3,13 @@
 The rule: everybody who may hold the state of a rank is asked to halt and to say how far it came.
 The resume step is the highest committed step among them; whoever is one behind was undecided in
 its vote and applies its own complete gradients. A rank belongs to the halted worker that claims it
-in the highest epoch; a rank that nobody claims goes to a standby, which copies a replica.
+in the highest epoch; a rank that nobody claims goes to a standby, which copies a replica. If there
+is none, the state existed once: all go back to the newest snapshot (:mod:`tmd.core.rollback`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from msgspec import structs
 
@@ -26,6 +26,7 @@ from tmd.core.model import (
     Phase,
     WorkerStatus,
 )
+from tmd.core.rollback import Cast, cast_back, newest_of
 from tmd.core.standbys import assigned
 
 HOLDER_OFFSETS = (1, 2)
@@ -114,45 +115,42 @@ def settle(
         return structs.replace(record, state=JobState.FAILED, detail=detail), ""
     resume = max(plan.floor, *(status.step for _, status in claims))
     owners = _owners(record, claims)
-    behind = [m.worker for m in owners.values() if not _reaches(facts.status[m.worker], resume)]
-    if behind:
-        return record, f"{', '.join(behind)} cannot reach the committed step {resume}"
-    vacant = [rank for rank in range(record.world_size) if rank not in owners]
     fit = [c for c in candidates if c.worker not in plan.rejected and c not in owners.values()]
     spare = sorted(fit, key=lambda c: c.worker in plan.late)
-    cast = _cast(vacant, spare, owners, record.world_size, facts, resume)
-    if cast.lost:
-        return _lost(record, cast.lost), ""
+    # Who has gone back already may still say that it has not: nobody goes on from there any more.
+    lost: tuple[int, ...] = ()
+    if plan.rollback is None:
+        behind = [m.worker for m in owners.values() if not _reaches(facts.status[m.worker], resume)]
+        if behind:
+            return record, f"{', '.join(behind)} cannot reach the committed step {resume}"
+        cast = _cast(spare, owners, record.world_size, facts, resume)
+        lost = cast.lost
+    if plan.rollback is not None or lost:
+        cast, back = cast_back(spare, owners, record.world_size, facts, resume, plan.rollback)
+        if back is None:
+            return _lost(record, lost or cast.lost), ""
+        plan, resume = structs.replace(plan, rollback=back, how=back.sentence), back.step
     if cast.missing:
         return record, cast.missing
-    new = record.membership.replaced({**owners, **cast.joiners}, plan.new.epoch)
-    moves = _moves(record, cast.joiners, owners, cast.sources)
     plan = structs.replace(
-        transition(plan, Event.HALTED, now), new=new, moves=moves, resume=resume, floor=resume
+        transition(plan, Event.HALTED, now),
+        new=record.membership.replaced({**owners, **cast.joiners}, plan.new.epoch),
+        moves=_moves(record, cast.joiners, owners, cast.sources),
+        resume=resume,
+        floor=resume,
+        whole=newest_of(record.world_size, owners.values(), facts),
     )
     return structs.replace(record, plan=plan, detail=""), ""
 
 
-class Cast(NamedTuple):
-    """Who takes the ranks that nobody claims, and whose state they copy."""
-
-    joiners: dict[int, Member] = {}
-    sources: dict[int, Member | None] = {}
-    """``None``: the joiner has the state itself."""
-    lost: tuple[int, ...] = ()
-    """Ranks whose state nobody has."""
-    missing: str = ""
-    """What has to be waited for."""
-
-
 def _cast(
-    vacant: Sequence[int],
     spare: Sequence[Member],
     owners: dict[int, Member],
     size: int,
     facts: Facts,
     resume: int,
 ) -> Cast:
+    vacant = [rank for rank in range(size) if rank not in owners]
     sources = {rank: _source(rank, owners, size, facts) for rank in vacant}
     kept: dict[int, Member] = {}
     for rank in (rank for rank, source in sources.items() if source is None):
@@ -249,6 +247,7 @@ def _moves(
     moves = []
     for rank, before in enumerate(record.membership.members):
         if rank in joiners:
+            # It may be the owner itself, that lacks only the copy to go back to.
             move = Move(rank=rank, leaver=before, joiner=joiners[rank], source=sources[rank])
             moves.append(move)
         elif owners[rank] != before:
@@ -285,7 +284,7 @@ def _has_state(facts: Facts, shadow: Member, resume: int) -> bool:
 def _lost(record: JobRecord, ranks: Sequence[int]) -> JobRecord:
     names = ", ".join(str(rank) for rank in ranks)
     detail = (
-        f"the state of rank {names} existed once and is lost: "
-        "start the job again from its newest checkpoint"
+        f"the state of rank {names} existed once and is lost, and there is no snapshot of all "
+        "ranks to go back to: start the job again from its newest checkpoint"
     )
     return structs.replace(record, state=JobState.FAILED, detail=detail)

@@ -12,47 +12,13 @@ from enum import StrEnum
 from msgspec import Struct
 
 from tmd.core.fuse import Breaker
+from tmd.core.membership import Member as Member
+from tmd.core.membership import Membership as Membership
 from tmd.core.pace import Pace
 from tmd.core.requests import DrainRequest, RehearsalRequest
 from tmd.core.shadows import Rehearsal as Rehearsal
 from tmd.core.shadows import ShadowStatus as ShadowStatus
-
-# --- who holds which rank ---------------------------------------------------------------------
-
-
-class Member(Struct, frozen=True):
-    """One worker as its peers see it."""
-
-    worker: str
-    """Unique id of the process, never reused: ``<host>/<job>/<slot>.<incarnation>``."""
-    host: str
-    address: str
-    """``ip:port`` on which its fabric accepts links."""
-
-
-class Membership(Struct, frozen=True):
-    """Who holds which rank: ``members[rank]``. The number of ranks never changes (I2)."""
-
-    epoch: int
-    """Group epoch: grows by one with every committed change (I3)."""
-    members: tuple[Member, ...]
-
-    @property
-    def size(self) -> int:
-        return len(self.members)
-
-    def rank_of(self, worker: str) -> int | None:
-        """Rank held by ``worker`` or ``None``."""
-        for rank, member in enumerate(self.members):
-            if member.worker == worker:
-                return rank
-        return None
-
-    def replaced(self, changes: dict[int, Member], epoch: int) -> Membership:
-        """The membership of ``epoch`` in which each rank of ``changes`` has its new owner."""
-        members = tuple(changes.get(rank, m) for rank, m in enumerate(self.members))
-        return Membership(epoch=epoch, members=members)
-
+from tmd.core.snapshots import Kept, Rollback
 
 # --- what a worker says of itself ---------------------------------------------------------------
 
@@ -101,6 +67,8 @@ class WorkerStatus(Struct, frozen=True):
     """Ranks whose rank-local state, as of ``step``, was laid away here."""
     replicas: tuple[int, ...] = ()
     """Ranks of equal state, itself included; empty until the state is registered."""
+    kept: tuple[Kept, ...] = ()
+    """Copies in its memory to which a rank can go back."""
     pace: Pace | None = None
     """Set while it holds a rank and has run enough steps with others to compare itself to."""
     waiting: bool = False
@@ -307,6 +275,10 @@ class MigrationPlan(Struct, frozen=True):
     """Failover: everybody who may hold the state of a rank, the dead included."""
     resume: int | None = None
     """Failover: the step that is run first in the new epoch, once known."""
+    whole: int | None = None
+    """Failover: the newest snapshot of which every rank's copy is still there."""
+    rollback: Rollback | None = None
+    """Failover: a state that existed once is lost, so all go back. Never taken back."""
     floor: int = 0
     """Failover: the highest resume step ever ordered. Somebody may have rolled forward to it, so a
     rewritten plan never falls below it."""

@@ -94,7 +94,8 @@ def _plan_text(plan: MigrationPlan) -> str:
         for m in plan.moves
     )
     text = f"migration {plan.id} {word}: {moves or 'no rank moved'}"
-    why = plan.outcome or plan.reason
+    back = "" if plan.rollback is None else plan.rollback.sentence
+    why = "; ".join(filter(None, (plan.outcome or plan.reason, back)))
     return f"{text} ({why})" if why else text
 
 

@@ -232,6 +232,8 @@ class Leader:
         if plan is not None and (before is None or before.plan != plan):
             fields |= {"plan": plan.id, "kind": plan.kind.value, "phase": plan.phase.value}
             fields |= {"cause": plan.cause, "reason": plan.outcome or plan.reason}
+            if plan.rollback is not None:
+                fields["rollback"] = plan.rollback.sentence
         log.info("decided", **fields)
         self._said.pop(after.job, None)
 

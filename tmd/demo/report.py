@@ -216,4 +216,5 @@ def _repeated(trace: Trace, plan: MigrationPlan) -> int:
     for line in trace.undone:
         if line["epoch"] < plan.new.epoch and line["epoch"] >= plan.old.epoch:
             counts[line["rank"]].add(line["undone"])
-    return max((len(steps) for steps in counts.values()), default=0)
+    back = 0 if plan.rollback is None else plan.rollback.repeats
+    return back + max((len(steps) for steps in counts.values()), default=0)

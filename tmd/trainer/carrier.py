@@ -17,6 +17,7 @@ from tmd.trainer.ballot import gather
 from tmd.trainer.compatibility import bucket_layout, bucket_mismatch, group_mismatch
 from tmd.trainer.data import Feed, Position
 from tmd.trainer.local import LocalState
+from tmd.trainer.shelf import Copy
 from tmd.trainer.state import Layouts, Registry, mismatch
 from tmd.trainer.takeover import Takeover, WalkOn, state_purpose
 from tmd.trainer.units import BUFFERS, Units, whole_digest
@@ -107,6 +108,25 @@ class Carrier:
         """Know of the job what the rank knows whose state this is."""
         self.seeds = offered.seeds
         self._fabric.learn(unpacked(offered.groups))
+
+    def adopted(self, rank: int, offered: transfer.Offer) -> str:
+        """As :meth:`refusal`; if there is none, what was offered is learnt."""
+        refusal = self.refusal(rank, offered)
+        if not refusal:
+            self.learn(offered)
+        return refusal
+
+    def put_back(self, copy: Copy) -> None:
+        """Be the rank as it was when ``copy`` was made, and go to its place in the data."""
+        assert self.feed is not None
+        for unit, tensors in copy.units():
+            self._units.place(unit.number, unit.layout, tensors)
+        boundary, tensors = copy.rest()
+        assert boundary.rest is not None
+        self._units.place_rest(boundary.rest, tensors)
+        self._units.grade(boundary.graded)
+        self._local.forget()
+        self.feed.seek(boundary.position.index)
 
     def send(self, duty: Arm | Sync, move: Move, step: int, wanted: Callable[[], bool]) -> int:
         """Send the state of this rank at ``step`` to the joiner of ``move``; returns the bytes.

@@ -18,24 +18,20 @@ from torch import nn
 from tmd.core.duties import Arm, Duty, Finish, Follow, Hold, Leave, Prepare, Sync, Train, Wait
 from tmd.core.errors import LinkError
 from tmd.core.limits import ShadowLimits
-from tmd.core.model import Activity, Rehearsal, WorkerStatus
+from tmd.core.model import Activity, WorkerStatus
 from tmd.fabric import Fabric
 from tmd.trainer.agent import Agent
 from tmd.trainer.arming import Arming
 from tmd.trainer.ballot import CLOSING, STEPPING, agree
-from tmd.trainer.carrier import Carrier
+from tmd.trainer.crew import Crew, crew_of
 from tmd.trainer.data import Feed
 from tmd.trainer.following import Following
 from tmd.trainer.gate import SHADOWS, Interrupted, Outcome, dismiss
-from tmd.trainer.handover import Handover
 from tmd.trainer.local import LocalState
-from tmd.trainer.mirrors import Mirrors
 from tmd.trainer.pacing import Pacing
-from tmd.trainer.recovery import Recovery
 from tmd.trainer.replicas import Partition
 from tmd.trainer.shadowing import rest
 from tmd.trainer.state import Registry
-from tmd.trainer.units import Units
 from tmd.trainer.voice import Voice
 
 SHADOW_STEPS = 2
@@ -58,10 +54,7 @@ class Coordinator:
         self._arming = Arming(self._voice.tell_armed)
         self._switch: Arm | None = None
         self._shadow_steps = 0
-        self._carrier: Carrier | None = None
-        self._handover: Handover | None = None
-        self._mirrors: Mirrors | None = None
-        self._recovery: Recovery | None = None
+        self._known: Crew | None = None
 
     # --- setting up -------------------------------------------------------------------------------
 
@@ -86,38 +79,34 @@ class Coordinator:
             rest(self._fabric, self.status.world_size)
 
     def registered(
-        self, registry: Registry, wrapped: list[nn.Module], local: LocalState, alike: Partition
+        self,
+        registry: Registry,
+        wrapped: list[nn.Module],
+        local: LocalState,
+        alike: Partition,
+        snapshots: int,
     ) -> None:
         """The script has named its state: from here on it can be moved."""
-        units = Units(registry)
-        carrier = Carrier(self._fabric, registry, units, wrapped, local)
-        if not self.shadowing:
-            carrier.tell_groups()
-        self._handover = Handover(
-            self._voice, self._agent, self._fabric, carrier, units, self._limits
+        self._known = crew_of(
+            *(self._voice, self._agent, self._fabric, self._limits),
+            *(registry, wrapped, local, snapshots),
+            alone=self.shadowing,
         )
-        self._recovery = Recovery(self._voice, self._agent, self._fabric, self._handover)
-        self._mirrors = Mirrors(self._fabric, carrier, units, self._limits)
-        self._carrier = carrier
         self._voice.registered(alike, wrapped)
 
     def close(self) -> None:
         """The process ends: no thread of ours may be inside torch then. Tells the last status."""
-        if self._mirrors is not None:
-            self._mirrors.close()
-        if self._following is not None:
-            self._following.shadow.end()
+        if self._known is not None:
+            self._known.close()
         self._agent.close()
 
     def seeds(self, own: int) -> tuple[int, ...]:
         """Base seeds of all ranks; a joiner has them from its source."""
-        assert self._carrier is not None
-        return self._carrier.agreed_seeds(own, alone=self.shadowing)
+        return self._crew.carrier.agreed_seeds(own, alone=self.shadowing)
 
     def follow(self, feed: Feed) -> None:
         """``feed`` is the one that positions refer to from now on."""
-        assert self._carrier is not None
-        self._carrier.feed = feed
+        self._crew.carrier.feed = feed
 
     # --- the two gates ----------------------------------------------------------------------------
 
@@ -136,7 +125,7 @@ class Coordinator:
         if self.poisoned:
             raise Interrupted
         status = self.status
-        shares = self._pacing.shares(status)
+        shares = (self._crew.snapshots.share, *self._pacing.shares(status))
         try:
             local.lay_away(status.step, self.rank, status.world_size, self._fabric.shift)
         except LinkError:
@@ -147,20 +136,22 @@ class Coordinator:
         except LinkError:
             self._arming.end_vote(0)
             shadows = self._following is not None
-            if self._handing.shadowing.rolls_forward() if shadows else self._rolls_forward():
+            if self._crew.handover.shadowing.rolls_forward() if shadows else self._rolls_forward():
                 return Outcome.COMMIT
             raise Interrupted from None
         self._switch = self._arming.end_vote(agreed)
-        self._pacing.heard(status, told)
+        self._crew.mirrors.close_window()
+        self._pacing.heard(status, told[1:])
         if self._following is not None:
             self._following.voted(agreed)
-        self._showing.close_window()
+        else:
+            self._crew.snapshots.heard(told[0])
         return Outcome.COMMIT
 
     def applying(self, optimizer: torch.optim.Optimizer) -> None:
         """The vote is over and ``optimizer`` is about to run."""
         if self.status.activity is Activity.TRAINING:
-            self._showing.before_optimizer(self.status.step, optimizer)
+            self._crew.mirrors.before_optimizer(self.status.step, optimizer)
 
     def boundary(self) -> None:
         """Before a batch: do all that can only be done between two steps.
@@ -172,7 +163,8 @@ class Coordinator:
         while not self._may_train():
             HANDLERS[self.status.activity](self)
         if self.status.activity is Activity.TRAINING and not self.finishing:
-            self._showing.at_boundary(self.status.step)
+            self._crew.mirrors.at_boundary(self.status.step)
+            self._crew.snapshots.at_boundary(self.status.step)
 
     def close_feed(self, feed: Feed, local: LocalState) -> bool:
         """At the end of a ``batches()`` call: wait until every rank has committed its last step.
@@ -194,8 +186,9 @@ class Coordinator:
             if not self._rolls_forward():
                 return self.finishing
         # A script may do anything with the parameters between two calls.
-        self._showing.close_window()
+        self._crew.mirrors.close_window()
         feed.close()
+        self._crew.snapshots.call_over(feed.call + 1)
         local.pass_over(self.status.step)
         self._advance(local)
         return True
@@ -203,23 +196,13 @@ class Coordinator:
     # --- what others may ask ----------------------------------------------------------------------
 
     @property
-    def _handing(self) -> Handover:
-        assert self._handover is not None, "session.register() comes first"
-        return self._handover
-
-    @property
-    def _recovering(self) -> Recovery:
-        assert self._recovery is not None, "session.register() comes first"
-        return self._recovery
+    def _crew(self) -> Crew:
+        assert self._known is not None, "session.register() comes first"
+        return self._known
 
     @property
     def _following(self) -> Following | None:
-        return None if self._handover is None else self._handover.shadowing.following
-
-    @property
-    def _showing(self) -> Mirrors:
-        assert self._mirrors is not None, "session.register() comes first"
-        return self._mirrors
+        return None if self._known is None else self._known.handover.shadowing.following
 
     @property
     def status(self) -> WorkerStatus:
@@ -246,7 +229,7 @@ class Coordinator:
     @property
     def finishing(self) -> bool:
         """Whether another rank has come to the end of training."""
-        return self._recovering.finishing
+        return self._crew.recovery.finishing
 
     @property
     def shadowing(self) -> bool:
@@ -275,7 +258,7 @@ class Coordinator:
     def _may_train(self) -> bool:
         match self.status.activity:
             case Activity.TRAINING:
-                broken = self._switch or self._recovering.pending or self._fabric.poisoned
+                broken = self._switch or self._crew.recovery.pending or self._fabric.poisoned
                 return self.finishing or not broken
             case Activity.STARTING:
                 return self._shadow_steps < SHADOW_STEPS
@@ -285,93 +268,79 @@ class Coordinator:
 
     def _started(self) -> None:
         """STARTING: the shadow iterations are done."""
-        self._handing.to_pool()
+        self._crew.handover.to_pool()
 
     def _at_boundary(self) -> None:
         """TRAINING: carry out the switch that was voted, or take note that the step broke."""
         if self._switch is not None:
-            self._carry_out(self._switch)
+            self._crew.leaving.carry_out(self._switch)
             self._switch = None
         else:
             self._halt(undecided=False)
 
-    def _carry_out(self, order: Arm) -> None:
-        rank = order.membership.rank_of(self.status.worker)
-        if rank is not None:
-            self._fabric.switch(order.membership, rank)
-            self._voice.say(epoch=order.membership.epoch, armed=0, plan="")
-            return
-        self._fabric.switch(order.membership, None)
-        self._voice.say(Activity.LEFT, armed=0, plan=order.plan)
-        if self._showing.taken(order.plan, lambda: self._agent.duty != order):
-            self._voice.say(timings=self._showing.spent())
-        else:
-            self._handing.send(order, order.move_of(self.status.worker))
-
     def _left(self) -> None:
         """LEFT: keep the state until the joiner has committed, or take the rank back."""
-        duty = self._agent.wait_until(lambda d: isinstance(d, Wait | Hold | Finish | Leave))
-        if isinstance(duty, Hold):
-            self._voice.say(Activity.STUCK, plan=duty.plan, undecided=False)
-        elif isinstance(duty, Wait):
-            # Who held a rank until now has shown that it computes the bits.
-            self._voice.say(rehearsed=Rehearsal(self.status.step, 0.0), now=False)
-            self._handing.to_pool()
-        else:
-            dismiss(duty)
+        self._crew.leaving.wait()
 
     def _stuck(self) -> None:
         """STUCK: wait until the resume step is known, and be ready for it."""
-        self._recovering.settle()
+        self._crew.recovery.settle()
 
     def _synced(self) -> None:
         """SYNCED: wait for the others."""
-        self._recovering.rejoin()
+        self._crew.recovery.rejoin()
 
     def _parked(self) -> None:
         """STANDBY: wait for a rank."""
-        shadowing = self._handing.shadowing
+        shadowing = self._crew.handover.shadowing
         duty = self._agent.wait_a_while(
-            lambda d: isinstance(d, Prepare | Sync | Leave | Finish) or shadowing.wants(d), POOL_S
+            lambda d: (
+                isinstance(d, Prepare | Sync | Leave | Finish)
+                or shadowing.wants(d)
+                or shadowing.is_over(d)
+            ),
+            POOL_S,
         )
         match duty:
             case None:
                 return
+            case Wait():
+                self._crew.handover.to_pool()
             case Follow():
                 shadowing.study(duty)
             case Prepare():
-                self._handing.prepare(duty)
+                self._crew.handover.prepare(duty)
             case Sync():
-                if self._handing.replace(duty):
-                    self._recovering.synced(duty, self.status.timings["transfer"])
+                if self._crew.handover.replace(duty):
+                    self._crew.recovery.synced(duty, self.status.timings["transfer"])
             case _:
                 dismiss(duty)
 
     def _shadowing(self) -> None:
         """SHADOWING, IN_STEP: come to where the rank's next step can be computed."""
-        self._handing.shadowing.follow()
+        self._crew.handover.shadowing.follow()
 
     def _prepared(self) -> None:
         """PREPARED: links open; the state comes with the switch."""
-        self._handing.take_over()
+        self._crew.handover.take_over()
 
     def _refused(self) -> None:
         """REFUSED: wait until the plan is dropped."""
         plan = self.status.plan
         self._agent.wait_until(lambda d: not isinstance(d, Prepare | Sync) or d.plan != plan)
-        self._handing.to_pool()
+        self._crew.handover.to_pool()
 
     # --- losing the step --------------------------------------------------------------------------
 
     def _rolls_forward(self) -> bool:
         """The vote broke: this rank's gradients are whole, but did anybody commit?"""
         self._halt(undecided=True)
-        return self._recovering.rolls_forward()
+        return self._crew.recovery.rolls_forward()
 
     def _halt(self, *, undecided: bool) -> None:
         self._arming.disarm()
-        self._showing.drop_all("the step broke")
-        self._recovering.halt(undecided=undecided)
+        self._crew.mirrors.drop_all("the step broke")
+        self._crew.recovery.halt(undecided=undecided)
 
     def obey(self, duty: Duty) -> None:
         """Agent's thread: the part of a duty that cannot wait for the main thread."""
@@ -380,8 +349,8 @@ class Coordinator:
         if isinstance(duty, Hold) and held and duty.epoch <= held.epoch:
             self._arming.disarm()
             self._fabric.poison(f"plan {duty.plan} asks to halt")
-        if self._handover is not None:
-            self._handover.cancel_unless(duty)
+        if self._known is not None:
+            self._known.handover.cancel_unless(duty)
 
 
 HANDLERS: dict[Activity, Callable[[Coordinator], None]] = {

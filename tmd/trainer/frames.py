@@ -17,12 +17,14 @@ from tmd.core.errors import LinkError
 from tmd.core.limits import ShadowLimits
 from tmd.fabric import Link
 from tmd.trainer.data import Position
-from tmd.trainer.state import Layout, TensorSpec, dtype_of
+from tmd.trainer.state import Layout, Layouts, TensorSpec, dtype_of
 from tmd.trainer.transfer import Digest, Offer
 from tmd.trainer.units import Units
 
 PURPOSE = "mirror"
 """Name of the stream on which a joiner asks to follow a rank."""
+SNAPSHOTS = "snapshot"
+"""Name of the stream on which copies of a state are brought, or asked for."""
 CHECK_EVERY = 20
 """Steps between two digests once the joiner is in step."""
 ENVELOPE_LIMIT = 64 << 20
@@ -129,6 +131,33 @@ class Dropped(Struct, frozen=True, tag=True):
     """What it will have to give later."""
 
 
+# --- copies to which a rank can go back -----------------------------------------------------------
+
+
+class Bring(Struct, frozen=True, tag=True):
+    """The state of ``rank`` at the start of ``step``: a boundary and ``units`` units follow."""
+
+    rank: int
+    step: int
+    units: int
+    layouts: Layouts
+    digest: str
+    """Of all bytes that follow."""
+
+
+class Stored(Struct, frozen=True, tag=True):
+    """It has arrived; ``refusal`` says why it is not kept."""
+
+    refusal: str = ""
+
+
+class Fetch(Struct, frozen=True, tag=True):
+    """Give back the state of ``rank`` at the start of ``step``; answered as a joiner is."""
+
+    rank: int
+    step: int
+
+
 Frame = (
     Follow
     | Begin
@@ -142,6 +171,9 @@ Frame = (
     | Said
     | Check
     | Dropped
+    | Bring
+    | Stored
+    | Fetch
 )
 
 
@@ -177,17 +209,27 @@ def send(link: Link, envelope: Envelope, body: Tensor | None = None) -> None:
 
 def receive(link: Link) -> tuple[Frame, list[Tensor]]:
     """The next frame and its tensors (CPU). Raises LinkError, also for what is no frame."""
+    envelope, body = receive_whole(link)
+    with _understanding(link):
+        return envelope.frame, taken_apart(envelope, body)
+
+
+def receive_whole(link: Link) -> tuple[Envelope, Tensor]:
+    """The next frame as it was sent: with one body. Raises LinkError as :func:`receive` does."""
     blob = link.recv_frame(ENVELOPE_LIMIT)
     with _understanding(link):
         envelope = _decoder.decode(blob)
-        sizes = [_size(spec) for spec in envelope.body]
-        if (total := sum(sizes)) > BODY_LIMIT:
+        if (total := sum(map(_size, envelope.body))) > BODY_LIMIT:
             raise ValueError(f"a body of {total} bytes, limit {BODY_LIMIT}")
         body = torch.empty(total, dtype=torch.uint8)
     if total:
         link.recv_into(body.numpy().data)
-    with _understanding(link):
-        return envelope.frame, list(_parts(body, envelope.body, sizes))
+    return envelope, body
+
+
+def taken_apart(envelope: Envelope, body: Tensor) -> list[Tensor]:
+    """The tensors that ``body`` consists of; they share its memory where they can."""
+    return list(_parts(body, envelope.body, [_size(spec) for spec in envelope.body]))
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 from tmd.core.duties import Arm, Duty, Prepare, Sync
 from tmd.core.errors import LinkError, StateMismatch
@@ -19,6 +20,7 @@ from tmd.trainer.agent import Agent
 from tmd.trainer.carrier import Carrier
 from tmd.trainer.frames import Dropped, Opening
 from tmd.trainer.shadowing import Shadowing, rest
+from tmd.trainer.snapshots import Snapshots
 from tmd.trainer.takeover import Takeover
 from tmd.trainer.transfer import Offer
 from tmd.trainer.units import Units
@@ -40,17 +42,20 @@ class Handover:
         carrier: Carrier,
         units: Units,
         limits: ShadowLimits,
+        snapshots: Snapshots,
     ) -> None:
         self._voice = voice
         self._agent = agent
         self._fabric = fabric
         self._carrier = carrier
+        self._snapshots = snapshots
         self._takeover: Takeover | None = None
         self.shadowing = Shadowing(voice, agent, fabric, carrier, units, limits, home=self)
 
     def cancel_unless(self, duty: Duty) -> None:
         """Break off whatever belongs to another duty (any thread)."""
         self._carrier.cancel_unless(duty)
+        self._snapshots.cancel_unless(duty)
         self.shadowing.cancel_unless(duty)
 
     # --- source -----------------------------------------------------------------------------------
@@ -155,6 +160,8 @@ class Handover:
 
     def replace(self, duty: Sync) -> bool:
         """After a loss: receive a replica's state; whether it is in place."""
+        if duty.back:
+            return self._go_back(duty)
         if next(m for m in duty.moves if m.rank == duty.rank).source is None:
             return self._keep_shadowed(duty)
         if self._takeover is None or self._takeover.duty != duty:
@@ -186,6 +193,24 @@ class Handover:
         self._carrier.stay()
         return True
 
+    def _go_back(self, duty: Sync) -> bool:
+        """Nobody has the state of this rank as it was last: take an earlier one, as all do."""
+        started = time.monotonic()
+        self.shadowing.end()
+        rest(self._fabric, self._voice.status.world_size)
+
+        def wanted() -> bool:
+            return self._agent.duty == duty
+
+        if not self._tried(duty, lambda: self._snapshots.fetch(duty, wanted)):
+            return False
+        self._snapshots.reach(duty)
+        self._wear(duty.rank)
+        self._snapshots.put_back(duty)
+        timings = {"transfer": time.monotonic() - started}
+        self._voice.say(shadow=None, rank=duty.rank, step=duty.resume, timings=timings)
+        return True
+
     def to_pool(self) -> None:
         """Give up whatever rank or identity there was and stand by."""
         self.shadowing.end()
@@ -197,17 +222,29 @@ class Handover:
 
     def _received(self, takeover: Takeover, has_step: int | None = None) -> bool:
         """Receive the state; False if it came to nothing and the status says what is next."""
-        try:
-            self._carrier.receive(takeover, lambda: not takeover.wanted(self._agent.duty), has_step)
-        except StateMismatch as error:
-            self._takeover = None
-            log.warning("plan %s refused: %s", takeover.plan, error)
-            self._voice.say(Activity.REFUSED, plan=takeover.plan, detail=str(error))
-            return False
-        except LinkError as error:
-            log.warning("state not received for plan %s: %s", takeover.plan, error)
-            self._agent.wait_until(lambda d: not takeover.wanted(d))
-            self.to_pool()
+
+        def cancelled() -> bool:
+            return not takeover.wanted(self._agent.duty)
+
+        if not self._tried(
+            takeover.duty, lambda: self._carrier.receive(takeover, cancelled, has_step)
+        ):
             return False
         self._takeover = None
+        return True
+
+    def _tried(self, duty: Prepare | Sync, attempt: Callable[[], None]) -> bool:
+        """Whether a state came; if not, the status says what is next."""
+        try:
+            attempt()
+        except StateMismatch as error:
+            self._takeover = None
+            log.warning("plan %s refused: %s", duty.plan, error)
+            self._voice.say(Activity.REFUSED, plan=duty.plan, detail=str(error))
+            return False
+        except LinkError as error:
+            log.warning("state not received for plan %s: %s", duty.plan, error)
+            self._agent.wait_until(lambda d: d != duty)
+            self.to_pool()
+            return False
         return True

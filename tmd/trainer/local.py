@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from tmd.core.failover import HOLDER_OFFSETS
+from tmd.trainer.dtensors import forget_gathered
 from tmd.trainer.state import Registry, Stateful
 
 SMALL = 64 << 10
@@ -68,6 +69,7 @@ class LocalState:
         A scheduler is often stepped after the ``with`` block, which a poisoned step leaves early
         but does not skip.
         """
+        forget_gathered(self._registry.modules)
         buffers = self._buffers()
         for name, saved in self._saved.items():
             buffers[name].data.copy_(saved)
@@ -99,6 +101,10 @@ class LocalState:
         """``step`` was only the end of a ``batches()`` call: copies as of it hold for the next."""
         for rank, at in [key for key in self._held if key[1] == step]:
             self._held[rank, step + 1] = self._held.pop((rank, at))
+
+    def forget(self) -> None:
+        """All go back to an earlier step: copies as of later ones are of steps to come again."""
+        self._held.clear()
 
     @property
     def is_live(self) -> bool:

@@ -36,13 +36,14 @@ class Mirrors:
         fabric: Fabric,
         carrier: Carrier,
         units: Units,
+        window: Window,
         limits: ShadowLimits,
     ) -> None:
         self._fabric = fabric
         self._carrier = carrier
         self._units = units
         self._limits = limits
-        self._window = Window()
+        self._window = window
         self._mirrors: tuple[Mirror, ...] = ()
         self._changing = threading.Lock()
         self._announced = -1
@@ -78,7 +79,7 @@ class Mirrors:
 
     def close_window(self) -> None:
         """The parameters are about to change."""
-        if self._mirrors:
+        if self._window.version is not None:
             self._window.close()
 
     def before_optimizer(self, step: int, optimizer: torch.optim.Optimizer) -> None:

@@ -11,6 +11,7 @@ from tmd.fabric import Fabric
 from tmd.trainer.agent import Agent
 from tmd.trainer.gate import dismiss
 from tmd.trainer.handover import Handover
+from tmd.trainer.snapshots import Snapshots
 from tmd.trainer.voice import Voice
 
 CALL_S = 0.5
@@ -22,11 +23,19 @@ log = logging.getLogger("tmd.trainer")
 class Recovery:
     """All calls come from the main thread."""
 
-    def __init__(self, voice: Voice, agent: Agent, fabric: Fabric, handover: Handover) -> None:
+    def __init__(
+        self,
+        voice: Voice,
+        agent: Agent,
+        fabric: Fabric,
+        handover: Handover,
+        snapshots: Snapshots,
+    ) -> None:
         self._voice = voice
         self._agent = agent
         self._fabric = fabric
         self._handover = handover
+        self._snapshots = snapshots
         self._synced_for: Sync | None = None
         self._resolved: Sync | Finish | Wait | None = None
         self.finishing = False
@@ -39,6 +48,8 @@ class Recovery:
 
     def halt(self, *, undecided: bool) -> None:
         """Say that the step broke, and whether complete gradients are at hand."""
+        # First of all: what is told of copies must not change any more.
+        self._snapshots.give_up()
         log.warning("step %d broke: %s", self._voice.status.step, self._fabric.poison_reason)
         self._voice.say(
             Activity.STUCK, undecided=undecided, suspects=self._fabric.suspects, plan="", armed=0
@@ -60,18 +71,27 @@ class Recovery:
             # Another worker holds this rank in a later epoch.
             self._handover.to_pool()
             return
-        if isinstance(duty, Sync) and self._is_joiner(duty):
-            self._handover.to_pool()
-            return
         if isinstance(duty, Finish):
             self.finishing = True
             self._voice.say(Activity.TRAINING, plan="")
             return
+        self._snapshots.only(duty.whole)
+        if self._is_joiner(duty):
+            self._handover.to_pool()
+            return
         started = time.monotonic()
+        if duty.back:
+            # Copies for others are given out by a thread of their own.
+            self._snapshots.put_back(duty)
+            self._voice.say(step=duty.resume, holds=(), now=False)
+        else:
+            self._send(duty)
+        self.synced(duty, time.monotonic() - started)
+
+    def _send(self, duty: Sync) -> None:
         for move in duty.moves:
             if move.source is not None and move.source.worker == self._voice.status.worker:
                 self._handover.send(duty, move)
-        self.synced(duty, time.monotonic() - started)
 
     def synced(self, duty: Sync, seconds: float) -> None:
         """Say that this worker is ready for the resume step."""

@@ -44,6 +44,17 @@ def replicas_along(mesh: Any, *dims: str) -> Partition:
     return _along(mesh, [names.index(d) for d in dims])
 
 
+def partition(
+    models: Sequence[nn.Module], told: Iterable[Iterable[int]] | None, size: int
+) -> Partition:
+    """As a script has ``told``, or else as :func:`read_off` finds it.
+
+    Raises:
+        ValueError: what was told does not name every rank exactly once.
+    """
+    return read_off(models, size) if told is None else checked(told, size)
+
+
 def read_off(models: Sequence[nn.Module], size: int) -> Partition:
     """The partition that follows from how ``models`` are wrapped.
 

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from tmd.core.model import WorkerStatus
+from tmd.core.snapshots import wanted_every
 from tmd.trainer.data import Feed, StepSampler
 from tmd.trainer.gate import Interrupted, Outcome
 from tmd.trainer.local import LocalState
-from tmd.trainer.replicas import Partition, checked, read_off, refuse_talkative
+from tmd.trainer.replicas import Partition, partition, refuse_talkative
 from tmd.trainer.seeds import base_seed, seed_all
 from tmd.trainer.state import Registry
 from tmd.trainer.takeover import WalkOn
@@ -39,7 +40,12 @@ class Gate(Protocol):
     @property
     def poisoned(self) -> bool: ...
     def registered(
-        self, registry: Registry, wrapped: list[nn.Module], local: LocalState, alike: Partition
+        self,
+        registry: Registry,
+        wrapped: list[nn.Module],
+        local: LocalState,
+        alike: Partition,
+        snapshots: int,
     ) -> None: ...
     def seeds(self, own: int) -> tuple[int, ...]: ...
     def follow(self, feed: Feed) -> None: ...
@@ -107,6 +113,7 @@ class Session:
         optimizer: object,
         replicas: Iterable[Iterable[int]] | None = None,
         data_mesh: DeviceMesh | None = None,
+        snapshots: int | None = None,
         **others: object,
     ) -> None:
         """Name the state that moves with this rank: all that a step changes.
@@ -120,11 +127,13 @@ class Session:
             data_mesh: mesh of one dimension along which ranks have batches of their own, such as
                 ``mesh["dp"]``, if others work on the same batch (tensor parallel). Left out, every
                 rank has its own.
+            snapshots: steps between two snapshots in the memory of two hosts, to which all ranks go
+                back if a state that exists once is lost. Left out: 10 if one does, else 0: none.
             others: schedulers, a ``GradScaler``, anything with ``state_dict``/``load_state_dict``.
 
         Raises:
             TypeError: an object has no state that can be moved, or an optimizer communicates.
-            ValueError: ``replicas`` does not name each rank once.
+            ValueError: ``replicas`` does not name each rank once, or ``snapshots`` is negative.
             RuntimeError: called twice, or a rank was lost while the job was being set up.
         """
         if self._registry is not None:
@@ -140,12 +149,9 @@ class Session:
         self._data_mesh = data_mesh
         self._local = LocalState(registry)
         wrapped = [m for m in _listed(model) if isinstance(m, nn.Module)]
-        alike = (
-            read_off(wrapped, self.world_size)
-            if replicas is None
-            else checked(replicas, self.world_size)
-        )
-        self._gate.registered(registry, wrapped, self._local, alike)
+        alike = partition(wrapped, replicas, self.world_size)
+        snapshots = wanted_every(snapshots, alike, self.world_size)
+        self._gate.registered(registry, wrapped, self._local, alike, snapshots)
         self._own_seed = base_seed()
         self._gate.seeds(self._own_seed)
         for each in registry.optimizers:

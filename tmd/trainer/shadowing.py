@@ -10,7 +10,7 @@ import logging
 import time
 from typing import Protocol
 
-from tmd.core.duties import Duty, Follow, Keep, Prepare, Sync
+from tmd.core.duties import Duty, Follow, Keep, Prepare, Sync, Wait
 from tmd.core.errors import LinkError, StateMismatch
 from tmd.core.limits import ShadowLimits
 from tmd.core.model import Activity, Rehearsal
@@ -254,6 +254,10 @@ class Shadowing:
             and duty != self._done_with
             and time.monotonic() >= self._not_before
         )
+
+    def is_over(self, duty: Duty) -> bool:
+        """Whether what was followed is of no more use: nobody asks to keep it."""
+        return isinstance(duty, Wait) and self.following is not None
 
     def study(self, duty: Follow) -> None:
         """Begin to follow a rank."""

@@ -56,7 +56,12 @@ class SoloGate:
         return structs.replace(self._status, rss_bytes=peak_rss())
 
     def registered(
-        self, registry: Registry, wrapped: list[nn.Module], local: LocalState, alike: Partition
+        self,
+        registry: Registry,
+        wrapped: list[nn.Module],
+        local: LocalState,
+        alike: Partition,
+        snapshots: int,
     ) -> None:
         """Nothing is ever moved."""
 

@@ -10,6 +10,7 @@ from msgspec import structs
 from torch import nn
 
 from tmd.core.model import Activity, WorkerStatus
+from tmd.core.snapshots import Kept
 from tmd.fabric import Fabric
 from tmd.trainer.agent import Agent
 from tmd.trainer.devices import devices_of
@@ -76,6 +77,10 @@ class Voice:
 
     def _alike(self, rank: int | None) -> tuple[int, ...]:
         return () if rank is None or not self._replicas else group_of(self._replicas, rank)
+
+    def tell_kept(self, kept: tuple[Kept, ...]) -> None:
+        """Which copies of states are in this worker's memory."""
+        self.say(kept=kept, now=False)
 
     def tell_armed(self, epoch: int, plan: str) -> None:
         """Armed for ``epoch`` of ``plan``, or for nothing (0); what was timed before is over."""

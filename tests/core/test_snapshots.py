@@ -1,0 +1,71 @@
+"""Who keeps whose copies, and how far a job can go back: pure choice."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tmd.core.snapshots import EVERY, Kept, Rollback, is_due, keepers, newest_whole, wanted_every
+
+hosts = st.lists(st.sampled_from("abcde"), min_size=2, max_size=12)
+copies = st.lists(st.builds(Kept, st.integers(0, 3), st.integers(0, 5)))
+
+
+@given(hosts)
+def test_the_loss_of_any_one_host_leaves_a_copy_of_every_rank(placed: list[str]) -> None:
+    """Own copy or the keeper's, as long as there are two hosts."""
+    found = keepers(placed)
+
+    assert len(found) == len(placed)
+    assert all(rank != keeper for rank, keeper in enumerate(found))
+    if len(set(placed)) > 1:
+        assert all(placed[rank] != placed[keeper] for rank, keeper in enumerate(found))
+
+
+@given(st.integers(2, 6), st.integers(1, 4))
+def test_on_equal_hosts_everybody_keeps_for_one_other(count: int, each: int) -> None:
+    """Memory is spread evenly, whether ranks of a host are neighbours or not."""
+    for placed in (
+        [f"h{n // each}" for n in range(count * each)],
+        [f"h{n % count}" for n in range(count * each)],
+    ):
+        assert sorted(keepers(placed)) == list(range(count * each))
+
+
+def test_on_one_host_the_next_rank_keeps() -> None:
+    """The loss of a worker can still be made good."""
+    assert keepers(["a", "a", "a"]) == (1, 2, 0)
+
+
+@given(copies)
+def test_the_newest_whole_step_has_every_rank_and_no_newer_one_has(found: list[Kept]) -> None:
+    """Against the definition."""
+    whole = {s for s in range(6) if all(Kept(r, s) in found for r in range(4))}
+
+    assert newest_whole(4, found) == max(whole, default=None)
+
+
+@given(st.integers(0, 100))
+def test_due_is_a_matter_of_the_step_and_of_what_all_ranks_see(step: int) -> None:
+    """The first step in other hands is always due; without snapshots none is."""
+    assert is_due(step, 10, fresh=True)
+    assert is_due(step, 10, fresh=False) == (step % 10 == 0)
+    assert not is_due(step, 0, fresh=True)
+
+
+def test_snapshots_are_taken_where_a_state_exists_once() -> None:
+    """Replicas need none; a script may say otherwise; alone there is nobody to keep them."""
+    alike, mixed = [(0, 1, 2)], [(0, 1), (2,)]
+
+    assert wanted_every(None, alike, 3) == 0
+    assert wanted_every(None, mixed, 3) == EVERY
+    assert wanted_every(5, alike, 3) == 5
+    assert wanted_every(0, mixed, 3) == 0
+    assert wanted_every(5, [(0,)], 1) == 0
+    with pytest.raises(ValueError, match="snapshots=-1"):
+        wanted_every(-1, mixed, 3)
+
+
+def test_a_roll_back_says_what_it_costs() -> None:
+    """In words for people."""
+    assert Rollback(20, 7).sentence == "rolled back to step 20, 7 steps are repeated"
+    assert Rollback(20, 1).sentence == "rolled back to step 20, 1 step is repeated"

@@ -1,0 +1,143 @@
+"""A state that exists once is lost: all go back to a snapshot and compute the same again."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import golden_of
+from tests.e2e.harness import PACE, Golden, Run, forked, running
+from tests.e2e.test_layouts import HOSTS, PER_HOST, RANKS, SCRIPT, drained
+from tmd.core.model import JobState, Kind, MigrationPlan, Phase
+from tmd.embedded import EmbeddedRedis
+
+SHARDED = ("--steps", "60", "--sharded")
+BOTH = ("both", "--steps", "150")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiler() -> Iterator[None]:
+    """FSDP2 needs it."""
+    with forked(compiler=True):
+        yield
+
+
+@pytest.fixture(scope="module")
+def sharded_golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
+    return golden_of(tmp_path_factory.mktemp("snapshot_golden"), SHARDED)
+
+
+def repeated(run: Run) -> set[int]:
+    """Steps that a rank has committed more than once, each time with the same loss."""
+    losses: dict[tuple[int, int], list[str]] = defaultdict(list)
+    for file in run.cluster.trace.glob("*.jsonl"):
+        for line in map(json.loads, file.read_text().splitlines()):
+            if "loss" in line:
+                losses[line["rank"], line["step"]].append(line["loss"])
+    assert all(len(set(found)) == 1 for found in losses.values())
+    return {step for (_, step), found in losses.items() if len(found) > 1}
+
+
+def rolled_back(run: Run, plan: MigrationPlan) -> int:
+    """The step that all went back to; as many were repeated as the plan says."""
+    assert (plan.kind, plan.phase) == (Kind.FAILOVER, Phase.DONE)
+    assert plan.rollback is not None
+    step, repeats = plan.rollback.step, plan.rollback.repeats
+    assert plan.resume == step
+    assert repeated(run) == set(range(step, step + repeats))
+    return step
+
+
+async def test_a_lost_shard_is_put_back_from_its_keeper(
+    tmp_path: Path, redis: EmbeddedRedis, sharded_golden: Golden
+) -> None:
+    """kill -9 in the middle of a step: its copy was on another host, everybody has its own."""
+    faults = [PACE, "forward@1:27=kill"]
+    arguments = (*SHARDED, "--wary")
+    async with running(tmp_path, redis.url, faults=faults, arguments=arguments) as run:
+        plan = await run.done("trainer")
+        assert run.fired("forward")
+        await run.ends_like(sharded_golden, lost=1)
+
+        assert rolled_back(run, plan) > 0
+        assert plan.rollback is not None
+        assert plan.rollback.step + plan.rollback.repeats == 27
+        # Whoever leads.
+        assert any(plan.rollback.sentence in run.cluster.log(h) for h in ("h1", "h2", "h3", "s1"))
+
+
+async def test_a_torn_snapshot_falls_back_to_the_one_before(
+    tmp_path: Path, redis: EmbeddedRedis, sharded_golden: Golden
+) -> None:
+    """Who is lost had sent half of its copy."""
+    faults = [PACE, "bringing-30@2:*=kill"]
+    async with running(tmp_path, redis.url, faults=faults, arguments=SHARDED) as run:
+        plan = await run.done("trainer")
+        assert run.fired("bringing-30")
+        await run.ends_like(sharded_golden, lost=1)
+
+        assert 0 < rolled_back(run, plan) < 30
+
+
+async def test_a_joiner_that_dies_while_all_go_back_is_replaced(
+    tmp_path: Path, redis: EmbeddedRedis, sharded_golden: Golden
+) -> None:
+    """The next standby fetches the same copy."""
+    faults = [PACE, "backward@1:27=kill", "putting-back@1:*=kill"]
+    async with running(
+        tmp_path, redis.url, faults=faults, standby=("s1", "s2"), arguments=SHARDED
+    ) as run:
+        plan = await run.done("trainer")
+        assert run.fired("putting-back")
+        await run.ends_like(sharded_golden, lost=2)
+
+        assert len({*plan.dead, *plan.rejected}) == 2
+        assert rolled_back(run, plan) > 0
+
+
+async def test_without_the_keeper_the_job_says_what_is_lost(
+    tmp_path: Path, redis: EmbeddedRedis
+) -> None:
+    """The copies of rank 1 were on the host of rank 2, and nothing is made up."""
+    faults = [PACE, "backward@1:27=kill", "forward@2:27=kill"]
+    async with running(
+        tmp_path, redis.url, faults=faults, standby=("s1", "s2"), arguments=SHARDED
+    ) as run:
+        view = await run.cluster.until(
+            lambda v: bool(v.jobs) and v.jobs[0].state is JobState.FAILED, "the job has failed"
+        )
+
+        assert run.fired("backward")
+        assert run.fired("forward")
+        assert "the state of rank 1" in view.jobs[0].detail
+        assert "no snapshot of all ranks" in view.jobs[0].detail
+        assert "checkpoint" in view.jobs[0].detail
+
+
+async def test_a_host_is_lost_where_each_state_exists_once(
+    tmp_path: Path, redis: EmbeddedRedis
+) -> None:
+    """Tensor parallel and sharded, two ranks on each host, one of which has moved before: the
+    copies follow the ranks."""
+    (tmp_path / "golden").mkdir()
+    golden = golden_of(tmp_path / "golden", BOTH, RANKS, SCRIPT)
+    async with running(
+        tmp_path / "run",
+        redis.url,
+        faults=[PACE],
+        arguments=BOTH,
+        active=HOSTS,
+        per_host=PER_HOST,
+        script=SCRIPT,
+    ) as run:
+        await drained(run)
+        for process in (run.cluster.daemons["h1"], run.cluster.launchers["h1"]):
+            process.kill()
+            await process.wait()
+        plan = (await run.plans(2))[1]
+        await run.ends_like(golden, lost=1)
+
+        assert [m.rank for m in plan.moves] == [0, 1]
+        assert rolled_back(run, plan) > 0

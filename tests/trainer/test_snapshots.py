@@ -1,0 +1,261 @@
+"""Copies of a state: taken within a step, kept by a peer, put back bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from tests.trainer.scripts import Averaged, Forked, Scheduled, Script, normed
+from tests.trainer.wire import Facts
+from tmd.core.duties import Sync
+from tmd.core.errors import LinkError, StateMismatch
+from tmd.core.limits import ShadowLimits
+from tmd.core.model import Member, Membership, Move
+from tmd.core.snapshots import Kept
+from tmd.fabric import Fabric
+from tmd.trainer.carrier import Carrier
+from tmd.trainer.data import Feed
+from tmd.trainer.local import LocalState
+from tmd.trainer.shelf import Copy
+from tmd.trainer.snapshots import Snapshots
+from tmd.trainer.taking import Stage
+from tmd.trainer.units import Units, whole_digest
+from tmd.trainer.window import Window
+
+pytestmark = pytest.mark.timeout(60)
+
+KEY = bytes(32)
+SCRIPTS = {
+    "AdamW": Script,
+    "scheduler": Scheduled,
+    "missing gradients": Forked,
+    "buffers": lambda s: Script(s, build=normed),
+    "loose parameters": Averaged,
+}
+Seen = tuple[Kept, ...]
+
+
+class Rank(Facts):
+    """One of some workers in this process; its snapshots are real, its steps are made by hand."""
+
+    def __init__(self, number: int, script: Script, every: int = 2, rate: float = 1e6) -> None:
+        super().__init__()
+        self.script = script
+        self.fabric = Fabric(f"w{number}", KEY)
+        self.member = Member(f"w{number}", f"h{number}", self.fabric.address)
+        self.units = Units(script.registry())
+        carrier = Carrier(
+            self.fabric, script.registry(), self.units, [], LocalState(script.registry())
+        )
+        carrier.feed = Feed(range(100), 0, lambda *_: None, lambda: (0, 1))
+        self.carrier = carrier
+        self.window = Window()
+        self.step = 0
+        self.kept: Seen = ()
+        limits = ShadowLimits(copy_mb_s=rate)
+        self.snapshots = Snapshots(
+            self.fabric, carrier, self.units, self.window, limits, every, self.heard
+        )
+
+    def heard(self, kept: Seen) -> None:
+        with self.changing():
+            self.kept = kept
+
+    def settled(self) -> int:
+        """How far the snapshot is, once that is certain."""
+        self.until(lambda: self.snapshots.share != Stage.GOING)
+        return self.snapshots.share
+
+    def apply(self) -> None:
+        """The rest of a step that counts."""
+        assert self.carrier.feed is not None
+        self.window.close()
+        self.script.backward(self.step)
+        self.script.apply()
+        self.carrier.feed.next(self.step)
+        self.carrier.feed.commit()
+        self.step += 1
+
+    def until(self, enough: object, timeout: float = 30.0) -> None:
+        assert callable(enough)
+        # The stage is not told, so look again and again.
+        while not self.within(0.01, enough):
+            timeout -= 0.01
+            if timeout < 0:
+                raise TimeoutError("it never came to that")
+
+    def close(self) -> None:
+        self.snapshots.close()
+        self.fabric.close()
+
+
+@contextmanager
+def ranks(scripts: Sequence[Script], **how: float) -> Iterator[list[Rank]]:
+    """Workers of one epoch, each on a host of its own."""
+    with ExitStack() as stack:
+        made = [Rank(number, script, **how) for number, script in enumerate(scripts)]
+        membership = Membership(1, tuple(r.member for r in made))
+        for number, rank in enumerate(made):
+            stack.callback(rank.close)
+            rank.fabric.enter(membership, number)
+            rank.fabric.learn(tuple(() for _ in made))
+        yield made
+
+
+def train(made: Sequence[Rank], steps: int) -> list[int]:
+    """Steps of all ranks that wait for each snapshot; what each vote heard of it."""
+    heard = []
+    for _ in range(steps):
+        for rank in made:
+            rank.snapshots.at_boundary(rank.step)
+        least = min(rank.settled() for rank in made)
+        heard.append(least)
+        for rank in made:
+            rank.snapshots.heard(least)
+            rank.apply()
+    return heard
+
+
+def back(rank: int, step: int, source: Member | None = None) -> Sync:
+    membership = Membership(2, ())
+    leaver = Member("gone", "h", "")
+    return Sync("p", membership, rank, step, (Move(rank, leaver, None, source),), step, back=True)
+
+
+@pytest.mark.parametrize("make", SCRIPTS.values(), ids=SCRIPTS.keys())
+def test_a_state_is_put_back_bit_for_bit(make: type[Script]) -> None:
+    """And the steps after it give what they gave before."""
+    with ranks([make(1), make(2)]) as made:
+        one = made[0]
+        train(made, 2)
+        before = whole_digest(one.units, 2)
+        train(made, 2)
+        after = whole_digest(one.units, 4)
+        train(made, 1)
+        assert Kept(0, 4) in one.kept
+        one.snapshots.put_back(back(0, 4))
+        assert whole_digest(one.units, 4) == after
+        assert one.carrier.feed is not None
+        assert one.carrier.feed.position.index == 4
+        assert before != after
+
+        one.step = 4
+        straight, other = make(1), one.script
+        straight.train(range(7))
+        for _ in range(3):
+            one.apply()
+        assert whole_digest(Units(other.registry()), 7) == whole_digest(
+            Units(straight.registry()), 7
+        )
+
+
+def test_each_rank_keeps_its_own_and_the_copy_of_another_host() -> None:
+    """Of the newest whole snapshot and no other, once all ranks know."""
+    with ranks([Script(1), Script(2), Script(3)]) as made:
+        train(made, 3)
+
+        assert [r.kept for r in made] == [
+            (Kept(0, 2), Kept(2, 2)),
+            (Kept(0, 2), Kept(1, 2)),
+            (Kept(1, 2), Kept(2, 2)),
+        ]
+
+
+def test_the_one_before_stays_until_the_next_is_whole() -> None:
+    """A loss in between finds it."""
+    with ranks([Script(1), Script(2)]) as made:
+        train(made, 2)
+        for rank in made:
+            rank.snapshots.at_boundary(2)
+        for rank in made:
+            rank.settled()
+
+        assert all({k.step for k in rank.kept} == {0, 2} for rank in made)
+        assert all(len(rank.kept) == 4 for rank in made)
+
+
+def test_a_step_that_is_over_too_soon_takes_no_snapshot() -> None:
+    """Training does not wait; all drop what they have of it and keep the one before."""
+    with ranks([Script(1), Script(2)]) as made:
+        train(made, 2)
+        with made[0].window._reading:
+            for rank in made:
+                rank.snapshots.at_boundary(2)
+            made[0].window._version = None
+        least = min(rank.settled() for rank in made)
+        for rank in made:
+            rank.snapshots.heard(least)
+
+        assert least == Stage.FAILED
+        assert all({k.step for k in rank.kept} == {0} for rank in made)
+        for rank in made:
+            rank.apply()
+        assert train(made, 2) == [Stage.DONE, Stage.DONE]
+        assert all({k.step for k in rank.kept} == {4} for rank in made)
+
+
+def test_a_keeper_that_is_gone_ends_the_snapshot_and_nothing_else() -> None:
+    """It is told in the vote, and training goes on."""
+    with ranks([Script(1), Script(2)]) as made:
+        train(made, 2)
+        made[1].close()
+        made[0].snapshots.at_boundary(2)
+
+        assert made[0].settled() == Stage.FAILED
+        assert {k.step for k in made[0].kept} == {0, 2}
+
+
+def test_a_joiner_fetches_the_copy_and_becomes_the_rank() -> None:
+    """Without ever having trained itself."""
+    with ranks([Script(1), Script(2)]) as made:
+        train(made, 3)
+        joiner = Rank(9, Script(5))
+        duty = back(0, 2, made[1].member)
+        joiner.snapshots.fetch(duty, lambda: True)
+        joiner.snapshots.put_back(duty)
+        straight = Script(1)
+        straight.train(range(2))
+
+        assert joiner.kept == (Kept(0, 2),)
+        assert whole_digest(joiner.units, 2) == whole_digest(Units(straight.registry()), 2)
+        with pytest.raises(LinkError, match="no copy of rank 0 at step 8"):
+            joiner.snapshots.fetch(back(0, 8, made[1].member), lambda: True)
+        joiner.close()
+
+
+def test_a_joiner_with_another_model_does_not_take_the_copy() -> None:
+    with ranks([Script(1), Script(2)]) as made:
+        train(made, 1)
+        joiner = Rank(9, Script(5, build=normed))
+        with pytest.raises(StateMismatch, match="is not that of the job"):
+            joiner.snapshots.fetch(back(0, 0, made[1].member), lambda: True)
+        joiner.close()
+
+
+def test_a_damaged_copy_is_never_put_back() -> None:
+    """One bit, in the memory of the host."""
+    with ranks([Script(1), Script(2)]) as made:
+        train(made, 1)
+        copy = made[0].snapshots._shelf.get(0, 0)
+        assert isinstance(copy, Copy)
+        copy.entries[1][1][0] ^= 1
+        before = whole_digest(made[0].units, 0)
+        with pytest.raises(StateMismatch, match="damaged"):
+            made[0].snapshots.put_back(back(0, 0))
+
+        assert whole_digest(made[0].units, 0) == before
+
+
+def test_nobody_goes_back_to_an_earlier_call() -> None:
+    """What a script does between two ``batches()`` calls cannot be done again."""
+    with ranks([Script(1), Script(2)]) as made:
+        train(made, 1)
+        early = made[0].snapshots._shelf.get(0, 0)
+        assert early is not None
+        for rank in made:
+            rank.snapshots.call_over(1)
+
+        assert all(rank.kept == () for rank in made)
+        assert not made[0].snapshots._shelf.put(early)

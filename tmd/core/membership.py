@@ -1,0 +1,39 @@
+"""Who holds which rank."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class Member(Struct, frozen=True):
+    """One worker as its peers see it."""
+
+    worker: str
+    """Unique id of the process, never reused: ``<host>/<job>/<slot>.<incarnation>``."""
+    host: str
+    address: str
+    """``ip:port`` on which its fabric accepts links."""
+
+
+class Membership(Struct, frozen=True):
+    """Who holds which rank: ``members[rank]``. The number of ranks never changes (I2)."""
+
+    epoch: int
+    """Group epoch: grows by one with every committed change (I3)."""
+    members: tuple[Member, ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+    def rank_of(self, worker: str) -> int | None:
+        """Rank held by ``worker`` or ``None``."""
+        for rank, member in enumerate(self.members):
+            if member.worker == worker:
+                return rank
+        return None
+
+    def replaced(self, changes: dict[int, Member], epoch: int) -> Membership:
+        """The membership of ``epoch`` in which each rank of ``changes`` has its new owner."""
+        members = tuple(changes.get(rank, m) for rank, m in enumerate(self.members))
+        return Membership(epoch=epoch, members=members)

@@ -1,0 +1,60 @@
+"""Going back after a loss: from whom each rank gets its copy of the newest whole snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from tmd.core.migration import Facts
+from tmd.core.model import Member
+from tmd.core.snapshots import Kept, Rollback, newest_whole
+from tmd.core.standbys import assigned
+
+
+class Cast(NamedTuple):
+    """Who takes the ranks that nobody claims, and whose state they copy."""
+
+    joiners: dict[int, Member] = {}
+    sources: dict[int, Member | None] = {}
+    """``None``: the joiner has the state itself."""
+    lost: tuple[int, ...] = ()
+    """Ranks whose state nobody has."""
+    missing: str = ""
+    """What has to be waited for."""
+
+
+def newest_of(size: int, owners: Iterable[Member], facts: Facts) -> int | None:
+    """The newest snapshot that is whole in the memory of ``owners``."""
+    return newest_whole(size, (copy for m in owners for copy in facts.status[m.worker].kept))
+
+
+def cast_back(
+    spare: Sequence[Member],
+    owners: dict[int, Member],
+    size: int,
+    facts: Facts,
+    reached: int,
+    ordered: Rollback | None,
+) -> tuple[Cast, Rollback | None]:
+    """How all ranks go back to the newest whole snapshot; without a way back who is lost.
+
+    An owner that lacks its own copy (it has taken the rank over since) gets one like a joiner.
+    ``ordered``: an earlier order, that some may have carried out.
+    """
+    vacant = [rank for rank in range(size) if rank not in owners]
+    step = newest_of(size, owners.values(), facts)
+    if step is None:
+        here = {c.rank for m in owners.values() for c in facts.status[m.worker].kept}
+        return Cast(lost=tuple(r for r in range(size) if r in vacant or r not in here)), None
+    most = reached if ordered is None else max(reached, ordered.step + ordered.repeats)
+    back = Rollback(step, most - step)
+    if len(spare) < len(vacant):
+        ranks = ", ".join(str(rank) for rank in vacant[len(spare) :])
+        return Cast(missing=f"no standby for rank {ranks}"), back
+    lacking = [r for r, m in owners.items() if Kept(r, step) not in facts.status[m.worker].kept]
+    sources = {
+        rank: next(m for m in owners.values() if Kept(rank, step) in facts.status[m.worker].kept)
+        for rank in (*vacant, *lacking)
+    }
+    joiners = {**assigned(vacant, spare, facts), **{rank: owners[rank] for rank in lacking}}
+    return Cast(joiners, dict(sources), (), ""), back

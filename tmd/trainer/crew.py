@@ -1,0 +1,75 @@
+"""The parts of a worker whose state is known, put together."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import nn
+
+from tmd.core.limits import ShadowLimits
+from tmd.fabric import Fabric
+from tmd.trainer.agent import Agent
+from tmd.trainer.carrier import Carrier
+from tmd.trainer.handover import Handover
+from tmd.trainer.leaving import Leaving
+from tmd.trainer.local import LocalState
+from tmd.trainer.mirrors import Mirrors
+from tmd.trainer.recovery import Recovery
+from tmd.trainer.snapshots import Snapshots
+from tmd.trainer.state import Registry
+from tmd.trainer.units import Units
+from tmd.trainer.voice import Voice
+from tmd.trainer.window import Window
+
+
+class Crew(NamedTuple):
+    """Who does what once the script has named its state."""
+
+    carrier: Carrier
+    snapshots: Snapshots
+    mirrors: Mirrors
+    handover: Handover
+    recovery: Recovery
+    leaving: Leaving
+
+    def close(self) -> None:
+        """The process ends: no thread of ours may be inside torch then."""
+        self.mirrors.close()
+        self.snapshots.close()
+        if self.handover.shadowing.following is not None:
+            self.handover.shadowing.following.shadow.end()
+
+
+def crew_of(
+    voice: Voice,
+    agent: Agent,
+    fabric: Fabric,
+    limits: ShadowLimits,
+    registry: Registry,
+    wrapped: list[nn.Module],
+    local: LocalState,
+    snapshots: int,
+    *,
+    alone: bool,
+) -> Crew:
+    """For what a script has registered; ``snapshots``: steps between two, 0 for none.
+
+    Raises:
+        RuntimeError: a rank was lost; who is ``alone``, a standby, does not speak to others.
+    """
+    units, window = Units(registry), Window()
+    carrier = Carrier(fabric, registry, units, wrapped, local)
+    if not alone:
+        # Before any door is opened: who comes in is told the groups.
+        carrier.tell_groups()
+    keeping = Snapshots(fabric, carrier, units, window, limits, snapshots, voice.tell_kept)
+    handover = Handover(voice, agent, fabric, carrier, units, limits, keeping)
+    mirrors = Mirrors(fabric, carrier, units, window, limits)
+    return Crew(
+        carrier,
+        keeping,
+        mirrors,
+        handover,
+        Recovery(voice, agent, fabric, handover, keeping),
+        Leaving(voice, agent, fabric, handover, mirrors, keeping),
+    )
