@@ -418,11 +418,12 @@ class Simulation:
 
     def settle(self, rounds: int = 60) -> None:
         """Let everything be heard and obeyed until nothing moves any more."""
-        for _ in range(rounds):
+        for number in range(rounds):
             for name in list(self.workers):
                 self.boundary(name)
                 self.deliver(name)
                 self.boundary(name)
                 self.publish(name)
-            self.turn(age=1.0)
+            # Now and then longer than the leader waits for anybody's word.
+            self.turn(age=11.0 if number % 20 == 19 else 1.0)
             self.check()

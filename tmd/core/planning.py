@@ -13,6 +13,7 @@ from msgspec import structs
 
 from tmd.core import failover
 from tmd.core.limits import Limits, Understudies
+from tmd.core.links import IN_VAIN, LINK_BROKEN, blamed, broke_before, in_vain, stuck
 from tmd.core.migration import (
     Event,
     Facts,
@@ -42,9 +43,6 @@ from tmd.core.sources import source_of
 from tmd.core.standbys import assigned, candidates, lasting, reasons, refused_here
 from tmd.core.understudies import understudied
 
-LINK_BROKEN = "link.broken"
-IN_VAIN = 5
-"""Recoveries of one step without a loss after which the job has failed: it breaks by itself."""
 NONE_WANTED = Understudies()
 ENDED = frozenset({JobState.FINISHED, JobState.FAILED})
 
@@ -101,7 +99,7 @@ def steer(
     changed = (
         _ended(record, facts, now)
         or _abandoned(record, view, facts, age, limits)
-        or _lost(record, facts, verdicts, age, limits, now)
+        or _lost(record, view, facts, verdicts, age, limits, now)
         or _moved_on(record, view, facts, age, limits, now)
         or _planned(record, view, facts, verdicts, now)
         or _studied(record, view, facts, wanted)
@@ -161,6 +159,7 @@ def _abandoned(
 
 def _lost(
     record: JobRecord,
+    view: ClusterView,
     facts: Facts,
     verdicts: Sequence[Verdict],
     age: float,
@@ -189,21 +188,31 @@ def _lost(
             return broken
     recovering = plan is not None and plan.phase in (Phase.RECOVER, Phase.SYNC)
     if not recovering and age >= limits.settle_s and facts.stuck(record.membership):
-        if _in_vain(record):
-            detail = f"one step broke {IN_VAIN} times though nobody died; see the workers' logs"
-            return structs.replace(record, state=JobState.FAILED, detail=detail)
-        reason = "members are stuck though nobody died"
-        return failover.open_failover(record, (), LINK_BROKEN, reason, "", now)
+        return _broken_off(record, view, facts, age, limits, now)
     return None
 
 
-def _in_vain(record: JobRecord) -> bool:
-    last = record.history[-IN_VAIN:]
-    return (
-        len(last) == IN_VAIN
-        and all(p.cause == LINK_BROKEN for p in last)
-        and len({p.resume for p in last}) == 1
-    )
+def _broken_off(
+    record: JobRecord, view: ClusterView, facts: Facts, age: float, limits: Limits, now: float
+) -> JobRecord | None:
+    """Links broke though nobody died."""
+    if not broke_before(record, facts) or not candidates(view, record, facts):
+        return _once_more(record, now)
+    if age < limits.silent_s and len(stuck(record, facts)) < record.world_size:
+        return None  # the word of all is wanted, and who is cut off finds out last
+    culprit = blamed(record, facts)
+    if not culprit:
+        return _once_more(record, now)
+    reason = f"{culprit} has lost its peers again, and most of them name it"
+    return failover.open_failover(record, (culprit,), LINK_BROKEN, reason, "", now)
+
+
+def _once_more(record: JobRecord, now: float) -> JobRecord:
+    if in_vain(record):
+        detail = f"one step broke {IN_VAIN} times though nobody died; see the workers' logs"
+        return structs.replace(record, state=JobState.FAILED, detail=detail)
+    reason = "members are stuck though nobody died"
+    return failover.open_failover(record, (), LINK_BROKEN, reason, "", now)
 
 
 def _broken_switch(

@@ -1,0 +1,117 @@
+"""Links break though nobody died: whose word decides who has to go."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from tmd.core.limits import Limits
+from tmd.core.links import IN_VAIN, LINK_BROKEN
+from tmd.core.model import (
+    Activity,
+    ClusterView,
+    HostStatus,
+    JobRecord,
+    JobState,
+    Kind,
+    Member,
+    Membership,
+    MigrationPlan,
+    Phase,
+)
+from tmd.core.planning import steer
+from tmd.testing.clients import worker_status
+
+STEP = 7
+ALL = (0, 1, 2, 3)
+CUT = {"h0": ["h3"], "h1": ["h3"], "h2": ["h1"], "h3": ["h0", "h2"]}
+"""Whom each host's worker names; h3 is cut off, and h2 has only heard of it from h1."""
+
+
+def worker(host):
+    return f"{host}/job/0.a"
+
+
+def member(host):
+    return Member(worker(host), host, f"{host}:1")
+
+
+MEMBERSHIP = Membership(2, tuple(member(f"h{n}") for n in ALL))
+BROKE_BEFORE = MigrationPlan(
+    id="job-2",
+    kind=Kind.FAILOVER,
+    phase=Phase.RESUME,
+    moves=(),
+    old=structs.replace(MEMBERSHIP, epoch=1),
+    new=MEMBERSHIP,
+    cause=LINK_BROKEN,
+    reason="",
+    resume=STEP,
+)
+RECORD = JobRecord("job", 4, JobState.RUNNING, MEMBERSHIP, proposed=2, plan=BROKE_BEFORE)
+
+
+def stuck(host, rank, named, replicas=ALL, step=STEP):
+    status = structs.replace(
+        worker_status(worker(host)),
+        activity=Activity.STUCK,
+        rank=rank,
+        epoch=2,
+        step=step,
+        replicas=replicas,
+        suspects=tuple(worker(other) for other in named),
+    )
+    return HostStatus(host, "i", workers=(status,))
+
+
+WAITING = worker_status("s1/job/0.a", activity=Activity.STANDBY, world_size=4)
+STANDBY = HostStatus("s1", "i", workers=(WAITING,), standby=True)
+
+
+def after(named, *, record=RECORD, spare=True, **changes):
+    hosts = [stuck(f"h{n}", n, named[f"h{n}"], **changes) for n in ALL]
+    view = ClusterView(hosts=(*hosts, STANDBY) if spare else tuple(hosts), jobs=(record,))
+    return steer(record, view, (), now=0.0, age=1.0, limits=Limits())
+
+
+def test_the_one_whom_most_peers_name_is_replaced_the_second_time():
+    plan = after(CUT).plan
+
+    assert plan.dead == (worker("h3"),)
+    assert plan.cause == LINK_BROKEN
+    assert "most of them name it" in plan.reason
+
+
+def test_the_first_time_the_same_ranks_run_the_step_again():
+    assert after(CUT, record=structs.replace(RECORD, plan=None)).plan.dead == ()
+    assert after(CUT, step=STEP + 1).plan.dead == ()
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"h0": ["h1"], "h1": ["h0"], "h2": [], "h3": []},
+        {"h0": ["h3"], "h1": ["h3"], "h2": ["h1"], "h3": ["h1"]},
+        {"h0": ["h0"], "h1": ["away/job/0.b"], "h2": [], "h3": []},
+    ],
+    ids=["word against word", "as many name another", "itself, or nobody of us"],
+)
+def test_nobody_is_named_in_doubt(named):
+    assert after(named).plan.dead == ()
+
+
+def test_nobody_is_named_whose_state_exists_once_or_whose_rank_nobody_could_take():
+    """Waiting for the cable to come back is the lesser harm."""
+    assert after(CUT, replicas=(3,)).plan.dead == ()
+    assert after(CUT, spare=False).plan.dead == ()
+
+
+def test_a_step_that_always_breaks_ends_the_job_only_if_nobody_was_replaced():
+    again = structs.replace(BROKE_BEFORE, phase=Phase.DONE)
+    broken = structs.replace(RECORD, plan=again, history=(again,) * IN_VAIN)
+    helped = structs.replace(again, dead=(worker("h9"),))
+    nobody = {f"h{n}": [] for n in ALL}
+
+    assert after(nobody, record=broken).state is JobState.FAILED
+    mixed = structs.replace(broken, history=(*(again,) * (IN_VAIN - 1), helped))
+    assert after(nobody, record=mixed).state is JobState.RUNNING
