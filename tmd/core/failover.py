@@ -114,9 +114,14 @@ def settle(
         return structs.replace(record, state=JobState.FAILED, detail=detail), ""
     resume = max(plan.floor, *(status.step for _, status in claims))
     owners = _owners(record, claims)
-    behind = [m.worker for m in owners.values() if not _reaches(facts.status[m.worker], resume)]
-    if behind:
-        return record, f"{', '.join(behind)} cannot reach the committed step {resume}"
+    # A leaver claims its rank, but its joiner committed with the others before it died: a replica's
+    # state is ahead of its own.
+    able = {r: m for r, m in owners.items() if _reaches(facts.status[m.worker], resume)}
+    behind = owners.keys() - able.keys()
+    if any(_source(rank, able, record.world_size, facts) is None for rank in behind):
+        names = ", ".join(owners[rank].worker for rank in sorted(behind))
+        return record, f"{names} cannot reach the committed step {resume}"
+    owners = able
     vacant = [rank for rank in range(record.world_size) if rank not in owners]
     fit = [c for c in candidates if c.worker not in plan.rejected and c not in owners.values()]
     spare = sorted(fit, key=lambda c: c.worker in plan.late)
