@@ -435,3 +435,24 @@ def test_a_state_that_existed_once_lives_on_in_its_hot_shadow() -> None:
         assert sim.record.plan.moves[0].source is None
         assert sim.workers["w2"].status.rank == 1
         assert sim.workers["w2"].state == (0, 1, 2)
+
+
+def test_a_joiner_that_dies_right_after_its_first_step_is_replaced_from_a_replica() -> None:
+    """The leaver has its state of before, and the others have committed one more step: it cannot
+    take its rank back, and nobody waits for it."""
+    sim = Simulation(ranks=3, standbys=2)
+    sim.drains, sim.drain_count = {"h0"}, 1
+    for rounds in (3, 1):
+        sim.step({0, 1, 2})
+        sim.settle(rounds)
+    committed = sim.step()
+    sim.kill("w3")
+    sim.drains = set()
+    for _ in range(6):
+        sim.settle()
+        sim.check()
+
+    assert committed
+    assert sim.step()
+    assert sim.record is not None
+    assert sim.record.membership.rank_of("w4") == 0

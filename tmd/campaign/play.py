@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from tmd.campaign.faults import KINDS
-from tmd.campaign.judge import Observed
+from tmd.campaign.judge import Observed, word
 from tmd.campaign.kind import Mend, Unfired
 from tmd.campaign.scenario import FaultPart, Scenario
 from tmd.campaign.stage import Stage, live_plan, now
@@ -174,9 +174,10 @@ class Play:
         return [p for p in history if p.phase in FINAL and p.id not in self._before.plans]
 
     def _counted(self, view: ClusterView) -> Sequence[MigrationPlan]:
-        """Those that are not among the plans that merely may come."""
-        may = self._scenario.expect.may
-        return [p for p in self._ended(view) if f"{p.kind} {p.phase}" not in may]
+        """Those that must come, and those that must not: not those that merely may."""
+        expect = self._scenario.expect
+        merely = set(expect.may) - set(expect.plans)
+        return [p for p in self._ended(view) if word(p) not in merely]
 
     async def _look(self) -> Before:
         view = await self._stage.until(lambda v: bool(v.jobs))

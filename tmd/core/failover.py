@@ -120,9 +120,14 @@ def settle(
     # Who has gone back already may still say that it has not: nobody goes on from there any more.
     lost: tuple[int, ...] = ()
     if plan.rollback is None:
-        behind = [m.worker for m in owners.values() if not _reaches(facts.status[m.worker], resume)]
-        if behind:
-            return record, f"{', '.join(behind)} cannot reach the committed step {resume}"
+        # A leaver claims its rank, but its joiner committed with the others before it died: a
+        # replica's state is ahead of its own.
+        able = {r: m for r, m in owners.items() if _reaches(facts.status[m.worker], resume)}
+        behind = owners.keys() - able.keys()
+        if any(_source(rank, able, record.world_size, facts) is None for rank in behind):
+            names = ", ".join(owners[rank].worker for rank in sorted(behind))
+            return record, f"{names} cannot reach the committed step {resume}"
+        owners = able
         cast = _cast(spare, owners, record.world_size, facts, resume)
         lost = cast.lost
     if plan.rollback is not None or lost:

@@ -25,8 +25,15 @@ async def _drain_twice(stage: Stage, fault: FaultPart) -> Mend:
 
 
 async def _leave(stage: Stage, fault: FaultPart) -> Mend:
-    await stage.cluster.drain(await stage.target(fault.where), leave=True)
-    return nothing
+    host = await stage.target(fault.where)
+    await stage.cluster.drain(host, leave=True)
+
+    async def return_() -> None:
+        # Its launcher ends of its own accord, a moment after the rank has moved.
+        await stage.cluster.launchers[host].wait()
+        await stage.repair()
+
+    return return_
 
 
 async def _undrain(stage: Stage, fault: FaultPart) -> Mend:
