@@ -13,6 +13,7 @@ from msgspec import Struct, structs
 from tmd.campaign.costs import Cost, costs_of
 from tmd.campaign.faults import KINDS
 from tmd.campaign.forking import fork_server
+from tmd.campaign.history import recorded, unlawful
 from tmd.campaign.judge import Observed, deviations, late_decisions
 from tmd.campaign.oracle import Oracle, differences, read_run, repeated
 from tmd.campaign.play import Play
@@ -107,6 +108,10 @@ class _Cluster:
         seen, said = await self._on_stage(scenarios)
         told = read_run(self._folder / "trace")
         observed = [structs.replace(s, repeated=repeated(told.trace, s.epochs)) for s in seen]
+        history = tuple(recorded(self._folder))
+        said += unlawful(history)
+        if seen and not history:
+            said.append("the daemons have recorded no history")
         whole = not said and len(seen) == len(scenarios) and not seen[-1].trouble
         if seen:
             golden = await self._oracle.ask(story)

@@ -225,6 +225,7 @@ class Leader:
     def _tell(self, before: JobRecord | None, after: JobRecord) -> None:
         plan = after.plan
         fields = {"job": after.job, "revision": after.revision, "state": after.state.value}
+        fields["lease_epoch"] = after.lease_epoch
         if after.detail:
             fields["detail"] = after.detail
         if before is None or before.membership.epoch != after.membership.epoch:

@@ -1,0 +1,71 @@
+"""What the daemons of a cluster have written and obeyed, by their logs, and whether it is lawful.
+
+In the manner of Jepsen: the history is recorded while things break, and judged afterwards without
+knowing what broke. One daemon writes under a lease epoch and no other (I5), and whoever has obeyed
+a leader never obeys an older one, over all restarts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from msgspec import Struct
+
+WROTE, OBEYED = "decided", "duty"
+"""Events of the log."""
+
+
+class Entry(Struct, frozen=True):
+    """A record that a leader has stored, or an order that a daemon has given to a worker."""
+
+    event: str
+    host: str
+    lease: int
+    what: str
+    """The job, or the worker."""
+    revision: int
+
+
+def recorded(folder: Path) -> Iterator[Entry]:
+    """The entries of all hosts of a cluster, each in the order in which it has logged them."""
+    for log in sorted(folder.glob("*/daemon.log")):
+        for line in log.read_text(errors="replace").splitlines():
+            entry = _entry(log.parent.name, line)
+            if entry is not None:
+                yield entry
+
+
+def _entry(host: str, line: str) -> Entry | None:
+    if '"lease_epoch"' not in line:
+        return None
+    try:
+        told = json.loads(line)
+    except ValueError:
+        return None  # cut off by a kill
+    if told.get("event") not in (WROTE, OBEYED):
+        return None
+    what = told.get("worker") or told.get("job", "")
+    return Entry(told["event"], host, told["lease_epoch"], what, told["revision"])
+
+
+def unlawful(history: Iterable[Entry]) -> list[str]:
+    """All that must never be, in sentences."""
+    found: list[str] = []
+    writers: dict[int, str] = {}
+    newest: dict[tuple[str, str], int] = {}
+    for entry in history:
+        if entry.event == WROTE:
+            first = writers.setdefault(entry.lease, entry.host)
+            if first != entry.host:
+                found.append(f"{first} and {entry.host} both wrote under lease {entry.lease}")
+            continue
+        place = entry.host, entry.what
+        if entry.lease < newest.get(place, 0):
+            found.append(
+                f"{entry.host} ordered {entry.what} by lease {entry.lease} "
+                f"after lease {newest[place]}"
+            )
+        newest[place] = max(entry.lease, newest.get(place, 0))
+    return found
