@@ -10,6 +10,8 @@ from tmd.fabric.group import Group
 from tmd.fabric.grouping import GroupTable, GroupView, packed, packed_row, unpacked
 from tmd.fabric.link import Link
 from tmd.fabric.sandbox import Neutral, OutputSource
+from tmd.fabric.standing import Standing
+from tmd.fabric.transfer import Lost
 
 __all__ = [
     "Fabric",
@@ -18,8 +20,10 @@ __all__ = [
     "GroupView",
     "Link",
     "LinkCounters",
+    "Lost",
     "Neutral",
     "OutputSource",
+    "Standing",
     "Tap",
     "install",
     "packed",

@@ -32,6 +32,7 @@ from tmd.trainer.pacing import Pacing
 from tmd.trainer.replicas import Partition
 from tmd.trainer.shadowing import rest
 from tmd.trainer.state import Registry
+from tmd.trainer.vigil import Vigil
 from tmd.trainer.voice import Voice
 
 SHADOW_STEPS = 2
@@ -67,6 +68,8 @@ class Coordinator:
         self._agent, self._fabric, self._limits = agent, fabric, limits
         self._pacing = Pacing(fabric.blocked)
         self._voice.open(agent, fabric)
+        self._vigil = Vigil.over(fabric)
+        self._vigil.start()
         duty = agent.wait_until(
             lambda d: isinstance(d, Train | Wait) or (restarted and d == Leave())
         )
@@ -98,6 +101,7 @@ class Coordinator:
         """The process ends: no thread of ours may be inside torch then. Tells the last status."""
         if self._known is not None:
             self._known.close()
+        self._vigil.close()
         self._agent.close()
 
     def seeds(self, own: int) -> tuple[int, ...]:
