@@ -148,11 +148,15 @@ async def test_a_stayer_that_dies_while_another_rank_is_followed(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
     """The planned move is dropped for the failover; the joiner serves it."""
-    faults = [GATE, "shadowing@*:*=wait", "backward@2:12=kill"]
-    async with started(tmp_path, redis, faults=faults) as run:
+    async with started(tmp_path, redis, faults=[GATE, "shadowing@*:*=wait"]) as run:
         await drained(run)
         await run.reached("shadowing")
-        await run.reached("backward")
+        stayer = next(w for w in workers(await run.cluster.view()) if w.rank == 2)
+        os.kill(stayer.pid, signal.SIGKILL)
+        await run.cluster.until(
+            lambda v: v.jobs[0].plan is not None and v.jobs[0].plan.kind is Kind.FAILOVER,
+            "the loss is known",
+        )
         run.let_go("shadowing")
         plan = await run.done("trainer")
 
