@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from tests.e2e import plain_reader
 from tests.e2e.conftest import golden_of
 from tests.e2e.harness import PACE, RANKS, STEPS, Golden, forked, running
+from tmd import embedded
 from tmd.campaign.job import Net
 from tmd.core.checkpoints import REFUSED, complete, name_of
 from tmd.core.model import JobState
@@ -60,13 +61,12 @@ async def test_a_job_that_lost_a_state_for_good_goes_on_from_its_checkpoint(
     """It fails and says from where it would go on; started again it does, with the same numbers."""
     golden = solo(tmp_path / "golden", *SHARDED, ranks=len(RANKS))
     told = (*SHARDED, *writing(tmp_path / "c"))
-    first = running(
-        tmp_path / "1", redis.url, faults=[PACE, "backward@1:29=kill"], arguments=told, standby=()
-    )
-    async with first as run:
+    faults = ["forward@1:28=wait", "backward@1:29=kill"]
+    async with running(tmp_path / "1", redis.url, faults=faults, arguments=told, standby=()) as run:
         await run.cluster.until(
-            lambda v: [w.saved.step for w in workers(v) if w.saved] == [20] * 3, "saved", 60
+            lambda v: [w.saved.step for w in workers(v) if w.saved] == [20] * 3, "saved", 30
         )
+        run.let_go("forward")
         view = await run.cluster.until(
             lambda v: bool(v.jobs) and v.jobs[0].state is JobState.FAILED, "the job has failed"
         )
@@ -76,8 +76,9 @@ async def test_a_job_that_lost_a_state_for_good_goes_on_from_its_checkpoint(
         assert "the state of rank 1 existed once" in detail
         await run.cluster.finished(60)
 
-    async with running(tmp_path / "2", redis.url, arguments=told, standby=()) as run:
-        await run.ends_like(golden, unwritten=BEFORE_20)
+    with embedded.redis() as other:
+        async with running(tmp_path / "2", other.url, arguments=told, standby=()) as run:
+            await run.ends_like(golden, unwritten=BEFORE_20)
 
         assert min(s for _, s in read_trace(run.cluster.trace).commits) == 20
 

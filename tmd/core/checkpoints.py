@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-PREFIX, PARTIAL, REFUSED = "step-", ".partial", ".refused"
+PREFIX, PARTIAL, REFUSED, GONE = "step-", ".partial", ".refused", ".gone"
 
 
 class Saved(Struct, frozen=True, order=True):
@@ -57,6 +57,8 @@ def unneeded(names: Iterable[str], keep: int, *, partial_before: int) -> list[st
     stay = set(steps[:keep])
     oldest = min(stay, default=0)
     gone = [name_of(step) for step in steps if step not in stay]
+    # Somebody was ended while removing it.
+    gone += [name for name in names if name.startswith(PREFIX) and name.endswith(GONE)]
     for name in names:
         for ending, before in ((PARTIAL, partial_before), (REFUSED, oldest)):
             step = step_of(name.removesuffix(ending)) if name.endswith(ending) else None

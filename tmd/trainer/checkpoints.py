@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tmd.core.checkpoints import Saved, is_due, name_of, unneeded
+from tmd.core.checkpoints import GONE, Saved, is_due, name_of, unneeded
 from tmd.trainer import archive
 from tmd.trainer.data import Position
 from tmd.trainer.naming import Names
@@ -147,7 +147,7 @@ def prune(folder: Path, keep: int, *, partial_before: int) -> None:
     """Remove what nobody needs any more."""
     for name in unneeded(os.listdir(folder), keep, partial_before=partial_before):
         place = folder / name
-        gone = place.with_name(f"{name}.gone")
+        gone = place.with_name(name.removesuffix(GONE) + GONE)
         # A folder that is half gone must not look complete.
         place.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
