@@ -141,7 +141,6 @@ def main() -> None:
     session.register(**told, snapshots=args.snapshots)
     if args.checkpoints:
         session.checkpoint(args.checkpoints, every=args.every)
-
     for inputs, targets in chain.from_iterable(session.batches(loader) for _ in range(args.epochs)):
         if (slow and session.shadowing) or session.step_number == args.long_step:
             time.sleep(0.5)
