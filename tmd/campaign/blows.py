@@ -6,6 +6,7 @@ Real ones, by the means by which they come in life; whoever is struck does not k
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import resource
 import signal
@@ -40,6 +41,10 @@ def _raise() -> None:
     raise RuntimeError("injected error in user code")
 
 
+def _full() -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def _out_of_memory() -> None:
     """The allocator's own error, at a limit of the kernel's."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
@@ -66,6 +71,7 @@ BLOWS: dict[str, Callable[[], object]] = {
     "abort": os.abort,
     "exit": lambda: os._exit(EXIT_STATUS),
     "raise": _raise,
+    "full": _full,
     "memory": _out_of_memory,
     "hang": lambda: time.sleep(FOREVER_S),
     "hold": _hold_interpreter,

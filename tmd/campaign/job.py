@@ -105,6 +105,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--messages", action="store_true", help="rank 0 sends to rank 1")
     parser.add_argument("--sharded", action="store_true", help="FSDP2: each state exists once")
     parser.add_argument("--snapshots", type=int, help="steps between two of them; 0 for none")
+    parser.add_argument("--checkpoints", default="", help="a folder to write them to, and ...")
+    parser.add_argument("--every", type=int, default=10, help="... steps between two of them")
     parser.add_argument("--wary", action="store_true", help="looks at what it has computed")
     parser.add_argument("--noisy", action="store_true", help="an optimizer that draws noise")
     parser.add_argument("--pace", type=float, default=0.0, help="seconds for each step, and ...")
@@ -135,10 +137,10 @@ def main() -> None:
     model = sharded(net) if args.sharded else DistributedDataParallel(net, bucket_cap_mb=0.001)
     optimizer = (Noisy if args.noisy else Optimizer)(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.7)
-    session.register(
-        model=model, optimizer=optimizer, scheduler=scheduler, snapshots=args.snapshots
-    )
-
+    told: dict[str, Any] = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    session.register(**told, snapshots=args.snapshots)
+    if args.checkpoints:
+        session.checkpoint(args.checkpoints, every=args.every)
     for inputs, targets in chain.from_iterable(session.batches(loader) for _ in range(args.epochs)):
         if (slow and session.shadowing) or session.step_number == args.long_step:
             time.sleep(0.5)

@@ -95,12 +95,25 @@ class Injector:
         _before(Following, "computed", self._shadowing)
         _before(Shadowing, "_take", lambda *_: self.reach("taking"))
         _before(frames, "send", self._sending)
+        self._stand_at_checkpoints()
         _before(Snapshots, "put_back", lambda *_: self.reach("putting-back"))
         _before(Arming, "arm", lambda *_: self.reach("arming"))
         _before(Mirror, "_next_unit", lambda *_: self.reach("showing"))
         _before(Mirror, "output", lambda *_: self.reach("mirroring"))
         _before(Coordinator, "_synced", lambda *_: self.reach("synced"))
         _before(Coordinator, "_left", lambda *_: self.reach("left"))
+
+    def _stand_at_checkpoints(self) -> None:
+        """In the midst of a part, when half of one is on disk, and at the end of one. What writes
+        them is there once the script has asked for them."""
+
+        def _asked(session: Session, *_: object) -> None:
+            from tmd.trainer import archive
+
+            _after(archive, "_write", lambda _, staged: self.reach(f"writing-{staged.step}"))
+            _before(archive, "join_parts", lambda _, step, *__: self.reach(f"joining-{step}"))
+
+        _after(Session, "checkpoint", _asked)
 
     def reach(self, point: str) -> None:
         """The process is at ``point`` now."""

@@ -145,6 +145,9 @@ def _job(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:
             if worker.worker in workers:
                 table.add_row("-", host.host, worker.worker, *_cells(worker, ""))
     yield table
+    newest = max((w.saved for w in view.workers(record.job).values() if w.saved), default=None)
+    if newest is not None:
+        yield f"  checkpoint of step {newest.step}, {max(0.0, time.time() - newest.at):.0f} s ago"
     if record.detail:
         yield f"  {record.detail}"
     plans = list(record.history[-HISTORY_SHOWN:])

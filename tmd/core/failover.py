@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
+from tmd.core.checkpoints import advice
 from tmd.core.migration import Event, Facts, is_live, transition
 from tmd.core.model import (
     Activity,
@@ -111,7 +112,7 @@ def settle(
         (m, facts.status[m.worker]) for m in alive if facts.doing(m.worker, Activity.STUCK, plan.id)
     ]
     if not claims:
-        detail = "no survivor holds the state: start the job again from its newest checkpoint"
+        detail = f"no survivor holds the state: {_advice(facts)}"
         return structs.replace(record, state=JobState.FAILED, detail=detail), ""
     resume = max(plan.floor, *(status.step for _, status in claims))
     owners = _owners(record, claims)
@@ -133,7 +134,7 @@ def settle(
     if plan.rollback is not None or lost:
         cast, back = cast_back(spare, owners, record.world_size, facts, resume, plan.rollback)
         if back is None:
-            return _lost(record, lost or cast.lost), ""
+            return _lost(record, facts, lost or cast.lost), ""
         plan, resume = structs.replace(plan, rollback=back, how=back.sentence), back.step
     if cast.missing:
         return record, cast.missing
@@ -286,10 +287,14 @@ def _has_state(facts: Facts, shadow: Member, resume: int) -> bool:
     return status.activity is Activity.STANDBY and _reaches(status, resume)
 
 
-def _lost(record: JobRecord, ranks: Sequence[int]) -> JobRecord:
+def _advice(facts: Facts) -> str:
+    return advice(status.saved for status in facts.status.values())
+
+
+def _lost(record: JobRecord, facts: Facts, ranks: Sequence[int]) -> JobRecord:
     names = ", ".join(str(rank) for rank in ranks)
     detail = (
         f"the state of rank {names} existed once and is lost, and there is no snapshot of all "
-        "ranks to go back to: start the job again from its newest checkpoint"
+        f"ranks to go back to: {_advice(facts)}"
     )
     return structs.replace(record, state=JobState.FAILED, detail=detail)

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from tmd.core.checkpoints import Saved
 from tmd.core.fuse import Breaker
 from tmd.core.membership import Member as Member
 from tmd.core.membership import Membership as Membership
@@ -84,6 +85,8 @@ class WorkerStatus(Struct, frozen=True):
     """Seconds by name, measured on this worker for ``plan`` (``transfer``, ``prepare``...)."""
     devices: tuple[str, ...] = ()
     """GPUs that hold its model, as findings name them; empty if that is not known."""
+    saved: Saved | None = None
+    """The newest complete checkpoint that it knows of."""
 
 
 class Exit(Struct, frozen=True):

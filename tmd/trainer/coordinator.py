@@ -15,6 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from tmd.core.checkpoints import Saved
 from tmd.core.duties import Arm, Duty, Finish, Follow, Hold, Leave, Prepare, Sync, Train, Wait
 from tmd.core.errors import LinkError
 from tmd.core.limits import ShadowLimits
@@ -22,7 +23,7 @@ from tmd.core.model import Activity, WorkerStatus
 from tmd.fabric import Fabric
 from tmd.trainer.agent import Agent
 from tmd.trainer.arming import Arming
-from tmd.trainer.ballot import CLOSING, STEPPING, agree
+from tmd.trainer.ballot import CLOSING, STEPPING, agree, gather
 from tmd.trainer.crew import Crew, crew_of
 from tmd.trainer.data import Feed
 from tmd.trainer.following import Following
@@ -107,6 +108,22 @@ class Coordinator:
     def seeds(self, own: int) -> tuple[int, ...]:
         """Base seeds of all ranks; a joiner has them from its source."""
         return self._crew.carrier.agreed_seeds(own, alone=self.shadowing)
+
+    def gathered(self, own: str) -> tuple[str, ...]:
+        """What each rank says while the job is being set up. Raises RuntimeError."""
+        return gather(self._fabric, own, str)
+
+    def resumed(self, step: int) -> None:
+        """The job goes on from a checkpoint of ``step``."""
+        self._voice.say(step=step)
+
+    def rehearsed(self) -> None:
+        """The step is run once more, by all ranks, and nobody has voted."""
+        self._crew.mirrors.drop_all("the first step after a checkpoint is run twice")
+
+    def saved(self, saved: Saved) -> None:
+        """There is a checkpoint; any thread."""
+        self._voice.say(saved=saved, now=False)
 
     def follow(self, feed: Feed) -> None:
         """``feed`` is the one that positions refer to from now on."""

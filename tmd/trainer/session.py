@@ -7,14 +7,18 @@ each batch (``boundary``) and keeps data, random numbers and buffers in step wit
 
 from __future__ import annotations
 
+import atexit
+import os
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
 
+from tmd.core.checkpoints import Saved
 from tmd.core.model import WorkerStatus
 from tmd.core.snapshots import wanted_every
 from tmd.trainer.data import Feed, StepSampler
@@ -25,6 +29,9 @@ from tmd.trainer.seeds import base_seed, seed_all
 from tmd.trainer.state import Registry
 from tmd.trainer.takeover import WalkOn
 from tmd.trainer.trace import Trace
+
+if TYPE_CHECKING:
+    from tmd.trainer.saving import Saving
 
 
 class Gate(Protocol):
@@ -48,6 +55,10 @@ class Gate(Protocol):
         snapshots: int,
     ) -> None: ...
     def seeds(self, own: int) -> tuple[int, ...]: ...
+    def gathered(self, own: str) -> tuple[str, ...]: ...
+    def resumed(self, step: int) -> None: ...
+    def rehearsed(self) -> None: ...
+    def saved(self, saved: Saved) -> None: ...
     def follow(self, feed: Feed) -> None: ...
     def begun(self) -> None: ...
     def vote(self, local: LocalState) -> Outcome: ...
@@ -77,6 +88,10 @@ class Session:
         self._scaled = False
         self._spoilt = False
         self._data_mesh: DeviceMesh | None = None
+        self._alike: Partition = ()
+        self._wrapped: list[nn.Module] = []
+        self._saving: Saving | None = None
+        self._rehearses = False
 
     # --- facts ------------------------------------------------------------------------------------
 
@@ -148,14 +163,45 @@ class Session:
         self._registry = registry
         self._data_mesh = data_mesh
         self._local = LocalState(registry)
-        wrapped = [m for m in _listed(model) if isinstance(m, nn.Module)]
-        alike = partition(wrapped, replicas, self.world_size)
+        wrapped = self._wrapped = [m for m in _listed(model) if isinstance(m, nn.Module)]
+        alike = self._alike = partition(wrapped, replicas, self.world_size)
         snapshots = wanted_every(snapshots, alike, self.world_size)
         self._gate.registered(registry, wrapped, self._local, alike, snapshots)
         self._own_seed = base_seed()
         self._gate.seeds(self._own_seed)
         for each in registry.optimizers:
             each.register_step_pre_hook(self._before_optimizer)
+
+    def checkpoint(
+        self, path: str | os.PathLike[str], *, every: int, keep: int = 2, resume: bool = True
+    ) -> None:
+        """Write a checkpoint every so many steps, and go on from the newest one in ``path``.
+
+        Call once after ``register``. The state is put in place by the ``batches`` call that it was
+        taken in; those before end at once. Plain ``torch.distributed.checkpoint`` reads them.
+
+        Args:
+            path: a folder of this job's own, the same for all ranks.
+            every: steps from one to the next.
+            keep: how many complete ones stay.
+            resume: false if the job is to start from scratch; ``path`` must hold none then.
+
+        Raises:
+            ValueError: ``every`` or ``keep`` is below one.
+            ConfigError: ``path`` cannot be used.
+            RuntimeError: not between ``register`` and ``batches``, or a rank was lost meanwhile.
+        """
+        if self._registry is None or self._calls or self._saving is not None:
+            raise RuntimeError("call session.checkpoint() once, between register() and batches()")
+        # It imports what other jobs need not wait for.
+        from tmd.trainer.saving import Saving, ordered
+
+        order = ordered(path, every, keep)
+        alike = self._alike
+        self._saving = Saving(order, self._registry, alike, self.world_size, self._gate.saved)
+        atexit.register(self._saving.checkpoints.close)
+        if not self._gate.shadowing:
+            self._saving.choose(self.rank, self._gate.gathered, resume=resume)
 
     def sampler(self, size: int, batch_size: int, steps: int, seed: int = 0) -> StepSampler:
         """A sampler that needs no saving: see :class:`tmd.trainer.data.StepSampler`."""
@@ -185,11 +231,15 @@ class Session:
             raise RuntimeError("call session.register(model=..., optimizer=...) before batches()")
         feed = Feed(loader, self._calls, self._seed, self._place)
         self._calls += 1
+        if self._saving is not None and self._saving.skips(feed.call):
+            return
         self._feed = feed
         self._gate.follow(feed)
+        self._go_on(feed)
         while True:
             if self._spoilt:
                 self._undo()
+            self._settle()
             try:
                 self._gate.boundary()
             except WalkOn:
@@ -205,6 +255,9 @@ class Session:
                     "another rank has come to the end of training while this one has batches left: "
                     "every rank must run the same number of steps"
                 )
+            if self._saving is not None and not self._gate.shadowing:
+                place = (self.step_number, feed.position, self.rank, self._base)
+                self._saving.checkpoints.at_boundary(*place)
             self._seed(self.step_number, "step")
             yield drawn if accumulate > 1 else drawn[0]
 
@@ -218,6 +271,20 @@ class Session:
         if self._registry is None or self._feed is None:
             raise RuntimeError("session.step() belongs inside 'for batch in session.batches(...)'")
         return Step(self)
+
+    def _go_on(self, feed: Feed) -> None:
+        if self._saving is None:
+            return
+        step = self._saving.go_on(feed, self.rank, self._base)
+        if step is not None:
+            self._gate.resumed(step)
+            # DDP settles its buckets in the first step, and they say in which order is summed.
+            ddp = any(isinstance(m, DistributedDataParallel) for m in self._wrapped)
+            self._rehearses = ddp and self.world_size > 1
+
+    def _settle(self) -> None:
+        if self._saving is not None:
+            self._saving.checkpoints.settle()
 
     # --- used by Step -----------------------------------------------------------------------------
 
@@ -234,6 +301,11 @@ class Session:
     def _decide(self) -> None:
         if self._outcome is None:
             assert self._local is not None
+            self._settle()
+            if self._rehearses and not self._gate.shadowing:
+                self._rehearses = False
+                self._gate.rehearsed()
+                raise Interrupted
             self._outcome = self._gate.vote(self._local)
 
     def _end(self, loss: Tensor | float | None) -> bool:
@@ -275,8 +347,12 @@ class Session:
         self._local.undo()
         self._feed.rewind()
 
+    @property
+    def _base(self) -> int:
+        return self._gate.seeds(self._own_seed)[self.rank]
+
     def _seed(self, number: int, purpose: str) -> None:
-        seed_all(self._gate.seeds(self._own_seed)[self.rank], number, purpose)
+        seed_all(self._base, number, purpose)
 
 
 class Step:

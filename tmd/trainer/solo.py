@@ -10,6 +10,7 @@ import torch
 from msgspec import structs
 from torch import nn
 
+from tmd.core.checkpoints import Saved
 from tmd.core.model import Activity, WorkerStatus
 from tmd.trainer.data import Feed
 from tmd.trainer.gate import Outcome
@@ -68,6 +69,23 @@ class SoloGate:
     def seeds(self, own: int) -> tuple[int, ...]:
         # Only this rank's own entry is ever used.
         return (own,) * self._status.world_size
+
+    def gathered(self, own: str) -> tuple[str, ...]:
+        size = self._status.world_size
+        if size == 1:
+            return (own,)
+        said: list[str] = [""] * size
+        torch.distributed.all_gather_object(said, own)
+        return tuple(said)
+
+    def resumed(self, step: int) -> None:
+        self._status = structs.replace(self._status, step=step)
+
+    def rehearsed(self) -> None:
+        """Nobody looks on."""
+
+    def saved(self, saved: Saved) -> None:
+        self._status = structs.replace(self._status, saved=saved)
 
     def follow(self, feed: Feed) -> None:
         """Nobody asks for the place in the data."""

@@ -132,6 +132,11 @@ class Registry:
                 )
 
     @property
+    def named(self) -> dict[str, nn.Module | Stateful]:
+        """All of them, by name."""
+        return dict(self._objects)
+
+    @property
     def modules(self) -> list[nn.Module]:
         return [o for o in self._objects.values() if isinstance(o, nn.Module)]
 

@@ -79,6 +79,10 @@ class Units:
         own = self.optimizers[optimizer]
         return [i for i, p in enumerate(self.params) if self._owner.get(id(p)) is own]
 
+    def owner(self, number: int) -> torch.optim.Optimizer | None:
+        """Whose unit it is."""
+        return self._owner.get(id(self.params[number]))
+
     def collect(self, number: int) -> tuple[Layout, list[Tensor]]:
         """Layout and live tensors of a unit."""
         param = self.params[number]
@@ -104,6 +108,22 @@ class Units:
             owner.state[param] = spread(param, kept)
         else:
             owner.state.pop(param, None)
+
+    def blank(self, param: Tensor, size: torch.Size, dtype: torch.dtype) -> Tensor:
+        """Zeros of ``size`` where the optimizer of ``param`` keeps such a thing."""
+        if size and size == param.shape:
+            return torch.zeros_like(param, dtype=dtype, requires_grad=False)
+        return self._beside(param, torch.zeros(size, dtype=dtype))
+
+    def keep(self, number: int, kept: dict[str, Any]) -> None:
+        """Let the optimizer keep exactly this for a unit."""
+        owner = self.owner(number)
+        if owner is None:
+            return
+        if kept:
+            owner.state[self.params[number]] = kept
+        else:
+            owner.state.pop(self.params[number], None)
 
     def rest(self) -> tuple[Layout, list[Tensor]]:
         """Layout and live tensors of all that is no unit."""

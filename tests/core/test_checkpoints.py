@@ -1,0 +1,62 @@
+"""Checkpoints by name: which are complete, which may go, and what is said of them."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tmd.core.checkpoints import (
+    PARTIAL,
+    REFUSED,
+    Saved,
+    advice,
+    complete,
+    is_due,
+    name_of,
+    step_of,
+    unneeded,
+)
+
+
+def test_only_a_final_name_is_taken_for_a_checkpoint() -> None:
+    """Halves, refused ones and what others put there are none."""
+    names = [name_of(30), name_of(7), name_of(40) + PARTIAL, name_of(50) + REFUSED, "step-8", "x"]
+
+    assert complete(names) == [30, 7]
+    assert step_of(f"{name_of(3)}.gone") is None
+
+
+def test_there_is_none_at_the_start_of_a_call_but_for_one_due_at_the_end_before() -> None:
+    """The end of a call counts like a step, and nothing can go on from there."""
+    assert [s for s in range(1, 25) if is_due(s, 10, first=False)] == [10, 20]
+    assert is_due(11, 10, first=True)
+    assert not is_due(1, 10, first=True)
+
+
+@given(
+    steps=st.sets(st.integers(1, 90)),
+    halves=st.sets(st.integers(1, 90)),
+    refused=st.sets(st.integers(1, 90)),
+    keep=st.integers(1, 4),
+    before=st.integers(0, 99),
+)
+def test_the_newest_always_stay(
+    steps: set[int], halves: set[int], refused: set[int], keep: int, before: int
+) -> None:
+    """And so does what is being written."""
+    names = [*map(name_of, steps)]
+    names += [name_of(s) + PARTIAL for s in halves] + [name_of(s) + REFUSED for s in refused]
+
+    gone = set(unneeded(names, keep, partial_before=before))
+
+    stay = set(complete(set(names) - gone))
+    assert stay == set(sorted(steps)[-keep:])
+    assert {name_of(s) + PARTIAL for s in halves if s >= before}.isdisjoint(gone)
+    assert {name_of(s) + REFUSED for s in refused if s >= min(stay, default=0)}.isdisjoint(gone)
+
+
+def test_the_newest_that_anybody_knows_of_is_named() -> None:
+    """Without one it is only said what would help."""
+    old, new = Saved(10, 5.0, "/c/step-00000010"), Saved(20, 4.0, "/c/step-00000020")
+
+    assert "from step 20 (/c/step-00000020)" in advice([old, None, new])
+    assert "tmd launch" in advice([new])
+    assert advice([None]) == "start the job again from its newest checkpoint"

@@ -1,0 +1,182 @@
+"""Checkpoints: what is on disk is whole, and a job that is started again computes the same."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from tests.e2e import plain_reader
+from tests.e2e.conftest import golden_of
+from tests.e2e.harness import PACE, RANKS, STEPS, Golden, forked, running
+from tmd import embedded
+from tmd.campaign.job import Net
+from tmd.core.checkpoints import REFUSED, complete, name_of
+from tmd.core.model import JobState
+from tmd.demo.cluster import workers
+from tmd.demo.report import read_trace
+from tmd.embedded import EmbeddedRedis
+from tmd.trainer.transfer import digest_of
+
+BEFORE_20 = {(rank, step) for rank in range(len(RANKS)) for step in range(20)}
+SHARDED = ("--sharded", "--snapshots", "0")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiler() -> Iterator[None]:
+    """FSDP2 needs it."""
+    with forked(compiler=True):
+        yield
+
+
+def writing(folder: Path) -> tuple[str, ...]:
+    return ("--checkpoints", str(folder))
+
+
+def steps_in(folder: Path) -> list[int]:
+    return complete(place.name for place in folder.iterdir())
+
+
+def solo(folder: Path, *arguments: str, ranks: int = 2) -> Golden:
+    """Without a daemon, as torchrun would."""
+    folder.mkdir()
+    return golden_of(folder, arguments, ranks)
+
+
+def weights(folder: Path, step: int) -> list[Tensor]:
+    """The parameters in a checkpoint, as plain torch reads them."""
+    single = folder / f"{step}.pt"
+    dcp_to_torch_save(folder / name_of(step), single)
+    saved = torch.load(single, weights_only=True)["model"]
+    return [saved[name] for name, _ in Net(24).named_parameters()]
+
+
+async def test_a_job_that_lost_a_state_for_good_goes_on_from_its_checkpoint(
+    tmp_path: Path, redis: EmbeddedRedis
+) -> None:
+    """It fails and says from where it would go on; started again it does, with the same numbers."""
+    golden = solo(tmp_path / "golden", *SHARDED, ranks=len(RANKS))
+    told = (*SHARDED, *writing(tmp_path / "c"))
+    faults = ["forward@1:28=wait", "backward@1:29=kill"]
+    async with running(tmp_path / "1", redis.url, faults=faults, arguments=told, standby=()) as run:
+        await run.cluster.until(
+            lambda v: [w.saved.step for w in workers(v) if w.saved] == [20] * 3, "saved", 30
+        )
+        run.let_go("forward")
+        view = await run.cluster.until(
+            lambda v: bool(v.jobs) and v.jobs[0].state is JobState.FAILED, "the job has failed"
+        )
+        detail = view.jobs[0].detail
+        assert run.fired("backward")
+        assert f"goes on from step 20 ({tmp_path / 'c' / name_of(20)})" in detail
+        assert "the state of rank 1 existed once" in detail
+        await run.cluster.finished(60)
+
+    with embedded.redis() as other:
+        async with running(tmp_path / "2", other.url, arguments=told, standby=()) as run:
+            await run.ends_like(golden, unwritten=BEFORE_20)
+
+        assert min(s for _, s in read_trace(run.cluster.trace).commits) == 20
+
+
+async def test_a_rank_that_is_lost_in_the_midst_of_writing_leaves_no_half(
+    tmp_path: Path, redis: EmbeddedRedis, golden: Golden
+) -> None:
+    """Nobody notices but for the loss; the one after is whole."""
+    folder = tmp_path / "c"
+    faults = [PACE, "writing-10@1:*=kill"]
+    async with running(tmp_path / "1", redis.url, faults=faults, arguments=writing(folder)) as run:
+        await run.done("trainer")
+        assert run.fired("writing-10")
+        await run.ends_like(golden, lost=1, unwritten={(1, s) for s in range(9, STEPS)})
+
+    assert 30 in steps_in(folder)
+    again = solo(tmp_path / "2", *writing(folder), ranks=len(RANKS))
+    assert again.weights == golden.weights
+
+
+async def test_a_full_disk_is_no_end_of_training(
+    tmp_path: Path, redis: EmbeddedRedis, golden: Golden
+) -> None:
+    """It is said, the checkpoint is dropped, and there are later ones."""
+    folder = tmp_path / "c"
+    faults = [PACE, "writing-10@1:*=full", "joining-20@0:*=full"]
+    async with running(
+        tmp_path / "1", redis.url, faults=faults, arguments=writing(folder), standby=()
+    ) as run:
+        await run.ends_like(golden)
+
+        assert run.fired("writing-10")
+        assert run.fired("joining-20")
+        assert "No space left" in run.cluster.log("h1") + run.cluster.log("h2")
+    assert steps_in(folder) == [30]
+    assert {place.name for place in folder.iterdir()} == {name_of(30)}
+
+
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(
+    tmp_path: Path, golden: Golden
+) -> None:
+    """One bit is enough. The numbers from there on are those of the run that never ended."""
+    folder = tmp_path / "c"
+    # One at a time: steps of a millisecond do not wait for a disk.
+    solo(tmp_path / "0", "--steps", "21", *writing(folder), "--every", "20", ranks=len(RANKS))
+    whole = solo(tmp_path / "1", *writing(folder), "--every", "30", ranks=len(RANKS))
+    damaged = folder / name_of(30) / "part-1" / "__0_0.distcp"
+    bits = bytearray(damaged.read_bytes())
+    bits[len(bits) // 2] ^= 1
+    damaged.write_bytes(bits)
+
+    again = solo(tmp_path / "2", *writing(folder), "--every", "30", ranks=len(RANKS))
+
+    assert whole.weights == again.weights == golden.weights
+    assert min(step for _, step in again.trace.commits) == 20
+    for place, line in again.trace.commits.items():
+        assert line["loss"] == golden.trace.commits[place]["loss"], place
+    assert (folder / (name_of(30) + REFUSED)).exists()
+    assert steps_in(folder) == [30, 20]
+    assert "part-1/__0_0.distcp is not what was written" in logs(tmp_path / "2")
+
+
+def test_an_epoch_in_the_middle_is_gone_on_with(tmp_path: Path, epochs_golden: Golden) -> None:
+    """Calls of batches() before the checkpoint end at once."""
+    folder, epochs = tmp_path / "c", ("--steps", "10", "--epochs", "4")
+    cut = solo(tmp_path / "1", "--steps", "10", "--epochs", "3", *writing(folder), ranks=3)
+
+    again = solo(tmp_path / "2", *epochs, *writing(folder), ranks=3)
+
+    assert cut.weights != epochs_golden.weights == again.weights
+    assert len(again.trace.commits) < len(epochs_golden.trace.commits)
+
+
+@pytest.mark.parametrize("sharded", [False, True], ids=["DDP", "FSDP2"])
+def test_a_larger_world_begins_with_the_same_weights(tmp_path: Path, sharded: bool) -> None:
+    """2 -> 3; and what is a part of each is the part that it should be."""
+    folder, more = tmp_path / "c", ("--sharded",) if sharded else ()
+    solo(tmp_path / "1", "--steps", "21", *more, *writing(folder))
+    found = weights(folder, 20)
+
+    larger = solo(tmp_path / "2", "--steps", "20", *more, *writing(folder), ranks=3)
+
+    for rank in (1, 2):
+        parts = [p.chunk(3)[rank] if sharded else p for p in found]
+        assert larger.weights[f"weights-{rank}"] == digest_of(parts)
+
+
+def test_plain_torch_reads_a_checkpoint_without_us(tmp_path: Path) -> None:
+    """Names are those of state_dict(), for dcp.load and dcp_to_torch_save."""
+    solo(tmp_path / "1", "--steps", "21", *writing(tmp_path / "c"), ranks=1)
+    place = tmp_path / "c" / name_of(20)
+    command = (sys.executable, plain_reader.__file__, str(place), str(tmp_path / "single.pt"))
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert float((tmp_path / "single.lr").read_text()) == pytest.approx(1e-2 * 0.7**4)
+
+
+def logs(folder: Path) -> str:
+    return "\n".join(f.read_text() for f in folder.rglob("*") if f.is_file() and "log" in f.name)

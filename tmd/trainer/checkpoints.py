@@ -1,0 +1,153 @@
+"""Checkpoints of one rank: begun by the main thread at a step boundary, written by another.
+
+No rank speaks to another about them: all take those of the same steps, each writes its part, and
+the worker of rank 0 joins the parts once all are there. Whatever goes wrong with one ends that one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from tmd.core.checkpoints import GONE, Saved, is_due, name_of, unneeded
+from tmd.trainer import archive
+from tmd.trainer.data import Position
+from tmd.trainer.naming import Names
+from tmd.trainer.staging import Staged
+from tmd.trainer.units import Units
+
+LOOK_S = 0.2
+"""How often a rank looks whether the others have written theirs; it may be on other machines."""
+ENDING_S = 5.0
+"""How long a process that ends waits for the checkpoint under way."""
+
+log = logging.getLogger("tmd.trainer")
+
+
+class Order(NamedTuple):
+    """What a script asks for."""
+
+    folder: Path
+    every: int
+    keep: int
+
+
+class Checkpoints:
+    """For the main thread; owns a thread for the checkpoint under way."""
+
+    def __init__(
+        self, order: Order, names: Names, units: Units, size: int, tell: Callable[[Saved], None]
+    ) -> None:
+        self._order, self._names, self._units, self._size = order, names, units, size
+        self._tell = tell
+        self._at = -1
+        """Step of the latest boundary: the same again is a step that is repeated."""
+        self._staged: Staged | None = None
+        self._thread: threading.Thread | None = None
+        self._over = threading.Event()
+        self._waits = False
+        """The thread only waits for others."""
+        self._vain = 0
+
+    def passed(self, step: int) -> None:
+        """There is no need for one of ``step``."""
+        self._at = step
+
+    def at_boundary(self, step: int, position: Position, rank: int, seed: int) -> None:
+        """``step`` begins; nothing of the state changes until :meth:`settle`."""
+        again, self._at = step == self._at, step
+        if again or step == 0 or not is_due(step, self._order.every, first=position.index == 0):
+            return
+        if self._thread is not None and self._thread.is_alive() and not self._waits:
+            log.warning("no checkpoint of step %d: the one before is still being written", step)
+            return
+        self._end()
+        try:
+            staged = Staged(self._names, self._units, rank, step, position, seed)
+        except Exception as error:
+            self._failed(step, error)
+            return
+        self._staged = staged
+        self._over, self._waits = threading.Event(), False
+        self._thread = threading.Thread(
+            target=self._save, args=(staged, self._over), name="tmd-checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    def settle(self) -> None:
+        """Something may change from here on: all is copied when this returns."""
+        staged, self._staged = self._staged, None
+        if staged is not None:
+            staged.finish()
+
+    def close(self) -> None:
+        """The process ends: no thread may be inside torch then."""
+        self.settle()
+        if self._thread is not None:
+            self._thread.join(ENDING_S)
+            self._end()
+
+    def _end(self) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(ENDING_S)
+
+    # --- the writer's thread ----------------------------------------------------------------------
+
+    def _save(self, staged: Staged, over: threading.Event) -> None:
+        folder, step = self._order.folder, staged.step
+        try:
+            staged.finish()
+            if staged.broken is not None:
+                raise staged.broken
+            if not archive.is_complete(folder, step):
+                archive.write_part(folder, staged, self._size)
+            self._await(staged, over)
+        except Exception as error:
+            # Whatever it was: training must not know of it.
+            self._failed(step, error)
+
+    def _await(self, staged: Staged, over: threading.Event) -> None:
+        """Until there is a whole one. The worker of rank 0 sees to that."""
+        folder, step = self._order.folder, staged.step
+        while not archive.is_complete(folder, step):
+            if staged.rank == 0 and not archive.parts_missing(folder, step, self._size):
+                self._join(step)
+                continue
+            self._waits = True
+            if over.wait(LOOK_S) and not archive.is_complete(folder, step):
+                log.warning("no checkpoint of step %d: a rank has not written its part", step)
+                return
+            self._waits = False
+        self._vain = 0
+        self._tell(Saved(step, time.time(), str(folder / name_of(step))))
+        if staged.rank == 0:
+            prune(folder, self._order.keep, partial_before=step)
+
+    def _join(self, step: int) -> None:
+        try:
+            archive.join_parts(self._order.folder, step, self._size)
+        except OSError:
+            # Who held rank 0 before may have been faster.
+            if not archive.is_complete(self._order.folder, step):
+                raise
+
+    def _failed(self, step: int, error: Exception) -> None:
+        self._vain += 1
+        log.error("no checkpoint of step %d: %s (%d in a row)", step, error, self._vain)
+
+
+def prune(folder: Path, keep: int, *, partial_before: int) -> None:
+    """Remove what nobody needs any more."""
+    for name in unneeded(os.listdir(folder), keep, partial_before=partial_before):
+        place = folder / name
+        gone = place.with_name(name.removesuffix(GONE) + GONE)
+        # A folder that is half gone must not look complete.
+        place.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)

@@ -1,0 +1,124 @@
+"""Going on from a checkpoint: which one, and putting it in place."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tmd.core.checkpoints import REFUSED, complete, name_of
+from tmd.core.errors import ConfigError, StateMismatch
+from tmd.trainer.archive import ABSENT, Reading, flaw
+from tmd.trainer.checkpoints import prune
+from tmd.trainer.naming import Names
+from tmd.trainer.naming import Path as Name
+from tmd.trainer.staging import layout_of, private_path
+from tmd.trainer.state import Layout, dtype_of, specs, unflatten
+from tmd.trainer.units import Units
+
+UNUSABLE = "!"
+"""Begins what rank 0 says if it cannot use the folder."""
+NEVER = 1 << 62
+
+log = logging.getLogger("tmd.trainer")
+
+Gathered = Callable[[str], Sequence[str]]
+"""What all ranks say, by rank."""
+
+
+def chosen(folder: Path, keep: int, rank: int, gathered: Gathered, *, resume: bool) -> int | None:
+    """The step of the newest checkpoint that is whole, by the word of all ranks.
+
+    Every rank reads every n-th file. What is damaged gets another name, and the one before is
+    looked at.
+
+    Raises:
+        ConfigError: the folder cannot be used, or not all ranks see the same one.
+    """
+    told = gathered(_looked_into(folder, keep) if rank == 0 else "")[0]
+    if told.startswith(UNUSABLE):
+        raise ConfigError(f"checkpoints: {told.removeprefix(UNUSABLE)}")
+    steps = [int(word) for word in told.split()]
+    if steps and not resume:
+        raise ConfigError(
+            f"checkpoints: {folder} holds some of an earlier run, up to step {steps[0]}: give "
+            "another folder, or go on from there (resume=True)"
+        )
+    for step in steps:
+        size = len(gathered(""))
+        found = gathered(flaw(folder, step, rank, size))
+        if ABSENT in found:
+            raise ConfigError(f"checkpoints: {folder} is not the same folder for all ranks")
+        if not any(found):
+            return step
+        why = "; ".join(dict.fromkeys(filter(None, found)))
+        log.error("checkpoint %s is refused: %s", folder / name_of(step), why)
+        if rank == 0:
+            os.replace(folder / name_of(step), folder / (name_of(step) + REFUSED))
+    return None
+
+
+def _looked_into(folder: Path, keep: int) -> str:
+    """Rank 0: steps of which there is a checkpoint; what was left half done is removed."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        prune(folder, keep, partial_before=NEVER)
+        return " ".join(map(str, complete(os.listdir(folder))))
+    except OSError as error:
+        return f"{UNUSABLE}{error}"
+
+
+def restore(reading: Reading, names: Names, units: Units, rank: int, size: int, seed: int) -> None:
+    """Be ``rank`` as it was. With another number of ranks than ``reading`` is of, what only one
+    rank has is that of rank 0.
+
+    Raises:
+        StateMismatch: the checkpoint is of another model, or cannot be divided anew.
+    """
+    source = rank if reading.seal.size == size else 0
+    rest, more = (_private(reading, source, name) for name in ("rest", "more"))
+    said: Any = unflatten(more[0], iter(more[1]))
+
+    def new(name: Name, param: Tensor) -> Tensor:
+        found = reading.described(name)
+        return units.blank(param, found.size, found.properties.dtype)
+
+    targets: dict[Name, Tensor] = {}
+    kept = []
+    for number in range(len(units)):
+        found, values = names.targets(number, rank, reading.below, new)
+        targets.update(found)
+        kept.append({**values, **said["kept"].get(str(number), {})})
+    reading.into(targets)
+    for number, values in enumerate(kept):
+        units.keep(number, values)
+    units.place_rest(*rest)
+    if source == rank and said["seed"] != seed:
+        log.warning(
+            "the random numbers from here on are not those of the run before, which had seed %d "
+            "and not %d: call torch.manual_seed before register",
+            *(said["seed"], seed),
+        )
+
+
+def _private(reading: Reading, rank: int, name: str) -> tuple[Layout, list[Tensor]]:
+    place = private_path(rank, name)
+    first = torch.zeros(reading.described((*place, "0")).size, dtype=torch.uint8)
+    reading.into({(*place, "0"): first})
+    layout = layout_of(first)
+    tensors = [torch.zeros(s.shape, dtype=dtype_of(s)) for s in specs(layout)]
+    reading.into({(*place, str(n + 1)): tensor for n, tensor in enumerate(tensors)})
+    return layout, tensors
+
+
+def opened(folder: Path, step: int) -> Reading:
+    """The checkpoint of ``step``, once it was chosen. Raises StateMismatch."""
+    try:
+        return Reading(folder, step)
+    except OSError as error:
+        raise StateMismatch(f"{folder / name_of(step)} cannot be read: {error}") from error

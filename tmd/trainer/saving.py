@@ -1,0 +1,75 @@
+"""What ``session.checkpoint`` sets up: writing from now on, and perhaps going on from before."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tmd.core.checkpoints import Saved
+from tmd.trainer.archive import Reading
+from tmd.trainer.checkpoints import Checkpoints, Order
+from tmd.trainer.data import Feed
+from tmd.trainer.naming import Names
+from tmd.trainer.replicas import Partition
+from tmd.trainer.resuming import Gathered, chosen, opened, restore
+from tmd.trainer.state import Registry
+from tmd.trainer.units import Units
+
+log = logging.getLogger("tmd.trainer")
+
+
+class Saving:
+    """For the main thread."""
+
+    def __init__(
+        self,
+        order: Order,
+        registry: Registry,
+        alike: Partition,
+        size: int,
+        tell: Callable[[Saved], None],
+    ) -> None:
+        self._order, self._size = order, size
+        self._units = Units(registry)
+        self._names = Names(registry, self._units, alike)
+        self.checkpoints = Checkpoints(order, self._names, self._units, size, tell)
+        self._before: Reading | None = None
+        """To go on from, until it was put in place."""
+
+    def choose(self, rank: int, gathered: Gathered, *, resume: bool) -> None:
+        """Agree with all ranks on the checkpoint to go on from, if there is one.
+
+        Raises:
+            ConfigError: the folder cannot be used.
+        """
+        folder, keep = self._order.folder, self._order.keep
+        step = chosen(folder, keep, rank, gathered, resume=resume)
+        if step is not None:
+            self._before = opened(folder, step)
+        if rank == 0:
+            place = "starting from scratch" if self._before is None else "going on"
+            found = "no checkpoint" if self._before is None else str(self._before.path)
+            log.warning("checkpoints every %d steps; %s: %s", self._order.every, found, place)
+
+    def skips(self, call: int) -> bool:
+        """Whether ``batches()`` call number ``call`` was over before the checkpoint."""
+        return self._before is not None and call < self._before.seal.position.call
+
+    def go_on(self, feed: Feed, rank: int, seed: int) -> int | None:
+        """Put state and place in the data of the checkpoint in place; returns its step."""
+        before, self._before = self._before, None
+        if before is None:
+            return None
+        restore(before, self._names, self._units, rank, self._size, seed)
+        feed.seek(before.seal.position.index)
+        self.checkpoints.passed(before.seal.step)
+        return before.seal.step
+
+
+def ordered(path: Any, every: int, keep: int) -> Order:
+    """Raises ValueError: a number is below one."""
+    if every < 1 or keep < 1:
+        raise ValueError(f"session.checkpoint(every={every}, keep={keep}): both are at least 1")
+    return Order(Path(path).absolute(), every, keep)
