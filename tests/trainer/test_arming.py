@@ -1,7 +1,7 @@
-"""Taking an arm back must never be told while a vote that may use it is under way."""
+"""Taking an arm back must never be told while a vote may use it, nor once a vote has."""
 
-from tmd.core.duties import Arm
-from tmd.core.model import Membership
+from tmd.core.duties import Arm, Train
+from tmd.core.model import Activity, Membership, WorkerStatus
 from tmd.trainer.arming import Arming
 from tmd.trainer.ballot import ticket
 
@@ -45,3 +45,23 @@ def test_a_vote_that_switches_wins_over_a_late_disarm() -> None:
 
     assert arming.end_vote(ticket(order(2).membership)) == order(2)
     assert told == [2]
+
+
+def test_what_was_voted_cannot_be_taken_back_before_it_is_carried_out() -> None:
+    """Between the vote and the boundary the optimizer runs: whoever said "disarmed" meanwhile would
+    have its plan dropped, and be alone with it in an epoch that nobody knows of."""
+    told: list[tuple[int, str]] = []
+    arming = Arming(lambda epoch, plan: told.append((epoch, plan)))
+    status = WorkerStatus("w", "job", 2, "", 1, Activity.TRAINING, epoch=1)
+    arming.arm(order(2))
+    arming.begin_vote()
+    arming.end_vote(ticket(order(2).membership))
+    arming.heed(Train(membership=Membership(1, ()), rank=0, dropped="p2"), status)
+    arming.heed(order(2), status)
+    before = list(told)
+    arming.switched()
+    arming.arm(order(3))
+
+    assert before == [(2, "p2")]
+    assert told == [(2, "p2"), (3, "p3")]
+    assert arming.begin_vote() == ticket(order(3).membership)

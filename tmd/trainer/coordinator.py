@@ -278,6 +278,7 @@ class Coordinator:
         """TRAINING: carry out the switch that was voted, or take note that the step broke."""
         if self._switch is not None:
             self._crew.leaving.carry_out(self._switch)
+            self._arming.switched()
             self._switch = None
         else:
             self._halt(undecided=False)
