@@ -16,6 +16,7 @@ from tmd.schema import Problem, S, Section, read
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 PARTS: dict[str, type[Section]] = {"cluster": ClusterPart, "job": JobPart, "scenario": Scenario}
+EXPECTED = ("expect", "voted")
 
 
 def shipped() -> dict[str, Path]:
@@ -96,7 +97,10 @@ def _scenario(
             problems.append(Problem((*place, "kind"), said))
         faults.append(fault)
     expect = _part(Expected, given.get("expect", {}), (*where, "expect"), problems)
-    plain = {k: v for k, v in given.items() if k not in ("faults", "expect")}
+    voted = (
+        _part(Expected, given["voted"], (*where, "voted"), problems) if "voted" in given else None
+    )
+    plain = {k: v for k, v in given.items() if k not in ("faults", *EXPECTED)}
     if "name" not in plain or not NAME.fullmatch(str(plain["name"])):
         problems.append(Problem((*where, "name"), "small letters, digits and hyphens are needed"))
         return None, problems
@@ -107,7 +111,7 @@ def _scenario(
         return None, problems
     whole = tuple(fault for fault in faults if fault is not None)
     values = {key: getattr(found, key) for key in found.__struct_fields__}
-    return Scenario(**{**values, "faults": whole, "expect": expect}), []
+    return Scenario(**{**values, "faults": whole, "expect": expect, "voted": voted}), []
 
 
 def _part(kind: type[S], given: Any, where: tuple[str, ...], problems: list[Problem]) -> S | None:
@@ -145,7 +149,7 @@ def _known(where: tuple[str, ...]) -> Collection[str]:
         return PARTS
     if "faults" in where:
         return FaultPart.__struct_fields__
-    kind = Expected if where[-1] == "expect" else PARTS[where[0]]
+    kind = Expected if where[-1] in EXPECTED else PARTS[where[0]]
     return kind.__struct_fields__
 
 
