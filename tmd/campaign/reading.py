@@ -74,6 +74,7 @@ def parse(
         problems += wrong
         if found is not None:
             problems += _twice(found, scenarios)
+            problems += _beyond(found, cluster) if cluster is not None else []
             scenarios.append(found)
     if not scenarios and not problems:
         problems.append(Problem(("scenario",), "there is none: write at least one [[scenario]]"))
@@ -134,6 +135,16 @@ def _twice(found: Scenario, before: Sequence[Scenario]) -> list[Problem]:
     if all(found.name != other.name for other in before):
         return []
     return [Problem(("scenario", found.name, "name"), "two scenarios have it")]
+
+
+def _beyond(found: Scenario, cluster: ClusterPart) -> list[Problem]:
+    last = cluster.ranks - 1
+    said = f"the last rank is {last}: write one from 0 to {last}, or more ranks in [cluster]"
+    return [
+        Problem(("scenario", found.name, "faults", str(number), "where"), said)
+        for number, fault in enumerate(found.faults, start=1)
+        if fault.rank is not None and fault.rank > last
+    ]
 
 
 def _sentence(problem: Problem) -> str:
