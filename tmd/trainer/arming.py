@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 
 from tmd.core.duties import Arm, Duty, Train, Wait
-from tmd.core.model import Activity, WorkerStatus
+from tmd.core.model import Activity, Membership, WorkerStatus
 from tmd.trainer.ballot import ticket
 
 
@@ -62,12 +62,16 @@ class Arming:
             if not self._voting:
                 self._tell(0, plan)
 
-    def begin_vote(self) -> int:
-        """The ticket to vote for, 0 for none. Arms stay as they are until :meth:`end_vote`."""
+    def begin_vote(self, misses: Callable[[Membership], bool]) -> int:
+        """The ticket to vote for, 0 for none. Arms stay as they are until :meth:`end_vote`.
+
+        Whoever is armed for an epoch that ``misses`` somebody does not vote for it: its neighbours
+        know of a joiner's death before the leader does.
+        """
         with self._lock:
             self._voting = True
-            self._voted = self._arm
-            return 0 if self._arm is None else ticket(self._arm.membership)
+            voted = self._voted = self._arm
+        return 0 if voted is None or misses(voted.membership) else ticket(voted.membership)
 
     def end_vote(self, agreed: int) -> Arm | None:
         """The order to follow if the vote ``agreed`` on its ticket; then nothing is armed, and no

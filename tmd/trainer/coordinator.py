@@ -134,7 +134,7 @@ class Coordinator:
             local.lay_away(status.step, self.rank, status.world_size, self._fabric.shift)
         except LinkError:
             raise Interrupted from None
-        armed = self._arming.begin_vote()
+        armed = self._arming.begin_vote(self._fabric.misses)
         try:
             agreed, told = agree(self._fabric, self.status.step, armed, STEPPING, shares)
         except LinkError:
