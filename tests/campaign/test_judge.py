@@ -1,10 +1,12 @@
 """What was expected against what was seen."""
 
 import pytest
+from msgspec import structs
 
 from tests.campaign.values import observed, plan
 from tmd.campaign.judge import deviations, late_decisions
 from tmd.campaign.scenario import Expected, FaultPart, Scenario
+from tmd.core.model import Mark, Phase
 
 ONE = FaultPart(kind="process.kill", where="rank 1")
 LOSS = Expected(plans=("failover done",), moved=(1,), alerts=("trainer.exited",))
@@ -60,6 +62,25 @@ def test_plans_that_may_come_are_no_deviation_and_others_are() -> None:
     assert deviations(scenario(expect), observed(*plans)) == []
     assert deviations(scenario(expect), observed(*plans, plan("failover aborted", 1)))
     assert deviations(scenario(expect), observed(plans[0]))
+
+
+def test_a_dropped_move_that_had_been_voted_is_judged_by_what_was_written_for_that() -> None:
+    """And one that had not is not excused by it: its phases say which it is."""
+    quiet = Expected(plans=("planned aborted", "planned done"), repeated=0)
+    voted = Expected(plans=("planned aborted", "failover done", "planned done"), repeated=1)
+    both = structs.replace(scenario(quiet), voted=voted)
+    dropped, back, again = (
+        plan(what, 1) for what in ("planned aborted", "failover done", "planned done")
+    )
+    switched = structs.replace(
+        dropped, timeline=(Mark(Phase.SWITCH, 1.0), Mark(Phase.ABORTED, 2.0))
+    )
+
+    assert deviations(both, observed(dropped, again)) == []
+    assert deviations(both, observed(switched, back, again, repeated=1)) == []
+    assert deviations(both, observed(switched, again))
+    assert deviations(both, observed(dropped, back, again, repeated=1))
+    assert deviations(both, observed(dropped, again, repeated=1))
 
 
 def test_words_of_an_outcome() -> None:

@@ -216,8 +216,10 @@ class Simulation:
         worker = self.workers[name]
         if not worker.alive or self.record is None:
             return
-        # A rank that was won is taken before anything else is heard of.
-        self.boundary(name)
+        if worker.switch is None:
+            # A rank that was won is taken before anything else is heard of; but between a vote and
+            # its boundary a member hears whatever comes.
+            self.boundary(name)
         self._obey(worker, duty(self.record, name))
 
     def snapshot(self, aware: set[int] | None = None) -> None:
@@ -283,6 +285,8 @@ class Simulation:
                 worker.say(
                     activity=Activity.TRAINING, rank=order.rank, epoch=order.membership.epoch
                 )
+            case Train() | Wait() if worker.switch is not None:
+                pass  # what was voted is not taken back
             case Train() if doing is Activity.TRAINING:
                 worker.arm = None
                 worker.say(armed=0, plan=order.dropped)

@@ -456,3 +456,40 @@ def test_a_joiner_that_dies_right_after_its_first_step_is_replaced_from_a_replic
     assert sim.step()
     assert sim.record is not None
     assert sim.record.membership.rank_of("w4") == 0
+
+
+def test_a_joiner_that_dies_as_the_vote_switches_gives_the_rank_back() -> None:
+    """The order to take the arms back comes between the vote and the boundary where the switch is
+    carried out: nobody may say that it has, and the leader learns that the vote has switched."""
+    sim = Simulation(ranks=2, standbys=1)
+    sim.settle(2)
+    sim.step()
+    sim.drains = {"h0"}
+    sim.settle(3)
+    assert sim.record is not None
+    sim.step()
+    sim.kill("w2")
+    sim.drains = set()
+    sim.turn()
+    for name in ("w0", "w1"):
+        sim.deliver(name)
+        sim.publish(name)
+    disarming = sim.record.plan
+    sim.turn()
+    undecided = sim.record.plan
+    sim.settle()
+
+    assert disarming is not None
+    assert disarming.phase is Phase.DISARM
+    assert undecided == disarming
+    planned, failover = sim.plans[-2:]
+    assert [m.phase for m in planned.timeline] == [
+        Phase.PREPARE,
+        Phase.READY,
+        Phase.DISARM,
+        Phase.SWITCH,
+        Phase.ABORTED,
+    ]
+    assert failover.dead == ("w2",)
+    assert sim.workers["w0"].status.rank == 0
+    assert sim.step()

@@ -133,6 +133,23 @@ def test_prepare_and_discard_leave_nothing() -> None:
         assert torch.equal(before[0], c.allreduce()[0])
 
 
+def test_a_joiner_that_dies_after_it_was_prepared_is_missed_by_its_neighbours() -> None:
+    """One that lives is not, whatever became of its links: they are opened again when needed."""
+    with circle(4) as c:
+        c.group()
+        c.allreduce()
+        joiner = c.standby("joiner")
+        new = c.membership.replaced({2: member(joiner)}, 2)
+        joiner.prepare(new, 2, timeout=5, cancel=lambda: False)
+        prepared = [f.misses(new) for f in c.fabrics]
+        joiner.discard(2)
+        hung_up = [f.misses(new) for f in c.fabrics]
+        joiner.close()
+
+        assert prepared == hung_up == [False] * 4
+        assert [f.misses(new) for f in c.fabrics] == [True, True, False, True]
+
+
 def test_prepare_fails_if_a_neighbour_is_gone() -> None:
     with circle(4) as c:
         c.group()

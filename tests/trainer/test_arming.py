@@ -1,7 +1,7 @@
-"""Taking an arm back must never be told while a vote that may use it is under way."""
+"""Taking an arm back must never be told while a vote may use it, nor once a vote has."""
 
-from tmd.core.duties import Arm
-from tmd.core.model import Membership
+from tmd.core.duties import Arm, Train
+from tmd.core.model import Activity, Membership, WorkerStatus
 from tmd.trainer.arming import Arming
 from tmd.trainer.ballot import ticket
 
@@ -10,14 +10,19 @@ def order(epoch: int) -> Arm:
     return Arm(plan=f"p{epoch}", membership=Membership(epoch=epoch, members=()), moves=())
 
 
+def nobody(later: Membership) -> bool:
+    """No joiner is gone."""
+    return False
+
+
 def test_an_armed_epoch_that_wins_the_vote_is_followed_once() -> None:
     """The outcome names the order; afterwards nothing is armed."""
     arming = Arming(lambda epoch, plan: None)
     arming.arm(order(2))
 
-    assert arming.begin_vote() == ticket(order(2).membership)
+    assert arming.begin_vote(nobody) == ticket(order(2).membership)
     assert arming.end_vote(ticket(order(2).membership)) == order(2)
-    assert arming.begin_vote() == 0
+    assert arming.begin_vote(nobody) == 0
 
 
 def test_disarming_during_a_vote_is_told_only_after_it() -> None:
@@ -25,7 +30,7 @@ def test_disarming_during_a_vote_is_told_only_after_it() -> None:
     told: list[int] = []
     arming = Arming(lambda epoch, plan: told.append(epoch))
     arming.arm(order(2))
-    arming.begin_vote()
+    arming.begin_vote(nobody)
     arming.disarm()
     before = list(told)
     outcome = arming.end_vote(0)
@@ -40,8 +45,42 @@ def test_a_vote_that_switches_wins_over_a_late_disarm() -> None:
     told: list[int] = []
     arming = Arming(lambda epoch, plan: told.append(epoch))
     arming.arm(order(2))
-    arming.begin_vote()
+    arming.begin_vote(nobody)
     arming.disarm()
 
     assert arming.end_vote(ticket(order(2).membership)) == order(2)
     assert told == [2]
+
+
+def test_what_was_voted_cannot_be_taken_back_before_it_is_carried_out() -> None:
+    """Between the vote and the boundary the optimizer runs: whoever said "disarmed" meanwhile would
+    have its plan dropped, and be alone with it in an epoch that nobody knows of."""
+    told: list[tuple[int, str]] = []
+    arming = Arming(lambda epoch, plan: told.append((epoch, plan)))
+    status = WorkerStatus("w", "job", 2, "", 1, Activity.TRAINING, epoch=1)
+    arming.arm(order(2))
+    arming.begin_vote(nobody)
+    arming.end_vote(ticket(order(2).membership))
+    arming.heed(Train(membership=Membership(1, ()), rank=0, dropped="p2"), status)
+    arming.heed(order(2), status)
+    before = list(told)
+    arming.switched()
+    arming.arm(order(3))
+
+    assert before == [(2, "p2")]
+    assert told == [(2, "p2"), (3, "p3")]
+    assert arming.begin_vote(nobody) == ticket(order(3).membership)
+
+
+def test_who_knows_that_a_joiner_is_gone_does_not_vote_for_it() -> None:
+    """The leader has not heard of it yet; the arms stay until it takes them back."""
+    told: list[int] = []
+    arming = Arming(lambda epoch, plan: told.append(epoch))
+    arming.arm(order(2))
+    asked = arming.begin_vote(lambda later: later.epoch == 2)
+    outcome = arming.end_vote(0)
+
+    assert asked == 0
+    assert outcome is None
+    assert told == [2]
+    assert arming.begin_vote(nobody) == ticket(order(2).membership)

@@ -57,13 +57,17 @@ def drawn(scenarios: Sequence[Scenario], seed: int, rounds: int) -> Story:
 
 
 def _renamed(scenario: Scenario, ranks: Mapping[int, int], name: str) -> Scenario:
-    moved = scenario.expect.moved
-    expect: Expected = structs.replace(
-        scenario.expect,
-        moved=None if moved is None else tuple(sorted(ranks[rank] for rank in moved)),
-    )
+    expect = _moved(scenario.expect, ranks)
+    voted = None if scenario.voted is None else _moved(scenario.voted, ranks)
     faults = tuple(_on(fault, ranks) for fault in scenario.faults)
-    return structs.replace(scenario, name=name, faults=faults, expect=expect, repeat=1)
+    return structs.replace(scenario, name=name, faults=faults, expect=expect, voted=voted, repeat=1)
+
+
+def _moved(expect: Expected, ranks: Mapping[int, int]) -> Expected:
+    moved = expect.moved
+    if moved is None:
+        return expect
+    return structs.replace(expect, moved=tuple(sorted(ranks[rank] for rank in moved)))
 
 
 def _on(fault: FaultPart, ranks: Mapping[int, int]) -> FaultPart:

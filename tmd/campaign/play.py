@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from tmd.campaign.faults import KINDS
-from tmd.campaign.judge import Observed, word
+from tmd.campaign.judge import Observed, expected, word
 from tmd.campaign.kind import Mend, Unfired
-from tmd.campaign.scenario import FaultPart, Scenario
+from tmd.campaign.scenario import Expected, FaultPart, Scenario
 from tmd.campaign.stage import Stage, live_plan, now
 from tmd.core.errors import StoreUnavailable, TmdError
 from tmd.core.model import FINAL, Alert, ClusterView, MigrationPlan, State
@@ -141,9 +141,8 @@ class Play:
 
     async def _outcome(self) -> None:
         """Until the plans that are expected have come to their end, or training has gone on."""
-        wanted = len(self._scenario.expect.plans)
-        if wanted:
-            await self._stage.until(lambda v: len(self._counted(v)) >= wanted)
+        if self._scenario.expect.plans:
+            await self._stage.until(lambda v: len(self._counted(v)) >= len(self._expected(v).plans))
         else:
             await self._stage.steps(UNAFFECTED)
 
@@ -173,9 +172,12 @@ class Play:
         history = view.jobs[0].history if view.jobs else ()
         return [p for p in history if p.phase in FINAL and p.id not in self._before.plans]
 
+    def _expected(self, view: ClusterView) -> Expected:
+        return expected(self._scenario, self._ended(view))
+
     def _counted(self, view: ClusterView) -> Sequence[MigrationPlan]:
         """Those that must come, and those that must not: not those that merely may."""
-        expect = self._scenario.expect
+        expect = self._expected(view)
         merely = set(expect.may) - set(expect.plans)
         return [p for p in self._ended(view) if word(p) not in merely]
 

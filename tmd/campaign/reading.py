@@ -16,6 +16,7 @@ from tmd.schema import Problem, S, Section, read
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
 PARTS: dict[str, type[Section]] = {"cluster": ClusterPart, "job": JobPart, "scenario": Scenario}
+EXPECTED = ("expect", "voted")
 
 
 def shipped() -> dict[str, Path]:
@@ -73,6 +74,7 @@ def parse(
         problems += wrong
         if found is not None:
             problems += _twice(found, scenarios)
+            problems += _beyond(found, cluster) if cluster is not None else []
             scenarios.append(found)
     if not scenarios and not problems:
         problems.append(Problem(("scenario",), "there is none: write at least one [[scenario]]"))
@@ -96,7 +98,10 @@ def _scenario(
             problems.append(Problem((*place, "kind"), said))
         faults.append(fault)
     expect = _part(Expected, given.get("expect", {}), (*where, "expect"), problems)
-    plain = {k: v for k, v in given.items() if k not in ("faults", "expect")}
+    voted = (
+        _part(Expected, given["voted"], (*where, "voted"), problems) if "voted" in given else None
+    )
+    plain = {k: v for k, v in given.items() if k not in ("faults", *EXPECTED)}
     if "name" not in plain or not NAME.fullmatch(str(plain["name"])):
         problems.append(Problem((*where, "name"), "small letters, digits and hyphens are needed"))
         return None, problems
@@ -107,7 +112,7 @@ def _scenario(
         return None, problems
     whole = tuple(fault for fault in faults if fault is not None)
     values = {key: getattr(found, key) for key in found.__struct_fields__}
-    return Scenario(**{**values, "faults": whole, "expect": expect}), []
+    return Scenario(**{**values, "faults": whole, "expect": expect, "voted": voted}), []
 
 
 def _part(kind: type[S], given: Any, where: tuple[str, ...], problems: list[Problem]) -> S | None:
@@ -132,6 +137,16 @@ def _twice(found: Scenario, before: Sequence[Scenario]) -> list[Problem]:
     return [Problem(("scenario", found.name, "name"), "two scenarios have it")]
 
 
+def _beyond(found: Scenario, cluster: ClusterPart) -> list[Problem]:
+    last = cluster.ranks - 1
+    said = f"the last rank is {last}: write one from 0 to {last}, or more ranks in [cluster]"
+    return [
+        Problem(("scenario", found.name, "faults", str(number), "where"), said)
+        for number, fault in enumerate(found.faults, start=1)
+        if fault.rank is not None and fault.rank > last
+    ]
+
+
 def _sentence(problem: Problem) -> str:
     where = problem.where
     key = f"[{'.'.join(where[:-1])}] {where[-1]}" if len(where) > 1 else where[0]
@@ -145,7 +160,7 @@ def _known(where: tuple[str, ...]) -> Collection[str]:
         return PARTS
     if "faults" in where:
         return FaultPart.__struct_fields__
-    kind = Expected if where[-1] == "expect" else PARTS[where[0]]
+    kind = Expected if where[-1] in EXPECTED else PARTS[where[0]]
     return kind.__struct_fields__
 
 

@@ -160,6 +160,8 @@ class Scenario(Section, frozen=True):
     """A sentence for people."""
     faults: tuple[FaultPart, ...] = ()
     expect: Expected = Expected()
+    voted: Expected | None = None
+    """What is to come of it instead, should the vote have switched to a move that is dropped."""
     mended: str = ""
     """Everything is put right once the live plan is in this phase; else when all is over."""
     standbys: int | None = None

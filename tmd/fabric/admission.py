@@ -7,6 +7,7 @@ import logging
 import socket
 import threading
 
+from tmd.core.model import Member, Membership
 from tmd.fabric.counters import LinkCounters
 from tmd.fabric.handshake import Answer, Hello, Lane, Seal, Verdict
 from tmd.fabric.link import Link
@@ -53,10 +54,20 @@ class Admission:
                 return None
             return self._store(hello, Link(sock, hello.worker, hello.worker, hello.epoch))
 
-    def ahead(self, epoch: int) -> Links:
-        """The links that wait for ``epoch``."""
+    def keep(self, epoch: int, key: Key, link: Link) -> None:
+        """``link`` waits for a later ``epoch``."""
         with self.lock:
-            return self._ahead.setdefault(epoch, {})
+            surplus = put(self._ahead.setdefault(epoch, {}), key, link)
+        if surplus is not None:
+            surplus.close()
+        self._counters.count_link(key.group, key.worker)
+
+    def hung_up(self, later: Membership) -> list[Member]:
+        """Whose link waited for the epoch of ``later`` and has been closed by the other side."""
+        with self.lock:
+            links = self._ahead.get(later.epoch, {})
+            gone = {key.worker for key, link in links.items() if link.ended}
+        return [m for m in later.members if m.worker in gone]
 
     @property
     def waiting(self) -> int:
@@ -114,10 +125,7 @@ class Admission:
             self._raw.park(hello.group, link)
             return None
         if self.standing is None or hello.epoch > self.standing.epoch:
-            surplus = put(self._ahead.setdefault(hello.epoch, {}), key, link)
-            self._counters.count_link(hello.group, hello.worker)
-            if surplus is not None:
-                surplus.close()
+            self.keep(hello.epoch, key, link)
             return None
         if not self.standing.place(key, link):
             with contextlib.suppress(OSError):

@@ -23,7 +23,7 @@ from tmd.fabric.link import Link
 from tmd.fabric.listener import Listener
 from tmd.fabric.raw import RawLinks
 from tmd.fabric.sandbox import Neutral, OutputSource, Sandbox
-from tmd.fabric.standing import Key, Links, Standing, put
+from tmd.fabric.standing import PROBE_PERIOD, Key, Links, Standing, put
 from tmd.fabric.topology import dials
 from tmd.fabric.turning import turn
 
@@ -214,6 +214,11 @@ class Fabric:
             changed = self._replace(membership, rank, kept)
         self._turn(rank, changed=changed)
 
+    def misses(self, later: Membership) -> bool:
+        """Whether somebody who has opened links for this ``later`` epoch is gone by now."""
+        gone = self._admission.hung_up(later)
+        return any(self._caller.probe(m, timeout=PROBE_PERIOD) is None for m in gone)
+
     @property
     def parked(self) -> int:
         """How many links wait for a later epoch."""
@@ -353,12 +358,7 @@ class Fabric:
 
     def _open_ahead(self, group: str, peer: Member, epoch: int, timeout: float) -> None:
         link = self._caller.dial(peer, group, Lane.COLLECTIVE, epoch, timeout=timeout)
-        key = Key(group, Lane.COLLECTIVE, peer.worker)
-        with self._admission.lock:
-            surplus = put(self._admission.ahead(epoch), key, link)
-        if surplus is not None:
-            surplus.close()
-        self.counters.count_link(group, peer.worker)
+        self._admission.keep(epoch, Key(group, Lane.COLLECTIVE, peer.worker), link)
 
     # --- groups --------------------------------------------------------------------------------
 

@@ -151,7 +151,7 @@ class Coordinator:
             local.lay_away(status.step, self.rank, status.world_size, self._fabric.shift)
         except LinkError:
             raise Interrupted from None
-        armed = self._arming.begin_vote()
+        armed = self._arming.begin_vote(self._fabric.misses)
         try:
             agreed, told = agree(self._fabric, self.status.step, armed, STEPPING, shares)
         except LinkError:
@@ -295,6 +295,7 @@ class Coordinator:
         """TRAINING: carry out the switch that was voted, or take note that the step broke."""
         if self._switch is not None:
             self._crew.leaving.carry_out(self._switch)
+            self._arming.switched()
             self._switch = None
         else:
             self._halt(undecided=False)
