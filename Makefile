@@ -1,4 +1,4 @@
-# Seven verbs; CI calls the same ones. Everything happens in a virtual environment of its own.
+# Eight verbs; CI calls the same ones. Everything happens in a virtual environment of its own.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: install demo test lint proof fuzz bench bench-peers clean
+.PHONY: install demo test thorough lint proof fuzz bench bench-peers clean
 
 install: $(VENV)/.installed
 
@@ -23,7 +23,11 @@ demo: install
 
 # Two files at a time: a fault test mostly waits, for processes that start and leases that lapse.
 test: install
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not thorough" $(ARGS)
+
+# Variants of fault tests for which 'make test' has no time.
+thorough: install
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m thorough $(ARGS)
 
 lint: install
 	$(BIN)/ruff format --check .

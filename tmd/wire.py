@@ -13,9 +13,10 @@ import msgspec
 from msgspec import Struct
 
 from tmd.core.duties import Duty
-from tmd.core.errors import UNREADABLE, WireError, brief
+from tmd.core.errors import WireError
 from tmd.core.limits import ShadowLimits
 from tmd.core.model import Alert, Exit, Signal, WorkerStatus
+from tmd.core.unreadable import UNREADABLE, brief
 
 VERSION = 1
 MAX_FRAME = 4 << 20

@@ -66,6 +66,7 @@ def test_a_short_campaign_ends_as_expected(tmp_path: Path, short: Path) -> None:
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.thorough
 def test_a_deviation_is_told_with_the_command_that_shows_it_again(
     tmp_path: Path, short: Path
 ) -> None:
@@ -93,6 +94,7 @@ def test_wrong_input_is_told_before_anything_is_started(tmp_path: Path, short: P
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.thorough
 def test_an_interrupted_campaign_leaves_no_process(number: int, short: Path) -> None:
     """Ctrl-C in the middle of a fault, and even kill -9."""
     run = start(short, str(SHORT))

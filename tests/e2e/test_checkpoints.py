@@ -99,6 +99,7 @@ async def test_a_rank_that_is_lost_in_the_midst_of_writing_leaves_no_half(
     assert again.weights == golden.weights
 
 
+@pytest.mark.thorough
 async def test_a_full_disk_is_no_end_of_training(
     tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:
@@ -141,6 +142,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(
     assert "part-1/__0_0.distcp is not what was written" in logs(tmp_path / "2")
 
 
+@pytest.mark.thorough
 def test_an_epoch_in_the_middle_is_gone_on_with(tmp_path: Path, epochs_golden: Golden) -> None:
     """Calls of batches() before the checkpoint end at once."""
     folder, epochs = tmp_path / "c", ("--steps", "10", "--epochs", "4")
@@ -153,6 +155,7 @@ def test_an_epoch_in_the_middle_is_gone_on_with(tmp_path: Path, epochs_golden: G
 
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["DDP", "FSDP2"])
+@pytest.mark.thorough
 def test_a_larger_world_begins_with_the_same_weights(tmp_path: Path, sharded: bool) -> None:
     """2 -> 3; and what is a part of each is the part that it should be."""
     folder, more = tmp_path / "c", ("--sharded",) if sharded else ()

@@ -34,7 +34,13 @@ async def replace_leader(run: Run) -> None:
             return
 
 
-@pytest.mark.parametrize("phase", HELD)
+@pytest.mark.parametrize(
+    "phase",
+    [
+        p if p in (Phase.SWITCH, Phase.SYNC) else pytest.param(p, marks=pytest.mark.thorough)
+        for p in HELD
+    ],
+)
 async def test_the_leader_dies_in(
     phase: Phase, tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:

@@ -72,7 +72,9 @@ def test_the_demo_shows_two_events_and_identical_losses(tmp_path: Path, short: P
     assert left_behind(short) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.thorough)]
+)
 def test_an_interrupted_demo_leaves_no_process(number: int, short: Path) -> None:
     """Ctrl-C while it trains, and even kill -9."""
     demo = start(short)

@@ -53,7 +53,9 @@ async def drained(run: Run) -> MigrationPlan:
     return moved
 
 
-@pytest.mark.parametrize("layout", ["hybrid", "tensor", "experts"])
+@pytest.mark.parametrize(
+    "layout", ["hybrid", "tensor", pytest.param("experts", marks=pytest.mark.thorough)]
+)
 async def test_a_host_moves_and_then_another_is_lost(
     layout: str, tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
@@ -75,6 +77,7 @@ async def test_a_host_moves_and_then_another_is_lost(
         await run.ends_like(golden, lost=1, unwritten=late)
 
 
+@pytest.mark.thorough
 async def test_a_host_moves_where_each_state_exists_once(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:

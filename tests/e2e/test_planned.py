@@ -4,6 +4,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.harness import GATE, STOP_AND_COPY, Golden, history, live_plan, running
 from tmd.core.model import Activity, Kind, Phase
 from tmd.demo.cluster import workers
@@ -114,6 +116,7 @@ async def test_a_leaver_that_dies_in_prepare_is_a_failover(
         await run.ends_like(golden, lost=1)
 
 
+@pytest.mark.thorough
 async def test_a_leaver_that_dies_while_it_hands_over(
     tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:

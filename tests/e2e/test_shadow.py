@@ -144,6 +144,7 @@ async def test_a_leaver_that_dies_while_it_is_followed_is_a_failover(
         await run.ends_like(long_golden, lost=1, unwritten=_written_late(plan))
 
 
+@pytest.mark.thorough
 async def test_a_stayer_that_dies_while_another_rank_is_followed(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
@@ -203,6 +204,7 @@ async def test_a_joiner_that_computes_other_gradients_is_refused(
         await run.ends_like(long_golden)
 
 
+@pytest.mark.thorough
 async def test_a_joiner_that_cannot_keep_up_is_dropped(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
@@ -226,6 +228,7 @@ async def test_a_joiner_that_cannot_keep_up_is_dropped(
         await run.ends_like(long_golden)
 
 
+@pytest.mark.thorough
 async def test_a_link_to_the_shadow_that_is_cut_ends_in_stop_and_copy(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
@@ -240,6 +243,7 @@ async def test_a_link_to_the_shadow_that_is_cut_ends_in_stop_and_copy(
         await run.ends_like(long_golden)
 
 
+@pytest.mark.thorough
 async def test_a_link_to_the_shadow_that_is_cut_once_is_opened_again(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
@@ -255,6 +259,7 @@ async def test_a_link_to_the_shadow_that_is_cut_once_is_opened_again(
         await run.ends_like(long_golden)
 
 
+@pytest.mark.thorough
 async def test_a_joiner_that_dies_while_the_others_arm(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
@@ -307,6 +312,7 @@ async def test_a_rank_of_a_sick_host_is_learnt_from_a_replica(
         await run.ends_like(long_golden)
 
 
+@pytest.mark.thorough
 async def test_a_rank_that_receives_messages_is_copied_not_mirrored(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:

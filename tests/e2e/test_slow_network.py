@@ -42,6 +42,7 @@ def wide_golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
     return golden_of(tmp_path_factory.mktemp("wide_golden"), WIDE)
 
 
+@pytest.mark.thorough
 async def test_a_joiner_on_a_slow_link_comes_in_step_or_is_dropped(
     tmp_path: Path, redis: EmbeddedRedis, wide_golden: Golden, slow: tuple[str, ...]
 ) -> None:

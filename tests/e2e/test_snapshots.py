@@ -68,6 +68,7 @@ async def test_a_lost_shard_is_put_back_from_its_keeper(
         assert any(plan.rollback.sentence in run.cluster.log(h) for h in ("h1", "h2", "h3", "s1"))
 
 
+@pytest.mark.thorough
 async def test_a_torn_snapshot_falls_back_to_the_one_before(
     tmp_path: Path, redis: EmbeddedRedis, sharded_golden: Golden
 ) -> None:
@@ -81,6 +82,7 @@ async def test_a_torn_snapshot_falls_back_to_the_one_before(
         assert 0 < rolled_back(run, plan) < 30
 
 
+@pytest.mark.thorough
 async def test_a_joiner_that_dies_while_all_go_back_is_replaced(
     tmp_path: Path, redis: EmbeddedRedis, sharded_golden: Golden
 ) -> None:
@@ -116,6 +118,7 @@ async def test_without_the_keeper_the_job_says_what_is_lost(
         assert "checkpoint" in view.jobs[0].detail
 
 
+@pytest.mark.thorough
 async def test_a_host_is_lost_where_each_state_exists_once(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:

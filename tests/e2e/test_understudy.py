@@ -146,6 +146,7 @@ async def test_a_standby_that_fails_its_rehearsal_never_gets_a_rank(
         await run.ends_like(long_golden, lost=1)
 
 
+@pytest.mark.thorough
 async def test_a_standby_rehearses_again_when_it_is_asked_to(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:

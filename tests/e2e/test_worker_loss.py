@@ -71,6 +71,7 @@ async def test_a_loss_between_two_epochs(
         await run.ends_like(epochs_golden, lost=1)
 
 
+@pytest.mark.thorough
 async def test_a_rank_whose_groups_have_no_counterpart_is_refused(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
@@ -113,6 +114,7 @@ async def test_a_stopped_worker_is_ended_and_replaced(
         await run.ends_like(golden, lost=1)
 
 
+@pytest.mark.thorough
 async def test_two_workers_at_once(tmp_path: Path, redis: EmbeddedRedis, golden: Golden) -> None:
     """Two of three ranks die in the same step; two standbys copy the one replica left."""
     faults = ["forward@0:6=kill", "backward@2:6=kill"]
@@ -138,6 +140,7 @@ async def test_a_second_loss_during_the_recovery(
         await run.ends_like(golden, lost=2)
 
 
+@pytest.mark.thorough
 async def test_the_source_dies_while_it_sends(
     tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:

@@ -133,7 +133,10 @@ def test_what_ships_imports_only_the_public_api():
     assert ours == {
         "tmd",
         "tmd.core",
+        "tmd.core.checkpoints",
         "tmd.core.errors",
+        "tmd.core.membership",
+        "tmd.core.snapshots",
         "tmd.core.fuse",
         "tmd.core.model",
         "tmd.core.pace",

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tmd.cli.common import ConfigOption, JsonOption, print_json, with_store
-from tmd.core.errors import UNREADABLE, TmdError
+from tmd.core.errors import TmdError
+from tmd.core.unreadable import UNREADABLE
 
 if TYPE_CHECKING:
     from tmd.config import Settings

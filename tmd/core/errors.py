@@ -13,18 +13,6 @@ TmdError
 └── StateMismatch       the state to be moved does not fit; the message names tensors and shapes
 """
 
-import msgspec
-
-UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What decoding with msgspec raises for bytes that are no value of the type that was asked for."""
-LONGEST = 200
-
-
-def brief(error: BaseException) -> str:
-    """What ``error`` says, cut short: it may quote whatever a stranger has sent."""
-    text = str(error)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
-
 
 class TmdError(Exception):
     """Base of all errors raised by tmd."""

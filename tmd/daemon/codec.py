@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
-from tmd.core.errors import LONGEST, UNREADABLE, StoreUnavailable, brief
+from tmd.core.errors import StoreUnavailable
+from tmd.core.unreadable import LONGEST, UNREADABLE, brief
 from tmd.daemon.seal import Seal
 
 log = structlog.get_logger("tmd.store")

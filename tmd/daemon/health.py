@@ -12,9 +12,10 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from tmd.core.errors import UNREADABLE, StoreUnavailable
+from tmd.core.errors import StoreUnavailable
 from tmd.core.findings import Memory
 from tmd.core.triage import restored
+from tmd.core.unreadable import UNREADABLE
 from tmd.daemon.bus import Bell, Reach, Store
 from tmd.daemon.watcher import Watcher
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec import Struct
 
-from tmd.core.errors import UNREADABLE
 from tmd.core.injection import PREFIX
 from tmd.core.model import Alert
+from tmd.core.unreadable import UNREADABLE
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS alerts (

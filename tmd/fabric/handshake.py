@@ -18,7 +18,8 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from tmd.core.errors import UNREADABLE, LinkRefused, brief
+from tmd.core.errors import LinkRefused
+from tmd.core.unreadable import UNREADABLE, brief
 
 T = TypeVar("T")
 Talk = Generator[bytes | int, bytes, T]

@@ -15,7 +15,8 @@ import xxhash
 from msgspec import Struct, msgpack
 from torch import Tensor
 
-from tmd.core.errors import UNREADABLE, LinkError, StateMismatch, brief
+from tmd.core.errors import LinkError, StateMismatch
+from tmd.core.unreadable import UNREADABLE, brief
 from tmd.fabric import GroupTable, Link
 from tmd.trainer.data import Position
 from tmd.trainer.dtensors import part

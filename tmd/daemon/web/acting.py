@@ -11,9 +11,9 @@ import structlog
 from aiohttp import hdrs, web
 from msgspec import Struct
 
-from tmd.core.errors import UNREADABLE, brief
 from tmd.core.operators import unknown_host
 from tmd.core.requests import DrainRequest
+from tmd.core.unreadable import UNREADABLE, brief
 from tmd.daemon.web.guard import Asked, Problem, refusal
 from tmd.daemon.web.parts import PARTS, Refused, answer
 
