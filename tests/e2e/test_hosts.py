@@ -71,7 +71,9 @@ async def test_all_ranks_of_a_host_are_lost_at_once(
 
         assert plan.kind is Kind.FAILOVER
         assert [m.rank for m in plan.moves] == [2, 3]
-        await run.ends_like(pairs_golden, lost=1)
+        # Who dies after a vote has committed but not written it down.
+        step = (plan.resume or 1) - 1
+        await run.ends_like(pairs_golden, lost=1, unwritten=[(2, step), (3, step)])
 
 
 async def test_a_host_that_loses_one_joiner_of_two_moves_nobody_by_halves(
