@@ -60,7 +60,8 @@ async def test_a_job_that_lost_a_state_for_good_goes_on_from_its_checkpoint(
 ) -> None:
     """It fails and says from where it would go on; started again it does, with the same numbers."""
     golden = solo(tmp_path / "golden", *SHARDED, ranks=len(RANKS))
-    told = (*SHARDED, *writing(tmp_path / "c"))
+    # One at a time: steps of a millisecond do not wait for a disk.
+    told = (*SHARDED, *writing(tmp_path / "c"), "--every", "20")
     faults = ["forward@1:28=wait", "backward@1:29=kill"]
     async with running(tmp_path / "1", redis.url, faults=faults, arguments=told, standby=()) as run:
         await run.cluster.until(
