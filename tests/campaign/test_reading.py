@@ -65,6 +65,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         ("where", "were", "unknown key [scenario.one.faults.1] were; did you mean 'where'?"),
         ("rank 1", "rank one", "[scenario.one.faults.1] where: the number of a rank is missing"),
         ("rank 1", "rank 7", "[scenario.one.faults.1] where: the last rank is 2: write one from 0"),
+        ("rank 1", "host h9", "where: there is no host 'h9'; there are h1, h2, h3, s1, s2"),
         ("rank 1", "mars", "[scenario.one.faults.1] where: write one of joiner"),
         ("at forward", "at forwards", "[scenario.one.faults.1] when: no such point; there are"),
         ("at forward", "at noon", "when: no such point"),

@@ -5,6 +5,7 @@ Nothing of this machine's own network is touched: the bridge leads nowhere else.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
@@ -80,6 +81,19 @@ class Namespaces:
         else:
             self._in(host, "tc qdisc del dev eth0 root")
 
+    def lose(self, host: str, share: float) -> None:
+        """Let ``share`` of the packets that ``host`` sends vanish, drawn at random; none if 0."""
+        if share:
+            self._in(host, "tc qdisc add dev eth0 clsact")
+            self._in(host, "tc filter add dev eth0 egress bpf da bytecode", _dropping(share))
+        else:
+            self._in(host, "tc qdisc del dev eth0 clsact")
+
+    def lost(self, host: str) -> int:
+        """Packets that have vanished so since :meth:`lose`."""
+        told = json.loads(self._in(host, "tc -s -j qdisc show dev eth0 clsact"))
+        return int(told[0]["drops"])
+
     def _join(self, host: str) -> None:
         number = self._hosts.index(host)
         self._make(host)
@@ -94,11 +108,20 @@ class Namespaces:
         subprocess.run(["ip", "netns", "add", self._name(host)], check=True)
         self._made.append(self._name(host))
 
-    def _in(self, host: str, command: str) -> None:
+    def _in(self, host: str, command: str, *word: str) -> str:
         inside = ("ip", "netns", "exec", self._name(host))
-        done = subprocess.run([*inside, *command.split()], capture_output=True, text=True)
+        done = subprocess.run([*inside, *command.split(), *word], capture_output=True, text=True)
         if done.returncode:
             raise OSError(f"{command}: {done.stderr.strip()}")
+        return done.stdout
 
     def _name(self, host: str) -> str:
         return f"{self._stem}-{host}"
+
+
+def _dropping(share: float) -> str:
+    """A classic BPF program, since not every kernel has netem: draw a number, let the packet pass
+    if it is above the share, else shoot it."""
+    drawn, passed, shot = 0xFFFFF038, 0xFFFFFFFF, 2  # SKF_AD_RANDOM, TC_ACT_UNSPEC, TC_ACT_SHOT
+    limit = int(share * 0xFFFFFFFF)
+    return f"4,32 0 0 {drawn},37 0 1 {limit},6 0 0 {passed},6 0 0 {shot}"

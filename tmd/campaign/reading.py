@@ -138,13 +138,20 @@ def _twice(found: Scenario, before: Sequence[Scenario]) -> list[Problem]:
 
 
 def _beyond(found: Scenario, cluster: ClusterPart) -> list[Problem]:
+    """Ranks and hosts that the cluster does not have."""
     last = cluster.ranks - 1
-    said = f"the last rank is {last}: write one from 0 to {last}, or more ranks in [cluster]"
-    return [
-        Problem(("scenario", found.name, "faults", str(number), "where"), said)
-        for number, fault in enumerate(found.faults, start=1)
-        if fault.rank is not None and fault.rank > last
-    ]
+    hosts = (*cluster.active, *cluster.spare)
+    problems = []
+    for number, fault in enumerate(found.faults, start=1):
+        where = ("scenario", found.name, "faults", str(number), "where")
+        if fault.rank is not None and fault.rank > last:
+            more = "or more ranks in [cluster]"
+            said = f"the last rank is {last}: write one from 0 to {last}, {more}"
+            problems.append(Problem(where, said))
+        if fault.host and fault.host not in hosts:
+            said = f"there is no host '{fault.host}'; there are {', '.join(hosts)}"
+            problems.append(Problem(where, said))
+    return problems
 
 
 def _sentence(problem: Problem) -> str:

@@ -58,6 +58,16 @@ class ClusterPart(Section, frozen=True):
     config: str = ""
     """More of tmd.toml, for all hosts."""
 
+    @property
+    def active(self) -> tuple[str, ...]:
+        """Hosts that have a rank at the start."""
+        return tuple(f"h{n}" for n in range(1, self.ranks + 1))
+
+    @property
+    def spare(self) -> tuple[str, ...]:
+        """Hosts that have a standby at the start."""
+        return tuple(f"s{n}" for n in range(1, self.standbys + 1))
+
     def __post_init__(self) -> None:
         try:
             tomllib.loads(self.config)
@@ -118,6 +128,12 @@ class FaultPart(Section, frozen=True):
         """The rank of ``where``, if it is one."""
         word, _, name = self.where.partition(" ")
         return int(name) if word == "rank" else None
+
+    @property
+    def host(self) -> str:
+        """The host of ``where``, if it is one."""
+        word, _, name = self.where.partition(" ")
+        return name if word == "host" else ""
 
     @property
     def steps(self) -> int | None:

@@ -39,8 +39,8 @@ class Stage:
     def __init__(self, story: Story, folder: Path, prefix: Sequence[str]) -> None:
         self.story = story
         self.folder = folder
-        self.ranks = [f"h{n}" for n in range(1, story.cluster.ranks + 1)]
-        self.spares = [f"s{n}" for n in range(1, story.cluster.standbys + 1)]
+        self.ranks = list(story.cluster.active)
+        self.spares = list(story.cluster.spare)
         self.marks = folder / "marks"
         self.control = {host: Weather() for host in self.hosts}
         """Between each daemon and Redis."""

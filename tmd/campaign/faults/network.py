@@ -15,6 +15,8 @@ from tmd.campaign.waiting import until
 DELAY_S = 0.02
 SLOW_BYTES_S = 2e6
 RATE = "16mbit"
+LOST = 0.02
+"""Share of the packets."""
 
 
 def _ways(stage: Stage, host: str, *, near: bool = True, far: bool = True) -> list[Weather]:
@@ -137,13 +139,24 @@ async def _slow_link(stage: Stage, fault: FaultPart) -> Mend:
     networks, host = _networks(stage), await stage.target(fault.where)
     rate = f"{fault.amount:g}mbit" if fault.amount else RATE
     networks.slow(host, rate)
-    slow = [True]
+    return _once(lambda: networks.slow(host, ""))
 
-    async def restore() -> None:
-        if slow.pop() if slow else False:
-            networks.slow(host, "")
 
-    return restore
+async def _loss(stage: Stage, fault: FaultPart) -> Mend:
+    networks, host = _networks(stage), await stage.target(fault.where)
+    networks.lose(host, fault.amount or LOST)
+    await until(lambda: networks.lost(host) > 0)
+    return _once(lambda: networks.lose(host, 0.0))
+
+
+def _once(undo: Callable[[], None]) -> Mend:
+    left = [undo]
+
+    async def mend() -> None:
+        while left:
+            left.pop()()
+
+    return mend
 
 
 ROOT = namespaces.unable
@@ -158,5 +171,6 @@ KINDS = (
     Kind("network.refuse", "they are reset, and no new one comes about", _refuse),
     Kind("network.cut", "the cable is pulled", _cut, unable=ROOT),
     Kind("network.cut-one-way", "what the host sends gets lost", _cut_one_way, unable=ROOT),
+    Kind("network.loss", "packets of a host get lost at random", _loss, unable=ROOT),
     Kind("network.slow-link", "the link of a host is slow (tc tbf)", _slow_link, unable=ROOT),
 )
