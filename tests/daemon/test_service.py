@@ -242,6 +242,27 @@ async def test_a_restarted_daemon_finds_its_trainers_again(tmp_path, redis):
         assert isinstance(await again.duty(lambda _: True), Train)
 
 
+async def test_a_restarted_daemon_raises_no_second_alert_for_an_exit(tmp_path, redis):
+    """Its launcher tells it again of all that have ended; the one after is told behind that."""
+    async with Cluster(tmp_path, redis) as cluster:
+        await cluster.start("h1")
+        await (await cluster.launcher("h1", slots=2)).exited("h1/job/0.a", 1)
+        first = await cluster.alerts()
+        cluster.daemons["h1"].kill()
+        await cluster.daemons["h1"].wait()
+        await cluster.start("h1")
+        launcher = await cluster.launcher("h1", slots=2)
+        await launcher.exited("h1/job/0.a", 1)
+        await launcher.exited("h1/job/1.a", 1)
+
+        async def both():
+            return "h1/job/1.a" in [a.entity for a in await cluster.alerts()]
+
+        await cluster.until(both, "the second exit is told")
+        assert [a.entity for a in first] == ["h1/job/0.a"]
+        assert [a.entity for a in await cluster.alerts()] == ["h1/job/0.a", "h1/job/1.a"]
+
+
 async def test_a_redis_that_lost_everything_is_told_again(tmp_path, redis):
     """The record comes back with its revision, and decisions go on."""
     async with Cluster(tmp_path, redis) as cluster:

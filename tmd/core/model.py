@@ -140,6 +140,9 @@ class Signal(Struct, frozen=True):
     evidence: tuple[str, ...] = ()
     count: int = 1
     """How many times it was seen since the last signal about it: a storm is one signal."""
+    event: str = ""
+    """Names, on this host for ever, what happened only once (an exit): a daemon that has restarted
+    and is told of it again does not raise a new alert."""
 
 
 class Alert(Struct, frozen=True):

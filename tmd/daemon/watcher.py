@@ -203,7 +203,8 @@ class Watcher:
         """Take in one signal."""
         self._count += 1
         origin = Origin(self._host, detector, strategy, rules)
-        alert_id = f"{self._host}-{self._incarnation}-{self._count}"
+        own = signal.event or f"{self._incarnation}-{self._count}"
+        alert_id = f"{self._host}-{own}"
         clock = asyncio.get_running_loop().time()
         self._note(
             *triage.fold(
