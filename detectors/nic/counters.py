@@ -139,7 +139,7 @@ class CounterHistory:
 
     def _hold(self, name: str, found: Finding, now: float) -> None:
         held = self._held.get(name)
-        if held is not None and _rank(held[0].severity) > _rank(found.severity):
+        if held is not None and held[0].severity.grade > found.severity.grade:
             found = held[0]
         self._held[name] = (found, now)
 
@@ -160,7 +160,3 @@ def _within(growths: deque[_Growth], window_s: float, now: float) -> float:
         for growth in growths
         if now - growth.at < window_s
     )
-
-
-def _rank(severity: Severity) -> int:
-    return list(Severity).index(severity)

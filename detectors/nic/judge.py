@@ -115,7 +115,7 @@ class Findings:
         for code, finding in holds.items():
             severity = self._bounded(memory.port, finding.severity)
             known = memory.raised.get(code)
-            if known is None or _rank(severity) > _rank(known):
+            if known is None or severity.grade > known.grade:
                 memory.raised[code] = severity
                 yield _signal(memory.port, code, severity, State.RAISED, finding.message)
         for code in [code for code in memory.raised if code not in holds]:
@@ -127,11 +127,7 @@ class Findings:
         patterns = (*self._rules.named, *self._rules.expect)
         if port.medium is not Medium.ETHERNET or any(fnmatchcase(port.name, p) for p in patterns):
             return severity
-        return min(severity, Severity.WARNING, key=_rank)
-
-
-def _rank(severity: Severity) -> int:
-    return list(Severity).index(severity)
+        return min(severity, Severity.WARNING, key=lambda each: each.grade)
 
 
 def _signal(port: Port, code: str, severity: Severity, state: State, message: str) -> Signal:

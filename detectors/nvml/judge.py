@@ -27,7 +27,6 @@ STEADY = 3
 COOL = 5
 """Degrees below the slow-down temperature at which the heat is over."""
 MEMORY_FACTS = ("remap_pending", "remap_failed", "sram_threshold")
-_RANK = {severity: rank for rank, severity in enumerate(Severity)}
 
 
 class Finding(Struct, frozen=True):
@@ -163,7 +162,7 @@ class Judge:
                 continue
             if told is not None and told.severity is finding.severity:
                 continue
-            if told is not None and _RANK[finding.severity] < _RANK[told.severity]:
+            if told is not None and finding.severity.grade < told.severity.grade:
                 yield Signal(code, entity, told.severity, State.CLEARED, "less holds now")
             self._told[key] = finding
             failed = [f"{name} returned {number}" for name, number in codes.items()]

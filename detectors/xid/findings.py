@@ -26,7 +26,6 @@ PROCESSES = 3
 DIRECTIVE = 154
 LINK = 74
 CONFIRMED = "an NVML event told of it as well"
-_RANK = {severity: rank for rank, severity in enumerate(Severity)}
 
 Key = tuple[str, int]
 """PCI address and XID."""
@@ -124,7 +123,7 @@ class Findings:
         if known is not None and not _changes(known, verdict, fault):
             _count(known, fault, now)
             return
-        if known is not None and _RANK[verdict.severity] < _RANK[known.signal.severity]:
+        if known is not None and verdict.severity.grade < known.signal.severity.grade:
             yield self._clear(key, "the driver asks for less")
         untold = known.untold if known is not None else 0
         signal = Signal(
@@ -190,7 +189,7 @@ class Findings:
 
 def _changes(known: Finding, verdict: Judgement, fault: Fault) -> bool:
     """Worse is news; less is news only by the driver's own clear word."""
-    new, old = _RANK[verdict.severity], _RANK[known.signal.severity]
+    new, old = verdict.severity.grade, known.signal.severity.grade
     less = new < old and fault.xid == DIRECTIVE and verdict.what is Verdict.DRAIN
     return new > old or less
 

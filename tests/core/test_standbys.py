@@ -31,7 +31,7 @@ from tmd.core.model import (
 )
 from tmd.core.planning import steer
 from tmd.core.requests import DrainRequest
-from tmd.core.standbys import candidates, lasting, reasons
+from tmd.core.standbys import MOST_REASONS, candidates, lasting, reasons
 from tmd.testing.clients import worker_status
 
 RECORD = JobRecord(
@@ -161,6 +161,15 @@ def test_the_choice_says_why_this_one_and_why_not_the_others():
         "h8": "its host ails",
         "h9": "its host is being drained",
     }
+
+
+def test_a_plan_does_not_tell_of_a_thousand_standbys():
+    record = structs.replace(RECORD, history=(failover("h6"),))
+    pool = [standby(f"h{n}", rehearsed=DONE) for n in range(2, 1000)]
+    cluster = structs.replace(view(*pool), jobs=(record,))
+    chosen = Member("h2/job/0.a", "h2", "h2:1")
+
+    assert len(reasons({0: chosen}, cluster, record, Facts(cluster, "job"))) == MOST_REASONS
 
 
 def test_a_planned_move_records_its_choice():

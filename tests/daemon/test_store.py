@@ -325,6 +325,20 @@ async def test_what_was_forgotten_is_not_taken_for_lost(redis_url):
         await store.close()
 
 
+async def test_the_stream_of_alerts_is_bounded(redis_url):
+    """By whole blocks of the server's, so by a little more than was asked for; the newest stay."""
+    store = RedisStore(redis_url, f"f{os.urandom(4).hex()}", KEY, alerts_kept=50)
+    try:
+        for number in range(500):
+            await store.publish_alert(alert(number))
+        kept = [a.id for _, a in await store.alerts("", limit=1000)]
+
+        assert 50 <= len(kept) <= 200
+        assert kept[-1] == alert(499).id
+    finally:
+        await store.close()
+
+
 async def test_clusters_do_not_see_each_other(redis_url, record):
     one, two = RedisStore(redis_url, "one", KEY), RedisStore(redis_url, "two", KEY)
     try:

@@ -10,6 +10,7 @@ import pytest
 from msgspec import structs
 
 from tmd.core.model import Exit, Severity, Signal, State, Strategy
+from tmd.core.rationing import BURST, MOST, PER_SECOND
 from tmd.daemon.bus import Reach
 from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector, Origin
@@ -17,7 +18,7 @@ from tmd.daemon.roster import Roster
 from tmd.daemon.watcher import Watcher
 from tmd.plugin import Detector, DetectorConfig
 from tmd.testing import MemoryStore
-from tmd.testing.clients import worker_status
+from tmd.testing.clients import until, worker_status
 
 pytestmark = pytest.mark.looptime
 
@@ -264,3 +265,61 @@ async def test_a_detector_has_a_folder_of_its_own_that_survives_a_restart(watchi
             messages += [a.message for a in watcher.board.alerts]
 
     assert messages == ["1", "2"]
+
+
+class Flapping(Detector):
+    name = "flapping"
+
+    async def watch(self, ctx):
+        while True:
+            yield SIGNAL
+            yield structs.replace(SIGNAL, state=State.CLEARED)
+
+
+class Spamming(Detector):
+    name = "spamming"
+
+    async def watch(self, ctx):
+        for number in range(10 * MOST):
+            yield structs.replace(SIGNAL, entity=f"gpu:{number}", severity=Severity.WARNING)
+        yield structs.replace(SIGNAL, entity="gpu:lost")
+        await ctx.sleep(1e9)
+
+
+async def test_a_detector_that_flaps_is_heard_at_a_rate(watching):
+    """Its log, journal and stream grow no faster, and others are heard all the while."""
+    async with watching(Flapping(), Once()) as (watcher, _):
+        await asyncio.sleep(0.01)
+        at_once = watcher.news[Severity.FATAL]
+        await asyncio.sleep(60)
+        later = watcher.news[Severity.FATAL] - at_once
+
+        assert at_once <= 2 * (BURST + 2) + 1
+        assert later == pytest.approx(2 * 60 * PER_SECOND, rel=0.05)
+        assert "once" in {alert.detector for alert in watcher.board.alerts}
+
+
+async def test_a_detector_without_number_is_held_to_one_and_its_gravest_is_not_late(watching):
+    """It waits for nothing while it only states."""
+    async with watching(Spamming()) as (watcher, _):
+        before = asyncio.get_running_loop().time()
+        await until(lambda: any(a.severity is Severity.FATAL for a in watcher.board.alerts))
+
+        assert asyncio.get_running_loop().time() - before < 0.1
+        assert len(watcher.board.alerts) == MOST + 2
+        assert watcher.board.alerts[-1].severity is Severity.FATAL
+
+
+async def test_what_waits_for_the_disk_is_bounded_and_the_newest_is_kept(watching, monkeypatch):
+    """Told faster than anybody writes: the oldest go."""
+    monkeypatch.setattr("tmd.daemon.watcher.UNWRITTEN", 100)
+    async with watching() as (watcher, store):
+        for number in range(60):
+            signal = structs.replace(SIGNAL, entity=f"gpu:{number}")
+            watcher.fold(signal, "d", Strategy.OBSERVE)
+            watcher.fold(structs.replace(signal, state=State.CLEARED), "d", Strategy.OBSERVE)
+        await until(lambda: len(store.stream) >= 100)
+
+        assert [alert.entity for alert in store.stream] == [
+            f"gpu:{number}" for number in range(10, 60) for _ in range(2)
+        ]

@@ -30,6 +30,7 @@ from tmd.core.model import (
 )
 from tmd.daemon.bus import state_of
 from tmd.daemon.web.parts import Local, Parts
+from tmd.daemon.web.reading import PAGE_LIMIT
 from tmd.daemon.web.server import MOST_CONNECTIONS, Web
 from tmd.daemon.web.stream import MOST_STREAMS
 from tmd.testing import MemoryStore
@@ -190,6 +191,9 @@ async def test_events_come_in_pages(served):
     _, rest = await served.get(f"/v1/events?after={first['next']}")
     _, end = await served.get(f"/v1/events?after={rest['next']}")
 
+    status, _ = await served.get(f"/v1/events?limit={PAGE_LIMIT + 1}")
+
+    assert status == 400
     ids = [e["alert"]["id"] for page in (first, rest) for e in page["events"]]
     assert ids == [f"h1-{n}" for n in range(5)]
     assert end == {"events": [], "next": rest["next"]}

@@ -58,15 +58,15 @@ async def _obey(word: str) -> AsyncIterator[Signal]:
             await asyncio.Event().wait()
         case "flood":
             for number in range(FLOOD):
-                entity = f"thing-{number % 7}"
+                entity = f"thing-{number}"
                 yield Signal(f"{NAME}.flood", entity, Severity.WARNING, message=f"it is {number}")
                 await asyncio.sleep(0)
         case "lie":
             yield Signal(f"{NAME}.lie", "host", Severity.FATAL, message="all is lost")
         case "truth":
-            for entity in ("host", *(f"thing-{n}" for n in range(7))):
-                for code in ("lie", "flood"):
-                    yield Signal(f"{NAME}.{code}", entity, Severity.INFO, State.CLEARED)
+            yield Signal(f"{NAME}.lie", "host", Severity.INFO, State.CLEARED)
+            for number in range(FLOOD):
+                yield Signal(f"{NAME}.flood", f"thing-{number}", Severity.INFO, State.CLEARED)
         case _:
             return
 

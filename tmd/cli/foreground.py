@@ -36,9 +36,9 @@ class Listening(Watcher):
 
     def fold(
         self, signal: Signal, detector: str, strategy: Strategy, rules: Rules = AT_ONCE
-    ) -> None:
+    ) -> bool:
         self._hear(detector, signal)
-        super().fold(signal, detector, strategy, rules)
+        return super().fold(signal, detector, strategy, rules)
 
 
 def watch(

@@ -112,6 +112,14 @@ class Severity(StrEnum):
     DEGRADED = "degraded"  # still works; should be left in an orderly way
     FATAL = "fatal"  # has stopped working
 
+    @property
+    def grade(self) -> int:
+        """The higher, the graver."""
+        return _GRADES[self]
+
+
+_GRADES = {severity: grade for grade, severity in enumerate(Severity)}
+
 
 class State(StrEnum):
     RAISED = "raised"

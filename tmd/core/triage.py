@@ -7,6 +7,8 @@ explicit CLEARED or an operator's word, never by silence.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from msgspec import Struct, structs
 
 from tmd.core.findings import (
@@ -22,11 +24,12 @@ from tmd.core.findings import (
     is_of_host,
 )
 from tmd.core.model import Alert, Severity, Signal, State, Strategy
+from tmd.core.rationing import TOO_MANY, fitted, is_crowded
 
+REMEMBERED = 1000
+"""Raises that may come back, of the whole host."""
 News = tuple[Alert, ...]
 """Alerts to publish: raised for the first time, raised again but worse, cleared."""
-
-_RANK = {severity: rank for rank, severity in enumerate(Severity)}
 
 
 class Board(Struct, frozen=True):
@@ -55,12 +58,19 @@ def fold(
     ``alert_id`` is used for a new finding only; a finding keeps its id from raise to clear. ``now``
     is wall-clock time, ``clock`` monotonic seconds.
     """
+    signal = fitted(signal)
     key = Key(origin.host, origin.detector, signal.entity, signal.code)
     if signal.state is State.CLEARED:
-        return _cleared(board, key, signal.message, now)
+        board, news = _cleared(board, key, signal.message, now)
+        board, more = _relieved(board, key, now)
+        return board, news + more
     if key in board.raised:
         return _repeated(board, key, signal, origin)
     suspect = board.suspects.get(key)
+    if suspect is None and is_crowded(_held(board, key), signal.severity):
+        word = _too_many(key)
+        whose = Origin(origin.host, TRIAGE, Strategy.ADVISE)
+        return fold(board, word, whose, alert_id=alert_id, now=now, clock=clock)
     if suspect is None:
         suspect = Suspect(signal, origin, alert_id, since=clock)
     else:
@@ -129,7 +139,7 @@ def _counted(board: Board, key: Key, now: float, clock: float) -> tuple[Board, N
     if rules.repeats and is_of_host(alert.job, alert.severity):
         since = now - rules.window_s
         past = tuple(r for r in memory.raises if r.key.detector != key.detector or r.at > since)
-        memory = structs.replace(memory, raises=(*past, Raise(key, now)))
+        memory = structs.replace(memory, raises=(*past, Raise(key, now))[-REMEMBERED:])
         times = memory.times(key, since)
     came_back = rules.repeats and times >= rules.repeats
     news = [_escalated(alert, times) if came_back else alert]
@@ -154,18 +164,18 @@ def _escalated(alert: Alert, times: int) -> Alert:
 
 def _repeated(board: Board, key: Key, signal: Signal, origin: Origin) -> tuple[Board, News]:
     known = board.raised[key]
-    worse = _RANK[signal.severity] > _RANK[known.severity]
+    graver = signal.severity.grade > known.severity.grade
     again = structs.replace(
         known,
         count=known.count + signal.count,
-        severity=signal.severity if worse else known.severity,
-        stated=None if signal.severity is known.severity or worse else known.stated,
+        severity=signal.severity if graver else known.severity,
+        stated=None if signal.severity is known.severity or graver else known.stated,
         message=signal.message or known.message,
         evidence=signal.evidence or known.evidence,
         strategy=origin.strategy,
     )
     board = structs.replace(board, raised={**board.raised, key: again})
-    return board, (again,) if worse else ()
+    return board, (again,) if graver else ()
 
 
 def _cleared(board: Board, key: Key, message: str, now: float) -> tuple[Board, News]:
@@ -182,7 +192,7 @@ def _cleared(board: Board, key: Key, message: str, now: float) -> tuple[Board, N
 
 def _merged(first: Signal, second: Signal) -> Signal:
     """What two signals of a suspect say together: the graver one, with the count of both."""
-    graver = second if _RANK[second.severity] >= _RANK[first.severity] else first
+    graver = second if second.severity.grade >= first.severity.grade else first
     return structs.replace(graver, count=first.count + second.count)
 
 
@@ -203,6 +213,28 @@ def _raised(suspect: Suspect, now: float) -> Alert:
         at=now,
         evidence=signal.evidence,
     )
+
+
+# --- too many -------------------------------------------------------------------------------------
+
+
+def _held(board: Board, key: Key) -> Iterator[Severity]:
+    """What the detector of ``key`` has stated and not ended."""
+    yield from (a.severity for a in board.raised.values() if a.detector == key.detector)
+    yield from (s.signal.severity for k, s in board.suspects.items() if k.detector == key.detector)
+
+
+def _too_many(key: Key) -> Signal:
+    message = f"it states more than is held; the last left out was {key.code} of {key.entity}"
+    return Signal(TOO_MANY, f"detector:{key.detector}", Severity.WARNING, message=message)
+
+
+def _relieved(board: Board, key: Key, now: float) -> tuple[Board, News]:
+    """Once a detector has ended all that was held of it, nothing is left out any more."""
+    if any(True for _ in _held(board, key)):
+        return board, ()
+    word = Key(key.host, TRIAGE, f"detector:{key.detector}", TOO_MANY)
+    return _cleared(board, word, "it has ended all that it had stated", now)
 
 
 def _ban_key(host: str) -> Key:

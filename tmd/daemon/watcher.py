@@ -20,6 +20,7 @@ from tmd.core.errors import StoreUnavailable
 from tmd.core.findings import AT_ONCE, Origin, Rules
 from tmd.core.injection import injector
 from tmd.core.model import Alert, Severity, Signal, State, Strategy
+from tmd.core.rationing import BURST, PER_SECOND, Allowance
 from tmd.core.requests import HealthyRequest
 from tmd.core.retuning import farewells, with_strategy
 from tmd.daemon.bus import Bell, Reach, Store
@@ -99,6 +100,7 @@ class Watched:
         self.strategy = loaded.strategy
         """May change while it runs."""
         self.task: asyncio.Task[None] | None = None
+        self.allowance = Allowance(BURST, PER_SECOND)
 
 
 class Watcher:
@@ -199,18 +201,18 @@ class Watcher:
         detector: str,
         strategy: Strategy,
         rules: Rules = AT_ONCE,
-    ) -> None:
-        """Take in one signal."""
+    ) -> bool:
+        """Take in one signal; whether it was news."""
         self._count += 1
         origin = Origin(self._host, detector, strategy, rules)
         own = signal.event or f"{self._incarnation}-{self._count}"
         alert_id = f"{self._host}-{own}"
         clock = asyncio.get_running_loop().time()
-        self._note(
-            *triage.fold(
-                self.board, signal, origin, alert_id=alert_id, now=time.time(), clock=clock
-            )
+        board, news = triage.fold(
+            self.board, signal, origin, alert_id=alert_id, now=time.time(), clock=clock
         )
+        self._note(board, news)
+        return bool(news)
 
     def declare_healthy(self, request: HealthyRequest) -> None:
         """Take in an operator's word."""
@@ -289,7 +291,11 @@ class Watcher:
                 async with aclosing(loaded.detector.watch(context)) as signals:  # type: ignore[type-var]
                     async for signal in signals:
                         context.beat()
-                        self.fold(signal, loaded.origin.name, watched.strategy, loaded.rules)
+                        news = self.fold(signal, loaded.origin.name, watched.strategy, loaded.rules)
+                        if news and signal.state is State.CLEARED:
+                            # What is stated is never kept waiting, but who flaps must end things.
+                            watched.allowance = watched.allowance.spent(context.now())
+                            await context.sleep(watched.allowance.owed_s)
             finally:
                 recovery.cancel()
                 if keeper is not None:

@@ -40,6 +40,6 @@ def _given(orders: Path, word: str) -> Callable[[], bool]:
 KINDS = (
     Kind("detector.crash", "a detector raises", _does("crash")),
     Kind("detector.hang", "a detector never comes back", _does("hang")),
-    Kind("detector.flood", "a detector states 50,000 things at once", _does("flood")),
+    Kind("detector.flood", "a detector states 50,000 different things at once", _does("flood")),
     Kind("detector.lie", "a detector says that a sound host is lost", _does("lie")),
 )
