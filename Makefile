@@ -1,4 +1,4 @@
-# Eight verbs; CI calls the same ones. Everything happens in a virtual environment of its own.
+# CI calls the same verbs. Everything happens in a virtual environment of its own.
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: install demo test thorough lint proof fuzz bench bench-peers clean
+.PHONY: install demo test thorough lint proof fuzz audit bench bench-peers clean
 
 install: $(VENV)/.installed
 
@@ -45,6 +45,13 @@ fuzz: install
 	TMD_FUZZ_ROUNDS=$(or $(ROUNDS),1000000) TMD_FUZZ_SEED=$(or $(SEED),1) \
 		$(BIN)/python -m pytest --numprocesses 2 --timeout 7200 tests/fuzz $(ARGS)
 
+# Known holes in what is pinned. Asks the index's advisories, so it needs the network; whatever it
+# cannot ask about is an error.
+audit:
+	$(PYTHON) -m venv $(VENV)-audit
+	$(VENV)-audit/bin/python -m pip --disable-pip-version-check install --quiet pip-audit
+	$(VENV)-audit/bin/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt
+
 bench: install
 	$(BIN)/python -m bench.collectives
 	$(BIN)/python -m bench.downtime
@@ -57,4 +64,4 @@ bench-peers: install
 	$(BIN)/python -m bench.peers
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-audit build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
