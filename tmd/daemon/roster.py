@@ -18,10 +18,7 @@ from tmd.plugin import WorkerEvent
 EXITS_KEPT = 64
 
 QUIET_FIELDS = frozenset(
-    {
-        *("step", "loss", "step_seconds", "stands_s", "pace", "waiting", "rss_bytes"),
-        *("shadow", "kept"),
-    }
+    ["step", "loss", "step_seconds", "stands_s", "pace", "waiting", "rss_bytes", "shadow", "kept"]
 )
 """Progress: told with the next heartbeat. A change of anything else cannot wait."""
 
