@@ -120,13 +120,13 @@ class Play:
             await self._stage.until(lambda v: (p := live_plan(v)) is not None and p.phase is phase)
 
     async def _lasts(self, fault: FaultPart) -> None:
-        stage, wanted = self._stage, len(self._scenario.expect.plans)
+        stage, wanted = self._stage, fault.plans or len(self._scenario.expect.plans)
         await asyncio.sleep(fault.for_s)
-        if fault.steps is not None:
+        if fault.steps:
             await stage.steps(fault.steps)
         elif fault.until == "a plan":
             await stage.until(lambda v: live_plan(v) is not None or bool(self._ended(v)))
-        elif fault.until == "done":
+        elif fault.plans or fault.until == "done":
             await stage.until(lambda v: len(self._ended(v)) >= wanted)
         elif fault.until == "silence":
             await stage.until(lambda v: len(v.hosts) < len(stage.hosts))

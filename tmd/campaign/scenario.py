@@ -92,7 +92,8 @@ class FaultPart(Section, frozen=True):
     for_s: NotNegative = 0.0
     """How long it lasts; then it is mended."""
     until: str = ""
-    """Instead: 'N steps', 'another leader', 'a plan', 'done', 'silence' of a host."""
+    """Instead: 'N steps', 'N plans' that have ended since the scenario began, 'another leader',
+    'a plan', 'done', 'silence' of a host."""
     amount: float = 0.0
     """How much, in the unit of the kind; 0 is its own default."""
 
@@ -109,8 +110,8 @@ class FaultPart(Section, frozen=True):
             raise Invalid(f"no such phase; there are {', '.join(Phase)}", "when")
         if self.when != "now" and word not in ("at", "phase"):
             raise Invalid("write 'now', 'at POINT' or 'phase PHASE'", "when")
-        if self.until and self.until not in UNTIL and self.steps is None:
-            raise Invalid(f"write one of {', '.join(UNTIL)} or 'N steps'", "until")
+        if self.until and self.until not in UNTIL and not (self.steps or self.plans):
+            raise Invalid(f"write one of {', '.join(UNTIL)}, 'N steps' or 'N plans'", "until")
 
     @property
     def point(self) -> str:
@@ -136,10 +137,18 @@ class FaultPart(Section, frozen=True):
         return name if word == "host" else ""
 
     @property
-    def steps(self) -> int | None:
+    def steps(self) -> int:
         """The number of steps of ``until``, if it is that."""
+        return self._number_of("steps")
+
+    @property
+    def plans(self) -> int:
+        """The number of plans of ``until``, if it is that."""
+        return self._number_of("plans")
+
+    def _number_of(self, what: str) -> int:
         number, _, word = self.until.partition(" ")
-        return int(number) if word == "steps" and number.isdecimal() else None
+        return int(number) if word == what and number.isdecimal() else 0
 
 
 class Expected(Section, frozen=True):

@@ -86,7 +86,7 @@ TABLE: dict[Phase, dict[Event, Phase]] = {
     # The change is committed from here on: a new fault is a new failover in the new epoch.
     Phase.RESUME: {
         Event.COMMITTED: Phase.DONE,
-        Event.MEMBER_LOST: Phase.ABORTED,
+        Event.MEMBER_LOST: Phase.DONE,
         Event.JOB_ENDED: Phase.DONE,
     },
     Phase.DONE: {},
