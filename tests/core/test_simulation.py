@@ -1,26 +1,20 @@
 """The real core against modelled workers: nothing that can happen may lose or repeat a step."""
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import rule
 
+from tests.core.machine import Machine
 from tests.core.proof import thorough
 from tests.core.simulation import Simulation
 from tmd.core.model import Activity, JobState, Phase
 from tmd.core.snapshots import Rollback
 
 
-class Cluster(RuleBasedStateMachine):
-    """Kills, cuts, drains, late statuses and late orders in any order."""
+class Cluster(Machine):
+    """The leader decides by all that was told, and at once; orders are late."""
 
-    hot: int | None = None
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sim = Simulation(ranks=3, standbys=2, hot=self.hot)
-        self.kills = 0
-
-    def pick(self, data: st.DataObject) -> str:
-        return data.draw(st.sampled_from(sorted(self.sim.workers)))
+    def simulated(self) -> Simulation:
+        return Simulation(ranks=3, standbys=2, hot=self.hot)
 
     @rule()
     def leader_looks(self) -> None:
@@ -35,73 +29,12 @@ class Cluster(RuleBasedStateMachine):
         self.sim.turn(age=100.0)
 
     @rule(data=st.data())
-    def status_arrives(self, data: st.DataObject) -> None:
-        self.sim.publish(self.pick(data))
-
-    @rule(data=st.data())
     def order_arrives(self, data: st.DataObject) -> None:
         self.sim.deliver(self.pick(data))
-
-    @rule(data=st.data())
-    def worker_reaches_boundary(self, data: st.DataObject) -> None:
-        self.sim.boundary(self.pick(data))
-
-    @rule()
-    def step_commits(self) -> None:
-        self.sim.step()
-
-    @rule(aware=st.sets(st.integers(0, 2)))
-    def vote_breaks(self, aware: set[int]) -> None:
-        self.sim.step(aware)
-
-    @rule()
-    def link_breaks(self) -> None:
-        self.sim.cut()
-
-    @rule(data=st.data())
-    def link_to_a_shadow_breaks(self, data: st.DataObject) -> None:
-        self.sim.lose_life(self.pick(data))
-
-    @precondition(lambda self: self.kills < 2)
-    @rule(data=st.data())
-    def worker_dies(self, data: st.DataObject) -> None:
-        alive = sorted(n for n, w in self.sim.workers.items() if w.alive)
-        holders = [w for w in self.sim.workers.values() if w.alive and w.state is not None]
-        if not alive:
-            return  # the job has failed
-        victim = data.draw(st.sampled_from(alive))
-        if len([w for w in holders if w.name != victim]) >= 1:
-            self.kills += 1
-            self.sim.kill(victim)
-            self.sim.add_standby(f"new{self.kills}")
-
-    @rule(host=st.sampled_from(["h0", "h1", "h2"]))
-    def drain(self, host: str) -> None:
-        self.sim.drains = {host}
-        self.sim.drain_count += 1
-
-    @rule()
-    def undrain(self) -> None:
-        self.sim.drains = set()
 
     @rule(rounds=st.integers(1, 4))
     def everything_is_heard(self, rounds: int) -> None:
         self.sim.settle(rounds)
-
-    @invariant()
-    def holds(self) -> None:
-        self.sim.check()
-
-    def teardown(self) -> None:
-        """In the end the job goes on: a step commits on every rank."""
-        self.sim.drains = set()
-        for _ in range(6):
-            self.sim.settle()
-            if self.sim.step():
-                break
-        else:
-            raise AssertionError(f"the job does not go on: {self.sim.record}")
-        self.sim.check()
 
 
 class ShadowCluster(Cluster):
@@ -389,9 +322,8 @@ def test_a_shadow_of_another_rank_forgets_what_it_followed_when_all_go_back() ->
 class SnapshotCluster(Cluster):
     """Each state exists once, and snapshots are taken, whole or torn."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.sim = Simulation(ranks=3, standbys=2, alike=False)
+    def simulated(self) -> Simulation:
+        return Simulation(ranks=3, standbys=2, alike=False)
 
     @rule()
     def snapshot_is_whole(self) -> None:
