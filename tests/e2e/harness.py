@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shlex
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-import pytest
 from msgspec import Struct
 
 from tmd.campaign.forking import fork_server
@@ -20,8 +17,6 @@ from tmd.demo.story import run_golden
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "tmd" / "campaign" / "job.py")
-FORK = "TMD_TEST_FORK"
-"""Environment: what stands before the command of a process that is to be started by fork."""
 RANKS = ("h1", "h2", "h3")
 STEPS = 40
 LONG = ("--steps", "150")
@@ -34,19 +29,19 @@ STOP_AND_COPY = "[shadow]\nenabled = false\n"
 """No live shadow: a joiner is ready while the job stands at its gate."""
 
 
+_prefixes: list[tuple[str, ...]] = [()]
+"""What stands before the command of a process that is to be started by fork, the innermost last."""
+
+
 @contextmanager
 def forked(*, compiler: bool) -> Iterator[None]:
     """Within: launchers and workers are started by fork. ``compiler``: from a whole torch."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT))  # scripts of the tests import the tests
-        with fork_server(compiler=compiler) as prefix:
-            patch.setenv(FORK, shlex.join(prefix))
+    with fork_server(compiler=compiler) as prefix:
+        _prefixes.append(prefix)
+        try:
             yield
-
-
-def prefix_now() -> tuple[str, ...]:
-    """What to put before a command now."""
-    return tuple(shlex.split(os.environ.get(FORK, "")))
+        finally:
+            _prefixes.pop()
 
 
 class Golden(Struct, frozen=True):
@@ -67,7 +62,7 @@ async def make_golden(
 ) -> Golden:
     """Run the job without any of tmd's control plane."""
     command = (script, "--steps", str(STEPS), *arguments)
-    await run_golden(command, ranks, folder / "trace", folder / "log", prefix_now())
+    await run_golden(command, ranks, folder / "trace", folder / "log", _prefixes[-1])
     return Golden(read_trace(folder / "trace"), weights_of(folder / "trace"))
 
 
@@ -215,7 +210,7 @@ async def running(
         job="small",
         active=tuple(active),
         per_host=per_host,
-        prefix=tuple(prefix) or prefix_now(),
+        prefix=tuple(prefix) or _prefixes[-1],
         standby=tuple(standby),
         script=(script, "--steps", str(STEPS), *arguments),
         silence_s=silence_s,
@@ -227,7 +222,6 @@ async def running(
             "TMD_FAULTS": ",".join(faults),
             "TMD_FAULTS_FOLDER": str(marks),
             "TMD_SHADOW__REHEARSE": str(rehearse).lower(),
-            "PYTHONPATH": str(ROOT),
         },
     )
     async with LocalCluster(spec) as cluster:
