@@ -69,8 +69,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(host=HOSTS)
     def drain(self, host: str) -> None:
-        self.sim.drains = {host}
-        self.sim.drain_count += 1
+        self.sim.drain(host)
 
     @rule()
     def undrain(self) -> None:
