@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import structlog
 
+from tests import values
 from tmd import embedded
 from tmd.core.errors import StoreUnavailable
-from tmd.core.model import Alert, Severity, Signal, State, Strategy
+from tmd.core.model import Severity, Signal, Strategy
 from tmd.daemon.bus import Reach
 from tmd.daemon.journal import Journal
 from tmd.daemon.ledger import Bounds, Ledger
@@ -28,20 +29,7 @@ WITHIN_S = 20.0
 
 
 def alert(number, message=""):
-    return Alert(
-        id=f"h1-{number}",
-        host="h1",
-        detector="d",
-        code="c.d",
-        entity="host",
-        severity=Severity.WARNING,
-        state=State.RAISED,
-        message=message,
-        job="",
-        strategy=Strategy.OBSERVE,
-        count=1,
-        at=1.0,
-    )
+    return values.alert(id=f"h1-{number}", message=message)
 
 
 @contextmanager

@@ -14,20 +14,11 @@ import pytest
 from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests import values
+from tests.values import alert
 from tmd.core.election import Lease
 from tmd.core.errors import ConfigError
-from tmd.core.model import (
-    Activity,
-    Alert,
-    HostStatus,
-    Kind,
-    Mark,
-    MigrationPlan,
-    Phase,
-    Severity,
-    State,
-    Strategy,
-)
+from tmd.core.model import Activity, HostStatus, Kind, Mark, Phase, Severity
 from tmd.daemon.bus import state_of
 from tmd.daemon.web.parts import Local, Parts
 from tmd.daemon.web.server import MOST_CONNECTIONS, Web
@@ -39,20 +30,7 @@ WITHIN_S = 20.0
 TOKEN = "0123456789abcdef"
 AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
 
-ALERT = Alert(
-    id="h1-0",
-    host="h1",
-    detector="d",
-    code="c.d",
-    entity="host",
-    severity=Severity.DEGRADED,
-    state=State.RAISED,
-    message="line\nbreak <b>",
-    job="",
-    strategy=Strategy.OBSERVE,
-    count=1,
-    at=1.0,
-)
+ALERT = alert(id="h1-0", severity=Severity.DEGRADED, message="line\nbreak <b>")
 
 
 class Served:
@@ -126,15 +104,11 @@ def plan(record):
     def make(number, kind=Kind.FAILOVER, phase=Phase.DONE):
         begin = Phase.RECOVER if kind is Kind.FAILOVER else Phase.PREPARE
         middle = Phase.SYNC if kind is Kind.FAILOVER else Phase.SWITCH
-        return MigrationPlan(
+        return values.plan(
+            record().membership,
             id=f"job-{number}",
             kind=kind,
             phase=phase,
-            moves=(),
-            old=record().membership,
-            new=record().membership,
-            cause="c",
-            reason="r",
             timeline=(Mark(begin, 10.0), Mark(middle, 11.0), Mark(phase, 11.5)),
         )
 

@@ -9,28 +9,13 @@ import pytest
 from aiohttp import web
 from msgspec import structs
 
+from tests.values import alert, plan
 from tmd.core.election import Lease
-from tmd.core.model import Alert, Kind, MigrationPlan, Phase, Severity, State, Strategy
 from tmd.daemon.bus import Reach
 from tmd.daemon.webhook import Webhook, WebhookConfig
 from tmd.testing import MemoryStore
 
 WITHIN_S = 20.0
-
-ALERT = Alert(
-    id="h1-0",
-    host="h1",
-    detector="d",
-    code="c.d",
-    entity="host",
-    severity=Severity.WARNING,
-    state=State.RAISED,
-    message="",
-    job="",
-    strategy=Strategy.OBSERVE,
-    count=1,
-    at=1.0,
-)
 
 
 class Receiver:
@@ -111,7 +96,7 @@ async def begun(store):
 
 async def raise_(store, *numbers):
     for number in numbers:
-        await store.client().publish_alert(structs.replace(ALERT, id=f"h1-{number}"))
+        await store.client().publish_alert(alert(id=f"h1-{number}"))
 
 
 def id_of(number):
@@ -181,19 +166,7 @@ async def test_finished_migrations_are_told_once(receiver, record):
     store = MemoryStore()
     client = store.client()
     before = record()
-    plans = [
-        MigrationPlan(
-            id=f"job-{n}",
-            kind=Kind.PLANNED,
-            phase=Phase.DONE,
-            moves=(),
-            old=before.membership,
-            new=before.membership,
-            cause="drain",
-            reason="r",
-        )
-        for n in range(3)
-    ]
+    plans = [plan(before.membership, id=f"job-{n}") for n in range(3)]
     await client.put_job(record(history=tuple(plans[:1])), expected=0)
     async with telling(receiver, store, Elected()):
         await begun(store)
