@@ -14,6 +14,7 @@ from tmd.core.election import Lease
 from tmd.daemon.bus import Reach
 from tmd.daemon.webhook import Webhook, WebhookConfig
 from tmd.testing import MemoryStore
+from tmd.testing.clients import until
 
 WITHIN_S = 20.0
 
@@ -89,9 +90,7 @@ async def telling(receiver, store, elected, **changes):
 
 async def begun(store):
     """What was there before the first leader told anything is the past."""
-    async with asyncio.timeout(WITHIN_S):
-        while store.told_outside is None:  # noqa: ASYNC110 - written by another task
-            await asyncio.sleep(0.001)
+    await until(lambda: store.told_outside is not None, within_s=WITHIN_S, every_s=0.001)
 
 
 async def raise_(store, *numbers):
@@ -151,9 +150,7 @@ async def test_only_the_leader_tells_and_the_next_one_goes_on(receiver):
         await begun(store)
         await raise_(store, 1)
         heard = [await receiver.next()]
-        async with asyncio.timeout(WITHIN_S):
-            while not store.told_outside.alerts:  # noqa: ASYNC110 - written by another task
-                await asyncio.sleep(0.001)
+        await until(lambda: store.told_outside.alerts, within_s=WITHIN_S, every_s=0.001)
         first.leading, second.leading = False, True
         await raise_(store, 2)
         heard.append(await receiver.next())
@@ -184,9 +181,7 @@ async def test_a_store_that_was_emptied_makes_it_tell_nothing_twice(receiver):
         await begun(store)
         await raise_(store, 1)
         heard = [await receiver.next()]
-        async with asyncio.timeout(WITHIN_S):
-            while not store.told_outside.alerts:  # noqa: ASYNC110 - written by another task
-                await asyncio.sleep(0.001)
+        await until(lambda: store.told_outside.alerts, within_s=WITHIN_S, every_s=0.001)
         store.wipe()
         await raise_(store, 1, 2)
         heard.append(await receiver.next())

@@ -14,6 +14,7 @@ from tmd.core.model import FINAL, Activity, ClusterView, MigrationPlan, Phase
 from tmd.demo.cluster import ClusterSpec, LocalCluster, ready, workers
 from tmd.demo.report import Trace, read_trace
 from tmd.demo.story import run_golden
+from tmd.testing.clients import until
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "tmd" / "campaign" / "job.py")
@@ -79,9 +80,7 @@ class Run:
 
     async def reached(self, point: str) -> None:
         """Wait until somebody is at ``point``; needs no Redis."""
-        async with asyncio.timeout(60):
-            while not self.fired(point):  # noqa: ASYNC110 (another process makes the file)
-                await asyncio.sleep(0.005)
+        await until(lambda: self.fired(point), within_s=60, every_s=0.005)
 
     def let_go(self, point: str) -> None:
         """Release whoever waits at ``point``."""
