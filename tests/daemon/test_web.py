@@ -15,6 +15,7 @@ from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests import values
+from tests.daemon.tasks import running
 from tests.values import alert
 from tmd.core.election import Lease
 from tmd.core.errors import ConfigError
@@ -76,8 +77,7 @@ async def serving(store=None, token=TOKEN, serving_trainers=True):
 
     parts = Parts(store.client(), local, token, frozenset({"node7"}))
     web = Web(("127.0.0.1", 0), parts)
-    task = asyncio.create_task(web.run())
-    try:
+    async with running(web) as (task,):
         async with asyncio.timeout(WITHIN_S):
             await web.listening.wait()
         async with aiohttp.ClientSession(
@@ -86,9 +86,6 @@ async def serving(store=None, token=TOKEN, serving_trainers=True):
             connector=aiohttp.TCPConnector(limit=0),
         ) as client:
             yield Served(store, parts, client, web.port, task)
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.fixture

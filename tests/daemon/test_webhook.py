@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 from msgspec import structs
 
+from tests.daemon.tasks import running
 from tests.values import alert, plan
 from tmd.core.election import Lease
 from tmd.daemon.bus import Reach
@@ -80,12 +81,8 @@ async def telling(receiver, store, elected, **changes):
         poll_s=0.01,
     )
     webhook = Webhook(structs.replace(config, **changes), elected, store.client(), Reach())
-    task = asyncio.create_task(webhook.run())
-    try:
+    async with running(webhook):
         yield webhook
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def begun(store):
