@@ -9,28 +9,17 @@ over all migrations with a 95 % interval (order statistics), and its part of a s
 from __future__ import annotations
 
 import argparse
-import asyncio
 import math
-import tempfile
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-from bench.downtime import RANKS, STANDBY, TINY, drain, event, facts, run_on
-from bench.measure import Report, each, in_turn, options
-from tmd import embedded
+from bench.downtime import drain, event, facts, run_on
+from bench.measure import Report, each
+from bench.sizes import Comparison, Facts, Runs, Subject, compare, disturbed
 from tmd.core.model import MigrationPlan
-from tmd.demo import train
-from tmd.demo.cluster import ClusterSpec, LocalCluster
-from tmd.demo.report import Trace, events_of, read_trace
+from tmd.demo.cluster import LocalCluster
+from tmd.demo.report import Trace
 from tmd.demo.story import DRAINED_RANK, Told
 
-SIZES: dict[str, tuple[str, ...]] = {
-    "10M": (),
-    "60M": ("--width", "768", "--depth", "8", "--batch", "1", "--context", "32"),
-    "200M": ("--width", "1280", "--depth", "10", "--batch", "1", "--context", "16"),
-}
 WAYS = {"shadow": "", "copy": "[shadow]\nenabled = false\n"}
 LIMIT = 0.05
 """Of a step."""
@@ -41,48 +30,18 @@ GROWTH = {
     "stayers_growth_bytes": "the same through all moves of a run",
     "source_growth_bytes": "growth of the leaver's peak",
 }
-Facts = list[dict[str, Any]]
 
 
-class Oracle:
-    """Every run of a size must have the losses of the first, as far as both went."""
+async def moved(subject: Subject) -> Facts:
+    """One run with ``--events`` drains."""
+    args = subject.args
 
-    def __init__(self) -> None:
-        self._first: dict[str, Trace] = {}
-        self.compared: dict[str, int] = {}
+    async def disturb(cluster: LocalCluster, told: Told) -> None:
+        for _ in range(args.events):
+            await event(cluster, told, args.quiet, DRAINED_RANK, drain)
+        await run_on(cluster, args.quiet)
 
-    def check(self, size: str, trace: Trace) -> None:
-        """Raises RuntimeError if a loss differs by a bit."""
-        first = self._first.setdefault(size, trace)
-        common = first.commits.keys() & trace.commits.keys()
-        wrong = [k for k in common if first.commits[k]["loss"] != trace.commits[k]["loss"]]
-        if wrong:
-            raise RuntimeError(f"{len(wrong)} losses differ, first (rank, step) {min(wrong)}")
-        if first is not trace:
-            self.compared[size] = self.compared.get(size, 0) + len(common)
-
-
-async def moved(
-    folder: Path,
-    script: tuple[str, ...],
-    more_config: str,
-    args: argparse.Namespace,
-    check: Callable[[Trace], None],
-) -> Facts:
-    """One run with ``args.events`` drains."""
-    told = Told()
-    command = (train.__file__, "--steps", "100000", *script)
-    with embedded.redis() as redis:
-        spec = ClusterSpec(
-            folder, redis.url, "bench", RANKS, STANDBY, command, more_config=more_config
-        )
-        async with LocalCluster(spec) as cluster:
-            for _ in range(args.events):
-                await event(cluster, told, args.quiet, DRAINED_RANK, drain)
-            await run_on(cluster, args.quiet)
-        trace = read_trace(cluster.trace)
-    check(trace)
-    found = events_of(trace, told.plans, told.started, told.seen)
+    trace, found = await disturbed(subject, disturb)
     return [
         {
             **facts(e, plan),
@@ -91,9 +50,9 @@ async def moved(
             "part_of_step": (e.pause_s or 0.0) / e.median_step_s,
             "links_per_stayer": max(e.new_connections_per_stayer.values()),
             "source_growth_bytes": source_growth(trace, plan),
-            "stayers_growth_bytes": stayers_growth(trace, told.plans[0]),
+            "stayers_growth_bytes": stayers_growth(trace, found[0][1]),
         }
-        for e, plan in zip(found, told.plans, strict=True)
+        for e, plan in found
     ]
 
 
@@ -127,7 +86,7 @@ def interval(values: list[float]) -> tuple[float, float] | None:
     return ordered[low], ordered[high]
 
 
-def tell(report: Report, runs: dict[str, Facts], args: argparse.Namespace) -> dict[str, Any]:
+def tell(report: Report, runs: Runs, args: argparse.Namespace) -> dict[str, Any]:
     """Rows and targets; returns the figures."""
     figures: dict[str, Any] = {}
     for name, found in runs.items():
@@ -164,27 +123,7 @@ def _between(shown: dict[str, Any]) -> dict[str, float]:
 
 
 def main() -> int:
-    parser = options("pause", __doc__, repeats=2)
-    parser.add_argument("--events", type=int, default=10, help="migrations per repeat")
-    parser.add_argument("--quiet", type=int, default=12, help="steps between two migrations")
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["10M"])
-    args = parser.parse_args()
-    if args.quick:
-        args.repeats, args.events = 1, 1
-    report = Report("pause", args)
-    subjects = {f"{way} {size}": (way, size) for size in args.sizes for way in WAYS}
-    runs: dict[str, Facts] = {name: [] for name in subjects}
-    oracle = Oracle()
-    with tempfile.TemporaryDirectory(prefix="tmd-bench-") as scratch:
-        for repeat, name in in_turn(args.repeats, tuple(subjects)):
-            way, size = subjects[name]
-            report.progress(f"repeat {repeat + 1} of {args.repeats}: {name}")
-            folder = Path(scratch) / f"{way}-{size}-{repeat}"
-            script = TINY if args.quick else SIZES[size]
-            disturbed = moved(folder, script, WAYS[way], args, partial(oracle.check, size))
-            runs[name] += report.attempt(name, partial(asyncio.run, disturbed)) or []
-    report.progress(f"losses compared bit for bit between runs, by size: {oracle.compared}")
-    return report.finish(runs, {**tell(report, runs, args), "losses compared": oracle.compared})
+    return compare(Comparison("pause", __doc__, WAYS, "migrations", 10, moved, tell))
 
 
 if __name__ == "__main__":

@@ -22,9 +22,7 @@ from tmd.plugin import (
     HostStatus,
     JobRecord,
     JobState,
-    Kind,
     Member,
-    Phase,
     Policy,
     PolicyConfig,
     Severity,
@@ -63,7 +61,7 @@ class ReplaceFailed(Policy):
         exits = view.exits(record.job)
         standing = self._standing(record, view)
         named = _named_dead(record)
-        for member in _holders(record):
+        for member in record.holders:
             if member.worker in named:
                 continue
             ended = exits.get(member.worker)
@@ -96,14 +94,14 @@ class ReplaceFailed(Policy):
         workers = view.workers(record.job)
         stuck = [
             workers[m.worker]
-            for m in _holders(record)
+            for m in record.holders
             if m.worker in workers and workers[m.worker].activity is Activity.STUCK
         ]
         suspects = {suspect for status in stuck for suspect in status.suspects}
         named = _named_dead(record)
         return [
             self._verdict(record, m, "host.silent", f"host {m.host} is silent, its links broke")
-            for m in _holders(record)
+            for m in record.holders
             if m.worker in suspects - named and view.host(m.host) is None
         ]
 
@@ -116,15 +114,6 @@ class ReplaceFailed(Policy):
             reason=f"{member.worker}: {what}",
             policy=self.name,
         )
-
-
-def _holders(record: JobRecord) -> tuple[Member, ...]:
-    """Who holds a rank, or may hold the state of one in a failover under way."""
-    members = record.membership.members
-    plan = record.plan
-    if plan is None or plan.kind is not Kind.FAILOVER or plan.phase in (Phase.DONE, Phase.ABORTED):
-        return members
-    return tuple(dict.fromkeys((*members, *plan.witnesses, *plan.new.members)))
 
 
 def _named_dead(record: JobRecord) -> set[str]:

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from msgspec import structs
 
+from tests.values import alert
 from tmd import embedded
 from tmd.config import store_key
 from tmd.core.errors import StoreUnavailable
-from tmd.core.model import Alert, Severity, State, Strategy
+from tmd.core.model import Alert
 from tmd.daemon.store import RedisStore
 
 ROOT = Path(__file__).parents[1]
@@ -29,21 +29,6 @@ PAGE = (ROOT / "docs" / "alerts.md").read_text()
 EXAMPLE = ROOT / "examples" / "follow_alerts.py"
 WITHIN_S = 30.0
 SECRET = "0123456789abcdef"
-
-ALERT = Alert(
-    id="h1-1",
-    host="h1",
-    detector="d",
-    code="c.d",
-    entity="host",
-    severity=Severity.WARNING,
-    state=State.RAISED,
-    message="",
-    job="",
-    strategy=Strategy.OBSERVE,
-    count=1,
-    at=1.0,
-)
 
 
 def schema() -> str:
@@ -109,7 +94,7 @@ async def publish(store, *numbers):
         for number in numbers:
             while True:
                 try:
-                    await store.publish_alert(structs.replace(ALERT, id=f"h1-{number}"))
+                    await store.publish_alert(alert(id=f"h1-{number}"))
                     break
                 except StoreUnavailable:
                     await asyncio.sleep(0.01)

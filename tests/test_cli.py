@@ -15,19 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from msgspec import structs
 
+from tests import values
+from tests.values import member, worker
 from tmd import __version__
 from tmd.core.fuse import Breaker
 from tmd.core.model import (
     Activity,
-    Alert,
     HostStatus,
-    JobRecord,
-    JobState,
-    Kind,
     Mark,
-    Member,
-    Membership,
-    MigrationPlan,
     Move,
     Phase,
     Rehearsal,
@@ -89,46 +84,27 @@ def store(config):
     return run
 
 
-def member(host):
-    return Member(f"{host}/job/0.a", host, "127.0.0.1:1")
-
-
 def record(*hosts):
-    membership = Membership(epoch=1, members=tuple(map(member, hosts)))
-    plan = MigrationPlan(
-        id="job-2",
-        kind=Kind.PLANNED,
-        phase=Phase.DONE,
+    before = values.record(*hosts)
+    plan = values.plan(
+        before.membership,
         moves=(Move(rank=0, leaver=member("h9"), joiner=member(hosts[0])),),
-        old=membership,
-        new=membership,
         cause="drain",
         reason="drain of h9 requested",
         timeline=(Mark(Phase.PREPARE, 1.0), Mark(Phase.DONE, 3.5)),
     )
-    return JobRecord(
-        job="job",
-        world_size=len(hosts),
-        state=JobState.RUNNING,
-        membership=membership,
-        proposed=2,
-        revision=1,
-        plan=plan,
-        history=(plan,),
-    )
+    return structs.replace(before, proposed=2, plan=plan, history=(plan,))
 
 
 @pytest.fixture
 def running(store):
     """Two hosts that hold ranks, an alert, a leader."""
-    alert = Alert(
+    alert = values.alert(
         id="1",
-        host="h1",
         detector="trainer",
         code="trainer.stalled",
-        entity="h1/job/0.a",
+        entity=worker("h1"),
         severity=Severity.FATAL,
-        state=State.RAISED,
         message="silent",
         job="job",
         strategy=Strategy.ACT,

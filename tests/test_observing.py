@@ -11,8 +11,9 @@ import sys
 import pytest
 
 from tests.test_cli import ENVIRONMENT, tmd
+from tests.values import alert
 from tmd.cli.observing import DEGRADED, FAILED, HEALTHY, health
-from tmd.core.model import Alert, Severity, State, Strategy
+from tmd.core.model import Severity
 
 ONLY_EXEC = "[plugins]\nallow = ['exec']\n"
 
@@ -86,10 +87,7 @@ def test_every_detector_takes_part_in_a_scan(config):
     ],
 )
 def test_the_worst_finding_decides(severities, status):
-    alerts = tuple(
-        Alert("1", "h1", "d", "c", "e", s, State.RAISED, "", "", Strategy.OBSERVE, 1, 0.0)
-        for s in severities
-    )
+    alerts = tuple(alert(severity=s) for s in severities)
 
     assert health(alerts) == status
 

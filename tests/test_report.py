@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.daemon.plans import failover
+from tests.values import failover
 from tmd.core.model import JobRecord, JobState, Member, Membership, MigrationPlan, Move
 from tmd.demo.report import Trace, compare
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests import values
 from tmd.campaign.judge import Observed
 from tmd.core.model import (
     Alert,
@@ -12,7 +13,6 @@ from tmd.core.model import (
     MigrationPlan,
     Move,
     Phase,
-    Severity,
     State,
     Strategy,
 )
@@ -23,12 +23,12 @@ MEMBERS = tuple(Member(f"h{n}/job/0.{n}", f"h{n}", "") for n in range(3))
 def plan(what: str, *ranks: int, at: float = 10.0, outcome: str = "") -> MigrationPlan:
     """``what`` as scenario files say it."""
     kind, phase = what.split()
-    return MigrationPlan(
+    return values.plan(
+        Membership(1, MEMBERS),
         id=f"p{at:g}",
         kind=Kind(kind),
         phase=Phase(phase),
         moves=tuple(Move(rank, MEMBERS[rank]) for rank in ranks),
-        old=Membership(1, MEMBERS),
         new=Membership(2, MEMBERS),
         cause="trainer.exited",
         reason="it ended",
@@ -38,22 +38,17 @@ def plan(what: str, *ranks: int, at: float = 10.0, outcome: str = "") -> Migrati
 
 
 def alert(code: str, state: State = State.RAISED) -> Alert:
-    return Alert(
+    return values.alert(
         id=code,
         host="h0",
         detector=code.partition(".")[0],
         code=code,
-        entity="host",
-        severity=Severity.WARNING,
         state=state,
         message="so it is",
-        job="",
         strategy=Strategy.ACT,
-        count=1,
-        at=0.0,
     )
 
 
 def observed(*plans: MigrationPlan, codes: tuple[str, ...] = (), **more) -> Observed:
-    values = {"scenario": "one", "kinds": ("process.kill",), "fired": (9.0,), **more}
-    return Observed(plans=plans, alerts=tuple(alert(c) for c in codes), **values)
+    given = {"scenario": "one", "kinds": ("process.kill",), "fired": (9.0,), **more}
+    return Observed(plans=plans, alerts=tuple(alert(c) for c in codes), **given)

@@ -79,7 +79,19 @@ class Simulation:
         plan = self.record.plan
         return self.record.history if plan is None else (*self.record.history, plan)
 
+    @property
+    def plan(self) -> MigrationPlan:
+        """The newest one of a job that has had one."""
+        assert self.record is not None
+        assert self.record.plan is not None
+        return self.record.plan
+
     # --- the control plane ------------------------------------------------------------------------
+
+    def drain(self, host: str) -> None:
+        """The operator wants this one drained, and no other."""
+        self.drains = {host}
+        self.drain_count += 1
 
     def view(self) -> ClusterView:
         hosts = []

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from tests.plugins.clusters import RECORD, cluster, finding, host, planned, worker
+from tests.plugins.clusters import RECORD, cluster, finding, host, planned
+from tests.values import worker
 from tmd.core.blast import contained
 from tmd.core.breaker import BreakerRules, held_back, tripped
 from tmd.core.fuse import Breaker

@@ -5,20 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
+from tests.values import member, plan, record, worker
 from tmd.core.limits import Limits
 from tmd.core.links import IN_VAIN, LINK_BROKEN
-from tmd.core.model import (
-    Activity,
-    ClusterView,
-    HostStatus,
-    JobRecord,
-    JobState,
-    Kind,
-    Member,
-    Membership,
-    MigrationPlan,
-    Phase,
-)
+from tmd.core.model import Activity, ClusterView, HostStatus, JobState, Kind, Membership, Phase
 from tmd.core.planning import steer
 from tmd.testing.clients import worker_status
 
@@ -28,27 +18,17 @@ CUT = {"h0": ["h3"], "h1": ["h3"], "h2": ["h1"], "h3": ["h0", "h2"]}
 """Whom each host's worker names; h3 is cut off, and h2 has only heard of it from h1."""
 
 
-def worker(host):
-    return f"{host}/job/0.a"
-
-
-def member(host):
-    return Member(worker(host), host, f"{host}:1")
-
-
-MEMBERSHIP = Membership(2, tuple(member(f"h{n}") for n in ALL))
-BROKE_BEFORE = MigrationPlan(
-    id="job-2",
+HOSTS = tuple(f"h{n}" for n in ALL)
+MEMBERSHIP = Membership(2, tuple(map(member, HOSTS)))
+BROKE_BEFORE = plan(
+    structs.replace(MEMBERSHIP, epoch=1),
+    new=MEMBERSHIP,
     kind=Kind.FAILOVER,
     phase=Phase.RESUME,
-    moves=(),
-    old=structs.replace(MEMBERSHIP, epoch=1),
-    new=MEMBERSHIP,
     cause=LINK_BROKEN,
-    reason="",
     resume=STEP,
 )
-RECORD = JobRecord("job", 4, JobState.RUNNING, MEMBERSHIP, proposed=2, plan=BROKE_BEFORE)
+RECORD = record(*HOSTS, membership=MEMBERSHIP, proposed=2, plan=BROKE_BEFORE)
 
 
 def stuck(host, rank, named, replicas=ALL, step=STEP):

@@ -6,54 +6,29 @@ import json
 
 from msgspec import structs
 
-from tmd.core.model import (
-    Alert,
-    JobRecord,
-    JobState,
-    Kind,
-    Member,
-    Membership,
-    MigrationPlan,
-    Move,
-    Phase,
-    Severity,
-    State,
-    Strategy,
-)
+from tests import values
+from tests.values import alert, member
+from tmd.core.model import Move, Phase, Severity, State
 from tmd.core.notices import REMEMBERED, Told, of_alerts, of_migrations, payload
 
-ALERT = Alert(
-    id="h1-1",
-    host="h1",
-    detector="nic",
+ALERT = alert(
     code="nic.down",
     entity="nic:eth0",
     severity=Severity.DEGRADED,
-    state=State.RAISED,
     message="no carrier <!channel> & more",
-    job="",
-    strategy=Strategy.OBSERVE,
-    count=1,
-    at=1.0,
 )
-MEMBERS = tuple(Member(f"h{n}/job/0.a", f"h{n}", "127.0.0.1:1") for n in (1, 2))
 
 
 def record(*plans):
-    membership = Membership(epoch=1, members=MEMBERS)
-    return JobRecord("job", 2, JobState.RUNNING, membership, proposed=1, history=plans)
+    return values.record("h1", "h2", history=plans)
 
 
 def plan(number, phase=Phase.DONE):
-    membership = Membership(epoch=1, members=MEMBERS)
-    return MigrationPlan(
+    return values.plan(
+        record().membership,
         id=f"job-{number}",
-        kind=Kind.PLANNED,
         phase=phase,
-        moves=(Move(rank=0, leaver=MEMBERS[0], joiner=MEMBERS[1]),),
-        old=membership,
-        new=membership,
-        cause="drain",
+        moves=(Move(rank=0, leaver=member("h1"), joiner=member("h2")),),
         reason="drain of h1 requested",
     )
 

@@ -1,26 +1,20 @@
 """The real core under a control plane that loses, repeats and delays, with leaders that stall."""
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import precondition, rule
 
+from tests.core.machine import HOSTS, Machine
 from tests.core.plane import Plane
 from tests.core.proof import thorough
 
-HOSTS = st.sampled_from(["h0", "h1", "h2"])
 
-
-class ControlPlane(RuleBasedStateMachine):
+class ControlPlane(Machine):
     """What is read, decided, written, told and heard happens each in its own time, or never."""
 
-    hot: int | None = None
+    sim: Plane
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.sim = Plane(ranks=3, standbys=2, hot=self.hot)
-        self.kills = 0
-
-    def pick(self, data: st.DataObject) -> str:
-        return data.draw(st.sampled_from(sorted(self.sim.workers)))
+    def simulated(self) -> Plane:
+        return Plane(ranks=3, standbys=2, hot=self.hot)
 
     # --- leaders ----------------------------------------------------------------------------------
 
@@ -85,10 +79,6 @@ class ControlPlane(RuleBasedStateMachine):
         self.sim.restart(host)
 
     @rule(data=st.data())
-    def status_arrives(self, data: st.DataObject) -> None:
-        self.sim.publish(self.pick(data))
-
-    @rule(data=st.data())
     def order_is_sent(self, data: st.DataObject) -> None:
         self.sim.send(self.pick(data))
 
@@ -100,68 +90,9 @@ class ControlPlane(RuleBasedStateMachine):
     def all_orders_arrive(self, data: st.DataObject) -> None:
         self.sim.deliver(self.pick(data))
 
-    # --- workers ----------------------------------------------------------------------------------
-
-    @rule(data=st.data())
-    def worker_reaches_boundary(self, data: st.DataObject) -> None:
-        self.sim.boundary(self.pick(data))
-
-    @rule()
-    def step_commits(self) -> None:
-        self.sim.step()
-
-    @rule(aware=st.sets(st.integers(0, 2)))
-    def vote_breaks(self, aware: set[int]) -> None:
-        self.sim.step(aware)
-
-    @rule()
-    def link_breaks(self) -> None:
-        self.sim.cut()
-
-    @rule(data=st.data())
-    def link_to_a_shadow_breaks(self, data: st.DataObject) -> None:
-        self.sim.lose_life(self.pick(data))
-
-    @precondition(lambda self: self.kills < 2)
-    @rule(data=st.data())
-    def worker_dies(self, data: st.DataObject) -> None:
-        alive = sorted(n for n, w in self.sim.workers.items() if w.alive)
-        holders = [w for w in self.sim.workers.values() if w.alive and w.state is not None]
-        victim = data.draw(st.sampled_from(alive))
-        if len([w for w in holders if w.name != victim]) >= 1:
-            self.kills += 1
-            self.sim.kill(victim)
-            self.sim.add_standby(f"new{self.kills}")
-
-    # --- operators --------------------------------------------------------------------------------
-
-    @rule(host=HOSTS)
-    def drain(self, host: str) -> None:
-        self.sim.drains = {host}
-        self.sim.drain_count += 1
-
-    @rule()
-    def undrain(self) -> None:
-        self.sim.drains = set()
-
     @rule(rounds=st.integers(1, 3))
     def everything_is_heard(self, rounds: int) -> None:
         self.sim.settle(rounds)
-
-    @invariant()
-    def holds(self) -> None:
-        self.sim.check()
-
-    def teardown(self) -> None:
-        """In the end the job goes on: a step commits on every rank."""
-        self.sim.drains = set()
-        for _ in range(6):
-            self.sim.settle()
-            if self.sim.step():
-                break
-        else:
-            raise AssertionError(f"the job does not go on: {self.sim.redis.record}")
-        self.sim.check()
 
 
 class ShadowedControlPlane(ControlPlane):
@@ -203,7 +134,7 @@ def test_a_leader_of_long_ago_does_not_lead_again_under_its_old_epoch() -> None:
     sim.lapse()
     for host in ("h1", "h0"):
         sim.ask(host)
-    sim.drains, sim.drain_count = {"h1"}, 1
+    sim.drain("h1")
     sim.settle(2)
     sim.fail_over()
     assert sim.redis.holder == "h0"

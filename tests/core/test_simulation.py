@@ -1,26 +1,20 @@
 """The real core against modelled workers: nothing that can happen may lose or repeat a step."""
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import rule
 
+from tests.core.machine import Machine
 from tests.core.proof import thorough
 from tests.core.simulation import Simulation
 from tmd.core.model import Activity, JobState, Phase
 from tmd.core.snapshots import Rollback
 
 
-class Cluster(RuleBasedStateMachine):
-    """Kills, cuts, drains, late statuses and late orders in any order."""
+class Cluster(Machine):
+    """The leader decides by all that was told, and at once; orders are late."""
 
-    hot: int | None = None
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sim = Simulation(ranks=3, standbys=2, hot=self.hot)
-        self.kills = 0
-
-    def pick(self, data: st.DataObject) -> str:
-        return data.draw(st.sampled_from(sorted(self.sim.workers)))
+    def simulated(self) -> Simulation:
+        return Simulation(ranks=3, standbys=2, hot=self.hot)
 
     @rule()
     def leader_looks(self) -> None:
@@ -35,73 +29,12 @@ class Cluster(RuleBasedStateMachine):
         self.sim.turn(age=100.0)
 
     @rule(data=st.data())
-    def status_arrives(self, data: st.DataObject) -> None:
-        self.sim.publish(self.pick(data))
-
-    @rule(data=st.data())
     def order_arrives(self, data: st.DataObject) -> None:
         self.sim.deliver(self.pick(data))
-
-    @rule(data=st.data())
-    def worker_reaches_boundary(self, data: st.DataObject) -> None:
-        self.sim.boundary(self.pick(data))
-
-    @rule()
-    def step_commits(self) -> None:
-        self.sim.step()
-
-    @rule(aware=st.sets(st.integers(0, 2)))
-    def vote_breaks(self, aware: set[int]) -> None:
-        self.sim.step(aware)
-
-    @rule()
-    def link_breaks(self) -> None:
-        self.sim.cut()
-
-    @rule(data=st.data())
-    def link_to_a_shadow_breaks(self, data: st.DataObject) -> None:
-        self.sim.lose_life(self.pick(data))
-
-    @precondition(lambda self: self.kills < 2)
-    @rule(data=st.data())
-    def worker_dies(self, data: st.DataObject) -> None:
-        alive = sorted(n for n, w in self.sim.workers.items() if w.alive)
-        holders = [w for w in self.sim.workers.values() if w.alive and w.state is not None]
-        if not alive:
-            return  # the job has failed
-        victim = data.draw(st.sampled_from(alive))
-        if len([w for w in holders if w.name != victim]) >= 1:
-            self.kills += 1
-            self.sim.kill(victim)
-            self.sim.add_standby(f"new{self.kills}")
-
-    @rule(host=st.sampled_from(["h0", "h1", "h2"]))
-    def drain(self, host: str) -> None:
-        self.sim.drains = {host}
-        self.sim.drain_count += 1
-
-    @rule()
-    def undrain(self) -> None:
-        self.sim.drains = set()
 
     @rule(rounds=st.integers(1, 4))
     def everything_is_heard(self, rounds: int) -> None:
         self.sim.settle(rounds)
-
-    @invariant()
-    def holds(self) -> None:
-        self.sim.check()
-
-    def teardown(self) -> None:
-        """In the end the job goes on: a step commits on every rank."""
-        self.sim.drains = set()
-        for _ in range(6):
-            self.sim.settle()
-            if self.sim.step():
-                break
-        else:
-            raise AssertionError(f"the job does not go on: {self.sim.record}")
-        self.sim.check()
 
 
 class ShadowCluster(Cluster):
@@ -116,58 +49,64 @@ TestCluster = Cluster.TestCase
 TestShadowCluster = ShadowCluster.TestCase
 
 
-def test_a_joiner_in_step_takes_over_in_band_and_a_hot_standby_copies_nothing() -> None:
-    """The planned path by live shadow, then a loss."""
-    sim = Simulation(ranks=2, standbys=1, hot=1)
+def begun(
+    ranks: int, standbys: int, *, hot: int | None = None, alike: bool = True, steps: int = 0
+) -> Simulation:
+    """A job of which everybody has heard, after so many steps."""
+    sim = Simulation(ranks, standbys, hot=hot, alike=alike)
     sim.settle(2)
-    for _ in range(3):
+    commit(sim, steps)
+    return sim
+
+
+def commit(sim: Simulation, steps: int = 1) -> None:
+    """So many steps, and after each time enough to hear and to obey."""
+    for _ in range(steps):
         sim.step()
         sim.settle(3)
-    assert sim.workers["w2"].status.activity is Activity.IN_STEP
-    sim.kill("w0")
+
+
+def lose(sim: Simulation, *workers: str) -> None:
+    """All at once, and time enough to recover."""
+    for worker in workers:
+        sim.kill(worker)
     sim.settle()
-    assert sim.record is not None
-    assert sim.record.plan is not None
-    assert sim.record.plan.phase is Phase.RESUME
+
+
+def test_a_joiner_in_step_takes_over_in_band_and_a_hot_standby_copies_nothing() -> None:
+    """The planned path by live shadow, then a loss."""
+    sim = begun(2, 1, hot=1, steps=3)
+    assert sim.workers["w2"].status.activity is Activity.IN_STEP
+    lose(sim, "w0")
+    assert sim.plan.phase is Phase.RESUME
     assert sim.workers["w2"].status.rank == 0
     assert sim.workers["w2"].state == (0, 1, 2)
 
     sim.add_standby("w3")
     sim.settle(3)
-    for _ in range(3):
-        sim.step()
-        sim.settle(3)
-    sim.drains = {"h2"}
-    sim.drain_count += 1
-    for _ in range(4):
-        sim.settle(3)
-        sim.step()
+    commit(sim, 3)
+    sim.drain("h2")
     sim.settle(3)
+    commit(sim, 4)
 
-    assert sim.record.plan.phase is Phase.DONE
+    assert sim.plan.phase is Phase.DONE
     assert sim.workers["w3"].status.rank == 0
 
 
 def test_a_drained_host_hands_over_and_returns_to_the_pool() -> None:
     """The whole planned path, in order."""
-    sim = Simulation(ranks=2, standbys=1)
-    sim.settle(2)
+    sim = begun(2, 1)
     sim.step()
-    sim.drains = {"h0"}
+    sim.drain("h0")
     sim.settle(3)
-    assert sim.record is not None
-    assert sim.record.plan is not None
-    assert sim.record.plan.phase is Phase.READY
+    assert sim.plan.phase is Phase.READY
 
-    sim.step()
-    sim.settle(3)
-    sim.step()
-    sim.settle(3)
+    commit(sim, 2)
 
-    assert sim.record.plan.phase is Phase.DONE
+    assert sim.plan.phase is Phase.DONE
     assert sim.workers["w2"].status.rank == 0
     assert sim.workers["w0"].status.activity is Activity.STANDBY
-    assert [m.phase for m in sim.record.plan.timeline] == [
+    assert [m.phase for m in sim.plan.timeline] == [
         Phase.PREPARE,
         Phase.READY,
         Phase.SWITCH,
@@ -177,26 +116,21 @@ def test_a_drained_host_hands_over_and_returns_to_the_pool() -> None:
 
 def test_a_lost_rank_is_taken_over_and_one_step_is_repeated_at_most() -> None:
     """Kill in the vote: who knew of the commit decides for all."""
-    sim = Simulation(ranks=3, standbys=1)
-    sim.settle(2)
+    sim = begun(3, 1)
     sim.step()
     sim.step(aware={1})
-    sim.kill("w0")
-    sim.settle()
-    assert sim.record is not None
-    assert sim.record.plan is not None
+    lose(sim, "w0")
 
-    assert sim.record.plan.resume == 2
+    assert sim.plan.resume == 2
     assert sim.step()
     sim.settle()
-    assert sim.record.plan.phase is Phase.DONE
+    assert sim.plan.phase is Phase.DONE
     assert {w.status.step for w in sim.workers.values() if w.alive} == {3}
 
 
 def test_a_rewritten_plan_never_falls_below_a_step_somebody_rolled_forward_to() -> None:
     """The only rank that knew of the commit dies after the others were told to roll forward."""
-    sim = Simulation(ranks=3, standbys=2)
-    sim.settle(2)
+    sim = begun(3, 2)
     sim.step()
     sim.step(aware={0})
     sim.kill("w1")
@@ -207,42 +141,29 @@ def test_a_rewritten_plan_never_falls_below_a_step_somebody_rolled_forward_to() 
                 sim.deliver(name)
                 sim.publish(name)
         sim.turn()
-    assert sim.record is not None
-    assert sim.record.plan is not None
-    assert sim.record.plan.resume == 2
-    sim.kill("w0")
-    sim.settle()
+    assert sim.plan.resume == 2
+    lose(sim, "w0")
 
-    assert sim.record.plan.floor == 2
+    assert sim.plan.floor == 2
     assert {w.status.step for w in sim.workers.values() if w.alive and w.state} == {2}
 
 
 def test_a_job_on_one_host_can_be_drained() -> None:
     """All old members leave: only they and their joiners know that the vote switched."""
-    sim = Simulation(ranks=1, standbys=1)
-    sim.settle(2)
+    sim = begun(1, 1)
     sim.step()
-    sim.drains = {"h0"}
+    sim.drain("h0")
     sim.settle(3)
-    sim.step()
-    sim.settle(3)
-    sim.step()
-    sim.settle(3)
-    assert sim.record is not None
-    assert sim.record.plan is not None
+    commit(sim, 2)
 
-    assert sim.record.plan.phase is Phase.DONE
+    assert sim.plan.phase is Phase.DONE
     assert sim.record.membership.members[0].worker == "w1"
 
 
 def test_a_state_that_existed_once_is_never_made_up_from_another_rank() -> None:
     """The job fails with a sentence, though a standby and a survivor are there."""
-    sim = Simulation(ranks=2, standbys=1, alike=False)
-    sim.settle(2)
-    sim.step()
-    sim.settle(3)
-    sim.kill("w0")
-    sim.settle()
+    sim = begun(2, 1, alike=False, steps=1)
+    lose(sim, "w0")
 
     assert sim.record is not None
     assert sim.record.state is JobState.FAILED
@@ -252,67 +173,50 @@ def test_a_state_that_existed_once_is_never_made_up_from_another_rank() -> None:
 
 def sharded(ranks: int = 3, standbys: int = 1, *, hot: int | None = None) -> Simulation:
     """Each state exists once; two steps, a snapshot, and three steps more."""
-    sim = Simulation(ranks=ranks, standbys=standbys, hot=hot, alike=False)
-    sim.settle(2)
-    for step in range(5):
-        if step == 2:
-            sim.snapshot()
-        sim.step()
-        sim.settle(3)
+    sim = begun(ranks, standbys, hot=hot, alike=False, steps=2)
+    sim.snapshot()
+    commit(sim, 3)
     return sim
 
 
 def test_a_state_that_existed_once_is_put_back_from_the_newest_snapshot() -> None:
     """All go back, say how far, and repeat the steps; the joiner has its copy from the keeper."""
     sim = sharded()
-    sim.kill("w0")
-    sim.settle()
+    lose(sim, "w0")
 
-    assert sim.record is not None
-    assert sim.record.plan is not None
-    assert sim.record.plan.rollback == Rollback(2, 3)
-    assert sim.record.plan.resume == 2
+    assert sim.plan.rollback == Rollback(2, 3)
+    assert sim.plan.resume == 2
     assert {w.status.step for w in sim.workers.values() if w.alive} == {2}
     assert sim.step()
     sim.settle(3)
-    assert sim.record.plan.phase is Phase.DONE
-    assert sim.record.plan.how == "rolled back to step 2, 3 steps are repeated"
+    assert sim.plan.phase is Phase.DONE
+    assert sim.plan.how == "rolled back to step 2, 3 steps are repeated"
 
 
 def test_a_torn_snapshot_falls_back_to_the_one_before() -> None:
     """The lost rank's copy had not come to its keeper yet."""
     sim = sharded()
     sim.snapshot(aware={1, 2})
-    sim.step()
-    sim.settle(3)
-    sim.kill("w0")
-    sim.settle()
+    commit(sim)
+    lose(sim, "w0")
 
-    assert sim.record is not None
-    assert sim.record.plan is not None
-    assert sim.record.plan.rollback == Rollback(2, 4)
+    assert sim.plan.rollback == Rollback(2, 4)
 
 
 def test_a_snapshot_that_was_brought_but_not_yet_voted_counts() -> None:
     """The leader goes by what is there."""
     sim = sharded()
     sim.snapshot(aware={0, 1, 2})
-    sim.step()
-    sim.settle(3)
-    sim.kill("w0")
-    sim.settle()
+    commit(sim)
+    lose(sim, "w0")
 
-    assert sim.record is not None
-    assert sim.record.plan is not None
-    assert sim.record.plan.rollback == Rollback(5, 1)
+    assert sim.plan.rollback == Rollback(5, 1)
 
 
 def test_without_its_keeper_a_state_is_lost() -> None:
     """Rank 0's copies were with rank 1: the job fails with a sentence."""
     sim = sharded(standbys=2)
-    sim.kill("w0")
-    sim.kill("w1")
-    sim.settle()
+    lose(sim, "w0", "w1")
 
     assert sim.record is not None
     assert sim.record.state is JobState.FAILED
@@ -333,8 +237,7 @@ def test_a_keeper_that_dies_once_the_joiner_has_the_copy_costs_nothing_more() ->
             sim.publish(name)
         sim.turn(age=1.0)
     assert sim.workers["w3"].status.rank == 0
-    sim.kill("w1")
-    sim.settle()
+    lose(sim, "w1")
 
     assert sim.record is not None
     assert sim.record.state is JobState.RUNNING
@@ -345,16 +248,14 @@ def test_a_keeper_that_dies_once_the_joiner_has_the_copy_costs_nothing_more() ->
 def test_no_standby_holds_and_then_all_go_back() -> None:
     """Nothing is put back before there is somebody for the rank."""
     sim = sharded(standbys=0)
-    sim.kill("w0")
-    sim.settle()
+    lose(sim, "w0")
     assert sim.record is not None
     assert sim.record.detail == "no standby for rank 0"
     assert sim.workers["w1"].status.step == 5
     sim.add_standby("w9")
     sim.settle()
 
-    assert sim.record.plan is not None
-    assert sim.record.plan.rollback == Rollback(2, 3)
+    assert sim.plan.rollback == Rollback(2, 3)
     assert sim.step()
 
 
@@ -362,13 +263,10 @@ def test_a_hot_shadow_makes_the_roll_back_needless() -> None:
     """The state as it was last is alive."""
     sim = sharded(hot=1)
     assert sim.workers["w3"].status.activity is Activity.IN_STEP
-    sim.kill("w2")
-    sim.settle()
+    lose(sim, "w2")
 
-    assert sim.record is not None
-    assert sim.record.plan is not None
-    assert sim.record.plan.rollback is None
-    assert sim.record.plan.resume == 5
+    assert sim.plan.rollback is None
+    assert sim.plan.resume == 5
 
 
 def test_a_shadow_of_another_rank_forgets_what_it_followed_when_all_go_back() -> None:
@@ -377,21 +275,17 @@ def test_a_shadow_of_another_rank_forgets_what_it_followed_when_all_go_back() ->
     follower = next(w for w in sim.workers.values() if w.life is not None)
     assert follower.life is not None
     assert follower.life.duty.plays == 2
-    sim.kill("w0")
-    sim.settle()
+    lose(sim, "w0")
 
-    assert sim.record is not None
-    assert sim.record.plan is not None
-    assert sim.record.plan.rollback == Rollback(2, 3)
+    assert sim.plan.rollback == Rollback(2, 3)
     assert follower.life is None or follower.life.state is None or len(follower.life.state) <= 2
 
 
 class SnapshotCluster(Cluster):
     """Each state exists once, and snapshots are taken, whole or torn."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.sim = Simulation(ranks=3, standbys=2, alike=False)
+    def simulated(self) -> Simulation:
+        return Simulation(ranks=3, standbys=2, alike=False)
 
     @rule()
     def snapshot_is_whole(self) -> None:
@@ -417,22 +311,16 @@ TestSnapshotCluster = SnapshotCluster.TestCase
 def test_a_state_that_existed_once_lives_on_in_its_hot_shadow() -> None:
     """Only in that of the rank itself: the first one follows the last rank."""
     for victim, survives in (("w1", True), ("w0", False)):
-        sim = Simulation(ranks=2, standbys=1, hot=1, alike=False)
-        sim.settle(2)
-        for _ in range(3):
-            sim.step()
-            sim.settle(3)
+        sim = begun(2, 1, hot=1, alike=False, steps=3)
         assert sim.workers["w2"].status.activity is Activity.IN_STEP
-        sim.kill(victim)
-        sim.settle()
+        lose(sim, victim)
 
         assert sim.record is not None
         if not survives:
             assert sim.record.state is JobState.FAILED
             continue
-        assert sim.record.plan is not None
-        assert sim.record.plan.phase is Phase.RESUME
-        assert sim.record.plan.moves[0].source is None
+        assert sim.plan.phase is Phase.RESUME
+        assert sim.plan.moves[0].source is None
         assert sim.workers["w2"].status.rank == 1
         assert sim.workers["w2"].state == (0, 1, 2)
 
@@ -441,7 +329,7 @@ def test_a_joiner_that_dies_right_after_its_first_step_is_replaced_from_a_replic
     """The leaver has its state of before, and the others have committed one more step: it cannot
     take its rank back, and nobody waits for it."""
     sim = Simulation(ranks=3, standbys=2)
-    sim.drains, sim.drain_count = {"h0"}, 1
+    sim.drain("h0")
     for rounds in (3, 1):
         sim.step({0, 1, 2})
         sim.settle(rounds)
@@ -461,12 +349,10 @@ def test_a_joiner_that_dies_right_after_its_first_step_is_replaced_from_a_replic
 def test_a_joiner_that_dies_as_the_vote_switches_gives_the_rank_back() -> None:
     """The order to take the arms back comes between the vote and the boundary where the switch is
     carried out: nobody may say that it has, and the leader learns that the vote has switched."""
-    sim = Simulation(ranks=2, standbys=1)
-    sim.settle(2)
+    sim = begun(2, 1)
     sim.step()
-    sim.drains = {"h0"}
+    sim.drain("h0")
     sim.settle(3)
-    assert sim.record is not None
     sim.step()
     sim.kill("w2")
     sim.drains = set()
@@ -474,12 +360,11 @@ def test_a_joiner_that_dies_as_the_vote_switches_gives_the_rank_back() -> None:
     for name in ("w0", "w1"):
         sim.deliver(name)
         sim.publish(name)
-    disarming = sim.record.plan
+    disarming = sim.plan
     sim.turn()
-    undecided = sim.record.plan
+    undecided = sim.plan
     sim.settle()
 
-    assert disarming is not None
     assert disarming.phase is Phase.DISARM
     assert undecided == disarming
     planned, failover = sim.plans[-2:]

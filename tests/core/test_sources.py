@@ -3,39 +3,17 @@
 from msgspec import structs
 
 from tests.core.test_understudies import cluster, worker
+from tests.values import alert
 from tmd.core.duties import Prepare, duty
 from tmd.core.limits import Limits
-from tmd.core.model import (
-    Activity,
-    Alert,
-    JobRecord,
-    MigrationPlan,
-    Severity,
-    State,
-    Strategy,
-    Urgency,
-    Verdict,
-)
+from tmd.core.model import Activity, Alert, JobRecord, MigrationPlan, Severity, Urgency, Verdict
 from tmd.core.planning import steer
 
 WANTED = Verdict(job="j", worker="a", urgency=Urgency.DRAIN, cause="drain", reason="asked")
 
 
 def ailing(host: str, severity: Severity) -> Alert:
-    return Alert(
-        id="1",
-        host=host,
-        detector="nic",
-        code="nic.errors",
-        entity="nic:eth0",
-        severity=severity,
-        state=State.RAISED,
-        message="",
-        job="",
-        strategy=Strategy.OBSERVE,
-        count=1,
-        at=0.0,
-    )
+    return alert(host=host, code="nic.errors", entity="nic:eth0", severity=severity)
 
 
 def planned(

@@ -6,17 +6,15 @@ import pytest
 from msgspec import structs
 
 from tests.plugins.clusters import planned
+from tests.values import alert, member, record
 from tmd.core.findings import BANNED
 from tmd.core.limits import Limits
 from tmd.core.migration import Facts
 from tmd.core.model import (
     Activity,
-    Alert,
     ClusterView,
     Exit,
     HostStatus,
-    JobRecord,
-    JobState,
     Kind,
     Member,
     Membership,
@@ -24,7 +22,6 @@ from tmd.core.model import (
     Phase,
     Rehearsal,
     Severity,
-    State,
     Strategy,
     Urgency,
     Verdict,
@@ -34,25 +31,15 @@ from tmd.core.requests import DrainRequest
 from tmd.core.standbys import MOST_REASONS, candidates, lasting, reasons
 from tmd.testing.clients import worker_status
 
-RECORD = JobRecord(
-    job="job",
-    world_size=1,
-    state=JobState.RUNNING,
-    membership=Membership(1, (Member("h1/job/0.a", "h1", "h1:1"),)),
-    proposed=1,
-)
-DEGRADED = Alert(
-    id="1",
+RECORD = record("h1")
+DEGRADED = alert(
     host="h2",
     detector="nvml",
     code="nvml.link_down",
     entity="gpu:GPU-1",
     severity=Severity.DEGRADED,
-    state=State.RAISED,
     message="m",
-    job="",
     strategy=Strategy.ACT,
-    count=1,
     at=0.0,
 )
 
@@ -147,7 +134,7 @@ def test_the_choice_says_why_this_one_and_why_not_the_others():
         ),
         jobs=(record,),
     )
-    chosen = Member("h2/job/0.a", "h2", "h2:1")
+    chosen = member("h2")
     told = reasons({0: chosen}, cluster, record, Facts(cluster, "job"))
 
     assert told[0] == ("rank 0: h2/job/0.a: it follows no rank, its host holds none, rehearsed")
@@ -185,7 +172,7 @@ def test_a_planned_move_records_its_choice():
 
 def test_a_failover_records_its_choice():
     """Two ranks that are replicas; one has died."""
-    members = (*RECORD.membership.members, Member("h4/job/0.a", "h4", "h4:1"))
+    members = (*RECORD.membership.members, member("h4"))
     record = structs.replace(RECORD, world_size=2, membership=Membership(1, members))
     wish = Verdict("job", "h1/job/0.a", Urgency.FAILED, "c", "r")
     survivor = worker_status("h4/job/0.a", activity=Activity.STUCK)

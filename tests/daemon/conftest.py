@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
-from msgspec import structs
 
+from tests import values
 from tests.daemon.redises import guarded, member_url
 from tmd import embedded
-from tmd.core.model import JobRecord, JobState, Member, Membership
 from tmd.daemon.store import RedisStore
 from tmd.testing import MemoryStore
 
@@ -63,18 +62,6 @@ def record():
     """A function that makes records of a job of two ranks."""
 
     def make(revision=1, lease_epoch=1, **changes):
-        members = tuple(
-            Member(worker=f"h{n}/job/0.a", host=f"h{n}", address=f"127.0.0.1:{n}") for n in (1, 2)
-        )
-        plain = JobRecord(
-            job="job",
-            world_size=2,
-            state=JobState.RUNNING,
-            membership=Membership(epoch=1, members=members),
-            proposed=1,
-            revision=revision,
-            lease_epoch=lease_epoch,
-        )
-        return structs.replace(plain, **changes)
+        return values.record("h1", "h2", revision=revision, lease_epoch=lease_epoch, **changes)
 
     return make

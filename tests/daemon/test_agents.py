@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from tests.daemon.plans import failover
+from tests.values import failover
 from tmd import wire
 from tmd.core.duties import Leave, Train
 from tmd.core.errors import ConfigError

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.daemon.tasks import running
 from tmd.core.errors import StoreUnavailable
 from tmd.core.model import Severity, Signal, Strategy
 from tmd.daemon.bus import Reach
@@ -60,20 +61,18 @@ async def live(store, journal, lives):
     for number, (faults, findings) in enumerate(lives):
         client = Unsteady(store, list(faults))
         watcher = Watcher("h", f"boot{number}", [], Roster(), client, Hasty(), journal)
-        task = asyncio.create_task(watcher.run())
-        for finding, turns in enumerate(findings):
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            signal = Signal("a.b", f"gpu:{finding}", Severity.WARNING)
-            watcher.fold(signal, "d", Strategy.OBSERVE)
-            raised.append(f"h-boot{number}-{finding + 1}")
-        if number + 1 < len(lives):
-            for _ in range(5):  # the next one takes over in the middle of things
-                await asyncio.sleep(0)
-        else:
-            await settled(watcher, store, client, journal, len(raised))
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        async with running(watcher):
+            for finding, turns in enumerate(findings):
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                signal = Signal("a.b", f"gpu:{finding}", Severity.WARNING)
+                watcher.fold(signal, "d", Strategy.OBSERVE)
+                raised.append(f"h-boot{number}-{finding + 1}")
+            if number + 1 < len(lives):
+                for _ in range(5):  # the next one takes over in the middle of things
+                    await asyncio.sleep(0)
+            else:
+                await settled(watcher, store, client, journal, len(raised))
     return raised
 
 

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from tests.daemon.tasks import running
 from tmd.daemon.agents import AgentServer, Door
 from tmd.daemon.bus import Reach
 from tmd.daemon.executor import Executor
@@ -62,27 +63,25 @@ async def test_a_record_of_an_older_leader_changes_nothing(data, executor, recor
 async def test_a_wake_up_is_answered_at_once_and_a_missed_one_after_a_period(
     data, executor, record
 ):
-    task = asyncio.create_task(executor.run())
-    await asyncio.sleep(0.01)
-    await data.client().put_job(record(revision=1), expected=0)
-    executor.bell.ring()
-    await asyncio.sleep(0.01)
-    at_once = executor._records.jobs["job"].revision
-    await data.client().put_job(record(revision=2), expected=1)
-    await asyncio.sleep(1.01)
-    later = executor._records.jobs["job"].revision
-    task.cancel()
+    async with running(executor):
+        await asyncio.sleep(0.01)
+        await data.client().put_job(record(revision=1), expected=0)
+        executor.bell.ring()
+        await asyncio.sleep(0.01)
+        at_once = executor._records.jobs["job"].revision
+        await data.client().put_job(record(revision=2), expected=1)
+        await asyncio.sleep(1.01)
+        later = executor._records.jobs["job"].revision
 
     assert (at_once, later) == (1, 2)
 
 
 async def test_an_outage_only_delays(data, executor, record):
-    task = asyncio.create_task(executor.run())
-    data.fall_away()
-    await asyncio.sleep(60)
-    data.away = False
-    await data.client().put_job(record(), expected=0)
-    await asyncio.sleep(2)
-    task.cancel()
+    async with running(executor):
+        data.fall_away()
+        await asyncio.sleep(60)
+        data.away = False
+        await data.client().put_job(record(), expected=0)
+        await asyncio.sleep(2)
 
     assert "job" in executor._records.jobs

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import json as codec
-from msgspec import structs
 
+from tests.values import alert
 from tmd.core.errors import StoreUnavailable
 from tmd.core.fuse import Breaker
-from tmd.core.model import Alert, Exit, HostStatus, Severity, State, Strategy
+from tmd.core.model import Exit, HostStatus
 from tmd.core.notices import Told
 from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon.seal import Seal
@@ -93,13 +93,11 @@ async def test_a_forged_breaker_stops_deciding(cluster):
 async def test_a_forged_alert_is_not_told_on(cluster):
     """Not by 'tmd events', the page or the webhook; whoever reads Redis itself must trust it."""
     store, stranger, prefix = cluster
-    alert = Alert(
-        *("1", "h1", "d", "c", "e", Severity.FATAL, State.RAISED, "", "", Strategy.ACT, 1, 1.0)
-    )
-    await stranger.xadd(prefix + "alerts", {"alert": codec.encode(alert)})
-    await stranger.xadd(prefix + "alerts", {"alert": codec.encode(alert), "seal": "0" * 64})
+    one = alert(id="1")
+    await stranger.xadd(prefix + "alerts", {"alert": codec.encode(one)})
+    await stranger.xadd(prefix + "alerts", {"alert": codec.encode(one), "seal": "0" * 64})
     await stranger.xadd(prefix + "alerts", {"text": "hello"})
-    await store.publish_alert(structs.replace(alert, id="2"))
+    await store.publish_alert(alert(id="2"))
     await stranger.set(prefix + "told-outside", forged(Told()))
 
     assert [a.id for _, a in await store.alerts("", limit=9)] == ["2"]

@@ -9,12 +9,12 @@ import pytest
 from redis.exceptions import NoPermissionError
 
 from tests.daemon.redises import encrypted, guarded, member_url, subscriber_url
+from tests.values import alert
 from tmd.core.errors import StoreUnavailable
-from tmd.core.model import Alert, HostStatus, Severity, State, Strategy
+from tmd.core.model import HostStatus
 from tmd.daemon.bus import Topic
 from tmd.daemon.store import RedisStore, connect
 
-ALERT = Alert("1", "h", "d", "c", "e", Severity.INFO, State.RAISED, "", "", Strategy.ACT, 1, 1.0)
 DESTRUCTIVE = [
     ("FLUSHALL",),
     ("FLUSHDB",),
@@ -48,7 +48,7 @@ async def test_a_subscriber_reads_alerts_and_nothing_else(port):
     store = RedisStore(member_url(port), "c", b"key")
     client = connect(subscriber_url(port), 2.0)
     try:
-        await store.publish_alert(ALERT)
+        await store.publish_alert(alert())
         entries = await client.xread({"{tmd:c}:alerts": "0"})
         async with client.pubsub(ignore_subscribe_messages=True) as pubsub:
             await pubsub.subscribe("tmd:c:alerts")

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from tests.daemon.tasks import running
 from tmd.core.findings import BANNED, DECLARED, Rules
 from tmd.core.model import Severity, Signal, State, Strategy
 from tmd.core.requests import HealthyRequest
@@ -29,13 +30,8 @@ async def daemon(data, state_dir, host="h1"):
     store, reach = data.client(), Reach()
     watcher = Watcher(host, "boot", [], Roster(), store, reach, Journal(None))
     health = Health(host, watcher, store, reach, state_dir)
-    tasks = [asyncio.create_task(part.run()) for part in (watcher, health)]
-    try:
+    async with running(watcher, health):
         yield watcher, health
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_an_operators_word_reaches_its_host_alone_and_is_on_record(tmp_path):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
 from msgspec import structs
 
+from tests.daemon.tasks import running
 from tmd import wire
 from tmd.core.findings import Rules
 from tmd.core.injection import MOST, unended
@@ -78,15 +79,10 @@ class Host:
 
 
 @asynccontextmanager
-async def running(host):
-    tasks = [asyncio.create_task(part.run()) for part in (host.watcher, host.injections)]
-    try:
-        yield host
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        host.journal.close()
+async def serving(host):
+    with closing(host.journal):
+        async with running(host.watcher, host.injections):
+            yield host
 
 
 BOTH = [("nic.down", State.RAISED), ("nic.down", State.CLEARED)]
@@ -94,7 +90,7 @@ BOTH = [("nic.down", State.RAISED), ("nic.down", State.CLEARED)]
 
 async def test_it_is_raised_and_published_with_the_strategy_of_its_detector(tmp_path):
     """And says in its message and evidence that nothing was found."""
-    async with running(Host(tmp_path)) as host:
+    async with serving(Host(tmp_path)) as host:
         answer = host.inject()
         await asyncio.sleep(1)
 
@@ -106,7 +102,7 @@ async def test_it_is_raised_and_published_with_the_strategy_of_its_detector(tmp_
 
 
 async def test_the_switch_is_off_by_default_and_the_refusal_names_key_and_file(tmp_path):
-    async with running(Host(tmp_path, enabled=False)) as host:
+    async with serving(Host(tmp_path, enabled=False)) as host:
         refused = host.inject()
         await asyncio.sleep(1)
 
@@ -116,7 +112,7 @@ async def test_the_switch_is_off_by_default_and_the_refusal_names_key_and_file(t
 
 
 async def test_a_dry_run_needs_no_switch_and_raises_nothing(tmp_path):
-    async with running(Host(tmp_path, enabled=False)) as host:
+    async with serving(Host(tmp_path, enabled=False)) as host:
         answer = host.inject(dry_run=True)
         await asyncio.sleep(1)
 
@@ -128,7 +124,7 @@ async def test_a_dry_run_needs_no_switch_and_raises_nothing(tmp_path):
 async def test_it_ends_after_its_duration(tmp_path):
     """Each by its own; asked for again, the later word counts."""
     other = structs.replace(DOWN, entity="nic:eth1")
-    async with running(Host(tmp_path)) as host:
+    async with serving(Host(tmp_path)) as host:
         host.inject(for_s=10)
         host.inject(other, for_s=30)
         await asyncio.sleep(5)
@@ -145,7 +141,7 @@ async def test_it_ends_after_its_duration(tmp_path):
 
 
 async def test_an_operator_ends_what_is_injected_and_nothing_else(tmp_path):
-    async with running(Host(tmp_path)) as host:
+    async with serving(Host(tmp_path)) as host:
         host.watcher.fold(DOWN, "nic", Strategy.ACT)
         host.inject(for_s=60)
         none = host.withdraw("nic.up")
@@ -161,7 +157,7 @@ async def test_an_operator_ends_what_is_injected_and_nothing_else(tmp_path):
 
 
 async def test_it_counts_once_it_has_held_and_lasts_from_then_on(tmp_path):
-    async with running(Host(tmp_path, hold_s=5.0)) as host:
+    async with serving(Host(tmp_path, hold_s=5.0)) as host:
         answer = host.inject(for_s=10)
         early = host.raised
         await asyncio.sleep(6)
@@ -174,7 +170,7 @@ async def test_it_counts_once_it_has_held_and_lasts_from_then_on(tmp_path):
 
 
 async def test_one_that_is_ended_while_it_is_held_was_never_raised(tmp_path):
-    async with running(Host(tmp_path, hold_s=5.0)) as host:
+    async with serving(Host(tmp_path, hold_s=5.0)) as host:
         host.inject()
         answer = host.withdraw()
         await asyncio.sleep(10)
@@ -187,10 +183,10 @@ async def test_one_that_is_ended_while_it_is_held_was_never_raised(tmp_path):
 async def test_a_restart_ends_it_and_says_so(tmp_path):
     """Also after a crash: the journal knows what was told, and that it is over."""
     file = tmp_path / "alerts.sqlite"
-    async with running(Host(tmp_path, journal=Journal(file))) as first:
+    async with serving(Host(tmp_path, journal=Journal(file))) as first:
         first.inject()
         await until(lambda: len(first.data.stream) == 1)
-    async with running(Host(tmp_path, journal=Journal(file))) as second:
+    async with serving(Host(tmp_path, journal=Journal(file))) as second:
         await until(lambda: len(second.data.stream) == 2)  # the store is new: told all again
         left = unended(await second.journal.injected())
 
@@ -206,7 +202,7 @@ async def test_what_is_injected_while_the_journal_is_asked_stays(tmp_path):
     host = Host(tmp_path, journal=Journal(tmp_path / "alerts.sqlite"))
     host.inject()
     await host.journal.add(host.watcher.board.alerts)
-    async with running(host):
+    async with serving(host):
         await until(lambda: bool(host.data.stream))
         host.inject(structs.replace(DOWN, entity="nic:eth1"))
         await until(lambda: host.data.stream[-1].entity == "nic:eth1")
@@ -215,7 +211,7 @@ async def test_what_is_injected_while_the_journal_is_asked_stays(tmp_path):
 
 
 async def test_switching_it_off_ends_all_of_it(tmp_path):
-    async with running(Host(tmp_path)) as host:
+    async with serving(Host(tmp_path)) as host:
         host.inject(for_s=60)
         host.injections.adopt(False)
         await asyncio.sleep(1)
@@ -226,7 +222,7 @@ async def test_switching_it_off_ends_all_of_it(tmp_path):
 
 async def test_it_goes_as_its_detector_goes(tmp_path):
     """A new strategy binds it; with the detector it is over."""
-    async with running(Host(tmp_path)) as host:
+    async with serving(Host(tmp_path)) as host:
         host.inject(for_s=60)
         await host.watcher.adopt([loaded(tmp_path, Strategy.OBSERVE)])
         bound = [a.strategy for a in host.watcher.board.alerts]
@@ -239,7 +235,7 @@ async def test_it_goes_as_its_detector_goes(tmp_path):
 
 
 async def test_an_operators_word_that_all_is_well_ends_it(tmp_path):
-    async with running(Host(tmp_path)) as host:
+    async with serving(Host(tmp_path)) as host:
         host.inject(for_s=60)
         host.watcher.declare_healthy(HealthyRequest("h1", "r1", code="nic.down"))
         await asyncio.sleep(100)
@@ -250,7 +246,7 @@ async def test_an_operators_word_that_all_is_well_ends_it(tmp_path):
 
 async def test_one_about_a_worker_of_this_host_is_about_its_job(tmp_path):
     worker = "h1/job/0.a"
-    async with running(Host(tmp_path)) as host:
+    async with serving(Host(tmp_path)) as host:
         host.roster.heard(worker_status(worker), 0.0)
         (alert,) = host.inject(structs.replace(DOWN, entity=worker)).alerts
 
@@ -258,7 +254,7 @@ async def test_one_about_a_worker_of_this_host_is_about_its_job(tmp_path):
 
 
 async def test_no_more_than_the_heartbeat_can_carry(tmp_path):
-    async with running(Host(tmp_path)) as host:
+    async with serving(Host(tmp_path)) as host:
         for number in range(MOST):
             host.inject(structs.replace(DOWN, entity=f"nic:{number}"))
         one_more = host.inject()

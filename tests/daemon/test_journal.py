@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 import structlog
 
+from tests import values
+from tests.daemon.tasks import running
 from tmd import embedded
 from tmd.core.errors import StoreUnavailable
-from tmd.core.model import Alert, Severity, Signal, State, Strategy
+from tmd.core.model import Severity, Signal, Strategy
 from tmd.daemon.bus import Reach
 from tmd.daemon.journal import Journal
 from tmd.daemon.ledger import Bounds, Ledger
@@ -28,20 +30,7 @@ WITHIN_S = 20.0
 
 
 def alert(number, message=""):
-    return Alert(
-        id=f"h1-{number}",
-        host="h1",
-        detector="d",
-        code="c.d",
-        entity="host",
-        severity=Severity.WARNING,
-        state=State.RAISED,
-        message=message,
-        job="",
-        strategy=Strategy.OBSERVE,
-        count=1,
-        at=1.0,
-    )
+    return values.alert(id=f"h1-{number}", message=message)
 
 
 @contextmanager
@@ -217,15 +206,12 @@ async def test_a_disk_that_does_not_answer_is_not_waited_for(tmp_path):
 async def watcher_of(path, url, boot):
     """A watcher without detectors that publishes, while the block lasts."""
     store = RedisStore(url, "c", b"key", timeout_s=1.0)
-    journal = Journal(path)
-    watcher = Watcher("h1", boot, [], Roster(), store, Reach(), journal)
-    task = asyncio.create_task(watcher.run())
     try:
-        yield watcher, store
+        with opened(path) as journal:
+            watcher = Watcher("h1", boot, [], Roster(), store, Reach(), journal)
+            async with running(watcher):
+                yield watcher, store
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        journal.close()
         await store.close()
 
 

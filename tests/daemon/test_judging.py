@@ -6,7 +6,8 @@ from msgspec import structs
 from tmd_policies.drain_degraded import DrainDegraded
 from tmd_policies.drain_requested import DrainRequested
 
-from tests.plugins.clusters import RECORD, cluster, finding, host, planned, worker
+from tests.plugins.clusters import RECORD, cluster, finding, host, planned
+from tests.values import worker
 from tmd.core.breaker import BreakerRules
 from tmd.core.fuse import Breaker
 from tmd.core.limits import Limits

@@ -11,6 +11,7 @@ from tmd_policies.drain_degraded import DrainDegraded
 from tmd_policies.drain_requested import DrainRequested
 from tmd_policies.replace_failed import ReplaceFailed
 
+from tests.daemon.tasks import running
 from tests.plugins.clusters import finding
 from tmd.core.election import Lease
 from tmd.core.errors import StaleLease
@@ -230,9 +231,8 @@ async def test_a_leader_that_was_overtaken_steps_down(scene):
     newer = structs.replace(await scene.record, revision=2, lease_epoch=EPOCH + 1)
     await scene.store.put_job(newer, expected=1)
     await scene.end("h1", -9)
-    task = asyncio.create_task(scene.leader.run())
-    await asyncio.sleep(0.1)
-    task.cancel()
+    async with running(scene.leader):
+        await asyncio.sleep(0.1)
 
     assert not scene.candidate.leading
     assert await scene.record == newer
@@ -254,12 +254,11 @@ async def test_verdicts_for_other_jobs_are_left_out(tmp_path):
 
 async def test_an_outage_only_delays(scene):
     scene.data.fall_away()
-    task = asyncio.create_task(scene.leader.run())
-    await asyncio.sleep(30)
-    scene.data.away = False
-    await scene.end("h1", -9)
-    await asyncio.sleep(3)
-    task.cancel()
+    async with running(scene.leader):
+        await asyncio.sleep(30)
+        scene.data.away = False
+        await scene.end("h1", -9)
+        await asyncio.sleep(3)
 
     assert (await scene.record).plan is not None
 

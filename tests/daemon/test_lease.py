@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
 
 import pytest
 
+from tests.daemon.tasks import running
 from tmd.core.limits import Limits
 from tmd.daemon.bus import Reach
 from tmd.daemon.leader import Candidate, LeaderConfig
@@ -22,17 +22,6 @@ TTL, RENEW = 9.0, 3.0
 def candidate(store, name, tmp_path):
     config = LeaderConfig(name, ttl_s=TTL, renew_s=RENEW, poll_s=1.0, limits=Limits())
     return Candidate(store.client(), config, Records(tmp_path / name), Reach())
-
-
-@asynccontextmanager
-async def running(*candidates):
-    tasks = [asyncio.create_task(c.run()) for c in candidates]
-    try:
-        yield tasks
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_a_holder_leads_for_hours(tmp_path):

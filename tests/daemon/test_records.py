@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from tests.daemon.plans import failover
+from tests.values import failover
 from tmd.core.duties import Train as TrainDuty
 from tmd.core.obeying import Receipt
 from tmd.daemon.records import Records, condemned

@@ -9,16 +9,15 @@ from contextlib import aclosing
 import pytest
 from msgspec import structs
 
+from tests import values
 from tmd.core.election import Denied, Granted
 from tmd.core.errors import ConfigError, Conflict, StaleLease, StoreUnavailable
 from tmd.core.fuse import Breaker
 from tmd.core.model import (
-    Alert,
     ClusterView,
     HostStatus,
     Kind,
     Mark,
-    MigrationPlan,
     Move,
     Phase,
     Severity,
@@ -35,18 +34,11 @@ KEY = b"known to the members"
 
 
 def alert(number):
-    return Alert(
+    return values.alert(
         id=f"h1-{number}",
-        host="h1",
-        detector="d",
-        code="c",
-        entity="e",
         severity=Severity.FATAL,
-        state=State.RAISED,
         message="ü\n",
-        job="",
         strategy=Strategy.ACT,
-        count=1,
         at=1.5,
     )
 
@@ -155,15 +147,10 @@ async def test_a_lease_lapses(store):
 
 async def test_a_record_is_stored_whole(store, record):
     plain = record()
-    member = plain.membership.members[0]
-    plan = MigrationPlan(
-        id="job-2",
+    plan = values.plan(
+        plain.membership,
         kind=Kind.FAILOVER,
-        phase=Phase.DONE,
-        moves=(Move(rank=0, leaver=member),),
-        old=plain.membership,
-        new=plain.membership,
-        cause="c",
+        moves=(Move(rank=0, leaver=plain.membership.members[0]),),
         reason='"quoted" \u2192 text',
         timeline=(Mark(Phase.RECOVER, 0.1), Mark(Phase.DONE, 0.2)),
         timings={"transfer": 0.05},

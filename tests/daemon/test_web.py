@@ -14,20 +14,12 @@ import pytest
 from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests import values
+from tests.daemon.tasks import running
+from tests.values import alert
 from tmd.core.election import Lease
 from tmd.core.errors import ConfigError
-from tmd.core.model import (
-    Activity,
-    Alert,
-    HostStatus,
-    Kind,
-    Mark,
-    MigrationPlan,
-    Phase,
-    Severity,
-    State,
-    Strategy,
-)
+from tmd.core.model import Activity, HostStatus, Kind, Mark, Phase, Severity
 from tmd.daemon.bus import state_of
 from tmd.daemon.web.parts import Local, Parts
 from tmd.daemon.web.reading import PAGE_LIMIT
@@ -40,20 +32,7 @@ WITHIN_S = 20.0
 TOKEN = "0123456789abcdef"
 AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}
 
-ALERT = Alert(
-    id="h1-0",
-    host="h1",
-    detector="d",
-    code="c.d",
-    entity="host",
-    severity=Severity.DEGRADED,
-    state=State.RAISED,
-    message="line\nbreak <b>",
-    job="",
-    strategy=Strategy.OBSERVE,
-    count=1,
-    at=1.0,
-)
+ALERT = alert(id="h1-0", severity=Severity.DEGRADED, message="line\nbreak <b>")
 
 
 class Served:
@@ -99,8 +78,7 @@ async def serving(store=None, token=TOKEN, serving_trainers=True):
 
     parts = Parts(store.client(), local, token, frozenset({"node7"}))
     web = Web(("127.0.0.1", 0), parts)
-    task = asyncio.create_task(web.run())
-    try:
+    async with running(web) as (task,):
         async with asyncio.timeout(WITHIN_S):
             await web.listening.wait()
         async with aiohttp.ClientSession(
@@ -109,9 +87,6 @@ async def serving(store=None, token=TOKEN, serving_trainers=True):
             connector=aiohttp.TCPConnector(limit=0),
         ) as client:
             yield Served(store, parts, client, web.port, task)
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 @pytest.fixture
@@ -127,15 +102,11 @@ def plan(record):
     def make(number, kind=Kind.FAILOVER, phase=Phase.DONE):
         begin = Phase.RECOVER if kind is Kind.FAILOVER else Phase.PREPARE
         middle = Phase.SYNC if kind is Kind.FAILOVER else Phase.SWITCH
-        return MigrationPlan(
+        return values.plan(
+            record().membership,
             id=f"job-{number}",
             kind=kind,
             phase=phase,
-            moves=(),
-            old=record().membership,
-            new=record().membership,
-            cause="c",
-            reason="r",
             timeline=(Mark(begin, 10.0), Mark(middle, 11.0), Mark(phase, 11.5)),
         )
 

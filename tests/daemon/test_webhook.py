@@ -9,28 +9,15 @@ import pytest
 from aiohttp import web
 from msgspec import structs
 
+from tests.daemon.tasks import running
+from tests.values import alert, plan
 from tmd.core.election import Lease
-from tmd.core.model import Alert, Kind, MigrationPlan, Phase, Severity, State, Strategy
 from tmd.daemon.bus import Reach
 from tmd.daemon.webhook import Webhook, WebhookConfig
 from tmd.testing import MemoryStore
+from tmd.testing.clients import until
 
 WITHIN_S = 20.0
-
-ALERT = Alert(
-    id="h1-0",
-    host="h1",
-    detector="d",
-    code="c.d",
-    entity="host",
-    severity=Severity.WARNING,
-    state=State.RAISED,
-    message="",
-    job="",
-    strategy=Strategy.OBSERVE,
-    count=1,
-    at=1.0,
-)
 
 
 class Receiver:
@@ -94,24 +81,18 @@ async def telling(receiver, store, elected, **changes):
         poll_s=0.01,
     )
     webhook = Webhook(structs.replace(config, **changes), elected, store.client(), Reach())
-    task = asyncio.create_task(webhook.run())
-    try:
+    async with running(webhook):
         yield webhook
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def begun(store):
     """What was there before the first leader told anything is the past."""
-    async with asyncio.timeout(WITHIN_S):
-        while store.told_outside is None:  # noqa: ASYNC110 - written by another task
-            await asyncio.sleep(0.001)
+    await until(lambda: store.told_outside is not None, within_s=WITHIN_S, every_s=0.001)
 
 
 async def raise_(store, *numbers):
     for number in numbers:
-        await store.client().publish_alert(structs.replace(ALERT, id=f"h1-{number}"))
+        await store.client().publish_alert(alert(id=f"h1-{number}"))
 
 
 def id_of(number):
@@ -166,9 +147,7 @@ async def test_only_the_leader_tells_and_the_next_one_goes_on(receiver):
         await begun(store)
         await raise_(store, 1)
         heard = [await receiver.next()]
-        async with asyncio.timeout(WITHIN_S):
-            while not store.told_outside.alerts:  # noqa: ASYNC110 - written by another task
-                await asyncio.sleep(0.001)
+        await until(lambda: store.told_outside.alerts, within_s=WITHIN_S, every_s=0.001)
         first.leading, second.leading = False, True
         await raise_(store, 2)
         heard.append(await receiver.next())
@@ -181,19 +160,7 @@ async def test_finished_migrations_are_told_once(receiver, record):
     store = MemoryStore()
     client = store.client()
     before = record()
-    plans = [
-        MigrationPlan(
-            id=f"job-{n}",
-            kind=Kind.PLANNED,
-            phase=Phase.DONE,
-            moves=(),
-            old=before.membership,
-            new=before.membership,
-            cause="drain",
-            reason="r",
-        )
-        for n in range(3)
-    ]
+    plans = [plan(before.membership, id=f"job-{n}") for n in range(3)]
     await client.put_job(record(history=tuple(plans[:1])), expected=0)
     async with telling(receiver, store, Elected()):
         await begun(store)
@@ -211,9 +178,7 @@ async def test_a_store_that_was_emptied_makes_it_tell_nothing_twice(receiver):
         await begun(store)
         await raise_(store, 1)
         heard = [await receiver.next()]
-        async with asyncio.timeout(WITHIN_S):
-            while not store.told_outside.alerts:  # noqa: ASYNC110 - written by another task
-                await asyncio.sleep(0.001)
+        await until(lambda: store.told_outside.alerts, within_s=WITHIN_S, every_s=0.001)
         store.wipe()
         await raise_(store, 1, 2)
         heard.append(await receiver.next())

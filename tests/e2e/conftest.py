@@ -1,6 +1,7 @@
-"""One Redis and one golden run for all fault tests."""
+"""What fault tests have in common: one Redis, one golden run, and by what they are started."""
 
 import asyncio
+import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +20,20 @@ def fork() -> Iterator[None]:
     """Launchers and workers need not import torch each."""
     with forked(compiler=False):
         yield
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[None]:
+    """As ``fork``, with what FSDP2 needs."""
+    with forked(compiler=True):
+        yield
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder with a short name: there are sockets in it."""
+    with tempfile.TemporaryDirectory(prefix="tmd-") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

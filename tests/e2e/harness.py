@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shlex
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-import pytest
 from msgspec import Struct
 
 from tmd.campaign.forking import fork_server
@@ -17,11 +14,10 @@ from tmd.core.model import FINAL, Activity, ClusterView, MigrationPlan, Phase
 from tmd.demo.cluster import ClusterSpec, LocalCluster, ready, workers
 from tmd.demo.report import Trace, read_trace
 from tmd.demo.story import run_golden
+from tmd.testing.clients import until
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "tmd" / "campaign" / "job.py")
-FORK = "TMD_TEST_FORK"
-"""Environment: what stands before the command of a process that is to be started by fork."""
 RANKS = ("h1", "h2", "h3")
 STEPS = 40
 LONG = ("--steps", "150")
@@ -34,19 +30,19 @@ STOP_AND_COPY = "[shadow]\nenabled = false\n"
 """No live shadow: a joiner is ready while the job stands at its gate."""
 
 
+_prefixes: list[tuple[str, ...]] = [()]
+"""What stands before the command of a process that is to be started by fork, the innermost last."""
+
+
 @contextmanager
 def forked(*, compiler: bool) -> Iterator[None]:
     """Within: launchers and workers are started by fork. ``compiler``: from a whole torch."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT))  # scripts of the tests import the tests
-        with fork_server(compiler=compiler) as prefix:
-            patch.setenv(FORK, shlex.join(prefix))
+    with fork_server(compiler=compiler) as prefix:
+        _prefixes.append(prefix)
+        try:
             yield
-
-
-def prefix_now() -> tuple[str, ...]:
-    """What to put before a command now."""
-    return tuple(shlex.split(os.environ.get(FORK, "")))
+        finally:
+            _prefixes.pop()
 
 
 class Golden(Struct, frozen=True):
@@ -67,7 +63,7 @@ async def make_golden(
 ) -> Golden:
     """Run the job without any of tmd's control plane."""
     command = (script, "--steps", str(STEPS), *arguments)
-    await run_golden(command, ranks, folder / "trace", folder / "log", prefix_now())
+    await run_golden(command, ranks, folder / "trace", folder / "log", _prefixes[-1])
     return Golden(read_trace(folder / "trace"), weights_of(folder / "trace"))
 
 
@@ -84,9 +80,7 @@ class Run:
 
     async def reached(self, point: str) -> None:
         """Wait until somebody is at ``point``; needs no Redis."""
-        async with asyncio.timeout(60):
-            while not self.fired(point):  # noqa: ASYNC110 (another process makes the file)
-                await asyncio.sleep(0.005)
+        await until(lambda: self.fired(point), within_s=60, every_s=0.005)
 
     def let_go(self, point: str) -> None:
         """Release whoever waits at ``point``."""
@@ -215,7 +209,7 @@ async def running(
         job="small",
         active=tuple(active),
         per_host=per_host,
-        prefix=tuple(prefix) or prefix_now(),
+        prefix=tuple(prefix) or _prefixes[-1],
         standby=tuple(standby),
         script=(script, "--steps", str(STEPS), *arguments),
         silence_s=silence_s,
@@ -227,7 +221,6 @@ async def running(
             "TMD_FAULTS": ",".join(faults),
             "TMD_FAULTS_FOLDER": str(marks),
             "TMD_SHADOW__REHEARSE": str(rehearse).lower(),
-            "PYTHONPATH": str(ROOT),
         },
     )
     async with LocalCluster(spec) as cluster:

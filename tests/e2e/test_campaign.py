@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_demo import left_behind
+from tests.e2e.commands import leaves_nothing, left_behind, start
 
+RUN = ("campaign", "run")
 SHORT = Path(__file__).with_name("short.toml")
 WRONG = """
 [job]
@@ -28,30 +23,12 @@ within_s = 5
 """
 
 
-@pytest.fixture
-def short() -> Iterator[Path]:
-    """A folder with a short name: there are sockets in it."""
-    with tempfile.TemporaryDirectory(prefix="tmd-") as folder:
-        yield Path(folder)
-
-
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        (sys.executable, "-m", "tmd.cli", "campaign", "run", *arguments),
-        env={**os.environ, "TMPDIR": str(folder), "COLUMNS": "200"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        process_group=0,
-    )
-
-
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("redis_binary")
 def test_a_short_campaign_ends_as_expected(tmp_path: Path, short: Path) -> None:
     """Faults of workers, leader, Redis and detectors on one job, whose numbers stay the same."""
     facts, page = tmp_path / "facts.json", tmp_path / "page.md"
-    run = start(short, str(SHORT), "--json", str(facts), "--report", str(page))
+    run = start(short, *RUN, str(SHORT), "--json", str(facts), "--report", str(page))
     output, _ = run.communicate(timeout=280)
     told = json.loads(facts.read_text())
 
@@ -73,7 +50,7 @@ def test_a_deviation_is_told_with_the_command_that_shows_it_again(
     """Exit status 1."""
     file = tmp_path / "wrong.toml"
     file.write_text(WRONG)
-    run = start(short, str(file))
+    run = start(short, *RUN, str(file))
     output, _ = run.communicate(timeout=180)
 
     assert run.returncode == 1, output
@@ -86,7 +63,7 @@ def test_wrong_input_is_told_before_anything_is_started(tmp_path: Path, short: P
     """Exit status 2."""
     file = tmp_path / "wrong.toml"
     file.write_text(WRONG.replace("process.kill", "process.kil"))
-    run = start(short, str(file))
+    run = start(short, *RUN, str(file))
     output, _ = run.communicate(timeout=60)
 
     assert run.returncode == 2
@@ -97,16 +74,4 @@ def test_wrong_input_is_told_before_anything_is_started(tmp_path: Path, short: P
 @pytest.mark.thorough
 def test_an_interrupted_campaign_leaves_no_process(number: int, short: Path) -> None:
     """Ctrl-C in the middle of a fault, and even kill -9."""
-    run = start(short, str(SHORT))
-    assert run.stdout is not None
-    for line in run.stdout:
-        if "kill" in line:
-            break
-    run.send_signal(number)
-    run.communicate(timeout=60)
-    deadline = time.monotonic() + 10
-    while left_behind(short) and time.monotonic() < deadline:
-        time.sleep(0.05)
-
-    assert left_behind(short) == []
-    assert run.returncode == (130 if number == signal.SIGINT else -number)
+    leaves_nothing(short, *RUN, str(SHORT), interrupted_at="kill", by=number)

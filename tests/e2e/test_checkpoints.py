@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tests.e2e import plain_reader
 from tests.e2e.conftest import golden_of
-from tests.e2e.harness import PACE, RANKS, STEPS, Golden, forked, running
+from tests.e2e.harness import PACE, RANKS, STEPS, Golden, running
 from tmd import embedded
 from tmd.campaign.job import Net
 from tmd.core.checkpoints import REFUSED, complete, name_of
@@ -25,12 +24,7 @@ from tmd.trainer.transfer import digest_of
 BEFORE_20 = {(rank, step) for rank in range(len(RANKS)) for step in range(20)}
 SHARDED = ("--sharded", "--snapshots", "0")
 
-
-@pytest.fixture(scope="module", autouse=True)
-def compiler() -> Iterator[None]:
-    """FSDP2 needs it."""
-    with forked(compiler=True):
-        yield
+pytestmark = pytest.mark.usefixtures("compiler")
 
 
 def writing(folder: Path) -> tuple[str, ...]:

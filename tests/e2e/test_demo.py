@@ -1,59 +1,21 @@
 """``tmd demo`` as a newcomer runs it, and as an impatient one interrupts it."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-COMMAND = (sys.executable, "-m", "tmd.cli", "demo", "--steps", "30")
+from tests.e2e.commands import leaves_nothing, left_behind, start
 
-
-def start(folder: Path, *more: str) -> subprocess.Popen[str]:
-    """The demo, with all its files below ``folder``."""
-    folder.mkdir(exist_ok=True)
-    return subprocess.Popen(
-        (*COMMAND, *more),
-        env={**os.environ, "TMPDIR": str(folder), "COLUMNS": "100"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        process_group=0,
-    )
-
-
-@pytest.fixture
-def short() -> Iterator[Path]:
-    """A folder with a short name: the demo's hosts have sockets in it."""
-    with tempfile.TemporaryDirectory(prefix="tmd-") as folder:
-        yield Path(folder)
-
-
-def left_behind(folder: Path) -> list[str]:
-    """Command lines of processes that have to do with ``folder``."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (process / "cmdline").read_bytes()
-            environment = (process / "environ").read_bytes()
-        except OSError:
-            continue
-        if str(folder).encode() in command + environment and int(process.name) != os.getpid():
-            found.append(command.replace(b"\0", b" ").decode(errors="replace"))
-    return found
+DEMO = ("demo", "--steps", "30")
 
 
 @pytest.mark.timeout(300)
 def test_the_demo_shows_two_events_and_identical_losses(tmp_path: Path, short: Path) -> None:
     """Exit status 0 and a JSON with both events, their split, and the comparison."""
     facts_file = tmp_path / "facts.json"
-    demo = start(short, "--json", str(facts_file))
+    demo = start(short, *DEMO, "--json", str(facts_file))
     output, _ = demo.communicate(timeout=280)
     assert demo.returncode == 0, output
     facts = json.loads(facts_file.read_text())
@@ -77,16 +39,4 @@ def test_the_demo_shows_two_events_and_identical_losses(tmp_path: Path, short: P
 )
 def test_an_interrupted_demo_leaves_no_process(number: int, short: Path) -> None:
     """Ctrl-C while it trains, and even kill -9."""
-    demo = start(short)
-    assert demo.stdout is not None
-    for line in demo.stdout:
-        if "training" in line:
-            break
-    demo.send_signal(number)
-    demo.communicate(timeout=60)
-    deadline = time.monotonic() + 10
-    while left_behind(short) and time.monotonic() < deadline:
-        time.sleep(0.05)
-
-    assert left_behind(short) == []
-    assert demo.returncode == (130 if number == signal.SIGINT else -number)
+    leaves_nothing(short, *DEMO, interrupted_at="training", by=number)

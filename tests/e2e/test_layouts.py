@@ -1,13 +1,12 @@
 """Ranks of groups that do not span the world: a standby becomes any of them."""
 
-from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import golden_of
-from tests.e2e.harness import LONG, PACE, Golden, Run, forked, running
+from tests.e2e.harness import LONG, PACE, Golden, Run, running
 from tmd.core.model import Kind, MigrationPlan, Phase
 from tmd.demo.cluster import ready
 from tmd.embedded import EmbeddedRedis
@@ -17,12 +16,7 @@ HOSTS = ("h1", "h2")
 PER_HOST = 2
 RANKS = len(HOSTS) * PER_HOST
 
-
-@pytest.fixture(scope="module", autouse=True)
-def compiler() -> Iterator[None]:
-    """FSDP2 needs it."""
-    with forked(compiler=True):
-        yield
+pytestmark = pytest.mark.usefixtures("compiler")
 
 
 def undisturbed(folder: Path, layout: str) -> Golden:

@@ -1,12 +1,11 @@
 """FSDP2: every state exists once. It moves with its rank, and is never made up from another's."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import golden_of
-from tests.e2e.harness import LONG, PACE, Golden, Run, forked, running
+from tests.e2e.harness import LONG, PACE, Golden, Run, running
 from tmd.core.model import Activity, JobState, Kind, Phase
 from tmd.demo.cluster import workers
 from tmd.embedded import EmbeddedRedis
@@ -15,12 +14,7 @@ SHARDED = (*LONG, "--sharded")
 NEVER_SENT = "sending@*:*=kill"
 """Whoever sends the tensors of a state dies."""
 
-
-@pytest.fixture(scope="module", autouse=True)
-def compiler() -> Iterator[None]:
-    """FSDP2 needs it."""
-    with forked(compiler=True):
-        yield
+pytestmark = pytest.mark.usefixtures("compiler")
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,12 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import golden_of
-from tests.e2e.harness import PACE, Golden, Run, forked, running
+from tests.e2e.harness import PACE, Golden, Run, running
 from tests.e2e.test_layouts import HOSTS, PER_HOST, RANKS, SCRIPT, drained
 from tmd.core.model import JobState, Kind, MigrationPlan, Phase
 from tmd.embedded import EmbeddedRedis
@@ -16,12 +15,7 @@ from tmd.embedded import EmbeddedRedis
 SHARDED = ("--steps", "60", "--sharded")
 BOTH = ("both", "--steps", "150")
 
-
-@pytest.fixture(scope="module", autouse=True)
-def compiler() -> Iterator[None]:
-    """FSDP2 needs it."""
-    with forked(compiler=True):
-        yield
+pytestmark = pytest.mark.usefixtures("compiler")
 
 
 @pytest.fixture(scope="module")

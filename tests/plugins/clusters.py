@@ -4,60 +4,27 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from tmd.plugin import (
-    Activity,
-    Alert,
-    ClusterView,
-    HostStatus,
-    JobRecord,
-    JobState,
-    Kind,
-    Member,
-    Membership,
-    MigrationPlan,
-    Pace,
-    Phase,
-    Severity,
-    State,
-    Strategy,
-)
+from tests.values import alert, plan, record, worker
+from tmd.plugin import Activity, ClusterView, HostStatus, Pace, Severity, Strategy
 from tmd.testing.clients import worker_status
 
 HOSTS = ("h1", "h2", "h3")
 
 
-def worker(host):
-    return f"{host}/job/0.a"
-
-
-def member(host):
-    return Member(worker(host), host, f"{host}:1")
-
-
-RECORD = JobRecord(
-    job="job",
-    world_size=3,
-    state=JobState.RUNNING,
-    membership=Membership(epoch=1, members=tuple(map(member, HOSTS))),
-    proposed=1,
-    revision=1,
-)
+RECORD = record(*HOSTS)
 
 
 def finding(host="h2", **changes):
     """Of a GPU, by a detector that may act."""
-    plain = Alert(
+    plain = alert(
         id=f"{host}-1",
         host=host,
         detector="nvml",
         code="nvml.ecc",
         entity="gpu:GPU-1",
         severity=Severity.DEGRADED,
-        state=State.RAISED,
         message="a row is to be remapped",
-        job="",
         strategy=Strategy.ACT,
-        count=1,
         at=100.0,
     )
     return structs.replace(plain, **changes)
@@ -89,15 +56,5 @@ def pace(lost_s):
 
 
 def planned(number, **changes):
-    plain = MigrationPlan(
-        id=f"job-{number}",
-        kind=Kind.PLANNED,
-        phase=Phase.DONE,
-        moves=(),
-        old=RECORD.membership,
-        new=RECORD.membership,
-        cause="c",
-        reason="r",
-        policy="p",
-    )
-    return structs.replace(plain, **changes)
+    """By a policy."""
+    return plan(RECORD.membership, **{"id": f"job-{number}", "policy": "p", **changes})

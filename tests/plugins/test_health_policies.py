@@ -11,18 +11,8 @@ from tmd_policies.rebalance_periodic import RebalancePeriodic, RebalancePeriodic
 from tmd_policies.rebalance_stragglers import RebalanceStragglers
 from tmd_policies.replace_failed import ReplaceFailed
 
-from tests.plugins.clusters import (
-    HOSTS,
-    RECORD,
-    cluster,
-    finding,
-    host,
-    member,
-    pace,
-    planned,
-    slow,
-    worker,
-)
+from tests.plugins.clusters import HOSTS, RECORD, cluster, finding, host, pace, planned, slow
+from tests.values import member, worker
 from tmd.plugin import (
     Activity,
     JobState,

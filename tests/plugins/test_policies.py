@@ -8,57 +8,34 @@ from tmd_policies.drain_requested import DrainRequested
 from tmd_policies.observe_only import ObserveOnly
 from tmd_policies.replace_failed import ReplaceFailed, ReplaceFailedConfig
 
+from tests import values
+from tests.plugins.clusters import HOSTS, RECORD
+from tests.values import member, worker
 from tmd.plugin import (
     Activity,
-    Alert,
     ClusterView,
     DrainRequest,
     Exit,
     HostStatus,
-    JobRecord,
     JobState,
     Kind,
-    Member,
-    Membership,
-    MigrationPlan,
     Phase,
     Severity,
-    State,
     Strategy,
     Urgency,
 )
 from tmd.testing.clients import worker_status
 
-HOSTS = ("h1", "h2", "h3")
-
-
-def worker(host):
-    return f"{host}/job/0.a"
-
-
-RECORD = JobRecord(
-    job="job",
-    world_size=3,
-    state=JobState.RUNNING,
-    membership=Membership(epoch=1, members=tuple(Member(worker(h), h, f"{h}:1") for h in HOSTS)),
-    proposed=1,
-    revision=1,
-)
-
 
 def alert(host, **changes):
-    plain = Alert(
-        id="1",
+    plain = values.alert(
         host=host,
-        detector="trainer",
         code="trainer.stalled",
         entity=worker(host),
         severity=Severity.FATAL,
-        state=State.RAISED,
         message="silent",
         job="job",
         strategy=Strategy.ACT,
-        count=1,
         at=0.0,
     )
     return structs.replace(plain, **changes)
@@ -85,15 +62,11 @@ def failed(cluster):
 
 
 def plan(kind=Kind.FAILOVER, phase=Phase.RECOVER, dead=(), new=RECORD.membership):
-    return MigrationPlan(
-        id="job-2",
+    return values.plan(
+        RECORD.membership,
         kind=kind,
         phase=phase,
-        moves=(),
-        old=RECORD.membership,
         new=new,
-        cause="c",
-        reason="r",
         dead=dead,
         witnesses=RECORD.membership.members,
     )
@@ -229,7 +202,7 @@ def test_who_is_already_named_dead_is_not_named_again():
 
 
 def test_a_joiner_of_a_failover_can_fail_too():
-    joiner = Member("h4/job/0.a", "h4", "h4:1")
+    joiner = member("h4")
     new = RECORD.membership.replaced({0: joiner}, 2)
     record = structs.replace(RECORD, plan=plan(phase=Phase.SYNC, new=new))
     ended = Exit(joiner.worker, "job", -9, at=0.0)

@@ -61,9 +61,10 @@ def rehearse(
 
 
 def _check(view: ClusterView, host: str) -> None:
-    if view.host(host) is None:
-        names = ", ".join(h.host for h in view.hosts) or "none"
-        raise TmdError(f"there is no host '{host}' in this cluster; heard from: {names}")
+    from tmd.core.operators import unknown_host
+
+    if unknown := unknown_host(view, host):
+        raise TmdError(unknown)
     if not _waiting(view, host):
         raise TmdError(f"no standby waits on {host}; 'tmd status' shows what its workers do")
     if view.paused:

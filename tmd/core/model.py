@@ -350,6 +350,21 @@ class JobRecord(Struct, frozen=True):
     understudies: tuple[Understudy, ...] = ()
     """Standbys that follow a rank now."""
 
+    @property
+    def parties(self) -> tuple[Member, ...]:
+        """Members, and whoever the plan, live or final, is about."""
+        members, plan = self.membership.members, self.plan
+        if plan is None:
+            return members
+        return tuple(dict.fromkeys((*members, *plan.witnesses, *plan.new.members)))
+
+    @property
+    def holders(self) -> tuple[Member, ...]:
+        """Members, and whoever may hold the state of a rank in a failover under way."""
+        plan = self.plan
+        recovers = plan is not None and plan.kind is Kind.FAILOVER and plan.phase not in FINAL
+        return self.parties if recovers else self.membership.members
+
     def served(self, request: DrainRequest) -> bool:
         """Whether a finished plan has carried out ``request``."""
         return any(p.request == request.id and p.phase is Phase.DONE for p in self.history)

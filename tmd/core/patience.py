@@ -36,13 +36,10 @@ def seen(before: Seen | None, view: ClusterView, record: JobRecord, now: float) 
 
 def _situation(view: ClusterView, record: JobRecord) -> Situation:
     facts, plan = Facts(view, record.job), record.plan
-    parties = record.membership.members
-    if plan is not None:
-        parties = (*parties, *plan.new.members, *plan.witnesses)
     return Situation(
         epoch=record.membership.epoch,
         plan=plan.id if plan else "",
         phase=plan.phase if plan else None,
         stuck=facts.stuck(record.membership),
-        unheard=frozenset(m.worker for m in parties if m.worker not in facts.status),
+        unheard=frozenset(m.worker for m in record.parties if m.worker not in facts.status),
     )

@@ -169,9 +169,7 @@ def _lost(
     if record.state is not JobState.RUNNING:
         return None
     plan = record.plan if is_live(record.plan) else None
-    holders = {m.worker for m in record.membership.members}
-    if plan is not None and plan.kind is Kind.FAILOVER:
-        holders |= {m.worker for m in (*plan.witnesses, *plan.new.members)}
+    holders = {m.worker for m in record.holders}
     named = set(plan.dead) if plan is not None else set()
     failed = [
         v

@@ -11,11 +11,7 @@ from tmd.core.model import ClusterView, JobRecord
 
 def left_alone(record: JobRecord, view: ClusterView) -> str:
     """Why nothing is decided about the job, in a sentence; empty if nothing is in the way."""
-    plan = record.plan
-    members = record.membership.members
-    if plan is not None:
-        members = (*members, *plan.new.members, *plan.witnesses)
-    hosts = sorted({m.host for m in members} & set(view.unread))
+    hosts = sorted({m.host for m in record.parties} & set(view.unread))
     if not hosts:
         return ""
     return f"{', '.join(hosts)} cannot be understood: update tmd here, or there"

@@ -1,0 +1,130 @@
+"""What the benchmarks share that compare ways to do one thing to the demo's job at several model
+sizes: the job, the oracle that every run must agree with, and all runs in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench.downtime import RANKS, STANDBY, TINY
+from bench.measure import Report, in_turn, options
+from tmd import embedded
+from tmd.core.model import MigrationPlan
+from tmd.demo import train
+from tmd.demo.cluster import ClusterSpec, LocalCluster
+from tmd.demo.report import Event, Trace, events_of, read_trace
+from tmd.demo.story import Told
+
+SIZES: dict[str, tuple[str, ...]] = {
+    "10M": (),
+    "60M": ("--width", "768", "--depth", "8", "--batch", "1", "--context", "32"),
+    "200M": ("--width", "1280", "--depth", "10", "--batch", "1", "--context", "16"),
+}
+Facts = list[dict[str, Any]]
+Runs = dict[str, Facts]
+
+
+class Oracle:
+    """Every run of a size must have the losses of the first, as far as both went."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, Trace] = {}
+        self.compared: dict[str, int] = {}
+
+    def check(self, size: str, trace: Trace) -> None:
+        """Raises RuntimeError if a loss differs by a bit."""
+        first = self._first.setdefault(size, trace)
+        common = first.commits.keys() & trace.commits.keys()
+        wrong = [k for k in common if first.commits[k]["loss"] != trace.commits[k]["loss"]]
+        if wrong:
+            raise RuntimeError(f"{len(wrong)} losses differ, first (rank, step) {min(wrong)}")
+        if first is not trace:
+            self.compared[size] = self.compared.get(size, 0) + len(common)
+
+
+class Subject(NamedTuple):
+    """One run that is to come."""
+
+    way: str
+    more_config: str
+    folder: Path
+    script: tuple[str, ...]
+    args: argparse.Namespace
+    check: Callable[[Trace], None]
+
+
+class Comparison(NamedTuple):
+    """What one benchmark is about."""
+
+    name: str
+    about: str | None
+    ways: Mapping[str, str]
+    """Name -> what daemons are told."""
+    what: str
+    """The events that a run is disturbed by."""
+    events: int
+    run: Callable[[Subject], Coroutine[Any, Any, Facts]]
+    tell: Callable[[Report, Runs, argparse.Namespace], dict[str, Any]]
+    """Rows and targets; returns the figures."""
+
+
+async def disturbed(
+    subject: Subject,
+    disturb: Callable[[LocalCluster, Told], Awaitable[None]],
+    *,
+    max_restarts: int = 0,
+) -> tuple[Trace, list[tuple[Event, MigrationPlan]]]:
+    """One run, which ends with ``disturb``; what came of each event."""
+    told = Told()
+    command = (train.__file__, "--steps", "100000", *subject.script)
+    with embedded.redis() as redis:
+        spec = ClusterSpec(
+            subject.folder,
+            redis.url,
+            "bench",
+            RANKS,
+            STANDBY,
+            command,
+            max_restarts=max_restarts,
+            more_config=subject.more_config,
+        )
+        async with LocalCluster(spec) as cluster:
+            await disturb(cluster, told)
+        trace = read_trace(cluster.trace)
+    subject.check(trace)
+    # One move per plan, so that events and plans go side by side.
+    events = events_of(trace, told.plans, told.started, told.seen)
+    return trace, list(zip(events, told.plans, strict=True))
+
+
+def compare(what: Comparison) -> int:
+    """All runs, in turn; returns the exit status."""
+    parser = options(what.name, what.about, repeats=2)
+    parser.add_argument("--events", type=int, default=what.events, help=f"{what.what} per repeat")
+    parser.add_argument("--quiet", type=int, default=12, help=f"steps between two {what.what}")
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["10M"])
+    args = parser.parse_args()
+    if args.quick:
+        args.repeats, args.events = 1, 1
+    report = Report(what.name, args)
+    subjects = {f"{way} {size}": (way, size) for size in args.sizes for way in what.ways}
+    runs: Runs = {name: [] for name in subjects}
+    oracle = Oracle()
+    with tempfile.TemporaryDirectory(prefix="tmd-bench-") as scratch:
+        for repeat, name in in_turn(args.repeats, tuple(subjects)):
+            way, size = subjects[name]
+            report.progress(f"repeat {repeat + 1} of {args.repeats}: {name}")
+            folder = Path(scratch) / f"{way}-{size}-{repeat}"
+            script = TINY if args.quick else SIZES[size]
+            check = partial(oracle.check, size)
+            subject = Subject(way, what.ways[way], folder, script, args, check)
+            runs[name] += report.attempt(name, partial(asyncio.run, what.run(subject))) or []
+    report.progress(f"losses compared bit for bit between runs, by size: {oracle.compared}")
+    figures = what.tell(report, runs, args)
+    return report.finish(runs, {**figures, "losses compared": oracle.compared})

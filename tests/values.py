@@ -1,0 +1,90 @@
+"""Values of a cluster, of which a test states only what it is about.
+
+One job, whose worker on each host has the first incarnation; plans have ended well, alerts are of a
+detector that observes.
+"""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from tmd.core.model import (
+    Alert,
+    JobRecord,
+    JobState,
+    Kind,
+    Member,
+    Membership,
+    MigrationPlan,
+    Phase,
+    Severity,
+    State,
+    Strategy,
+)
+
+
+def worker(host):
+    return f"{host}/job/0.a"
+
+
+def member(host):
+    return Member(worker(host), host, f"{host}:1")
+
+
+def record(*hosts, **changes):
+    """Of a job that trains, with one rank on each of ``hosts``."""
+    plain = JobRecord(
+        job="job",
+        world_size=len(hosts),
+        state=JobState.RUNNING,
+        membership=Membership(epoch=1, members=tuple(map(member, hosts))),
+        proposed=1,
+        revision=1,
+    )
+    return structs.replace(plain, **changes)
+
+
+def plan(membership, **changes):
+    """One that moved nobody."""
+    plain = MigrationPlan(
+        id="job-2",
+        kind=Kind.PLANNED,
+        phase=Phase.DONE,
+        moves=(),
+        old=membership,
+        new=membership,
+        cause="c",
+        reason="r",
+    )
+    return structs.replace(plain, **changes)
+
+
+def failover(record, *dead):
+    """Of the job of ``record``: it names ``dead`` and waits for the others to halt."""
+    return plan(
+        record.membership,
+        kind=Kind.FAILOVER,
+        phase=Phase.RECOVER,
+        cause="trainer.stalled",
+        reason="silent",
+        dead=dead,
+    )
+
+
+def alert(**changes):
+    """Raised, about the host."""
+    plain = Alert(
+        id="h1-1",
+        host="h1",
+        detector="d",
+        code="c.d",
+        entity="host",
+        severity=Severity.WARNING,
+        state=State.RAISED,
+        message="",
+        job="",
+        strategy=Strategy.OBSERVE,
+        count=1,
+        at=1.0,
+    )
+    return structs.replace(plain, **changes)
