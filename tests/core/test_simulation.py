@@ -382,18 +382,14 @@ def test_a_joiner_that_dies_as_the_vote_switches_gives_the_rank_back() -> None:
 
 def test_a_recovery_that_all_have_joined_is_done_though_another_rank_is_lost_at_once() -> None:
     """Its membership is the one that the next recovery starts from: nothing of it was given up."""
-    sim = Simulation(ranks=3, standbys=2)
-    sim.settle(2)
-    sim.kill("w0")
-    sim.settle()
-    assert sim.record is not None
-    assert sim.record.plan is not None
-    assert sim.record.plan.phase is Phase.RESUME
-    first = sim.record.plan
-    sim.kill("w1")
-    sim.settle()
+    sim = begun(3, 2)
+    lose(sim, "w0")
+    assert sim.plan.phase is Phase.RESUME
+    first = sim.plan
+    lose(sim, "w1")
 
-    assert sim.record.history[-1].id == first.id
-    assert sim.record.history[-1].phase is Phase.DONE
-    assert sim.record.history[-1].outcome.startswith("overtaken by")
-    assert sim.record.plan.old == first.new
+    assert sim.record is not None
+    (done,) = sim.record.history
+    assert (done.id, done.phase) == (first.id, Phase.DONE)
+    assert done.outcome.startswith("overtaken by")
+    assert sim.plan.old == first.new

@@ -217,7 +217,7 @@ async def watcher_of(path, url, boot):
 
 def raise_one(watcher, number):
     signal = Signal(code="a.b", entity=f"gpu:{number}", severity=Severity.WARNING)
-    watcher.fold(signal, "d", Strategy.OBSERVE)
+    watcher.fold(signal, f"d{number // 50}", Strategy.OBSERVE)
 
 
 async def until_stream_holds(store, number):
