@@ -58,6 +58,7 @@ bench: install
 	$(BIN)/python -m bench.pause
 	$(BIN)/python -m bench.steady
 	$(BIN)/python -m bench.snapshots
+	$(BIN)/python -m bench.layouts
 	$(BIN)/python -m bench.daemon
 
 bench-peers: install

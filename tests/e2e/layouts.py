@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -159,6 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("layout", choices=sorted(LAYOUTS))
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--pace", type=float, default=0.0, help="seconds that a step takes more")
     args = parser.parse_args()
     torch.manual_seed(0)
     session = tmd.trainer.join()
@@ -179,6 +181,7 @@ def main() -> None:
         with session.step() as step:
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(layout.model(inputs), targets)
+            time.sleep(args.pace)
             loss.backward()
             layout.reduce()
             optimizer.step()

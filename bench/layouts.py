@@ -1,0 +1,147 @@
+"""What it costs in each parallel layout to move a host, and to lose one: four ranks on two hosts, a
+host of two standbys, small models, all ranks of a host at once; layouts in turn.
+
+``pause``: on the stayers, from the last commit in the old epoch to the first in the new, less the
+median of the steps before; as part of a step. ``downtime``: from the kill of both workers of a host
+to the first commit of a step that had not been committed, less one median step. Each step takes
+``--pace`` seconds more than this machine computes, as on a device of each rank's own: otherwise six
+processes would share two cores, and the joiners' own work would count as a pause of the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import tempfile
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench.downtime import PATIENCE_S, facts
+from bench.measure import Report, each, in_turn, options
+from tests.e2e import layouts
+from tmd import embedded
+from tmd.core.model import ClusterView, HostStatus
+from tmd.demo import story
+from tmd.demo.cluster import ClusterSpec, LocalCluster, ready, workers
+from tmd.demo.report import events_of, read_trace
+from tmd.demo.story import Told
+
+ACTIVE, STANDBY, PER_HOST = ("h1", "h2"), ("h3",), 2
+RANKS = len(ACTIVE) * PER_HOST
+ONCE = ("both",)
+"""Layouts in which a state exists once: there a lost host costs a roll-back, not measured here."""
+PART_LIMIT, DOWNTIME_LIMIT_S = 0.05, 0.3
+Act = Callable[[LocalCluster, HostStatus], Awaitable[None]]
+Facts = list[dict[str, Any]]
+
+
+async def quiet(cluster: LocalCluster, steps: int) -> ClusterView:
+    """Wait until all train and two stand by, and then for ``steps`` more steps."""
+    view = await cluster.until(
+        lambda v: ready(v, RANKS, PER_HOST), "all train, two stand by", PATIENCE_S
+    )
+    goal = max(w.step for w in workers(view)) + steps
+    return await cluster.until(
+        lambda v: ready(v, RANKS, PER_HOST, goal), f"step {goal}", PATIENCE_S
+    )
+
+
+async def drain(cluster: LocalCluster, host: HostStatus) -> None:
+    await cluster.drain(host.host)
+
+
+async def kill(cluster: LocalCluster, host: HostStatus) -> None:
+    """Both workers at once; their launcher starts them again, as standbys."""
+    for worker in host.workers:
+        os.kill(worker.pid, signal.SIGKILL)
+
+
+async def disturbed(folder: Path, layout: str, args: argparse.Namespace) -> Facts:
+    """One run with ``args.events`` drains and, where the state has replicas, as many losses."""
+    told = Told()
+    pace = ("--steps", "100000", "--pace", str(args.pace))
+    acts: tuple[Act, ...] = (drain,) if layout in ONCE else (drain, kill)
+    with embedded.redis() as redis:
+        spec = ClusterSpec(
+            folder,
+            redis.url,
+            "bench",
+            ACTIVE,
+            STANDBY,
+            (layouts.__file__, layout, *pace),
+            per_host=PER_HOST,
+            max_restarts=99,
+        )
+        async with LocalCluster(spec) as cluster:
+            for act in acts * args.events:
+                view = await quiet(cluster, args.quiet)
+                host = view.host(view.jobs[0].membership.members[-1].host)
+                assert host is not None
+                await story.event(cluster, told, partial(act, cluster, host))
+            await quiet(cluster, args.quiet)
+        trace = read_trace(cluster.trace)
+    found = []
+    for plan in told.plans:
+        event = events_of(trace, [plan], told.started, told.seen)[0]  # alike for both ranks
+        links = max(event.new_connections_per_stayer.values())
+        part = None if event.pause_s is None else event.pause_s / event.median_step_s
+        more = {"how": plan.how, "part_of_step": part, "links_per_stayer": links}
+        found.append({**facts(event, plan), **more})
+    return found
+
+
+def tell(report: Report, runs: dict[str, Facts]) -> dict[str, Any]:
+    """Rows and targets; returns the figures."""
+    figures: dict[str, Any] = {}
+    for layout, found in runs.items():
+        moves = [e for e in found if e["kind"] == "planned"]
+        losses = [e for e in found if e["kind"] == "failover"]
+        shown = figures[layout] = {
+            "pause_s": each(moves, "pause_s"),
+            "part_of_step": each(moves, "part_of_step"),
+            "downtime_less_copy_s": each(losses, "beyond_copy_s"),
+            "copy_s": each(losses, "copy_s"),
+            "median_step_s": each(found, "median_step_s"),
+            "links_per_stayer": each(found, "links_per_stayer"),
+            "by live shadow": sum(e["how"] == "live shadow" for e in moves),
+        }
+        report.row(f"{layout}: pause of a drain", shown["pause_s"], "beyond one step")
+        report.row("  as part of a step", shown["part_of_step"], "not seconds")
+        report.row("  downtime less copy", shown["downtime_less_copy_s"], "beyond one step")
+        report.row("  copy of the state", shown["copy_s"])
+        report.row("  median step", shown["median_step_s"])
+        report.row("  links per stayer", shown["links_per_stayer"], "not seconds")
+        part, down = shown["part_of_step"], shown["downtime_less_copy_s"]
+        title = f"{layout}: pause / step <= {PART_LIMIT}"
+        report.target(title, part.get("median"), PART_LIMIT, at_least=False)
+        if losses:
+            title = f"{layout}: downtime less copy <= {DOWNTIME_LIMIT_S} s"
+            report.target(title, down.get("median"), DOWNTIME_LIMIT_S, at_least=False)
+    return figures
+
+
+def main() -> int:
+    parser = options("layouts", __doc__)
+    parser.add_argument("--events", type=int, default=1, help="drains, and losses, per repeat")
+    parser.add_argument("--quiet", type=int, default=8, help="steps between two events")
+    parser.add_argument("--pace", type=float, default=0.4, help="seconds added to each step")
+    parser.add_argument("--layouts", nargs="+", choices=layouts.LAYOUTS, default=[*layouts.LAYOUTS])
+    args = parser.parse_args()
+    if args.quick:
+        args.repeats = args.events = 1
+    report = Report("layouts", args)
+    runs: dict[str, Facts] = {layout: [] for layout in args.layouts}
+    with tempfile.TemporaryDirectory(prefix="tmd-bench-") as scratch:
+        for repeat, layout in in_turn(args.repeats, args.layouts):
+            report.progress(f"repeat {repeat + 1} of {args.repeats}: {layout}")
+            run = disturbed(Path(scratch) / f"{layout}-{repeat}", layout, args)
+            runs[layout] += report.attempt(layout, partial(asyncio.run, run)) or []
+    return report.finish(runs, tell(report, runs))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
