@@ -21,6 +21,7 @@ from tmd.demo.report import read_trace
 from tmd.embedded import EmbeddedRedis
 from tmd.trainer.transfer import digest_of
 
+LAYOUTS = str(Path(__file__).with_name("layouts.py"))
 BEFORE_20 = {(rank, step) for rank in range(len(RANKS)) for step in range(20)}
 SHARDED = ("--sharded", "--snapshots", "0")
 
@@ -149,19 +150,42 @@ def test_an_epoch_in_the_middle_is_gone_on_with(tmp_path: Path, epochs_golden: G
     assert len(again.trace.commits) < len(epochs_golden.trace.commits)
 
 
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (4, 2)])
 @pytest.mark.parametrize("sharded", [False, True], ids=["DDP", "FSDP2"])
 @pytest.mark.thorough
-def test_a_larger_world_begins_with_the_same_weights(tmp_path: Path, sharded: bool) -> None:
-    """2 -> 3; and what is a part of each is the part that it should be."""
+def test_another_world_begins_with_the_same_weights(
+    tmp_path: Path, sharded: bool, before: int, after: int
+) -> None:
+    """And what is a part of each is the part that it should be."""
     folder, more = tmp_path / "c", ("--sharded",) if sharded else ()
-    solo(tmp_path / "1", "--steps", "21", *more, *writing(folder))
+    solo(tmp_path / "1", "--steps", "21", *more, *writing(folder), ranks=before)
     found = weights(folder, 20)
 
-    larger = solo(tmp_path / "2", "--steps", "20", *more, *writing(folder), ranks=3)
+    again = solo(tmp_path / "2", "--steps", "20", *more, *writing(folder), ranks=after)
 
-    for rank in (1, 2):
-        parts = [p.chunk(3)[rank] if sharded else p for p in found]
-        assert larger.weights[f"weights-{rank}"] == digest_of(parts)
+    for rank in range(1, after):
+        parts = [p.chunk(after)[rank] if sharded else p for p in found]
+        assert again.weights[f"weights-{rank}"] == digest_of(parts)
+
+
+@pytest.mark.parametrize("layout", ["hybrid", "tensor", "both", "experts"])
+@pytest.mark.thorough
+def test_a_job_of_any_layout_goes_on_with_the_same_numbers(tmp_path: Path, layout: str) -> None:
+    """Parts of meshes, experts that differ from rank to rank, weights in bfloat16 for a while."""
+    written = ("--checkpoints", str(tmp_path / "c"))
+
+    def trained(name: str, *arguments: str) -> Golden:
+        (tmp_path / name).mkdir()
+        return golden_of(tmp_path / name, (layout, *arguments), 4, LAYOUTS)
+
+    whole = trained("whole")
+    cut = trained("cut", *written, "--cut", "21")
+    again = trained("again", *written)
+
+    assert cut.weights != whole.weights == again.weights
+    assert min(step for _, step in again.trace.commits) == 20
+    for place, line in again.trace.commits.items():
+        assert line["loss"] == whole.trace.commits[place]["loss"], place
 
 
 def test_plain_torch_reads_a_checkpoint_without_us(tmp_path: Path) -> None:
