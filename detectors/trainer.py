@@ -157,7 +157,7 @@ class Findings:
             state=State.RAISED if holds else State.CLEARED,
             message=message,
             job=event.job,
-            event=f"{event.worker}-exited" if code == EXITED else "",
+            event=event.worker if code == EXITED else "",
         )
 
 

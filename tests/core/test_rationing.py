@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from tmd.core.findings import Memory, Origin, Rules
+from tmd.core.findings import Origin, Rules
 from tmd.core.model import Severity, Signal, State, Strategy
 from tmd.core.rationing import BURST, EVIDENCE, LONGEST, MOST, PER_SECOND, TOO_MANY, Allowance
-from tmd.core.triage import REMEMBERED, Board, fold
+from tmd.core.triage import REMEMBERED, Board, declared_healthy, fold
 
 ORIGIN = Origin("h1", "d", Strategy.ACT)
 OTHER = Origin("h1", "other", Strategy.ACT)
@@ -83,13 +83,24 @@ def test_texts_are_cut() -> None:
 
 
 def test_what_came_back_is_remembered_up_to_a_number() -> None:
-    """A finding that flaps for days must not fill the disk of its host."""
-    flapping = Origin("h1", "d", Strategy.OBSERVE, Rules(repeats=10**6))
+    """A finding that flaps for days fills no disk, and what another detector raised stays."""
+    flapping, quiet = (
+        Origin("h1", name, Strategy.OBSERVE, Rules(repeats=10**6)) for name in ("d", "quiet")
+    )
     up = of(Severity.WARNING, 1)
-    board = states(Board(), *(up + ends(up)) * (REMEMBERED + 7), origin=flapping)
+    board = states(Board(), *up, *ends(up), origin=quiet)
+    board = states(board, *(up + ends(up)) * (REMEMBERED + 7), origin=flapping)
 
-    assert len(board.memory.raises) == REMEMBERED
-    assert board.memory != Memory()
+    assert [r.key.detector for r in board.memory.raises] == ["quiet"] + ["d"] * REMEMBERED
+
+
+def test_an_operators_word_ends_what_was_left_out_as_well() -> None:
+    """Nothing is held any more, so nothing is left out."""
+    board = states(Board(), *of(Severity.WARNING, 2 * MOST))
+    board, news = declared_healthy(board, "h1", "a.b", by="ann", request="r", now=0.0)
+
+    assert board.alerts == ()
+    assert [alert.code for alert in news].count(TOO_MANY) == 1
 
 
 def test_after_a_burst_a_detector_ends_findings_at_a_rate() -> None:

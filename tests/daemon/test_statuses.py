@@ -19,7 +19,9 @@ def test_one_that_is_not_understood_is_named() -> None:
     assert unread == ("h2",)
 
 
-@pytest.mark.parametrize("strange", [b"", b"\x80\x04", b"[" * 10_000, b"[]"])
+@pytest.mark.parametrize(
+    "strange", [b"", b"\x80\x04", b"[" * 10_000, b"[]", b'{"incarnation":"i"}']
+)
 def test_nothing_is_decided_on_hosts_without_a_name(strange: bytes) -> None:
     """It may be any: a clear error, not a crash."""
     with pytest.raises(StoreUnavailable, match="this version cannot read"):

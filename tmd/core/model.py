@@ -149,8 +149,8 @@ class Signal(Struct, frozen=True):
     count: int = 1
     """How many times it was seen since the last signal about it: a storm is one signal."""
     event: str = ""
-    """Names, on this host for ever, what happened only once (an exit): a daemon that has restarted
-    and is told of it again does not raise a new alert."""
+    """Names, for this code and host for ever, what happened only once (the exit of that worker): a
+    daemon that has restarted and is told of it again does not raise a new alert."""
 
 
 class Alert(Struct, frozen=True):

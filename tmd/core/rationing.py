@@ -13,7 +13,8 @@ from msgspec import Struct, structs
 from tmd.core.model import Severity, Signal
 
 MOST = 100
-"""Findings of one detector that are held at once, for each severity."""
+"""A finding is left out if so many that are at least as grave are held of its detector. Once they
+have ended it must be stated again: nobody asks a detector what it had left out."""
 LONGEST = 1000
 """Characters of a text of a signal."""
 EVIDENCE = 32
@@ -58,6 +59,10 @@ class Allowance(Struct, frozen=True):
         """After one more."""
         used = max(0.0, self.used - (now - self.at) * self.per_second)
         return structs.replace(self, used=used + 1, at=now)
+
+    def is_whole(self, now: float) -> bool:
+        """Whether all that was used has come back."""
+        return self.used <= (now - self.at) * self.per_second
 
     @property
     def owed_s(self) -> float:

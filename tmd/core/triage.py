@@ -7,7 +7,7 @@ explicit CLEARED or an operator's word, never by silence.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct, structs
 
@@ -27,7 +27,7 @@ from tmd.core.model import Alert, Severity, Signal, State, Strategy
 from tmd.core.rationing import TOO_MANY, fitted, is_crowded
 
 REMEMBERED = 1000
-"""Raises that may come back, of the whole host."""
+"""Raises of one detector that may come back."""
 News = tuple[Alert, ...]
 """Alerts to publish: raised for the first time, raised again but worse, cleared."""
 
@@ -70,7 +70,8 @@ def fold(
     if suspect is None and is_crowded(_held(board, key), signal.severity):
         word = _too_many(key)
         whose = Origin(origin.host, TRIAGE, Strategy.ADVISE)
-        return fold(board, word, whose, alert_id=alert_id, now=now, clock=clock)
+        own = f"{alert_id}-more"
+        return fold(board, word, whose, alert_id=own, now=now, clock=clock)
     if suspect is None:
         suspect = Suspect(signal, origin, alert_id, since=clock)
     else:
@@ -100,7 +101,8 @@ def declared_healthy(
     news: list[Alert] = []
     for key in ended:
         board, over = _cleared(board, key, message, now)
-        news += over
+        board, more = _relieved(board, key, now)
+        news += over + more
     memory = board.memory
     raises = tuple(r for r in memory.raises if code not in ("", r.key.code))
     kept = None if code in ("", BANNED) else memory.ban
@@ -138,8 +140,7 @@ def _counted(board: Board, key: Key, now: float, clock: float) -> tuple[Board, N
     times = 0
     if rules.repeats and is_of_host(alert.job, alert.severity):
         since = now - rules.window_s
-        past = tuple(r for r in memory.raises if r.key.detector != key.detector or r.at > since)
-        memory = structs.replace(memory, raises=(*past, Raise(key, now))[-REMEMBERED:])
+        memory = structs.replace(memory, raises=_with(memory.raises, Raise(key, now), since))
         times = memory.times(key, since)
     came_back = rules.repeats and times >= rules.repeats
     news = [_escalated(alert, times) if came_back else alert]
@@ -151,6 +152,14 @@ def _counted(board: Board, key: Key, now: float, clock: float) -> tuple[Board, N
         raised[_ban_key(origin.host)] = news[-1]
     suspects = {k: s for k, s in board.suspects.items() if k != key}
     return Board(raised, suspects, memory), tuple(news)
+
+
+def _with(raises: Sequence[Raise], new: Raise, since: float) -> tuple[Raise, ...]:
+    """With ``new``; of its detector only the newest, and none from before ``since``."""
+    own = [r for r in raises if r.key.detector == new.key.detector]
+    kept = {id(r) for r in own[1 - REMEMBERED :] if r.at > since}
+    rest = (r for r in raises if r.key.detector != new.key.detector or id(r) in kept)
+    return (*rest, new)
 
 
 def _escalated(alert: Alert, times: int) -> Alert:

@@ -15,9 +15,9 @@ from tmd.config import Log
 from tmd.core.rationing import Allowance
 
 BURST, PER_SECOND = 200, 10.0
-"""Lines about one kind of event."""
+"""Lines of one kind: about one event, at one level, with one code if they have one."""
 KINDS = 500
-"""Of events that are told apart; all others share one allowance."""
+"""That are told apart, of those that were lately in use; all others share one allowance."""
 
 
 class Rationing:
@@ -29,11 +29,9 @@ class Rationing:
         self._left_out: Counter[str] = Counter()
 
     def __call__(self, logger: WrappedLogger, method: str, line: EventDict) -> EventDict:
-        kind = str(line.get("event"))
-        if kind not in self._known and len(self._known) >= KINDS:
-            kind = ""
-        before = self._known.get(kind, Allowance(BURST, PER_SECOND))
-        after = before.spent(self._clock())
+        now = self._clock()
+        kind = self._kind(f"{method} {line.get('event')} {line.get('code', '')}", now)
+        after = self._known.get(kind, Allowance(BURST, PER_SECOND)).spent(now)
         if after.owed_s > 0:
             self._left_out[kind] += 1
             raise structlog.DropEvent
@@ -41,6 +39,12 @@ class Rationing:
         if missing := self._left_out.pop(kind, 0):
             line["left_out"] = missing
         return line
+
+    def _kind(self, kind: str, now: float) -> str:
+        if kind in self._known or len(self._known) < KINDS:
+            return kind
+        self._known = {k: a for k, a in self._known.items() if not a.is_whole(now)}
+        return kind if len(self._known) < KINDS else ""
 
 
 def configure(config: Log, **bound: str) -> None:

@@ -1,4 +1,5 @@
-"""What hosts have stored of themselves, read one by one: none spoils another."""
+"""What hosts have stored of themselves, read one by one: one that is of a later version spoils no
+other, as long as its name can be read."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tmd.daemon.codec import decoded
 class Named(Struct, frozen=True):
     """As much as every version says."""
 
-    host: str = ""
+    host: str
 
 
 def read_hosts(

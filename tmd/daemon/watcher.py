@@ -205,7 +205,9 @@ class Watcher:
         """Take in one signal; whether it was news."""
         self._count += 1
         origin = Origin(self._host, detector, strategy, rules)
-        own = signal.event or f"{self._incarnation}-{self._count}"
+        own = f"{self._incarnation}-{self._count}"
+        if signal.event:
+            own = f"{detector}-{signal.code}-{signal.event}"
         alert_id = f"{self._host}-{own}"
         clock = asyncio.get_running_loop().time()
         board, news = triage.fold(
@@ -293,7 +295,7 @@ class Watcher:
                         context.beat()
                         news = self.fold(signal, loaded.origin.name, watched.strategy, loaded.rules)
                         if news and signal.state is State.CLEARED:
-                            # What is stated is never kept waiting, but who flaps must end things.
+                            # Who only states waits for nothing; who flaps must end things, too.
                             watched.allowance = watched.allowance.spent(context.now())
                             await context.sleep(watched.allowance.owed_s)
             finally:
