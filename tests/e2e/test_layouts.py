@@ -1,5 +1,6 @@
 """Ranks of groups that do not span the world: a standby becomes any of them."""
 
+import re
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -12,7 +13,8 @@ from tmd.core.model import Kind, MigrationPlan, Phase
 from tmd.demo.cluster import ready
 from tmd.embedded import EmbeddedRedis
 
-SCRIPT = str(Path(__file__).with_name("layouts.py"))
+UNLIKE = ("unlike",)
+"""Layouts whose ranks do not build alike."""
 HOSTS = ("h1", "h2")
 PER_HOST = 2
 RANKS = len(HOSTS) * PER_HOST
@@ -25,9 +27,13 @@ def compiler() -> Iterator[None]:
         yield
 
 
+def script(layout: str) -> str:
+    return str(Path(__file__).with_name("stages.py" if layout in UNLIKE else "layouts.py"))
+
+
 def undisturbed(folder: Path, layout: str) -> Golden:
     (folder / "golden").mkdir()
-    return golden_of(folder / "golden", (layout, *LONG), RANKS, SCRIPT)
+    return golden_of(folder / "golden", (layout, *LONG), RANKS, script(layout))
 
 
 def spread(folder: Path, redis: EmbeddedRedis, layout: str) -> AbstractAsyncContextManager[Run]:
@@ -39,7 +45,7 @@ def spread(folder: Path, redis: EmbeddedRedis, layout: str) -> AbstractAsyncCont
         arguments=(layout, *LONG),
         active=HOSTS,
         per_host=PER_HOST,
-        script=SCRIPT,
+        script=script(layout),
     )
 
 
@@ -53,8 +59,19 @@ async def drained(run: Run) -> MigrationPlan:
     return moved
 
 
+def built(run: Run, host: str) -> list[int]:
+    """As which ranks the workers of a host were built."""
+    return sorted(int(rank) for rank in re.findall(r"built as rank (\d)", run.cluster.log(host)))
+
+
 @pytest.mark.parametrize(
-    "layout", ["hybrid", "tensor", pytest.param("experts", marks=pytest.mark.thorough)]
+    "layout",
+    [
+        "hybrid",
+        "tensor",
+        pytest.param("experts", marks=pytest.mark.thorough),
+        pytest.param("unlike", marks=pytest.mark.thorough),
+    ],
 )
 async def test_a_host_moves_and_then_another_is_lost(
     layout: str, tmp_path: Path, redis: EmbeddedRedis
@@ -70,6 +87,7 @@ async def test_a_host_moves_and_then_another_is_lost(
 
         assert [m.rank for m in moved.moves] == [2, 3]
         assert moved.how == "live shadow"
+        assert built(run, "s1") == ([2, 3, 3] if layout in UNLIKE else [])
         assert (lost.kind, lost.phase) == (Kind.FAILOVER, Phase.DONE)
         assert [m.rank for m in lost.moves] == [0, 1]
         # A rank may die between its commit and writing it down.
@@ -90,3 +108,25 @@ async def test_a_host_moves_where_each_state_exists_once(
         assert [m.rank for m in moved.moves] == [2, 3]
         assert moved.how == "live shadow"
         await run.ends_like(golden)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("layout", UNLIKE)
+async def test_a_host_is_lost_of_which_no_standby_has_built_a_rank(
+    layout: str, tmp_path: Path, redis: EmbeddedRedis
+) -> None:
+    """Both standbys are built as the last rank; one is built again while the job waits."""
+    golden = undisturbed(tmp_path, layout)
+    async with spread(tmp_path, redis, layout) as run:
+        await run.reached("between")
+        await run.cluster.until(lambda v: ready(v, RANKS, PER_HOST), "all train, two stand by")
+        for process in (run.cluster.daemons["h1"], run.cluster.launchers["h1"]):
+            process.kill()
+            await process.wait()
+        lost = (await run.plans(1))[0]
+
+        assert (lost.kind, lost.phase) == (Kind.FAILOVER, Phase.DONE)
+        assert lost.rollback is None
+        assert built(run, "s1") == [0, 3, 3]
+        late = [] if lost.resume is None else [(m.rank, lost.resume - 1) for m in lost.moves]
+        await run.ends_like(golden, lost=1, unwritten=late)
