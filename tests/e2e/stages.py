@@ -149,6 +149,8 @@ def main() -> None:
         return job.build(session, mesh)
 
     session.build(build)
+    if not session.shadowing:
+        injector.reach("start")
 
     for inputs, targets in session.batches(loader):
         part: Part = session.built

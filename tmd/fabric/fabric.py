@@ -38,7 +38,7 @@ class Tap(Protocol):
         ...
 
     def output(self, op: str, group: str, outputs: Sequence[Tensor]) -> None:
-        """A collective or a message; called before anybody else may change ``outputs``."""
+        """A collective, or a message (``/sender/tag`` after its group), before it may change."""
         ...
 
     def voted(self, result: Sequence[int]) -> None:
@@ -107,13 +107,13 @@ class Fabric:
     @property
     def waiting(self) -> bool:
         """Whether somebody waits for others here, and not for this worker's own device."""
-        inside = not self.quiet or self._control.busy or self.blocked.level > 0
-        return inside and self.blocked.own == 0
+        busy = any(group.busy for group in self._groups) or self._control.busy
+        return (busy or self.blocked.level > 0) and self.blocked.own == 0
 
     @property
     def quiet(self) -> bool:
-        """Whether no operation is under way or queued."""
-        return not any(group.busy for group in self._groups)
+        """Whether no operation is under way or queued, and no message is awaited."""
+        return not any(group.busy or group.awaits for group in self._groups)
 
     def groups(self) -> tuple[GroupView, ...]:
         """The groups of the rank that is held or worn."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from tmd.core.duties import Arm, Duty, Sync
 from tmd.core.errors import LinkError, StateMismatch
@@ -57,6 +58,38 @@ class Carrier:
         """What the state looked like when it was registered."""
         self._buckets = ""
         self.roles = Roles(several=several)
+        self._started_over: Sync | None = None
+
+    def start_over(self, duty: Sync, offered: transfer.Offer | None = None) -> None:
+        """Where no step was ever committed, all build again: no one must be further than another.
+
+        In its first step a pipeline settles what is sent in all later ones. Some may have got that
+        far when it broke; a joiner has, in its shadow iterations.
+
+        Raises:
+            OtherRole: it was not done yet for ``duty``.
+        """
+        if self.roles.several and duty.resume == 0 and self._started_over != duty:
+            self._started_over = duty
+            if offered is not None:
+                self.learn(offered)
+            raise OtherRole(duty.rank, cold=True)
+
+    def taken(self) -> tuple[Layouts, list[Tensor]]:
+        """A copy of the whole state."""
+        layouts, tensors = self._registry.collect()
+        return layouts, [tensor.clone() for tensor in tensors]
+
+    @torch.no_grad()
+    def give(self, layouts: Layouts, tensors: Sequence[Tensor]) -> None:
+        """Put a state in place that was taken before others were built, if it is of the same."""
+        if mismatch(self.layouts, layouts):
+            return
+        targets, pending = self._registry.place(layouts)
+        for target, tensor in zip(targets, tensors, strict=True):
+            target.copy_(tensor)
+        for late in pending:
+            late.apply()
 
     def let_go(self) -> None:
         """Forget what is registered, before others are built: a device may not hold both."""
@@ -230,6 +263,8 @@ class Carrier:
         link, header = takeover.link, takeover.header
         assert link is not None
         assert header is not None
+        if isinstance(takeover.duty, Sync):
+            self.start_over(takeover.duty, header.offer)
         if refusal := self.adopted(takeover.rank, header.offer):
             transfer.answer(link, refusal)
             link.close()

@@ -194,7 +194,7 @@ class Coordinator:
                 HANDLERS[self.status.activity](self)
             except OtherRole as other:
                 size = self.status.world_size
-                self._warming.become(other.rank, self._fabric, self._crew.carrier, size)
+                self._warming.become(other, self._fabric, self._crew.carrier, size)
         if self.status.activity is Activity.TRAINING and not self.finishing:
             self._crew.mirrors.at_boundary(self.status.step)
             self._crew.snapshots.at_boundary(self.status.step)

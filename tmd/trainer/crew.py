@@ -73,7 +73,7 @@ def crew_of(
     keeping = Snapshots(fabric, carrier, units, window, limits, snapshots, voice.tell_kept)
     handover = Handover(voice, agent, fabric, carrier, units, limits, keeping)
     mirrors = Mirrors(fabric, carrier, units, window, limits)
-    recovery = Recovery(voice, agent, fabric, handover, keeping)
+    recovery = Recovery(voice, agent, fabric, carrier, handover, keeping)
     return Crew(
         carrier,
         keeping,

@@ -168,7 +168,7 @@ class Handover:
         self.take_over()
 
     def replace(self, duty: Sync) -> bool:
-        """After a loss: receive a replica's state; whether it is in place."""
+        """After a loss: receive a replica's state; whether it is in place. Raises OtherRole."""
         if duty.back:
             return self._go_back(duty)
         if next(m for m in duty.moves if m.rank == duty.rank).source is None:
@@ -213,6 +213,7 @@ class Handover:
 
         if not self._tried(duty, lambda: self._snapshots.fetch(duty, wanted)):
             return False
+        self._carrier.start_over(duty)
         self._snapshots.reach(duty)
         self._wear(duty.rank)
         self._snapshots.put_back(duty)

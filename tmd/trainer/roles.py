@@ -19,12 +19,13 @@ from tmd.trainer.state import Layouts, shapes
 class OtherRole(BaseException):
     """This worker must be built as ``rank`` first, and will then be asked again.
 
+    ``cold``: and run no shadow iterations; its state, if it has that of the rank, stays.
     A ``BaseException`` so that only the coordinator catches it.
     """
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, *, cold: bool = False) -> None:
         super().__init__(f"not built as rank {rank}")
-        self.rank = rank
+        self.rank, self.cold = rank, cold
 
 
 class Role(Struct, frozen=True):

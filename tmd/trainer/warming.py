@@ -12,6 +12,7 @@ from collections.abc import Callable
 from tmd.core.model import Activity
 from tmd.fabric import Fabric, Neutral
 from tmd.trainer.carrier import Carrier
+from tmd.trainer.roles import OtherRole
 
 SHADOW_STEPS = 2
 """The first builds what is lazy, the second has DDP's final buckets."""
@@ -49,16 +50,17 @@ class Warming:
         """No more of them: it trains, or has no batches for them."""
         self._left = 0
 
-    def become(self, rank: int, fabric: Fabric, carrier: Carrier, size: int) -> None:
-        """Be built as ``rank`` of ``size``.
+    def become(self, other: OtherRole, fabric: Fabric, carrier: Carrier, size: int) -> None:
+        """Be built as another rank of ``size``.
 
         Raises:
             RuntimeError: the script's function has made process groups.
         """
         assert self._build is not None
-        log.info("building what rank %d is built as", rank)
-        fabric.sandbox(Neutral(), rank, size)
+        log.info("building what rank %d is built as", other.rank)
+        fabric.sandbox(Neutral(), other.rank, size)
         groups = len(fabric.built)
+        state = carrier.taken() if other.cold else None
         carrier.let_go()
         self._build()
         if len(fabric.built) != groups:
@@ -66,5 +68,7 @@ class Warming:
                 "the function given to session.build() has made process groups: make them, and "
                 "meshes, before, as all ranks do"
             )
+        if state is not None:
+            carrier.give(*state)
         carrier.rest()
-        self._left = SHADOW_STEPS
+        self._left = 0 if other.cold else SHADOW_STEPS
