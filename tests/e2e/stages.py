@@ -14,6 +14,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW, Optimizer
@@ -72,10 +77,14 @@ def unlike(session: Session, mesh: DeviceMesh) -> Part:
 
 
 def pipeline(session: Session, mesh: DeviceMesh) -> Part:
-    """Two stages of one model, by turns forward and backward, times data parallel by hand."""
+    """Two stages of one model, by turns forward and backward, times data parallel by hand; with a
+    third dimension each is divided by tensor parallelism."""
     number = mesh.get_local_rank("pp")
     torch.manual_seed(number)
     module = nn.Sequential(Layer(16, WIDTH) if number == 0 else Layer(WIDTH, CLASSES))
+    if "tp" in (mesh.mesh_dim_names or ()):
+        module.insert(0, Layer(module[0].in_features, module[0].in_features))
+        parallelize_module(module, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
     rows = BATCH // MICROBATCHES
     stage = PipelineStage(
         module,
@@ -123,6 +132,7 @@ class Job(NamedTuple):
 JOBS = {
     "unlike": Job({"dp": 2, "kind": 2}, unlike),
     "pipeline": Job({"dp": 2, "pp": 2}, pipeline),
+    "eight": Job({"dp": 2, "pp": 2, "tp": 2}, pipeline),
 }
 
 
