@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -76,15 +76,21 @@ def unlike(session: Session, mesh: DeviceMesh) -> Part:
     return Part(net, optimizer, train)
 
 
-def pipeline(session: Session, mesh: DeviceMesh) -> Part:
-    """Two stages of one model, by turns forward and backward, times data parallel by hand; with a
-    third dimension each is divided by tensor parallelism."""
-    number = mesh.get_local_rank("pp")
-    torch.manual_seed(number)
-    module = nn.Sequential(Layer(16, WIDTH) if number == 0 else Layer(WIDTH, CLASSES))
+def part_of(mesh: DeviceMesh) -> nn.Sequential:
+    """The stage of this rank; with a third dimension it is divided by tensor parallelism."""
+    first = mesh.get_local_rank("pp") == 0
+    torch.manual_seed(first)
+    module = nn.Sequential(Layer(16, WIDTH) if first else Layer(WIDTH, CLASSES))
     if "tp" in (mesh.mesh_dim_names or ()):
-        module.insert(0, Layer(module[0].in_features, module[0].in_features))
+        module.insert(0, Layer(16, 16) if first else Layer(WIDTH, WIDTH))
         parallelize_module(module, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    return module
+
+
+def pipeline(session: Session, mesh: DeviceMesh) -> Part:
+    """Two stages of one model, by turns forward and backward, times data parallel by hand."""
+    number = mesh.get_local_rank("pp")
+    module = part_of(mesh)
     rows = BATCH // MICROBATCHES
     stage = PipelineStage(
         module,
@@ -98,12 +104,8 @@ def pipeline(session: Session, mesh: DeviceMesh) -> Part:
     )
     schedule = Schedule1F1B(stage, MICROBATCHES, cross_entropy)
     optimizer = AdamW(module.parameters(), lr=1e-2)
-    session.register(
-        model=module,
-        optimizer=optimizer,
-        replicas=replicas_along(mesh, "dp"),
-        data_mesh=mesh["dp"],
-    )
+    replicas = replicas_along(mesh, "dp")
+    session.register(model=module, optimizer=optimizer, replicas=replicas, data_mesh=mesh["dp"])
 
     def train(inputs: Tensor, targets: Tensor) -> Tensor:
         losses: list[Tensor] = []
@@ -115,11 +117,23 @@ def pipeline(session: Session, mesh: DeviceMesh) -> Part:
         for grad in grads:
             dist.all_reduce(grad, group=mesh["dp"].get_group())
             grad /= mesh["dp"].size()
-        return (
-            torch.stack(losses).mean() if losses else torch.stack([g.norm() for g in grads]).sum()
-        )
+        return torch.stack(losses or [grad.norm() for grad in grads]).mean()
 
     return Part(module, optimizer, train)
+
+
+class Untold(NamedTuple):
+    """A session that is not told which ranks have equal state: each counts as existing once."""
+
+    session: Session
+
+    def register(self, *, replicas: object, **told: Any) -> None:
+        self.session.register(**told)
+
+
+def single(session: Session, mesh: DeviceMesh) -> Part:
+    """The same, without replicas."""
+    return pipeline(cast(Session, Untold(session)), mesh)
 
 
 class Job(NamedTuple):
@@ -132,6 +146,7 @@ class Job(NamedTuple):
 JOBS = {
     "unlike": Job({"dp": 2, "kind": 2}, unlike),
     "pipeline": Job({"dp": 2, "pp": 2}, pipeline),
+    "single": Job({"dp": 2, "pp": 2}, single),
     "eight": Job({"dp": 2, "pp": 2, "tp": 2}, pipeline),
 }
 

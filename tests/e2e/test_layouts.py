@@ -13,7 +13,7 @@ from tmd.core.model import Activity, Kind, MigrationPlan, Phase
 from tmd.demo.cluster import ready, workers
 from tmd.embedded import EmbeddedRedis
 
-UNLIKE = ("unlike", "pipeline")
+UNLIKE = ("unlike", "pipeline", "single")
 """Layouts whose ranks do not build alike."""
 HOSTS = ("h1", "h2")
 PER_HOST = 2
@@ -117,7 +117,7 @@ async def test_a_host_moves_where_each_state_exists_once(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("layout", UNLIKE)
+@pytest.mark.parametrize("layout", ["unlike", "pipeline"])
 async def test_a_host_is_lost_of_which_no_standby_has_built_a_rank(
     layout: str, tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
