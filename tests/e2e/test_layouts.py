@@ -75,6 +75,7 @@ def built(run: Run, host: str) -> list[int]:
         "hybrid",
         "tensor",
         pytest.param("experts", marks=pytest.mark.thorough),
+        pytest.param("compiled", marks=pytest.mark.thorough),
         pytest.param("unlike", marks=pytest.mark.thorough),
         "pipeline",
     ],

@@ -126,12 +126,13 @@ async def test_a_host_is_lost_where_each_state_exists_once(
     has moved before: the copies follow the ranks."""
     golden = undisturbed(tmp_path, layout)
     async with spread(tmp_path, redis, layout) as run:
-        await drained(run)
+        moved = await drained(run)
         for process in (run.cluster.daemons["h1"], run.cluster.launchers["h1"]):
             process.kill()
             await process.wait()
         plan = (await run.plans(2))[1]
         await run.ends_like(golden, lost=1)
 
+        assert moved.how == "live shadow"
         assert [m.rank for m in plan.moves] == [0, 1]
         assert rolled_back(run, plan) > 0
