@@ -199,3 +199,26 @@ async def test_a_stage_dies_in_the_very_first_step(
         assert run.fired("backward")
         assert (lost.kind, lost.phase) == (Kind.FAILOVER, Phase.DONE)
         await run.ends_like(golden, lost=1)
+
+
+@pytest.mark.thorough
+async def test_stages_that_exist_once_live_on_in_their_hot_shadows(
+    tmp_path: Path, redis: EmbeddedRedis
+) -> None:
+    """Each standby follows another stage, for which one of them was built again."""
+    golden = undisturbed(tmp_path, "single")
+    async with spread(tmp_path, redis, "single", more_config="[shadow]\nhot = 2\n") as run:
+        await run.cluster.until(
+            lambda v: sum(bool(w.shadow and w.shadow.verified) for w in workers(v)) == PER_HOST,
+            "two hot standbys",
+        )
+        for process in (run.cluster.daemons["h2"], run.cluster.launchers["h2"]):
+            process.kill()
+            await process.wait()
+        lost = await run.done()
+
+        assert (lost.kind, lost.rollback) == (Kind.FAILOVER, None)
+        assert [(m.rank, m.source) for m in lost.moves] == [(2, None), (3, None)]
+        assert built(run, "s1") == [2, 3, 3]
+        late = [] if lost.resume is None else [(m.rank, lost.resume - 1) for m in lost.moves]
+        await run.ends_like(golden, lost=1, unwritten=late)
