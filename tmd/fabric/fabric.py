@@ -254,17 +254,17 @@ class Fabric:
             for key in [k for k in links if k.worker not in workers]:
                 links.pop(key).close()
             standing = Standing(membership, rank, self._caller, links, self.counters, self._broken)
-            # Before anybody can be admitted: a link finds its group by name.
+            # Before others admit links: to groups by their names, and into the same table.
             changed = self._groups.assume(rank)
+            fresh = [(key, link) for key, link in links.items() if kept.get(key) is not link]
             self._admission.standing = standing
             self._admission.epoch = membership.epoch
             self._sandbox = None
         if old is not None:
             self._abort(old)
             old.close()
-        for key, link in links.items():
-            if key not in kept:
-                self._attach(key, link)
+        for key, link in fresh:
+            self._attach(key, link)
         return changed
 
     def drain(self) -> None:
