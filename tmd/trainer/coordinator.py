@@ -30,7 +30,7 @@ from tmd.trainer.following import Following
 from tmd.trainer.gate import SHADOWS, Interrupted, Outcome, dismiss
 from tmd.trainer.local import LocalState
 from tmd.trainer.pacing import Pacing
-from tmd.trainer.replicas import Partition
+from tmd.trainer.replicas import Partition, group_of
 from tmd.trainer.roles import OtherRole
 from tmd.trainer.state import Registry
 from tmd.trainer.vigil import Vigil
@@ -104,7 +104,8 @@ class Coordinator:
             )
         else:
             self._crew.carrier.renew()
-        self._voice.registered(alike, wrapped)
+        serves = group_of(alike, self.rank) if self._warming.several else ()
+        self._voice.registered(alike, wrapped, serves)
 
     def close(self) -> None:
         """The process ends: no thread of ours may be inside torch then. Tells the last status."""
