@@ -69,6 +69,9 @@ class Warming:
                 "meshes, before, as all ranks do"
             )
         if state is not None:
+            # The rank is still worn: a survivor goes to its own place in the data from here.
             carrier.give(*state)
+            self._left = 0
+            return
         carrier.rest()
-        self._left = 0 if other.cold else SHADOW_STEPS
+        self._left = SHADOW_STEPS
