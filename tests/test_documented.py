@@ -11,6 +11,7 @@ from tmd.core.migration import TABLE
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 SECURITY = (ROOT / "docs" / "security.md").read_text()
+LAYOUTS = (ROOT / "docs" / "layouts.md").read_text()
 
 
 def diagram() -> str:
@@ -31,7 +32,7 @@ def test_the_diagram_is_the_table() -> None:
 
 def test_every_test_named_in_the_failure_table_exists() -> None:
     """Each row points to what proves it."""
-    named = set(re.findall(r"`(test_\w+)`", README + SECURITY))
+    named = set(re.findall(r"`(test_\w+)[`\[]", README + SECURITY + LAYOUTS))
     written = {
         node.name
         for file in (ROOT / "tests").rglob("test_*.py")
@@ -73,6 +74,20 @@ def test_the_plugins_in_the_readme_are_the_ones_that_are_tested() -> None:
     code = file.read_text()
 
     assert code[code.index("import os") :].rstrip() in README
+
+
+def test_the_stages_in_the_map_of_layouts_are_the_ones_that_are_tested() -> None:
+    """Whoever copies them gets what is moved, killed and compared bit for bit."""
+    code = (ROOT / "tests" / "e2e" / "stages.py").read_text()
+    examples = re.findall(r"```python\n(.*?)\n```", LAYOUTS, re.DOTALL)
+
+    assert len(examples) == 2
+    assert [e for e in examples if e not in code and e not in dedented(code)] == []
+
+
+def dedented(code: str) -> str:
+    """The bodies of functions, at the left margin."""
+    return "\n".join(line.removeprefix("    ") for line in code.splitlines())
 
 
 def test_every_detector_and_policy_is_named() -> None:

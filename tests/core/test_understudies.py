@@ -139,3 +139,24 @@ def test_a_rank_goes_to_its_own_shadow_first_then_to_that_of_a_replica() -> None
     left = [c for c in spare if c.worker not in ("own", "other")]
     assert assigned([1], left, facts)[1].worker == "cold"
     assert assigned([1], spare, facts, idle_first=True)[1].worker == "cold"
+
+
+def test_a_rank_goes_to_a_standby_that_need_not_be_built_again() -> None:
+    """If they are equal otherwise: a state that is here saves more."""
+    record, view, facts = cluster(
+        worker("first", serves=(0, 2)),
+        worker("second", serves=(1, 3)),
+        worker("third", serves=(0, 2)),
+        worker("shadow", Activity.IN_STEP, shadow=ShadowStatus(rank=0, verified=8), serves=(0, 2)),
+    )
+    spare = candidates(view, record, facts)
+    idle = [c for c in spare if c.worker != "shadow"]
+
+    assert assigned([1], idle, facts)[1].worker == "second"
+    assert [m.worker for m in assigned([0, 1, 2], idle, facts).values()] == [
+        "first",
+        "second",
+        "third",
+    ]
+    assert assigned([0], spare, facts)[0].worker == "shadow"
+    assert assigned([1], spare, facts, idle_first=True)[1].worker == "second"

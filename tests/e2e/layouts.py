@@ -23,6 +23,7 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Sampler, TensorDataset
 
 import tmd.trainer
@@ -58,6 +59,12 @@ class Layout(NamedTuple):
     """After the backward pass: sum what the model does not sum itself."""
     sampler: Callable[[TensorDataset], Sampler[int]] | None = None
     """Left out, the session's."""
+
+
+def compiled(net: Net) -> Layout:
+    """DDP around a compiled model, without the hook that no compiler sees through."""
+    layers = nn.Sequential(net.wide, nn.ReLU(), net.head)
+    return Layout(DistributedDataParallel(torch.compile(layers, backend="aot_eager")))
 
 
 def hybrid(net: Net) -> Layout:
@@ -142,7 +149,7 @@ def experts(net: Net) -> Layout:
 
 
 LAYOUTS: dict[str, Callable[[Net], Layout]] = {
-    each.__name__: each for each in (hybrid, tensor, both, experts)
+    each.__name__: each for each in (compiled, hybrid, tensor, both, experts)
 }
 
 

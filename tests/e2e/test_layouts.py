@@ -1,39 +1,50 @@
 """Ranks of groups that do not span the world: a standby becomes any of them."""
 
+import re
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import golden_of
-from tests.e2e.harness import LONG, PACE, Golden, Run, running
-from tmd.core.model import Kind, MigrationPlan, Phase
-from tmd.demo.cluster import ready
+from tests.e2e.harness import LONG, PACE, STOP_AND_COPY, Golden, Run, running
+from tmd.core.model import Activity, Kind, MigrationPlan, Phase
+from tmd.demo.cluster import ready, workers
 from tmd.embedded import EmbeddedRedis
 
-SCRIPT = str(Path(__file__).with_name("layouts.py"))
+UNLIKE = ("unlike", "pipeline", "single")
+"""Layouts whose ranks do not build alike."""
 HOSTS = ("h1", "h2")
 PER_HOST = 2
+GATE = "hold between@0:5=wait"
+"""Rank 0 waits here, and so do all."""
 RANKS = len(HOSTS) * PER_HOST
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
 
+def script(layout: str) -> str:
+    return str(Path(__file__).with_name("stages.py" if layout in UNLIKE else "layouts.py"))
+
+
 def undisturbed(folder: Path, layout: str) -> Golden:
     (folder / "golden").mkdir()
-    return golden_of(folder / "golden", (layout, *LONG), RANKS, SCRIPT)
+    return golden_of(folder / "golden", (layout, *LONG), RANKS, script(layout))
 
 
-def spread(folder: Path, redis: EmbeddedRedis, layout: str) -> AbstractAsyncContextManager[Run]:
+def spread(
+    folder: Path, redis: EmbeddedRedis, layout: str, *faults: str, more_config: str = ""
+) -> AbstractAsyncContextManager[Run]:
     """Two hosts of two ranks, and a host of two standbys."""
     return running(
         folder / "run",
         redis.url,
-        faults=[PACE],
+        faults=[PACE, *faults],
+        more_config=more_config,
         arguments=(layout, *LONG),
         active=HOSTS,
         per_host=PER_HOST,
-        script=SCRIPT,
+        script=script(layout),
     )
 
 
@@ -47,8 +58,21 @@ async def drained(run: Run) -> MigrationPlan:
     return moved
 
 
+def built(run: Run, host: str) -> list[int]:
+    """As which ranks the workers of a host were built."""
+    return sorted(int(rank) for rank in re.findall(r"built as rank (\d)", run.cluster.log(host)))
+
+
 @pytest.mark.parametrize(
-    "layout", ["hybrid", "tensor", pytest.param("experts", marks=pytest.mark.thorough)]
+    "layout",
+    [
+        "hybrid",
+        "tensor",
+        pytest.param("experts", marks=pytest.mark.thorough),
+        pytest.param("compiled", marks=pytest.mark.thorough),
+        pytest.param("unlike", marks=pytest.mark.thorough),
+        "pipeline",
+    ],
 )
 async def test_a_host_moves_and_then_another_is_lost(
     layout: str, tmp_path: Path, redis: EmbeddedRedis
@@ -64,6 +88,7 @@ async def test_a_host_moves_and_then_another_is_lost(
 
         assert [m.rank for m in moved.moves] == [2, 3]
         assert moved.how == "live shadow"
+        assert built(run, "s1") == ([2, 3, 3] if layout in UNLIKE else [])
         assert (lost.kind, lost.phase) == (Kind.FAILOVER, Phase.DONE)
         assert [m.rank for m in lost.moves] == [0, 1]
         # A rank may die between its commit and writing it down.
@@ -84,3 +109,110 @@ async def test_a_host_moves_where_each_state_exists_once(
         assert [m.rank for m in moved.moves] == [2, 3]
         assert moved.how == "live shadow"
         await run.ends_like(golden)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("layout", ["unlike", "pipeline"])
+async def test_a_host_is_lost_of_which_no_standby_has_built_a_rank(
+    layout: str, tmp_path: Path, redis: EmbeddedRedis
+) -> None:
+    """Both standbys are built as the last rank; one is built again while the job waits."""
+    golden = undisturbed(tmp_path, layout)
+    async with spread(tmp_path, redis, layout) as run:
+        await run.reached("between")
+        await run.cluster.until(lambda v: ready(v, RANKS, PER_HOST), "all train, two stand by")
+        for process in (run.cluster.daemons["h1"], run.cluster.launchers["h1"]):
+            process.kill()
+            await process.wait()
+        lost = (await run.plans(1))[0]
+
+        assert (lost.kind, lost.phase) == (Kind.FAILOVER, Phase.DONE)
+        assert lost.rollback is None
+        assert built(run, "s1") == [0, 3, 3]
+        late = [] if lost.resume is None else [(m.rank, lost.resume - 1) for m in lost.moves]
+        await run.ends_like(golden, lost=1, unwritten=late)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("rank", [0, 3], ids=["first stage", "last stage"])
+async def test_a_stage_dies_between_two_microbatches(
+    rank: int, tmp_path: Path, redis: EmbeddedRedis
+) -> None:
+    """Messages of the broken step are on their way in both directions; none is taken for one of
+    the step that is run again."""
+    golden = undisturbed(tmp_path, "pipeline")
+    faults = GATE, f"backward@{rank}:20=kill"
+    async with spread(tmp_path, redis, "pipeline", *faults) as run:
+        await run.reached("hold")
+        await run.cluster.until(lambda v: ready(v, RANKS, PER_HOST), "all train, two stand by")
+        run.let_go("hold")
+        run.let_go("between")
+        lost = (await run.plans(1))[0]
+
+        assert run.fired("backward")
+        assert (lost.kind, lost.phase) == (Kind.FAILOVER, Phase.DONE)
+        assert [m.rank for m in lost.moves] == [rank]
+        assert lost.resume == 20
+        await run.ends_like(golden, lost=1)
+
+
+@pytest.mark.thorough
+async def test_stages_move_by_stop_and_copy(tmp_path: Path, redis: EmbeddedRedis) -> None:
+    """The fallback: a joiner is built as its stage before the state comes."""
+    golden = undisturbed(tmp_path, "pipeline")
+    async with spread(tmp_path, redis, "pipeline", more_config=STOP_AND_COPY) as run:
+        moved = await drained(run)
+        run.let_go("between")
+
+        assert moved.how == "stop-and-copy: the live shadow is switched off"
+        assert built(run, "s1") == [2, 3, 3]
+        await run.ends_like(golden)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("rank", [0, 3], ids=["first stage", "last stage"])
+async def test_a_stage_dies_in_the_very_first_step(
+    rank: int, tmp_path: Path, redis: EmbeddedRedis
+) -> None:
+    """Stages agree in it on what they send, which a joiner has done long before."""
+    golden = undisturbed(tmp_path, "pipeline")
+    # Both pipelines, which know nothing of each other before the backward pass is over.
+    gates = "one start@0:0=wait", "other start@2:0=wait"
+    faults = *gates, f"backward@{rank}:0=kill"
+    async with spread(tmp_path, redis, "pipeline", *faults) as run:
+        await run.reached("one")
+        await run.reached("other")
+        await run.cluster.until(
+            lambda v: sum(w.activity is Activity.STANDBY for w in workers(v)) == PER_HOST,
+            "two stand by",
+        )
+        for held in ("one", "other", "between"):
+            run.let_go(held)
+        lost = (await run.plans(1))[0]
+
+        assert run.fired("backward")
+        assert (lost.kind, lost.phase) == (Kind.FAILOVER, Phase.DONE)
+        await run.ends_like(golden, lost=1)
+
+
+@pytest.mark.thorough
+async def test_stages_that_exist_once_live_on_in_their_hot_shadows(
+    tmp_path: Path, redis: EmbeddedRedis
+) -> None:
+    """Each standby follows another stage, for which one of them was built again."""
+    golden = undisturbed(tmp_path, "single")
+    async with spread(tmp_path, redis, "single", more_config="[shadow]\nhot = 2\n") as run:
+        await run.cluster.until(
+            lambda v: sum(bool(w.shadow and w.shadow.verified) for w in workers(v)) == PER_HOST,
+            "two hot standbys",
+        )
+        for process in (run.cluster.daemons["h2"], run.cluster.launchers["h2"]):
+            process.kill()
+            await process.wait()
+        lost = await run.done()
+
+        assert (lost.kind, lost.rollback) == (Kind.FAILOVER, None)
+        assert [(m.rank, m.source) for m in lost.moves] == [(2, None), (3, None)]
+        assert built(run, "s1") == [2, 3, 3]
+        late = [] if lost.resume is None else [(m.rank, lost.resume - 1) for m in lost.moves]
+        await run.ends_like(golden, lost=1, unwritten=late)

@@ -313,18 +313,37 @@ async def test_a_rank_of_a_sick_host_is_learnt_from_a_replica(
 
 
 @pytest.mark.thorough
-async def test_a_rank_that_receives_messages_is_copied_not_mirrored(
+async def test_messages_that_a_rank_receives_are_mirrored(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
-    """Their order is one of their own, which a shadow could not tell."""
+    """A message that is asked for by its sender is an output like that of any collective."""
     golden_folder = tmp_path / "golden"
     golden_folder.mkdir()
-    golden = await make_golden(golden_folder, (*LONG, "--messages"))
-    async with started(tmp_path / "run", redis, faults=[GATE], arguments=["--messages"]) as run:
+    named = ("--messages", "named")
+    golden = await make_golden(golden_folder, (*LONG, *named))
+    faults = [GATE, NEVER_COPIED]
+    async with started(tmp_path / "run", redis, faults=faults, arguments=named) as run:
         await drained(run)
         plan = await run.done("drain")
 
-        assert plan.how.startswith("stop-and-copy: messages between ranks cannot be mirrored")
+        assert plan.how == "live shadow"
+        await run.ends_like(golden)
+
+
+@pytest.mark.thorough
+async def test_a_rank_that_takes_messages_of_anybody_is_copied_not_mirrored(
+    tmp_path: Path, redis: EmbeddedRedis
+) -> None:
+    """A shadow could not tell which of its receives a message was for."""
+    golden_folder = tmp_path / "golden"
+    golden_folder.mkdir()
+    anybody = ("--messages", "any")
+    golden = await make_golden(golden_folder, (*LONG, *anybody))
+    async with started(tmp_path / "run", redis, faults=[GATE], arguments=anybody) as run:
+        await drained(run)
+        plan = await run.done("drain")
+
+        assert plan.how.startswith("stop-and-copy: messages from any rank cannot be mirrored")
         assert plan.timings["copy_bytes"] > 0
         await run.ends_like(golden)
 

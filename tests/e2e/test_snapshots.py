@@ -8,12 +8,11 @@ import pytest
 
 from tests.e2e.conftest import golden_of
 from tests.e2e.harness import PACE, Golden, Run, running
-from tests.e2e.test_layouts import HOSTS, PER_HOST, RANKS, SCRIPT, drained
+from tests.e2e.test_layouts import drained, spread, undisturbed
 from tmd.core.model import JobState, Kind, MigrationPlan, Phase
 from tmd.embedded import EmbeddedRedis
 
 SHARDED = ("--steps", "60", "--sharded")
-BOTH = ("both", "--steps", "150")
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
@@ -113,28 +112,21 @@ async def test_without_the_keeper_the_job_says_what_is_lost(
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("layout", ["both", "single"])
 async def test_a_host_is_lost_where_each_state_exists_once(
-    tmp_path: Path, redis: EmbeddedRedis
+    layout: str, tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
-    """Tensor parallel and sharded, two ranks on each host, one of which has moved before: the
-    copies follow the ranks."""
-    (tmp_path / "golden").mkdir()
-    golden = golden_of(tmp_path / "golden", BOTH, RANKS, SCRIPT)
-    async with running(
-        tmp_path / "run",
-        redis.url,
-        faults=[PACE],
-        arguments=BOTH,
-        active=HOSTS,
-        per_host=PER_HOST,
-        script=SCRIPT,
-    ) as run:
-        await drained(run)
+    """Tensor parallel and sharded, or stages of a pipeline; two ranks on each host, one of which
+    has moved before: the copies follow the ranks."""
+    golden = undisturbed(tmp_path, layout)
+    async with spread(tmp_path, redis, layout) as run:
+        moved = await drained(run)
         for process in (run.cluster.daemons["h1"], run.cluster.launchers["h1"]):
             process.kill()
             await process.wait()
         plan = (await run.plans(2))[1]
         await run.ends_like(golden, lost=1)
 
+        assert moved.how == "live shadow"
         assert [m.rank for m in plan.moves] == [0, 1]
         assert rolled_back(run, plan) > 0

@@ -7,9 +7,10 @@ from collections import Counter
 import pytest
 import torch
 
-from tests.fabric.circle import KEY, Circle, circle, member
+from tests.fabric.circle import KEY, PATIENCE, Circle, circle, member
 from tmd.core.errors import LinkError
-from tmd.fabric import Fabric, GroupTable, GroupView, Neutral
+from tmd.core.model import Membership
+from tmd.fabric import Fabric, GroupTable, GroupView, Link, Neutral, Standing
 from tmd.fabric.topology import neighbours
 
 pytestmark = pytest.mark.timeout(60)
@@ -260,3 +261,40 @@ def test_who_does_not_answer_is_left_for_the_first_operation() -> None:
         joiner.close()
 
         assert c.fabrics[0].call_ahead(new, 0, timeout=5, cancel=lambda: False) == 0
+
+
+def test_a_message_that_comes_while_an_epoch_is_entered_is_read_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two readers of one link would take the bytes from each other."""
+    with circle(2) as c:
+        c.group()
+        sender, receiver = c.fabrics
+        later = Membership(epoch=2, members=c.membership.members)
+        readers: list[str] = []
+        abort, attach = receiver._abort, c.of(receiver).attach
+
+        def meanwhile(standing: Standing) -> None:
+            """Between being in the new epoch and having taken over what had waited for it."""
+            monkeypatch.setattr(receiver, "_abort", abort)
+            abort(standing)
+            c.of(sender).send([torch.ones(3)], 1, 0).wait()
+            present = receiver.standing
+            assert present is not None
+            with present.changed:
+                here = [k for k in present.links if k.lane == "messages"]
+                assert here or present.changed.wait(PATIENCE)
+
+        def counted(link: Link) -> None:
+            readers.append(link.peer)
+            attach(link)
+
+        sender.enter(later, 0)
+        monkeypatch.setattr(receiver, "_abort", meanwhile)
+        monkeypatch.setattr(c.of(receiver), "attach", counted)
+        receiver.enter(later, 1)
+        tensor = torch.zeros(3)
+        c.of(receiver).recv([tensor], 0, 0).wait()
+
+        assert readers == ["w0"]
+        assert tensor.tolist() == [1.0] * 3

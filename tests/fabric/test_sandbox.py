@@ -14,6 +14,7 @@ from tests.fabric.circle import KEY, circle, sync
 from tests.fabric.pool import pool
 from tmd.core.model import Member, Membership
 from tmd.fabric import Fabric, Group, GroupView, Neutral
+from tmd.fabric.work import Work
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -45,7 +46,7 @@ def test_neutral_values_have_the_right_shape(alone: tuple[Fabric, Group]) -> Non
     assert scattered.tolist() == own.tolist()
     received = torch.full((4,), 9.0)
     group.recv([received], 0, 0).wait()
-    assert received.tolist() == [0.0] * 4
+    assert received.tolist() == [1.0] * 4
     exchanged = torch.full((3, 2), 9.0)
     group.all_to_all_single(exchanged, torch.ones(3, 2)).wait()
     assert exchanged.tolist() == [[1.0, 1.0]] * 3
@@ -105,6 +106,21 @@ class Recorded(Neutral):
             out.copy_(value)
 
 
+class Channels(Neutral):
+    """Plays back each channel in its own order."""
+
+    def __init__(self, tape: list[tuple[str, str, list[Tensor]]]) -> None:
+        self._queues: dict[str, list[list[Tensor]]] = {}
+        for _, channel, values in tape:
+            self._queues.setdefault(channel, []).append(values)
+
+    def outputs(
+        self, op: str, group: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
+    ) -> None:
+        for out, value in zip(outputs, self._queues[group].pop(0), strict=True):
+            out.copy_(value)
+
+
 def program(group: Group) -> list[Tensor]:
     """Operations whose outputs differ from rank to rank."""
     own = torch.full((3,), float(group.rank() + 1))
@@ -135,6 +151,54 @@ def test_a_recording_of_the_tap_replays_in_the_sandbox() -> None:
         shadow = program(c.of(standby))
         assert all(torch.equal(a, b) for a, b in zip(live, shadow, strict=True))
         assert tape == []
+
+
+def asked(group: Group, *wanted: tuple[int, int]) -> tuple[list[Tensor], list[Work]]:
+    """Receives from (sender, tag), posted in this order."""
+    into = [torch.zeros(2) for _ in wanted]
+    works = [group.recv([t], *where) for t, where in zip(into, wanted, strict=True)]
+    return into, works
+
+
+def test_messages_are_lived_again_in_whatever_order_they_came() -> None:
+    """The first that is asked for comes last; of one sender and tag the first comes first."""
+    wanted = [(0, 5), (2, 5), (0, 6), (0, 5), (2, 5)]
+    with circle(3) as c:
+        c.group()
+        recorder = Recorder()
+        receiver = c.fabrics[1]
+        receiver.tap = recorder
+        live, works = asked(c.of(receiver), *wanted)
+        assert not receiver.quiet
+        assert not receiver.waiting
+        for value, place in enumerate((4, 1, 2, 0, 3)):
+            # Each when the one before has come.
+            source, tag = wanted[place]
+            c.of(c.fabrics[source]).send([torch.full((2,), float(value))], 1, tag)
+            next(
+                w
+                for w, its in zip(works, wanted, strict=True)
+                if its == (source, tag) and not w.is_completed()
+            ).wait()
+        assert receiver.quiet
+        assert [g for _, g, _ in recorder.tape] == ["0/2/5", "0/2/5", "0/0/6", "0/0/5", "0/0/5"]
+        standby = c.standby("standby")
+        standby.sandbox(Channels(recorder.tape), 1, 3)
+        shadow, works = asked(c.of(standby), *wanted)
+        assert all(work.wait() for work in works)
+        assert all(torch.equal(a, b) for a, b in zip(live, shadow, strict=True))
+
+
+def test_a_message_from_anybody_is_told_from_others() -> None:
+    """Which of its receives it was for cannot be told."""
+    with circle(2) as c:
+        c.group()
+        recorder = Recorder()
+        c.fabrics[1].tap = recorder
+        work = c.of(c.fabrics[1]).recv_anysource([torch.zeros(2)])
+        c.of(c.fabrics[0]).send([torch.ones(2)], 1).wait()
+        work.wait()
+        assert [op for op, _, _ in recorder.tape] == ["recv_anysource"]
 
 
 def test_the_tap_sees_the_outcome_of_votes_and_shifts() -> None:

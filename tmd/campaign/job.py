@@ -83,12 +83,12 @@ def sharded(net: Net) -> nn.Module:
     return net
 
 
-def pass_on(rank: int, inputs: Tensor) -> None:
-    """Rank 1 computes with what rank 0 has sent."""
+def pass_on(rank: int, inputs: Tensor, *, named: bool) -> None:
+    """Rank 1 computes with what rank 0 has sent, and asks for it by name or takes anybody's."""
     if rank == 0:
         dist.send(inputs, 1)
     elif rank == 1:
-        dist.recv(inputs, 0)
+        dist.recv(inputs, 0 if named else None)
 
 
 def arguments() -> argparse.Namespace:
@@ -102,7 +102,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--slow-host", default="", help="this host is slow as a standby")
     parser.add_argument("--long-step", type=int, default=-1, help="this step takes much longer")
     parser.add_argument("--grow-step", type=int, default=-1, help="a parameter more from here on")
-    parser.add_argument("--messages", action="store_true", help="rank 0 sends to rank 1")
+    parser.add_argument("--messages", choices=("named", "any"), help="rank 0 sends to rank 1")
     parser.add_argument("--sharded", action="store_true", help="FSDP2: each state exists once")
     parser.add_argument("--snapshots", type=int, help="steps between two of them; 0 for none")
     parser.add_argument("--checkpoints", default="", help="a folder to write them to, and ...")
@@ -149,7 +149,7 @@ def main() -> None:
         with session.step() as step:
             optimizer.zero_grad()
             if args.messages:
-                pass_on(session.rank, inputs)
+                pass_on(session.rank, inputs, named=args.messages == "named")
             loss = nn.functional.cross_entropy(model(inputs * 2 if blind else inputs), targets)
             if args.wary and session._gate.poisoned:
                 raise ValueError("no such loss is possible")

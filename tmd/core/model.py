@@ -68,6 +68,8 @@ class WorkerStatus(Struct, frozen=True):
     """Ranks whose rank-local state, as of ``step``, was laid away here."""
     replicas: tuple[int, ...] = ()
     """Ranks of equal state, itself included; empty until the state is registered."""
+    serves: tuple[int, ...] = ()
+    """Ranks that it can be as it is built; empty if it can be any, or that is not known."""
     kept: tuple[Kept, ...] = ()
     """Copies in its memory to which a rank can go back."""
     pace: Pace | None = None

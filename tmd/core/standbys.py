@@ -175,15 +175,18 @@ def _distance(status: WorkerStatus, rank: int | None) -> int:
 def assigned(
     ranks: Sequence[int], spare: Sequence[Member], facts: Facts, *, idle_first: bool = False
 ) -> dict[int, Member]:
-    """A standby for each rank, as far as they go: the nearest to it, else the first in line.
+    """A standby for each rank, as far as they go: the nearest to it, then one that need not be
+    built again, else the first in line.
 
     ``idle_first``: there is time, so those that follow a rank are left to do so.
     """
     left, found = list(spare), {}
 
-    def order(rank: int, member: Member) -> int:
-        distance = _distance(facts.status[member.worker], rank)
-        return abs(distance - IDLE) if idle_first else distance
+    def order(rank: int, member: Member) -> tuple[int, bool]:
+        status = facts.status[member.worker]
+        distance = _distance(status, rank)
+        builds = bool(status.serves) and rank not in status.serves
+        return abs(distance - IDLE) if idle_first else distance, builds
 
     for rank in ranks[: len(left)]:
         nearest = min(left, key=lambda m: order(rank, m))

@@ -38,7 +38,7 @@ class Tap(Protocol):
         ...
 
     def output(self, op: str, group: str, outputs: Sequence[Tensor]) -> None:
-        """A collective or a message; called before anybody else may change ``outputs``."""
+        """A collective, or a message (``/sender/tag`` after its group), before it may change."""
         ...
 
     def voted(self, result: Sequence[int]) -> None:
@@ -107,13 +107,13 @@ class Fabric:
     @property
     def waiting(self) -> bool:
         """Whether somebody waits for others here, and not for this worker's own device."""
-        inside = not self.quiet or self._control.busy or self.blocked.level > 0
-        return inside and self.blocked.own == 0
+        busy = any(group.busy for group in self._groups) or self._control.busy
+        return (busy or self.blocked.level > 0) and self.blocked.own == 0
 
     @property
     def quiet(self) -> bool:
-        """Whether no operation is under way or queued."""
-        return not any(group.busy for group in self._groups)
+        """Whether no operation is under way or queued, and no message is awaited."""
+        return not any(group.busy or group.awaits for group in self._groups)
 
     def groups(self) -> tuple[GroupView, ...]:
         """The groups of the rank that is held or worn."""
@@ -254,17 +254,17 @@ class Fabric:
             for key in [k for k in links if k.worker not in workers]:
                 links.pop(key).close()
             standing = Standing(membership, rank, self._caller, links, self.counters, self._broken)
-            # Before anybody can be admitted: a link finds its group by name.
+            # Before others admit links: to groups by their names, and into the same table.
             changed = self._groups.assume(rank)
+            fresh = [(key, link) for key, link in links.items() if kept.get(key) is not link]
             self._admission.standing = standing
             self._admission.epoch = membership.epoch
             self._sandbox = None
         if old is not None:
             self._abort(old)
             old.close()
-        for key, link in links.items():
-            if key not in kept:
-                self._attach(key, link)
+        for key, link in fresh:
+            self._attach(key, link)
         return changed
 
     def drain(self) -> None:

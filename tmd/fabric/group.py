@@ -42,7 +42,7 @@ class Group(CollectiveGroup):
         def job() -> None:
             self._runner.guarded(work, Told("send", (), tensors), act)
 
-        # In the sandbox all operations of a group share one order: that of the mirrored rank.
+        # In the sandbox the operations of a group are begun in one order, that of the script.
         sandboxed = self._fabric.standing is None
         lane = self._runner.lane if sandboxed else self._mailbox.outbox(dstRank)
         lane.run(job, inline=False)
@@ -58,20 +58,24 @@ class Group(CollectiveGroup):
         return self._receive(tensors, ANY, tag)
 
     def _receive(self, tensors: Tensors, source: int, tag: int) -> Work:
-        tensor = _single(tensors)
+        _single(tensors)
         work = Work(tensors, self._fabric.blocked)
         work.source = max(source, 0)
-        told = Told("recv", tensors, ())
+        # Messages of one sender and tag come in the order in which they are asked for, and only
+        # those: it is in this order that the receives of a rank are shown, and lived again.
+        kind = "recv" if source != ANY else "recv_anysource"
+        told = Told(kind, tensors, (), f"/{source}/{tag}")
         if self._fabric.standing is None:
             job = lambda: self._runner.guarded(work, told, lambda _: None)  # noqa: E731
             self._runner.lane.run(job, inline=False)
         else:
             self._runner.guarded(
-                work, told, lambda standing: self._post(standing, tensor, source, tag, work)
+                work, told, lambda standing: self._post(standing, told, source, tag, work)
             )
         return work
 
-    def _post(self, standing: Standing, tensor: Tensor, source: int, tag: int, work: Work) -> bool:
+    def _post(self, standing: Standing, told: Told, source: int, tag: int, work: Work) -> bool:
+        (tensor,) = told.outputs
         staged = Staged([tensor], (), self._fabric.blocked)
         (host,), _ = staged.__enter__()
 
@@ -79,11 +83,13 @@ class Group(CollectiveGroup):
             if error is None:
                 staged.__exit__(None, None, None)
                 work.source = sender
-                self._runner.mirror("recv", [tensor])
+                self._runner.mirror(told.op, told.outputs, told.channel)
+            self._awaited.__exit__()
             work.finish(self._runner.judged(error))
 
         deadline = time.monotonic() + self._runner.patience
         code = dtype_code(tensor.dtype)
+        self._awaited.__enter__()
         self._mailbox.post(Wanted(source, tag, standing, code, view(host), deliver, deadline))
         return False
 

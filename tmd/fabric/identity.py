@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from tmd.fabric.fabric import Fabric
+from tmd.fabric.gauge import Gauge
 from tmd.fabric.grouping import GroupView
 from tmd.fabric.link import Link
 from tmd.fabric.mailbox import Mailbox
@@ -44,6 +45,7 @@ class Identity(dist.ProcessGroup):
         self._description = "undefined"
         self._timeout = timeout
         self._runner = Runner(fabric, self.view, timeout.total_seconds(), strict=strict)
+        self._awaited = Gauge()
         self._mailbox = Mailbox(name, self.view.ranks, lambda: fabric.standing)
         fabric.join(self)
 
@@ -135,6 +137,11 @@ class Identity(dist.ProcessGroup):
     def busy(self) -> bool:
         """Whether an operation is running or queued."""
         return self._runner.lane.busy
+
+    @property
+    def awaits(self) -> bool:
+        """Whether a receive is posted that is not complete."""
+        return self._awaited.level > 0
 
     def drain(self, timeout: float) -> bool:
         """Wait for collectives and sends; ``False`` if that took too long."""

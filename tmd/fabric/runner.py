@@ -45,6 +45,8 @@ class Told:
     op: str
     outputs: Sequence[Tensor]
     inputs: Sequence[Tensor]
+    channel: str = ""
+    """Within the group: operations of other channels may overtake this one."""
 
 
 class Runner:
@@ -95,7 +97,8 @@ class Runner:
                 if act(standing) is False:
                     return
             elif sandbox is not None:
-                sandbox.source.outputs(told.op, self.view.name, told.outputs, told.inputs)
+                name = self.view.name + told.channel
+                sandbox.source.outputs(told.op, name, told.outputs, told.inputs)
             else:
                 error = RuntimeError("the fabric has neither a rank nor a sandbox")
         except LinkError as e:
@@ -112,10 +115,10 @@ class Runner:
         """What ``wait`` raises for an operation that was aborted by ``error``."""
         return error if self.strict else None
 
-    def mirror(self, op: str, outputs: Sequence[Tensor]) -> None:
+    def mirror(self, op: str, outputs: Sequence[Tensor], channel: str = "") -> None:
         """Show the outputs of an operation that communicated to the fabric's tap."""
         if self.fabric.tap is not None:
-            self.fabric.tap.output(op, self.view.name, outputs)
+            self.fabric.tap.output(op, self.view.name + channel, outputs)
 
     def _communicate(self, call: Call, staged: Staged, standing: Standing) -> None:
         if standing.poisoned:

@@ -21,7 +21,8 @@ class OutputSource(Protocol):
     ) -> None:
         """Fill ``outputs`` in place. Called in program order per group, and may block.
 
-        ``op`` is the lower-case name of a :class:`tmd.fabric.frame.Kind`, or ``send``/``recv``.
+        ``op`` is the lower-case name of a :class:`tmd.fabric.frame.Kind`, or ``send``, ``recv`` or
+        ``recv_anysource``. The ``group`` of a receive is named with its sender and tag.
         For operations in place ``outputs`` and ``inputs`` are the same tensors.
         """
         ...
@@ -45,7 +46,7 @@ class Sandbox:
 
 
 class Neutral:
-    """Values of the right shape: one's own data where there is some, else zeros."""
+    """Values of the right shape: one's own data where there is some; messages are of ones."""
 
     def outputs(
         self, op: str, group: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
@@ -56,9 +57,10 @@ class Neutral:
                 _repeat(outputs, inputs)
             case "reduce_scatter" | "scatter" | "alltoall":
                 _overwrite(outputs, inputs)
-            case "recv":
+            case "recv" | "recv_anysource":
+                # Stages of a pipeline multiply their votes on whether shapes are known.
                 for out in outputs:
-                    out.data.zero_()
+                    out.data.fill_(1)
             case _:
                 pass  # in place or without output: one's own data stays
 

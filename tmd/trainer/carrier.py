@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from tmd.core.duties import Arm, Duty, Sync
 from tmd.core.errors import LinkError, StateMismatch
 from tmd.core.model import Move
-from tmd.fabric import Fabric, GroupView, Link, packed, packed_row, unpacked
+from tmd.fabric import Fabric, GroupView, Link, Neutral, packed, packed_row, unpacked
 from tmd.trainer import transfer
 from tmd.trainer.ballot import gather
 from tmd.trainer.compatibility import bucket_layout, bucket_mismatch, group_mismatch
 from tmd.trainer.data import Feed, Position
 from tmd.trainer.local import LocalState
+from tmd.trainer.replicas import Partition, group_of
+from tmd.trainer.roles import OtherRole, Role, Roles, structure_of
 from tmd.trainer.shelf import Copy
 from tmd.trainer.state import Layouts, Registry, mismatch
 from tmd.trainer.takeover import Takeover, WalkOn, state_purpose
@@ -38,7 +41,10 @@ class Carrier:
         units: Units,
         wrapped: list[nn.Module],
         local: LocalState,
+        *,
+        several: bool = False,
     ) -> None:
+        """``several``: the script can build other roles, too."""
         self._fabric = fabric
         self._registry = registry
         self._wrapped = wrapped
@@ -51,6 +57,59 @@ class Carrier:
         self.layouts: Layouts = registry.collect()[0]
         """What the state looked like when it was registered."""
         self._buckets = ""
+        self.roles = Roles(several=several)
+        self._started_over: Sync | None = None
+
+    def start_over(self, duty: Sync, offered: transfer.Offer | None = None) -> None:
+        """Where no step was ever committed, all build again: no one must be further than another.
+
+        In its first step a pipeline settles what is sent in all later ones. Some may have got that
+        far when it broke; a joiner has, in its shadow iterations.
+
+        Raises:
+            OtherRole: it was not done yet for ``duty``.
+        """
+        if self.roles.several and duty.resume == 0 and self._started_over != duty:
+            self._started_over = duty
+            if offered is not None:
+                self.learn(offered)
+            raise OtherRole(duty.rank, cold=True)
+
+    def taken(self) -> tuple[Layouts, list[Tensor]]:
+        """A copy of the whole state."""
+        layouts, tensors = self._registry.collect()
+        return layouts, [tensor.clone() for tensor in tensors]
+
+    @torch.no_grad()
+    def give(self, layouts: Layouts, tensors: Sequence[Tensor]) -> None:
+        """Put a state in place that was taken before others were built, if it is of the same."""
+        if mismatch(self.layouts, layouts):
+            return
+        targets, pending = self._registry.place(layouts)
+        for target, tensor in zip(targets, tensors, strict=True):
+            target.copy_(tensor)
+        for late in pending:
+            late.apply()
+
+    def let_go(self) -> None:
+        """Forget what is registered, before others are built: a device may not hold both."""
+        self._registry.renew({})
+        self._wrapped.clear()
+        self._local.renew()
+        self._units.renew()
+
+    def renew(self) -> None:
+        """Others are registered now, built as the rank that is worn."""
+        self._units.renew()
+        self.layouts = self._registry.collect()[0]
+        self._buckets = ""
+        self.roles.built = self._fabric.rank or 0
+
+    def rest(self) -> None:
+        """Hold no rank: neutral groups that report the last rank that is built like this worker;
+        scripts print and save on rank 0."""
+        size = self._fabric.size or 1
+        self._fabric.sandbox(Neutral(), self.roles.resting(size), size)
 
     def cancel_unless(self, duty: Duty) -> None:
         """Break off the transfer under way if it belongs to another duty (any thread)."""
@@ -76,10 +135,20 @@ class Carrier:
             groups=packed(self._fabric.table),
             seeds=self.seeds,
             position=Position() if self.feed is None else self.feed.position,
+            roles=self.roles.known,
         )
 
     def refusal(self, rank: int, offered: transfer.Offer) -> str:
-        """Why a state that looks like this cannot become that of ``rank`` here; empty if it can."""
+        """Why a state that looks like this cannot become that of ``rank`` here; empty if it can.
+
+        Raises:
+            OtherRole: it might, once this worker is built as that rank.
+        """
+        if self.roles.several:
+            self.roles.known = offered.roles
+            if not self.roles.serves(rank):
+                self.learn(offered)
+                raise OtherRole(rank)
         difference = mismatch(self.layouts, offered.layouts)
         if difference:
             return f"the model of this worker is not that of the job: {difference}"
@@ -88,14 +157,24 @@ class Carrier:
             self.look_at_buckets(), offered.buckets
         )
 
-    def tell_groups(self) -> None:
-        """While the job is being set up: let every rank know the groups of every other one.
+    def introduce(self, alike: Partition) -> None:
+        """While the job is being set up: let every rank know groups and role of every other one.
 
         Raises:
             RuntimeError: a rank was lost.
         """
-        own = packed_row(self._fabric.groups(), self._fabric.size or 1)
-        self._fabric.learn(unpacked(gather(self._fabric, own, tuple[GroupView, ...])))
+        groups, rank = self._fabric.groups(), self._fabric.rank or 0
+        structure = structure_of(self.layouts, groups)
+        role = Role(structure, group_of(alike, rank), self._local.has_buffers)
+        own = (packed_row(groups, self._fabric.size or 1), role)
+        said = gather(self._fabric, own, tuple[tuple[GroupView, ...], Role])
+        self._fabric.learn(unpacked(tuple(row for row, _ in said)))
+        self._know(tuple(role for _, role in said))
+
+    def _know(self, roles: tuple[Role, ...]) -> None:
+        self.roles.known = roles
+        # All ranks lay their buffers away, or none: who had none would not take part.
+        self._local.exchanged = any(role.buffers for role in roles) if roles else None
 
     def agreed_seeds(self, own: int, *, alone: bool) -> tuple[int, ...]:
         """Base seed of every rank; who is ``alone`` has only its own until it follows a rank."""
@@ -108,6 +187,7 @@ class Carrier:
         """Know of the job what the rank knows whose state this is."""
         self.seeds = offered.seeds
         self._fabric.learn(unpacked(offered.groups))
+        self._know(offered.roles)
 
     def adopted(self, rank: int, offered: transfer.Offer) -> str:
         """As :meth:`refusal`; if there is none, what was offered is learnt."""
@@ -175,6 +255,7 @@ class Carrier:
             LinkError: the source is gone, or the take-over was called off.
             StateMismatch: the state does not fit, or what arrived is not what was sent.
             WalkOn: the place in the data is in a later ``batches()`` call; call again from there.
+            OtherRole: this worker must be built as the rank; call again then.
         """
         assert self.feed is not None
         if takeover.link is None or takeover.header is None:
@@ -182,6 +263,12 @@ class Carrier:
         link, header = takeover.link, takeover.header
         assert link is not None
         assert header is not None
+        if isinstance(takeover.duty, Sync):
+            self.start_over(takeover.duty, header.offer)
+        if refusal := self.adopted(takeover.rank, header.offer):
+            transfer.answer(link, refusal)
+            link.close()
+            raise StateMismatch(refusal)
         if header.offer.position.call > self.feed.call:
             raise WalkOn
         self._errand = (takeover.duty, link)
@@ -227,10 +314,4 @@ class Carrier:
             # Or the source would wait for an answer.
             link.close()
             raise
-        refusal = self.refusal(takeover.rank, header.offer)
-        if refusal:
-            transfer.answer(link, refusal)
-            link.close()
-            raise StateMismatch(refusal)
-        self.learn(header.offer)
         takeover.link, takeover.header = link, header

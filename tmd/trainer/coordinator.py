@@ -16,11 +16,11 @@ import torch
 from torch import nn
 
 from tmd.core.checkpoints import Saved
-from tmd.core.duties import Arm, Duty, Finish, Follow, Hold, Leave, Prepare, Sync, Train, Wait
+from tmd.core.duties import Arm, Duty, Hold, Leave, Prepare, Sync, Train, Wait
 from tmd.core.errors import LinkError
 from tmd.core.limits import ShadowLimits
 from tmd.core.model import Activity, WorkerStatus
-from tmd.fabric import Fabric
+from tmd.fabric import Fabric, Neutral
 from tmd.trainer.agent import Agent
 from tmd.trainer.arming import Arming
 from tmd.trainer.ballot import CLOSING, STEPPING, agree, gather
@@ -30,16 +30,13 @@ from tmd.trainer.following import Following
 from tmd.trainer.gate import SHADOWS, Interrupted, Outcome, dismiss
 from tmd.trainer.local import LocalState
 from tmd.trainer.pacing import Pacing
-from tmd.trainer.replicas import Partition
-from tmd.trainer.shadowing import rest
+from tmd.trainer.replicas import Partition, group_of
+from tmd.trainer.roles import OtherRole
 from tmd.trainer.state import Registry
 from tmd.trainer.vigil import Vigil
 from tmd.trainer.voice import Voice
+from tmd.trainer.warming import Warming
 
-SHADOW_STEPS = 2
-"""Shadow iterations of a standby: the first builds what is lazy, the second has final buckets."""
-POOL_S = 1.0
-"""How often a standby looks whether it is time to follow a rank again."""
 log = logging.getLogger("tmd.trainer")
 
 
@@ -55,7 +52,7 @@ class Coordinator:
         self._voice = Voice(status)
         self._arming = Arming(self._voice.tell_armed)
         self._switch: Arm | None = None
-        self._shadow_steps = 0
+        self._warming = Warming()
         self._known: Crew | None = None
 
     # --- setting up -------------------------------------------------------------------------------
@@ -77,10 +74,16 @@ class Coordinator:
         if isinstance(duty, Leave):
             dismiss(duty)
         if isinstance(duty, Train):
+            self._warming.skip()
             self._fabric.enter(duty.membership, duty.rank)
             self._voice.say(Activity.TRAINING, rank=duty.rank, epoch=duty.membership.epoch)
         else:
-            rest(self._fabric, self.status.world_size)
+            size = self.status.world_size
+            self._fabric.sandbox(Neutral(), size - 1, size)
+
+    def builds(self, again: Callable[[], None]) -> None:
+        """The script can build any rank's part: ``again`` builds that of the rank that is worn."""
+        self._warming.by(again)
 
     def registered(
         self,
@@ -91,12 +94,18 @@ class Coordinator:
         snapshots: int,
     ) -> None:
         """The script has named its state: from here on it can be moved."""
-        self._known = crew_of(
-            *(self._voice, self._agent, self._fabric, self._limits),
-            *(registry, wrapped, local, snapshots),
-            alone=self.shadowing,
-        )
-        self._voice.registered(alike, wrapped)
+        if self._known is None:
+            self._known = crew_of(
+                *(self._voice, self._agent, self._fabric, self._limits),
+                *(registry, wrapped, local, snapshots),
+                alike=alike,
+                alone=self.shadowing,
+                several=self._warming.several,
+            )
+        else:
+            self._crew.carrier.renew()
+        serves = group_of(alike, self.rank) if self._warming.several else ()
+        self._voice.registered(alike, wrapped, serves)
 
     def close(self) -> None:
         """The process ends: no thread of ours may be inside torch then. Tells the last status."""
@@ -141,7 +150,7 @@ class Coordinator:
         Raises:
             Interrupted: it does not, and must be run again.
         """
-        if self.status.activity in (Activity.STARTING, Activity.STANDBY):
+        if self._asleep:
             return Outcome.SHADOW
         if self.poisoned:
             raise Interrupted
@@ -182,7 +191,11 @@ class Coordinator:
             WalkOn: the joiner's data position is in a later ``batches()`` call.
         """
         while not self._may_train():
-            HANDLERS[self.status.activity](self)
+            try:
+                HANDLERS[self.status.activity](self)
+            except OtherRole as other:
+                size = self.status.world_size
+                self._warming.become(other, self._fabric, self._crew.carrier, size)
         if self.status.activity is Activity.TRAINING and not self.finishing:
             self._crew.mirrors.at_boundary(self.status.step)
             self._crew.snapshots.at_boundary(self.status.step)
@@ -193,9 +206,9 @@ class Coordinator:
         Voted and counted like a step of its own, so that after a loss it is known for all whether
         the call is over. Returns False if it has to be asked again.
         """
-        if self.status.activity in (Activity.STARTING, Activity.STANDBY):
+        if self._asleep:
             # Too short for all shadow iterations.
-            self._shadow_steps = SHADOW_STEPS
+            self._warming.skip()
             return False
         if self.finishing:
             return True
@@ -255,7 +268,13 @@ class Coordinator:
     @property
     def shadowing(self) -> bool:
         """Whether what runs now counts for nothing."""
-        return self.status.activity in SHADOWS
+        return self.status.activity in SHADOWS or self._warming.is_due(self.status.activity)
+
+    @property
+    def _asleep(self) -> bool:
+        """Whether it neither holds nor follows a rank, so that no vote concerns it."""
+        waits = self.status.activity in (Activity.STARTING, Activity.STANDBY)
+        return waits or self._warming.is_due(self.status.activity)
 
     def committed(self, local: LocalState, loss: float | None, seconds: float) -> None:
         """The step is over and counts."""
@@ -272,7 +291,7 @@ class Coordinator:
 
     def shadowed(self) -> None:
         """A shadow iteration is over."""
-        self._shadow_steps += 1
+        self._warming.stepped()
 
     # --- handlers: one per activity ---------------------------------------------------------------
 
@@ -281,11 +300,9 @@ class Coordinator:
             case Activity.TRAINING:
                 broken = self._switch or self._crew.recovery.pending or self._fabric.poisoned
                 return self.finishing or not broken
-            case Activity.STARTING:
-                return self._shadow_steps < SHADOW_STEPS
             case Activity.SHADOWING | Activity.IN_STEP:
                 return self._following is not None and self._following.may_run
-        return False
+        return self._warming.is_due(self.status.activity)
 
     def _started(self) -> None:
         """STARTING: the shadow iterations are done."""
@@ -314,29 +331,7 @@ class Coordinator:
 
     def _parked(self) -> None:
         """STANDBY: wait for a rank."""
-        shadowing = self._crew.handover.shadowing
-        duty = self._agent.wait_a_while(
-            lambda d: (
-                isinstance(d, Prepare | Sync | Leave | Finish)
-                or shadowing.wants(d)
-                or shadowing.is_over(d)
-            ),
-            POOL_S,
-        )
-        match duty:
-            case None:
-                return
-            case Wait():
-                self._crew.handover.to_pool()
-            case Follow():
-                shadowing.study(duty)
-            case Prepare():
-                self._crew.handover.prepare(duty)
-            case Sync():
-                if self._crew.handover.replace(duty):
-                    self._crew.recovery.synced(duty, self.status.timings["transfer"])
-            case _:
-                dismiss(duty)
+        self._crew.pool.wait()
 
     def _shadowing(self) -> None:
         """SHADOWING, IN_STEP: come to where the rank's next step can be computed."""

@@ -14,7 +14,9 @@ from tmd.trainer.handover import Handover
 from tmd.trainer.leaving import Leaving
 from tmd.trainer.local import LocalState
 from tmd.trainer.mirrors import Mirrors
+from tmd.trainer.pool import Pool
 from tmd.trainer.recovery import Recovery
+from tmd.trainer.replicas import Partition
 from tmd.trainer.snapshots import Snapshots
 from tmd.trainer.state import Registry
 from tmd.trainer.units import Units
@@ -31,6 +33,7 @@ class Crew(NamedTuple):
     handover: Handover
     recovery: Recovery
     leaving: Leaving
+    pool: Pool
 
     def close(self) -> None:
         """The process ends: no thread of ours may be inside torch then."""
@@ -50,26 +53,33 @@ def crew_of(
     local: LocalState,
     snapshots: int,
     *,
+    alike: Partition,
     alone: bool,
+    several: bool,
 ) -> Crew:
     """For what a script has registered; ``snapshots``: steps between two, 0 for none.
+
+    ``several``: the script can build other roles, too.
 
     Raises:
         RuntimeError: a rank was lost; who is ``alone``, a standby, does not speak to others.
     """
     units, window = Units(registry), Window()
-    carrier = Carrier(fabric, registry, units, wrapped, local)
+    carrier = Carrier(fabric, registry, units, wrapped, local, several=several)
+    carrier.roles.built = fabric.rank or 0
     if not alone:
-        # Before any door is opened: who comes in is told the groups.
-        carrier.tell_groups()
+        # Before any door is opened: who comes in is told groups and roles.
+        carrier.introduce(alike)
     keeping = Snapshots(fabric, carrier, units, window, limits, snapshots, voice.tell_kept)
     handover = Handover(voice, agent, fabric, carrier, units, limits, keeping)
     mirrors = Mirrors(fabric, carrier, units, window, limits)
+    recovery = Recovery(voice, agent, fabric, carrier, handover, keeping)
     return Crew(
         carrier,
         keeping,
         mirrors,
         handover,
-        Recovery(voice, agent, fabric, handover, keeping),
+        recovery,
         Leaving(voice, agent, fabric, handover, mirrors, keeping),
+        Pool(voice, agent, carrier, handover, recovery),
     )

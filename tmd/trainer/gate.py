@@ -1,13 +1,22 @@
-"""The words in which a gate answers the session."""
+"""What stands between two steps, and the words in which it answers the session."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from enum import Enum, auto
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
+import torch
+from torch import nn
+
+from tmd.core.checkpoints import Saved
 from tmd.core.duties import Duty, Leave
-from tmd.core.model import Activity
+from tmd.core.model import Activity, WorkerStatus
+from tmd.trainer.data import Feed
+from tmd.trainer.local import LocalState
+from tmd.trainer.replicas import Partition
+from tmd.trainer.state import Registry
 
 SHADOWS = frozenset({Activity.STARTING, Activity.STANDBY, Activity.SHADOWING, Activity.IN_STEP})
 """Activities in which what the script computes counts for nothing."""
@@ -28,6 +37,44 @@ class Outcome(Enum):
     COMMIT = auto()
     SHADOW = auto()
     """A shadow iteration: the optimizer runs, but nothing counts."""
+
+
+class Gate(Protocol):
+    """What stands between two steps: the coordinator of a managed job, or nothing (solo)."""
+
+    @property
+    def status(self) -> WorkerStatus: ...
+    @property
+    def rank(self) -> int: ...
+    def current(self) -> WorkerStatus: ...
+    @property
+    def shadowing(self) -> bool: ...
+    @property
+    def poisoned(self) -> bool: ...
+    def builds(self, again: Callable[[], None]) -> None: ...
+    def registered(
+        self,
+        registry: Registry,
+        wrapped: list[nn.Module],
+        local: LocalState,
+        alike: Partition,
+        snapshots: int,
+    ) -> None: ...
+    def seeds(self, own: int) -> tuple[int, ...]: ...
+    def gathered(self, own: str) -> tuple[str, ...]: ...
+    def resumed(self, step: int) -> None: ...
+    def rehearsed(self) -> None: ...
+    def saved(self, saved: Saved) -> None: ...
+    def follow(self, feed: Feed) -> None: ...
+    def begun(self) -> None: ...
+    def vote(self, local: LocalState) -> Outcome: ...
+    def applying(self, optimizer: torch.optim.Optimizer) -> None: ...
+    def boundary(self) -> None: ...
+    def close_feed(self, feed: Feed, local: LocalState) -> bool: ...
+    @property
+    def finishing(self) -> bool: ...
+    def committed(self, local: LocalState, loss: float | None, seconds: float) -> None: ...
+    def shadowed(self) -> None: ...
 
 
 def dismiss(duty: Duty) -> NoReturn:

@@ -19,7 +19,8 @@ from tmd.fabric import Fabric, Link, Neutral
 from tmd.trainer.agent import Agent
 from tmd.trainer.carrier import Carrier
 from tmd.trainer.frames import Dropped, Opening
-from tmd.trainer.shadowing import Shadowing, rest
+from tmd.trainer.roles import OtherRole
+from tmd.trainer.shadowing import Shadowing
 from tmd.trainer.snapshots import Snapshots
 from tmd.trainer.takeover import Takeover
 from tmd.trainer.transfer import Offer
@@ -76,7 +77,11 @@ class Handover:
     # --- joiner: before a planned switch ----------------------------------------------------------
 
     def prepare(self, duty: Prepare) -> None:
-        """Check that the state fits, open the links, and begin to follow the rank."""
+        """Check that the state fits, open the links, and begin to follow the rank.
+
+        Raises:
+            OtherRole: this worker must be built as the rank; call again then.
+        """
         started = time.monotonic()
         self.shadowing.end()
         link: Link | None = None
@@ -93,6 +98,10 @@ class Handover:
                 )
         except LinkError as error:
             refusal = str(error)
+        except OtherRole:
+            assert link is not None
+            link.close()
+            raise
         if refusal:
             if link is not None:
                 link.close()
@@ -100,7 +109,7 @@ class Handover:
             return
         assert link is not None
         # Not yet the rank: on the way to its place in the data, scripts save and print on rank 0.
-        rest(self._fabric, self._voice.status.world_size)
+        self._carrier.rest()
         timings = {"prepare": time.monotonic() - started}
         if self.shadowing.enabled and isinstance(said, Opening):
             self.shadowing.begin(duty, link, said.offer, timings)
@@ -155,11 +164,11 @@ class Handover:
         but what only the rank itself has is here."""
         if self._takeover is None or self._takeover.duty != duty:
             self._takeover = Takeover(duty)
-        rest(self._fabric, self._voice.status.world_size)
+        self._carrier.rest()
         self.take_over()
 
     def replace(self, duty: Sync) -> bool:
-        """After a loss: receive a replica's state; whether it is in place."""
+        """After a loss: receive a replica's state; whether it is in place. Raises OtherRole."""
         if duty.back:
             return self._go_back(duty)
         if next(m for m in duty.moves if m.rank == duty.rank).source is None:
@@ -167,7 +176,7 @@ class Handover:
         if self._takeover is None or self._takeover.duty != duty:
             self._takeover = Takeover(duty)
         takeover = self._takeover
-        rest(self._fabric, self._voice.status.world_size)
+        self._carrier.rest()
         if not self._received(takeover, self.shadowing.has_state_of):
             return False
         self.shadowing.end()
@@ -197,13 +206,14 @@ class Handover:
         """Nobody has the state of this rank as it was last: take an earlier one, as all do."""
         started = time.monotonic()
         self.shadowing.end()
-        rest(self._fabric, self._voice.status.world_size)
+        self._carrier.rest()
 
         def wanted() -> bool:
             return self._agent.duty == duty
 
         if not self._tried(duty, lambda: self._snapshots.fetch(duty, wanted)):
             return False
+        self._carrier.start_over(duty)
         self._snapshots.reach(duty)
         self._wear(duty.rank)
         self._snapshots.put_back(duty)
@@ -217,7 +227,7 @@ class Handover:
         if self._takeover is not None:
             self._fabric.discard(self._takeover.membership.epoch)
             self._takeover = None
-        rest(self._fabric, self._voice.status.world_size)
+        self._carrier.rest()
         self._voice.say(Activity.STANDBY, plan="", rank=None, detail="", shadow=None)
 
     def _received(self, takeover: Takeover, has_step: int | None = None) -> bool:

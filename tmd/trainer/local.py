@@ -36,9 +36,17 @@ class LocalState:
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._params = [p for m in registry.modules for p in m.parameters()]
+        self.exchanged: bool | None = None
+        """Whether any rank has buffers; unknown, it goes by its own."""
+        self._held: dict[tuple[int, int], bytes] = {}
+        self.renew()
+
+    def renew(self) -> None:
+        """Other objects are registered now, or none for a while."""
+        modules = self._registry.modules
+        self._params = [p for m in modules for p in m.parameters()]
         self._statistics = {
-            name for name, owner in _owners(registry.modules) if isinstance(owner, _NormBase)
+            name for name, owner in _owners(modules) if isinstance(owner, _NormBase)
         }
         self._seen: set[str] = set()
         """Buffers that were seen to change."""
@@ -46,7 +54,6 @@ class LocalState:
         self._saved: dict[str, Tensor] = {}
         self._values: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._states: list[tuple[Stateful, dict[str, Any]]] = []
-        self._held: dict[tuple[int, int], bytes] = {}
 
     def begin(self) -> None:
         """Start of a step: keep what a poisoned step would spoil."""
@@ -88,7 +95,7 @@ class LocalState:
             LinkError: a neighbour is gone.
         """
         buffers = self._buffers()
-        if not buffers or size == 1:
+        if size == 1 or not (buffers if self.exchanged is None else self.exchanged):
             return
         blob = msgpack.encode({name: _bytes(buffers[name]) for name in self._live(buffers)})
         self._held = {k: v for k, v in self._held.items() if k[1] >= step}
@@ -105,6 +112,11 @@ class LocalState:
     def forget(self) -> None:
         """All go back to an earlier step: copies as of later ones are of steps to come again."""
         self._held.clear()
+
+    @property
+    def has_buffers(self) -> bool:
+        """Whether there is anything that a forward could write to."""
+        return bool(self._buffers())
 
     @property
     def is_live(self) -> bool:

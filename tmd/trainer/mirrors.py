@@ -127,9 +127,9 @@ class Mirrors:
         """A collective is complete, or a message has come."""
         if not self._mirrors:
             return
-        if op == "recv":
-            # They come in an order of their own, which a shadow could not tell.
-            self.drop_all("messages between ranks cannot be mirrored")
+        if op == "recv_anysource":
+            # A shadow could not tell which of its receives a message was for.
+            self.drop_all("messages from any rank cannot be mirrored")
             return
         given = self._given.pop(group, "")
         with self._within.running():

@@ -9,6 +9,7 @@ from tmd.core.duties import Duty, Finish, Hold, Leave, Resume, Sync, Train, Wait
 from tmd.core.model import Activity
 from tmd.fabric import Fabric
 from tmd.trainer.agent import Agent
+from tmd.trainer.carrier import Carrier
 from tmd.trainer.gate import dismiss
 from tmd.trainer.handover import Handover
 from tmd.trainer.snapshots import Snapshots
@@ -28,12 +29,14 @@ class Recovery:
         voice: Voice,
         agent: Agent,
         fabric: Fabric,
+        carrier: Carrier,
         handover: Handover,
         snapshots: Snapshots,
     ) -> None:
         self._voice = voice
         self._agent = agent
         self._fabric = fabric
+        self._carrier = carrier
         self._handover = handover
         self._snapshots = snapshots
         self._synced_for: Sync | None = None
@@ -64,7 +67,7 @@ class Recovery:
         )
 
     def settle(self) -> None:
-        """STUCK: wait until the resume step is known, and be ready for it."""
+        """STUCK: wait until the resume step is known, and be ready for it. Raises OtherRole."""
         duty = self._resolved or self._decision()
         self._resolved = None
         if isinstance(duty, Wait):
@@ -79,6 +82,7 @@ class Recovery:
         if self._is_joiner(duty):
             self._handover.to_pool()
             return
+        self._carrier.start_over(duty)
         started = time.monotonic()
         if duty.back:
             # Copies for others are given out by a thread of their own.

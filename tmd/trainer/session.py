@@ -10,19 +10,17 @@ from __future__ import annotations
 import atexit
 import os
 import time
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-from tmd.core.checkpoints import Saved
-from tmd.core.model import WorkerStatus
 from tmd.core.snapshots import wanted_every
 from tmd.trainer.data import Feed, StepSampler
-from tmd.trainer.gate import Interrupted, Outcome
+from tmd.trainer.gate import Gate, Interrupted, Outcome
 from tmd.trainer.local import LocalState
 from tmd.trainer.replicas import Partition, partition, refuse_talkative
 from tmd.trainer.seeds import base_seed, seed_all
@@ -33,42 +31,7 @@ from tmd.trainer.trace import Trace
 if TYPE_CHECKING:
     from tmd.trainer.saving import Saving
 
-
-class Gate(Protocol):
-    """What stands between two steps: the coordinator of a managed job, or nothing (solo)."""
-
-    @property
-    def status(self) -> WorkerStatus: ...
-    @property
-    def rank(self) -> int: ...
-    def current(self) -> WorkerStatus: ...
-    @property
-    def shadowing(self) -> bool: ...
-    @property
-    def poisoned(self) -> bool: ...
-    def registered(
-        self,
-        registry: Registry,
-        wrapped: list[nn.Module],
-        local: LocalState,
-        alike: Partition,
-        snapshots: int,
-    ) -> None: ...
-    def seeds(self, own: int) -> tuple[int, ...]: ...
-    def gathered(self, own: str) -> tuple[str, ...]: ...
-    def resumed(self, step: int) -> None: ...
-    def rehearsed(self) -> None: ...
-    def saved(self, saved: Saved) -> None: ...
-    def follow(self, feed: Feed) -> None: ...
-    def begun(self) -> None: ...
-    def vote(self, local: LocalState) -> Outcome: ...
-    def applying(self, optimizer: torch.optim.Optimizer) -> None: ...
-    def boundary(self) -> None: ...
-    def close_feed(self, feed: Feed, local: LocalState) -> bool: ...
-    @property
-    def finishing(self) -> bool: ...
-    def committed(self, local: LocalState, loss: float | None, seconds: float) -> None: ...
-    def shadowed(self) -> None: ...
+Built = TypeVar("Built")
 
 
 class Session:
@@ -92,6 +55,11 @@ class Session:
         self._wrapped: list[nn.Module] = []
         self._saving: Saving | None = None
         self._rehearses = False
+        self._build: Callable[[Session], object] | None = None
+        self._awaited = False
+        """Whether what is built is to be registered."""
+        self.built: Any = None
+        """What the latest call of the function given to :meth:`build` has returned."""
 
     # --- facts ------------------------------------------------------------------------------------
 
@@ -120,6 +88,35 @@ class Session:
         return self._gate.shadowing
 
     # --- set-up -----------------------------------------------------------------------------------
+
+    def build(self, function: Callable[[Session], Built]) -> Built:
+        """Build this rank's part of a job whose ranks do not all build alike.
+
+        Args:
+            function: makes model and optimizer for the place that ``session.rank`` and the meshes
+                tell, calls :meth:`register`, returns what the loop needs. Called now, and between
+                two batches when a standby is to be a rank of other state: take what it returns from
+                :attr:`built` anew in each step. Make groups and meshes before it.
+
+        Raises:
+            RuntimeError: called twice, or ``function`` did not call :meth:`register`.
+        """
+        if self._build is not None or self._registry is not None:
+            raise RuntimeError("call session.build() once, and register() only in its function")
+        self._build = function
+        self._gate.builds(self._make)
+        self._make()
+        return cast(Built, self.built)
+
+    def _make(self) -> None:
+        """Build what the rank is built as that is held or worn: at first, and as a standby."""
+        assert self._build is not None
+        self._awaited, self.built = True, None
+        self.built = self._build(self)
+        if self._awaited:
+            raise RuntimeError("the function given to session.build() must call register()")
+        if self._feed is not None:
+            self._feed.seek(0)  # shadow iterations follow, and there may be no batches left
 
     def register(
         self,
@@ -151,26 +148,38 @@ class Session:
             ValueError: ``replicas`` does not name each rank once, or ``snapshots`` is negative.
             RuntimeError: called twice, or a rank was lost while the job was being set up.
         """
-        if self._registry is not None:
+        first = self._registry is None
+        if not first and not self._awaited:
             raise RuntimeError("session.register() was called twice; name all objects in one call")
         if self._gate.poisoned:
             raise RuntimeError(
                 "a rank was lost while the job was being set up; start it again, nothing is lost"
             )
-        registry = Registry({"model": model, "optimizer": optimizer, **others})
-        refuse_talkative(registry.optimizers)
-        self._scaled = any(isinstance(o, torch.amp.GradScaler) for o in registry.others)
-        self._registry = registry
+        registry, local = self._name({"model": model, "optimizer": optimizer, **others})
         self._data_mesh = data_mesh
-        self._local = LocalState(registry)
-        wrapped = self._wrapped = [m for m in _listed(model) if isinstance(m, nn.Module)]
-        alike = self._alike = partition(wrapped, replicas, self.world_size)
+        models = model if isinstance(model, list | tuple) else [model]
+        self._wrapped[:] = [m for m in models if isinstance(m, nn.Module)]
+        alike = self._alike = partition(self._wrapped, replicas, self.world_size)
         snapshots = wanted_every(snapshots, alike, self.world_size)
-        self._gate.registered(registry, wrapped, self._local, alike, snapshots)
-        self._own_seed = base_seed()
-        self._gate.seeds(self._own_seed)
+        self._gate.registered(registry, self._wrapped, local, alike, snapshots)
+        self._awaited = False
+        if first:
+            self._own_seed = base_seed()
+            self._gate.seeds(self._own_seed)
+
+    def _name(self, objects: dict[str, object]) -> tuple[Registry, LocalState]:
+        """These are registered; where others were, all who know of those know these."""
+        registry = Registry(objects)
+        refuse_talkative(registry.optimizers)
+        if self._registry is None or self._local is None:
+            self._registry, self._local = registry, LocalState(registry)
+        else:
+            self._registry.renew(registry.named)
+            self._local.renew()
+        self._scaled = any(isinstance(o, torch.amp.GradScaler) for o in registry.others)
         for each in registry.optimizers:
             each.register_step_pre_hook(self._before_optimizer)
+        return self._registry, self._local
 
     def checkpoint(
         self, path: str | os.PathLike[str], *, every: int, keep: int = 2, resume: bool = True
@@ -189,8 +198,11 @@ class Session:
         Raises:
             ValueError: ``every`` or ``keep`` is below one.
             ConfigError: ``path`` cannot be used.
-            RuntimeError: not between ``register`` and ``batches``, or a rank was lost meanwhile.
+            RuntimeError: not between ``register`` and ``batches``, a rank was lost meanwhile, or
+                :meth:`build` was used.
         """
+        if self._build is not None:
+            raise RuntimeError("session.checkpoint() goes by names: not with session.build()")
         if self._registry is None or self._calls or self._saving is not None:
             raise RuntimeError("call session.checkpoint() once, between register() and batches()")
         # It imports what other jobs need not wait for.
@@ -386,7 +398,3 @@ class Step:
             session._spoil()
             return True
         return False
-
-
-def _listed(value: object) -> list[object]:
-    return list(value) if isinstance(value, list | tuple) else [value]

@@ -14,12 +14,13 @@ from tmd.core.duties import Duty, Follow, Keep, Prepare, Sync, Wait
 from tmd.core.errors import LinkError, StateMismatch
 from tmd.core.limits import ShadowLimits
 from tmd.core.model import Activity, Rehearsal
-from tmd.fabric import Fabric, Link, Neutral
+from tmd.fabric import Fabric, Link
 from tmd.trainer import frames
 from tmd.trainer.agent import Agent
 from tmd.trainer.carrier import CONNECT_TIMEOUT_S, Carrier
 from tmd.trainer.following import Following, Overdue
 from tmd.trainer.frames import Dropped, Opening
+from tmd.trainer.roles import OtherRole
 from tmd.trainer.shadow import Lost, Shadow
 from tmd.trainer.takeover import WalkOn
 from tmd.trainer.transfer import Offer
@@ -34,11 +35,6 @@ NEWS_S = 15.0
 """How long a hot standby whose vote never came waits for a plan: a new leader may be needed."""
 
 log = logging.getLogger("tmd.trainer")
-
-
-def rest(fabric: Fabric, size: int) -> None:
-    """Hold no rank: neutral groups that report the last rank; scripts print and save on rank 0."""
-    fabric.sandbox(Neutral(), size - 1, size)
 
 
 class Home(Protocol):
@@ -131,7 +127,7 @@ class Shadowing:
             following.go_on(feed, lambda: self._voice.say(shadow=following.told(), now=False))
         except WalkOn:
             # Between two batches() calls a script may do anything; it must not be the rank there.
-            rest(self._fabric, self._voice.status.world_size)
+            self._carrier.rest()
             raise
         except StateMismatch as error:
             self._unfit(following, str(error))
@@ -260,7 +256,7 @@ class Shadowing:
         return isinstance(duty, Wait) and self.following is not None
 
     def study(self, duty: Follow) -> None:
-        """Begin to follow a rank."""
+        """Begin to follow a rank. Raises OtherRole: call again once this worker is built as it."""
         self._not_before = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, LONGEST_RETRY_S)
         try:
@@ -273,7 +269,13 @@ class Shadowing:
             link.close()
             return
         self.end()
-        if refusal := self._carrier.refusal(duty.rank, said.offer):
+        try:
+            refusal = self._carrier.refusal(duty.rank, said.offer)
+        except OtherRole:
+            link.close()
+            self._not_before = 0.0
+            raise
+        if refusal:
             link.close()
             self._done_with = duty
             self._voice.say(rehearsed=Rehearsal(0, 0.0, refusal, request=duty.request), shadow=None)
@@ -295,7 +297,7 @@ class Shadowing:
         """A recovery may come that can use it."""
         log.info("rank %d: nothing more to follow: %s", following.duty.plays, error)
         following.shadow.close()
-        rest(self._fabric, self._voice.status.world_size)
+        self._carrier.rest()
         if following.has_state and following.duty_stays:
             self._say_standing_by(following, undecided=False)
         else:
@@ -314,7 +316,7 @@ class Shadowing:
         if self.following is not None:
             self.following.shadow.close()
             self.following = None
-            rest(self._fabric, self._voice.status.world_size)
+            self._carrier.rest()
 
     def ask(self, duty: Prepare | Follow) -> tuple[Link, Opening | Dropped]:
         """Call on the source; it may not be in its loop now. Raises LinkError."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections.abc import Callable
 
 import torch
 from msgspec import structs
@@ -55,6 +56,9 @@ class SoloGate:
 
     def current(self) -> WorkerStatus:
         return structs.replace(self._status, rss_bytes=peak_rss())
+
+    def builds(self, again: Callable[[], None]) -> None:
+        """Nobody becomes another rank."""
 
     def registered(
         self,

@@ -120,6 +120,11 @@ class Registry:
 
     def __init__(self, objects: Mapping[str, object]) -> None:
         self._objects: dict[str, nn.Module | Stateful] = {}
+        self.renew(objects)
+
+    def renew(self, objects: Mapping[str, object]) -> None:
+        """Let it be these from now on. Raises TypeError."""
+        self._objects.clear()
         for name, value in _expanded(objects):
             if isinstance(value, nn.Module):
                 self._objects[name] = _unwrapped(value)
@@ -231,6 +236,16 @@ def mismatch(ours: Layouts, theirs: Layouts) -> str:
         if difference := _difference(_named(ours[name], name), _named(theirs[name], name)):
             return difference
     return ""
+
+
+def shapes(layouts: Layouts) -> dict[str, TensorSpec]:
+    """All tensors by name but those of optimizers, which may be missing still."""
+    return {
+        path: spec
+        for name, layout in layouts.items()
+        if not _is_optimizer(layout)
+        for path, spec in _named(layout, name).items()
+    }
 
 
 def _difference(here: dict[str, TensorSpec], there: dict[str, TensorSpec]) -> str:

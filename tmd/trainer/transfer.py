@@ -20,6 +20,7 @@ from tmd.core.unreadable import UNREADABLE, brief
 from tmd.fabric import GroupTable, Link
 from tmd.trainer.data import Position
 from tmd.trainer.dtensors import part
+from tmd.trainer.roles import Role
 from tmd.trainer.state import Layouts
 
 T = TypeVar("T")
@@ -40,6 +41,8 @@ class Offer(Struct, frozen=True):
     """Of every rank, packed: a standby may take any."""
     seeds: tuple[int, ...]
     position: Position
+    roles: tuple[Role, ...] = ()
+    """Of every rank."""
 
 
 class Header(Struct, frozen=True):

@@ -28,6 +28,11 @@ class Units:
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
+        self.renew()
+
+    def renew(self) -> None:
+        """Other objects are registered now, or none for a while."""
+        registry = self._registry
         self.optimizers = registry.optimizers
         owned = {
             id(p): (o, p) for o in self.optimizers for g in o.param_groups for p in g["params"]

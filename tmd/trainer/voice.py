@@ -70,10 +70,13 @@ class Voice:
         if now:
             self._agent.tell()
 
-    def registered(self, replicas: Partition, models: Sequence[nn.Module]) -> None:
-        """Which ranks have equal state is known now, and where this one's lies."""
+    def registered(
+        self, replicas: Partition, models: Sequence[nn.Module], serves: tuple[int, ...]
+    ) -> None:
+        """Which ranks have equal state is known now, where this one's lies, and which ranks what
+        is built here ``serves``; empty for any."""
         self._replicas = replicas
-        self.say(devices=devices_of(models))
+        self.say(devices=devices_of(models), serves=serves)
 
     def _alike(self, rank: int | None) -> tuple[int, ...]:
         return () if rank is None or not self._replicas else group_of(self._replicas, rank)

@@ -1,0 +1,196 @@
+"""Jobs whose ranks do not build alike, by what they give to ``session.build``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import AdamW, Optimizer
+from torch.utils.data import DataLoader, TensorDataset
+
+import tmd.trainer
+from tests.e2e.layouts import BATCH, CLASSES, WIDTH, local
+from tmd.campaign.points import Injector
+from tmd.trainer import Session, replicas_along
+from tmd.trainer.transfer import digest_of
+
+MICROBATCHES = 4
+injector = Injector()
+
+
+class Part(NamedTuple):
+    """What the loop needs of a rank."""
+
+    module: nn.Module
+    optimizer: Optimizer
+    train: Callable[[Tensor, Tensor], Tensor]
+    """Forward and backward; the loss, or what stands for it on a rank that has none."""
+
+
+def watched(hidden: Tensor) -> Tensor:
+    """Faults can strike in the midst of its backward pass."""
+    if hidden.requires_grad:
+        hidden.register_hook(lambda grad: injector.reach("backward"))
+    return hidden
+
+
+class Layer(nn.Linear):
+    """The only kind of layer here."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return torch.tanh(watched(super().forward(input)))
+
+
+def unlike(session: Session, mesh: DeviceMesh) -> Part:
+    """Two models, a shallow and a deep one, that are trained side by side, each with DDP."""
+    deep = mesh.get_local_rank("kind")
+    torch.manual_seed(deep)
+    layers = [Layer(WIDTH, WIDTH) for _ in range(2 * deep)]
+    net = nn.Sequential(Layer(16, WIDTH), *layers, Layer(WIDTH, CLASSES))
+    model = DistributedDataParallel(net, process_group=mesh["dp"].get_group(), bucket_cap_mb=0.002)
+    optimizer = AdamW(model.parameters(), lr=1e-2)
+    replicas = replicas_along(mesh, "dp")
+    session.register(model=model, optimizer=optimizer, replicas=replicas, data_mesh=mesh["dp"])
+
+    def train(inputs: Tensor, targets: Tensor) -> Tensor:
+        loss = cross_entropy(model(inputs), targets)
+        loss.backward()
+        return loss
+
+    return Part(net, optimizer, train)
+
+
+def part_of(mesh: DeviceMesh) -> nn.Sequential:
+    """The stage of this rank; with a third dimension it is divided by tensor parallelism."""
+    first = mesh.get_local_rank("pp") == 0
+    torch.manual_seed(first)
+    module = nn.Sequential(Layer(16, WIDTH) if first else Layer(WIDTH, CLASSES))
+    if "tp" in (mesh.mesh_dim_names or ()):
+        module.insert(0, Layer(16, 16) if first else Layer(WIDTH, WIDTH))
+        parallelize_module(module, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    return module
+
+
+def pipeline(session: Session, mesh: DeviceMesh) -> Part:
+    """Two stages of one model, by turns forward and backward, times data parallel by hand."""
+    number = mesh.get_local_rank("pp")
+    module = part_of(mesh)
+    rows = BATCH // MICROBATCHES
+    stage = PipelineStage(
+        module,
+        number,
+        mesh["pp"].size(),
+        torch.device("cpu"),
+        # Said beforehand: on a standby there is nobody to ask.
+        input_args=torch.empty(rows, 16 if number == 0 else WIDTH, requires_grad=number > 0),
+        output_args=torch.empty(rows, WIDTH if number == 0 else CLASSES, requires_grad=True),
+        group=mesh["pp"].get_group(),
+    )
+    schedule = Schedule1F1B(stage, MICROBATCHES, cross_entropy)
+    optimizer = AdamW(module.parameters(), lr=1e-2)
+    replicas = replicas_along(mesh, "dp")
+    session.register(model=module, optimizer=optimizer, replicas=replicas, data_mesh=mesh["dp"])
+
+    def train(inputs: Tensor, targets: Tensor) -> Tensor:
+        losses: list[Tensor] = []
+        if stage.is_first:
+            schedule.step(inputs)
+        else:
+            schedule.step(target=targets, losses=losses)
+        grads = local(p.grad for p in module.parameters())
+        for grad in grads:
+            dist.all_reduce(grad, group=mesh["dp"].get_group())
+            grad /= mesh["dp"].size()
+        return torch.stack(losses or [grad.norm() for grad in grads]).mean()
+
+    return Part(module, optimizer, train)
+
+
+class Untold(NamedTuple):
+    """A session that is not told which ranks have equal state: each counts as existing once."""
+
+    session: Session
+
+    def register(self, *, replicas: object, **told: Any) -> None:
+        self.session.register(**told)
+
+
+def single(session: Session, mesh: DeviceMesh) -> Part:
+    """The same, without replicas."""
+    return pipeline(cast(Session, Untold(session)), mesh)
+
+
+class Job(NamedTuple):
+    """How ranks are laid out, and what each builds."""
+
+    dims: dict[str, int]
+    build: Callable[[Session, DeviceMesh], Part]
+
+
+JOBS = {
+    "unlike": Job({"dp": 2, "kind": 2}, unlike),
+    "pipeline": Job({"dp": 2, "pp": 2}, pipeline),
+    "single": Job({"dp": 2, "pp": 2}, single),
+    "eight": Job({"dp": 2, "pp": 2, "tp": 2}, pipeline),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("job", choices=sorted(JOBS))
+    parser.add_argument("--steps", type=int, default=30)
+    args = parser.parse_args()
+    session = tmd.trainer.join()
+    injector.follow(session)
+    dist.init_process_group("tmd")
+    job = JOBS[args.job]
+    mesh = init_device_mesh("cpu", tuple(job.dims.values()), mesh_dim_names=tuple(job.dims.keys()))
+    draw = torch.Generator().manual_seed(1)
+    size = args.steps * BATCH * 2
+    data = TensorDataset(
+        torch.randn(size, 16, generator=draw), torch.randint(CLASSES, (size,), generator=draw)
+    )
+    sampler = session.sampler(size, BATCH, args.steps)
+    loader = DataLoader(data, batch_size=BATCH, sampler=sampler)
+
+    def build(session: Session) -> Part:
+        print(f"built as rank {session.rank}", flush=True)
+        return job.build(session, mesh)
+
+    session.build(build)
+    if not session.shadowing:
+        injector.reach("start")
+
+    for inputs, targets in session.batches(loader):
+        part: Part = session.built
+        with session.step() as step:
+            part.optimizer.zero_grad()
+            loss = part.train(inputs, targets)
+            part.optimizer.step()
+            step.record(loss)
+        injector.reach("between")
+    folder = os.environ.get("TMD_TRACE")
+    if folder and not session.shadowing:
+        digest = digest_of(local(session.built.module.parameters()))
+        where = f"{digest} {mesh.get_coordinate()}"
+        Path(folder, f"weights-{session.rank}").write_text(where)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""Shadow iterations of a worker without a rank, and being built as another one.
+
+Nothing that is asked of a worker is lost meanwhile: duties are whole statements of what holds, so
+the one that needs another role is met once that is built and warm.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from tmd.core.model import Activity
+from tmd.fabric import Fabric, Neutral
+from tmd.trainer.carrier import Carrier
+from tmd.trainer.roles import OtherRole
+
+SHADOW_STEPS = 2
+"""The first builds what is lazy, the second has DDP's final buckets."""
+ASLEEP = frozenset({Activity.STARTING, Activity.STANDBY, Activity.PREPARED})
+"""Activities of a worker that holds no rank and follows none."""
+
+log = logging.getLogger("tmd.trainer")
+
+
+class Warming:
+    """All calls come from the main thread."""
+
+    def __init__(self) -> None:
+        self._left = SHADOW_STEPS
+        self._build: Callable[[], None] | None = None
+
+    @property
+    def several(self) -> bool:
+        """Whether the script can build any rank's part."""
+        return self._build is not None
+
+    def by(self, build: Callable[[], None]) -> None:
+        """``build`` makes the part of the rank that is worn."""
+        self._build = build
+
+    def is_due(self, activity: Activity) -> bool:
+        """Whether a worker that does ``activity`` has shadow iterations to run."""
+        return self._left > 0 and activity in ASLEEP
+
+    def stepped(self) -> None:
+        """One is over."""
+        self._left -= 1
+
+    def skip(self) -> None:
+        """No more of them: it trains, or has no batches for them."""
+        self._left = 0
+
+    def become(self, other: OtherRole, fabric: Fabric, carrier: Carrier, size: int) -> None:
+        """Be built as another rank of ``size``.
+
+        Raises:
+            RuntimeError: the script's function has made process groups.
+        """
+        assert self._build is not None
+        log.info("building what rank %d is built as", other.rank)
+        fabric.sandbox(Neutral(), other.rank, size)
+        groups = len(fabric.built)
+        state = carrier.taken() if other.cold else None
+        carrier.let_go()
+        self._build()
+        if len(fabric.built) != groups:
+            raise RuntimeError(
+                "the function given to session.build() has made process groups: make them, and "
+                "meshes, before, as all ranks do"
+            )
+        if state is not None:
+            # The rank is still worn: a survivor goes to its own place in the data from here.
+            carrier.give(*state)
+            self._left = 0
+            return
+        carrier.rest()
+        self._left = SHADOW_STEPS
