@@ -194,6 +194,8 @@ class Coordinator:
             try:
                 HANDLERS[self.status.activity](self)
             except OtherRole as other:
+                # First: what was followed is mostly spoilt, and nothing is built in a spoilt step.
+                self._crew.handover.shadowing.let_go()
                 size = self.status.world_size
                 self._warming.become(other, self._fabric, self._crew.carrier, size)
         if self.status.activity is Activity.TRAINING and not self.finishing:

@@ -191,7 +191,7 @@ class Handover:
 
     def _keep_shadowed(self, duty: Sync) -> bool:
         """Nobody else has the state of this rank: go on from what was followed."""
-        if self.shadowing.has_state_of != duty.resume:
+        if not self.shadowing.has(duty.rank, duty.resume):
             detail = f"the state of rank {duty.rank} at step {duty.resume} is not here"
             self._voice.say(Activity.REFUSED, plan=duty.plan, detail=detail)
             return False
