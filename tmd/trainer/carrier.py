@@ -127,11 +127,14 @@ class Carrier:
             self._buckets = bucket_layout(self._wrapped)
         return self._buckets
 
-    def offer(self, layouts: Layouts) -> transfer.Offer:
-        """What this worker has to give, with a state of ``layouts``; for any thread."""
+    def offer(self, layouts: Layouts, buckets: str | None = None) -> transfer.Offer:
+        """What this worker has to give, with a state of ``layouts``; for any thread.
+
+        ``buckets``: those of the rank whose state it is, if it is not this worker's own.
+        """
         return transfer.Offer(
             layouts=layouts,
-            buckets=self._buckets,
+            buckets=self._buckets if buckets is None else buckets,
             groups=packed(self._fabric.table),
             seeds=self.seeds,
             position=Position() if self.feed is None else self.feed.position,
