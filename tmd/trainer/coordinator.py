@@ -19,7 +19,7 @@ from tmd.core.checkpoints import Saved
 from tmd.core.duties import Arm, Duty, Hold, Leave, Prepare, Sync, Train, Wait
 from tmd.core.errors import LinkError
 from tmd.core.limits import ShadowLimits
-from tmd.core.model import Activity, WorkerStatus
+from tmd.core.model import Activity, Membership, WorkerStatus
 from tmd.fabric import Fabric, Neutral
 from tmd.trainer.agent import Agent
 from tmd.trainer.arming import Arming
@@ -160,7 +160,7 @@ class Coordinator:
             local.lay_away(status.step, self.rank, status.world_size, self._fabric.shift)
         except LinkError:
             raise Interrupted from None
-        armed = self._arming.begin_vote(self._fabric.misses)
+        armed = self._arming.begin_vote(self._must_wait)
         try:
             agreed, told = agree(self._fabric, self.status.step, armed, STEPPING, shares)
         except LinkError:
@@ -177,6 +177,13 @@ class Coordinator:
         else:
             self._crew.snapshots.heard(told[0])
         return Outcome.COMMIT
+
+    def _must_wait(self, later: Membership) -> bool:
+        """Whether this is no step after which to switch to ``later``."""
+        if self._fabric.owes(later):
+            log.info("epoch %d waits: a message with a rank that moves is under way", later.epoch)
+            return True
+        return self._fabric.misses(later)
 
     def applying(self, optimizer: torch.optim.Optimizer) -> None:
         """The vote is over and ``optimizer`` is about to run."""
