@@ -82,8 +82,10 @@ class Coordinator:
             self._fabric.sandbox(Neutral(), size - 1, size)
 
     def builds(self, again: Callable[[], None]) -> None:
-        """The script can build any rank's part: ``again`` builds that of the rank that is worn."""
+        """The script can build any rank's part: ``again`` builds that of the rank that is held or
+        worn, for the first time now. Raises RuntimeError."""
         self._warming.by(again)
+        self._warming.build(self._fabric)
 
     def registered(
         self,

@@ -131,7 +131,8 @@ class Shadowing:
                 return
             following.go_on(feed, lambda: self._voice.say(shadow=following.told(), now=False))
         except WalkOn:
-            # Between two batches() calls a script may do anything; it must not be the rank there.
+            # Between two batches() calls a script may do anything, and the rank does it, too: this
+            # worker is another one there if there is one alike, and says that it is a shadow.
             self._carrier.rest()
             raise
         except StateMismatch as error:
