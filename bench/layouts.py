@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import signal
 import tempfile
@@ -22,7 +23,7 @@ from typing import Any
 
 from bench.downtime import PATIENCE_S, facts
 from bench.measure import Report, each, in_turn, options
-from tests.e2e import layouts
+from tests.e2e import layouts, stages
 from tmd import embedded
 from tmd.core.model import ClusterView, HostStatus
 from tmd.demo import story
@@ -32,8 +33,11 @@ from tmd.demo.story import Told
 
 ACTIVE, STANDBY, PER_HOST = ("h1", "h2"), ("h3",), 2
 RANKS = len(ACTIVE) * PER_HOST
-ONCE = ("both",)
+ONCE = ("both", "single")
 """Layouts in which a state exists once: there a lost host costs a roll-back, not measured here."""
+STAGED = tuple(n for n, job in stages.JOBS.items() if math.prod(job.dims.values()) == RANKS)
+"""Layouts whose ranks do not build alike."""
+LAYOUTS = (*layouts.LAYOUTS, *STAGED)
 PART_LIMIT, DOWNTIME_LIMIT_S = 0.05, 0.3
 Act = Callable[[LocalCluster, HostStatus], Awaitable[None]]
 Facts = list[dict[str, Any]]
@@ -64,6 +68,7 @@ async def disturbed(folder: Path, layout: str, args: argparse.Namespace) -> Fact
     """One run with ``args.events`` drains and, where the state has replicas, as many losses."""
     told = Told()
     pace = ("--steps", "100000", "--pace", str(args.pace))
+    script = stages.__file__ if layout in STAGED else layouts.__file__
     acts: tuple[Act, ...] = (drain,) if layout in ONCE else (drain, kill)
     with embedded.redis() as redis:
         spec = ClusterSpec(
@@ -72,9 +77,11 @@ async def disturbed(folder: Path, layout: str, args: argparse.Namespace) -> Fact
             "bench",
             ACTIVE,
             STANDBY,
-            (layouts.__file__, layout, *pace),
+            (script, layout, *pace),
             per_host=PER_HOST,
             max_restarts=99,
+            # The script that stages are in takes some of the other one.
+            environment={"PYTHONPATH": str(Path(stages.__file__).parents[2])},
         )
         async with LocalCluster(spec) as cluster:
             for act in acts * args.events:
@@ -129,7 +136,7 @@ def main() -> int:
     parser.add_argument("--events", type=int, default=1, help="drains, and losses, per repeat")
     parser.add_argument("--quiet", type=int, default=8, help="steps between two events")
     parser.add_argument("--pace", type=float, default=0.4, help="seconds added to each step")
-    parser.add_argument("--layouts", nargs="+", choices=layouts.LAYOUTS, default=[*layouts.LAYOUTS])
+    parser.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=[*LAYOUTS])
     args = parser.parse_args()
     if args.quick:
         args.repeats = args.events = 1

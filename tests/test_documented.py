@@ -32,16 +32,32 @@ def test_the_diagram_is_the_table() -> None:
 
 def test_every_test_named_in_the_failure_table_exists() -> None:
     """Each row points to what proves it."""
-    named = set(re.findall(r"`(test_\w+)[`\[]", README + SECURITY + LAYOUTS))
+    named = set(re.findall(r"`(test_\w+(?:\[[^\]`]*\])?)`", README + SECURITY + LAYOUTS))
     written = {
-        node.name
+        name
         for file in (ROOT / "tests").rglob("test_*.py")
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for name in (node.name, *(f"{node.name}[{each}]" for each in parameters(node)))
     }
 
     assert len(named) > 10
+    assert sum("[" in name for name in named) > 5
     assert named - written == set()
+
+
+def parameters(test: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    """Ids of its variants, as far as they are written down beside it."""
+    told = [
+        part
+        for mark in test.decorator_list
+        if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.parametrize"
+        for part in (*mark.args[1:], *(k.value for k in mark.keywords if k.arg == "ids"))
+        if isinstance(part, ast.List | ast.Tuple)
+    ]
+    # pytest.param(value, marks=...)
+    values = [e.args[0] if isinstance(e, ast.Call) and e.args else e for p in told for e in p.elts]
+    return [str(value.value) for value in values if isinstance(value, ast.Constant)]
 
 
 def test_every_verb_is_named() -> None:

@@ -2,6 +2,8 @@
 
 from msgspec import structs
 
+from tests.plugins.clusters import planned
+from tmd.core.duties import Wait, duty
 from tmd.core.limits import Understudies
 from tmd.core.migration import Facts
 from tmd.core.model import (
@@ -12,6 +14,7 @@ from tmd.core.model import (
     JobState,
     Member,
     Membership,
+    Phase,
     Rehearsal,
     ShadowStatus,
     Understudy,
@@ -160,3 +163,23 @@ def test_a_rank_goes_to_a_standby_that_need_not_be_built_again() -> None:
     ]
     assert assigned([0], spare, facts)[0].worker == "shadow"
     assert assigned([1], spare, facts, idle_first=True)[1].worker == "second"
+
+
+def test_whoever_follows_another_role_is_the_last_choice() -> None:
+    """It would lose a state and be built again; an idle one is only built, if at all."""
+    hot = worker("hot", Activity.IN_STEP, shadow=ShadowStatus(rank=1, verified=8), serves=(1, 3))
+    both = [member("hot"), member("idle")]
+    for serves in ((0, 2), (1, 3)):
+        _, _, facts = cluster(hot, worker("idle", serves=serves))
+
+        assert assigned([0], both, facts) == {0: member("idle")}
+        assert assigned([0, 3], both, facts) == {0: member("idle"), 3: member("hot")}
+
+
+def test_a_standby_is_told_that_a_plan_goes_on() -> None:
+    """It may be wanted any moment, and is not built anew of its own accord."""
+    record, _, _ = cluster(worker("s"))
+    live = structs.replace(record, plan=planned(1, phase=Phase.RECOVER))
+
+    assert duty(record, "s") == Wait()
+    assert duty(live, "s") == Wait(busy=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -32,6 +33,7 @@ from tmd.trainer.transfer import digest_of
 
 MICROBATCHES = 4
 injector = Injector()
+Train = Callable[[Tensor, Tensor], Tensor]
 
 
 class Part(NamedTuple):
@@ -39,7 +41,7 @@ class Part(NamedTuple):
 
     module: nn.Module
     optimizer: Optimizer
-    train: Callable[[Tensor, Tensor], Tensor]
+    train: Train
     """Forward and backward; the loss, or what stands for it on a rank that has none."""
 
 
@@ -151,10 +153,32 @@ JOBS = {
 }
 
 
+def paced(train: Train, seconds: float) -> Train:
+    """As if the device took so much longer."""
+
+    def slowly(inputs: Tensor, targets: Tensor) -> Tensor:
+        loss = train(inputs, targets)
+        time.sleep(seconds)
+        return loss
+
+    return slowly
+
+
+def train(session: Session, inputs: Tensor, targets: Tensor) -> None:
+    """One step. What a loop has names for would stay, beside what is built anew."""
+    part: Part = session.built
+    with session.step() as step:
+        part.optimizer.zero_grad()
+        loss = part.train(inputs, targets)
+        part.optimizer.step()
+        step.record(loss)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("job", choices=sorted(JOBS))
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--pace", type=float, default=0.0, help="seconds that a step takes more")
     args = parser.parse_args()
     session = tmd.trainer.join()
     injector.follow(session)
@@ -171,19 +195,15 @@ def main() -> None:
 
     def build(session: Session) -> Part:
         print(f"built as rank {session.rank}", flush=True)
-        return job.build(session, mesh)
+        part = job.build(session, mesh)
+        return part._replace(train=paced(part.train, args.pace)) if args.pace else part
 
     session.build(build)
     if not session.shadowing:
         injector.reach("start")
 
     for inputs, targets in session.batches(loader):
-        part: Part = session.built
-        with session.step() as step:
-            part.optimizer.zero_grad()
-            loss = part.train(inputs, targets)
-            part.optimizer.step()
-            step.record(loss)
+        train(session, inputs, targets)
         injector.reach("between")
     folder = os.environ.get("TMD_TRACE")
     if folder and not session.shadowing:

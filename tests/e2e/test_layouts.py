@@ -216,3 +216,35 @@ async def test_stages_that_exist_once_live_on_in_their_hot_shadows(
         assert built(run, "s1") == [2, 3, 3]
         late = [] if lost.resume is None else [(m.rank, lost.resume - 1) for m in lost.moves]
         await run.ends_like(golden, lost=1, unwritten=late)
+
+
+@pytest.mark.thorough
+async def test_a_hot_standby_is_asked_for_a_rank_of_another_stage(
+    tmp_path: Path, redis: EmbeddedRedis
+) -> None:
+    """It is the only one left, in a step that broke while it lived it: it lets go of what it
+    followed, and is built again."""
+    golden = undisturbed(tmp_path, "pipeline")
+    async with running(
+        tmp_path / "run",
+        redis.url,
+        faults=[PACE],
+        more_config="[shadow]\nhot = 1\n",
+        arguments=("pipeline", *LONG),
+        active=("h1", "h2", "h3", "h4"),
+        script=script("pipeline"),
+    ) as run:
+        view = await run.cluster.until(
+            lambda v: any(w.shadow and w.shadow.verified for w in workers(v)), "a hot standby"
+        )
+        for process in (run.cluster.daemons["h1"], run.cluster.launchers["h1"]):
+            process.kill()
+            await process.wait()
+        lost = await run.done()
+
+        assert [w.shadow.rank for w in workers(view) if w.shadow] == [3]
+        assert (lost.kind, lost.rollback) == (Kind.FAILOVER, None)
+        assert [m.rank for m in lost.moves] == [0]
+        assert built(run, "s1") == [0, 3]
+        late = [] if lost.resume is None else [(m.rank, lost.resume - 1) for m in lost.moves]
+        await run.ends_like(golden, lost=1, unwritten=late)

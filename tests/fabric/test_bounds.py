@@ -20,7 +20,7 @@ def message(tag: int, size: int) -> Message:
 class Epoch:
     """What an inbox knows of a standing."""
 
-    epoch = 1
+    epoch = since = 1
 
 
 def wanted(tag: int, size: int) -> Wanted:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from tests.fabric.circle import KEY, PATIENCE, Circle, circle, member
 from tmd.core.errors import LinkError
 from tmd.core.model import Membership
 from tmd.fabric import Fabric, GroupTable, GroupView, Link, Neutral, Standing
+from tmd.fabric.inbox import Inbox
 from tmd.fabric.topology import neighbours
 
 pytestmark = pytest.mark.timeout(60)
@@ -221,6 +224,135 @@ def test_a_standby_of_the_last_rank_becomes_a_rank_of_other_groups() -> None:
             shared = [v for v in (*table[2], everywhere) if rank in v.ranks]
             near = [v.name for v in shared if close_by(v.ranks, rank, 2)]
             assert fabric is joiner or new == Counter({(name, "joiner"): 1 for name in near})
+
+
+def test_a_receive_that_is_pending_over_a_move_of_others_gets_its_message() -> None:
+    """Nothing is poisoned, and whatever came before the move is found after it."""
+    with circle(3) as c:
+        c.group()
+        c.allreduce()
+        sender, receiver, _ = c.fabrics
+        early, pending, late = (torch.zeros(3) for _ in range(3))
+        works = [c.of(receiver).recv([pending], 0, 1)]
+        c.of(sender).send([torch.ones(3)], 1, 0).wait()
+        wait_for(lambda: inbox(c, receiver).sources(0) == {0} and inbox(c, receiver)._messages)
+        replace(c, 2, c.standby("joiner", rank=2))
+        assert not works[0].is_completed()
+
+        works.append(c.of(receiver).recv([early], 0, 0))
+        for tag in (1, 2):
+            c.of(sender).send([torch.full((3,), 1.0 + tag)], 1, tag).wait()
+        works.append(c.of(receiver).recv([late], 0, 2))
+        for work in works:
+            work.wait()
+
+        assert [t[0].item() for t in (early, pending, late)] == [1.0, 2.0, 3.0]
+        assert not receiver.poisoned
+
+
+def test_a_message_that_comes_too_late_for_its_epoch_is_of_the_next() -> None:
+    """A sender may be one switch behind, or ahead; after a loss it is of no epoch."""
+    with circle(3) as c:
+        c.group()
+        sender, receiver, leaver = c.fabrics
+        joiner = c.standby("joiner", rank=2)
+        new = c.membership.replaced({2: member(joiner)}, 2)
+        received = [torch.zeros(1) for _ in range(2)]
+        works = [c.of(receiver).recv([received[0]], 0, 0)]
+        sender.switch(new, 0)
+        c.of(sender).send([torch.ones(1)], 1, 0).wait()
+        receiver.switch(new, 1)
+        works[0].wait()
+        leaver.switch(new, None)
+        newer = new.replaced({2: member(leaver)}, 3)
+        receiver.switch(newer, 1)
+        works.append(c.of(receiver).recv([received[1]], 0, 0))
+        c.of(sender).send([torch.ones(1)], 1, 0).wait()
+        works[1].wait()
+        assert [t.item() for t in received] == [1.0, 1.0]
+
+        c.of(sender).send([torch.ones(1)], 1, 0).wait()
+        wait_for(lambda: bool(inbox(c, receiver)._messages))
+        receiver.enter(newer.replaced({}, 4), 1)
+        assert not inbox(c, receiver)._messages
+
+
+def test_who_has_left_and_comes_back_is_not_taken_for_gone() -> None:
+    """Though a receiver saw it hang up, before it went to the next epoch itself."""
+    with circle(2) as c:
+        c.group()
+        leaver, receiver = c.fabrics
+        tensor = torch.zeros(1)
+        c.of(leaver).send([torch.ones(1)], 1, 0).wait()
+        c.of(receiver).recv([tensor], 0, 0).wait()
+        joiner = c.standby("joiner")
+        new = c.membership.replaced({0: member(joiner)}, 2)
+        joiner.prepare(new, 0, timeout=5, cancel=lambda: False)
+        leaver.switch(new, None)
+        wait_for(lambda: "w0" in c.of(receiver)._mailbox._gone)
+        for fabric, rank in ((receiver, 1), (joiner, 0)):
+            fabric.switch(new, rank)
+        c.fabrics[0], c.membership = joiner, new
+        replace(c, 0, leaver)
+        work = c.of(receiver).recv([tensor], 0, 0)
+        c.of(leaver).send([torch.full((1,), 2.0)], 1, 0).wait()
+        work.wait()
+
+        assert tensor.item() == 2.0
+        assert not receiver.poisoned
+
+
+@pytest.mark.parametrize("moved", [0, 1, 2])
+def test_a_rank_whose_messages_are_under_way_is_not_moved(moved: int) -> None:
+    """They would not find the joiner; those of others stand in nobody's way."""
+    with circle(3) as c:
+        c.group()
+        joiner = c.standby("joiner", rank=moved)
+        new = c.membership.replaced({moved: member(joiner)}, 2)
+        receiver = c.fabrics[1]
+
+        def held_up() -> list[bool]:
+            return [fabric.owes(new) for fabric in c.fabrics]
+
+        assert held_up() == [False] * 3
+        c.of(c.fabrics[0]).send([torch.ones(3)], 1, 0).wait()
+        wait_for(lambda: bool(inbox(c, receiver)._messages))
+        concerned = [False, moved in (0, 1), False]
+        assert held_up() == concerned
+        c.of(receiver).recv([torch.zeros(3)], 0, 0).wait()
+        assert held_up() == [False] * 3
+        work = c.of(receiver).recv([torch.zeros(3)], 0, 0)
+        assert held_up() == concerned
+        c.of(c.fabrics[0]).send([torch.ones(3)], 1, 0).wait()
+        work.wait()
+        wait_for(lambda: held_up() == [False] * 3)
+
+
+def test_a_receive_that_fails_is_not_awaited_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the rank could never be followed again."""
+    with circle(2) as c:
+        c.group()
+        group = c.of(c.fabrics[1])
+
+        def broken(*_: object) -> None:
+            raise RuntimeError("no thread left")
+
+        monkeypatch.setattr(group._mailbox, "post", broken)
+        with pytest.raises(RuntimeError, match="no thread"):
+            group.recv([torch.zeros(3)], 0, 0).wait()
+
+        assert not group.awaits
+
+
+def inbox(c: Circle, fabric: Fabric) -> Inbox:
+    return c.of(fabric)._mailbox._inbox
+
+
+def wait_for(enough: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not enough():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def close_by(ranks: tuple[int, ...], one: int, other: int) -> bool:

@@ -1,17 +1,22 @@
 """What a worker offers of its state to a joiner that asks while a step is under way."""
 
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
+from msgspec import structs
 from torch import nn
 
 from tmd.core.duties import Sync
+from tmd.core.errors import StateMismatch
 from tmd.core.model import Membership
+from tmd.fabric import GroupTable, GroupView
 from tmd.trainer.carrier import Carrier
 from tmd.trainer.local import LocalState
-from tmd.trainer.roles import OtherRole
+from tmd.trainer.roles import OtherRole, Role
 from tmd.trainer.state import Registry
+from tmd.trainer.transfer import Offer
 from tmd.trainer.units import Units
 
 
@@ -29,8 +34,16 @@ class Reducing(nn.Linear):
 
 
 class NoGroups:
-    table = ()
+    """A fabric, as far as a carrier asks it."""
+
     rank = 0
+
+    def __init__(self, built: tuple[GroupView, ...] = ()) -> None:
+        self.built = built
+        self.table: GroupTable = ()
+
+    def learn(self, table: GroupTable) -> None:
+        self.table = table
 
 
 def test_an_offer_does_not_wait_for_the_step_of_others() -> None:
@@ -51,9 +64,19 @@ def test_an_offer_does_not_wait_for_the_step_of_others() -> None:
         assert seen == ["", "1 0", "1 0"]
 
 
-def carrier_of(model: nn.Module, *, several: bool) -> tuple[Carrier, Registry]:
-    registry = Registry({"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1)})
-    parts = NoGroups(), registry, Units(registry), [model], LocalState(registry)
+def plain(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.1)
+
+
+def carrier_of(
+    model: nn.Module,
+    *,
+    several: bool,
+    optimize: Callable[[nn.Module], torch.optim.Optimizer] = plain,
+    built: tuple[GroupView, ...] = (),
+) -> tuple[Carrier, Registry]:
+    registry = Registry({"model": model, "optimizer": optimize(model)})
+    parts = NoGroups(built), registry, Units(registry), [model], LocalState(registry)
     return Carrier(*parts, several=several), registry
 
 
@@ -78,17 +101,58 @@ def test_a_script_that_cannot_build_again_never_starts_over() -> None:
     carrier_of(nn.Linear(2, 2), several=False)[0].start_over(sync(0))
 
 
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+
 def test_a_state_outlives_what_is_built_around_it() -> None:
-    """Unless the rank is built otherwise: then it is another one's."""
-    carrier, registry = carrier_of(nn.Linear(2, 2), several=True)
+    """With what the optimizer remembers."""
+    model = nn.Linear(2, 2)
+    carrier, registry = carrier_of(model, several=True, optimize=momentum)
+    model(torch.ones(1, 2)).sum().backward()
+    registry.optimizers[0].step()
     layouts, tensors = carrier.taken()
     wanted = [t.clone() for t in tensors]
-    for width in (2, 3):
-        model = nn.Linear(2, width)
-        carrier.let_go()
-        registry.renew({"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1)})
-        carrier.renew()
-        carrier.give(layouts, tensors)
-        same = [torch.equal(p, w) for p, w in zip(model.parameters(), wanted, strict=True)]
+    again = nn.Linear(2, 2)
+    carrier.let_go()
+    registry.renew({"model": again, "optimizer": momentum(again)})
+    carrier.renew()
+    carrier.give(layouts, tensors)
 
-        assert all(same) == (width == 2)
+    found = registry.collect()[1]
+    assert len(found) == 4
+    assert all(torch.equal(f, w) for f, w in zip(found, wanted, strict=True))
+
+
+def test_who_survives_does_not_go_on_with_fresh_weights() -> None:
+    """If its function builds otherwise the second time: then the rank is lost, and known to be."""
+    carrier, registry = carrier_of(nn.Linear(2, 2), several=True)
+    taken = carrier.taken()
+    carrier.let_go()
+    wider = nn.Linear(2, 3)
+    registry.renew({"model": wider, "optimizer": momentum(wider)})
+    carrier.renew()
+    with pytest.raises(StateMismatch, match="built otherwise"):
+        carrier.give(*taken)
+
+
+def offered(carrier: Carrier, *row: GroupView) -> Offer:
+    """By one of two ranks that are built unlike, with these groups of each."""
+    known = tuple(Role(str(rank), (rank,)) for rank in range(2))
+    return structs.replace(carrier.offer(carrier.layouts), groups=(row, row), roles=known)
+
+
+def test_other_groups_are_told_before_another_role_is_built() -> None:
+    """In the script's function they would be of the wrong size, or not there at all."""
+    world, extra = GroupView("0", (0, 1)), GroupView("1", (0, 1))
+    carrier, _ = carrier_of(nn.Linear(2, 2), several=True, built=(world,))
+    duty, other = sync(0), offered(carrier, world, extra)
+
+    assert "has the process groups [[0, 1], [0, 1]]" in carrier.refusal(1, other)
+    assert "has the process groups [[0, 1], [0, 1]]" in carrier.start_over(duty, other)
+    assert carrier.roles.known == ()
+    with pytest.raises(OtherRole):
+        carrier.refusal(1, offered(carrier, world))
+    with pytest.raises(OtherRole) as raised:
+        carrier.start_over(duty, offered(carrier, world), survives=True)
+    assert raised.value.keeps

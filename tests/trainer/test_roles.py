@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -128,6 +130,29 @@ def test_building_is_said_once_and_registering_inside_it(session: Session) -> No
         session.build(linear)
     with pytest.raises(RuntimeError, match="called twice"):
         linear(session)
+
+
+def test_what_was_built_before_is_gone_when_others_are_built(session: Session) -> None:
+    """A device may not hold both. Here it is let go of, but it refers to itself."""
+    found = []
+    before: list[weakref.ref[nn.Module]] = []
+
+    def build(session: Session) -> nn.Module:
+        found.append([model() for model in before])
+        model, _ = linear(session)
+        model.forward = model.forward  # type: ignore[method-assign]
+        before.append(weakref.ref(model))
+        return model
+
+    session.build(build)
+    assert session._registry is not None
+    assert session._local is not None
+    session._registry.renew({})
+    session._wrapped.clear()
+    session._local.renew()
+    session._make()
+
+    assert found == [[], [None]]
 
 
 def test_checkpoints_of_ranks_that_build_otherwise_are_refused(session: Session) -> None:

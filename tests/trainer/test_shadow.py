@@ -130,6 +130,17 @@ def test_each_channel_has_its_own_order() -> None:
         assert not s.shadow.starved
 
 
+def test_a_channel_that_is_empty_is_forgotten() -> None:
+    """A script that tags its messages with the number of the step has new ones in each."""
+    with stage() as s:
+        s.say(boundary(1), *(output(tag, f"0/1/{tag}") for tag in range(4)))
+        for tag in range(2):
+            assert ask(s.shadow, f"0/1/{tag}") == [tag, tag]
+        s.shadow.forget_before(2)
+
+        assert s.shadow._channels == {}
+
+
 def test_a_collective_waits_for_its_output() -> None:
     """A shadow is ahead of its rank wherever that one waits for others."""
     with stage() as s:

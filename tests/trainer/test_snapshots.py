@@ -234,6 +234,30 @@ def test_a_joiner_with_another_model_does_not_take_the_copy() -> None:
         joiner.close()
 
 
+def sums_in(rank: Rank, buckets: str) -> None:
+    """DDP has settled how gradients are summed."""
+    rank.carrier._buckets = buckets
+
+
+def test_the_keeper_of_a_copy_may_sum_in_other_buckets() -> None:
+    """It is another stage: what counts are those of the rank that was copied."""
+    with ranks([Script(1), Script(2)]) as made:
+        for rank, buckets in zip(made, ("0 1", "0 | 1"), strict=True):
+            sums_in(rank, buckets)
+        train(made, 1)
+        alike, other = Rank(8, Script(5)), Rank(9, Script(5))
+        duty = back(0, 0, made[1].member)
+        sums_in(alike, "0 1")
+        alike.snapshots.fetch(duty, lambda: True)
+        sums_in(other, "0 | 1")
+        with pytest.raises(StateMismatch, match="gradient buckets differ"):
+            other.snapshots.fetch(duty, lambda: True)
+
+        assert alike.kept == (Kept(0, 0),)
+        alike.close()
+        other.close()
+
+
 def test_a_damaged_copy_is_never_put_back() -> None:
     """One bit, in the memory of the host."""
     with ranks([Script(1), Script(2)]) as made:

@@ -16,6 +16,9 @@ class Wait(Struct, frozen=True, tag=True):
     """Hold no rank: start up, then be a standby. A leaver that is done and a joiner whose plan was
     dropped return to the pool; a worker that trains never obeys this."""
 
+    busy: bool = False
+    """A plan goes on, which may want a standby any moment."""
+
 
 class Train(Struct, frozen=True, tag=True):
     """Hold ``rank`` of ``membership``; nothing else is going on."""
@@ -198,9 +201,9 @@ def _outside(record: JobRecord, worker: str) -> Duty:
 def _following(record: JobRecord, worker: str) -> Duty:
     """A worker of the pool: it may be an understudy."""
     study = next((u for u in record.understudies if u.member.worker == worker), None)
-    if study is None:
-        return Wait()
     plan = record.plan
+    if study is None:
+        return Wait(busy=is_live(plan))
     if (
         plan is not None
         and plan.kind is Kind.FAILOVER

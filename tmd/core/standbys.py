@@ -163,13 +163,21 @@ def is_unfit(status: WorkerStatus) -> bool:
 
 
 def _distance(status: WorkerStatus, rank: int | None) -> int:
-    """0: has the state of ``rank``; 1: of a replica; 2: has none; 3: is busy getting one."""
+    """0: has the state of ``rank``; 1: of a replica, as far as is known; 2: has none; 3: is busy
+    getting one, or has that of another role."""
     shadow = status.shadow
     if shadow is None:
         return IDLE
     if shadow.verified is None:
         return 3
-    return 0 if rank is None or shadow.rank == rank else 1
+    if rank is None or shadow.rank == rank:
+        return 0
+    return 3 if _builds(status, rank) else 1
+
+
+def _builds(status: WorkerStatus, rank: int) -> bool:
+    """Whether the worker must be built again to be ``rank``."""
+    return bool(status.serves) and rank not in status.serves
 
 
 def assigned(
@@ -185,8 +193,7 @@ def assigned(
     def order(rank: int, member: Member) -> tuple[int, bool]:
         status = facts.status[member.worker]
         distance = _distance(status, rank)
-        builds = bool(status.serves) and rank not in status.serves
-        return abs(distance - IDLE) if idle_first else distance, builds
+        return abs(distance - IDLE) if idle_first else distance, _builds(status, rank)
 
     for rank in ranks[: len(left)]:
         nearest = min(left, key=lambda m: order(rank, m))

@@ -5,12 +5,13 @@ Start reading at :mod:`tmd.fabric.fabric`.
 
 from tmd.fabric.backend import install, register
 from tmd.fabric.counters import LinkCounters
-from tmd.fabric.fabric import Fabric, Tap
+from tmd.fabric.fabric import Fabric
 from tmd.fabric.group import Group
 from tmd.fabric.grouping import GroupTable, GroupView, packed, packed_row, unpacked
 from tmd.fabric.link import Link
 from tmd.fabric.sandbox import Neutral, OutputSource
 from tmd.fabric.standing import Standing
+from tmd.fabric.tap import Tap
 from tmd.fabric.transfer import Lost
 
 __all__ = [

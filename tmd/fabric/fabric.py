@@ -6,9 +6,6 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
-from typing import Protocol
-
-from torch import Tensor
 
 from tmd.core.errors import LinkError
 from tmd.core.model import Member, Membership
@@ -24,30 +21,11 @@ from tmd.fabric.listener import Listener
 from tmd.fabric.raw import RawLinks
 from tmd.fabric.sandbox import Neutral, OutputSource, Sandbox
 from tmd.fabric.standing import PROBE_PERIOD, Key, Links, Standing, put
+from tmd.fabric.tap import Tap
 from tmd.fabric.topology import dials
 from tmd.fabric.turning import turn
 
 DRAIN = 60.0
-
-
-class Tap(Protocol):
-    """Sees what this rank puts into every operation and gets out of it."""
-
-    def given(self, op: str, group: str, inputs: Sequence[Tensor]) -> None:
-        """A collective is about to communicate; the next output of ``group`` is its result."""
-        ...
-
-    def output(self, op: str, group: str, outputs: Sequence[Tensor]) -> None:
-        """A collective, or a message (``/sender/tag`` after its group), before it may change."""
-        ...
-
-    def voted(self, result: Sequence[int]) -> None:
-        """A vote."""
-        ...
-
-    def shifted(self, offset: int, payload: bytes) -> None:
-        """A shift by ``offset``: what came from the other rank."""
-        ...
 
 
 class Fabric:
@@ -201,8 +179,8 @@ class Fabric:
     def switch(self, membership: Membership, rank: int | None) -> None:
         """At a step boundary: go on in ``membership`` as ``rank``, or to the sandbox.
 
-        Links between members of both epochs stay as they are, prepared ones are adopted, all
-        others are closed.
+        Links between members of both epochs stay as they are, with the messages that are under way
+        on them; prepared ones are adopted, all others are closed.
         """
         self.drain()
         old = self.standing
@@ -210,14 +188,24 @@ class Fabric:
             self.sandbox(Neutral(), old.rank if old is not None else 0, membership.size)
             return
         with self._admission.lock:
+            lasts = old is not None and not old.poisoned and old.rank == rank
             kept = old.hand_over() if old is not None else {}
-            changed = self._replace(membership, rank, kept)
+            changed = self._replace(membership, rank, kept, lasts=lasts)
         self._turn(rank, changed=changed)
 
     def misses(self, later: Membership) -> bool:
         """Whether somebody who has opened links for this ``later`` epoch is gone by now."""
         gone = self._admission.hung_up(later)
         return any(self._caller.probe(m, timeout=PROBE_PERIOD) is None for m in gone)
+
+    def owes(self, later: Membership) -> bool:
+        """Whether a message of a rank that changes hands in ``later``, or to one, is under way."""
+        standing = self.standing
+        if standing is None:
+            return False
+        pairs = enumerate(zip(standing.membership.members, later.members, strict=True))
+        moved = frozenset(rank for rank, (before, after) in pairs if before != after)
+        return any(group.owes(standing, moved) for group in self._groups)
 
     @property
     def parked(self) -> int:
@@ -241,8 +229,13 @@ class Fabric:
             old.close()
         self._turn(rank, changed=self._groups.assume(rank))
 
-    def _replace(self, membership: Membership, rank: int, kept: Links) -> bool:
-        """Whether the groups are others now; :meth:`_turn` is still to come."""
+    def _replace(
+        self, membership: Membership, rank: int, kept: Links, *, lasts: bool = False
+    ) -> bool:
+        """Whether the groups are others now; :meth:`_turn` is still to come.
+
+        ``lasts``: messages of the epoch before count in the new one.
+        """
         workers = {m.worker for m in membership.members}
         with self._admission.lock:
             old = self._admission.standing
@@ -254,6 +247,8 @@ class Fabric:
             for key in [k for k in links if k.worker not in workers]:
                 links.pop(key).close()
             standing = Standing(membership, rank, self._caller, links, self.counters, self._broken)
+            if lasts and old is not None:
+                standing.since = old.since
             # Before others admit links: to groups by their names, and into the same table.
             changed = self._groups.assume(rank)
             fresh = [(key, link) for key, link in links.items() if kept.get(key) is not link]
@@ -261,7 +256,11 @@ class Fabric:
             self._admission.epoch = membership.epoch
             self._sandbox = None
         if old is not None:
-            self._abort(old)
+            if lasts:
+                for group in self._groups:
+                    group.carry(old, standing)
+            else:
+                self._abort(old)
             old.close()
         for key, link in fresh:
             self._attach(key, link)

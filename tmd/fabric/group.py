@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor
@@ -78,19 +79,28 @@ class Group(CollectiveGroup):
         (tensor,) = told.outputs
         staged = Staged([tensor], (), self._fabric.blocked)
         (host,), _ = staged.__enter__()
+        awaited = ExitStack()
 
         def deliver(error: LinkError | None, sender: int) -> None:
-            if error is None:
-                staged.__exit__(None, None, None)
-                work.source = sender
-                self._runner.mirror(told.op, told.outputs, told.channel)
-            self._awaited.__exit__()
+            try:
+                if error is None:
+                    staged.__exit__(None, None, None)
+                    work.source = sender
+                    self._runner.mirror(told.op, told.outputs, told.channel)
+            finally:
+                awaited.close()
             work.finish(self._runner.judged(error))
 
         deadline = time.monotonic() + self._runner.patience
         code = dtype_code(tensor.dtype)
-        self._awaited.__enter__()
-        self._mailbox.post(Wanted(source, tag, standing, code, view(host), deliver, deadline))
+        wanted = Wanted(source, tag, standing, code, view(host), deliver, deadline)
+        awaited.enter_context(self._awaited)
+        try:
+            self._mailbox.post(wanted)
+        except BaseException:
+            # Or nobody could follow this rank any more. It may be delivered yet: at most once.
+            awaited.close()
+            raise
         return False
 
     @untraced

@@ -155,6 +155,18 @@ class Identity(dist.ProcessGroup):
         """``standing`` is over: complete what still waits in it."""
         self._mailbox.abort(standing)
 
+    def carry(self, old: Standing, new: Standing) -> None:
+        """``new`` follows on ``old`` by plan: what waits goes on to wait."""
+        self._mailbox.carry(old, new)
+
+    def owes(self, standing: Standing, moved: frozenset[int]) -> bool:
+        """Whether a message is on its way here from a rank of ``moved``, or to this one as such."""
+        if moved.isdisjoint(self.view.ranks):
+            return False
+        # Of what is just being read nobody knows any more whose it is.
+        being_read = self._awaited.level > self._mailbox.waiting
+        return being_read or self._mailbox.owes(standing, moved)
+
     # --- the end -------------------------------------------------------------------------------
 
     def abort(self) -> None:

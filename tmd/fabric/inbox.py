@@ -43,7 +43,8 @@ class Wanted:
     """Monotonic time after which the sender is late."""
 
     def matches(self, source: int, tag: int, epoch: int) -> bool:
-        return self.source in (ANY, source) and self.tag == tag and self.standing.epoch == epoch
+        counts = self.standing.since <= epoch <= self.standing.epoch
+        return self.source in (ANY, source) and self.tag == tag and counts
 
     def misfit(self, dtype: int, size: int) -> LinkError | None:
         """Why a message of this type and size cannot be received here."""
@@ -67,15 +68,11 @@ class Inbox:
     def post(self, wanted: Wanted) -> Message | None:
         """The message that fits, taken out; else ``wanted`` stays here until one comes."""
         with self._changed:
-            for message in self._messages:
-                if wanted.matches(message.source, message.tag, message.epoch):
-                    self._messages.remove(message)
-                    self._held -= len(message.data)
-                    self._changed.notify_all()
-                    return message
-            self._wanted.append(wanted)
+            message = self._first(wanted)
+            if message is None:
+                self._wanted.append(wanted)
             self._changed.notify_all()
-            return None
+            return message
 
     def claim(self, source: int, tag: int, epoch: int) -> Wanted | None:
         """The receive that waits for such a message, taken out."""
@@ -106,12 +103,39 @@ class Inbox:
             self._changed.notify_all()
             return gone
 
+    def carry(self, old: Standing, new: Standing) -> list[tuple[Wanted, Message]]:
+        """Let the receives of ``old`` be of ``new``. Those whose message is here, taken out."""
+        found = []
+        with self._changed:
+            for wanted in [w for w in self._wanted if w.standing is old]:
+                wanted.standing = new
+                message = self._first(wanted)
+                if message is not None:
+                    self._wanted.remove(wanted)
+                    found.append((wanted, message))
+            self._changed.notify_all()
+        return found
+
+    def sources(self, since: int) -> set[int]:
+        """Of the receives that wait, and of the messages from epoch ``since`` on."""
+        with self._changed:
+            asked = {wanted.source for wanted in self._wanted}
+            return asked | {m.source for m in self._messages if m.epoch >= since}
+
     def make_room(self, seconds: float) -> bool:
         """Wait until another message may be read; ``False`` if it may not yet."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: self._held < KEPT or bool(self._wanted), timeout=seconds
             )
+
+    def _first(self, wanted: Wanted) -> Message | None:
+        for message in self._messages:
+            if wanted.matches(message.source, message.tag, message.epoch):
+                self._messages.remove(message)
+                self._held -= len(message.data)
+                return message
+        return None
 
     def _take(self, source: int, tag: int, epoch: int) -> Wanted | None:
         for wanted in self._wanted:

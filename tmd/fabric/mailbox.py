@@ -75,6 +75,25 @@ class Mailbox:
         for wanted in self._inbox.withdraw(standing):
             wanted.deliver(LinkError(standing.reason or "the epoch is over"), wanted.source)
 
+    def carry(self, old: Standing, new: Standing) -> None:
+        """Let the receives of ``old`` wait on in ``new``, which follows on it by plan."""
+        # Not who has hung up: it may come back. Whoever is waited for is asked again.
+        for wanted, message in self._inbox.carry(old, new):
+            self._hand_over(wanted, message)
+
+    @property
+    def waiting(self) -> int:
+        """Receives whose message has not begun to come."""
+        return len(self._inbox.waiting())
+
+    def owes(self, standing: Standing, moved: frozenset[int]) -> bool:
+        """Whether a receive waits for, or a message was not asked for, of a rank of ``moved``; if
+        this rank is one, whether any."""
+        sources = self._inbox.sources(standing.since)
+        if standing.rank in moved:
+            return bool(sources)
+        return any(source == ANY or self._ranks[source] in moved for source in sources)
+
     def attach(self, link: Link) -> None:
         """Read ``link`` from now on, on a thread that ends with it."""
         name = f"tmd-read-{self._group}"

@@ -68,6 +68,8 @@ class Standing:
         self.membership = membership
         self.rank = rank
         self.links = links
+        self.since = membership.epoch
+        """The first epoch whose messages count in this one: all after it were planned changes."""
         self.changed = threading.Condition()
         self.poisoned = False
         self.reason = ""

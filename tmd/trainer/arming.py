@@ -62,16 +62,16 @@ class Arming:
             if not self._voting:
                 self._tell(0, plan)
 
-    def begin_vote(self, misses: Callable[[Membership], bool]) -> int:
+    def begin_vote(self, must_wait: Callable[[Membership], bool]) -> int:
         """The ticket to vote for, 0 for none. Arms stay as they are until :meth:`end_vote`.
 
-        Whoever is armed for an epoch that ``misses`` somebody does not vote for it: its neighbours
-        know of a joiner's death before the leader does.
+        Whoever is armed for an epoch that ``must_wait`` does not vote for it this time: neighbours
+        know of a joiner's death, or of messages that would be lost, before the leader does.
         """
         with self._lock:
             self._voting = True
             voted = self._voted = self._arm
-        return 0 if voted is None or misses(voted.membership) else ticket(voted.membership)
+        return 0 if voted is None or must_wait(voted.membership) else ticket(voted.membership)
 
     def end_vote(self, agreed: int) -> Arm | None:
         """The order to follow if the vote ``agreed`` on its ticket; then nothing is armed, and no

@@ -60,31 +60,46 @@ class Carrier:
         self.roles = Roles(several=several)
         self._started_over: Sync | None = None
 
-    def start_over(self, duty: Sync, offered: transfer.Offer | None = None) -> None:
+    def start_over(
+        self, duty: Sync, offered: transfer.Offer | None = None, *, survives: bool = False
+    ) -> str:
         """Where no step was ever committed, all build again: no one must be further than another.
 
         In its first step a pipeline settles what is sent in all later ones. Some may have got that
-        far when it broke; a joiner has, in its shadow iterations.
+        far when it broke; a joiner has, in its shadow iterations. Returns why this worker cannot
+        be the rank with what is ``offered``; empty if it can, or need not be asked.
+
+        Args:
+            duty: once for each.
+            offered: what is known of the job; left out by who knows it.
+            survives: this worker has the state to go on from.
 
         Raises:
             OtherRole: it was not done yet for ``duty``.
         """
-        if self.roles.several and duty.resume == 0 and self._started_over != duty:
-            self._started_over = duty
-            if offered is not None:
-                self.learn(offered)
-            raise OtherRole(duty.rank, cold=True)
+        if not self.roles.several or duty.resume != 0 or self._started_over == duty:
+            return ""
+        if offered is not None:
+            if refusal := self._other_groups(duty.rank, offered):
+                return refusal
+            self.learn(offered)
+        self._started_over = duty
+        raise OtherRole(duty.rank, cold=True, keeps=survives)
 
     def taken(self) -> tuple[Layouts, list[Tensor]]:
-        """A copy of the whole state."""
+        """A copy of the whole state, in the memory of the host."""
         layouts, tensors = self._registry.collect()
-        return layouts, [tensor.clone() for tensor in tensors]
+        return layouts, [tensor.detach().to("cpu", copy=True) for tensor in tensors]
 
     @torch.no_grad()
     def give(self, layouts: Layouts, tensors: Sequence[Tensor]) -> None:
-        """Put a state in place that was taken before others were built, if it is of the same."""
-        if mismatch(self.layouts, layouts):
-            return
+        """Put a state in place that was taken before others were built.
+
+        Raises:
+            StateMismatch: they are built otherwise, so that it would be lost.
+        """
+        if difference := mismatch(self.layouts, layouts):
+            raise StateMismatch(f"this rank was built otherwise than before: {difference}")
         targets, pending = self._registry.place(layouts)
         for target, tensor in zip(targets, tensors, strict=True):
             target.copy_(tensor)
@@ -127,11 +142,14 @@ class Carrier:
             self._buckets = bucket_layout(self._wrapped)
         return self._buckets
 
-    def offer(self, layouts: Layouts) -> transfer.Offer:
-        """What this worker has to give, with a state of ``layouts``; for any thread."""
+    def offer(self, layouts: Layouts, buckets: str | None = None) -> transfer.Offer:
+        """What this worker has to give, with a state of ``layouts``; for any thread.
+
+        ``buckets``: those of the rank whose state it is, if it is not this worker's own.
+        """
         return transfer.Offer(
             layouts=layouts,
-            buckets=self._buckets,
+            buckets=self._buckets if buckets is None else buckets,
             groups=packed(self._fabric.table),
             seeds=self.seeds,
             position=Position() if self.feed is None else self.feed.position,
@@ -144,7 +162,11 @@ class Carrier:
         Raises:
             OtherRole: it might, once this worker is built as that rank.
         """
+        other_groups = self._other_groups(rank, offered)
         if self.roles.several:
+            # First: the script's function is to find the groups of the rank that it builds.
+            if other_groups:
+                return other_groups
             self.roles.known = offered.roles
             if not self.roles.serves(rank):
                 self.learn(offered)
@@ -152,10 +174,10 @@ class Carrier:
         difference = mismatch(self.layouts, offered.layouts)
         if difference:
             return f"the model of this worker is not that of the job: {difference}"
-        table = unpacked(offered.groups)
-        return group_mismatch(self._fabric.built, table, rank) or bucket_mismatch(
-            self.look_at_buckets(), offered.buckets
-        )
+        return other_groups or bucket_mismatch(self.look_at_buckets(), offered.buckets)
+
+    def _other_groups(self, rank: int, offered: transfer.Offer) -> str:
+        return group_mismatch(self._fabric.built, unpacked(offered.groups), rank)
 
     def introduce(self, alike: Partition) -> None:
         """While the job is being set up: let every rank know groups and role of every other one.
@@ -263,9 +285,9 @@ class Carrier:
         link, header = takeover.link, takeover.header
         assert link is not None
         assert header is not None
-        if isinstance(takeover.duty, Sync):
-            self.start_over(takeover.duty, header.offer)
-        if refusal := self.adopted(takeover.rank, header.offer):
+        duty, offer = takeover.duty, header.offer
+        refusal = self.start_over(duty, offer) if isinstance(duty, Sync) else ""
+        if refusal := refusal or self.adopted(takeover.rank, offer):
             transfer.answer(link, refusal)
             link.close()
             raise StateMismatch(refusal)

@@ -19,7 +19,7 @@ from tmd.core.checkpoints import Saved
 from tmd.core.duties import Arm, Duty, Hold, Leave, Prepare, Sync, Train, Wait
 from tmd.core.errors import LinkError
 from tmd.core.limits import ShadowLimits
-from tmd.core.model import Activity, WorkerStatus
+from tmd.core.model import Activity, Membership, WorkerStatus
 from tmd.fabric import Fabric, Neutral
 from tmd.trainer.agent import Agent
 from tmd.trainer.arming import Arming
@@ -82,8 +82,10 @@ class Coordinator:
             self._fabric.sandbox(Neutral(), size - 1, size)
 
     def builds(self, again: Callable[[], None]) -> None:
-        """The script can build any rank's part: ``again`` builds that of the rank that is worn."""
+        """The script can build any rank's part: ``again`` builds that of the rank that is held or
+        worn, for the first time now. Raises RuntimeError."""
         self._warming.by(again)
+        self._warming.build(self._fabric)
 
     def registered(
         self,
@@ -160,7 +162,7 @@ class Coordinator:
             local.lay_away(status.step, self.rank, status.world_size, self._fabric.shift)
         except LinkError:
             raise Interrupted from None
-        armed = self._arming.begin_vote(self._fabric.misses)
+        armed = self._arming.begin_vote(self._must_wait)
         try:
             agreed, told = agree(self._fabric, self.status.step, armed, STEPPING, shares)
         except LinkError:
@@ -178,6 +180,13 @@ class Coordinator:
             self._crew.snapshots.heard(told[0])
         return Outcome.COMMIT
 
+    def _must_wait(self, later: Membership) -> bool:
+        """Whether this is no step after which to switch to ``later``."""
+        if self._fabric.owes(later):
+            log.info("epoch %d waits: a message with a rank that moves is under way", later.epoch)
+            return True
+        return self._fabric.misses(later)
+
     def applying(self, optimizer: torch.optim.Optimizer) -> None:
         """The vote is over and ``optimizer`` is about to run."""
         if self.status.activity is Activity.TRAINING:
@@ -194,6 +203,8 @@ class Coordinator:
             try:
                 HANDLERS[self.status.activity](self)
             except OtherRole as other:
+                # First: what was followed is mostly spoilt, and nothing is built in a spoilt step.
+                self._crew.handover.shadowing.let_go()
                 size = self.status.world_size
                 self._warming.become(other, self._fabric, self._crew.carrier, size)
         if self.status.activity is Activity.TRAINING and not self.finishing:

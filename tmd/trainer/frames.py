@@ -143,6 +143,8 @@ class Bring(Struct, frozen=True, tag=True):
     layouts: Layouts
     digest: str
     """Of all bytes that follow."""
+    buckets: str = ""
+    """How gradients are summed on the rank; empty if that was not settled yet."""
 
 
 class Stored(Struct, frozen=True, tag=True):

@@ -18,7 +18,15 @@ from tmd.trainer.local import LocalState
 from tmd.trainer.replicas import Partition
 from tmd.trainer.state import Registry
 
-SHADOWS = frozenset({Activity.STARTING, Activity.STANDBY, Activity.SHADOWING, Activity.IN_STEP})
+SHADOWS = frozenset(
+    {
+        Activity.STARTING,
+        Activity.STANDBY,
+        Activity.SHADOWING,
+        Activity.IN_STEP,
+        Activity.PREPARED,
+    }
+)
 """Activities in which what the script computes counts for nothing."""
 
 log = logging.getLogger("tmd.trainer")

@@ -129,7 +129,7 @@ class Handover:
 
     def expect_state(self, duty: Prepare, why: str, timings: dict[str, float]) -> None:
         """Stop-and-copy: the state comes after the switch."""
-        self._takeover = Takeover(duty)
+        self._await(Takeover(duty))
         self._voice.say(Activity.PREPARED, plan=duty.plan, detail=why, shadow=None, timings=timings)
 
     def refuse(self, duty: Prepare, reason: str) -> None:
@@ -163,7 +163,7 @@ class Handover:
         """The vote has given this worker the rank; it has lived a replica's life until now, so all
         but what only the rank itself has is here."""
         if self._takeover is None or self._takeover.duty != duty:
-            self._takeover = Takeover(duty)
+            self._await(Takeover(duty))
         self._carrier.rest()
         self.take_over()
 
@@ -173,9 +173,10 @@ class Handover:
             return self._go_back(duty)
         if next(m for m in duty.moves if m.rank == duty.rank).source is None:
             return self._keep_shadowed(duty)
-        if self._takeover is None or self._takeover.duty != duty:
-            self._takeover = Takeover(duty)
         takeover = self._takeover
+        if takeover is None or takeover.duty != duty:
+            takeover = Takeover(duty)
+            self._await(takeover)
         self._carrier.rest()
         if not self._received(takeover, self.shadowing.has_state_of):
             return False
@@ -191,7 +192,7 @@ class Handover:
 
     def _keep_shadowed(self, duty: Sync) -> bool:
         """Nobody else has the state of this rank: go on from what was followed."""
-        if self.shadowing.has_state_of != duty.resume:
+        if not self.shadowing.has(duty.rank, duty.resume):
             detail = f"the state of rank {duty.rank} at step {duty.resume} is not here"
             self._voice.say(Activity.REFUSED, plan=duty.plan, detail=detail)
             return False
@@ -207,6 +208,9 @@ class Handover:
         started = time.monotonic()
         self.shadowing.end()
         self._carrier.rest()
+        # The copy may be here already, and this worker be built anew since it was made.
+        if not self._carrier.roles.serves(duty.rank):
+            raise OtherRole(duty.rank)
 
         def wanted() -> bool:
             return self._agent.duty == duty
@@ -226,9 +230,15 @@ class Handover:
         self.shadowing.end()
         if self._takeover is not None:
             self._fabric.discard(self._takeover.membership.epoch)
-            self._takeover = None
+            self._await(None)
         self._carrier.rest()
         self._voice.say(Activity.STANDBY, plan="", rank=None, detail="", shadow=None)
+
+    def _await(self, takeover: Takeover | None) -> None:
+        """Another take-over, or none any more: who sends for the one before waits for nothing."""
+        before, self._takeover = self._takeover, takeover
+        if before is not None and before.link is not None:
+            before.link.close()
 
     def _received(self, takeover: Takeover, has_step: int | None = None) -> bool:
         """Receive the state; False if it came to nothing and the status says what is next."""
@@ -240,7 +250,7 @@ class Handover:
             takeover.duty, lambda: self._carrier.receive(takeover, cancelled, has_step)
         ):
             return False
-        self._takeover = None
+        self._await(None)
         return True
 
     def _tried(self, duty: Prepare | Sync, attempt: Callable[[], None]) -> bool:
@@ -248,7 +258,7 @@ class Handover:
         try:
             attempt()
         except StateMismatch as error:
-            self._takeover = None
+            self._await(None)
             log.warning("plan %s refused: %s", duty.plan, error)
             self._voice.say(Activity.REFUSED, plan=duty.plan, detail=str(error))
             return False

@@ -52,7 +52,7 @@ class Pool:
                 dismiss(duty)
 
     def _settle(self) -> None:
-        """With nothing to do: be built as most ranks are."""
+        """With nothing to do, and no plan that may want this worker soon: be built as most are."""
         roles = self._carrier.roles
         if roles.commonest != roles.built and self._agent.duty == Wait():
             raise OtherRole(roles.commonest)

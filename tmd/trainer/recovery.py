@@ -82,7 +82,7 @@ class Recovery:
         if self._is_joiner(duty):
             self._handover.to_pool()
             return
-        self._carrier.start_over(duty)
+        self._carrier.start_over(duty, survives=not duty.back)
         started = time.monotonic()
         if duty.back:
             # Copies for others are given out by a thread of their own.

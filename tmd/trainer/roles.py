@@ -19,13 +19,13 @@ from tmd.trainer.state import Layouts, shapes
 class OtherRole(BaseException):
     """This worker must be built as ``rank`` first, and will then be asked again.
 
-    ``cold``: and run no shadow iterations; its state, if it has that of the rank, stays.
+    ``cold``: and run no shadow iterations. ``keeps``: its state, which is that of the rank, stays.
     A ``BaseException`` so that only the coordinator catches it.
     """
 
-    def __init__(self, rank: int, *, cold: bool = False) -> None:
+    def __init__(self, rank: int, *, cold: bool = False, keeps: bool = False) -> None:
         super().__init__(f"not built as rank {rank}")
-        self.rank, self.cold = rank, cold
+        self.rank, self.cold, self.keeps = rank, cold, keeps
 
 
 class Role(Struct, frozen=True):

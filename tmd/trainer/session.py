@@ -8,6 +8,7 @@ each batch (``boundary``) and keeps data, random numbers and buffers in step wit
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -48,8 +49,7 @@ class Session:
         self._outcome: Outcome | None = Outcome.SHADOW
         """Of the step under way; outside of steps nothing is voted."""
         self._last_commit = time.monotonic()
-        self._scaled = False
-        self._spoilt = False
+        self._scaled = self._spoilt = False
         self._data_mesh: DeviceMesh | None = None
         self._alike: Partition = ()
         self._wrapped: list[nn.Module] = []
@@ -65,7 +65,7 @@ class Session:
 
     @property
     def rank(self) -> int:
-        """Rank held now; a standby has the last rank until it takes one over or shadows one."""
+        """Rank held now; a standby has the last one built alike, or that which it shadows."""
         return self._gate.rank
 
     @property
@@ -99,19 +99,19 @@ class Session:
                 :attr:`built` anew in each step. Make groups and meshes before it.
 
         Raises:
-            RuntimeError: called twice, or ``function`` did not call :meth:`register`.
+            RuntimeError: called twice; ``function`` did not register, or made process groups.
         """
         if self._build is not None or self._registry is not None:
             raise RuntimeError("call session.build() once, and register() only in its function")
         self._build = function
         self._gate.builds(self._make)
-        self._make()
         return cast(Built, self.built)
 
     def _make(self) -> None:
         """Build what the rank is built as that is held or worn: at first, and as a standby."""
         assert self._build is not None
         self._awaited, self.built = True, None
+        gc.collect()  # a device may not hold both
         self.built = self._build(self)
         if self._awaited:
             raise RuntimeError("the function given to session.build() must call register()")

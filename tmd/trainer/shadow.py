@@ -116,9 +116,10 @@ class Shadow:
     def forget_before(self, step: int) -> None:
         """Outputs of steps before ``step`` will not be asked for."""
         with self._arrived:
-            for queue in self._channels.values():
+            for name, queue in list(self._channels.items()):
                 while queue and queue[0][0] < step:
                     self._waiting -= _size(queue.popleft()[1])
+                self._tidy(name)
 
     # --- outputs: the threads of the script's groups, and the vote --------------------------------
 
@@ -171,7 +172,13 @@ class Shadow:
                 self._arrived.wait()
             _, arrival = queue.popleft()
             self._waiting -= _size(arrival)
+            self._tidy(name)
             return arrival
+
+    def _tidy(self, name: str) -> None:
+        """A script may tag each message with a number of its own."""
+        if not self._channels[name]:
+            del self._channels[name]
 
     def _differs(self, how: str) -> None:
         with self._arrived:

@@ -85,6 +85,11 @@ class Shadowing:
         following = self.following
         return following.step if following is not None and following.has_state else None
 
+    def has(self, rank: int, step: int) -> bool:
+        """Whether the state at the start of ``step`` is here, of ``rank`` itself."""
+        following = self.following
+        return following is not None and following.duty.plays == rank and self.has_state_of == step
+
     def cancel_unless(self, duty: Duty) -> None:
         """Follow no more if ``duty`` is another one (any thread)."""
         following = self.following
@@ -126,7 +131,8 @@ class Shadowing:
                 return
             following.go_on(feed, lambda: self._voice.say(shadow=following.told(), now=False))
         except WalkOn:
-            # Between two batches() calls a script may do anything; it must not be the rank there.
+            # Between two batches() calls a script may do anything, and the rank does it, too: this
+            # worker is another one there if there is one alike, and says that it is a shadow.
             self._carrier.rest()
             raise
         except StateMismatch as error:
@@ -317,6 +323,12 @@ class Shadowing:
             self.following.shadow.close()
             self.following = None
             self._carrier.rest()
+
+    def let_go(self) -> None:
+        """This worker is to be built as another rank: say that it has no state of one any more."""
+        if self.following is not None:
+            self.end()
+            self._voice.say(shadow=None)
 
     def ask(self, duty: Prepare | Follow) -> tuple[Link, Opening | Dropped]:
         """Call on the source; it may not be in its loop now. Raises LinkError."""

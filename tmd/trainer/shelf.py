@@ -26,6 +26,8 @@ class Copy:
     layouts: Layouts
     entries: tuple[Entry, ...]
     digest: str
+    buckets: str = ""
+    """How gradients were summed on the rank; the keeper may be one that sums otherwise."""
 
     @property
     def position(self) -> Position:

@@ -100,7 +100,8 @@ class Snapshots:
         with self._harmless(taking):
             if why := self._units.stale:
                 raise StateMismatch(why)
-            taking.begin(self._carrier.feed.position, self._units, self._outbox)
+            position, buckets = self._carrier.feed.position, self._carrier.look_at_buckets()
+            taking.begin(position, self._units, self._outbox, buckets)
         self._window.open(step)
         with self._changed:
             self._taking = self._begun = taking
@@ -298,7 +299,7 @@ class Snapshots:
     # --- memory -----------------------------------------------------------------------------------
 
     def _offer(self, copy: Copy) -> Offer:
-        return self._carrier.offer(copy.layouts)
+        return self._carrier.offer(copy.layouts, copy.buckets)
 
     def _freed(self, copy: Copy) -> None:
         if copy.rank == self._fabric.rank:

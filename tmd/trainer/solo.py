@@ -58,7 +58,8 @@ class SoloGate:
         return structs.replace(self._status, rss_bytes=peak_rss())
 
     def builds(self, again: Callable[[], None]) -> None:
-        """Nobody becomes another rank."""
+        """Once: nobody becomes another rank."""
+        again()
 
     def registered(
         self,

@@ -45,6 +45,7 @@ class Taking:
         self.over = threading.Event()
         """Set once its outcome does not matter any more."""
         self._entries: list[Entry] = []
+        self._buckets = ""
 
     def fail(self, why: str) -> None:
         """It comes to nothing."""
@@ -53,8 +54,9 @@ class Taking:
             if not self.over.is_set():
                 log.info("snapshot of step %d given up: %s", self.step, why)
 
-    def begin(self, position: Position, units: Units, outbox: Outbox) -> None:
+    def begin(self, position: Position, units: Units, outbox: Outbox, buckets: str) -> None:
         """Main thread, between two steps: copy all that is no unit."""
+        self._buckets = buckets
         layout, tensors = units.rest()
         boundary = Boundary(self.step, position, layout, units.graded)
         self._add(outbox.copy(boundary, tensors))
@@ -80,7 +82,8 @@ class Taking:
 
     def made(self, layouts: Layouts, entries: tuple[Entry, ...]) -> Copy:
         """What was copied, as it is kept here and there."""
-        return Copy(self.rank, self.step, layouts, entries, digest_of_bodies(entries))
+        digest = digest_of_bodies(entries)
+        return Copy(self.rank, self.step, layouts, entries, digest, self._buckets)
 
     def bring(self, link: Link, copy: Copy, rate: float) -> None:
         """Send it, at ``rate`` bytes per second at most, and wait for the keeper's word.
@@ -107,7 +110,8 @@ def send_copy(
         LinkError: the other side is gone, or it is ``over`` meanwhile.
     """
     units = len(copy.entries) - 1
-    frames.send(link, Envelope(Bring(copy.rank, copy.step, units, copy.layouts, copy.digest)))
+    bring = Bring(copy.rank, copy.step, units, copy.layouts, copy.digest, copy.buckets)
+    frames.send(link, Envelope(bring))
     ready_at = time.monotonic()
     for envelope, body in copy.entries:
         if over is not None and over.wait(max(0.0, ready_at - time.monotonic())):
@@ -126,4 +130,4 @@ def receive_copy(link: Link, bring: Bring) -> Copy | None:
     entries = tuple(frames.receive_whole(link) for _ in range(bring.units + 1))
     if digest_of_bodies(entries) != bring.digest:
         return None
-    return Copy(bring.rank, bring.step, bring.layouts, entries, bring.digest)
+    return Copy(bring.rank, bring.step, bring.layouts, entries, bring.digest, bring.buckets)

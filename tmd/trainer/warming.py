@@ -17,7 +17,7 @@ from tmd.trainer.roles import OtherRole
 SHADOW_STEPS = 2
 """The first builds what is lazy, the second has DDP's final buckets."""
 ASLEEP = frozenset({Activity.STARTING, Activity.STANDBY, Activity.PREPARED})
-"""Activities of a worker that holds no rank and follows none."""
+"""Activities in which no step of a rank is at hand: there is time for shadow iterations."""
 
 log = logging.getLogger("tmd.trainer")
 
@@ -38,6 +38,21 @@ class Warming:
         """``build`` makes the part of the rank that is worn."""
         self._build = build
 
+    def build(self, fabric: Fabric) -> None:
+        """Make the part of the rank that is worn or held.
+
+        Raises:
+            RuntimeError: the script's function has made process groups.
+        """
+        assert self._build is not None
+        groups = len(fabric.built)
+        self._build()
+        if len(fabric.built) != groups:
+            raise RuntimeError(
+                "the function given to session.build() has made process groups: make them, and "
+                "meshes, before, as all ranks do"
+            )
+
     def is_due(self, activity: Activity) -> bool:
         """Whether a worker that does ``activity`` has shadow iterations to run."""
         return self._left > 0 and activity in ASLEEP
@@ -55,22 +70,17 @@ class Warming:
 
         Raises:
             RuntimeError: the script's function has made process groups.
+            StateMismatch: it has not built again what was there, of which the state was to stay.
         """
-        assert self._build is not None
         log.info("building what rank %d is built as", other.rank)
         fabric.sandbox(Neutral(), other.rank, size)
-        groups = len(fabric.built)
-        state = carrier.taken() if other.cold else None
+        state = carrier.taken() if other.keeps else None
         carrier.let_go()
-        self._build()
-        if len(fabric.built) != groups:
-            raise RuntimeError(
-                "the function given to session.build() has made process groups: make them, and "
-                "meshes, before, as all ranks do"
-            )
+        self.build(fabric)
         if state is not None:
-            # The rank is still worn: a survivor goes to its own place in the data from here.
             carrier.give(*state)
+        if other.cold:
+            # The rank is still worn: a survivor goes to its own place in the data from here.
             self._left = 0
             return
         carrier.rest()

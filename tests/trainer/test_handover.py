@@ -1,0 +1,29 @@
+"""A take-over that comes to nothing leaves nobody waiting."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from tests.trainer.wire import linked
+from tmd.core.duties import Prepare
+from tmd.core.model import Member, Membership
+from tmd.trainer.handover import Handover
+from tmd.trainer.takeover import Takeover
+
+
+def prepare(plan: str) -> Prepare:
+    return Prepare(plan, Membership(2, ()), 1, Member("w", "h", "h:1"), 1)
+
+
+def test_the_source_of_a_take_over_that_another_replaces_is_told() -> None:
+    """It has sent what it has to offer, and waits for an answer while this worker is built."""
+    voice: Any = SimpleNamespace(say=lambda *_, **more: None)
+    nobody: Any = None
+    handover = Handover(voice, *([nobody] * 6))
+    with linked() as (source, joiner):
+        handover._takeover = Takeover(prepare("p"), joiner)
+        handover.expect_state(prepare("q"), "", {})
+
+        assert source.ended
+        assert handover._takeover == Takeover(prepare("q"))

@@ -1,0 +1,76 @@
+"""Being built, for the first time and as another rank."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tmd.core.model import Activity
+from tmd.trainer.gate import SHADOWS
+from tmd.trainer.roles import OtherRole
+from tmd.trainer.warming import ASLEEP, Warming
+
+
+class Groups:
+    """A fabric whose script has built these."""
+
+    def __init__(self) -> None:
+        self.built = ["world"]
+        self.worn: list[int] = []
+
+    def sandbox(self, source: object, rank: int, size: int) -> None:
+        self.worn.append(rank)
+
+
+class Carries:
+    """What a carrier is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def taken(self) -> tuple[Any, ...]:
+        self.asked.append("taken")
+        return ()
+
+    def give(self) -> None:
+        self.asked.append("give")
+
+    def let_go(self) -> None:
+        self.asked.append("let go")
+
+    def rest(self) -> None:
+        self.asked.append("rest")
+
+
+def asked(other: OtherRole) -> list[str]:
+    """In which order, when a worker is to be built as ``other``."""
+    warming, fabric, carries = Warming(), Groups(), Carries()
+    warming.by(lambda: carries.asked.append("build"))
+    warming.become(other, fabric, carries, 4)  # type: ignore[arg-type]
+    assert fabric.worn == [other.rank]
+    warm = warming.is_due(Activity.STANDBY)
+    return [*carries.asked, "warm up" if warm else "go on"]
+
+
+def test_only_who_survives_keeps_its_state() -> None:
+    """A joiner's comes later: a copy of what it has would be memory for nothing."""
+    assert asked(OtherRole(2)) == ["let go", "build", "rest", "warm up"]
+    assert asked(OtherRole(2, cold=True)) == ["let go", "build", "go on"]
+    kept = asked(OtherRole(2, cold=True, keeps=True))
+    assert kept == ["taken", "let go", "build", "give", "go on"]
+
+
+def test_a_function_that_makes_groups_is_told_so_at_once() -> None:
+    """Not only when a standby is built again, in the midst of a loss."""
+    fabric = SimpleNamespace(built=["world"])
+    warming = Warming()
+    warming.by(lambda: fabric.built.append("mesh"))
+    with pytest.raises(RuntimeError, match="has made process groups"):
+        warming.build(fabric)  # type: ignore[arg-type]
+
+
+def test_whoever_is_asleep_says_that_it_is_a_shadow() -> None:
+    """Also a joiner that waits for its state and walks on through the data: it may have rank 0."""
+    assert ASLEEP <= SHADOWS
