@@ -70,13 +70,14 @@ async def disturbed(folder: Path, command: tuple[str, ...], args: argparse.Names
 
 
 async def run_on(cluster: LocalCluster, steps: int) -> ClusterView:
-    """Wait until a standby is there, and then for ``steps`` more steps of every rank."""
-    ranks = len(RANKS)
+    """Wait until all standbys are there, and then for ``steps`` more steps of every rank."""
+    spec = cluster.spec
+    ranks, spare = (len(hosts) * spec.per_host for hosts in (spec.active, spec.standby))
     view = await cluster.until(
-        lambda v: ready(v, ranks, 1), "all ranks train, a standby waits", PATIENCE_S
+        lambda v: ready(v, ranks, spare), "all ranks train, the standbys wait", PATIENCE_S
     )
     goal = max(w.step for w in workers(view)) + steps
-    return await cluster.until(lambda v: ready(v, ranks, 1, goal), f"step {goal}", PATIENCE_S)
+    return await cluster.until(lambda v: ready(v, ranks, spare, goal), f"step {goal}", PATIENCE_S)
 
 
 async def event(

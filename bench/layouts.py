@@ -21,13 +21,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.downtime import PATIENCE_S, facts
+from bench.downtime import drain, facts, run_on
 from bench.measure import Report, each, in_turn, options
 from tests.e2e import layouts, stages
 from tmd import embedded
-from tmd.core.model import ClusterView, HostStatus
+from tmd.core.model import HostStatus
 from tmd.demo import story
-from tmd.demo.cluster import ClusterSpec, LocalCluster, ready, workers
+from tmd.demo.cluster import ClusterSpec, LocalCluster
 from tmd.demo.report import events_of, read_trace
 from tmd.demo.story import Told
 
@@ -41,21 +41,6 @@ LAYOUTS = (*layouts.LAYOUTS, *STAGED)
 PART_LIMIT, DOWNTIME_LIMIT_S = 0.05, 0.3
 Act = Callable[[LocalCluster, HostStatus], Awaitable[None]]
 Facts = list[dict[str, Any]]
-
-
-async def quiet(cluster: LocalCluster, steps: int) -> ClusterView:
-    """Wait until all train and two stand by, and then for ``steps`` more steps."""
-    view = await cluster.until(
-        lambda v: ready(v, RANKS, PER_HOST), "all train, two stand by", PATIENCE_S
-    )
-    goal = max(w.step for w in workers(view)) + steps
-    return await cluster.until(
-        lambda v: ready(v, RANKS, PER_HOST, goal), f"step {goal}", PATIENCE_S
-    )
-
-
-async def drain(cluster: LocalCluster, host: HostStatus) -> None:
-    await cluster.drain(host.host)
 
 
 async def kill(cluster: LocalCluster, host: HostStatus) -> None:
@@ -85,11 +70,11 @@ async def disturbed(folder: Path, layout: str, args: argparse.Namespace) -> Fact
         )
         async with LocalCluster(spec) as cluster:
             for act in acts * args.events:
-                view = await quiet(cluster, args.quiet)
+                view = await run_on(cluster, args.quiet)
                 host = view.host(view.jobs[0].membership.members[-1].host)
                 assert host is not None
                 await story.event(cluster, told, partial(act, cluster, host))
-            await quiet(cluster, args.quiet)
+            await run_on(cluster, args.quiet)
         trace = read_trace(cluster.trace)
     found = []
     for plan in told.plans:

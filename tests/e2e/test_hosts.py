@@ -63,9 +63,7 @@ async def test_all_ranks_of_a_host_are_lost_at_once(
     """Daemon, launcher and both workers: nobody is left to say so."""
     async with pairs(tmp_path, redis) as run:
         await at_gate(run)
-        for process in (run.cluster.daemons["h2"], run.cluster.launchers["h2"]):
-            process.kill()
-            await process.wait()
+        await run.cluster.lose("h2")
         run.let_go("data")
         plan = await run.done()
 

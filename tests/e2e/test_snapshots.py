@@ -121,9 +121,7 @@ async def test_a_host_is_lost_where_each_state_exists_once(
     golden = undisturbed(tmp_path, layout)
     async with spread(tmp_path, redis, layout) as run:
         moved = await drained(run)
-        for process in (run.cluster.daemons["h1"], run.cluster.launchers["h1"]):
-            process.kill()
-            await process.wait()
+        await run.cluster.lose("h1")
         plan = (await run.plans(2))[1]
         await run.ends_like(golden, lost=1)
 

@@ -183,9 +183,7 @@ async def test_a_whole_host_at_once(tmp_path: Path, redis: EmbeddedRedis, golden
     """Daemon, launcher and worker of a host die together: nobody is left to say so."""
     async with running(tmp_path, redis.url, faults=["forward@1:9=wait"]) as run:
         await run.at_gate()
-        for process in (run.cluster.daemons["h2"], run.cluster.launchers["h2"]):
-            process.kill()
-            await process.wait()
+        await run.cluster.lose("h2")
         plan = await run.done()
 
         assert plan.cause == "host.silent"

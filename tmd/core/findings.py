@@ -77,7 +77,7 @@ class Memory(Struct, frozen=True):
     """What must outlive a restart of the daemon."""
 
     raises: tuple[Raise, ...] = ()
-    """Oldest first, none older than the window of its detector when the last was added."""
+    """Of each detector oldest first, and none older than its window when the last was added."""
     ban: Alert | None = None
 
     def times(self, key: Key, since: float) -> int:

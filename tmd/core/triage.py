@@ -156,10 +156,9 @@ def _counted(board: Board, key: Key, now: float, clock: float) -> tuple[Board, N
 
 def _with(raises: Sequence[Raise], new: Raise, since: float) -> tuple[Raise, ...]:
     """With ``new``; of its detector only the newest, and none from before ``since``."""
-    own = [r for r in raises if r.key.detector == new.key.detector]
-    kept = {id(r) for r in own[1 - REMEMBERED :] if r.at > since}
-    rest = (r for r in raises if r.key.detector != new.key.detector or id(r) in kept)
-    return (*rest, new)
+    own = [r for r in raises if r.key.detector == new.key.detector and r.at > since]
+    others = (r for r in raises if r.key.detector != new.key.detector)
+    return (*others, *own[1 - REMEMBERED :], new)
 
 
 def _escalated(alert: Alert, times: int) -> Alert:

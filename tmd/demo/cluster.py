@@ -169,6 +169,13 @@ class LocalCluster:
         """Start (again) the daemon of ``host``."""
         self.daemons[host] = await self._start(host, "daemon", "daemon", "-c", self.config(host))
 
+    async def lose(self, host: str) -> None:
+        """Kill daemon and launcher of ``host`` and, with it, the workers: nobody says so."""
+        for process in (self.daemons[host], self.launchers[host]):
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
     async def start_launcher(self, host: str, *more: str) -> None:
         """Start (again) the launcher of ``host`` and so its worker."""
         spec = self.spec

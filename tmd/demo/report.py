@@ -93,13 +93,18 @@ class Comparison(Struct, frozen=True):
     """The first one, in words; empty if all losses are the same bit for bit."""
 
 
+def may_miss(plans: Iterable[MigrationPlan]) -> set[tuple[int, int]]:
+    """(rank, step) of which there may be no line: whoever is killed between its commit and its line
+    leaves none. It is the step before the resume step, of a rank that changed hands."""
+    return {(m.rank, p.resume - 1) for p in plans if p.resume is not None for m in p.moves}
+
+
 def compare(run: Trace, golden: Trace, plans: Iterable[MigrationPlan]) -> Comparison:
     """Whether every loss of every rank is the same bit for bit.
 
-    ``plans``: those of the run. Whoever is killed between its commit and its line leaves none: of a
-    lost rank the line of the step before the resume step may be missing, and no other.
+    ``plans``: those of the run; lines that :func:`may_miss` names may be missing, and no others.
     """
-    may_miss = {(m.rank, p.resume - 1) for p in plans if p.resume is not None for m in p.moves}
+    lawful = may_miss(plans)
     missing = golden.commits.keys() - run.commits.keys()
     differing = [
         key
@@ -110,10 +115,10 @@ def compare(run: Trace, golden: Trace, plans: Iterable[MigrationPlan]) -> Compar
     if differing:
         rank, step = differing[0]
         difference = f"{len(differing)} losses differ, first that of rank {rank} in step {step}"
-    elif lost := sorted(missing - may_miss):
+    elif lost := sorted(missing - lawful):
         difference = f"rank {lost[0][0]} never wrote down step {lost[0][1]}"
     steps = {step for _, step in run.commits.keys() & golden.commits.keys()}
-    return Comparison(len(steps), len(missing & may_miss), difference)
+    return Comparison(len(steps), len(missing & lawful), difference)
 
 
 def events_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -100,11 +101,12 @@ class Carrier:
         """
         if difference := mismatch(self.layouts, layouts):
             raise StateMismatch(f"this rank was built otherwise than before: {difference}")
-        targets, pending = self._registry.place(layouts)
-        for target, tensor in zip(targets, tensors, strict=True):
-            target.copy_(tensor)
-        for late in pending:
-            late.apply()
+
+        def fill(targets: Sequence[Tensor]) -> None:
+            for target, tensor in zip(targets, tensors, strict=True):
+                target.copy_(tensor)
+
+        self._place(layouts, fill)
 
     def let_go(self) -> None:
         """Forget what is registered, before others are built: a device may not hold both."""
@@ -298,7 +300,7 @@ class Carrier:
             has = self._digest(header.step) if has_step == header.step else {}
             transfer.answer(link, has=has)
             if not has or not transfer.is_confirmed(link):
-                self._receive_state(link, header)
+                self._place(offer.layouts, partial(transfer.receive_tensors, link))
         finally:
             self._errand = None
             link.close()
@@ -309,9 +311,10 @@ class Carrier:
         """Of all that replicas have in common: not of the buffers."""
         return {k: v for k, v in whole_digest(self._units, step).items() if k != BUFFERS}
 
-    def _receive_state(self, link: Link, header: transfer.Header) -> None:
-        targets, pending = self._registry.place(header.offer.layouts)
-        transfer.receive_tensors(link, targets)
+    def _place(self, layouts: Layouts, fill: Callable[[list[Tensor]], object]) -> None:
+        """Put a state of ``layouts`` in place, whose tensors ``fill`` fills."""
+        targets, pending = self._registry.place(layouts)
+        fill(targets)
         for late in pending:
             late.apply()
 

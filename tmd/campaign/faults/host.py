@@ -33,8 +33,7 @@ async def kill(process: Process) -> None:
 async def _lost(stage: Stage, fault: FaultPart) -> Mend:
     """Daemon, launcher and, with it, the workers: nobody is left to say so."""
     for host in await stage.targets(fault.where):
-        await kill(stage.cluster.daemons[host])
-        await kill(stage.cluster.launchers[host])
+        await stage.cluster.lose(host)
     return stage.repair
 
 
