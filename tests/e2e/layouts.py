@@ -168,7 +168,7 @@ def main() -> None:
     parser.add_argument("layout", choices=sorted(LAYOUTS))
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--pace", type=float, default=0.0, help="seconds that a step takes more")
-    parser.add_argument("--checkpoints", default="", help="a folder: one every ten steps")
+    parser.add_argument("--checkpoints", default="", help="a folder: one every twenty steps")
     parser.add_argument("--cut", type=int, default=-1, help="end before this step")
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -187,7 +187,7 @@ def main() -> None:
     session.register(model=layout.model, optimizer=optimizer, **layout.told)
 
     if args.checkpoints:
-        session.checkpoint(args.checkpoints, every=10)
+        session.checkpoint(args.checkpoints, every=20)
     for inputs, targets in session.batches(loader):
         if session.step_number == args.cut:
             break

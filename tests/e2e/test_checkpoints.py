@@ -22,6 +22,8 @@ from tmd.embedded import EmbeddedRedis
 from tmd.trainer.transfer import digest_of
 
 LAYOUTS = str(Path(__file__).with_name("layouts.py"))
+# One at a time: steps of a millisecond do not wait for a disk.
+LONE = ("--every", "20")
 BEFORE_20 = {(rank, step) for rank in range(len(RANKS)) for step in range(20)}
 SHARDED = ("--sharded", "--snapshots", "0")
 
@@ -55,8 +57,7 @@ async def test_a_job_that_lost_a_state_for_good_goes_on_from_its_checkpoint(
 ) -> None:
     """It fails and says from where it would go on; started again it does, with the same numbers."""
     golden = solo(tmp_path / "golden", *SHARDED, ranks=len(RANKS))
-    # One at a time: steps of a millisecond do not wait for a disk.
-    told = (*SHARDED, *writing(tmp_path / "c"), "--every", "20")
+    told = (*SHARDED, *writing(tmp_path / "c"), *LONE)
     faults = ["forward@1:28=wait", "backward@1:29=kill"]
     async with running(tmp_path / "1", redis.url, faults=faults, arguments=told, standby=()) as run:
         await run.cluster.until(
@@ -90,7 +91,8 @@ async def test_a_rank_that_is_lost_in_the_midst_of_writing_leaves_no_half(
         assert run.fired("writing-10")
         await run.ends_like(golden, lost=1, unwritten={(1, s) for s in range(9, STEPS)})
 
-    assert 30 in steps_in(folder)
+    assert steps_in(folder)
+    assert 10 not in steps_in(folder)
     again = solo(tmp_path / "2", *writing(folder), ranks=len(RANKS))
     assert again.weights == golden.weights
 
@@ -119,8 +121,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(
 ) -> None:
     """One bit is enough. The numbers from there on are those of the run that never ended."""
     folder = tmp_path / "c"
-    # One at a time: steps of a millisecond do not wait for a disk.
-    solo(tmp_path / "0", "--steps", "21", *writing(folder), "--every", "20", ranks=len(RANKS))
+    solo(tmp_path / "0", "--steps", "21", *writing(folder), *LONE, ranks=len(RANKS))
     whole = solo(tmp_path / "1", *writing(folder), "--every", "30", ranks=len(RANKS))
     damaged = folder / name_of(30) / "part-1" / "__0_0.distcp"
     bits = bytearray(damaged.read_bytes())
@@ -158,10 +159,10 @@ def test_another_world_begins_with_the_same_weights(
 ) -> None:
     """And what is a part of each is the part that it should be."""
     folder, more = tmp_path / "c", ("--sharded",) if sharded else ()
-    solo(tmp_path / "1", "--steps", "21", *more, *writing(folder), ranks=before)
+    solo(tmp_path / "1", "--steps", "21", *more, *writing(folder), *LONE, ranks=before)
     found = weights(folder, 20)
 
-    again = solo(tmp_path / "2", "--steps", "20", *more, *writing(folder), ranks=after)
+    again = solo(tmp_path / "2", "--steps", "20", *more, *writing(folder), *LONE, ranks=after)
 
     for rank in range(1, after):
         parts = [p.chunk(after)[rank] if sharded else p for p in found]
@@ -190,7 +191,7 @@ def test_a_job_of_any_layout_goes_on_with_the_same_numbers(tmp_path: Path, layou
 
 def test_plain_torch_reads_a_checkpoint_without_us(tmp_path: Path) -> None:
     """Names are those of state_dict(), for dcp.load and dcp_to_torch_save."""
-    solo(tmp_path / "1", "--steps", "21", *writing(tmp_path / "c"), ranks=1)
+    solo(tmp_path / "1", "--steps", "21", *writing(tmp_path / "c"), *LONE, ranks=1)
     place = tmp_path / "c" / name_of(20)
     command = (sys.executable, plain_reader.__file__, str(place), str(tmp_path / "single.pt"))
 
