@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.harness import GATE, STOP_AND_COPY, Golden, Run, live_plan, running
+from tests.marks import thorough
 from tmd import embedded
 from tmd.core.model import Phase
 from tmd.demo.cluster import ready
@@ -36,10 +37,7 @@ async def replace_leader(run: Run) -> None:
 
 @pytest.mark.parametrize(
     "phase",
-    [
-        p if p in (Phase.SWITCH, Phase.SYNC) else pytest.param(p, marks=pytest.mark.thorough)
-        for p in HELD
-    ],
+    [p if p is Phase.SWITCH else thorough(p) for p in HELD],
 )
 async def test_the_leader_dies_in(
     phase: Phase, tmp_path: Path, redis: EmbeddedRedis, golden: Golden

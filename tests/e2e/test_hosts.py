@@ -38,6 +38,7 @@ async def at_gate(run: Run) -> None:
     await run.cluster.until(lambda v: ready(v, RANKS, PER_HOST), "all train, two standbys wait")
 
 
+@pytest.mark.thorough
 async def test_all_ranks_of_a_host_move_at_once(
     tmp_path: Path, redis: EmbeddedRedis, pairs_golden: Golden
 ) -> None:
@@ -57,6 +58,7 @@ async def test_all_ranks_of_a_host_move_at_once(
         await run.ends_like(pairs_golden)
 
 
+@pytest.mark.thorough
 async def test_all_ranks_of_a_host_are_lost_at_once(
     tmp_path: Path, redis: EmbeddedRedis, pairs_golden: Golden
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.e2e.conftest import golden_of
 from tests.e2e.harness import LONG, PACE, STOP_AND_COPY, Golden, Run, running
+from tests.marks import thorough
 from tmd.core.model import Activity, Kind, MigrationPlan, Phase
 from tmd.demo.cluster import ready, workers
 from tmd.demo.report import may_miss
@@ -68,10 +69,10 @@ def built(run: Run, host: str) -> list[int]:
     "layout",
     [
         "hybrid",
-        "tensor",
-        pytest.param("experts", marks=pytest.mark.thorough),
-        pytest.param("compiled", marks=pytest.mark.thorough),
-        pytest.param("unlike", marks=pytest.mark.thorough),
+        thorough("tensor"),
+        thorough("experts"),
+        thorough("compiled"),
+        thorough("unlike"),
         "pipeline",
     ],
 )

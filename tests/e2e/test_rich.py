@@ -43,6 +43,7 @@ async def test_a_rich_script_is_lived_by_a_shadow(
         await run.ends_like(rich_golden)
 
 
+@pytest.mark.thorough
 async def test_a_rich_script_goes_on_after_a_loss(
     tmp_path: Path, redis: EmbeddedRedis, rich_golden: Golden
 ) -> None:

@@ -20,6 +20,7 @@ from tests.e2e.harness import (
     make_golden,
     running,
 )
+from tests.marks import thorough
 from tmd.core.model import Activity, Kind, MigrationPlan, Phase
 from tmd.demo.cluster import workers
 from tmd.embedded import EmbeddedRedis
@@ -94,7 +95,7 @@ async def test_the_joiner_takes_over_without_a_copy_at_the_switch(
         await run.ends_like(long_golden)
 
 
-@pytest.mark.parametrize("point", ["copying", "tail", "shadowing"])
+@pytest.mark.parametrize("point", [thorough("copying"), thorough("tail"), "shadowing"])
 async def test_a_joiner_that_dies_is_replaced_by_the_next(
     point: str, tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
@@ -128,7 +129,7 @@ async def test_a_joiner_that_dies_once_it_has_the_vote_gives_the_rank_back(
         await run.ends_like(long_golden, lost=1)
 
 
-@pytest.mark.parametrize("point", ["showing", "mirroring"])
+@pytest.mark.parametrize("point", [thorough("showing"), "mirroring"])
 async def test_a_leaver_that_dies_while_it_is_followed_is_a_failover(
     point: str, tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:

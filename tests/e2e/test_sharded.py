@@ -44,6 +44,7 @@ async def test_a_sharded_rank_moves_by_live_shadow(
         await run.ends_like(sharded_golden)
 
 
+@pytest.mark.thorough
 async def test_a_sharded_rank_moves_by_stop_and_copy(
     tmp_path: Path, redis: EmbeddedRedis, sharded_golden: Golden
 ) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.harness import LONG, PACE, Golden, Run, history, running
+from tests.marks import thorough
 from tmd.core.model import Activity, Kind, Phase
 from tmd.demo.cluster import workers
 from tmd.embedded import EmbeddedRedis
@@ -31,7 +32,7 @@ def let_go(run: Run) -> None:
 
 
 # Rank 2 is the one that is followed; rank 1 is a replica, with buffers of its own.
-@pytest.mark.parametrize(("rank", "point"), [(1, "backward"), (2, "after-vote")])
+@pytest.mark.parametrize(("rank", "point"), [(1, "backward"), thorough(2, "after-vote")])
 async def test_a_loss_with_a_hot_standby_copies_no_state(
     rank: int, point: str, tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.harness import EPOCHS, Golden, live_plan, running
+from tests.marks import thorough
 from tmd.core.model import Kind
 from tmd.embedded import EmbeddedRedis
 
@@ -21,7 +22,7 @@ PLACES = (
 
 
 # Rank 0 is where most special cases are; the other rank shows that they are not needed.
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, thorough(1)])
 async def test_kill_9_at_every_place_of_a_step(
     rank: int, tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:
@@ -57,7 +58,7 @@ async def test_a_loss_in_the_very_first_step(
         await run.ends_like(golden, lost=1)
 
 
-@pytest.mark.parametrize("fault", ["in-vote@0:10", "backward@1:11"])
+@pytest.mark.parametrize("fault", [thorough("in-vote@0:10"), "backward@1:11"])
 async def test_a_loss_between_two_epochs(
     fault: str, tmp_path: Path, redis: EmbeddedRedis, epochs_golden: Golden
 ) -> None:
