@@ -8,8 +8,9 @@ from a place: in DTensor's caches, and as constants in compiled code. As of torc
 from __future__ import annotations
 
 import gc
+import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,8 +19,9 @@ from torch.distributed import distributed_c10d
 
 from tmd.fabric.grouping import Participant
 
-MESH = "torch.distributed.device_mesh"
-FSDP = "torch.distributed.fsdp._fully_shard._fsdp_common"
+MESH = ("torch.distributed.device_mesh", "DeviceMesh")
+FSDP = ("torch.distributed.fsdp._fully_shard._fsdp_common", "DataParallelMeshInfo")
+SPEC = ("torch.distributed.tensor._dtensor_spec", "DTensorSpec")
 
 
 def turn(groups: Iterable[Participant]) -> None:
@@ -34,18 +36,21 @@ def turn(groups: Iterable[Participant]) -> None:
             known[group] = {rank: place for place, rank in enumerate(group.view.ranks)}
     if not dist.is_initialized():
         return
-    moved = [_place(mesh) for mesh in _instances(MESH, "DeviceMesh")]
-    if any(moved):
-        _forget_places()
-    for info in _instances(FSDP, "DataParallelMeshInfo"):
+    meshes, infos, specs = _instances(MESH, FSDP, SPEC)
+    moves = [move for mesh in meshes if (move := _place(mesh))]
+    if moves:
+        _forget_compiled()
+    if any(None in move for move in moves) or (moves and not all(map(_is_even, specs))):
+        _forget_shards()
+    for info in infos:
         for kind in ("shard", "replicate"):
             along = getattr(info, f"{kind}_process_group", None)
             if along is not None:
                 setattr(info, f"{kind}_mesh_rank", along.rank())
 
 
-def _place(mesh: Any) -> bool:
-    """Correct the place in a mesh; whether it was another one."""
+def _place(mesh: Any) -> tuple[Any, Any] | None:
+    """Correct the place in a mesh: from where to where, if it was another one."""
     mesh._rank = dist.get_rank()
     try:
         found = (mesh.mesh == mesh._rank).nonzero().tolist()
@@ -53,15 +58,41 @@ def _place(mesh: Any) -> bool:
         found = []
     place = tuple(found[0]) if found else None
     old, mesh._coordinate_on_dim = mesh._coordinate_on_dim, place
-    return old is None or place is None or tuple(old) != place
+    return None if old is not None and tuple(old) == place else (old, place)
 
 
-def _forget_places() -> None:
-    """Nothing of this asks again whose place it was computed for."""
+def _is_even(spec: Any) -> bool:
+    """Whether the parts of a tensor are of one shape in all places, as far as can be told."""
+    parts: dict[int, int] = {}
+    for dim, placement in enumerate(spec.placements):
+        if placement.is_replicate() or placement.is_partial():
+            continue
+        cut = getattr(placement, "dim", None)
+        if cut is None:
+            return False
+        parts[cut] = parts.get(cut, 1) * spec.mesh.size(dim)
+    if math.prod(parts.values()) == 1:
+        return True
+    shape = () if spec.tensor_meta is None else spec.tensor_meta.shape
+    return all(
+        cut < len(shape) and isinstance(shape[cut], int) and shape[cut] % into == 0
+        for cut, into in parts.items()
+    )
+
+
+def _forget_compiled() -> None:
+    """A place may be a constant in it."""
     reset = getattr(sys.modules.get("torch._dynamo"), "reset", None)
     if reset is not None:
         reset()
-    if "torch.distributed.tensor" not in sys.modules:
+
+
+def _forget_shards() -> None:
+    """What DTensor has cached holds shapes of this rank's parts, and does not ask whose they were.
+
+    Where all parts are alike it stays: to fill the caches again takes as long as a hundred steps.
+    """
+    if SPEC[0] not in sys.modules:
         return
     from torch.distributed.tensor import DTensor, _redistribute
 
@@ -77,13 +108,26 @@ def _forget_places() -> None:
             clear()
 
 
-def _instances(module: str, name: str) -> Iterator[Any]:
-    """All objects of a class, if its module was ever imported."""
-    loaded = sys.modules.get(module)
-    if loaded is None:
-        return
-    kind = getattr(loaded, name)
+def _instances(*kinds: tuple[str, str]) -> list[list[Any]]:
+    """All objects of each class, and of those below it, as far as its module was ever imported."""
+    found: list[list[Any]] = [[] for _ in kinds]
+    places = {
+        kind: among
+        for (module, name), among in zip(kinds, found, strict=True)
+        if module in sys.modules
+        for kind in _with_subclasses(getattr(sys.modules[module], name))
+    }
+    if not places:
+        return found
     if gc.get_freeze_count():
         gc.unfreeze()  # what is frozen cannot be found
     # By type(): some objects answer isinstance() with side effects.
-    yield from [o for o in gc.get_objects() if issubclass(type(o), kind)]
+    for each in gc.get_objects():
+        among = places.get(type(each))
+        if among is not None:
+            among.append(each)
+    return found
+
+
+def _with_subclasses(kind: type[Any]) -> list[type[Any]]:
+    return [kind, *(k for below in kind.__subclasses__() for k in _with_subclasses(below))]

@@ -1,0 +1,69 @@
+"""What torch keeps of a place in a mesh, once the process stands in another one."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.fabric.circle import KEY
+from tests.fabric.pool import pool
+from tmd.fabric import Fabric, Neutral
+
+pytestmark = pytest.mark.timeout(60)
+
+PARTS = {6: (3, 3), 5: (3, 2)}
+"""Sizes of what is sharded over two ranks, and those of its parts."""
+
+
+def become_another(_rank: int, _size: int, _store: dist.Store, whole: int) -> list[object]:
+    """An operation as rank 0, then as rank 1: each time its part's shape, its place, and whether
+    that was computed anew."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    from tmd.fabric import install
+
+    fabric = Fabric("standby", KEY)
+    fabric.sandbox(Neutral(), 0, 2)
+    install(fabric)
+    dist.init_process_group("tmd")
+    mesh = init_device_mesh("cpu", (2,))
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    made, real = [], propagator.propagate_op_sharding_non_cached
+
+    def counted(*args: object) -> object:
+        made.append(args)
+        return real(*args)
+
+    propagator.propagate_op_sharding_non_cached = counted
+    propagator.propagate_op_sharding = type(propagator.propagate_op_sharding)(counted)
+
+    def part() -> list[object]:
+        made.clear()
+        local = torch.ones(PARTS[whole][dist.get_rank()], 4)
+        tensor = DTensor.from_local(
+            local, mesh, [Shard(0)], run_check=False, shape=torch.Size((whole, 4)), stride=(4, 1)
+        )
+        other = tensor.new_zeros((whole, 4)) + tensor.view(whole, 2, 2).flatten(1)
+        return [tuple(other.to_local().shape), tuple(mesh.get_coordinate()), bool(made)]
+
+    first = part()
+    fabric.sandbox(Neutral(), 1, 2)
+    found = [first, part()]
+    dist.destroy_process_group()
+    fabric.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("whole", "afterwards"), [(6, [(3, 4), (1,), False]), (5, [(2, 4), (1,), True])]
+)
+def test_only_parts_of_other_shapes_are_computed_anew(
+    tmp_path: Path, whole: int, afterwards: list[object]
+) -> None:
+    """A cached shape of another rank's part would be wrong; that of an equal part is right."""
+    with pool(1, str(tmp_path / "store")) as p:
+        (found,) = p.run(become_another, whole)
+
+    assert found == [[(3, 4), (0,), True], afterwards]
