@@ -6,6 +6,7 @@ median of the steps before; as part of a step. ``downtime``: from the kill of bo
 to the first commit of a step that had not been committed, less one median step. Each step takes
 ``--pace`` seconds more than this machine computes, as on a device of each rank's own: otherwise six
 processes would share two cores, and the joiners' own work would count as a pause of the others.
+Batches come from ``session.sampler``: other samplers are walked through up to the rank's place.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ async def disturbed(folder: Path, layout: str, args: argparse.Namespace) -> Fact
     """One run with ``args.events`` drains and, where the state has replicas, as many losses."""
     told = Told()
     pace = ("--steps", "100000", "--pace", str(args.pace))
-    script = stages.__file__ if layout in STAGED else layouts.__file__
+    script, more = stages.__file__, ()
+    if layout not in STAGED:
+        script, more = layouts.__file__, ("--seekable",)
     acts: tuple[Act, ...] = (drain,) if layout in ONCE else (drain, kill)
     with embedded.redis() as redis:
         spec = ClusterSpec(
@@ -62,7 +65,7 @@ async def disturbed(folder: Path, layout: str, args: argparse.Namespace) -> Fact
             "bench",
             ACTIVE,
             STANDBY,
-            (script, layout, *pace),
+            (script, layout, *pace, *more),
             per_host=PER_HOST,
             max_restarts=99,
             # The script that stages are in takes some of the other one.

@@ -168,6 +168,7 @@ def main() -> None:
     parser.add_argument("layout", choices=sorted(LAYOUTS))
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--pace", type=float, default=0.0, help="seconds that a step takes more")
+    parser.add_argument("--seekable", action="store_true", help="batches that nobody walks to")
     parser.add_argument("--checkpoints", default="", help="a folder: one every twenty steps")
     parser.add_argument("--cut", type=int, default=-1, help="end before this step")
     args = parser.parse_args()
@@ -181,10 +182,12 @@ def main() -> None:
         torch.randn(size, 16, generator=draw), torch.randint(CLASSES, (size,), generator=draw)
     )
     layout = LAYOUTS[args.layout](Net())
-    own = layout.sampler or (lambda _: session.sampler(size, BATCH, args.steps))
-    loader = DataLoader(data, batch_size=BATCH, sampler=own(data))
     optimizer = torch.optim.AdamW(layout.model.parameters(), lr=1e-2)
     session.register(model=layout.model, optimizer=optimizer, **layout.told)
+    own: Sampler[int] = session.sampler(size, BATCH, args.steps)
+    if layout.sampler is not None and not args.seekable:
+        own = layout.sampler(data)
+    loader = DataLoader(data, batch_size=BATCH, sampler=own)
 
     if args.checkpoints:
         session.checkpoint(args.checkpoints, every=20)
