@@ -58,6 +58,7 @@ def opened(run: Run, plan: MigrationPlan, rank: int) -> int:
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(300)
 async def test_a_host_of_eight_ranks_moves_and_another_is_lost(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:

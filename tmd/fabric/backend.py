@@ -11,6 +11,7 @@ from tmd.fabric.fabric import Fabric
 from tmd.fabric.group import Group
 from tmd.fabric.rendezvous import publish_environment
 from tmd.fabric.solo import lone_fabric
+from tmd.fabric.turning import teach
 
 NAME = "tmd"
 
@@ -32,6 +33,7 @@ def install(fabric: Fabric) -> None:
     if rank is None or size is None:
         raise ValueError("enter a membership or the sandbox before installing the fabric")
     register()
+    teach()
     _Behind.installed = fabric
     publish_environment(rank, size)
 

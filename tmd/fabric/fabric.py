@@ -113,9 +113,9 @@ class Fabric:
 
     def _turn(self, rank: int, *, changed: bool) -> None:
         """Tell torch, if rank or groups (``changed``) are others than before."""
-        if changed or rank != self._rank_in_torch:
-            self._rank_in_torch = rank
-            turn(self._groups)
+        moved, self._rank_in_torch = rank != self._rank_in_torch, rank
+        if changed or moved:
+            turn(self._groups, moved=moved)
 
     # --- change of epoch -----------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 torch asks a group for its rank each time, but keeps some things of its own: which global ranks a
 group has, the place in a ``DeviceMesh``, FSDP2's place in its two groups, and what was computed
-from a place: in DTensor's caches, and as constants in compiled code. As of torch 2.11 to 2.13.
+from a place: in DTensor's caches, and as constants in compiled code. Places are made attributes
+that ask; the rest is corrected at each turn. As of torch 2.11 to 2.13.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import gc
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -19,46 +20,96 @@ from torch.distributed import distributed_c10d
 
 from tmd.fabric.grouping import Participant
 
-MESH = ("torch.distributed.device_mesh", "DeviceMesh")
-FSDP = ("torch.distributed.fsdp._fully_shard._fsdp_common", "DataParallelMeshInfo")
-SPEC = ("torch.distributed.tensor._dtensor_spec", "DTensorSpec")
+FSDP = "torch.distributed.fsdp._fully_shard._fsdp_common"
+SPEC = "torch.distributed.tensor._dtensor_spec"
+ASKED = "_tmd_place"
+"""Attribute of a mesh: of whom its place was last asked, and what that is."""
 
 
-def turn(groups: Iterable[Participant]) -> None:
-    """Make torch see ``groups`` and the rank as they are now.
+class _Meshes:
+    """What is known of those of this process."""
 
-    Main thread, while no operation runs. Looks through all objects of the process for meshes,
-    which takes tens of milliseconds, unless nothing that has any was imported.
+    any = False
+    leave_out = False
+    """Whether one has no place for a rank that this process was."""
+
+
+def teach() -> None:
+    """From now on, objects that keep their place in a group or a mesh ask for it.
+
+    Idempotent. Classes whose module is not imported yet are left to a later call.
     """
+    for module, kind, attribute, ask in ASKING:
+        loaded = sys.modules.get(module)
+        if loaded is not None and attribute not in vars(getattr(loaded, kind)):
+            setattr(getattr(loaded, kind), attribute, property(ask, _told))
+
+
+def turn(groups: Iterable[Participant], *, moved: bool) -> None:
+    """Make torch see ``groups`` as they are now; ``moved``: the rank is another one, too.
+
+    Main thread, while no operation runs. Looks through all objects of the process if it has moved
+    and computes with DTensors, which takes tens of milliseconds.
+    """
+    teach()
     known = distributed_c10d._world.pg_group_ranks
     for group in groups:
         if isinstance(group, dist.ProcessGroup) and group in known:
             known[group] = {rank: place for place, rank in enumerate(group.view.ranks)}
-    if not dist.is_initialized():
-        return
-    meshes, infos, specs = _instances(MESH, FSDP, SPEC)
-    moves = [move for mesh in meshes if (move := _place(mesh))]
-    if moves:
+    if moved and _Meshes.any:
         _forget_compiled()
-    if any(None in move for move in moves) or (moves and not all(map(_is_even, specs))):
-        _forget_shards()
-    for info in infos:
-        for kind in ("shard", "replicate"):
-            along = getattr(info, f"{kind}_process_group", None)
-            if along is not None:
-                setattr(info, f"{kind}_mesh_rank", along.rank())
+        if SPEC in sys.modules and (_Meshes.leave_out or not _all_even()):
+            _forget_shards()
 
 
-def _place(mesh: Any) -> tuple[Any, Any] | None:
-    """Correct the place in a mesh: from where to where, if it was another one."""
-    mesh._rank = dist.get_rank()
-    try:
-        found = (mesh.mesh == mesh._rank).nonzero().tolist()
-    except RuntimeError:  # a part of a mesh that does not have this rank
-        found = []
-    place = tuple(found[0]) if found else None
-    old, mesh._coordinate_on_dim = mesh._coordinate_on_dim, place
-    return None if old is not None and tuple(old) == place else (old, place)
+def _told(mesh: Any, place: object) -> None:
+    """torch sets what is asked for; only that there is a mesh is news."""
+    _Meshes.any = True
+
+
+def _place(mesh: Any) -> tuple[int, ...] | None:
+    """Of this process in ``mesh``; ``None`` if it has none."""
+    rank = dist.get_rank()
+    asked = vars(mesh).get(ASKED)
+    if asked is None or asked[0] != rank:
+        try:
+            found = (mesh.mesh == rank).nonzero().tolist()
+        except RuntimeError:  # a part of a mesh that does not have this rank
+            found = []
+        asked = (rank, tuple(found[0]) if found else None)
+        setattr(mesh, ASKED, asked)
+    place: tuple[int, ...] | None = asked[1]
+    _Meshes.leave_out |= place is None
+    return place
+
+
+def _rank(_mesh: Any) -> int:
+    return dist.get_rank()
+
+
+def _shard_place(info: Any) -> int:
+    return int(info.shard_process_group.rank())
+
+
+def _replica_place(info: Any) -> int:
+    return int(info.replicate_process_group.rank())
+
+
+ASKING: tuple[tuple[str, str, str, Callable[[Any], Any]], ...] = (
+    ("torch.distributed.device_mesh", "DeviceMesh", "_rank", _rank),
+    ("torch.distributed.device_mesh", "DeviceMesh", "_coordinate_on_dim", _place),
+    (FSDP, "FSDPMeshInfo", "shard_mesh_rank", _shard_place),
+    (FSDP, "DDPMeshInfo", "replicate_mesh_rank", _replica_place),
+)
+"""Module, class, attribute, and what it is."""
+
+
+def _all_even() -> bool:
+    kind = sys.modules[SPEC].DTensorSpec
+    if gc.get_freeze_count():
+        gc.unfreeze()  # what is frozen cannot be found
+    # By type(): some objects answer isinstance() with side effects.
+    return all(_is_even(each) for each in gc.get_objects() if type(each) is kind)
 
 
 def _is_even(spec: Any) -> bool:
@@ -90,10 +141,8 @@ def _forget_compiled() -> None:
 def _forget_shards() -> None:
     """What DTensor has cached holds shapes of this rank's parts, and does not ask whose they were.
 
-    Where all parts are alike it stays: to fill the caches again takes as long as a hundred steps.
+    Where all parts are alike it stays: to fill the caches again takes as long as many steps.
     """
-    if SPEC[0] not in sys.modules:
-        return
     from torch.distributed.tensor import DTensor, _redistribute
 
     propagator = DTensor._op_dispatcher.sharding_propagator
@@ -106,28 +155,3 @@ def _forget_shards() -> None:
     ):
         if clear is not None:
             clear()
-
-
-def _instances(*kinds: tuple[str, str]) -> list[list[Any]]:
-    """All objects of each class, and of those below it, as far as its module was ever imported."""
-    found: list[list[Any]] = [[] for _ in kinds]
-    places = {
-        kind: among
-        for (module, name), among in zip(kinds, found, strict=True)
-        if module in sys.modules
-        for kind in _with_subclasses(getattr(sys.modules[module], name))
-    }
-    if not places:
-        return found
-    if gc.get_freeze_count():
-        gc.unfreeze()  # what is frozen cannot be found
-    # By type(): some objects answer isinstance() with side effects.
-    for each in gc.get_objects():
-        among = places.get(type(each))
-        if among is not None:
-            among.append(each)
-    return found
-
-
-def _with_subclasses(kind: type[Any]) -> list[type[Any]]:
-    return [kind, *(k for below in kind.__subclasses__() for k in _with_subclasses(below))]
