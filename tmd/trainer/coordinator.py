@@ -107,7 +107,7 @@ class Coordinator:
         else:
             self._crew.carrier.renew()
         serves = group_of(alike, self.rank) if self._warming.several else ()
-        self._voice.registered(alike, wrapped, serves)
+        self._voice.registered(alike, wrapped, serves, self._crew.carrier.roles)
 
     def close(self) -> None:
         """The process ends: no thread of ours may be inside torch then. Tells the last status."""
