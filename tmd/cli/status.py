@@ -149,6 +149,9 @@ def _job(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:
     newest = max((w.saved for w in view.workers(record.job).values() if w.saved), default=None)
     if newest is not None:
         yield f"  checkpoint of step {newest.step}, {max(0.0, time.time() - newest.at):.0f} s ago"
+    missed = [w.missed for w in view.workers(record.job).values() if w.missed]
+    for step, reason in sorted({(m.step, m.reason) for m in missed}):
+        yield f"  no checkpoint of step {step}: {reason}"
     if record.detail:
         yield f"  {record.detail}"
     plans = list(record.history[-HISTORY_SHOWN:])

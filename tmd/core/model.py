@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from tmd.core.checkpoints import Saved
+from tmd.core.checkpoints import Missed, Saved
 from tmd.core.fuse import Breaker
 from tmd.core.membership import Member as Member
 from tmd.core.membership import Membership as Membership
@@ -93,6 +93,8 @@ class WorkerStatus(Struct, frozen=True):
     """GPUs that hold its model, as findings name them; empty if that is not known."""
     saved: Saved | None = None
     """The newest complete checkpoint that it knows of."""
+    missed: Missed | None = None
+    """The newest one that came to nothing, until there is a later one that is complete."""
 
 
 class Exit(Struct, frozen=True):
