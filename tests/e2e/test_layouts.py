@@ -13,7 +13,7 @@ from tmd.demo.cluster import ready, workers
 from tmd.demo.report import may_miss
 from tmd.embedded import EmbeddedRedis
 
-UNLIKE = ("unlike", "pipeline", "single")
+UNLIKE = ("unlike", "pipeline", "single", "deep")
 """Layouts whose ranks do not build alike."""
 HOSTS = ("h1", "h2")
 PER_HOST = 2
@@ -253,11 +253,32 @@ async def test_a_standby_rehearses_each_stage_once_and_takes_either(
         await run.ends_like(golden, lost=1)
 
 
-def rehearsed(view: ClusterView) -> bool:
+@pytest.mark.thorough
+async def test_a_standby_settles_on_what_most_ranks_are(
+    tmp_path: Path, redis: EmbeddedRedis
+) -> None:
+    """Of four stages the two in the middle look alike: it rehearses one of them, and waits so."""
+    golden = undisturbed(tmp_path, "deep")
+    async with spread(tmp_path, redis, "deep", rehearse=True) as run:
+        view = await run.cluster.until(
+            lambda v: rehearsed(v, 3) and all(w.serves == (2,) for w in workers(v) if w.rehearsed),
+            "both standbys have rehearsed, and settled",
+        )
+        waiting = [w for w in workers(view) if w.rehearsed]
+
+        for standby in waiting:
+            assert [v.ranks for v in standby.rehearsed] == [(3,), (1, 2), (0,)]
+            assert all(v.has_shown for v in standby.rehearsed)
+        assert run.cluster.log("s1").count('"duty": "Follow"') == 3 * PER_HOST
+        assert built(run, "s1") == sorted([3, 2, 0, 2] * PER_HOST)
+        await run.ends_like(golden)
+
+
+def rehearsed(view: ClusterView, roles: int = 2) -> bool:
     """Two standbys have rehearsed all there is, and wait."""
     waiting = [w for w in workers(view) if w.activity is Activity.STANDBY]
     over = bool(view.jobs) and not view.jobs[0].understudies
-    return over and len([w for w in waiting if len(w.rehearsed) == PER_HOST]) == PER_HOST
+    return over and len([w for w in waiting if len(w.rehearsed) == roles]) == PER_HOST
 
 
 @pytest.mark.thorough
