@@ -59,6 +59,7 @@ bench: install
 	$(BIN)/python -m bench.steady
 	$(BIN)/python -m bench.snapshots
 	$(BIN)/python -m bench.layouts
+	$(BIN)/python -m bench.growth
 	$(BIN)/python -m bench.daemon
 
 bench-peers: install

@@ -36,7 +36,7 @@ def at_work(view: ClusterView, step: int, *, rehearsed: bool) -> bool:
     """All ranks have come to ``step``, and a standby waits that never held a rank."""
     training = [w.step for w in workers(view) if w.activity is Activity.TRAINING]
     waiting = [w for w in workers(view) if w.activity is Activity.STANDBY]
-    there = any(w.rehearsed is not None for w in waiting) if rehearsed else bool(waiting)
+    there = any(w.rehearsed for w in waiting) if rehearsed else bool(waiting)
     return there and len(training) == len(RANKS) and min(training) >= step
 
 

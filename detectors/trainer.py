@@ -1,7 +1,7 @@
 """What can be seen of a training process from outside: it ended, fell silent, or stands still.
 
-Two more are for people and move nothing, since a new host would see the same: it was killed for
-memory, and the loss it reports is no number.
+Three more are for people and move nothing, since a new host would see the same: it was killed for
+memory, the loss it reports is no number, and a checkpoint that was due came to nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ STALLED = "trainer.stalled"
 HUNG = "trainer.hung"
 OUT_OF_MEMORY = "trainer.out_of_memory"
 NAN_LOSS = "trainer.nan_loss"
-FOR_PEOPLE = {OUT_OF_MEMORY, NAN_LOSS}
+NO_CHECKPOINT = "trainer.no_checkpoint"
+FOR_PEOPLE = {OUT_OF_MEMORY, NAN_LOSS, NO_CHECKPOINT}
 FRESH_S = 10.0
 """A kill for memory within about so long before an exit by SIGKILL explains it."""
 
@@ -105,6 +106,7 @@ class Findings:
             yield from self._set(STALLED, False, event, "")
             yield from self._set(HUNG, False, event, "")
             yield from self._set(NAN_LOSS, False, event, "")
+            yield from self._set(NO_CHECKPOINT, False, event, "")
             text = "killed by the kernel for want of memory, it seems"
             starved = not event.forgotten and (
                 starved or (OUT_OF_MEMORY, event.worker) in self._raised
@@ -123,6 +125,13 @@ class Findings:
         hung = not silent and 0 < limit < stands
         yield from self._set(HUNG, hung, event, f"no step committed for {stands:.0f} s")
         yield from self._loss(event)
+        missed = event.status.missed if event.status is not None else None
+        words = (
+            f"no checkpoint of step {missed.step}: {missed.reason} ({missed.count} in a row)"
+            if missed is not None
+            else ""
+        )
+        yield from self._set(NO_CHECKPOINT, missed is not None, event, words)
 
     def _loss(self, event: WorkerEvent) -> Iterator[Signal]:
         loss = event.status.loss if event.status is not None else None

@@ -18,6 +18,7 @@ from msgspec import structs
 from tests import values
 from tests.values import member, worker
 from tmd import __version__
+from tmd.cli.status import verdicts_of
 from tmd.core.fuse import Breaker
 from tmd.core.model import (
     Activity,
@@ -31,6 +32,7 @@ from tmd.core.model import (
     Strategy,
 )
 from tmd.core.requests import DrainRequest
+from tmd.core.shadows import noted
 from tmd.daemon.store import open_store
 from tmd.testing.clients import worker_status
 
@@ -357,7 +359,7 @@ def test_a_rehearsal_is_asked_for_and_its_verdict_shown(config, store, running):
         while not (asked := (await s.snapshot()).rehearsals):  # noqa: ASYNC110 - by another process
             await asyncio.sleep(0.01)
         unfit = Rehearsal(step=7, seconds=1.0, refusal="other bits", request=asked[0].id)
-        status = structs.replace(idle, rehearsed=unfit)
+        status = structs.replace(idle, rehearsed=(unfit,))
         await s.put_host(HostStatus("h3", "i", workers=(status,)), ttl_s=60, wake=False)
 
     none = tmd("standby", "rehearse", "h1", "-c", config)
@@ -378,6 +380,28 @@ def test_a_rehearsal_is_asked_for_and_its_verdict_shown(config, store, running):
     assert again.returncode == 0
     assert late.returncode == 1
     assert "no verdict after 0.3 s" in late.stderr
+
+
+def test_what_a_standby_has_rehearsed_is_shown(config, store, running):
+    """One verdict on all ranks is a sentence; of several each names the ranks it is about."""
+    idle = structs.replace(worker_status("h3/job/0.a"), activity=Activity.STANDBY)
+    roles = ("first", "middle", "middle", "last")
+    one = noted((), Rehearsal(step=7, seconds=1.0), 1, ("all",) * 4)
+    several = noted((), Rehearsal(step=7, seconds=1.0), 2, roles)
+    several = noted(several, Rehearsal(step=0, seconds=0.0, refusal="other shapes"), 3, roles)
+    same = "rehearsed: same bits at step 7, in 1.0 s"
+
+    assert verdicts_of(()) == ""
+    assert verdicts_of(one) == same
+    assert verdicts_of(several) == f"ranks 1-2: {same}; ranks 3: unfit: other shapes"
+    status = structs.replace(idle, rehearsed=several)
+    store(lambda s: s.put_host(HostStatus("h3", "i", workers=(status,)), ttl_s=60, wake=False))
+    told = json.loads(tmd("status", "--json", "-c", config).stdout)
+    (told,) = [w for h in told["hosts"] if h["host"] == "h3" for w in h["workers"]]
+    assert [(v["role"], v["ranks"]) for v in told["rehearsed"]] == [
+        ("middle", [1, 2]),
+        ("last", [3]),
+    ]
 
 
 def test_events(config, running):

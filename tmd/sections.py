@@ -62,8 +62,8 @@ class Shadow(Section, frozen=True):
     hot: Annotated[int, Meta(ge=0)] = 0
     """So many standbys of each job follow a rank all the time: its loss then needs no copy."""
     rehearse: bool = True
-    """Every standby follows a rank once, until it has computed the same bits; who cannot is never
-    given a rank."""
+    """Every standby follows one rank of each kind once, until it has computed the same bits; who
+    computes others is never given a rank."""
 
     def limits(self) -> ShadowLimits:
         keys = ShadowLimits.__struct_fields__

@@ -6,12 +6,15 @@ from hypothesis import strategies as st
 from tmd.core.checkpoints import (
     PARTIAL,
     REFUSED,
+    Missed,
     Saved,
     advice,
     complete,
     is_due,
+    missed_too,
     name_of,
     step_of,
+    still_missed,
     unneeded,
 )
 
@@ -60,3 +63,15 @@ def test_the_newest_that_anybody_knows_of_is_named() -> None:
     assert "from step 20 (/c/step-00000020)" in advice([old, None, new])
     assert "tmd launch" in advice([new])
     assert advice([None]) == "start the job again from its newest checkpoint"
+
+
+def test_what_came_to_nothing_is_over_with_a_later_one_that_is_complete() -> None:
+    """Not with an earlier one that took its time."""
+    first = missed_too(None, 10, "no space")
+    second = missed_too(first, 20, "x" * 1000)
+
+    assert (first, second.count) == (Missed(10, "no space", 1), 2)
+    assert len(second.reason) < 300
+    assert still_missed(second, Saved(10, 0.0, "c")) == second
+    assert still_missed(second, Saved(30, 0.0, "c")) is None
+    assert still_missed(None, Saved(30, 0.0, "c")) is None

@@ -102,7 +102,7 @@ def failover(host):
     return planned(1, kind=Kind.FAILOVER, moves=(move,))
 
 
-DONE = Rehearsal(step=5, seconds=1.0)
+DONE = (Rehearsal(step=5, seconds=1.0),)
 
 
 def test_first_those_that_rehearsed_then_those_whose_host_was_never_left():
@@ -118,7 +118,7 @@ def test_first_those_that_rehearsed_then_those_whose_host_was_never_left():
 
 
 def test_the_choice_says_why_this_one_and_why_not_the_others():
-    unfit = Rehearsal(step=5, seconds=1.0, refusal="other bits")
+    unfit = (Rehearsal(step=5, seconds=1.0, refusal="other bits"),)
     record = structs.replace(RECORD, history=(failover("h6"),))
     cluster = structs.replace(
         view(

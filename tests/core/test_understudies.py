@@ -3,7 +3,8 @@
 from msgspec import structs
 
 from tests.plugins.clusters import planned
-from tmd.core.duties import Wait, duty
+from tests.values import alert
+from tmd.core.duties import Follow, Prepare, Wait, duty
 from tmd.core.limits import Understudies
 from tmd.core.migration import Facts
 from tmd.core.model import (
@@ -14,15 +15,19 @@ from tmd.core.model import (
     JobState,
     Member,
     Membership,
+    Move,
     Phase,
     Rehearsal,
+    Severity,
     ShadowStatus,
+    Strategy,
     Understudy,
     WorkerStatus,
 )
 from tmd.core.requests import RehearsalRequest
-from tmd.core.standbys import assigned, candidates
-from tmd.core.understudies import understudied
+from tmd.core.shadows import noted
+from tmd.core.standbys import assigned, candidates, reasons
+from tmd.core.understudies import answered, roles_of, to_rehearse, understudied
 
 
 def worker(name: str, activity: Activity = Activity.STANDBY, **more: object) -> WorkerStatus:
@@ -74,7 +79,7 @@ def test_every_standby_rehearses_once_and_one_at_a_time() -> None:
     busy = structs.replace(record, understudies=studies)
     assert understudied(busy, view, facts, wanted) == studies
 
-    done = worker("s", rehearsed=Rehearsal(step=9, seconds=1.0))
+    done = worker("s", rehearsed=(Rehearsal(step=9, seconds=1.0),))
     _, view, facts = cluster(done, worker("t"))
     first = understudied(busy, view, facts, wanted)
     assert [u.member.worker for u in first] == ["t"]
@@ -82,7 +87,7 @@ def test_every_standby_rehearses_once_and_one_at_a_time() -> None:
 
 def test_a_rehearsal_that_is_asked_for_comes_whoever_asked_before() -> None:
     """Also of a standby that has failed one; and only until it is answered."""
-    old = worker("s", rehearsed=Rehearsal(step=9, seconds=1.0, refusal="bits", request="r1"))
+    old = worker("s", rehearsed=(Rehearsal(step=9, seconds=1.0, refusal="bits", request="r1"),))
     record, view, facts = cluster(old, worker("t"))
     asked = structs.replace(view, rehearsals=(RehearsalRequest(host="h-s", id="r2"),))
     studies = understudied(record, asked, facts, Understudies())
@@ -91,7 +96,7 @@ def test_a_rehearsal_that_is_asked_for_comes_whoever_asked_before() -> None:
     assert studies == (expected,)
     busy = structs.replace(record, understudies=studies)
     assert understudied(busy, asked, facts, Understudies()) == studies
-    answered = worker("s", rehearsed=Rehearsal(step=12, seconds=1.0, request="r2"))
+    answered = worker("s", rehearsed=(Rehearsal(step=12, seconds=1.0, request="r2"),))
     _, view, facts = cluster(answered, worker("t"))
     asked = structs.replace(view, rehearsals=asked.rehearsals)
     assert understudied(busy, asked, facts, Understudies()) == ()
@@ -110,7 +115,7 @@ def test_a_job_that_is_disturbed_gets_no_new_understudy() -> None:
 
 def test_an_understudy_that_ended_or_failed_is_dropped() -> None:
     """It is not heard from any more, or has computed other bits."""
-    unfit = worker("s", rehearsed=Rehearsal(step=9, seconds=1.0, refusal="other bits"))
+    unfit = worker("s", rehearsed=(Rehearsal(step=9, seconds=1.0, refusal="other bits"),))
     hot = Understudy(member=member("s"), rank=0, stay=True)
     for standbys in ((), (unfit,)):
         record, view, facts = cluster(*standbys)
@@ -119,7 +124,7 @@ def test_an_understudy_that_ended_or_failed_is_dropped() -> None:
 
 
 def test_who_failed_its_rehearsal_or_is_a_joiner_is_no_candidate() -> None:
-    unfit = worker("s", rehearsed=Rehearsal(step=9, seconds=1.0, refusal="other bits"))
+    unfit = worker("s", rehearsed=(Rehearsal(step=9, seconds=1.0, refusal="other bits"),))
     joiner = worker("t", Activity.IN_STEP, plan="j-2")
     record, view, facts = cluster(unfit, joiner, worker("u"))
 
@@ -183,3 +188,204 @@ def test_a_standby_is_told_that_a_plan_goes_on() -> None:
 
     assert duty(record, "s") == Wait()
     assert duty(live, "s") == Wait(busy=True)
+
+
+# --- ranks that are not built alike ---------------------------------------------------------------
+
+ROLES = ("first", "middle", "middle", "last")
+"""A pipeline of four stages; those in the middle look alike."""
+
+
+def pipeline(*standbys: WorkerStatus) -> tuple[JobRecord, ClusterView, Facts]:
+    """A job of four ranks, and some standbys."""
+    ranks = [
+        worker(n, Activity.TRAINING, rank=i, epoch=1, step=9, world_size=4, role=ROLES[i])
+        for i, n in enumerate("abcd")
+    ]
+    idle = [structs.replace(s, world_size=4) for s in standbys]
+    hosts = tuple(
+        HostStatus(host=f"h-{w.worker}", incarnation="1", workers=(w,)) for w in (*ranks, *idle)
+    )
+    membership = Membership(epoch=1, members=tuple(member(n) for n in "abcd"))
+    record = JobRecord(
+        job="j", world_size=4, state=JobState.RUNNING, membership=membership, proposed=1
+    )
+    view = ClusterView(hosts=hosts, jobs=(record,))
+    return record, view, Facts(view, "j")
+
+
+def rehearsed(*ranks: int, **more: object) -> tuple[Rehearsal, ...]:
+    """A worker that has rehearsed these, one after the other."""
+    known: tuple[Rehearsal, ...] = ()
+    for rank in ranks:
+        verdict = structs.replace(Rehearsal(step=9, seconds=1.0), **more)
+        known = noted(known, verdict, rank, ROLES)
+    return known
+
+
+def test_a_standby_rehearses_each_role_once() -> None:
+    """First what it is built as, then what most are; then it is left alone."""
+    wanted, known, found = Understudies(rehearse=True), (), []
+    studies: tuple[Understudy, ...] = ()
+    for _ in range(4):
+        waits = worker("s", rehearsed=known, serves=(3,))
+        record, view, facts = pipeline(waits)
+        record = structs.replace(record, understudies=studies)
+        studies = understudied(record, view, facts, wanted)
+        found.append([u.rank for u in studies])
+        for study in studies:
+            known = noted(known, Rehearsal(9, 1.0), study.rank, ROLES)
+
+    assert found == [[3], [2], [0], []]
+    assert [(v.role, v.ranks) for v in known] == [
+        ("last", (3,)),
+        ("middle", (1, 2)),
+        ("first", (0,)),
+    ]
+
+
+def test_one_standby_has_rehearsed_all_before_the_next_begins() -> None:
+    """There is soon one that is warm for whatever is lost."""
+    record, view, facts = pipeline(worker("s"), worker("t", rehearsed=rehearsed(2)))
+    (study,) = understudied(record, view, facts, Understudies(rehearse=True))
+
+    assert (study.member.worker, study.rank) == ("t", 3)
+
+
+def test_of_ranks_alike_the_one_is_lived_that_is_built_already() -> None:
+    """Else the last: on rank 0 scripts print and save."""
+    record, _, facts = pipeline()
+    roles, wanted = roles_of(record, facts), Understudies(rehearse=True)
+
+    assert roles == {"middle": [2, 1], "last": [3], "first": [0]}
+    assert to_rehearse(worker("s", serves=(1,)), roles, "", wanted) == 1
+    assert to_rehearse(worker("s"), roles, "", wanted) == 2
+
+
+def test_a_role_that_has_changed_is_rehearsed_again() -> None:
+    """The job was started anew with other shapes; what was found before is forgotten."""
+    done = rehearsed(0, 2, 3)
+    record, _, facts = pipeline()
+    changed = {**roles_of(record, facts), "larger": [3]}
+    del changed["last"]
+    wanted = Understudies(rehearse=True)
+
+    assert to_rehearse(worker("s", rehearsed=done), roles_of(record, facts), "", wanted) is None
+    assert to_rehearse(worker("s", rehearsed=done), changed, "", wanted) == 3
+    again = noted(done, Rehearsal(1, 1.0), 3, ("first", "middle", "middle", "larger"))
+    assert [v.role for v in again] == ["first", "middle", "larger"]
+
+
+def test_a_request_is_answered_once_every_role_was_rehearsed_for_it() -> None:
+    """What a standby has rehearsed of its own accord does not count."""
+    record, _, facts = pipeline()
+    roles, quiet = roles_of(record, facts), Understudies()
+    old = rehearsed(0, 2, 3)
+    half = noted(old, Rehearsal(9, 1.0, request="r"), 2, ROLES)
+    whole = rehearsed(0, 2, 3, request="r")
+
+    assert to_rehearse(worker("s", rehearsed=old), roles, "r", quiet) == 2
+    assert to_rehearse(worker("s", rehearsed=half), roles, "r", quiet) == 3
+    assert to_rehearse(worker("s", rehearsed=whole), roles, "r", quiet) is None
+    assert [answered(worker("s", rehearsed=v), roles, "r") for v in (old, half, whole)] == [
+        False,
+        False,
+        True,
+    ]
+
+
+def test_a_role_that_failed_its_rehearsal_is_never_given() -> None:
+    """Others are, and a request may show that it fits by now."""
+    some = noted(rehearsed(2), Rehearsal(0, 0.0, "other shapes"), 3, ROLES)
+    record, view, facts = pipeline(worker("s", rehearsed=some), worker("t"))
+    spare = candidates(view, record, facts)
+
+    assert [m.worker for m in spare] == ["s", "t"]
+    assert assigned([3], spare, facts) == {3: member("t")}
+    assert assigned([3], spare[:1], facts) == {}
+    assert assigned([1, 3], spare[:1], facts) == {1: member("s")}
+    told = reasons({3: member("t")}, view, record, facts)
+    assert told[1] == "not s: it failed its rehearsal: other shapes"
+    mended = noted(some, Rehearsal(9, 1.0), 3, ROLES)
+    _, _, facts = pipeline(worker("s", rehearsed=mended))
+    assert assigned([3], spare[:1], facts) == {3: member("s")}
+
+
+def test_who_computed_other_bits_gets_no_rank_at_all() -> None:
+    """It is its machine that is suspect. It is not tried again unless somebody asks for it."""
+    bad = noted(rehearsed(2), Rehearsal(9, 1.0, "other bits", suspect=True), 3, ROLES)
+    suspect = worker("s", rehearsed=bad)
+    record, view, facts = pipeline(suspect)
+    roles = roles_of(record, facts)
+
+    assert candidates(view, record, facts) == []
+    assert to_rehearse(suspect, roles, "", Understudies(rehearse=True)) is None
+    assert to_rehearse(suspect, roles, "r", Understudies(rehearse=True)) == 2
+
+
+def test_a_rank_goes_to_a_standby_that_has_rehearsed_what_it_is_built_as() -> None:
+    """Before one that need only not be built again, and after one that has its state; the plan
+    says why."""
+    record, view, facts = pipeline(
+        worker("built", serves=(3,), rehearsed=rehearsed(0)),
+        worker("warm", serves=(0,), rehearsed=rehearsed(3)),
+    )
+    spare = candidates(view, record, facts)
+    chosen = assigned([3], spare, facts)
+
+    assert chosen == {3: member("warm")}
+    assert reasons(chosen, view, record, facts) == (
+        "rank 3: warm: it follows no rank, its host holds none, rehearsed",
+        "not built: it has not rehearsed what rank 3 is built as",
+    )
+    alone = reasons({3: member("built")}, view, record, facts)
+    assert alone[0].endswith("rehearsed as another rank only")
+
+
+def test_ranks_are_given_so_that_all_of_them_find_somebody() -> None:
+    """The only one that is fit for a rank is not spent on another."""
+    only_first = noted(rehearsed(0), Rehearsal(0, 0.0, "other shapes"), 3, ROLES)
+    _, _, facts = pipeline(
+        worker("all", rehearsed=rehearsed(0, 3)), worker("some", rehearsed=only_first)
+    )
+    both = [member("all"), member("some")]
+
+    assert assigned([0, 3], both, facts) == {0: member("some"), 3: member("all")}
+
+
+def test_a_plan_comes_before_a_rehearsal() -> None:
+    """What is left to rehearse waits until it is over."""
+    record, view, facts = pipeline(worker("s", Activity.SHADOWING, shadow=ShadowStatus(rank=3)))
+    study = Understudy(member=member("s"), rank=3, stay=False)
+    moved = record.membership.replaced({1: member("s")}, 2)
+    move = Move(rank=1, leaver=member("b"), joiner=member("s"))
+    plan = planned(2, phase=Phase.PREPARE, moves=(move,), old=record.membership, new=moved)
+    busy = structs.replace(record, understudies=(study,), plan=plan)
+
+    assert duty(structs.replace(busy, plan=None), "s") == Follow(3, 4, member("d"), stay=False)
+    assert isinstance(duty(busy, "s"), Prepare)
+    assert understudied(busy, view, facts, Understudies(rehearse=True)) == (study,)
+    assert assigned([1], [member("s")], facts) == {1: member("s")}
+
+
+def test_who_was_late_or_ails_is_taken_last_whatever_it_has_rehearsed() -> None:
+    _, view, facts = pipeline(worker("s"), worker("t", rehearsed=rehearsed(3)))
+    both = [member("s"), member("t")]
+    ill = alert(host="h-t", severity=Severity.DEGRADED, strategy=Strategy.ACT, job="")
+    hosts = [structs.replace(h, alerts=(ill,)) if h.host == "h-t" else h for h in view.hosts]
+
+    assert assigned([3], both, facts) == {3: member("t")}
+    assert assigned([3], both, facts, late=("t",)) == {3: member("s")}
+    ailing = Facts(structs.replace(view, hosts=tuple(hosts)), "j")
+    assert assigned([3], both, ailing) == {3: member("s")}
+
+
+def test_what_a_lost_rank_was_built_as_is_known_from_the_rehearsal() -> None:
+    """Its host may be silent, so that nobody says it any more."""
+    some = noted(rehearsed(2), Rehearsal(0, 0.0, "other shapes"), 3, ROLES)
+    _, view, _ = pipeline(worker("s", rehearsed=some))
+    silent = structs.replace(view, hosts=tuple(h for h in view.hosts if h.host != "h-d"))
+    facts = Facts(silent, "j")
+
+    assert assigned([3], [member("s")], facts) == {}
+    assert assigned([2], [member("s")], facts) == {2: member("s")}

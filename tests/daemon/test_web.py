@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests import values
 from tests.daemon.tasks import running
 from tests.values import alert
+from tmd.core.checkpoints import Missed, Saved
 from tmd.core.election import Lease
 from tmd.core.errors import ConfigError
 from tmd.core.model import Activity, HostStatus, Kind, Mark, Phase, Severity
@@ -114,6 +115,12 @@ def plan(record):
 
 
 async def fill(store, record):
+    await speak(store)
+    await store.client().put_job(record, expected=0)
+
+
+async def speak(store, **more):
+    """Two workers train; ``more``: what both say besides."""
     client = store.client()
     for number in (1, 2):
         worker = structs.replace(
@@ -121,11 +128,11 @@ async def fill(store, record):
             activity=Activity.TRAINING,
             step=42,
             step_seconds=0.25,
+            **more,
         )
         alerts = (ALERT,) if number == 1 else ()
         status = HostStatus(f"h{number}", "i", workers=(worker,), alerts=alerts)
         await client.put_host(status, ttl_s=1e9, wake=False)
-    await client.put_job(record, expected=0)
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -189,6 +196,25 @@ async def test_metrics_tell_of_cluster_and_daemon(served, record, plan):
     assert found["tmd_plans", "prepare"] == 0
     assert (found["tmd_leader",], found["tmd_lease_epoch",]) == (1, 7)
     assert found["tmd_store_reachable",] == 1
+
+
+async def test_metrics_tell_of_checkpoints_if_there_are_any(served, record):
+    """The newest that anybody knows of, and how many have come to nothing since."""
+    await fill(served.store, record())
+    none = await served.metrics()
+    await speak(served.store, missed=Missed(20, "No space left", 2))
+    failing = await served.metrics()
+    saved = Saved(10, 1.0, "c")
+    await speak(served.store, missed=Missed(20, "No space left", 1), saved=saved)
+    later = await served.metrics()
+    await speak(served.store, saved=Saved(30, 2.0, "c"))
+    whole = await served.metrics()
+
+    assert not [name for name in none if "checkpoint" in name[0]]
+    step, missed = ("tmd_checkpoint_step", "job"), ("tmd_checkpoints_missed", "job")
+    assert (step in failing, failing[missed]) == (False, 2)
+    assert (later[step], later[missed]) == (10, 1)
+    assert (whole[step], whole[missed]) == (30, 0)
 
 
 async def test_metrics_go_on_while_the_store_is_away(served, record, plan):

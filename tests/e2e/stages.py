@@ -80,9 +80,10 @@ def unlike(session: Session, mesh: DeviceMesh) -> Part:
 
 def part_of(mesh: DeviceMesh) -> nn.Sequential:
     """The stage of this rank; with a third dimension it is divided by tensor parallelism."""
-    first = mesh.get_local_rank("pp") == 0
-    torch.manual_seed(first)
-    module = nn.Sequential(Layer(16, WIDTH) if first else Layer(WIDTH, CLASSES))
+    number = mesh.get_local_rank("pp")
+    first, last = number == 0, number == mesh["pp"].size() - 1
+    torch.manual_seed(number)
+    module = nn.Sequential(Layer(16 if first else WIDTH, CLASSES if last else WIDTH))
     if "tp" in (mesh.mesh_dim_names or ()):
         module.insert(0, Layer(16, 16) if first else Layer(WIDTH, WIDTH))
         parallelize_module(module, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
@@ -90,18 +91,18 @@ def part_of(mesh: DeviceMesh) -> nn.Sequential:
 
 
 def pipeline(session: Session, mesh: DeviceMesh) -> Part:
-    """Two stages of one model, by turns forward and backward, times data parallel by hand."""
-    number = mesh.get_local_rank("pp")
+    """Stages of one model, by turns forward and backward, times data parallel by hand."""
+    number, last = mesh.get_local_rank("pp"), mesh["pp"].size() - 1
     module = part_of(mesh)
     rows = BATCH // MICROBATCHES
     stage = PipelineStage(
         module,
         number,
-        mesh["pp"].size(),
+        last + 1,
         torch.device("cpu"),
         # Said beforehand: on a standby there is nobody to ask.
         input_args=torch.empty(rows, 16 if number == 0 else WIDTH, requires_grad=number > 0),
-        output_args=torch.empty(rows, WIDTH if number == 0 else CLASSES, requires_grad=True),
+        output_args=torch.empty(rows, CLASSES if number == last else WIDTH, requires_grad=True),
         group=mesh["pp"].get_group(),
     )
     schedule = Schedule1F1B(stage, MICROBATCHES, cross_entropy)
@@ -149,6 +150,7 @@ JOBS = {
     "unlike": Job({"dp": 2, "kind": 2}, unlike),
     "pipeline": Job({"dp": 2, "pp": 2}, pipeline),
     "single": Job({"dp": 2, "pp": 2}, single),
+    "deep": Job({"dp": 1, "pp": 4}, pipeline),
     "eight": Job({"dp": 2, "pp": 2, "tp": 2}, pipeline),
 }
 

@@ -11,11 +11,11 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tests.e2e import plain_reader
 from tests.e2e.conftest import golden_of
-from tests.e2e.harness import PACE, RANKS, STEPS, Golden, running
+from tests.e2e.harness import LONG, PACE, RANKS, Golden, running
 from tmd import embedded
 from tmd.campaign.job import Net
 from tmd.core.checkpoints import REFUSED, complete, name_of
-from tmd.core.model import JobState
+from tmd.core.model import ClusterView, JobState, Severity, State
 from tmd.demo.cluster import workers
 from tmd.demo.report import read_trace
 from tmd.embedded import EmbeddedRedis
@@ -81,39 +81,73 @@ async def test_a_job_that_lost_a_state_for_good_goes_on_from_its_checkpoint(
 
 
 async def test_a_rank_that_is_lost_in_the_midst_of_writing_leaves_no_half(
-    tmp_path: Path, redis: EmbeddedRedis, golden: Golden
+    tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
-    """Nobody notices but for the loss; the one after is whole."""
+    """Nobody notices but for the loss; a later one is whole."""
     folder = tmp_path / "c"
+    told = (*LONG, *writing(folder))
     faults = [PACE, "writing-10@1:*=kill"]
-    async with running(tmp_path / "1", redis.url, faults=faults, arguments=writing(folder)) as run:
+    async with running(tmp_path / "1", redis.url, faults=faults, arguments=told) as run:
         await run.done("trainer")
         assert run.fired("writing-10")
-        await run.ends_like(golden, lost=1, unwritten={(1, s) for s in range(9, STEPS)})
+        await run.cluster.until(
+            lambda v: any(w.saved and w.saved.step > 10 for w in workers(v)), "a later one is whole"
+        )
+        steps = range(9, len(long_golden.trace.of_rank(1)))
+        await run.ends_like(long_golden, lost=1, unwritten={(1, step) for step in steps})
 
     assert steps_in(folder)
     assert 10 not in steps_in(folder)
-    again = solo(tmp_path / "2", *writing(folder), ranks=len(RANKS))
-    assert again.weights == golden.weights
+    again = solo(tmp_path / "2", *told, ranks=len(RANKS))
+    assert again.weights == long_golden.weights
 
 
 @pytest.mark.thorough
 async def test_a_full_disk_is_no_end_of_training(
     tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:
-    """It is said, the checkpoint is dropped, and there are later ones."""
+    """It is said, to operators too, the checkpoint is dropped, and there are later ones; with the
+    first of them that is over."""
     folder = tmp_path / "c"
     faults = [PACE, "writing-10@1:*=full", "joining-20@0:*=full"]
+    gates = ["one forward@1:15=wait", "other forward@1:25=wait", "last forward@1:38=wait"]
     async with running(
-        tmp_path / "1", redis.url, faults=faults, arguments=writing(folder), standby=()
+        tmp_path / "1", redis.url, faults=[*faults, *gates], arguments=writing(folder), standby=()
     ) as run:
+        seen = []
+        for gate, told in (("one", {1}), ("other", {0, 1}), ("last", set())):
+            await run.reached(gate)
+            view = await run.cluster.until(
+                lambda v, told=told: set(missing(v)) == told,  # type: ignore[misc]
+                f"ranks {told} tell of a checkpoint that came to nothing",
+            )
+            seen.append(missing(view))
+            run.let_go(gate)
         await run.ends_like(golden)
+        alerts = [a for a in await run.cluster.alerts() if a.code == "trainer.no_checkpoint"]
 
+        assert "checkpoint of step 10: [Errno 28] No space left on device" in seen[0][1]
+        assert "checkpoint of step 20: [Errno 28] No space left on device" in seen[1][0]
+        assert seen[2] == {}
+        assert {a.severity for a in alerts} == {Severity.WARNING}
+        told = {w: [a.state for a in alerts if a.entity == w] for w in {a.entity for a in alerts}}
+        assert list(told.values()) == [[State.RAISED, State.CLEARED]] * 2
         assert run.fired("writing-10")
         assert run.fired("joining-20")
         assert "No space left" in run.cluster.log("h1") + run.cluster.log("h2")
     assert steps_in(folder) == [30]
     assert {place.name for place in folder.iterdir()} == {name_of(30)}
+
+
+def missing(view: ClusterView) -> dict[int, str]:
+    """By rank: the alert that says that there is no checkpoint."""
+    members = view.jobs[0].membership if view.jobs else None
+    return {
+        members.rank_of(alert.entity) if members else -1: alert.message  # type: ignore[misc]
+        for host in view.hosts
+        for alert in host.alerts
+        if alert.code == "trainer.no_checkpoint"
+    }
 
 
 def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(

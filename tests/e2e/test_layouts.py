@@ -9,12 +9,12 @@ import pytest
 from tests.e2e.conftest import golden_of
 from tests.e2e.harness import LONG, PACE, STOP_AND_COPY, Golden, Run, running
 from tests.marks import thorough
-from tmd.core.model import Activity, Kind, MigrationPlan, Phase
+from tmd.core.model import Activity, ClusterView, Kind, MigrationPlan, Phase
 from tmd.demo.cluster import ready, workers
 from tmd.demo.report import may_miss
 from tmd.embedded import EmbeddedRedis
 
-UNLIKE = ("unlike", "pipeline", "single")
+UNLIKE = ("unlike", "pipeline", "single", "deep")
 """Layouts whose ranks do not build alike."""
 HOSTS = ("h1", "h2")
 PER_HOST = 2
@@ -29,13 +29,25 @@ def script(layout: str) -> str:
     return str(Path(__file__).with_name("stages.py" if layout in UNLIKE else "layouts.py"))
 
 
+_golden: dict[str, Golden] = {}
+
+
 def undisturbed(folder: Path, layout: str) -> Golden:
-    (folder / "golden").mkdir()
-    return golden_of(folder / "golden", (layout, *LONG), RANKS, script(layout))
+    """The oracle of a layout; run once for all tests."""
+    if layout not in _golden:
+        (folder / "golden").mkdir()
+        made = golden_of(folder / "golden", (layout, *LONG), RANKS, script(layout))
+        _golden[layout] = made
+    return _golden[layout]
 
 
 def spread(
-    folder: Path, redis: EmbeddedRedis, layout: str, *faults: str, more_config: str = ""
+    folder: Path,
+    redis: EmbeddedRedis,
+    layout: str,
+    *faults: str,
+    more_config: str = "",
+    rehearse: bool = False,
 ) -> AbstractAsyncContextManager[Run]:
     """Two hosts of two ranks, and a host of two standbys."""
     return running(
@@ -43,6 +55,7 @@ def spread(
         redis.url,
         faults=[PACE, *faults],
         more_config=more_config,
+        rehearse=rehearse,
         arguments=(layout, *LONG),
         active=HOSTS,
         per_host=PER_HOST,
@@ -208,6 +221,65 @@ async def test_stages_that_exist_once_live_on_in_their_hot_shadows(
         assert [(m.rank, m.source) for m in lost.moves] == [(2, None), (3, None)]
         assert built(run, "s1") == [2, 3, 3]
         await run.ends_like(golden, lost=1, unwritten=may_miss([lost]))
+
+
+async def test_a_standby_rehearses_each_stage_once_and_takes_either(
+    tmp_path: Path, redis: EmbeddedRedis
+) -> None:
+    """Then it waits, built as one of them, for as many ranks are like it as like the other one;
+    and takes a rank of the other one, for that has shown the same bits, too."""
+    golden = undisturbed(tmp_path, "pipeline")
+    gate = "hold between@0:120=wait"
+    async with spread(
+        tmp_path, redis, "pipeline", gate, "backward@1:125=kill", rehearse=True
+    ) as run:
+        view = await run.cluster.until(rehearsed, "both standbys have rehearsed both stages")
+        waiting = [w for w in workers(view) if w.rank is None]
+        told, before = run.cluster.log("s1"), built(run, "s1")
+        run.let_go("hold")
+        run.let_go("between")
+        lost = (await run.plans(1))[0]
+
+        for standby in waiting:
+            assert [v.ranks for v in standby.rehearsed] == [(1, 3), (0, 2)]
+            assert all(v.has_shown for v in standby.rehearsed)
+            assert standby.serves == (0, 2)
+        assert told.count('"duty": "Follow"') == 2 * PER_HOST
+        assert before == [2, 2, 3, 3]
+        assert run.fired("backward")
+        assert (lost.kind, lost.phase) == (Kind.FAILOVER, Phase.DONE)
+        assert [m.rank for m in lost.moves] == [1]
+        assert lost.choice[0].endswith("its host holds none, rehearsed")
+        assert built(run, "s1") == [1, 2, 2, 3, 3]
+        await run.ends_like(golden, lost=1)
+
+
+@pytest.mark.thorough
+async def test_a_standby_settles_on_what_most_ranks_are(
+    tmp_path: Path, redis: EmbeddedRedis
+) -> None:
+    """Of four stages the two in the middle look alike: it rehearses one of them, and waits so."""
+    golden = undisturbed(tmp_path, "deep")
+    async with spread(tmp_path, redis, "deep", rehearse=True) as run:
+        view = await run.cluster.until(
+            lambda v: rehearsed(v, 3) and all(w.serves == (2,) for w in workers(v) if w.rehearsed),
+            "both standbys have rehearsed, and settled",
+        )
+        waiting = [w for w in workers(view) if w.rehearsed]
+
+        for standby in waiting:
+            assert [v.ranks for v in standby.rehearsed] == [(3,), (1, 2), (0,)]
+            assert all(v.has_shown for v in standby.rehearsed)
+        assert run.cluster.log("s1").count('"duty": "Follow"') == 3 * PER_HOST
+        assert built(run, "s1") == sorted([3, 2, 0, 2] * PER_HOST)
+        await run.ends_like(golden)
+
+
+def rehearsed(view: ClusterView, roles: int = 2) -> bool:
+    """Two standbys have rehearsed all there is, and wait."""
+    waiting = [w for w in workers(view) if w.activity is Activity.STANDBY]
+    over = bool(view.jobs) and not view.jobs[0].understudies
+    return over and len([w for w in waiting if len(w.rehearsed) == roles]) == PER_HOST
 
 
 @pytest.mark.thorough

@@ -110,9 +110,9 @@ async def test_every_standby_rehearses_once(
         rehearse=True,
     ) as run:
         view = await run.cluster.until(
-            lambda v: sum(w.rehearsed is not None for w in workers(v)) == 2, "both have rehearsed"
+            lambda v: sum(bool(w.rehearsed) for w in workers(v)) == 2, "both have rehearsed"
         )
-        verdicts = [w.rehearsed for w in workers(view) if w.rehearsed]
+        verdicts = [verdict for w in workers(view) for verdict in w.rehearsed]
         let_go(run)
 
         assert all(v.refusal == "" and v.step > 0 for v in verdicts)
@@ -133,17 +133,18 @@ async def test_a_standby_that_fails_its_rehearsal_never_gets_a_rank(
         rehearse=True,
     ) as run:
         view = await run.cluster.until(
-            lambda v: sum(w.rehearsed is not None for w in workers(v)) == 2, "both have rehearsed"
+            lambda v: sum(bool(w.rehearsed) for w in workers(v)) == 2, "both have rehearsed"
         )
-        unfit = [w for w in workers(view) if w.rehearsed and w.rehearsed.refusal]
+        unfit = [(w, v) for w in workers(view) for v in w.rehearsed if v.refusal]
         let_go(run)
         plan = await run.done("trainer")
 
-        assert [w.worker.partition("/")[0] for w in unfit] == ["s1"]
-        assert unfit[0].rehearsed is not None
-        assert "computes other bits" in unfit[0].rehearsed.refusal
+        ((worker, verdict),) = unfit
+        assert worker.worker.partition("/")[0] == "s1"
+        assert "computes other bits" in verdict.refusal
+        assert verdict.suspect
         assert plan.moves[0].joiner is not None
-        assert plan.moves[0].joiner.worker != unfit[0].worker
+        assert plan.moves[0].joiner.worker != worker.worker
         await run.ends_like(long_golden, lost=1)
 
 
@@ -157,11 +158,11 @@ async def test_a_standby_rehearses_again_when_it_is_asked_to(
             asked = await run.cluster.rehearse("s1")
             view = await run.cluster.until(
                 lambda v, asked=asked: any(  # type: ignore[misc]
-                    w.rehearsed and w.rehearsed.request == asked for w in workers(v)
+                    verdict.request == asked for w in workers(v) for verdict in w.rehearsed
                 ),
                 "the request is answered",
             )
-            verdict = next(w.rehearsed for w in workers(view) if w.rehearsed)
+            (verdict,) = next(w.rehearsed for w in workers(view) if w.rehearsed)
             assert verdict.refusal == ""
             assert verdict.step > 0
         let_go(run)

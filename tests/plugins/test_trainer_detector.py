@@ -12,6 +12,7 @@ from tmd_detectors.trainer import (
     FRESH_S,
     HUNG,
     NAN_LOSS,
+    NO_CHECKPOINT,
     OUT_OF_MEMORY,
     STALLED,
     Findings,
@@ -20,6 +21,7 @@ from tmd_detectors.trainer import (
     TrainerDetector,
 )
 
+from tmd.core.checkpoints import Missed
 from tmd.plugin import Activity, Exit, Severity, State, WorkerEvent
 from tmd.testing import FakeContext
 from tmd.testing.clients import worker_status
@@ -207,3 +209,23 @@ async def test_the_detector_joins_exit_and_count(tmp_path, code, count, starved)
         said = await first
 
     assert said.code == (OUT_OF_MEMORY if starved else EXITED)
+
+
+def test_a_checkpoint_that_came_to_nothing_is_told_until_there_is_one(see):
+    """For people: a new host would have the same disk."""
+    missed = structs.replace(STATUS, missed=Missed(10, "No space left on device", 1))
+    again = structs.replace(STATUS, missed=Missed(20, "No space left on device", 2))
+    (signal,) = Findings(CONFIG).observe(speaks(missed), 0.0)
+
+    assert (signal.code, signal.entity) == (NO_CHECKPOINT, WORKER)
+    assert signal.severity is Severity.WARNING
+    assert signal.message == "no checkpoint of step 10: No space left on device (1 in a row)"
+    assert see(speaks(missed)) == [(NO_CHECKPOINT, State.RAISED)]
+    assert see(speaks(again)) == []
+    assert see(speaks()) == [(NO_CHECKPOINT, State.CLEARED)]
+
+
+def test_a_checkpoint_of_a_worker_that_has_ended_is_nobodys_any_more(see):
+    see(speaks(structs.replace(STATUS, missed=Missed(10, "No space left on device", 1))))
+
+    assert see(ends(0)) == [(NO_CHECKPOINT, State.CLEARED)]

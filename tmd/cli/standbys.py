@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tmd.cli.common import ConfigOption, JsonOption, user, with_store
-from tmd.cli.status import verdict_of
+from tmd.cli.status import verdicts_of
 from tmd.core.errors import TmdError
 
 if TYPE_CHECKING:
@@ -40,8 +40,9 @@ def rehearse(
     timeout: Annotated[float, typer.Option(help="Wait for so many seconds.")] = 600.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Have each standby of HOST live some steps of a rank and compare bits. Training goes on; a
-    standby that computed other bits is given no rank. Exit status 1 if one did."""
+    """Have each standby of HOST live some steps of a rank, of each kind in turn, and compare bits.
+    Training goes on; a standby that computed other bits is given no rank, one that cannot be built
+    as some ranks none of these. Exit status 1 if it came to that."""
     from tmd.core.requests import RehearsalRequest
 
     async def ask(store: RedisStore, _: Settings) -> None:
@@ -54,7 +55,7 @@ def rehearse(
         done = await _verdicts(store, request, timeout)
         for status in done:
             typer.echo(_json_line(status) if as_json else _line(status))
-        if any(w.rehearsed is not None and w.rehearsed.refusal for w in done):
+        if any(verdict.refusal for w in done for verdict in w.rehearsed):
             raise typer.Exit(1)
 
     with_store(config, ask)
@@ -98,19 +99,24 @@ async def _verdicts(
 
 
 def _answered(view: ClusterView, status: WorkerStatus, request: str) -> bool:
+    from tmd.core.migration import Facts
+    from tmd.core.understudies import answered, roles_of
+
     hot = {u.member.worker for r in view.jobs for u in r.understudies if u.stay}
     if status.worker in hot:
         return status.shadow is not None and status.shadow.verified is not None
-    return status.rehearsed is not None and status.rehearsed.request == request
+    return any(
+        answered(status, roles_of(record, Facts(view, record.job)), request)
+        for record in view.jobs
+        if record.job == status.job
+    )
 
 
 def _line(status: WorkerStatus) -> str:
-    verdict = status.rehearsed
     if status.shadow is not None and status.shadow.verified is not None:
         what = f"follows rank {status.shadow.rank}, equal at step {status.shadow.verified}"
     else:
-        assert verdict is not None
-        what = verdict_of(verdict)
+        what = verdicts_of(status.rehearsed)
     return f"{status.worker}: {what}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         ShadowStatus,
         WorkerStatus,
     )
+    from tmd.core.shadows import Verdicts
     from tmd.daemon.store import RedisStore
 
 HISTORY_SHOWN = 5
@@ -148,6 +149,9 @@ def _job(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:
     newest = max((w.saved for w in view.workers(record.job).values() if w.saved), default=None)
     if newest is not None:
         yield f"  checkpoint of step {newest.step}, {max(0.0, time.time() - newest.at):.0f} s ago"
+    missed = [w.missed for w in view.workers(record.job).values() if w.missed]
+    for step, reason in sorted({(m.step, m.reason) for m in missed}):
+        yield f"  no checkpoint of step {step}: {reason}"
     if record.detail:
         yield f"  {record.detail}"
     plans = list(record.history[-HISTORY_SHOWN:])
@@ -168,13 +172,26 @@ def _cells(worker: WorkerStatus | None, silent: str) -> list[str]:
 def _detail(worker: WorkerStatus) -> str:
     if worker.shadow is not None:
         return _shadowing(worker.shadow)
-    if worker.detail or worker.rank is not None or worker.rehearsed is None:
+    if worker.detail or worker.rank is not None:
         return worker.detail
-    return verdict_of(worker.rehearsed)
+    return verdicts_of(worker.rehearsed)
 
 
-def verdict_of(rehearsal: Rehearsal) -> str:
-    """What a rehearsal has shown, in a sentence."""
+def verdicts_of(verdicts: Verdicts) -> str:
+    """What rehearsals have shown; of which ranks, if it is not one verdict on all."""
+    if len(verdicts) == 1:
+        return _verdict(verdicts[0])
+    return "; ".join(f"ranks {_ranges(v.ranks)}: {_verdict(v)}" for v in verdicts)
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    """As ``0-2, 5``."""
+    ends = [r for r in ranks if r + 1 not in ranks]
+    begins = [r for r in ranks if r - 1 not in ranks]
+    return ", ".join(f"{a}-{b}" if a != b else f"{a}" for a, b in zip(begins, ends, strict=True))
+
+
+def _verdict(rehearsal: Rehearsal) -> str:
     if rehearsal.refusal:
         return f"unfit: {rehearsal.refusal}"
     if rehearsal.note:

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
+from tmd.core.unreadable import brief
+
 PREFIX, PARTIAL, REFUSED, GONE = "step-", ".partial", ".refused", ".gone"
 
 
@@ -20,6 +22,25 @@ class Saved(Struct, frozen=True, order=True):
     at: float
     """When it was complete (wall clock, for people)."""
     path: str
+
+
+class Missed(Struct, frozen=True):
+    """A checkpoint that was due and came to nothing, as far as this rank is to blame or knows."""
+
+    step: int
+    reason: str
+    count: int
+    """So many since the last complete one, itself included."""
+
+
+def missed_too(before: Missed | None, step: int, reason: str) -> Missed:
+    """That of ``step`` came to nothing; ``before``: the one before it that did, if any."""
+    return Missed(step, brief(reason), 1 if before is None else before.count + 1)
+
+
+def still_missed(missed: Missed | None, saved: Saved) -> Missed | None:
+    """What is left to say now that there is a complete one: nothing if that is a later one."""
+    return None if missed is not None and missed.step <= saved.step else missed
 
 
 def is_due(step: int, every: int, *, first: bool) -> bool:

@@ -129,10 +129,10 @@ def settle(
             names = ", ".join(owners[rank].worker for rank in sorted(behind))
             return record, f"{names} cannot reach the committed step {resume}"
         owners = able
-        cast = _cast(spare, owners, record.world_size, facts, resume)
+        cast = _cast(spare, owners, record.world_size, facts, resume, plan.late)
         lost = cast.lost
     if plan.rollback is not None or lost:
-        cast, back = cast_back(spare, owners, record.world_size, facts, resume, plan.rollback)
+        cast, back = cast_back(spare, owners, record.world_size, facts, resume, plan)
         if back is None:
             return _lost(record, facts, lost or cast.lost), ""
         plan, resume = structs.replace(plan, rollback=back, how=back.sentence), back.step
@@ -155,6 +155,7 @@ def _cast(
     size: int,
     facts: Facts,
     resume: int,
+    late: Sequence[str],
 ) -> Cast:
     vacant = [rank for rank in range(size) if rank not in owners]
     sources = {rank: _source(rank, owners, size, facts) for rank in vacant}
@@ -171,10 +172,10 @@ def _cast(
         return Cast(lost=lost)
     if unready:
         return Cast(missing=f"waiting for {unready[0]}, the only one that has the state of a rank")
-    if len(left) < len(others):
-        ranks = ", ".join(str(r) for r in others[len(left) :])
-        return Cast(missing=f"no standby for rank {ranks}")
-    return Cast({**assigned(others, left, facts), **kept}, sources)
+    joiners = assigned(others, left, facts, late=late)
+    if open_ranks := [str(rank) for rank in others if rank not in joiners]:
+        return Cast(missing=f"no standby for rank {', '.join(open_ranks)}")
+    return Cast({**joiners, **kept}, sources)
 
 
 def unheard(plan: MigrationPlan, facts: Facts) -> tuple[str, ...]:

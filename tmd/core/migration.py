@@ -117,8 +117,9 @@ class Facts:
     """What the view says of the workers of one job; reads, never changes."""
 
     def __init__(self, view: ClusterView, job: str) -> None:
-        self._view = view
+        self.view = view
         self.status: dict[str, WorkerStatus] = view.workers(job)
+        self._roles = {w.rank: w.role for w in self.status.values() if w.rank is not None}
         self._exits = view.exits(job)
         self._failed = {
             a.entity
@@ -148,6 +149,10 @@ class Facts:
             s is not None and s.activity is Activity.STUCK and s.epoch >= membership.epoch
             for s in members
         )
+
+    def role(self, rank: int) -> str:
+        """What ``rank`` is built as, by the word of its holder; empty if that is not heard."""
+        return self._roles.get(rank, "")
 
     def epoch(self, worker: str) -> int:
         status = self.status.get(worker)

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from tmd.core.checkpoints import Saved
+from tmd.core.checkpoints import Missed, Saved
 from tmd.core.fuse import Breaker
 from tmd.core.membership import Member as Member
 from tmd.core.membership import Membership as Membership
@@ -19,6 +19,8 @@ from tmd.core.pace import Pace
 from tmd.core.requests import DrainRequest, RehearsalRequest
 from tmd.core.shadows import Rehearsal as Rehearsal
 from tmd.core.shadows import ShadowStatus as ShadowStatus
+from tmd.core.shadows import Understudy as Understudy
+from tmd.core.shadows import Verdicts
 from tmd.core.snapshots import Kept, Rollback
 
 # --- what a worker says of itself ---------------------------------------------------------------
@@ -81,14 +83,18 @@ class WorkerStatus(Struct, frozen=True):
     detail: str = ""
     shadow: ShadowStatus | None = None
     """How far it follows, or (STANDBY) has followed: the state of the rank as of ``step``."""
-    rehearsed: Rehearsal | None = None
-    """The latest rehearsal of this worker."""
+    role: str = ""
+    """Digest of what its rank is built as, names, shapes, types and sizes of groups; else empty."""
+    rehearsed: Verdicts = ()
+    """What its rehearsals have shown."""
     timings: dict[str, float] = {}
     """Seconds by name, measured on this worker for ``plan`` (``transfer``, ``prepare``...)."""
     devices: tuple[str, ...] = ()
     """GPUs that hold its model, as findings name them; empty if that is not known."""
     saved: Saved | None = None
     """The newest complete checkpoint that it knows of."""
+    missed: Missed | None = None
+    """The newest one that came to nothing, until there is a later one that is complete."""
 
 
 class Exit(Struct, frozen=True):
@@ -311,17 +317,6 @@ class MigrationPlan(Struct, frozen=True):
     """Seconds by name reported by the workers of the plan."""
     outcome: str = ""
     """A sentence for people, once final."""
-
-
-class Understudy(Struct, frozen=True):
-    """A standby that follows a rank though no move is planned."""
-
-    member: Member
-    rank: int
-    stay: bool
-    """Hot: it stays. Else it leaves once it has computed the same bits."""
-    request: str = ""
-    """Id of the request for a rehearsal that it serves."""
 
 
 class JobState(StrEnum):

@@ -346,10 +346,10 @@ def _planned(
     refused = refused_here(record, host)
     fit = lasting(view, candidates(view, record, facts))
     spare = [c for c in fit if c.worker not in refused]
-    if len(spare) < len(leavers):
-        detail = f"moving the ranks of {host} waits for {len(leavers) - len(spare)} standby"
-        return structs.replace(record, detail=detail)
     joiners = assigned([r for r, _ in leavers], spare, facts, idle_first=True)
+    if len(joiners) < len(leavers):
+        detail = f"moving the ranks of {host} waits for {len(leavers) - len(joiners)} standby"
+        return structs.replace(record, detail=detail)
     moves = tuple(
         Move(rank=r, leaver=m, joiner=joiners[r], source=source_of(record, view, facts, r, m))
         for r, m in leavers

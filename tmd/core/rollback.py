@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tmd.core.migration import Facts
-from tmd.core.model import Member
+from tmd.core.model import Member, MigrationPlan
 from tmd.core.snapshots import Kept, Rollback, newest_whole
 from tmd.core.standbys import assigned
 
@@ -34,13 +34,14 @@ def cast_back(
     size: int,
     facts: Facts,
     reached: int,
-    ordered: Rollback | None,
+    plan: MigrationPlan,
 ) -> tuple[Cast, Rollback | None]:
     """How all ranks go back to the newest whole snapshot; without a way back who is lost.
 
     An owner that lacks its own copy (it has taken the rank over since) gets one like a joiner.
-    ``ordered``: an earlier order, that some may have carried out.
+    An earlier order of ``plan`` may have been carried out by some.
     """
+    ordered = plan.rollback
     vacant = [rank for rank in range(size) if rank not in owners]
     step = newest_of(size, owners.values(), facts)
     if step is None:
@@ -48,13 +49,13 @@ def cast_back(
         return Cast(lost=tuple(r for r in range(size) if r in vacant or r not in here)), None
     most = reached if ordered is None else max(reached, ordered.step + ordered.repeats)
     back = Rollback(step, most - step)
-    if len(spare) < len(vacant):
-        ranks = ", ".join(str(rank) for rank in vacant[len(spare) :])
-        return Cast(missing=f"no standby for rank {ranks}"), back
+    found = assigned(vacant, spare, facts, late=plan.late)
+    if open_ranks := [str(rank) for rank in vacant if rank not in found]:
+        return Cast(missing=f"no standby for rank {', '.join(open_ranks)}"), back
     lacking = [r for r, m in owners.items() if Kept(r, step) not in facts.status[m.worker].kept]
     sources = {
         rank: next(m for m in owners.values() if Kept(rank, step) in facts.status[m.worker].kept)
         for rank in (*vacant, *lacking)
     }
-    joiners = {**assigned(vacant, spare, facts), **{rank: owners[rank] for rank in lacking}}
+    joiners = {**found, **{rank: owners[rank] for rank in lacking}}
     return Cast(joiners, dict(sources), (), ""), back

@@ -6,7 +6,7 @@ the criteria, the first one first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from tmd.core.findings import BANNED, GRAVE
@@ -24,6 +24,7 @@ from tmd.core.model import (
     Strategy,
     WorkerStatus,
 )
+from tmd.core.shadows import verdict_on, why_unfit
 
 IDLE = 2
 """Distance of a standby that follows no rank."""
@@ -42,7 +43,7 @@ class Standing(NamedTuple):
     crowded: bool
     """Its host holds a rank already, so that losing the host would cost two."""
     untried: bool
-    """It has not shown that it computes the bits of the job."""
+    """It has not shown of any rank that it computes the bits of the job."""
     last_left: int
     """Number of the latest move of the job off its host, after a loss or because a policy wanted
     it; 0 for none."""
@@ -93,7 +94,7 @@ def line(view: ClusterView, record: JobRecord, facts: Facts) -> list[Standby]:
                     ails=ails,
                     distance=_distance(w, None),
                     crowded=host.host in holding,
-                    untried=w.rehearsed is None,
+                    untried=not any(v.has_shown for v in w.rehearsed),
                     last_left=left.get(host.host, 0),
                     host=host.host,
                     worker=w.worker,
@@ -104,12 +105,17 @@ def line(view: ClusterView, record: JobRecord, facts: Facts) -> list[Standby]:
 
 
 def candidates(view: ClusterView, record: JobRecord, facts: Facts) -> list[Member]:
-    """Standbys that may take a rank, best first: ``on_hand`` without those that failed a rehearsal.
+    """Standbys that may take some rank, best first: ``on_hand`` without those fit for none.
 
     First those on sound hosts; then who follows a rank, for it has the state; then hosts that hold
     no rank, so that a later loss of one host costs one rank.
     """
-    return [m for m in on_hand(view, record, facts) if not is_unfit(facts.status[m.worker])]
+    ranks = range(record.world_size)
+    return [
+        m
+        for m in on_hand(view, record, facts)
+        if any(not _unfit_for(facts, m, rank) for rank in ranks)
+    ]
 
 
 def on_hand(view: ClusterView, record: JobRecord, facts: Facts) -> list[Member]:
@@ -157,9 +163,16 @@ def _in_pool(status: WorkerStatus) -> bool:
     return status.activity in POOL and not status.plan
 
 
-def is_unfit(status: WorkerStatus) -> bool:
-    """Whether the worker has failed its rehearsal."""
-    return status.rehearsed is not None and bool(status.rehearsed.refusal)
+def _unfit_for(facts: Facts, member: Member, rank: int) -> str:
+    """Why ``rank`` must not go to ``member``, by its rehearsals; empty if it may."""
+    status = facts.status.get(member.worker)
+    return "" if status is None else why_unfit(status.rehearsed, rank, facts.role(rank))
+
+
+def _has_rehearsed(status: WorkerStatus, rank: int, facts: Facts) -> bool:
+    """Whether it has computed the bits of ``rank``, or of one that is built alike."""
+    verdict = verdict_on(status.rehearsed, rank, facts.role(rank))
+    return verdict is not None and verdict.has_shown
 
 
 def _distance(status: WorkerStatus, rank: int | None) -> int:
@@ -181,24 +194,47 @@ def _builds(status: WorkerStatus, rank: int) -> bool:
 
 
 def assigned(
-    ranks: Sequence[int], spare: Sequence[Member], facts: Facts, *, idle_first: bool = False
+    ranks: Sequence[int],
+    spare: Sequence[Member],
+    facts: Facts,
+    *,
+    idle_first: bool = False,
+    late: Collection[str] = (),
 ) -> dict[int, Member]:
-    """A standby for each rank, as far as they go: the nearest to it, then one that need not be
-    built again, else the first in line.
+    """A standby for each rank, as far as they go: the nearest to it, then one that has rehearsed
+    it, then one that need not be built again, else the first in line. Never one that is unfit.
 
     ``idle_first``: there is time, so those that follow a rank are left to do so.
+    ``late``: workers that are taken only if there is nobody else.
     """
-    left, found = list(spare), {}
+    found: dict[int, Member] = {}
+    sound = set(lasting(facts.view, spare))
 
-    def order(rank: int, member: Member) -> tuple[int, bool]:
+    def order(rank: int, member: Member) -> tuple[bool, int, bool, bool, bool]:
         status = facts.status[member.worker]
         distance = _distance(status, rank)
-        return abs(distance - IDLE) if idle_first else distance, _builds(status, rank)
+        return (
+            member.worker in late,
+            abs(distance - IDLE) if idle_first else distance,
+            member not in sound,
+            not _has_rehearsed(status, rank, facts),
+            _builds(status, rank),
+        )
 
-    for rank in ranks[: len(left)]:
-        nearest = min(left, key=lambda m: order(rank, m))
-        left.remove(nearest)
-        found[rank] = nearest
+    def give(rank: int, asked: set[Member]) -> bool:
+        """Find one for ``rank``; if all that may have it are taken, one may do elsewhere."""
+        may = [m for m in spare if m not in asked and not _unfit_for(facts, m, rank)]
+        may.sort(key=lambda m: order(rank, m))
+        holds = {m: r for r, m in found.items()}
+        asked.update(may)
+        for member in sorted(may, key=holds.__contains__):
+            if member not in holds or give(holds[member], asked):
+                found[rank] = member
+                return True
+        return False
+
+    for rank in ranks:
+        give(rank, set())
     return found
 
 
@@ -213,34 +249,57 @@ def reasons(
     """Sentences for people: why each of ``chosen`` got its rank, and why nobody else did."""
     standbys = {s.member.worker: s for s in line(view, record, facts)}
     found = [
-        f"rank {rank}: {member.worker}: {_merits(standbys[member.worker], facts)}"
+        f"rank {rank}: {member.worker}: {_merits(standbys[member.worker], rank, facts)}"
         for rank, member in sorted(chosen.items())
         if member.worker in standbys
     ]
-    taken = {m.worker for m in chosen.values()}
+    taken = {m.worker: rank for rank, m in chosen.items()}
     last = max((standbys[w].standing for w in taken if w in standbys), default=None)
     for worker, standby in standbys.items():
         if worker not in taken:
-            why = standby.refusal or _unfit(worker, facts, left_out) or _later(standby, last)
+            failed = _failure(standby.member, sorted(chosen), facts, left_out)
+            unready = "" if failed else _unrehearsed(worker, taken, facts)
+            why = standby.refusal or failed or unready or _later(standby, last)
             found.append(f"not {worker}: {why}")
     return tuple(found[:MOST_REASONS])
 
 
-def _merits(standby: Standby, facts: Facts) -> str:
+def _merits(standby: Standby, rank: int, facts: Facts) -> str:
     standing, status = standby.standing, facts.status[standby.member.worker]
     shadow = status.shadow
     words = ["it follows no rank" if shadow is None else f"it follows rank {shadow.rank}"]
     words.append("its host holds a rank already" if standing.crowded else "its host holds none")
-    words.append("not rehearsed" if standing.untried else "rehearsed")
+    if _has_rehearsed(status, rank, facts):
+        words.append("rehearsed")
+    else:
+        words.append("not rehearsed" if standing.untried else "rehearsed as another rank only")
     words += ["its host ails, but there is nobody else"] if standing.ails else []
     return ", ".join(words)
 
 
-def _unfit(worker: str, facts: Facts, left_out: Sequence[str]) -> str:
+def _failure(member: Member, ranks: Sequence[int], facts: Facts, left_out: Sequence[str]) -> str:
+    """Why it must have none of ``ranks``; empty if it may have one."""
+    unfit = [_unfit_for(facts, member, rank) for rank in ranks]
+    if unfit and all(unfit):
+        return f"it failed its rehearsal: {unfit[0]}"
+    return "it failed as joiner of this move before" if member.worker in left_out else ""
+
+
+def _unrehearsed(worker: str, taken: dict[str, int], facts: Facts) -> str:
+    """Whether it is because of what it has rehearsed that others were taken; empty if not."""
     status = facts.status[worker]
-    if is_unfit(status) and status.rehearsed is not None:
-        return f"it failed its rehearsal: {status.rehearsed.refusal}"
-    return "it failed as joiner of this move before" if worker in left_out else ""
+    if not any(v.has_shown for v in status.rehearsed):
+        return ""
+    behind = [
+        rank
+        for other, rank in taken.items()
+        if other in facts.status
+        and _has_rehearsed(facts.status[other], rank, facts)
+        and not _has_rehearsed(status, rank, facts)
+    ]
+    if len(behind) < len(taken):
+        return ""
+    return f"it has not rehearsed what rank {behind[0]} is built as"
 
 
 def _later(standby: Standby, last: Standing | None) -> str:

@@ -12,7 +12,7 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 LONGEST = 200
 
 
-def brief(error: BaseException) -> str:
+def brief(error: object) -> str:
     """What ``error`` says, cut short: it may quote whatever a stranger has sent."""
     text = str(error)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

@@ -101,10 +101,10 @@ def _write(place: Path, staged: Staged) -> None:
     writer.finish(metadata, [results])
 
 
-def parts_missing(folder: Path, step: int, size: int) -> bool:
-    """Whether some rank has not written its part yet."""
+def parts_missing(folder: Path, step: int, size: int) -> list[int]:
+    """Ranks that have not written their part yet."""
     place = _unfinished(folder, step)
-    return not all((place / f"part-{rank}").exists() for rank in range(size))
+    return [rank for rank in range(size) if not (place / f"part-{rank}").exists()]
 
 
 def is_complete(folder: Path, step: int) -> bool:

@@ -15,7 +15,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tmd.core.checkpoints import GONE, Saved, is_due, name_of, unneeded
+from tmd.core.checkpoints import (
+    GONE,
+    Missed,
+    Saved,
+    is_due,
+    missed_too,
+    name_of,
+    still_missed,
+    unneeded,
+)
 from tmd.trainer import archive
 from tmd.trainer.data import Position
 from tmd.trainer.naming import Names
@@ -26,6 +35,9 @@ LOOK_S = 0.2
 """How often a rank looks whether the others have written theirs; it may be on other machines."""
 ENDING_S = 5.0
 """How long a process that ends waits for the checkpoint under way."""
+
+Tell = Callable[[Saved | None, Missed | None], None]
+"""Hears of the newest checkpoint, and of the newest that came to nothing since; any thread."""
 
 log = logging.getLogger("tmd.trainer")
 
@@ -41,9 +53,7 @@ class Order(NamedTuple):
 class Checkpoints:
     """For the main thread; owns a thread for the checkpoint under way."""
 
-    def __init__(
-        self, order: Order, names: Names, units: Units, size: int, tell: Callable[[Saved], None]
-    ) -> None:
+    def __init__(self, order: Order, names: Names, units: Units, size: int, tell: Tell) -> None:
         self._order, self._names, self._units, self._size = order, names, units, size
         self._tell = tell
         self._at = -1
@@ -53,7 +63,9 @@ class Checkpoints:
         self._over = threading.Event()
         self._waits = False
         """The thread only waits for others."""
-        self._vain = 0
+        self._telling = threading.Lock()
+        self._saved: Saved | None = None
+        self._missed: Missed | None = None
 
     def passed(self, step: int) -> None:
         """There is no need for one of ``step``."""
@@ -65,13 +77,13 @@ class Checkpoints:
         if again or step == 0 or not is_due(step, self._order.every, first=position.index == 0):
             return
         if self._thread is not None and self._thread.is_alive() and not self._waits:
-            log.warning("no checkpoint of step %d: the one before is still being written", step)
+            self._misses(step, "the one before is still being written")
             return
         self._end()
         try:
             staged = Staged(self._names, self._units, rank, step, position, seed)
         except Exception as error:
-            self._failed(step, error)
+            self._misses(step, error)
             return
         self._staged = staged
         self._over, self._waits = threading.Event(), False
@@ -111,7 +123,7 @@ class Checkpoints:
             self._await(staged, over)
         except Exception as error:
             # Whatever it was: training must not know of it.
-            self._failed(step, error)
+            self._misses(step, error)
 
     def _await(self, staged: Staged, over: threading.Event) -> None:
         """Until there is a whole one. The worker of rank 0 sees to that."""
@@ -122,13 +134,28 @@ class Checkpoints:
                 continue
             self._waits = True
             if over.wait(LOOK_S) and not archive.is_complete(folder, step):
-                log.warning("no checkpoint of step %d: a rank has not written its part", step)
+                self._waited_in_vain(staged)
                 return
             self._waits = False
-        self._vain = 0
-        self._tell(Saved(step, time.time(), str(folder / name_of(step))))
+        self._has(Saved(step, time.time(), str(folder / name_of(step))))
         if staged.rank == 0:
-            prune(folder, self._order.keep, partial_before=step)
+            self._prune(step)
+
+    def _waited_in_vain(self, staged: Staged) -> None:
+        missing = archive.parts_missing(self._order.folder, staged.step, self._size)
+        # Those whose fault it is tell why; of one that is gone rank 0 does.
+        late = f"no part of rank {', '.join(map(str, missing))} in time"
+        if staged.rank == 0:
+            self._misses(staged.step, late if missing else "it was not whole in time")
+        else:
+            log.warning("no checkpoint of step %d: %s", staged.step, late)
+
+    def _prune(self, step: int) -> None:
+        try:
+            prune(self._order.folder, self._order.keep, partial_before=step)
+        except OSError as error:
+            # There is a checkpoint all the same; the next one tries again.
+            log.warning("older checkpoints stay: %s", error)
 
     def _join(self, step: int) -> None:
         try:
@@ -138,9 +165,19 @@ class Checkpoints:
             if not archive.is_complete(self._order.folder, step):
                 raise
 
-    def _failed(self, step: int, error: Exception) -> None:
-        self._vain += 1
-        log.error("no checkpoint of step %d: %s (%d in a row)", step, error, self._vain)
+    # --- what is told, from both threads ----------------------------------------------------------
+
+    def _has(self, saved: Saved) -> None:
+        with self._telling:
+            self._saved, self._missed = saved, still_missed(self._missed, saved)
+            self._tell(self._saved, self._missed)
+
+    def _misses(self, step: int, why: object) -> None:
+        with self._telling:
+            self._missed = missed_too(self._missed, step, str(why))
+            self._tell(self._saved, self._missed)
+            count = self._missed.count
+        log.error("no checkpoint of step %d: %s (%d in a row)", step, why, count)
 
 
 def prune(folder: Path, keep: int, *, partial_before: int) -> None:

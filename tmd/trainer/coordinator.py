@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from tmd.core.checkpoints import Saved
+from tmd.core.checkpoints import Missed, Saved
 from tmd.core.duties import Arm, Duty, Hold, Leave, Prepare, Sync, Train, Wait
 from tmd.core.errors import LinkError
 from tmd.core.limits import ShadowLimits
@@ -107,7 +107,7 @@ class Coordinator:
         else:
             self._crew.carrier.renew()
         serves = group_of(alike, self.rank) if self._warming.several else ()
-        self._voice.registered(alike, wrapped, serves)
+        self._voice.registered(alike, wrapped, serves, self._crew.carrier.roles)
 
     def close(self) -> None:
         """The process ends: no thread of ours may be inside torch then. Tells the last status."""
@@ -132,9 +132,9 @@ class Coordinator:
         """The step is run once more, by all ranks, and nobody has voted."""
         self._crew.mirrors.drop_all("the first step after a checkpoint is run twice")
 
-    def saved(self, saved: Saved) -> None:
-        """There is a checkpoint; any thread."""
-        self._voice.say(saved=saved, now=False)
+    def saved(self, saved: Saved | None, missed: Missed | None) -> None:
+        """There is a checkpoint, or one has come to nothing; any thread."""
+        self._voice.say(saved=saved, missed=missed, now=False)
 
     def follow(self, feed: Feed) -> None:
         """``feed`` is the one that positions refer to from now on."""

@@ -232,7 +232,8 @@ class Handover:
             self._fabric.discard(self._takeover.membership.epoch)
             self._await(None)
         self._carrier.rest()
-        self._voice.say(Activity.STANDBY, plan="", rank=None, detail="", shadow=None)
+        # What it missed as a rank is the business of whoever holds that now.
+        self._voice.say(Activity.STANDBY, plan="", rank=None, detail="", shadow=None, missed=None)
 
     def _await(self, takeover: Takeover | None) -> None:
         """Another take-over, or none any more: who sends for the one before waits for nothing."""

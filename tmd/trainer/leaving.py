@@ -54,7 +54,9 @@ class Leaving:
             self._voice.say(Activity.STUCK, plan=duty.plan, undecided=False)
         elif isinstance(duty, Wait):
             # Who held a rank until now has shown that it computes the bits.
-            self._voice.say(rehearsed=Rehearsal(self._voice.status.step, 0.0), now=False)
+            status = self._voice.status
+            if status.rank is not None:
+                self._voice.tell_rehearsed(status.rank, Rehearsal(status.step, 0.0))
             self._snapshots.forget()
             self._handover.to_pool()
         else:

@@ -73,6 +73,10 @@ class Roles:
             return self.built
         return max(r for r, role in enumerate(self.known) if role.structure == structure)
 
+    def of(self, rank: int | None) -> str:
+        """What ``rank`` is built as; empty if that was not heard, or there is none."""
+        return "" if rank is None or rank >= len(self.known) else self.known[rank].structure
+
     @property
     def _own(self) -> Role | None:
         return self.known[self.built] if self.built < len(self.known) else None

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tmd.core.checkpoints import Saved
 from tmd.trainer.archive import Reading
-from tmd.trainer.checkpoints import Checkpoints, Order
+from tmd.trainer.checkpoints import Checkpoints, Order, Tell
 from tmd.trainer.data import Feed
 from tmd.trainer.naming import Names
 from tmd.trainer.replicas import Partition
@@ -29,7 +27,7 @@ class Saving:
         registry: Registry,
         alike: Partition,
         size: int,
-        tell: Callable[[Saved], None],
+        tell: Tell,
     ) -> None:
         self._order, self._size = order, size
         self._units = Units(registry)

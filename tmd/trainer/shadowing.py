@@ -21,7 +21,7 @@ from tmd.trainer.carrier import CONNECT_TIMEOUT_S, Carrier
 from tmd.trainer.following import Following, Overdue
 from tmd.trainer.frames import Dropped, Opening
 from tmd.trainer.roles import OtherRole
-from tmd.trainer.shadow import Lost, Shadow
+from tmd.trainer.shadow import Differs, Lost, Shadow
 from tmd.trainer.takeover import WalkOn
 from tmd.trainer.transfer import Offer
 from tmd.trainer.units import Units
@@ -136,7 +136,7 @@ class Shadowing:
             self._carrier.rest()
             raise
         except StateMismatch as error:
-            self._unfit(following, str(error))
+            self._unfit(following, str(error), suspect=isinstance(error, Differs))
         except LinkError as error:
             self._lost(following, error)
         else:
@@ -159,7 +159,7 @@ class Shadowing:
         duty = following.duty
         if isinstance(duty, Follow) and not duty.stay:
             self._done_with = duty
-            self._rehearsed(following)
+            self._rehearsed(following, duty)
             return
         following.settle()
         # From here on all may be told to switch: a new call could miss the vote.
@@ -172,21 +172,32 @@ class Shadowing:
             timings=self._voice.status.timings,
         )
 
-    def _unfit(self, following: Following, reason: str) -> None:
-        """This worker cannot be the rank."""
+    def _unfit(self, following: Following, reason: str, *, suspect: bool = False) -> None:
+        """This worker cannot be the rank; ``suspect``: nor any other one."""
         duty = following.duty
         if isinstance(duty, Prepare):
             self.end()
             self._home.refuse(duty, reason)
         else:
             self._done_with = duty
-            self._rehearsed(following, refusal=reason)
+            self._rehearsed(following, duty, refusal=reason, suspect=suspect)
 
-    def _rehearsed(self, following: Following, *, refusal: str = "", note: str = "") -> None:
-        log.info("rehearsed rank %d: %s", following.duty.plays, refusal or note or "same bits")
-        asked = following.duty.request if isinstance(following.duty, Follow) else ""
-        verdict = Rehearsal(following.step, following.seconds, refusal, note, asked)
-        self._voice.say(rehearsed=verdict, now=False)
+    def _rehearsed(
+        self,
+        following: Following,
+        duty: Follow,
+        *,
+        refusal: str = "",
+        note: str = "",
+        suspect: bool = False,
+    ) -> None:
+        log.info("rehearsed rank %d: %s", duty.plays, refusal or note or "same bits")
+        verdict = Rehearsal(
+            *(following.step, following.seconds, refusal, note, duty.request), suspect=suspect
+        )
+        self._voice.tell_rehearsed(duty.plays, verdict)
+        # What comes next is no new attempt at the same.
+        self._not_before, self._pause_s = 0.0, RETRY_S
         self._home.to_pool()
 
     def _lost(self, following: Following, error: LinkError) -> None:
@@ -197,7 +208,7 @@ class Shadowing:
             if hopeless:
                 # Slow is not unfit: it may have a rank, but need not be tried again.
                 self._done_with = duty
-                self._rehearsed(following, note=str(error))
+                self._rehearsed(following, duty, note=str(error))
             else:
                 self._stand_by_with_state(following, error)
         elif hopeless:
@@ -284,7 +295,10 @@ class Shadowing:
         if refusal:
             link.close()
             self._done_with = duty
-            self._voice.say(rehearsed=Rehearsal(0, 0.0, refusal, request=duty.request), shadow=None)
+            verdict = Rehearsal(0, 0.0, refusal, request=duty.request)
+            self._voice.tell_rehearsed(duty.plays, verdict, said.offer.roles)
+            self._voice.say(shadow=None)
+            self._not_before, self._pause_s = 0.0, RETRY_S
             return
         self.begin(duty, link, said.offer, {})
 

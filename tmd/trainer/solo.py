@@ -11,7 +11,7 @@ import torch
 from msgspec import structs
 from torch import nn
 
-from tmd.core.checkpoints import Saved
+from tmd.core.checkpoints import Missed, Saved
 from tmd.core.model import Activity, WorkerStatus
 from tmd.trainer.data import Feed
 from tmd.trainer.gate import Outcome
@@ -89,8 +89,8 @@ class SoloGate:
     def rehearsed(self) -> None:
         """Nobody looks on."""
 
-    def saved(self, saved: Saved) -> None:
-        self._status = structs.replace(self._status, saved=saved)
+    def saved(self, saved: Saved | None, missed: Missed | None) -> None:
+        self._status = structs.replace(self._status, saved=saved, missed=missed)
 
     def follow(self, feed: Feed) -> None:
         """Nobody asks for the place in the data."""

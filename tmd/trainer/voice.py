@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from msgspec import structs
 from torch import nn
 
-from tmd.core.model import Activity, WorkerStatus
+from tmd.core.model import Activity, Rehearsal, WorkerStatus
+from tmd.core.shadows import noted
 from tmd.core.snapshots import Kept
 from tmd.fabric import Fabric
 from tmd.trainer.agent import Agent
 from tmd.trainer.devices import devices_of
 from tmd.trainer.replicas import Partition, group_of
+from tmd.trainer.roles import Role, Roles
 from tmd.trainer.trace import peak_rss
 
 
@@ -29,6 +31,7 @@ class Voice:
         self._came = time.monotonic()
         self._fabric: Fabric | None = None
         self._replicas: Partition = ()
+        self._roles = Roles(several=False)
 
     def open(self, agent: Agent, fabric: Fabric) -> None:
         """Begin to tell, now that peers can reach this worker."""
@@ -66,20 +69,31 @@ class Voice:
             status = structs.replace(self._status, **changes)
             if _place(status) != _place(self._status):
                 self._came = time.monotonic()
-            self._status = structs.replace(status, replicas=self._alike(status.rank))
+            replicas, role = self._alike(status.rank), self._roles.of(status.rank)
+            self._status = structs.replace(status, replicas=replicas, role=role)
         if now:
             self._agent.tell()
 
     def registered(
-        self, replicas: Partition, models: Sequence[nn.Module], serves: tuple[int, ...]
+        self,
+        replicas: Partition,
+        models: Sequence[nn.Module],
+        serves: tuple[int, ...],
+        roles: Roles,
     ) -> None:
         """Which ranks have equal state is known now, where this one's lies, and which ranks what
-        is built here ``serves``; empty for any."""
-        self._replicas = replicas
+        is built here ``serves``; empty for any. ``roles``: of all, as far as they are heard."""
+        self._replicas, self._roles = replicas, roles
         self.say(devices=devices_of(models), serves=serves)
 
     def _alike(self, rank: int | None) -> tuple[int, ...]:
         return () if rank is None or not self._replicas else group_of(self._replicas, rank)
+
+    def tell_rehearsed(self, rank: int, verdict: Rehearsal, heard: Sequence[Role] = ()) -> None:
+        """``verdict`` tells of ``rank`` and those alike, by what was ``heard`` of all, if anything
+        has been since the roles that are known."""
+        roles = [each.structure for each in heard or self._roles.known]
+        self.say(rehearsed=noted(self._status.rehearsed, verdict, rank, roles), now=False)
 
     def tell_kept(self, kept: tuple[Kept, ...]) -> None:
         """Which copies of states are in this worker's memory."""

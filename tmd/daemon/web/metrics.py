@@ -148,6 +148,22 @@ def _of_jobs(view: ClusterView) -> Iterator[Metric]:
     yield _gauge("tmd_step", "Steps that a rank has committed.", steps, "job", "rank")
     yield _gauge("tmd_step_seconds", "Duration of a rank's latest step.", paces, "job", "rank")
     yield _gauge("tmd_plans", "Migrations under way.", live, "phase")
+    yield from _of_checkpoints(view)
+
+
+def _of_checkpoints(view: ClusterView) -> Iterator[Metric]:
+    steps, missed = {}, {}
+    for record in view.jobs:
+        known = view.workers(record.job).values()
+        newest = max((w.saved for w in known if w.saved), default=None)
+        if newest is not None:
+            steps[(record.job,)] = newest.step
+        vain = [w.missed.count for w in known if w.missed]
+        if newest is not None or vain:
+            missed[(record.job,)] = max(vain, default=0)
+    yield _gauge("tmd_checkpoint_step", "Step of the newest complete checkpoint.", steps, "job")
+    text = "Checkpoints in a row, on some rank, that were due and came to nothing."
+    yield _gauge("tmd_checkpoints_missed", text, missed, "job")
 
 
 def _gauge(name: str, text: str, values: Mapping[Any, float], *labels: str) -> Metric:

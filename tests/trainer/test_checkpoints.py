@@ -1,0 +1,129 @@
+"""What a rank says of the checkpoints that it takes part in."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from queue import Queue
+
+import pytest
+from torch import nn
+from torch.optim import SGD
+
+from tmd.core.checkpoints import Missed, Saved
+from tmd.trainer import archive
+from tmd.trainer.checkpoints import Checkpoints, Order
+from tmd.trainer.data import Position
+from tmd.trainer.naming import Names
+from tmd.trainer.state import Registry
+from tmd.trainer.units import Units
+
+EVERY = 10
+PATIENCE_S = 20
+Told = Queue[tuple[Saved | None, Missed | None]]
+
+
+@pytest.fixture
+def told() -> Told:
+    """Each word of the checkpoints, in order."""
+    return Queue()
+
+
+def checkpoints(folder: Path, told: Told, size: int = 1) -> Checkpoints:
+    model = nn.Linear(2, 1)
+    registry = Registry({"model": model, "optimizer": SGD(model.parameters(), lr=0.1)})
+    units, alike = Units(registry), tuple((rank,) for rank in range(size))
+    order = Order(folder, EVERY, 2)
+    names = Names(registry, units, alike)
+    return Checkpoints(order, names, units, size, lambda *said: told.put(said))
+
+
+def due(of: Checkpoints, step: int, rank: int = 0) -> None:
+    of.at_boundary(step, Position(0, step), rank, seed=1)
+    of.settle()
+
+
+def over() -> None:
+    """Wait until nobody writes any more."""
+    for thread in threading.enumerate():
+        if thread.name == "tmd-checkpoint":
+            thread.join(PATIENCE_S)
+
+
+def heard(told: Told) -> tuple[int | None, Missed | None]:
+    saved, missed = told.get(timeout=PATIENCE_S)
+    return None if saved is None else saved.step, missed
+
+
+def test_what_could_not_be_written_is_told_until_a_later_one_is_whole(
+    tmp_path: Path, told: Told
+) -> None:
+    """With the reason, and how many it were in a row."""
+    folder = tmp_path / "c"
+    folder.write_text("no folder")
+    of = checkpoints(folder, told)
+    found = []
+    for step in (10, 20):
+        due(of, step)
+        over()
+        found.append(heard(told))
+    folder.unlink()
+    folder.mkdir()
+    due(of, 30)
+    whole = heard(told)
+    of.close()
+
+    assert [(s, m.step, m.count) for s, m in found if m] == [(None, 10, 1), (None, 20, 2)]
+    assert all(m and "Not a directory" in m.reason for _, m in found)
+    assert whole == (30, None)
+
+
+def test_one_that_is_left_out_is_told_and_not_forgotten_for_an_older_one(
+    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one before was still being written; that it is whole by then says nothing of this one."""
+    goes_on = threading.Event()
+    write = archive.write_part
+
+    def slowly(*args: object) -> None:
+        goes_on.wait(PATIENCE_S)
+        write(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(archive, "write_part", slowly)
+    of = checkpoints(tmp_path, told)
+    due(of, 10)
+    due(of, 20)
+    left_out = heard(told)
+    goes_on.set()
+    before = heard(told)
+    over()
+    due(of, 30)
+    later = heard(told)
+    of.close()
+
+    missed = Missed(20, "the one before is still being written", 1)
+    assert (left_out, before, later) == ((None, missed), (10, missed), (30, None))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_a_rank_that_is_gone_rank_0_tells(tmp_path: Path, told: Told, rank: int) -> None:
+    """Others have written theirs and are not to blame."""
+    of = checkpoints(tmp_path, told, size=3)
+    due(of, 10, rank)
+    written = tmp_path / "step-00000010.partial" / f"part-{rank}"
+    wait_for(written.exists)
+    of._end()  # as when the next one is due
+
+    if rank == 0:
+        assert heard(told) == (None, Missed(10, "no part of rank 1, 2 in time", 1))
+    assert told.empty()
+
+
+def wait_for(there: Callable[[], bool]) -> None:
+    ticks = threading.Event()
+    for _ in range(1000):
+        if there():
+            return
+        ticks.wait(PATIENCE_S / 1000)
+    raise TimeoutError
