@@ -18,6 +18,7 @@ from tmd.fabric import Fabric, Link
 from tmd.trainer import frames
 from tmd.trainer.agent import Agent
 from tmd.trainer.carrier import CONNECT_TIMEOUT_S, Carrier
+from tmd.trainer.divided import UNFOLLOWED
 from tmd.trainer.following import Following, Overdue
 from tmd.trainer.frames import Dropped, Opening
 from tmd.trainer.roles import OtherRole
@@ -265,6 +266,11 @@ class Shadowing:
         """Begin to follow a rank. Raises OtherRole: call again once this worker is built as it."""
         self._not_before = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, LONGEST_RETRY_S)
+        if self._units.divided:
+            self._done_with = duty
+            verdict = Rehearsal(0, 0.0, note=UNFOLLOWED, request=duty.request)
+            self._voice.say(rehearsed=verdict, shadow=None)
+            return
         try:
             link, said = self.ask(duty)
         except LinkError as error:

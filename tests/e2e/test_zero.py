@@ -1,0 +1,118 @@
+"""ZeroRedundancyOptimizer: each rank keeps a part of its state; steps broadcast after the vote."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import Golden
+from tests.e2e.test_layouts import PER_HOST, RANKS, built, drained, spread, undisturbed
+from tests.e2e.test_snapshots import rolled_back
+from tmd.core.model import Kind, Phase
+from tmd.demo.cluster import ready, workers
+from tmd.embedded import EmbeddedRedis
+
+TORN, DEADLY = "broadcast-2", "broadcast-3"
+"""Some parameters are everywhere by then, others are not."""
+DIVIDED = "its optimizer is divided among ranks and communicates: no shadow can follow its step"
+
+pytestmark = pytest.mark.usefixtures("compiler")
+
+
+@pytest.fixture(scope="module")
+def zero_golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
+    return undisturbed(tmp_path_factory.mktemp("zero"), "zero")
+
+
+async def test_a_host_moves_and_is_lost_where_the_optimizer_is_divided(
+    tmp_path: Path, redis: EmbeddedRedis, zero_golden: Golden
+) -> None:
+    """The state is copied at the switch, and it is said why; then all go back to a snapshot."""
+    async with spread(tmp_path, redis, "zero") as run:
+        moved = await drained(run)
+        await run.cluster.lose("h1")
+        lost = (await run.plans(2))[1]
+        await run.ends_like(zero_golden, lost=1)
+
+        assert [m.rank for m in moved.moves] == [2, 3]
+        assert moved.how == f"stop-and-copy: {DIVIDED}"
+        assert built(run, "s1") == [2, 3, 3]
+        assert [m.rank for m in lost.moves] == [0, 1]
+        rolled_back(run, lost)
+
+
+async def test_a_step_is_torn_after_its_vote_and_then_another_by_a_loss(
+    tmp_path: Path, redis: EmbeddedRedis, zero_golden: Golden
+) -> None:
+    """Both steps count on ranks that hold torn parameters. Where nobody is lost all go on from
+    there, once the owners have broadcast again; else all go back."""
+    faults = f"{TORN}@2:12=isolate", f"{DEADLY}@1:27=kill"
+    async with spread(tmp_path, redis, "zero", *faults) as run:
+        torn, lost = await run.plans(2)
+        await run.ends_like(zero_golden, lost=1)
+
+        assert run.fired(TORN)
+        assert (torn.kind, torn.phase, torn.moves) == (Kind.FAILOVER, Phase.DONE, ())
+        assert torn.rollback is None
+        assert run.fired(DEADLY)
+        assert [m.rank for m in lost.moves] == [1]
+        rolled_back(run, lost)
+
+
+@pytest.mark.thorough
+async def test_a_step_is_torn_after_a_vote_that_switches(
+    tmp_path: Path, redis: EmbeddedRedis, zero_golden: Golden
+) -> None:
+    """The joiners have their ranks, by then from torn states: in the next epoch but one, since the
+    links of this one are broken, owners broadcast again."""
+    faults = "gate between@0:5=wait", f"{TORN}@1:5=isolate"
+    async with spread(tmp_path, redis, "zero", *faults) as run:
+        await run.reached("gate")
+        await run.cluster.until(lambda v: ready(v, RANKS, PER_HOST), "all train, two stand by")
+        await run.cluster.drain("h2")
+        await run.armed()
+        run.let_go("gate")
+        moved, torn = await run.plans(2)
+        view = await run.cluster.until(lambda v: ready(v, RANKS, PER_HOST), "h2 stands by")
+        await run.ends_like(zero_golden)
+
+        assert run.fired(TORN)
+        assert [m.rank for m in moved.moves] == [2, 3]
+        assert (torn.kind, torn.phase, torn.rollback) == (Kind.FAILOVER, Phase.DONE, None)
+        assert {m.host for m in view.jobs[0].membership.members} == {"h1", "s1"}
+
+
+@pytest.mark.thorough
+async def test_a_standby_cannot_be_another_part_unless_it_can_build_again(
+    tmp_path: Path, redis: EmbeddedRedis, zero_golden: Golden
+) -> None:
+    """It is refused with the remedy, and the job goes on undisturbed."""
+    async with spread(tmp_path, redis, "once") as run:
+        await run.reached("between")
+        await run.cluster.until(lambda v: ready(v, RANKS, PER_HOST), "all train, two stand by")
+        await run.cluster.drain("h2")
+        (plan,) = await run.plans(1)
+        await run.ends_like(zero_golden)
+
+        assert plan.phase is Phase.ABORTED
+        assert "let session.build(function) build model and optimizer" in plan.outcome
+        assert "a standby can only take the rank as which it was built" in run.cluster.log("h1")
+
+
+@pytest.mark.thorough
+async def test_a_hot_standby_cannot_follow_a_divided_optimizer(
+    tmp_path: Path, redis: EmbeddedRedis
+) -> None:
+    """It says so, and serves as any other. What was averaged of torn parameters goes back, too."""
+    golden = undisturbed(tmp_path, "averaged")
+    faults, hot = f"{DEADLY}@1:27=kill", "[shadow]\nhot = 1\n"
+    async with spread(tmp_path, redis, "averaged", faults, more_config=hot) as run:
+        lost = await run.done("trainer")
+        await run.cluster.until(
+            lambda v: any(w.rehearsed and w.rehearsed.note == DIVIDED for w in workers(v)),
+            "a standby says why it does not follow",
+        )
+        await run.ends_like(golden, lost=1)
+
+        assert run.fired(DEADLY)
+        assert [m.rank for m in lost.moves] == [1]
+        rolled_back(run, lost)
