@@ -141,20 +141,21 @@ def single(session: Session, mesh: DeviceMesh) -> Part:
 
 
 def zero(session: Session, mesh: DeviceMesh, *, averaged: bool = False) -> Part:
-    """One model for all, and of its optimizer's state each rank keeps a part. ``averaged``: there
-    is a copy of the weights, too, and those are views of what is broadcast."""
+    """One model for all, and of its optimizer's state each rank of the last dimension keeps a part.
+    ``averaged``: there is a copy of the weights, too, and those are views of what is broadcast."""
     # Only here: it imports what the others need not wait for.
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     torch.manual_seed(0)
     net = nn.Sequential(Layer(16, WIDTH), Layer(WIDTH, WIDTH), Layer(WIDTH, CLASSES))
-    model = DistributedDataParallel(net, process_group=mesh["dp"].get_group())
+    model = DistributedDataParallel(net)
     # Of a group with so few parameters some ranks have none.
     groups: list[dict[str, Any]] = [
         {"params": [p for p in net.parameters() if p.dim() > 1], "weight_decay": 0.1},
         {"params": [p for p in net.parameters() if p.dim() == 1]},
     ]
-    how = {"parameters_as_bucket_view": averaged}
+    group = mesh.get_group(mesh.ndim - 1)
+    how = {"parameters_as_bucket_view": averaged, "process_group": group}
     optimizer = ZeroRedundancyOptimizer(groups, AdamW, lr=1e-2, **how)
     scheduler = StepLR(optimizer, step_size=7, gamma=0.9)
     optimizer.register_step_post_hook(lambda *_: scheduler.step())
@@ -163,7 +164,8 @@ def zero(session: Session, mesh: DeviceMesh, *, averaged: bool = False) -> Part:
         average = AveragedModel(net)
         optimizer.register_step_post_hook(lambda *_: average.update_parameters(net))
         models.append(average)
-    session.register(model=models, optimizer=optimizer, scheduler=scheduler)
+    replicas = replicas_along(mesh, "dp") if mesh.ndim > 1 else None
+    session.register(model=models, optimizer=optimizer, scheduler=scheduler, replicas=replicas)
 
     def train(inputs: Tensor, targets: Tensor) -> Tensor:
         loss = cross_entropy(model(inputs), targets)
@@ -190,9 +192,10 @@ JOBS = {
     "unlike": Job({"dp": 2, "kind": 2}, unlike),
     "pipeline": Job({"dp": 2, "pp": 2}, pipeline),
     "single": Job({"dp": 2, "pp": 2}, single),
-    "zero": Job({"dp": 4}, zero),
-    "averaged": Job({"dp": 4}, averaged),
-    "once": Job({"dp": 4}, zero, again=False),
+    "zero": Job({"zero": 4}, zero),
+    "averaged": Job({"zero": 4}, averaged),
+    "pairs": Job({"dp": 2, "zero": 2}, zero),
+    "once": Job({"zero": 4}, zero, again=False),
     "eight": Job({"dp": 2, "pp": 2, "tp": 2}, pipeline),
 }
 

@@ -9,6 +9,7 @@ from tests.e2e.test_layouts import PER_HOST, RANKS, built, drained, spread, undi
 from tests.e2e.test_snapshots import rolled_back
 from tmd.core.model import Kind, Phase
 from tmd.demo.cluster import ready, workers
+from tmd.demo.report import may_miss
 from tmd.embedded import EmbeddedRedis
 
 TORN, DEADLY = "broadcast-2", "broadcast-3"
@@ -52,10 +53,12 @@ async def test_a_step_is_torn_after_its_vote_and_then_another_by_a_loss(
 
         assert run.fired(TORN)
         assert (torn.kind, torn.phase, torn.moves) == (Kind.FAILOVER, Phase.DONE, ())
-        assert torn.rollback is None
+        assert (torn.rollback, torn.resume) == (None, 13)
         assert run.fired(DEADLY)
         assert [m.rank for m in lost.moves] == [1]
-        rolled_back(run, lost)
+        back = rolled_back(run, lost)
+        assert lost.rollback is not None
+        assert back + lost.rollback.repeats == 28
 
 
 @pytest.mark.thorough
@@ -79,6 +82,22 @@ async def test_a_step_is_torn_after_a_vote_that_switches(
         assert [m.rank for m in moved.moves] == [2, 3]
         assert (torn.kind, torn.phase, torn.rollback) == (Kind.FAILOVER, Phase.DONE, None)
         assert {m.host for m in view.jobs[0].membership.members} == {"h1", "s1"}
+
+
+@pytest.mark.thorough
+async def test_a_divided_optimizer_with_replicas_is_made_good_from_them(
+    tmp_path: Path, redis: EmbeddedRedis
+) -> None:
+    """Divided in pairs, of which each is a replica of the other: nobody goes back, so the rank that
+    was left alone in the midst of the broadcasts is put right by those of the next epoch."""
+    golden = undisturbed(tmp_path, "pairs")
+    async with spread(tmp_path, redis, "pairs", f"{TORN}@1:27=kill") as run:
+        lost = await run.done("trainer")
+        await run.ends_like(golden, lost=1, unwritten=may_miss([lost]))
+
+        assert run.fired(TORN)
+        assert [m.rank for m in lost.moves] == [1]
+        assert (lost.rollback, lost.resume) == (None, 28)
 
 
 @pytest.mark.thorough
