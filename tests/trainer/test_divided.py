@@ -244,6 +244,22 @@ def test_what_was_computed_from_torn_parameters_is_not_used(
         levelling.level(2)
 
 
+def test_what_is_computed_between_two_divided_optimizers_is_noticed() -> None:
+    """It is the first one that left parameters torn."""
+    script, fabric = Script(0), Fabric()
+    params = list(script.model.parameters())
+    wholes = [ZeroRedundancyOptimizer(part, AdamW, lr=0.1) for part in (params[:2], params[2:])]
+    average = AveragedModel(script.model)
+    levelling = Levelling(Registry({"model": [script.model, average], "optimizer": wholes}), fabric)
+    script.model(torch.ones(2, 6)).square().sum().backward()
+    fabric.poisoned = True
+    wholes[0].step()
+    average.update_parameters(script.model)
+    wholes[1].step()
+
+    assert "spoilt" in levelling.spoilt
+
+
 def test_a_checkpoint_of_it_is_refused() -> None:
     registry = Script(0).registry
 

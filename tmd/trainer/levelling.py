@@ -53,7 +53,8 @@ class Levelling:
             whole._optimizer_step_post_hooks.move_to_end(hook.id, last=False)
 
     def _stepped(self) -> None:
-        if self._fabric.poisoned:
+        # Between two such optimizers the script may have computed something already.
+        if self._fabric.poisoned and not self._torn:
             self._torn = self._derived()
 
     @property
