@@ -1,20 +1,16 @@
-"""ZeroRedundancyOptimizer: each rank keeps a part of its state; steps broadcast after the vote."""
+"""More of ZeroRedundancyOptimizer: who cannot take a part of it, and torn steps of other kinds."""
 
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.harness import Golden
-from tests.e2e.test_layouts import PER_HOST, RANKS, built, drained, spread, undisturbed
-from tests.e2e.test_snapshots import rolled_back
+from tests.e2e.test_layouts import PER_HOST, RANKS, spread, undisturbed
+from tests.e2e.test_snapshots import DEADLY, DIVIDED, TORN, rolled_back
 from tmd.core.model import Kind, Phase
 from tmd.demo.cluster import ready, workers
 from tmd.demo.report import may_miss
 from tmd.embedded import EmbeddedRedis
-
-TORN, DEADLY = "broadcast-2", "broadcast-3"
-"""Some parameters are everywhere by then, others are not."""
-DIVIDED = "its optimizer is divided among ranks and communicates: no shadow can follow its step"
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
@@ -22,43 +18,6 @@ pytestmark = pytest.mark.usefixtures("compiler")
 @pytest.fixture(scope="module")
 def zero_golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
     return undisturbed(tmp_path_factory.mktemp("zero"), "zero")
-
-
-async def test_a_host_moves_and_is_lost_where_the_optimizer_is_divided(
-    tmp_path: Path, redis: EmbeddedRedis, zero_golden: Golden
-) -> None:
-    """The state is copied at the switch, and it is said why; then all go back to a snapshot."""
-    async with spread(tmp_path, redis, "zero") as run:
-        moved = await drained(run)
-        await run.cluster.lose("h1")
-        lost = (await run.plans(2))[1]
-        await run.ends_like(zero_golden, lost=1)
-
-        assert [m.rank for m in moved.moves] == [2, 3]
-        assert moved.how == f"stop-and-copy: {DIVIDED}"
-        assert built(run, "s1") == [2, 3, 3]
-        assert [m.rank for m in lost.moves] == [0, 1]
-        rolled_back(run, lost)
-
-
-async def test_a_step_is_torn_after_its_vote_and_then_another_by_a_loss(
-    tmp_path: Path, redis: EmbeddedRedis, zero_golden: Golden
-) -> None:
-    """Both steps count on ranks that hold torn parameters. Where nobody is lost all go on from
-    there, once the owners have broadcast again; else all go back."""
-    faults = f"{TORN}@2:12=isolate", f"{DEADLY}@1:27=kill"
-    async with spread(tmp_path, redis, "zero", *faults) as run:
-        torn, lost = await run.plans(2)
-        await run.ends_like(zero_golden, lost=1)
-
-        assert run.fired(TORN)
-        assert (torn.kind, torn.phase, torn.moves) == (Kind.FAILOVER, Phase.DONE, ())
-        assert (torn.rollback, torn.resume) == (None, 13)
-        assert run.fired(DEADLY)
-        assert [m.rank for m in lost.moves] == [1]
-        back = rolled_back(run, lost)
-        assert lost.rollback is not None
-        assert back + lost.rollback.repeats == 28
 
 
 @pytest.mark.thorough
