@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import math
 import os
 import signal
 import tempfile
@@ -34,9 +33,9 @@ from tmd.demo.story import Told
 
 ACTIVE, STANDBY, PER_HOST = ("h1", "h2"), ("h3",), 2
 RANKS = len(ACTIVE) * PER_HOST
-ONCE = ("both", "single")
+ONCE = ("both", "single", "zero")
 """Layouts in which a state exists once: there a lost host costs a roll-back, not measured here."""
-STAGED = tuple(n for n, job in stages.JOBS.items() if math.prod(job.dims.values()) == RANKS)
+STAGED = ("unlike", "pipeline", "single", "zero")
 """Layouts whose ranks do not build alike."""
 LAYOUTS = (*layouts.LAYOUTS, *STAGED)
 PART_LIMIT, DOWNTIME_LIMIT_S = 0.05, 0.3

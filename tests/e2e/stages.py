@@ -23,6 +23,8 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import StepLR
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 import tmd.trainer
@@ -139,11 +141,52 @@ def single(session: Session, mesh: DeviceMesh) -> Part:
     return pipeline(cast(Session, Untold(session)), mesh)
 
 
+def zero(session: Session, mesh: DeviceMesh, *, averaged: bool = False) -> Part:
+    """One model for all, and of its optimizer's state each rank of the last dimension keeps a part.
+    ``averaged``: there is a copy of the weights, too, and those are views of what is broadcast."""
+    # Only here: it imports what the others need not wait for.
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    torch.manual_seed(0)
+    net = nn.Sequential(Layer(16, WIDTH), Layer(WIDTH, WIDTH), Layer(WIDTH, CLASSES))
+    model = DistributedDataParallel(net)
+    # Of a group with so few parameters some ranks have none.
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in net.parameters() if p.dim() > 1], "weight_decay": 0.1},
+        {"params": [p for p in net.parameters() if p.dim() == 1]},
+    ]
+    group = mesh.get_group(mesh.ndim - 1)
+    how = {"parameters_as_bucket_view": averaged, "process_group": group}
+    optimizer = ZeroRedundancyOptimizer(groups, AdamW, lr=1e-2, **how)
+    scheduler = StepLR(optimizer, step_size=7, gamma=0.9)
+    optimizer.register_step_post_hook(lambda *_: scheduler.step())
+    models: list[nn.Module] = [model]
+    if averaged:
+        average = AveragedModel(net)
+        optimizer.register_step_post_hook(lambda *_: average.update_parameters(net))
+        models.append(average)
+    replicas = replicas_along(mesh, "dp") if mesh.ndim > 1 else None
+    session.register(model=models, optimizer=optimizer, scheduler=scheduler, replicas=replicas)
+
+    def train(inputs: Tensor, targets: Tensor) -> Tensor:
+        loss = cross_entropy(model(inputs), targets)
+        loss.backward()
+        return loss
+
+    return Part(nn.ModuleList(models), optimizer, train)
+
+
+def averaged(session: Session, mesh: DeviceMesh) -> Part:
+    """The same, with more of it."""
+    return zero(session, mesh, averaged=True)
+
+
 class Job(NamedTuple):
-    """How ranks are laid out, and what each builds."""
+    """How ranks are laid out, and what each builds. ``again``: by what the session can call."""
 
     dims: dict[str, int]
     build: Callable[[Session, DeviceMesh], Part]
+    again: bool = True
 
 
 JOBS = {
@@ -151,6 +194,10 @@ JOBS = {
     "pipeline": Job({"dp": 2, "pp": 2}, pipeline),
     "single": Job({"dp": 2, "pp": 2}, single),
     "deep": Job({"dp": 1, "pp": 4}, pipeline),
+    "zero": Job({"zero": 4}, zero),
+    "averaged": Job({"zero": 4}, averaged),
+    "pairs": Job({"dp": 2, "zero": 2}, zero),
+    "once": Job({"zero": 4}, zero, again=False),
     "eight": Job({"dp": 2, "pp": 2, "tp": 2}, pipeline),
 }
 
@@ -200,7 +247,10 @@ def main() -> None:
         part = job.build(session, mesh)
         return part._replace(train=paced(part.train, args.pace)) if args.pace else part
 
-    session.build(build)
+    if job.again:
+        session.build(build)
+    else:
+        session.built = build(session)
     if not session.shadowing:
         injector.reach("start")
 

@@ -14,7 +14,7 @@ from tmd.demo.cluster import ready, workers
 from tmd.demo.report import may_miss
 from tmd.embedded import EmbeddedRedis
 
-UNLIKE = ("unlike", "pipeline", "single", "deep")
+UNLIKE = ("unlike", "pipeline", "single", "deep", "zero", "averaged", "pairs", "once")
 """Layouts whose ranks do not build alike."""
 HOSTS = ("h1", "h2")
 PER_HOST = 2

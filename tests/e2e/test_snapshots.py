@@ -8,11 +8,14 @@ import pytest
 
 from tests.e2e.conftest import golden_of
 from tests.e2e.harness import PACE, Golden, Run, running
-from tests.e2e.test_layouts import drained, spread, undisturbed
+from tests.e2e.test_layouts import built, drained, spread, undisturbed
 from tmd.core.model import JobState, Kind, MigrationPlan, Phase
 from tmd.embedded import EmbeddedRedis
 
 SHARDED = ("--steps", "60", "--sharded")
+TORN, DEADLY = "broadcast-2", "broadcast-3"
+"""Some parameters are everywhere by then, others are not."""
+DIVIDED = "its optimizer is divided among ranks and communicates: no shadow can follow its step"
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
@@ -20,6 +23,12 @@ pytestmark = pytest.mark.usefixtures("compiler")
 @pytest.fixture(scope="module")
 def sharded_golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
     return golden_of(tmp_path_factory.mktemp("snapshot_golden"), SHARDED)
+
+
+@pytest.fixture(scope="module")
+def zero_golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
+    """Of a ZeroRedundancyOptimizer, of which each rank keeps a part."""
+    return undisturbed(tmp_path_factory.mktemp("zero_golden"), "zero")
 
 
 def repeated(run: Run) -> set[int]:
@@ -128,3 +137,40 @@ async def test_a_host_is_lost_where_each_state_exists_once(
         assert moved.how == "live shadow"
         assert [m.rank for m in plan.moves] == [0, 1]
         assert rolled_back(run, plan) > 0
+
+
+async def test_a_host_moves_and_is_lost_where_the_optimizer_is_divided(
+    tmp_path: Path, redis: EmbeddedRedis, zero_golden: Golden
+) -> None:
+    """The state is copied at the switch, and it is said why; then all go back to a snapshot."""
+    async with spread(tmp_path, redis, "zero") as run:
+        moved = await drained(run)
+        await run.cluster.lose("h1")
+        lost = (await run.plans(2))[1]
+        await run.ends_like(zero_golden, lost=1)
+
+        assert [m.rank for m in moved.moves] == [2, 3]
+        assert moved.how == f"stop-and-copy: {DIVIDED}"
+        assert built(run, "s1") == [2, 3, 3]
+        assert [m.rank for m in lost.moves] == [0, 1]
+        rolled_back(run, lost)
+
+
+async def test_a_step_is_torn_after_its_vote_and_then_another_by_a_loss(
+    tmp_path: Path, redis: EmbeddedRedis, zero_golden: Golden
+) -> None:
+    """Both steps count on ranks that hold torn parameters. Where nobody is lost all go on from
+    there, once the owners have broadcast again; else all go back."""
+    faults = f"{TORN}@2:12=isolate", f"{DEADLY}@1:27=kill"
+    async with spread(tmp_path, redis, "zero", *faults) as run:
+        torn, lost = await run.plans(2)
+        await run.ends_like(zero_golden, lost=1)
+
+        assert run.fired(TORN)
+        assert (torn.kind, torn.phase, torn.moves) == (Kind.FAILOVER, Phase.DONE, ())
+        assert (torn.rollback, torn.resume) == (None, 13)
+        assert run.fired(DEADLY)
+        assert [m.rank for m in lost.moves] == [1]
+        back = rolled_back(run, lost)
+        assert lost.rollback is not None
+        assert back + lost.rollback.repeats == 28

@@ -13,7 +13,6 @@ from tmd.trainer.replicas import (
     common,
     group_of,
     read_off,
-    refuse_talkative,
     replicas_along,
 )
 
@@ -59,18 +58,6 @@ def test_a_bare_module_is_a_ranks_own_unless_nothing_in_it_is_trained() -> None:
 
     assert read_off([nn.Linear(2, 2)], 2) == all_different(2)
     assert read_off([teacher], 2) == all_alike(2)
-
-
-def test_an_optimizer_that_communicates_is_refused() -> None:
-    """What it sends comes after the vote: a loss just then would count as a step."""
-
-    class ZeroRedundancyOptimizer(torch.optim.SGD):
-        pass
-
-    params = list(nn.Linear(2, 2).parameters())
-    refuse_talkative([torch.optim.SGD(params, lr=0.1)])
-    with pytest.raises(TypeError, match="use FSDP2"):
-        refuse_talkative([ZeroRedundancyOptimizer(params, lr=0.1)])
 
 
 def test_a_script_may_tell_and_is_checked() -> None:

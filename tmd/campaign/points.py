@@ -25,6 +25,8 @@ from tmd.campaign.places import FAULTS, FOLDER, ORDERS, RELAY
 from tmd.core.model import Member
 from tmd.fabric.collectives.op import Op
 from tmd.fabric.dial import Caller
+from tmd.fabric.frame import Kind
+from tmd.fabric.runner import Call, Runner
 from tmd.trainer import frames, transfer
 from tmd.trainer.arming import Arming
 from tmd.trainer.carrier import Carrier
@@ -75,6 +77,8 @@ class Injector:
         self._flips: Fault | None = None
         self._cuts = False
         self._paced: Fault | None = None
+        self._broadcasts = (-1, 0)
+        """How many of this step have come to their turn."""
 
     def follow(self, session: Session) -> None:
         """Know rank and step, and stand at the points inside the runtime."""
@@ -86,6 +90,7 @@ class Injector:
         _before(tmd.fabric.Fabric, "reduce_min", self._before_vote)
         _after(tmd.fabric.Fabric, "reduce_min", lambda *_: self.reach("after-vote"))
         _after(Op, "swap", self._in_vote)
+        _before(Runner, "_communicate", self._communicating)
         _before(Handover, "prepare", lambda *_: self.reach("preparing"))
         _before(Carrier, "_meet", lambda *_: self.reach("prepared"))
         _before(transfer, "receive_tensors", lambda *_: self.reach("receiving"))
@@ -162,6 +167,14 @@ class Injector:
         if threading.current_thread() is threading.main_thread() and op.size > 1:
             self.reach("in-vote")
 
+    def _communicating(self, runner: Runner, call: Call, *_: object) -> None:
+        """Operations of a group come to their turn one after the other, in a thread of its own."""
+        if call.kind is Kind.BROADCAST and self._session is not None:
+            step, count = self._session.step_number, self._broadcasts[1]
+            number = count if self._broadcasts[0] == step else 0
+            self._broadcasts = (step, number + 1)
+            self.reach(f"broadcast-{number}")
+
     def _shadowing(self, following: Following, *_: object) -> None:
         self._following = following
         if self._flips is not None and not self._gone(self._flips):
@@ -200,6 +213,9 @@ class Injector:
                 assert self._following is not None
                 self._flips = fault
                 blows.flip(self._following)
+            case "isolate":
+                assert self._fabric is not None
+                blows.isolate(self._fabric)
             case "cut" | "cuts":
                 # "cuts": from here on after every step.
                 assert self._following is not None

@@ -16,8 +16,14 @@ from tmd.core.model import Move
 from tmd.fabric import Fabric, GroupView, Link, Neutral, packed, packed_row, unpacked
 from tmd.trainer import transfer
 from tmd.trainer.ballot import gather
-from tmd.trainer.compatibility import bucket_layout, bucket_mismatch, group_mismatch
+from tmd.trainer.compatibility import (
+    bucket_layout,
+    bucket_mismatch,
+    group_mismatch,
+    part_mismatch,
+)
 from tmd.trainer.data import Feed, Position
+from tmd.trainer.levelling import Levelling
 from tmd.trainer.local import LocalState
 from tmd.trainer.replicas import Partition, group_of
 from tmd.trainer.roles import OtherRole, Role, Roles, structure_of
@@ -59,6 +65,7 @@ class Carrier:
         """What the state looked like when it was registered."""
         self._buckets = ""
         self.roles = Roles(several=several)
+        self.levelling = Levelling(registry, fabric)
         self._started_over: Sync | None = None
 
     def start_over(
@@ -118,6 +125,7 @@ class Carrier:
     def renew(self) -> None:
         """Others are registered now, built as the rank that is worn."""
         self._units.renew()
+        self.levelling.watch()
         self.layouts = self._registry.collect()[0]
         self._buckets = ""
         self.roles.built = self._fabric.rank or 0
@@ -176,6 +184,8 @@ class Carrier:
         difference = mismatch(self.layouts, offered.layouts)
         if difference:
             return f"the model of this worker is not that of the job: {difference}"
+        if difference := part_mismatch(self.layouts, offered.layouts):
+            return difference
         return other_groups or bucket_mismatch(self.look_at_buckets(), offered.buckets)
 
     def _other_groups(self, rank: int, offered: transfer.Offer) -> str:
@@ -221,14 +231,21 @@ class Carrier:
         return refusal
 
     def put_back(self, copy: Copy) -> None:
-        """Be the rank as it was when ``copy`` was made, and go to its place in the data."""
+        """Be the rank as it was when ``copy`` was made, and go to its place in the data.
+
+        Raises:
+            StateMismatch: this worker is built as another rank.
+        """
         assert self.feed is not None
+        if difference := part_mismatch(self.layouts, copy.layouts):
+            raise StateMismatch(difference)
         for unit, tensors in copy.units():
             self._units.place(unit.number, unit.layout, tensors)
         boundary, tensors = copy.rest()
         assert boundary.rest is not None
         self._units.place_rest(boundary.rest, tensors)
         self._units.grade(boundary.graded)
+        self.levelling.restored()
         self._local.forget()
         self.feed.seek(boundary.position.index)
 
@@ -239,9 +256,12 @@ class Carrier:
 
         Raises:
             LinkError: the joiner is gone.
-            StateMismatch: the joiner refused, or received something else than was sent.
+            StateMismatch: the joiner refused, or received something else than was sent; or this
+                state is spoilt.
         """
         assert move.joiner is not None
+        if why := self.levelling.spoilt:
+            raise StateMismatch(why)
         layouts, tensors = self._registry.collect()
         # Who has lived a replica's life lacks only what the leaver alone has; a copy has all.
         replica = isinstance(duty, Arm) and move.source not in (None, move.leaver)
@@ -305,6 +325,7 @@ class Carrier:
             self._errand = None
             link.close()
         self._local.adopt(header.local)
+        self.levelling.restored()
         takeover.timings["transfer"] = time.monotonic() - takeover.started
 
     def _digest(self, step: int) -> transfer.Digest:

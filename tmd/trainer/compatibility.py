@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from tmd.fabric import GroupTable, GroupView
+from tmd.trainer.state import Layouts, owned
 
 
 def bucket_layout(wrapped: Sequence[nn.Module]) -> str:
@@ -21,6 +22,30 @@ def bucket_mismatch(ours: str, theirs: str) -> str:
     if ours and theirs and ours != theirs:
         return f"gradient buckets differ: {ours} here, {theirs} there"
     return ""
+
+
+def part_mismatch(ours: Layouts, theirs: Layouts) -> str:
+    """Why this worker's part of a divided optimizer is not that of ``theirs``; empty if it is.
+
+    Its constructor divides by the rank in the process group, so a standby has that of the rank as
+    which it was built, and the names and shapes of its parameters tell nothing of it.
+    """
+    for name in sorted(ours.keys() & theirs.keys()):
+        here, there = owned(ours[name]), owned(theirs[name])
+        if here != there:
+            return (
+                f"{name} keeps the state of {_shown(here)} here, and of {_shown(there)} there: let "
+                "session.build(function) build model and optimizer, so that a standby can build "
+                "them again as another rank"
+            )
+    return ""
+
+
+def _shown(names: Sequence[str] | None) -> str:
+    if names is None:
+        return "all parameters"
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more or "no parameter"
 
 
 def group_mismatch(ours: Sequence[GroupView], table: GroupTable, rank: int) -> str:

@@ -309,8 +309,9 @@ class Coordinator:
     def _may_train(self) -> bool:
         match self.status.activity:
             case Activity.TRAINING:
+                due = self._crew.carrier.levelling.is_due(self.status.epoch)
                 broken = self._switch or self._crew.recovery.pending or self._fabric.poisoned
-                return self.finishing or not broken
+                return self.finishing or not (due or broken)
             case Activity.SHADOWING | Activity.IN_STEP:
                 return self._following is not None and self._following.may_run
         return self._warming.is_due(self.status.activity)
@@ -320,11 +321,13 @@ class Coordinator:
         self._crew.handover.to_pool()
 
     def _at_boundary(self) -> None:
-        """TRAINING: carry out the switch that was voted, or take note that the step broke."""
+        """TRAINING: switch as was voted, or take note that the step broke, or begin an epoch."""
         if self._switch is not None:
             self._crew.leaving.carry_out(self._switch)
             self._arming.switched()
             self._switch = None
+        elif self._crew.carrier.levelling.is_due(self.status.epoch) and not self._fabric.poisoned:
+            self._crew.carrier.levelling.level(self.status.epoch)
         else:
             self._halt(undecided=False)
 

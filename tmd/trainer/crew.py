@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import NamedTuple
 
 from torch import nn
@@ -22,6 +23,8 @@ from tmd.trainer.state import Registry
 from tmd.trainer.units import Units
 from tmd.trainer.voice import Voice
 from tmd.trainer.window import Window
+
+log = logging.getLogger("tmd.trainer")
 
 
 class Crew(NamedTuple):
@@ -64,6 +67,12 @@ def crew_of(
     Raises:
         RuntimeError: a rank was lost; who is ``alone``, a standby, does not speak to others.
     """
+    if registry.divided and not several and fabric.rank == 0:
+        log.warning(
+            "a ZeroRedundancyOptimizer keeps another part on each rank: a standby can only take "
+            "the rank as which it was built, the last one, unless session.build(function) builds "
+            "model and optimizer"
+        )
     units, window = Units(registry), Window()
     carrier = Carrier(fabric, registry, units, wrapped, local, several=several)
     carrier.roles.built = fabric.rank or 0

@@ -64,7 +64,7 @@ class LocalState:
         }
         self._values = [
             (group, {k: _copied(v) for k, v in group.items() if k != "params"})
-            for optimizer in self._registry.optimizers
+            for optimizer in (*self._registry.optimizers, *self._registry.divided)
             for group in optimizer.param_groups
         ]
         self._states = [(o, copy.deepcopy(o.state_dict())) for o in self._registry.others]

@@ -19,6 +19,7 @@ from tmd.core.limits import ShadowLimits
 from tmd.fabric import Fabric, Link
 from tmd.trainer import frames
 from tmd.trainer.carrier import Carrier
+from tmd.trainer.divided import UNFOLLOWED
 from tmd.trainer.frames import PURPOSE, SHIFT, VOTE, Dropped, Follow, Opening
 from tmd.trainer.meter import Meter
 from tmd.trainer.mirror import Mirror
@@ -184,6 +185,8 @@ class Mirrors:
             # It may be the last batches() call: who was sent on to a next one would leave the loop
             # and run what comes after training.
             return Dropped("the rank is between two batches() calls", offer=offer)
+        if self._units.divided:
+            return Dropped(UNFOLLOWED, offer=offer)
         return Opening(offer)
 
     def _sweep(self, *new: Mirror) -> None:

@@ -16,6 +16,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tmd.trainer.divided import ranks_of
+
 Partition = tuple[tuple[int, ...], ...]
 """Groups of ranks with equal state, each in order; every rank is in exactly one."""
 
@@ -45,14 +47,30 @@ def replicas_along(mesh: Any, *dims: str) -> Partition:
 
 
 def partition(
-    models: Sequence[nn.Module], told: Iterable[Iterable[int]] | None, size: int
+    models: Sequence[nn.Module],
+    told: Iterable[Iterable[int]] | None,
+    size: int,
+    divided: Sequence[Any] = (),
 ) -> Partition:
     """As a script has ``told``, or else as :func:`read_off` finds it.
 
+    With an optimizer that is ``divided`` among ranks every state exists once: DDP says only of the
+    parameters that they are equal, and of the groups of other ranks this process knows nothing.
+
     Raises:
-        ValueError: what was told does not name every rank exactly once.
+        ValueError: what was told does not name every rank exactly once, or calls ranks equal among
+            whom an optimizer is divided.
     """
-    return read_off(models, size) if told is None else checked(told, size)
+    if told is None:
+        return all_different(size) if divided else read_off(models, size)
+    groups = checked(told, size)
+    for ranks in map(ranks_of, divided):
+        if unequal := [group for group in groups if len(ranks.intersection(group)) > 1]:
+            raise ValueError(
+                f"register(replicas=...): ranks {unequal[0]} are not equal, since a "
+                f"ZeroRedundancyOptimizer is divided among {sorted(ranks)}"
+            )
+    return groups
 
 
 def read_off(models: Sequence[nn.Module], size: int) -> Partition:
@@ -64,21 +82,6 @@ def read_off(models: Sequence[nn.Module], size: int) -> Partition:
     """
     parts = [part for model in models for part in _of_module(model, size)]
     return reduce(common, parts, all_alike(size))
-
-
-def refuse_talkative(optimizers: Sequence[torch.optim.Optimizer]) -> None:
-    """What an optimizer sends after the vote could be lost, and the step would count.
-
-    Raises:
-        TypeError: one communicates in its own ``step()``.
-    """
-    for optimizer in optimizers:
-        # By name: importing it costs every job what only few need.
-        if any(c.__name__ == "ZeroRedundancyOptimizer" for c in type(optimizer).__mro__):
-            raise TypeError(
-                "register(optimizer=...): ZeroRedundancyOptimizer communicates after the vote of "
-                "its step, so a loss just then could not be undone; use FSDP2 (fully_shard)"
-            )
 
 
 def checked(told: Iterable[Iterable[int]], size: int) -> Partition:

@@ -29,6 +29,12 @@ class Saving:
         size: int,
         tell: Tell,
     ) -> None:
+        """Raises RuntimeError: an optimizer's state has no name by which ranks could share it."""
+        if registry.divided:
+            raise RuntimeError(
+                "session.checkpoint() does not know a ZeroRedundancyOptimizer's state: gather it "
+                "with consolidate_state_dict() and save it yourself"
+            )
         self._order, self._size = order, size
         self._units = Units(registry)
         self._names = Names(registry, self._units, alike)

@@ -23,7 +23,7 @@ from tmd.core.snapshots import wanted_every
 from tmd.trainer.data import Feed, StepSampler
 from tmd.trainer.gate import Gate, Interrupted, Outcome
 from tmd.trainer.local import LocalState
-from tmd.trainer.replicas import Partition, partition, refuse_talkative
+from tmd.trainer.replicas import Partition, partition
 from tmd.trainer.seeds import base_seed, seed_all
 from tmd.trainer.state import Registry
 from tmd.trainer.takeover import WalkOn
@@ -132,7 +132,8 @@ class Session:
 
         Args:
             model: an ``nn.Module``, bare or wrapped in DDP, or a list of them.
-            optimizer: a ``torch.optim.Optimizer`` or a list of them.
+            optimizer: a ``torch.optim.Optimizer`` or a list of them. The state of a
+                ``ZeroRedundancyOptimizer`` exists once; use :meth:`build` with it.
             replicas: groups of ranks whose state is equal after each step. Left out, it is read off
                 DDP and DTensor meshes; a bare module counts as existing once, so that its rank is
                 never made good from another one's. See :func:`tmd.trainer.replicas_along`.
@@ -144,8 +145,8 @@ class Session:
             others: schedulers, a ``GradScaler``, anything with ``state_dict``/``load_state_dict``.
 
         Raises:
-            TypeError: an object has no state that can be moved, or an optimizer communicates.
-            ValueError: ``replicas`` does not name each rank once, or ``snapshots`` is negative.
+            TypeError: an object has no state that can be moved, or an optimizer overlaps with DDP.
+            ValueError: ``replicas`` is wrong about some rank, or ``snapshots`` is negative.
             RuntimeError: called twice, or a rank was lost while the job was being set up.
         """
         first = self._registry is None
@@ -159,7 +160,7 @@ class Session:
         self._data_mesh = data_mesh
         models = model if isinstance(model, list | tuple) else [model]
         self._wrapped[:] = [m for m in models if isinstance(m, nn.Module)]
-        alike = self._alike = partition(self._wrapped, replicas, self.world_size)
+        alike = self._alike = partition(self._wrapped, replicas, self.world_size, registry.divided)
         snapshots = wanted_every(snapshots, alike, self.world_size)
         self._gate.registered(registry, self._wrapped, local, alike, snapshots)
         self._awaited = False
@@ -170,7 +171,6 @@ class Session:
     def _name(self, objects: dict[str, object]) -> tuple[Registry, LocalState]:
         """These are registered; where others were, all who know of those know these."""
         registry = Registry(objects)
-        refuse_talkative(registry.optimizers)
         if self._registry is None or self._local is None:
             self._registry, self._local = registry, LocalState(registry)
         else:

@@ -18,6 +18,7 @@ from tmd.fabric import Fabric, Link
 from tmd.trainer import frames
 from tmd.trainer.agent import Agent
 from tmd.trainer.carrier import CONNECT_TIMEOUT_S, Carrier
+from tmd.trainer.divided import UNFOLLOWED
 from tmd.trainer.following import Following, Overdue
 from tmd.trainer.frames import Dropped, Opening
 from tmd.trainer.roles import OtherRole
@@ -282,8 +283,10 @@ class Shadowing:
             log.info("rank %d cannot be followed now: %s", duty.rank, error)
             return
         if isinstance(said, Dropped):
-            # A recovery goes on; what was followed until now may be of use in it.
             link.close()
+            if self._units.divided and said.offer is not None:
+                self._not_tried(duty, said.offer, note=UNFOLLOWED)
+            # Else a recovery goes on; what was followed until now may be of use in it.
             return
         self.end()
         try:
@@ -294,13 +297,17 @@ class Shadowing:
             raise
         if refusal:
             link.close()
-            self._done_with = duty
-            verdict = Rehearsal(0, 0.0, refusal, request=duty.request)
-            self._voice.tell_rehearsed(duty.plays, verdict, said.offer.roles)
-            self._voice.say(shadow=None)
+            self._not_tried(duty, said.offer, refusal=refusal)
             self._not_before, self._pause_s = 0.0, RETRY_S
             return
         self.begin(duty, link, said.offer, {})
+
+    def _not_tried(self, duty: Follow, offer: Offer, *, refusal: str = "", note: str = "") -> None:
+        """Say why no step of the rank was lived."""
+        self._done_with = duty
+        verdict = Rehearsal(0, 0.0, refusal, note, duty.request)
+        self._voice.tell_rehearsed(duty.plays, verdict, offer.roles)
+        self._voice.say(shadow=None)
 
     def rolls_forward(self) -> bool:
         """The mirrored vote never came: whether the survivors, halted, commit this step."""

@@ -17,9 +17,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tmd.core.errors import StateMismatch
+from tmd.trainer.divided import is_divided, local, set_values
 from tmd.trainer.dtensors import like, part
 
 PLAIN = (type(None), bool, int, float, str, bytes)
+OPTIMIZER, OWNED = ("state", "param_groups"), "owned"
+"""What the state of an optimizer consists of, and of a divided one besides: its parameters."""
 
 
 @runtime_checkable
@@ -120,14 +123,20 @@ class Registry:
 
     def __init__(self, objects: Mapping[str, object]) -> None:
         self._objects: dict[str, nn.Module | Stateful] = {}
+        self.divided: list[Any] = []
+        """Optimizers of each of which only a part is this rank's; the list stays the same one."""
+        self._wholes: dict[str, Any] = {}
         self.renew(objects)
 
     def renew(self, objects: Mapping[str, object]) -> None:
         """Let it be these from now on. Raises TypeError."""
         self._objects.clear()
+        self._wholes.clear()
         for name, value in _expanded(objects):
             if isinstance(value, nn.Module):
                 self._objects[name] = _unwrapped(value)
+            elif is_divided(value):
+                self._objects[name], self._wholes[name] = local(value), value
             elif isinstance(value, Stateful):
                 self._objects[name] = value
             else:
@@ -135,11 +144,12 @@ class Registry:
                     f"register({name}=...): {type(value).__name__} has no state_dict and "
                     "load_state_dict, so its state cannot move"
                 )
+        self.divided[:] = self._wholes.values()
 
     @property
     def named(self) -> dict[str, nn.Module | Stateful]:
         """All of them, by name."""
-        return dict(self._objects)
+        return {**self._objects, **self._wholes}
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -147,7 +157,17 @@ class Registry:
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Of a divided one what is this rank's."""
         return [o for o in self._objects.values() if isinstance(o, torch.optim.Optimizer)]
+
+    @property
+    def faces(self) -> list[torch.optim.Optimizer]:
+        """The optimizers as the script has them: what their parameter groups say is what holds."""
+        return [
+            self._wholes.get(name, o)
+            for name, o in self._objects.items()
+            if isinstance(o, torch.optim.Optimizer)
+        ]
 
     @property
     def others(self) -> list[Stateful]:
@@ -168,10 +188,26 @@ class Registry:
         """Layouts of everything and the tensors behind them, in one fixed order."""
         layouts: Layouts = {}
         tensors: list[Tensor] = []
-        for name, value in self._objects.items():
-            layouts[name], found = flatten(_state_of(value), name)
+        for name in self._objects:
+            layouts[name], found = flatten(self._state_of(name), name)
             tensors.extend(found)
         return layouts, tensors
+
+    def _state_of(self, name: str) -> Any:
+        value = self._objects[name]
+        if name not in self._wholes:
+            return _state_of(value)
+        assert isinstance(value, torch.optim.Optimizer)
+        # As its next step would.
+        set_values(value.param_groups, self._wholes[name].param_groups)
+        names = {
+            id(p): f"{path}.{fqn}"
+            for path, held in self._objects.items()
+            if isinstance(held, nn.Module)
+            for fqn, p in held.named_parameters()
+        }
+        params = [p for group in value.param_groups for p in group["params"]]
+        return {**_state_of(value), OWNED: [names.get(id(p), "?") for p in params]}
 
     def place(self, layouts: Layouts) -> tuple[list[Tensor], list[Pending]]:
         """Tensors to receive into for ``layouts``, and what must be loaded afterwards.
@@ -182,14 +218,13 @@ class Registry:
         targets: list[Tensor] = []
         pending: list[Pending] = []
         for name, layout in layouts.items():
-            value = self._objects[name]
-            own, tensors = flatten(_state_of(value), name)
-            if specs(own) == specs(layout) and _same_shape(own, layout):
-                if own != layout:
-                    pending.append(Pending(value, layout, tensors))
-            else:
+            own, tensors = flatten(self._state_of(name), name)
+            same = specs(own) == specs(layout) and _same_shape(own, layout)
+            if not same:
                 tensors = [torch.empty(s.shape, dtype=dtype_of(s)) for s in specs(layout)]
-                pending.append(Pending(value, layout, tensors))
+            if own != layout:
+                face = self._wholes.get(name)
+                pending.append(Pending(self._objects[name], layout, tensors, face))
             targets.extend(tensors)
         return targets, pending
 
@@ -197,13 +232,22 @@ class Registry:
 class Pending:
     """Plain values, or a whole state, to set once the tensors have arrived."""
 
-    def __init__(self, value: nn.Module | Stateful, layout: Layout, tensors: list[Tensor]) -> None:
-        self._value, self._layout, self._tensors = value, layout, tensors
+    def __init__(
+        self,
+        value: nn.Module | Stateful,
+        layout: Layout,
+        tensors: list[Tensor],
+        face: torch.optim.Optimizer | None,
+    ) -> None:
+        """``face``: what the script has instead of ``value``, if that is a part of it."""
+        self._value, self._layout, self._tensors, self._face = value, layout, tensors, face
 
     def apply(self) -> None:
         state = unflatten(self._layout, iter(self._tensors))
         if isinstance(self._value, torch.optim.Optimizer):
             _load_optimizer(self._value, state)
+            if self._face is not None:
+                set_values(self._face.param_groups, self._value.param_groups)
         else:
             self._value.load_state_dict(state)
 
@@ -211,8 +255,7 @@ class Pending:
 def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Like ``load_state_dict`` but without copying: the tensors are already the right ones."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
-    for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
-        group.update({k: v for k, v in saved.items() if k != "params"})
+    set_values(optimizer.param_groups, state["param_groups"])
     optimizer.state.clear()
     for index, values in state["state"].items():
         optimizer.state[params[index]] = spread(params[index], values)
@@ -236,6 +279,13 @@ def mismatch(ours: Layouts, theirs: Layouts) -> str:
         if difference := _difference(_named(ours[name], name), _named(theirs[name], name)):
             return difference
     return ""
+
+
+def owned(layout: Layout) -> tuple[str, ...] | None:
+    """The parameters whose part of a divided optimizer this is; ``None`` if it is of no such."""
+    if not isinstance(layout, Node) or layout.keys != (*OPTIMIZER, OWNED):
+        return None
+    return tuple(unflatten(layout.items[2], iter(())))
 
 
 def shapes(layouts: Layouts) -> dict[str, TensorSpec]:
@@ -275,7 +325,7 @@ def _named(layout: Layout, path: str) -> dict[str, TensorSpec]:
 
 
 def _is_optimizer(layout: Layout) -> bool:
-    return isinstance(layout, Node) and layout.keys == ("state", "param_groups")
+    return isinstance(layout, Node) and (layout.keys or ())[:2] == OPTIMIZER
 
 
 def _same_shape(own: Layout, other: Layout) -> bool:

@@ -15,6 +15,7 @@ import xxhash
 from msgspec import msgpack
 from torch import Tensor
 
+from tmd.trainer.divided import set_values
 from tmd.trainer.dtensors import part
 from tmd.trainer.state import Layout, Registry, flatten, specs, spread, unflatten
 from tmd.trainer.transfer import Digest, raw
@@ -33,14 +34,15 @@ class Units:
     def renew(self) -> None:
         """Other objects are registered now, or none for a while."""
         registry = self._registry
-        self.optimizers = registry.optimizers
-        owned = {
-            id(p): (o, p) for o in self.optimizers for g in o.param_groups for p in g["params"]
-        }
+        self.optimizers, self._faces = registry.optimizers, registry.faces
+        owned = {id(p): o for o in self.optimizers for p in _params(o)}
         loose = {id(p): p for m in registry.modules for p in m.parameters()}
-        params = {**loose, **{key: p for key, (_, p) in owned.items()}}
+        # By what all ranks have alike: of a divided optimizer each owns other parameters.
+        params = {**loose, **{id(p): p for o in self._faces for p in _params(o)}}
         self.params: list[Tensor] = list(params.values())
-        self._owner = {key: optimizer for key, (optimizer, _) in owned.items()}
+        self.divided = bool(registry.divided)
+        """Whether an optimizer is divided among ranks."""
+        self._owner = owned
 
     @property
     def graded(self) -> tuple[int, ...]:
@@ -68,7 +70,7 @@ class Units:
         """What has changed since the objects were registered; empty if nothing has."""
         known = {id(p) for p in self.params}
         found = {id(p) for m in self._registry.modules for p in m.parameters()}
-        found |= {id(p) for o in self.optimizers for g in o.param_groups for p in g["params"]}
+        found |= {id(p) for o in self._faces for p in _params(o)}
         if known == found:
             return ""
         return (
@@ -161,18 +163,21 @@ class Units:
 
     def values(self, optimizer: int) -> list[dict[str, Any]]:
         """What the parameter groups of an optimizer say besides naming parameters."""
-        groups = self.optimizers[optimizer].param_groups
+        groups = self._faces[optimizer].param_groups
         return [{k: v for k, v in group.items() if k != "params"} for group in groups]
 
     def set_values(self, optimizer: int, groups: Sequence[dict[str, Any]]) -> None:
         """The inverse of :meth:`values`."""
-        for group, values in zip(self.optimizers[optimizer].param_groups, groups, strict=True):
+        face = self._faces[optimizer]
+        for group, values in zip(face.param_groups, groups, strict=True):
             for name, value in values.items():
                 held = group.get(name)
                 if isinstance(held, Tensor) and isinstance(value, Tensor):
                     held.copy_(value)
                 else:
                     group[name] = value
+        if self.optimizers[optimizer] is not face:
+            set_values(self.optimizers[optimizer].param_groups, face.param_groups)
 
     def digest_of_rest(self) -> Digest:
         """Digests of the buffers and of the other objects; for the main thread, between steps."""
@@ -246,6 +251,10 @@ def whole_digest(units: Units, version: int) -> Digest:
     while not digest.complete:
         digest.advance()
     return digest.parts()
+
+
+def _params(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    return (p for group in optimizer.param_groups for p in group["params"])
 
 
 def _digest(start: bytes, tensors: Iterator[Tensor] | list[Tensor]) -> str:

@@ -1,0 +1,96 @@
+"""More of ZeroRedundancyOptimizer: who cannot take a part of it, and torn steps of other kinds."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import Golden
+from tests.e2e.test_layouts import PER_HOST, RANKS, spread, undisturbed
+from tests.e2e.test_snapshots import DEADLY, DIVIDED, TORN, rolled_back
+from tmd.core.model import Kind, Phase
+from tmd.demo.cluster import ready, workers
+from tmd.demo.report import may_miss
+from tmd.embedded import EmbeddedRedis
+
+pytestmark = pytest.mark.usefixtures("compiler")
+
+
+@pytest.fixture(scope="module")
+def zero_golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
+    return undisturbed(tmp_path_factory.mktemp("zero"), "zero")
+
+
+@pytest.mark.thorough
+async def test_a_step_is_torn_after_a_vote_that_switches(
+    tmp_path: Path, redis: EmbeddedRedis, zero_golden: Golden
+) -> None:
+    """The joiners have their ranks, by then from torn states: in the next epoch but one, since the
+    links of this one are broken, owners broadcast again."""
+    faults = "gate between@0:5=wait", f"{TORN}@1:5=isolate"
+    async with spread(tmp_path, redis, "zero", *faults) as run:
+        await run.reached("gate")
+        await run.cluster.until(lambda v: ready(v, RANKS, PER_HOST), "all train, two stand by")
+        await run.cluster.drain("h2")
+        await run.armed()
+        run.let_go("gate")
+        moved, torn = await run.plans(2)
+        view = await run.cluster.until(lambda v: ready(v, RANKS, PER_HOST), "h2 stands by")
+        await run.ends_like(zero_golden)
+
+        assert run.fired(TORN)
+        assert [m.rank for m in moved.moves] == [2, 3]
+        assert (torn.kind, torn.phase, torn.rollback) == (Kind.FAILOVER, Phase.DONE, None)
+        assert {m.host for m in view.jobs[0].membership.members} == {"h1", "s1"}
+
+
+@pytest.mark.thorough
+async def test_a_divided_optimizer_with_replicas_is_made_good_from_them(
+    tmp_path: Path, redis: EmbeddedRedis
+) -> None:
+    """Divided in pairs, of which each is a replica of the other: nobody goes back, so the rank that
+    was left alone in the midst of the broadcasts is put right by those of the next epoch."""
+    golden = undisturbed(tmp_path, "pairs")
+    async with spread(tmp_path, redis, "pairs", f"{TORN}@1:27=kill") as run:
+        lost = await run.done("trainer")
+        await run.ends_like(golden, lost=1, unwritten=may_miss([lost]))
+
+        assert run.fired(TORN)
+        assert [m.rank for m in lost.moves] == [1]
+        assert (lost.rollback, lost.resume) == (None, 28)
+
+
+@pytest.mark.thorough
+async def test_a_standby_cannot_be_another_part_unless_it_can_build_again(
+    tmp_path: Path, redis: EmbeddedRedis, zero_golden: Golden
+) -> None:
+    """It is refused with the remedy, and the job goes on undisturbed."""
+    async with spread(tmp_path, redis, "once") as run:
+        await run.reached("between")
+        await run.cluster.until(lambda v: ready(v, RANKS, PER_HOST), "all train, two stand by")
+        await run.cluster.drain("h2")
+        (plan,) = await run.plans(1)
+        await run.ends_like(zero_golden)
+
+        assert plan.phase is Phase.ABORTED
+        assert "let session.build(function) build model and optimizer" in plan.outcome
+        assert "a standby can only take the rank as which it was built" in run.cluster.log("h1")
+
+
+@pytest.mark.thorough
+async def test_a_hot_standby_cannot_follow_a_divided_optimizer(
+    tmp_path: Path, redis: EmbeddedRedis
+) -> None:
+    """It says so, and serves as any other. What was averaged of torn parameters goes back, too."""
+    golden = undisturbed(tmp_path, "averaged")
+    faults, hot = f"{DEADLY}@1:27=kill", "[shadow]\nhot = 1\n"
+    async with spread(tmp_path, redis, "averaged", faults, more_config=hot) as run:
+        lost = await run.done("trainer")
+        await run.cluster.until(
+            lambda v: any(said.note == DIVIDED for w in workers(v) for said in w.rehearsed),
+            "a standby says why it does not follow",
+        )
+        await run.ends_like(golden, lost=1)
+
+        assert run.fired(DEADLY)
+        assert [m.rank for m in lost.moves] == [1]
+        rolled_back(run, lost)

@@ -1,0 +1,267 @@
+"""An optimizer divided among ranks: what of it is a rank's, and is never taken for another's."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import StepLR
+from torch.optim.swa_utils import AveragedModel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from tests.trainer.test_carrier import NoGroups
+from tests.trainer.test_state import move as move_whole
+from tests.trainer.test_units import move as move_in_pieces
+from tmd.core.errors import StateMismatch
+from tmd.trainer.carrier import Carrier
+from tmd.trainer.compatibility import part_mismatch
+from tmd.trainer.data import Position
+from tmd.trainer.levelling import Levelling
+from tmd.trainer.local import LocalState
+from tmd.trainer.replicas import all_alike, all_different, partition
+from tmd.trainer.saving import Saving, ordered
+from tmd.trainer.state import Registry
+from tmd.trainer.transfer import Offer
+from tmd.trainer.units import Units, whole_digest
+
+SIZE = 4
+
+
+def become(rank: int) -> None:
+    """A group in which nobody else is: it sends nothing."""
+    if dist.is_initialized():
+        if dist.get_rank() == rank:
+            return
+        dist.destroy_process_group()
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=SIZE)
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class Script:
+    """As rank ``rank`` builds it. The first parameter is rank 0's, the last one rank 3's."""
+
+    def __init__(self, rank: int, seed: int = 0, *, views: bool = False) -> None:
+        become(rank)
+        torch.manual_seed(seed)
+        self.model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
+        params = list(self.model.parameters())
+        self.whole = ZeroRedundancyOptimizer(
+            [{"params": params[::2], "weight_decay": 0.1}, {"params": params[1::2]}],
+            AdamW,
+            parameters_as_bucket_view=views,
+            lr=0.1,
+        )
+        self.scheduler = StepLR(self.whole, 1, 0.5)
+        self.registry = Registry(
+            {"model": self.model, "optimizer": self.whole, "scheduler": self.scheduler}
+        )
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            self.whole.zero_grad()
+            self.model(torch.ones(2, 6)).square().sum().backward()
+            self.whole.step()
+            self.scheduler.step()
+
+    @property
+    def rates(self) -> list[float]:
+        return [group["lr"] for group in self.whole.param_groups]
+
+
+Move = Callable[[Script, Script], None]
+
+
+def in_pieces(source: Script, target: Script) -> None:
+    move_in_pieces(Units(source.registry), Units(target.registry))
+
+
+def at_once(source: Script, target: Script) -> None:
+    move_whole(source.registry, target.registry)
+
+
+@pytest.mark.parametrize("move", [in_pieces, at_once])
+@pytest.mark.parametrize("warm", [0, 2], ids=["cold joiner", "warm joiner"])
+@pytest.mark.parametrize("views", [False, True], ids=["plain", "views"])
+def test_the_part_of_a_rank_arrives_whole(move: Move, warm: int, views: bool) -> None:
+    """Also what a scheduler has told the script's side of it, and later steps are the same."""
+    source, target = Script(1, seed=1, views=views), Script(1, seed=2, views=views)
+    source.train(3)
+    target.train(warm)
+    units, others = Units(source.registry), Units(target.registry)
+
+    move(source, target)
+    assert whole_digest(units, 0) == whole_digest(others, 0)
+    assert target.rates == source.rates == [0.0125, 0.0125]
+    for script in (source, target):
+        script.train(2)
+    assert whole_digest(units, 0) == whole_digest(others, 0)
+
+
+def test_units_have_the_same_numbers_on_all_ranks() -> None:
+    """Every rank has all parameters; each keeps the state of its own."""
+    kept = []
+    for rank in range(SIZE):
+        script = Script(rank)
+        script.train(1)
+        units = Units(script.registry)
+        shapes = [tuple(p.shape) for p in units.params]
+        kept.append([units.owner(n) is not None for n in range(len(units))])
+
+        assert shapes == [(5, 6), (5,), (4, 5), (4,)]
+        assert not units.stale
+    assert [sum(rank) for rank in zip(*kept, strict=True)] == [1, 1, 1, 1]
+
+
+def test_what_is_put_in_place_is_what_is_broadcast() -> None:
+    """Parameters that are views of buckets stay such."""
+    source, target = Script(1, seed=1, views=True), Script(1, seed=2, views=True)
+    source.train(1)
+    at_once(source, target)
+    held = {b.untyped_storage().data_ptr() for buckets in target.whole._buckets for b in buckets}
+
+    assert {p.untyped_storage().data_ptr() for p in target.model.parameters()} <= held
+
+
+def carrier_of(script: Script) -> Carrier:
+    registry = script.registry
+    return Carrier(NoGroups(), registry, Units(registry), [script.model], LocalState(registry))
+
+
+def test_the_part_of_another_rank_is_refused_with_the_remedy() -> None:
+    """Shapes are all alike: it is the names of parameters that tell."""
+    mine, theirs = carrier_of(Script(3)), carrier_of(Script(0))
+    offer = Offer(theirs.layouts, "", (), (), Position())
+
+    assert mine.refusal(0, offer).startswith(
+        "optimizer keeps the state of model.2.bias here, and of model.0.weight there: "
+        "let session.build(function)"
+    )
+    assert part_mismatch(mine.layouts, carrier_of(Script(3, seed=7)).layouts) == ""
+
+
+def test_a_copy_of_another_rank_is_never_put_back() -> None:
+    """Even if it is at hand already, so that nobody was asked."""
+
+    class OfAnother:
+        layouts = carrier_of(Script(0)).layouts
+
+    carrier = carrier_of(Script(3))
+    carrier.feed = object()  # type: ignore[assignment]
+    with pytest.raises(StateMismatch, match=r"session\.build"):
+        carrier.put_back(OfAnother())  # type: ignore[arg-type]
+
+
+def test_a_divided_state_exists_once_whatever_the_model_says() -> None:
+    """A script that knows better may say so, but not against the optimizer."""
+    script = Script(0)
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+
+    assert partition([frozen], None, SIZE) == all_alike(SIZE)
+    assert partition([frozen], None, SIZE, script.registry.divided) == all_different(SIZE)
+    with pytest.raises(ValueError, match=r"ranks \(0, 1\) are not equal"):
+        partition([frozen], [[0, 1], [2], [3]], SIZE, script.registry.divided)
+    pairs = [[0, 4], [1, 5], [2, 6], [3, 7]]
+    assert partition([frozen], pairs, 8, script.registry.divided) == tuple(map(tuple, pairs))
+
+
+def test_an_optimizer_that_steps_before_the_vote_is_refused() -> None:
+    """Its broadcasts and its work are part of DDP's backward pass."""
+    become(0)
+    params = nn.Linear(2, 2).parameters()
+    whole = ZeroRedundancyOptimizer(params, AdamW, overlap_with_ddp=True, lr=0.1)
+
+    with pytest.raises(TypeError, match="overlap_with_ddp"):
+        Registry({"optimizer": whole})
+
+
+def test_a_spoilt_step_leaves_no_trace_on_the_script_s_side() -> None:
+    """A scheduler writes to it, and the next step would take it from there."""
+    script = Script(0)
+    state = LocalState(script.registry)
+    state.begin()
+    for group in script.whole.param_groups:
+        group["lr"] = 7.0
+    state.undo()
+
+    assert script.rates == [0.1, 0.1]
+
+
+class Fabric:
+    poisoned = False
+
+
+def test_parameters_are_levelled_once_in_each_epoch() -> None:
+    """Of what is registered then; a job without such an optimizer never."""
+    script, done = Script(0), []
+    script.whole._sync_params = lambda: done.append("zero")
+    plain = Registry({"model": script.model, "optimizer": AdamW(script.model.parameters())})
+    levelling = Levelling(plain, Fabric())
+    never = levelling.is_due(1)
+    plain.renew(script.registry.named)
+    seen = []
+    for epoch in (1, 1, 2):
+        seen.append(levelling.is_due(epoch))
+        if seen[-1]:
+            levelling.level(epoch)
+
+    assert (never, seen, done) == (False, [True, False, True], ["zero", "zero"])
+
+
+@pytest.mark.parametrize("torn", [False, True])
+@pytest.mark.parametrize("averages", [False, True])
+@pytest.mark.parametrize("back", [False, True])
+def test_what_was_computed_from_torn_parameters_is_not_used(
+    torn: bool, averages: bool, back: bool
+) -> None:
+    """An averaged copy cannot be levelled; it need not where all have gone back."""
+    script, fabric = Script(0), Fabric()
+    average = AveragedModel(script.model)
+    models = [script.model, average]
+    registry = Registry({**script.registry.named, "model": models})
+    if averages:
+        update = average.update_parameters
+        script.whole.register_step_post_hook(lambda *_: update(script.model))
+    levelling = Levelling(registry, fabric)
+    script.train(1)
+    fabric.poisoned = torn
+    script.train(1)
+    if back:
+        levelling.restored()
+
+    if torn and averages and not back:
+        with pytest.raises(RuntimeError, match="spoilt"):
+            levelling.level(2)
+    else:
+        levelling.level(2)
+
+
+def test_what_is_computed_between_two_divided_optimizers_is_noticed() -> None:
+    """It is the first one that left parameters torn."""
+    script, fabric = Script(0), Fabric()
+    params = list(script.model.parameters())
+    wholes = [ZeroRedundancyOptimizer(part, AdamW, lr=0.1) for part in (params[:2], params[2:])]
+    average = AveragedModel(script.model)
+    levelling = Levelling(Registry({"model": [script.model, average], "optimizer": wholes}), fabric)
+    script.model(torch.ones(2, 6)).square().sum().backward()
+    fabric.poisoned = True
+    wholes[0].step()
+    average.update_parameters(script.model)
+    wholes[1].step()
+
+    assert "spoilt" in levelling.spoilt
+
+
+def test_a_checkpoint_of_it_is_refused() -> None:
+    registry = Script(0).registry
+
+    with pytest.raises(RuntimeError, match="consolidate_state_dict"):
+        Saving(ordered("somewhere", 1, 1), registry, all_different(SIZE), SIZE, lambda _: None)
