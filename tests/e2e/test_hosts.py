@@ -76,6 +76,7 @@ async def test_all_ranks_of_a_host_are_lost_at_once(
         await run.ends_like(pairs_golden, lost=1, unwritten=[(2, step), (3, step)])
 
 
+@pytest.mark.thorough
 async def test_a_host_that_loses_one_joiner_of_two_moves_nobody_by_halves(
     tmp_path: Path, redis: EmbeddedRedis, pairs_golden: Golden
 ) -> None:

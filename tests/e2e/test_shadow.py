@@ -389,6 +389,7 @@ async def test_a_step_of_many_times_the_usual_length(
         await run.ends_like(long_golden)
 
 
+@pytest.mark.thorough
 async def test_two_hosts_drained_at_once_move_one_after_the_other(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:

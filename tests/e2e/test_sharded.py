@@ -30,6 +30,7 @@ async def paced(run: Run) -> None:
     )
 
 
+@pytest.mark.thorough
 async def test_a_sharded_rank_moves_by_live_shadow(
     tmp_path: Path, redis: EmbeddedRedis, sharded_golden: Golden
 ) -> None:

@@ -70,6 +70,7 @@ async def test_a_hot_standby_that_dies_is_followed_by_another(
         await run.ends_like(long_golden, lost=1)
 
 
+@pytest.mark.thorough
 async def test_a_drain_leaves_the_hot_standby_to_its_rank(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:

@@ -180,6 +180,7 @@ async def test_no_standby_holds_until_one_appears(
         await run.ends_like(golden)
 
 
+@pytest.mark.thorough
 async def test_a_whole_host_at_once(tmp_path: Path, redis: EmbeddedRedis, golden: Golden) -> None:
     """Daemon, launcher and worker of a host die together: nobody is left to say so."""
     async with running(tmp_path, redis.url, faults=["forward@1:9=wait"]) as run:

@@ -141,6 +141,7 @@ def test_what_ships_imports_only_the_public_api():
         "tmd.core.model",
         "tmd.core.pace",
         "tmd.core.requests",
+        "tmd.core.unreadable",
         "tmd.core.shadows",
         "tmd.plugin",
     }
