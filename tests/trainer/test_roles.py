@@ -6,12 +6,13 @@ import weakref
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torch.optim import SGD
 
 from tmd.fabric import GroupView
 from tmd.trainer import Session
-from tmd.trainer.roles import Role, Roles, structure_of
+from tmd.trainer.roles import Role, Roles, contradiction, structure_of
 from tmd.trainer.solo import SoloGate
 from tmd.trainer.state import Registry
 
@@ -160,3 +161,12 @@ def test_checkpoints_of_ranks_that_build_otherwise_are_refused(session: Session)
     session.build(linear)
     with pytest.raises(RuntimeError, match="goes by names"):
         session.checkpoint("/nowhere", every=1)
+
+
+def test_ranks_that_own_other_parts_are_not_of_equal_state() -> None:
+    """A script may say so; a standby would then keep the state of what another rank owns."""
+    parts = [Role("s", alike, part=part) for alike, part in (((0, 3), "a"), ((1,), "b"))]
+    parts += [Role("s", (2,), part="a"), Role("s", (0, 3), part="b")]
+
+    assert "ranks 0 and 3 own other parameters" in contradiction(parts)
+    assert contradiction([replace(r, part="") for r in parts]) == ""

@@ -76,6 +76,28 @@ def test_a_warm_joiner_receives_in_place() -> None:
     assert {t.data_ptr() for t in received} == own
 
 
+@pytest.mark.parametrize("warm", [0, 2])
+def test_a_parameter_of_no_module_moves_with_its_optimizer(warm: int) -> None:
+    """As with pieces, so with the whole state: otherwise the joiner alone would have another."""
+
+    def registered(value: float) -> tuple[torch.Tensor, torch.optim.Optimizer, Registry]:
+        model, scale = nn.Linear(3, 3), torch.full((2,), value, requires_grad=True)
+        optimizer = torch.optim.AdamW([*model.parameters(), scale])
+        return scale, optimizer, Registry({"model": model, "optimizer": optimizer})
+
+    scale, optimizer, source = registered(1.0)
+    other, others, target = registered(2.0)
+    for param, steps, by in ((scale, 3, optimizer), (other, warm, others)):
+        for _ in range(steps):
+            param.grad = param.detach().clone()
+            by.step()
+    assert not torch.equal(scale, other)
+
+    move(source, target)
+
+    assert torch.equal(scale, other)
+
+
 def test_training_goes_on_identically_after_a_move() -> None:
     """The oracle: the joiner's next steps are bit for bit the source's."""
     source, target = build(), build()

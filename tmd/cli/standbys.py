@@ -104,7 +104,8 @@ def _answered(view: ClusterView, status: WorkerStatus, request: str) -> bool:
 
     hot = {u.member.worker for r in view.jobs for u in r.understudies if u.stay}
     if status.worker in hot:
-        return status.shadow is not None and status.shadow.verified is not None
+        followed = status.shadow is not None and status.shadow.verified is not None
+        return followed or any(v.note for v in status.rehearsed)
     return any(
         answered(status, roles_of(record, Facts(view, record.job)), request)
         for record in view.jobs

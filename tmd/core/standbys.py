@@ -201,8 +201,9 @@ def assigned(
     idle_first: bool = False,
     late: Collection[str] = (),
 ) -> dict[int, Member]:
-    """A standby for each rank, as far as they go: the nearest to it, then one that has rehearsed
-    it, then one that need not be built again, else the first in line. Never one that is unfit.
+    """A standby for each rank, as far as they go: the nearest to it, then one on a sound host, one
+    that has rehearsed it, one that need not be built again, else the first in line. Never one that
+    is unfit.
 
     ``idle_first``: there is time, so those that follow a rank are left to do so.
     ``late``: workers that are taken only if there is nobody else.

@@ -26,7 +26,7 @@ from tmd.trainer.data import Feed, Position
 from tmd.trainer.levelling import Levelling
 from tmd.trainer.local import LocalState
 from tmd.trainer.replicas import Partition, group_of
-from tmd.trainer.roles import OtherRole, Role, Roles, structure_of
+from tmd.trainer.roles import OtherRole, Role, Roles, contradiction, part_of, structure_of
 from tmd.trainer.shelf import Copy
 from tmd.trainer.state import Layouts, Registry, mismatch
 from tmd.trainer.takeover import Takeover, WalkOn, state_purpose
@@ -196,14 +196,18 @@ class Carrier:
 
         Raises:
             RuntimeError: a rank was lost.
+            ValueError: ``alike`` cannot be so.
         """
         groups, rank = self._fabric.groups(), self._fabric.rank or 0
-        structure = structure_of(self.layouts, groups)
-        role = Role(structure, group_of(alike, rank), self._local.has_buffers)
+        structure, part = structure_of(self.layouts, groups), part_of(self.layouts)
+        role = Role(structure, group_of(alike, rank), self._local.has_buffers, part)
         own = (packed_row(groups, self._fabric.size or 1), role)
         said = gather(self._fabric, own, tuple[tuple[GroupView, ...], Role])
         self._fabric.learn(unpacked(tuple(row for row, _ in said)))
-        self._know(tuple(role for _, role in said))
+        roles = tuple(role for _, role in said)
+        if why := contradiction(roles):
+            raise ValueError(why)
+        self._know(roles)
 
     def _know(self, roles: tuple[Role, ...]) -> None:
         self.roles.known = roles

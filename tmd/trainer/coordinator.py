@@ -134,6 +134,8 @@ class Coordinator:
 
     def saved(self, saved: Saved | None, missed: Missed | None) -> None:
         """There is a checkpoint, or one has come to nothing; any thread."""
+        # Who has no rank any more knows nothing of the next one.
+        missed = None if self.status.rank is None else missed
         self._voice.say(saved=saved, missed=missed, now=False)
 
     def follow(self, feed: Feed) -> None:
@@ -203,10 +205,7 @@ class Coordinator:
             try:
                 HANDLERS[self.status.activity](self)
             except OtherRole as other:
-                # First: what was followed is mostly spoilt, and nothing is built in a spoilt step.
-                self._crew.handover.shadowing.let_go()
-                size = self.status.world_size
-                self._warming.become(other, self._fabric, self._crew.carrier, size)
+                self._crew.pool.become(other, self._warming, self._fabric)
         if self.status.activity is Activity.TRAINING and not self.finishing:
             self._crew.mirrors.at_boundary(self.status.step)
             self._crew.snapshots.at_boundary(self.status.step)

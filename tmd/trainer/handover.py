@@ -220,7 +220,8 @@ class Handover:
         self._carrier.start_over(duty)
         self._snapshots.reach(duty)
         self._wear(duty.rank)
-        self._snapshots.put_back(duty)
+        if not self._tried(duty, lambda: self._snapshots.put_back(duty)):
+            return False
         timings = {"transfer": time.monotonic() - started}
         self._voice.say(shadow=None, rank=duty.rank, step=duty.resume, timings=timings)
         return True

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+
 from tmd.core.duties import Duty, Finish, Follow, Leave, Prepare, Sync, Wait
+from tmd.core.shadows import why_unfit
+from tmd.core.unreadable import brief
+from tmd.fabric import Fabric
 from tmd.trainer.agent import Agent
 from tmd.trainer.carrier import Carrier
 from tmd.trainer.gate import dismiss
@@ -10,9 +15,12 @@ from tmd.trainer.handover import Handover
 from tmd.trainer.recovery import Recovery
 from tmd.trainer.roles import OtherRole
 from tmd.trainer.voice import Voice
+from tmd.trainer.warming import Warming
 
 POOL_S = 1.0
 """How often a standby looks whether it is time to follow a rank again."""
+
+log = logging.getLogger("tmd.trainer")
 
 
 class Pool:
@@ -51,8 +59,35 @@ class Pool:
             case _:
                 dismiss(duty)
 
+    def become(self, other: OtherRole, warming: Warming, fabric: Fabric) -> None:
+        """Be built as another rank. What cannot be built for a rehearsal is not rehearsed, and
+        this worker is built as it was before.
+
+        Raises:
+            Exception: the script's function fails, and it was no rehearsal.
+            StateMismatch: it has not built again what was there, of which the state was to stay.
+        """
+        duty, before = self._agent.duty, self._carrier.roles.built
+        # First: what was followed is mostly spoilt, and nothing is built in a spoilt step.
+        self._handover.shadowing.let_go()
+        size = self._voice.status.world_size
+        try:
+            warming.become(other, fabric, self._carrier, size)
+            return
+        except Exception as error:
+            if not isinstance(duty, Follow):
+                raise
+            log.exception("what rank %d is built as cannot be built here", other.rank)
+            why = f"cannot be built as rank {other.rank} here: {brief(error)}"
+        # Out of the handler, which would keep alive what was built by half.
+        self._handover.shadowing.not_tried(duty, refusal=why)
+        warming.become(OtherRole(before), fabric, self._carrier, size)
+
     def _settle(self) -> None:
         """With nothing to do, and no plan that may want this worker soon: be built as most are."""
         roles = self._carrier.roles
-        if roles.commonest != roles.built and self._agent.duty == Wait():
+        if roles.commonest == roles.built or self._agent.duty != Wait():
+            return
+        structure = roles.known[roles.commonest].structure
+        if not why_unfit(self._voice.status.rehearsed, roles.commonest, structure):
             raise OtherRole(roles.commonest)

@@ -13,7 +13,7 @@ import xxhash
 from msgspec import Struct, msgpack
 
 from tmd.fabric import GroupView
-from tmd.trainer.state import Layouts, shapes
+from tmd.trainer.state import Layouts, owned, shapes
 
 
 class OtherRole(BaseException):
@@ -37,6 +37,8 @@ class Role(Struct, frozen=True):
     """Ranks of equal state, itself included."""
     buffers: bool = False
     """Whether a forward may write to something that only this rank has."""
+    part: str = ""
+    """Digest of the parameters that it owns, if an optimizer is divided among ranks."""
 
 
 class Roles:
@@ -80,6 +82,24 @@ class Roles:
     @property
     def _own(self) -> Role | None:
         return self.known[self.built] if self.built < len(self.known) else None
+
+
+def contradiction(roles: Sequence[Role]) -> str:
+    """Which ranks cannot be of equal state, as somebody has told; empty if all can."""
+    for rank, role in enumerate(roles):
+        for other in role.alike:
+            if roles[other].part != role.part:
+                return (
+                    f"register(replicas=...): ranks {rank} and {other} own other parameters of an "
+                    "optimizer that is divided among ranks, so their state is not equal"
+                )
+    return ""
+
+
+def part_of(layouts: Layouts) -> str:
+    """Digest (hex, xxh3-128) of which parameters' state this rank keeps; empty if of all."""
+    parts = {name: mine for name, each in layouts.items() if (mine := owned(each)) is not None}
+    return xxhash.xxh3_128(msgpack.encode(sorted(parts.items()))).hexdigest() if parts else ""
 
 
 def structure_of(layouts: Layouts, groups: Sequence[GroupView]) -> str:

@@ -198,8 +198,8 @@ class Session:
         Raises:
             ValueError: ``every`` or ``keep`` is below one.
             ConfigError: ``path`` cannot be used.
-            RuntimeError: not between ``register`` and ``batches``, a rank was lost meanwhile, or
-                :meth:`build` was used.
+            RuntimeError: not between ``register`` and ``batches``, a rank was lost meanwhile,
+                :meth:`build` was used, or an optimizer is divided among ranks.
         """
         if self._build is not None:
             raise RuntimeError("session.checkpoint() goes by names: not with session.build()")

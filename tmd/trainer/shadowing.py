@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 from tmd.core.duties import Duty, Follow, Keep, Prepare, Sync, Wait
@@ -21,7 +22,7 @@ from tmd.trainer.carrier import CONNECT_TIMEOUT_S, Carrier
 from tmd.trainer.divided import UNFOLLOWED
 from tmd.trainer.following import Following, Overdue
 from tmd.trainer.frames import Dropped, Opening
-from tmd.trainer.roles import OtherRole
+from tmd.trainer.roles import OtherRole, Role
 from tmd.trainer.shadow import Differs, Lost, Shadow
 from tmd.trainer.takeover import WalkOn
 from tmd.trainer.transfer import Offer
@@ -197,7 +198,6 @@ class Shadowing:
             *(following.step, following.seconds, refusal, note, duty.request), suspect=suspect
         )
         self._voice.tell_rehearsed(duty.plays, verdict)
-        # What comes next is no new attempt at the same.
         self._not_before, self._pause_s = 0.0, RETRY_S
         self._home.to_pool()
 
@@ -285,7 +285,7 @@ class Shadowing:
         if isinstance(said, Dropped):
             link.close()
             if self._units.divided and said.offer is not None:
-                self._not_tried(duty, said.offer, note=UNFOLLOWED)
+                self.not_tried(duty, note=UNFOLLOWED, heard=said.offer.roles)
             # Else a recovery goes on; what was followed until now may be of use in it.
             return
         self.end()
@@ -297,17 +297,20 @@ class Shadowing:
             raise
         if refusal:
             link.close()
-            self._not_tried(duty, said.offer, refusal=refusal)
-            self._not_before, self._pause_s = 0.0, RETRY_S
+            self.not_tried(duty, refusal=refusal, heard=said.offer.roles)
             return
         self.begin(duty, link, said.offer, {})
 
-    def _not_tried(self, duty: Follow, offer: Offer, *, refusal: str = "", note: str = "") -> None:
-        """Say why no step of the rank was lived."""
+    def not_tried(
+        self, duty: Follow, *, refusal: str = "", note: str = "", heard: Sequence[Role] = ()
+    ) -> None:
+        """Say why no step of the rank was lived; ``heard``: the roles of all, if just now."""
         self._done_with = duty
         verdict = Rehearsal(0, 0.0, refusal, note, duty.request)
-        self._voice.tell_rehearsed(duty.plays, verdict, offer.roles)
+        self._voice.tell_rehearsed(duty.plays, verdict, heard)
         self._voice.say(shadow=None)
+        # What comes next is no new attempt at the same.
+        self._not_before, self._pause_s = 0.0, RETRY_S
 
     def rolls_forward(self) -> bool:
         """The mirrored vote never came: whether the survivors, halted, commit this step."""

@@ -9,7 +9,7 @@ No pickle: what is neither a tensor nor a plain value cannot move, and :func:`fl
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from msgspec import Struct
@@ -21,6 +21,8 @@ from tmd.trainer.divided import is_divided, local, set_values
 from tmd.trainer.dtensors import like, part
 
 PLAIN = (type(None), bool, int, float, str, bytes)
+LOOSE = "loose parameters"
+"""Under which what belongs to no registered object goes; no keyword can be called so."""
 OPTIMIZER, OWNED = ("state", "param_groups"), "owned"
 """What the state of an optimizer consists of, and of a divided one besides: its parameters."""
 
@@ -114,6 +116,15 @@ def dtype_of(spec: TensorSpec) -> torch.dtype:
     return dtype
 
 
+class Loose(nn.Module):
+    """Parameters that an optimizer has and no registered module."""
+
+    def __init__(self, params: Iterable[Tensor]) -> None:
+        super().__init__()
+        # As they are: an assignment takes nothing but an ``nn.Parameter``.
+        self._parameters.update({str(n): cast(nn.Parameter, p) for n, p in enumerate(params)})
+
+
 class Registry:
     """The objects whose state moves, by the names given to ``session.register``.
 
@@ -145,6 +156,10 @@ class Registry:
                     "load_state_dict, so its state cannot move"
                 )
         self.divided[:] = self._wholes.values()
+        held = {id(p) for module in self.modules for p in module.parameters()}
+        params = [p for o in self.faces for group in o.param_groups for p in group["params"]]
+        if loose := [p for p in params if id(p) not in held]:
+            self._objects[LOOSE] = Loose(loose)
 
     @property
     def named(self) -> dict[str, nn.Module | Stateful]:
