@@ -3,7 +3,8 @@ host of two standbys, small models, all ranks of a host at once; layouts in turn
 
 ``pause``: on the stayers, from the last commit in the old epoch to the first in the new, less the
 median of the steps before; as part of a step. ``downtime``: from the kill of both workers of a host
-to the first commit of a step that had not been committed, less one median step. Each step takes
+to the first commit of a step that had not been committed, less one median step. The survivors end
+what they compute first, so the losses are spread evenly over a step. Each step takes
 ``--pace`` seconds more than this machine computes, as on a device of each rank's own: otherwise six
 processes would share two cores, and the joiners' own work would count as a pause of the others.
 Batches come from ``session.sampler``: other samplers are walked through up to the rank's place.
@@ -71,8 +72,11 @@ async def disturbed(folder: Path, layout: str, args: argparse.Namespace) -> Fact
             environment={"PYTHONPATH": str(Path(stages.__file__).parents[2])},
         )
         async with LocalCluster(spec) as cluster:
-            for act in acts * args.events:
+            for number, act in enumerate(acts * args.events):
                 view = await run_on(cluster, args.quiet)
+                if act is kill:
+                    # It has just begun a step, and a loss may come at any time of one.
+                    await asyncio.sleep(args.pace * (number // 2 + 0.5) / args.events)
                 host = view.host(view.jobs[0].membership.members[-1].host)
                 assert host is not None
                 await story.event(cluster, told, partial(act, cluster, host))
