@@ -36,7 +36,8 @@ class LimitsSection(Section, frozen=True):
     settle_s: NotNegative = _LIMITS.settle_s
     """Members are stuck and nobody died: wait so long for evidence, then run on."""
     silent_s: Positive = _LIMITS.silent_s
-    """In a recovery: who is not heard from for so long is taken for dead."""
+    """In a recovery: who is not heard from for so long is taken for dead. And how long a joiner is
+    waited for whose daemon is being started anew."""
     abandon_s: Positive = _LIMITS.abandon_s
     """Every member's host is there and knows nothing of its worker: the job has failed."""
     hold_s: NotNegative = _LIMITS.hold_s

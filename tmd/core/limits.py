@@ -16,7 +16,8 @@ class Limits(Struct, frozen=True):
     """Members are stuck and nobody is named dead: wait so long for evidence, then run on."""
     silent_s: float = 10.0
     """In a recovery: who must halt and is not heard from for so long is taken for dead. All others
-    have halted by then, so nothing can be committed without it."""
+    have halted by then, so nothing can be committed without it. And how long a joiner is waited
+    for whose daemon is being started anew."""
     abandon_s: float = 10.0
     """Every member's host is there and knows nothing of its worker: the job has failed."""
     hold_s: float = 0.0

@@ -19,6 +19,7 @@ from tmd.core.model import (
     ClusterView,
     Kind,
     Mark,
+    Member,
     Membership,
     MigrationPlan,
     Move,
@@ -174,7 +175,7 @@ def planned_event(
         case Phase.READY:
             if _switched(plan, facts):
                 return Event.SWITCHED, ""
-            lost = _joiner_trouble(plan, facts)
+            lost = _joiner_trouble(plan, facts, age, limits)
             if lost:
                 return Event.JOINER_LOST, lost
             if age > limits.ready_s:
@@ -200,7 +201,7 @@ def failover_event(
     if plan.phase is Phase.SYNC:
         if all(facts.doing(w, Activity.SYNCED, plan.id) for w in members):
             return Event.SYNCED, ""
-        lost = _joiner_trouble(plan, facts)
+        lost = _joiner_trouble(plan, facts, age, limits)
         if lost:
             return Event.JOINER_LOST, lost
         if age > limits.sync_s:
@@ -226,16 +227,18 @@ def _how(move: Move, status: WorkerStatus) -> str:
     return f"{how}, {shadow.note}" if shadow.note else how
 
 
-def troubled_joiners(plan: MigrationPlan, facts: Facts) -> tuple[str, ...]:
+def troubled_joiners(
+    plan: MigrationPlan, facts: Facts, age: float, limits: Limits
+) -> tuple[str, ...]:
     """Joiners of ``plan`` that ended, fell silent or refused."""
-    joiners = [m.joiner.worker for m in plan.moves if m.joiner]
-    return tuple(w for w in joiners if _trouble(plan, facts, w))
+    joiners = [m.joiner for m in plan.moves if m.joiner]
+    return tuple(j.worker for j in joiners if _trouble(plan, facts, j, age, limits))
 
 
 def _preparing(
     plan: MigrationPlan, facts: Facts, age: float, limits: Limits
 ) -> tuple[Event, str] | None:
-    lost = _joiner_trouble(plan, facts)
+    lost = _joiner_trouble(plan, facts, age, limits)
     if lost:
         return Event.JOINER_LOST, lost
     joiners = [m.joiner.worker for m in plan.moves if m.joiner]
@@ -250,20 +253,28 @@ def _ready(facts: Facts, worker: str, plan: MigrationPlan) -> bool:
     return any(facts.doing(worker, a, plan.id) for a in (Activity.IN_STEP, Activity.PREPARED))
 
 
-def _trouble(plan: MigrationPlan, facts: Facts, worker: str) -> str:
-    status = facts.status.get(worker)
+def _trouble(plan: MigrationPlan, facts: Facts, joiner: Member, age: float, limits: Limits) -> str:
+    worker, status = joiner.worker, facts.status.get(joiner.worker)
     if facts.failing(worker):
         return f"joiner {worker} was lost"
     if status is None:
-        return f"joiner {worker} is not heard from"
+        patient = _may_come_back(plan, facts, joiner) and age <= limits.silent_s
+        return "" if patient else f"joiner {worker} is not heard from"
     if status.activity is Activity.REFUSED and status.plan == plan.id:
         return f"joiner {worker} refused: {status.detail}"
     return ""
 
 
-def _joiner_trouble(plan: MigrationPlan, facts: Facts) -> str:
-    joiners = [m.joiner.worker for m in plan.moves if m.joiner]
-    return next((t for w in joiners if (t := _trouble(plan, facts, w))), "")
+def _may_come_back(plan: MigrationPlan, facts: Facts, joiner: Member) -> bool:
+    """Whether to wait for a joiner of which nothing is heard: a daemon that is started anew does
+    not know its workers yet. While training stands still, a silent host is not waited for."""
+    return plan.kind is Kind.PLANNED or facts.view.host(joiner.host) is not None
+
+
+def _joiner_trouble(plan: MigrationPlan, facts: Facts, age: float, limits: Limits) -> str:
+    joiners = [m.joiner for m in plan.moves if m.joiner]
+    troubles = (_trouble(plan, facts, j, age, limits) for j in joiners)
+    return next((t for t in troubles if t), "")
 
 
 def _switched(plan: MigrationPlan, facts: Facts) -> bool:

@@ -256,13 +256,13 @@ def _moved_on(
         return None
     event, reason = happened
     if plan.phase is Phase.SYNC and event is not Event.SYNCED:
-        rejected = troubled_joiners(plan, facts)
+        rejected = troubled_joiners(plan, facts, age, limits)
         late = () if rejected else _unsynced(plan, facts)
         return failover.reopened(record, plan, event, reason, now, rejected=rejected, late=late)
     if event is Event.JOINERS_READY:
         plan = structs.replace(plan, how=how_prepared(plan, facts))
     if event is Event.JOINER_LOST:
-        plan = structs.replace(plan, rejected=troubled_joiners(plan, facts))
+        plan = structs.replace(plan, rejected=troubled_joiners(plan, facts, age, limits))
     moved = _with_timings(transition(plan, event, now, reason), facts)
     if moved.phase in (Phase.SWITCH, Phase.RESUME):
         # From here on the change is committed: by the vote, or by every member being synced.

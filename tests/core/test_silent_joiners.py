@@ -1,0 +1,89 @@
+"""A daemon that is started anew says nothing of its workers until they have connected again."""
+
+from msgspec import structs
+
+from tests.core.simulation import Simulation
+from tests.core.workers import JOB
+from tmd.core.limits import Limits
+from tmd.core.migration import Event, Facts, failover_event
+from tmd.core.model import Activity, Phase
+
+SILENT_S = Limits().silent_s
+
+
+def moving() -> Simulation:
+    """Rank 0 moves to ``w2``, which follows and is not in step yet; ``w3`` is another standby."""
+    sim = Simulation(ranks=2, standbys=2, hot=0)
+    sim.settle(2)
+    sim.step()
+    sim.settle(2)
+    sim.drain("h0")
+    sim.turn()
+    for name in sim.workers:
+        sim.publish(name)
+    assert sim.plan.phase is Phase.PREPARE
+    joiner = sim.plan.moves[0].joiner
+    assert joiner is not None
+    assert joiner.worker == "w2"
+    return sim
+
+
+def unheard(sim: Simulation, worker: str) -> None:
+    """Its daemon has been started anew and does not know it yet."""
+    del sim.published[worker]
+
+
+def test_a_move_outlives_a_restart_of_the_daemon_of_its_joiner() -> None:
+    """What is heard at last is as it was."""
+    sim = moving()
+    plan = sim.plan
+    unheard(sim, "w2")
+    sim.turn()
+    sim.turn(age=SILENT_S)
+    assert sim.plan == plan
+    sim.settle(3)
+    for _ in range(4):
+        sim.step()
+        sim.settle(3)
+
+    assert sim.plan.id == plan.id
+    assert sim.plan.phase is Phase.DONE
+    assert sim.workers["w2"].status.rank == 0
+
+
+def test_a_joiner_that_is_never_heard_again_is_not_waited_for_for_ever() -> None:
+    """Another one gets the rank."""
+    sim = moving()
+    unheard(sim, "w2")
+    sim.turn(age=SILENT_S + 0.1)
+
+    assert sim.plan.phase is Phase.ABORTED
+    assert sim.plan.outcome == "joiner w2 is not heard from"
+    assert sim.plan.rejected == ("w2",)
+
+
+def test_while_training_stands_still_a_silent_host_is_not_waited_for() -> None:
+    """A restarted daemon is: its host is there."""
+    sim = Simulation(ranks=2, standbys=2)
+    sim.settle(2)
+    sim.step()
+    sim.kill("w0")
+    sim.turn()
+    while sim.plan.phase is Phase.RECOVER:
+        for name in sim.workers:
+            sim.boundary(name)
+            sim.deliver(name)
+            sim.publish(name)
+        sim.turn()
+    joiner = next(m.joiner for m in sim.plan.moves if m.joiner)
+    assert sim.workers[joiner.worker].status.activity is not Activity.SYNCED
+    unheard(sim, joiner.worker)
+    view = sim.view()
+    gone = structs.replace(view, hosts=tuple(h for h in view.hosts if h.host != joiner.host))
+
+    assert failover_event(sim.plan, Facts(view, JOB), SILENT_S, Limits()) is None
+    for seen, age in ((view, SILENT_S + 0.1), (gone, 0.0)):
+        assert failover_event(sim.plan, Facts(seen, JOB), age, Limits()) == (
+            Event.JOINER_LOST,
+            f"joiner {joiner.worker} is not heard from",
+        )
