@@ -61,10 +61,15 @@ class Layout(NamedTuple):
     """Left out, the session's."""
 
 
-def compiled(net: Net) -> Layout:
+def compiled(net: Net, backend: str = "aot_eager") -> Layout:
     """DDP around a compiled model, without the hook that no compiler sees through."""
     layers = nn.Sequential(net.wide, nn.ReLU(), net.head)
-    return Layout(DistributedDataParallel(torch.compile(layers, backend="aot_eager")))
+    return Layout(DistributedDataParallel(torch.compile(layers, backend=backend)))
+
+
+def inductor(net: Net) -> Layout:
+    """As ``compiled``, with the code that users get: every process makes it for itself."""
+    return compiled(net, "inductor")
 
 
 def hybrid(net: Net) -> Layout:
@@ -149,7 +154,7 @@ def experts(net: Net) -> Layout:
 
 
 LAYOUTS: dict[str, Callable[[Net], Layout]] = {
-    each.__name__: each for each in (compiled, hybrid, tensor, both, experts)
+    each.__name__: each for each in (compiled, inductor, hybrid, tensor, both, experts)
 }
 
 

@@ -85,6 +85,7 @@ def built(run: Run, host: str) -> list[int]:
         thorough("tensor"),
         thorough("experts"),
         thorough("compiled"),
+        thorough("inductor"),
         thorough("unlike"),
         "pipeline",
     ],
