@@ -125,19 +125,20 @@ class Findings:
         hung = not silent and 0 < limit < stands
         yield from self._set(HUNG, hung, event, f"no step committed for {stands:.0f} s")
         yield from self._loss(event)
-        missed = event.status.missed if event.status is not None else None
-        words = (
-            f"no checkpoint of step {missed.step}: {missed.reason} ({missed.count} in a row)"
-            if missed is not None
-            else ""
-        )
-        yield from self._set(NO_CHECKPOINT, missed is not None, event, words)
+        yield from self._checkpoint(event)
 
     def _loss(self, event: WorkerEvent) -> Iterator[Signal]:
         loss = event.status.loss if event.status is not None else None
         if loss is not None:
             text = f"the loss is {loss} at step {event.status.step if event.status else 0}"
             yield from self._set(NAN_LOSS, not math.isfinite(loss), event, text)
+
+    def _checkpoint(self, event: WorkerEvent) -> Iterator[Signal]:
+        missed = event.status.missed if event.status is not None else None
+        text = ""
+        if missed is not None:
+            text = f"no checkpoint of step {missed.step}: {missed.reason} ({missed.count} in a row)"
+        yield from self._set(NO_CHECKPOINT, missed is not None, event, text)
 
     def _stands_s(self, worker: str, status: WorkerStatus | None, now: float) -> float:
         """How long the worker has stood at one step of its own accord."""

@@ -25,12 +25,6 @@ def sharded_golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
     return golden_of(tmp_path_factory.mktemp("snapshot_golden"), SHARDED)
 
 
-@pytest.fixture(scope="module")
-def zero_golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
-    """Of a ZeroRedundancyOptimizer, of which each rank keeps a part."""
-    return undisturbed(tmp_path_factory.mktemp("zero_golden"), "zero")
-
-
 def repeated(run: Run) -> set[int]:
     """Steps that a rank has committed more than once, each time with the same loss."""
     losses: dict[tuple[int, int], list[str]] = defaultdict(list)
@@ -140,14 +134,14 @@ async def test_a_host_is_lost_where_each_state_exists_once(
 
 
 async def test_a_host_moves_and_is_lost_where_the_optimizer_is_divided(
-    tmp_path: Path, redis: EmbeddedRedis, zero_golden: Golden
+    tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
     """The state is copied at the switch, and it is said why; then all go back to a snapshot."""
     async with spread(tmp_path, redis, "zero") as run:
         moved = await drained(run)
         await run.cluster.lose("h1")
         lost = (await run.plans(2))[1]
-        await run.ends_like(zero_golden, lost=1)
+        await run.ends_like(undisturbed(tmp_path, "zero"), lost=1)
 
         assert [m.rank for m in moved.moves] == [2, 3]
         assert moved.how == f"stop-and-copy: {DIVIDED}"
@@ -157,14 +151,14 @@ async def test_a_host_moves_and_is_lost_where_the_optimizer_is_divided(
 
 
 async def test_a_step_is_torn_after_its_vote_and_then_another_by_a_loss(
-    tmp_path: Path, redis: EmbeddedRedis, zero_golden: Golden
+    tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
     """Both steps count on ranks that hold torn parameters. Where nobody is lost all go on from
     there, once the owners have broadcast again; else all go back."""
     faults = f"{TORN}@2:12=isolate", f"{DEADLY}@1:27=kill"
     async with spread(tmp_path, redis, "zero", *faults) as run:
         torn, lost = await run.plans(2)
-        await run.ends_like(zero_golden, lost=1)
+        await run.ends_like(undisturbed(tmp_path, "zero"), lost=1)
 
         assert run.fired(TORN)
         assert (torn.kind, torn.phase, torn.moves) == (Kind.FAILOVER, Phase.DONE, ())

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.harness import Golden
 from tests.e2e.test_layouts import PER_HOST, RANKS, spread, undisturbed
 from tests.e2e.test_snapshots import DEADLY, DIVIDED, TORN, rolled_back
 from tmd.core.model import Kind, Phase
@@ -15,14 +14,9 @@ from tmd.embedded import EmbeddedRedis
 pytestmark = pytest.mark.usefixtures("compiler")
 
 
-@pytest.fixture(scope="module")
-def zero_golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
-    return undisturbed(tmp_path_factory.mktemp("zero"), "zero")
-
-
 @pytest.mark.thorough
 async def test_a_step_is_torn_after_a_vote_that_switches(
-    tmp_path: Path, redis: EmbeddedRedis, zero_golden: Golden
+    tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
     """The joiners have their ranks, by then from torn states: in the next epoch but one, since the
     links of this one are broken, owners broadcast again."""
@@ -35,7 +29,7 @@ async def test_a_step_is_torn_after_a_vote_that_switches(
         run.let_go("gate")
         moved, torn = await run.plans(2)
         view = await run.cluster.until(lambda v: ready(v, RANKS, PER_HOST), "h2 stands by")
-        await run.ends_like(zero_golden)
+        await run.ends_like(undisturbed(tmp_path, "zero"))
 
         assert run.fired(TORN)
         assert [m.rank for m in moved.moves] == [2, 3]
@@ -61,7 +55,7 @@ async def test_a_divided_optimizer_with_replicas_is_made_good_from_them(
 
 @pytest.mark.thorough
 async def test_a_standby_cannot_be_another_part_unless_it_can_build_again(
-    tmp_path: Path, redis: EmbeddedRedis, zero_golden: Golden
+    tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
     """It is refused with the remedy, and the job goes on undisturbed."""
     async with spread(tmp_path, redis, "once") as run:
@@ -69,7 +63,7 @@ async def test_a_standby_cannot_be_another_part_unless_it_can_build_again(
         await run.cluster.until(lambda v: ready(v, RANKS, PER_HOST), "all train, two stand by")
         await run.cluster.drain("h2")
         (plan,) = await run.plans(1)
-        await run.ends_like(zero_golden)
+        await run.ends_like(undisturbed(tmp_path, "zero"))
 
         assert plan.phase is Phase.ABORTED
         assert "let session.build(function) build model and optimizer" in plan.outcome

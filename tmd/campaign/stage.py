@@ -308,7 +308,7 @@ LEADS = ("leader", "follower")
 def _rehearsed(view: ClusterView) -> bool:
     """Whether of every standby it is known if it computes the same bits."""
     waiting = [w for w in workers(view) if w.activity is Activity.STANDBY]
-    return all(bool(w.rehearsed) for w in waiting)
+    return all(w.rehearsed for w in waiting)
 
 
 def live_plan(view: ClusterView) -> MigrationPlan | None:

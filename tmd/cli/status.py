@@ -131,6 +131,8 @@ def _drain_roles(view: ClusterView) -> dict[str, str]:
 
 
 def _job(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:
+    from tmd.core.checkpoints import newest
+
     table = _table(
         f"job {record.job}: {record.state.value}, epoch {record.membership.epoch}",
         *("rank", "host", "worker", "activity", "step", "loss", "s/step", ""),
@@ -146,10 +148,11 @@ def _job(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:
             if worker.worker in workers:
                 table.add_row("-", host.host, worker.worker, *_cells(worker, ""))
     yield table
-    newest = max((w.saved for w in view.workers(record.job).values() if w.saved), default=None)
-    if newest is not None:
-        yield f"  checkpoint of step {newest.step}, {max(0.0, time.time() - newest.at):.0f} s ago"
-    missed = [w.missed for w in view.workers(record.job).values() if w.missed]
+    told = view.workers(record.job).values()
+    saved = newest(w.saved for w in told)
+    if saved is not None:
+        yield f"  checkpoint of step {saved.step}, {max(0.0, time.time() - saved.at):.0f} s ago"
+    missed = [w.missed for w in told if w.missed]
     for step, reason in sorted({(m.step, m.reason) for m in missed}):
         yield f"  no checkpoint of step {step}: {reason}"
     if record.detail:

@@ -88,12 +88,17 @@ def unneeded(names: Iterable[str], keep: int, *, partial_before: int) -> list[st
     return gone
 
 
+def newest(known: Iterable[Saved | None]) -> Saved | None:
+    """The latest of those that workers tell of."""
+    return max((saved for saved in known if saved is not None), default=None)
+
+
 def advice(known: Iterable[Saved | None]) -> str:
     """What is left to do if no worker has the state any more; ``known``: what workers tell of."""
-    newest = max((saved for saved in known if saved is not None), default=None)
-    if newest is None:
+    last = newest(known)
+    if last is None:
         return "start the job again from its newest checkpoint"
     return (
         f"start it again with the same 'tmd launch' on all hosts, and it goes on from step "
-        f"{newest.step} ({newest.path})"
+        f"{last.step} ({last.path})"
     )

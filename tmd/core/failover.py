@@ -117,7 +117,7 @@ def settle(
     resume = max(plan.floor, *(status.step for _, status in claims))
     owners = _owners(record, claims)
     fit = [c for c in candidates if c.worker not in plan.rejected and c not in owners.values()]
-    spare = sorted(fit, key=lambda c: c.worker in plan.late)
+    spare = sorted(fit, key=lambda c: c.worker in plan.late)  # of shadows the first is taken
     # Who has gone back already may still say that it has not: nobody goes on from there any more.
     lost: tuple[int, ...] = ()
     if plan.rollback is None:

@@ -26,7 +26,7 @@ from msgspec import msgpack
 from torch.optim.lr_scheduler import LRScheduler
 
 from tmd.fabric import Fabric
-from tmd.trainer.state import Registry, flatten
+from tmd.trainer.state import Registry, flatten, params_of
 from tmd.trainer.transfer import digest_of
 
 UNREADING = (LRScheduler, torch.amp.GradScaler)
@@ -91,7 +91,7 @@ class Levelling:
     def _derived(self) -> str:
         """Digest of all that is registered but optimizers, and what those change."""
         registry = self._registry
-        stepped = {id(p) for o in registry.faces for g in o.param_groups for p in g["params"]}
+        stepped = {id(p) for o in registry.faces for p in params_of(o)}
         tensors = [
             tensor
             for module in registry.modules

@@ -88,6 +88,6 @@ class Pool:
         roles = self._carrier.roles
         if roles.commonest == roles.built or self._agent.duty != Wait():
             return
-        structure = roles.known[roles.commonest].structure
-        if not why_unfit(self._voice.status.rehearsed, roles.commonest, structure):
-            raise OtherRole(roles.commonest)
+        other = roles.commonest
+        if not why_unfit(self._voice.status.rehearsed, other, roles.of(other)):
+            raise OtherRole(other)

@@ -197,8 +197,7 @@ class Shadowing:
         verdict = Rehearsal(
             *(following.step, following.seconds, refusal, note, duty.request), suspect=suspect
         )
-        self._voice.tell_rehearsed(duty.plays, verdict)
-        self._not_before, self._pause_s = 0.0, RETRY_S
+        self._found(duty, verdict)
         self._home.to_pool()
 
     def _lost(self, following: Following, error: LinkError) -> None:
@@ -307,8 +306,11 @@ class Shadowing:
         """Say why no step of the rank was lived; ``heard``: the roles of all, if just now."""
         self._done_with = duty
         verdict = Rehearsal(0, 0.0, refusal, note, duty.request)
-        self._voice.tell_rehearsed(duty.plays, verdict, heard)
+        self._found(duty, verdict, heard)
         self._voice.say(shadow=None)
+
+    def _found(self, duty: Follow, verdict: Rehearsal, heard: Sequence[Role] = ()) -> None:
+        self._voice.tell_rehearsed(duty.plays, verdict, heard)
         # What comes next is no new attempt at the same.
         self._not_before, self._pause_s = 0.0, RETRY_S
 

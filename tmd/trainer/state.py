@@ -157,8 +157,7 @@ class Registry:
                 )
         self.divided[:] = self._wholes.values()
         held = {id(p) for module in self.modules for p in module.parameters()}
-        params = [p for o in self.faces for group in o.param_groups for p in group["params"]]
-        if loose := [p for p in params if id(p) not in held]:
+        if loose := [p for o in self.faces for p in params_of(o) if id(p) not in held]:
             self._objects[LOOSE] = Loose(loose)
 
     @property
@@ -221,8 +220,8 @@ class Registry:
             if isinstance(held, nn.Module)
             for fqn, p in held.named_parameters()
         }
-        params = [p for group in value.param_groups for p in group["params"]]
-        return {**_state_of(value), OWNED: [names.get(id(p), "?") for p in params]}
+        owned = [names.get(id(p), "?") for p in params_of(value)]
+        return {**_state_of(value), OWNED: owned}
 
     def place(self, layouts: Layouts) -> tuple[list[Tensor], list[Pending]]:
         """Tensors to receive into for ``layouts``, and what must be loaded afterwards.
@@ -267,9 +266,14 @@ class Pending:
             self._value.load_state_dict(state)
 
 
+def params_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """What it steps, in the order by which ``state_dict`` numbers it."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
 def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Like ``load_state_dict`` but without copying: the tensors are already the right ones."""
-    params = [p for group in optimizer.param_groups for p in group["params"]]
+    params = params_of(optimizer)
     set_values(optimizer.param_groups, state["param_groups"])
     optimizer.state.clear()
     for index, values in state["state"].items():

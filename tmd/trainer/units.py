@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tmd.trainer.divided import set_values
 from tmd.trainer.dtensors import part
-from tmd.trainer.state import Layout, Registry, flatten, specs, spread, unflatten
+from tmd.trainer.state import Layout, Registry, flatten, params_of, specs, spread, unflatten
 from tmd.trainer.transfer import Digest, raw
 
 BUFFERS, OTHERS = "buffers", "others"
@@ -35,10 +35,10 @@ class Units:
         """Other objects are registered now, or none for a while."""
         registry = self._registry
         self.optimizers, self._faces = registry.optimizers, registry.faces
-        owned = {id(p): o for o in self.optimizers for p in _params(o)}
+        owned = {id(p): o for o in self.optimizers for p in params_of(o)}
         loose = {id(p): p for m in registry.modules for p in m.parameters()}
         # By what all ranks have alike: of a divided optimizer each owns other parameters.
-        params = {**loose, **{id(p): p for o in self._faces for p in _params(o)}}
+        params = {**loose, **{id(p): p for o in self._faces for p in params_of(o)}}
         self.params: list[Tensor] = list(params.values())
         self.divided = bool(registry.divided)
         """Whether an optimizer is divided among ranks."""
@@ -70,7 +70,7 @@ class Units:
         """What has changed since the objects were registered; empty if nothing has."""
         known = {id(p) for p in self.params}
         found = {id(p) for m in self._registry.modules for p in m.parameters()}
-        found |= {id(p) for o in self._faces for p in _params(o)}
+        found |= {id(p) for o in self._faces for p in params_of(o)}
         if known == found:
             return ""
         return (
@@ -251,10 +251,6 @@ def whole_digest(units: Units, version: int) -> Digest:
     while not digest.complete:
         digest.advance()
     return digest.parts()
-
-
-def _params(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    return (p for group in optimizer.param_groups for p in group["params"])
 
 
 def _digest(start: bytes, tensors: Iterator[Tensor] | list[Tensor]) -> str:

@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from tmd import __version__
+from tmd.core.checkpoints import newest
 from tmd.core.migration import is_live
 from tmd.core.model import FINAL, ClusterView, JobRecord, Kind, MigrationPlan, Phase, Severity
 from tmd.daemon.web.parts import Local
@@ -155,11 +156,11 @@ def _of_checkpoints(view: ClusterView) -> Iterator[Metric]:
     steps, missed = {}, {}
     for record in view.jobs:
         known = view.workers(record.job).values()
-        newest = max((w.saved for w in known if w.saved), default=None)
-        if newest is not None:
-            steps[(record.job,)] = newest.step
+        saved = newest(w.saved for w in known)
+        if saved is not None:
+            steps[(record.job,)] = saved.step
         vain = [w.missed.count for w in known if w.missed]
-        if newest is not None or vain:
+        if saved is not None or vain:
             missed[(record.job,)] = max(vain, default=0)
     yield _gauge("tmd_checkpoint_step", "Step of the newest complete checkpoint.", steps, "job")
     text = "Checkpoints in a row, on some rank, that were due and came to nothing."
