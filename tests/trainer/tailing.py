@@ -165,7 +165,7 @@ class Joiner(Facts):
         self.shadow = Telling(link, self)
         self.following = Watched(duty, self.shadow, offer, self.units, self.fabric, limits)
         self.following.facts, self.following.heard = self, []
-        self.feed = Feed(range(1 << 20), 0, lambda number, purpose: None, lambda: (0, 1))
+        self.feed = Feed(range(1 << 20), 0, lambda: 0, lambda: (0, 1))
         self.pictures: dict[int, list[Picture]] = {}
         self.at = -1
         """The step at whose start it stands; -1 before it has ever stood anywhere."""

@@ -7,11 +7,10 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from tmd.trainer.data import Feed, Position, StepSampler
-from tmd.trainer.seeds import seed_all
 
 
 def feed_of(loader: Iterable[object], place: tuple[int, int] = (0, 1)) -> Feed:
-    return Feed(loader, 0, lambda n, purpose: seed_all(1, n, purpose), lambda: place)
+    return Feed(loader, 0, lambda: 1, lambda: place)
 
 
 def drawn(feed: Feed, steps: range) -> list[list[float]]:
@@ -34,6 +33,32 @@ def sampled() -> DataLoader[object]:
     return DataLoader(dataset(), batch_size=4, sampler=StepSampler(32, 4, 8, lambda: (0, 1)))
 
 
+class Augmented(TensorDataset):
+    """Each sample with a random number, as from a random crop."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        assert type(index) is int
+        return (torch.stack((self.tensors[0][index], torch.rand(()))),)
+
+
+def augmented(**settings: object) -> DataLoader[object]:
+    data = Augmented(torch.arange(32.0))
+    sampler = StepSampler(32, 4, 8, lambda: (0, 1))
+    return DataLoader(data, batch_size=4, sampler=sampler, **settings)
+
+
+def augmented_by_processes() -> DataLoader[object]:
+    return augmented(num_workers=2)
+
+
+def augmented_by_processes_that_stay() -> DataLoader[object]:
+    return augmented(num_workers=1, persistent_workers=True)
+
+
+def augmented_in_another_order() -> DataLoader[object]:
+    return DataLoader(Augmented(torch.arange(32.0)), batch_size=4, shuffle=True, num_workers=2)
+
+
 def iterable() -> Iterable[list[torch.Tensor]]:
     class Ones:
         def __iter__(self) -> Iterator[list[torch.Tensor]]:
@@ -46,8 +71,20 @@ def with_workers() -> DataLoader[object]:
     return DataLoader(dataset(), batch_size=4, shuffle=True, num_workers=1)
 
 
+LOADERS = (
+    shuffled,
+    sampled,
+    augmented,
+    augmented_by_processes,
+    augmented_by_processes_that_stay,
+    augmented_in_another_order,
+    iterable,
+    with_workers,
+)
+
+
 @pytest.mark.parametrize("index", [0, 3])
-@pytest.mark.parametrize("make", [shuffled, sampled, iterable, with_workers])
+@pytest.mark.parametrize("make", LOADERS)
 def test_a_joiner_walks_to_the_same_place(make: object, index: int) -> None:
     """From there on, a fresh feed that was told to seek gives what the old one gives."""
     assert callable(make)
@@ -71,6 +108,21 @@ def test_a_repeated_step_gets_its_batches_again() -> None:
     assert feed.next(1) is first[0]
     assert feed.next(1) is first[1]
     assert feed.position == Position(0, 1)
+
+
+def test_processes_draw_something_else_for_each_batch_and_rank() -> None:
+    """And their own start is run, with what it sets put back afterwards."""
+    started = torch.zeros(1).share_memory_()
+    settings = {"num_workers": 1, "worker_init_fn": lambda number: started.add_(1)}
+    loader = augmented(**settings)
+    first = drawn(feed_of(loader), range(8))
+    other = drawn(Feed(augmented(**settings), 0, lambda: 2, lambda: (0, 1)), range(8))
+    later = drawn(Feed(augmented(**settings), 1, lambda: 1, lambda: (0, 1)), range(8))
+    numbers = [pair[1] for batches in (first, other, later) for batch in batches for pair in batch]
+
+    assert len(set(numbers)) == len(numbers) == 3 * 8 * 4
+    assert started.item() == 3
+    assert loader.worker_init_fn is settings["worker_init_fn"]
 
 
 def test_the_step_sampler_gives_each_rank_its_own_part() -> None:
@@ -103,7 +155,7 @@ def test_a_distributed_sampler_that_divides_otherwise_is_refused() -> None:
         feed.next(0)
 
 
-@pytest.mark.parametrize("make", [shuffled, sampled, iterable, with_workers])
+@pytest.mark.parametrize("make", LOADERS)
 def test_a_rank_goes_back_in_its_data(make: object) -> None:
     """After a roll-back the same batches come again, also those of a step that was broken off."""
     assert callable(make)

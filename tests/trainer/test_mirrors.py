@@ -59,7 +59,7 @@ def answer(feed: Feed | None) -> object:
 
 
 def feed(*, closed: bool) -> Feed:
-    made = Feed([1, 2], 0, lambda *_: None, lambda: (0, 1))
+    made = Feed([1, 2], 0, lambda: 0, lambda: (0, 1))
     if closed:
         made.close()
     return made

@@ -49,7 +49,7 @@ class Rank(Facts):
         carrier = Carrier(
             self.fabric, script.registry(), self.units, [], LocalState(script.registry())
         )
-        carrier.feed = Feed(range(100), 0, lambda *_: None, lambda: (0, 1))
+        carrier.feed = Feed(range(100), 0, lambda: 0, lambda: (0, 1))
         self.carrier = carrier
         self.window = Window()
         self.step = 0

@@ -1,7 +1,7 @@
 """The training script of campaigns and fault tests: small, but with all that can go wrong.
 
 When state moves, that is: BatchNorm (state that only one rank has), dropout (random numbers), a
-scheduler, shuffled data.
+scheduler, data that are shuffled and augmented.
 """
 
 from __future__ import annotations
@@ -47,10 +47,13 @@ class Net(nn.Module):
         return self.head(hidden * self.mask)
 
 
-class Watched(TensorDataset):
+class Augmented(TensorDataset):
+    """With noise that is drawn when the data are, as random crops are."""
+
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         injector.reach("data")
-        return super().__getitem__(index)
+        sample, target = super().__getitem__(index)
+        return sample + 0.1 * torch.randn_like(sample), target
 
 
 class Optimizer(torch.optim.AdamW):
@@ -108,6 +111,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--checkpoints", default="", help="a folder to write them to, and ...")
     parser.add_argument("--every", type=int, default=10, help="... steps between two of them")
     parser.add_argument("--wary", action="store_true", help="looks at what it has computed")
+    parser.add_argument("--loaders", type=int, default=0, help="processes that load data")
     parser.add_argument("--noisy", action="store_true", help="an optimizer that draws noise")
     parser.add_argument("--pace", type=float, default=0.0, help="seconds for each step, and ...")
     parser.add_argument("--last", type=int, default=0, help="... wait in this one, until hurried")
@@ -129,9 +133,9 @@ def main() -> None:
         for name in (args.odd_host, args.slow_host, args.blind_host)
     )
     draw = torch.Generator().manual_seed(1)
-    data = Watched(torch.randn(256, 16, generator=draw), torch.randint(4, (256,), generator=draw))
+    data = Augmented(torch.randn(256, 16, generator=draw), torch.randint(4, (256,), generator=draw))
     sampler = session.sampler(len(data), 8, args.steps, seed=3)
-    loader = DataLoader(data, batch_size=8, sampler=sampler)
+    loader = DataLoader(data, batch_size=8, sampler=sampler, num_workers=args.loaders)
     # Sharded over three ranks: a standby's shard must be as large as that of the rank it takes.
     net = Net(args.width + 8 if odd else args.width, classes=6 if args.sharded else 4)
     model = sharded(net) if args.sharded else DistributedDataParallel(net, bucket_cap_mb=0.001)

@@ -8,11 +8,15 @@ calls before the position end at once, and within the call the batches before ar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from msgspec import Struct
 from torch.utils.data import DistributedSampler, Sampler
+
+from tmd.trainer.loading import Sown, sowing
+from tmd.trainer.seeds import mixed, seed_all
 
 
 class Position(Struct, frozen=True):
@@ -48,6 +52,8 @@ class StepSampler(Sampler[int]):
         self._place, self._seed = place, seed
         self.start = 0
         """Batch that the next iteration begins with."""
+        self.seed_of: Callable[[int], int] | None = None
+        """Seed of what loader processes draw for a batch; ``None`` if there are none."""
 
     def __len__(self) -> int:
         return self._steps * self._batch
@@ -58,7 +64,9 @@ class StepSampler(Sampler[int]):
             rank, world = self._place()
             generator.manual_seed(self._seed * 1_000_003 + step)
             drawn = torch.randint(self._size, (world, self._batch), generator=generator)
-            yield from drawn[rank].tolist()
+            first, *others = drawn[rank].tolist()
+            yield first if self.seed_of is None else Sown(first, self.seed_of(step))
+            yield from others
 
 
 class Feed:
@@ -67,7 +75,8 @@ class Feed:
     Args:
         loader: any iterable of batches.
         call: number of this ``batches()`` call, from 0.
-        seed: seeds all generators for (number, purpose); called before anything is drawn.
+        base: seeds all that is drawn at random; asked anew for each batch since a rank can be taken
+            over.
         place: as that of :class:`StepSampler`.
     """
 
@@ -75,10 +84,10 @@ class Feed:
         self,
         loader: Iterable[Any],
         call: int,
-        seed: Callable[[int, str], None],
+        base: Callable[[], int],
         place: Callable[[], tuple[int, int]],
     ) -> None:
-        self._loader, self.call, self._seed, self._place = loader, call, seed, place
+        self._loader, self.call, self._base, self._place = loader, call, base, place
         self._kept: list[Any] = []
         self._replay = 0
         self._committed = 0
@@ -154,10 +163,19 @@ class Feed:
         skip = index
         if isinstance(sampler, StepSampler):
             sampler.start, skip = index, 0
-        self._source = iter(self._loader)
-        self._drawn = False
+        with sowing(self._loader) as processes:
+            if isinstance(sampler, StepSampler):
+                # Not a method of this feed: a circle would keep its processes alive after it.
+                seed_of = partial(_seed_of, self._base, self.call)
+                sampler.seed_of = seed_of if processes else None
+            self._source = iter(self._loader)
+        # Who starts in the middle has no first batch: the numbers are those of any other one.
+        self._drawn = skip < index
         for number in range(skip):
             self._draw(number)
+
+    def _seed(self, number: int, purpose: str) -> None:
+        seed_all(self._base(), number, purpose)
 
     def _draw(self, step: int) -> Any:
         if self._source is None:
@@ -166,6 +184,10 @@ class Feed:
         self._seed(*((step, "data") if self._drawn else (self.call, "first")))
         self._drawn = True
         return next(self._source)
+
+
+def _seed_of(base: Callable[[], int], call: int, index: int) -> int:
+    return mixed(base(), index, f"data of call {call}")
 
 
 def _check_parts(sampler: DistributedSampler[Any], parts: int) -> None:

@@ -19,17 +19,26 @@ def base_seed() -> int:
     return int(torch.initial_seed()) & (2**63 - 1)
 
 
-def seed_all(base: int, step: int, purpose: str) -> None:
-    """Seed Python, NumPy (if loaded) and torch (CPU, CUDA if in use) for one step.
+def mixed(base: int, step: int, purpose: str) -> int:
+    """A seed of its own for each step and purpose, 64 bits.
 
     ``purpose`` keeps apart drawing data (``data``) and computing (``step``), since a repeated step
     does not draw its data again.
     """
-    mixed = xxhash.xxh3_64_intdigest(f"{base}/{step}/{purpose}".encode())
-    random.seed(mixed)
-    torch.default_generator.manual_seed(mixed)
+    return xxhash.xxh3_64_intdigest(f"{base}/{step}/{purpose}".encode())
+
+
+def seed_all(base: int, step: int, purpose: str) -> None:
+    """Seed all generators for one step; see :func:`mixed`."""
+    sow(mixed(base, step, purpose))
+
+
+def sow(seed: int) -> None:
+    """Seed Python, NumPy (if loaded) and torch (CPU, CUDA if in use)."""
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed)
     if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(mixed & 0xFFFFFFFF)
+        sys.modules["numpy"].random.seed(seed & 0xFFFFFFFF)
     # Before CUDA is in use torch would queue the call, and the queue would grow with every step.
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed_all(mixed)
+        torch.cuda.manual_seed_all(seed)

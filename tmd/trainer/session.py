@@ -241,7 +241,7 @@ class Session:
         """
         if self._registry is None or self._local is None:
             raise RuntimeError("call session.register(model=..., optimizer=...) before batches()")
-        feed = Feed(loader, self._calls, self._seed, self._place)
+        feed = Feed(loader, self._calls, lambda: self._base, self._place)
         self._calls += 1
         if self._saving is not None and self._saving.skips(feed.call):
             return

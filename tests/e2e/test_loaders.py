@@ -1,0 +1,47 @@
+"""Data that are augmented by loader processes: what these draw at random goes along, too."""
+
+import os
+import signal
+from pathlib import Path
+
+from tests.e2e.conftest import golden_of
+from tests.e2e.harness import LONG, PACE, running
+from tmd.core.model import Kind, Phase
+from tmd.demo.cluster import host_of, workers
+from tmd.demo.report import may_miss
+from tmd.embedded import EmbeddedRedis
+
+LOADED = (*LONG, "--loaders", "2")
+
+
+async def test_what_loader_processes_draw_is_the_same_on_every_host(
+    tmp_path: Path, redis: EmbeddedRedis
+) -> None:
+    """BatchNorm shows in the digest what a standby was fed: it rehearses, follows and takes over,
+    and the next one takes over after a loss."""
+    golden = golden_of(tmp_path, LOADED)
+    async with running(
+        tmp_path / "run",
+        redis.url,
+        faults=[PACE],
+        standby=("s1", "s2"),
+        arguments=LOADED,
+        rehearse=True,
+    ) as run:
+        view = await run.cluster.until(
+            lambda v: sum(bool(w.rehearsed) for w in workers(v)) == 2, "both have rehearsed"
+        )
+        verdicts = [verdict for w in workers(view) for verdict in w.rehearsed]
+        await run.cluster.drain("h2")
+        moved = await run.done("drain")
+        (victim,) = [w for w in workers(await run.cluster.view()) if w.rank == 0]
+        os.kill(victim.pid, signal.SIGKILL)
+        lost = (await run.plans(2))[1]
+        held = host_of(await run.cluster.view(), 0)
+        await run.ends_like(golden, lost=1, unwritten=may_miss([lost]))
+
+        assert all(v.has_shown for v in verdicts)
+        assert moved.how == "live shadow"
+        assert (lost.kind, lost.phase) == (Kind.FAILOVER, Phase.DONE)
+        assert held is not None
+        assert held.host != "h1"
