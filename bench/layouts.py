@@ -50,7 +50,7 @@ async def kill(cluster: LocalCluster, host: HostStatus) -> None:
         os.kill(worker.pid, signal.SIGKILL)
 
 
-async def disturbed(folder: Path, layout: str, args: argparse.Namespace) -> Facts:
+async def disturbed(folder: Path, layout: str, repeat: int, args: argparse.Namespace) -> Facts:
     """One run with ``args.events`` drains and, where the state has replicas, as many losses."""
     told = Told()
     pace = ("--steps", "100000", "--pace", str(args.pace))
@@ -76,7 +76,9 @@ async def disturbed(folder: Path, layout: str, args: argparse.Namespace) -> Fact
                 view = await run_on(cluster, args.quiet)
                 if act is kill:
                     # It has just begun a step, and a loss may come at any time of one.
-                    await asyncio.sleep(args.pace * (number // 2 + 0.5) / args.events)
+                    loss = repeat * args.events + number // 2
+                    phase = (loss + 0.5) / (args.repeats * args.events)
+                    await asyncio.sleep(args.pace * phase)
                 host = view.host(view.jobs[0].membership.members[-1].host)
                 assert host is not None
                 await story.event(cluster, told, partial(act, cluster, host))
@@ -136,7 +138,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="tmd-bench-") as scratch:
         for repeat, layout in in_turn(args.repeats, args.layouts):
             report.progress(f"repeat {repeat + 1} of {args.repeats}: {layout}")
-            run = disturbed(Path(scratch) / f"{layout}-{repeat}", layout, args)
+            run = disturbed(Path(scratch) / f"{layout}-{repeat}", layout, repeat, args)
             runs[layout] += report.attempt(layout, partial(asyncio.run, run)) or []
     return report.finish(runs, tell(report, runs))
 

@@ -1,6 +1,8 @@
 """What torch keeps of a place in a mesh, once the process stands in another one."""
 
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ import torch.distributed as dist
 
 from tests.fabric.circle import KEY
 from tests.fabric.pool import pool
-from tmd.fabric import Fabric, Neutral
+from tmd.fabric import Fabric, Neutral, turning
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -67,3 +69,25 @@ def test_only_parts_of_other_shapes_are_computed_anew(
         (found,) = p.run(become_another, whole)
 
     assert found == [[(3, 4), (0,), True], afterwards]
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_what_was_looked_for_ahead_is_not_looked_for_while_others_wait(
+    monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    """Until something has run since."""
+    looked = []
+    monkeypatch.setattr(turning, "_look", lambda: looked.append(True) or True)
+    monkeypatch.setattr(turning._Shards, "ran", -1)
+    monkeypatch.setattr(turning._Meshes, "any", True)
+    monkeypatch.setattr(turning._Meshes, "leave_out", False)
+    monkeypatch.setitem(sys.modules, turning.SPEC, ModuleType(turning.SPEC))
+    if ahead:
+        turning.look_ahead(7)
+        turning.look_ahead(7)
+    before = len(looked)
+    turning.turn([], moved=True, ran=7)
+    at_turn = len(looked) - before
+    turning.turn([], moved=True, ran=8)
+
+    assert (before, at_turn, len(looked)) == ((1, 0, 2) if ahead else (0, 1, 2))

@@ -13,6 +13,7 @@ from tmd.fabric.sandbox import Neutral, OutputSource
 from tmd.fabric.standing import Standing
 from tmd.fabric.tap import Tap
 from tmd.fabric.transfer import Lost
+from tmd.fabric.turning import look_ahead
 
 __all__ = [
     "Fabric",
@@ -27,6 +28,7 @@ __all__ = [
     "Standing",
     "Tap",
     "install",
+    "look_ahead",
     "packed",
     "packed_row",
     "register",

@@ -115,7 +115,7 @@ class Fabric:
         """Tell torch, if rank or groups (``changed``) are others than before."""
         moved, self._rank_in_torch = rank != self._rank_in_torch, rank
         if changed or moved:
-            turn(self._groups, moved=moved)
+            turn(self._groups, moved=moved, ran=self.collectives)
 
     # --- change of epoch -----------------------------------------------------------------------
 

@@ -34,6 +34,14 @@ class _Meshes:
     """Whether one has no place for a rank that this process was."""
 
 
+class _Shards:
+    """What was found when all DTensors of this process were last looked through."""
+
+    even = True
+    ran = -1
+    """Operations that had run by then. No step is without one, so there are no others since."""
+
+
 def teach() -> None:
     """From now on, objects that keep their place in a group or a mesh ask for it.
 
@@ -45,11 +53,18 @@ def teach() -> None:
             setattr(getattr(loaded, kind), attribute, property(ask, _told))
 
 
-def turn(groups: Iterable[Participant], *, moved: bool) -> None:
+def look_ahead(ran: int) -> None:
+    """With nothing to do: find out now what :func:`turn` would look for while others wait."""
+    if _Meshes.any and SPEC in sys.modules and not _Meshes.leave_out:
+        _all_even(ran)
+
+
+def turn(groups: Iterable[Participant], *, moved: bool, ran: int) -> None:
     """Make torch see ``groups`` as they are now; ``moved``: the rank is another one, too.
 
-    Main thread, while no operation runs. Looks through all objects of the process if it has moved
-    and computes with DTensors, which takes tens of milliseconds.
+    ``ran``: how many operations this process has run. Main thread, while none runs. If the process
+    has moved and computes with DTensors, all its objects are looked through, which takes tens of
+    milliseconds, unless nothing has run since that was done.
     """
     teach()
     known = distributed_c10d._world.pg_group_ranks
@@ -58,7 +73,7 @@ def turn(groups: Iterable[Participant], *, moved: bool) -> None:
             known[group] = {rank: place for place, rank in enumerate(group.view.ranks)}
     if moved and _Meshes.any:
         _forget_compiled()
-        if SPEC in sys.modules and (_Meshes.leave_out or not _all_even()):
+        if SPEC in sys.modules and (_Meshes.leave_out or not _all_even(ran)):
             _forget_shards()
 
 
@@ -104,7 +119,13 @@ ASKING: tuple[tuple[str, str, str, Callable[[Any], Any]], ...] = (
 """Module, class, attribute, and what it is."""
 
 
-def _all_even() -> bool:
+def _all_even(ran: int) -> bool:
+    if _Shards.ran != ran:
+        _Shards.even, _Shards.ran = _look(), ran
+    return _Shards.even
+
+
+def _look() -> bool:
     kind = sys.modules[SPEC].DTensorSpec
     if gc.get_freeze_count():
         gc.unfreeze()  # what is frozen cannot be found

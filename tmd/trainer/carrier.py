@@ -13,7 +13,16 @@ from torch import Tensor, nn
 from tmd.core.duties import Arm, Duty, Sync
 from tmd.core.errors import LinkError, StateMismatch
 from tmd.core.model import Move
-from tmd.fabric import Fabric, GroupView, Link, Neutral, packed, packed_row, unpacked
+from tmd.fabric import (
+    Fabric,
+    GroupView,
+    Link,
+    Neutral,
+    look_ahead,
+    packed,
+    packed_row,
+    unpacked,
+)
 from tmd.trainer import transfer
 from tmd.trainer.ballot import gather
 from tmd.trainer.compatibility import (
@@ -135,6 +144,10 @@ class Carrier:
         scripts print and save on rank 0."""
         size = self._fabric.size or 1
         self._fabric.sandbox(Neutral(), self.roles.resting(size), size)
+
+    def look_ahead(self) -> None:
+        """With nothing to do: find out what would hold up all others when a rank is taken."""
+        look_ahead(self._fabric.collectives)
 
     def cancel_unless(self, duty: Duty) -> None:
         """Break off the transfer under way if it belongs to another duty (any thread)."""

@@ -85,6 +85,7 @@ class Pool:
 
     def _settle(self) -> None:
         """With nothing to do, and no plan that may want this worker soon: be built as most are."""
+        self._carrier.look_ahead()
         roles = self._carrier.roles
         if roles.commonest == roles.built or self._agent.duty != Wait():
             return
