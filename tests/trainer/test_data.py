@@ -1,5 +1,6 @@
 """The same batch again when a step is repeated, and the same place in the data for a joiner."""
 
+import os
 from collections.abc import Iterable, Iterator
 
 import pytest
@@ -123,6 +124,66 @@ def test_processes_draw_something_else_for_each_batch_and_rank() -> None:
     assert len(set(numbers)) == len(numbers) == 3 * 8 * 4
     assert started.item() == 3
     assert loader.worker_init_fn is settings["worker_init_fn"]
+
+
+class Traced(torch.utils.data.Dataset[torch.Tensor]):
+    """Tells which process has loaded what; there is none of sample ``bad``."""
+
+    def __init__(self, bad: int = -1) -> None:
+        self.bad = bad
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == self.bad:
+            raise ValueError("no such sample")
+        return torch.tensor([index, os.getpid()])
+
+
+class InOrder(StepSampler):
+    """Batch n has sample n alone."""
+
+    def __iter__(self) -> Iterator[int]:
+        indices = super().__iter__()
+        course = self.latest
+        assert course is not None
+        return (course.next - 1 for _ in indices)
+
+
+@pytest.mark.parametrize(
+    ("bad", "taken", "stay"),
+    [
+        pytest.param(-1, 2, True, id="they go on"),
+        pytest.param(3, 2, False, id="a batch was loaded ahead that cannot be"),
+        pytest.param(-1, 8, False, id="they have come to the end"),
+    ],
+)
+def test_loader_processes_go_on_elsewhere(bad: int, taken: int, stay: bool) -> None:
+    """What was loaded ahead is dropped; where that does not do, others are started."""
+    sampler = InOrder(8, 1, 8, lambda: (0, 1))
+    feed = feed_of(DataLoader(Traced(bad), batch_size=1, sampler=sampler, num_workers=1))
+    before = {int(feed.next(step)[0][1]) for step in range(taken)}
+    feed.seek(5)
+    after = [feed.next(step)[0].tolist() for step in range(5, 8)]
+
+    assert [index for index, _ in after] == [5, 6, 7]
+    assert ({pid for _, pid in after} == before) is stay
+    with pytest.raises(StopIteration):
+        feed.next(8)
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_glance_at_the_data_disturbs_nobody(processes: int) -> None:
+    """Another iteration of the same loader, in the midst of the first."""
+    sampler = InOrder(8, 1, 8, lambda: (0, 1))
+    loader = DataLoader(Traced(), batch_size=1, sampler=sampler, num_workers=processes)
+    feed = feed_of(loader)
+    first = [int(feed.next(step)[0][0]) for step in range(2)]
+    glance = next(iter(loader))
+    second = [int(feed.next(step)[0][0]) for step in range(2, 4)]
+    feed.seek(1)
+    again = [int(feed.next(step)[0][0]) for step in range(1, 4)]
+
+    assert int(glance[0][0]) == 0
+    assert (first, second, again) == ([0, 1], [2, 3], [1, 2, 3])
 
 
 def test_the_step_sampler_gives_each_rank_its_own_part() -> None:

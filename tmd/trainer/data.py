@@ -7,6 +7,7 @@ calls before the position end at once, and within the call the batches before ar
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -15,8 +16,10 @@ import torch
 from msgspec import Struct
 from torch.utils.data import DistributedSampler, Sampler
 
-from tmd.trainer.loading import Sown, sowing
+from tmd.trainer.loading import Sown, loads_in_turn, sowing
 from tmd.trainer.seeds import mixed, seed_all
+
+log = logging.getLogger("tmd.trainer")
 
 
 class Position(Struct, frozen=True):
@@ -24,6 +27,17 @@ class Position(Struct, frozen=True):
 
     call: int = 0
     index: int = 0
+
+
+class Course:
+    """One iteration of a :class:`StepSampler`."""
+
+    def __init__(self, start: int) -> None:
+        self.next = start
+        """Batch that it goes on with; may be set."""
+        self.given = 0
+        """Batches so far."""
+        self.ended = False
 
 
 class StepSampler(Sampler[int]):
@@ -48,25 +62,33 @@ class StepSampler(Sampler[int]):
         place: Callable[[], tuple[int, int]],
         seed: int = 0,
     ) -> None:
-        self._size, self._batch, self._steps = size, batch_size, steps
+        self._size, self.batch_size, self._steps = size, batch_size, steps
         self._place, self._seed = place, seed
         self.start = 0
         """Batch that the next iteration begins with."""
+        self.latest: Course | None = None
+        """The iteration that was begun last."""
         self.seed_of: Callable[[int], int] | None = None
         """Seed of what loader processes draw for a batch; ``None`` if there are none."""
 
     def __len__(self) -> int:
-        return self._steps * self._batch
+        return self._steps * self.batch_size
 
     def __iter__(self) -> Iterator[int]:
+        self.latest = Course(self.start)
+        return self._indices(self.latest)
+
+    def _indices(self, course: Course) -> Iterator[int]:
         generator = torch.Generator()
-        for step in range(self.start, self._steps):
+        while course.next < self._steps:
+            step, course.next, course.given = course.next, course.next + 1, course.given + 1
             rank, world = self._place()
             generator.manual_seed(self._seed * 1_000_003 + step)
-            drawn = torch.randint(self._size, (world, self._batch), generator=generator)
+            drawn = torch.randint(self._size, (world, self.batch_size), generator=generator)
             first, *others = drawn[rank].tolist()
             yield first if self.seed_of is None else Sown(first, self.seed_of(step))
             yield from others
+        course.ended = True
 
 
 class Feed:
@@ -93,6 +115,10 @@ class Feed:
         self._committed = 0
         self._source: Iterator[Any] | None = None
         self._drawn = False
+        self._taken = 0
+        """Batches that were taken from this source."""
+        self._course: Course | None = None
+        """By which the processes of the loader go, if they can be told to go elsewhere."""
         self._closed = False
 
     @property
@@ -149,7 +175,26 @@ class Feed:
         self._kept.clear()
         self._replay = 0
         self._committed = index
-        self._open(index)
+        if not self._jump(index):
+            self._open(index)
+
+    def _jump(self, index: int) -> bool:
+        """Let the processes of the loader, which are there already, go on with batch ``index``.
+
+        Whether they can. Once others are started, this process has to copy each of its pages at the
+        next write to it: those of a state that it has just received, too.
+        """
+        course = self._course
+        if course is None or course.ended:
+            return False
+        ahead, course.next = course.given - self._taken, index
+        try:
+            for _ in range(ahead):
+                self._draw(index)
+        except Exception as error:  # of a batch that nobody wants
+            log.warning("the loader is started anew: %s", error)
+            return False
+        return True
 
     def _open(self, index: int) -> None:
         # The order of a shuffled epoch must depend on the epoch, not on when a worker got there;
@@ -160,17 +205,20 @@ class Feed:
             if isinstance(each, DistributedSampler):
                 each.rank, parts = self._place()
                 _check_parts(each, parts)
-        skip = index
-        if isinstance(sampler, StepSampler):
-            sampler.start, skip = index, 0
+        steps = sampler if isinstance(sampler, StepSampler) else None
+        skip = index if steps is None else 0
         with sowing(self._loader) as processes:
-            if isinstance(sampler, StepSampler):
+            if steps is not None:
                 # Not a method of this feed: a circle would keep its processes alive after it.
                 seed_of = partial(_seed_of, self._base, self.call)
-                sampler.seed_of = seed_of if processes else None
+                steps.start, steps.seed_of = index, seed_of if processes else None
+                steps.latest = None
             self._source = iter(self._loader)
+        self._course = None
+        if steps is not None and loads_in_turn(self._loader, steps.batch_size):
+            self._course = steps.latest
         # Who starts in the middle has no first batch: the numbers are those of any other one.
-        self._drawn = skip < index
+        self._drawn, self._taken = skip < index, 0
         for number in range(skip):
             self._draw(number)
 
@@ -183,7 +231,9 @@ class Feed:
         assert self._source is not None
         self._seed(*((step, "data") if self._drawn else (self.call, "first")))
         self._drawn = True
-        return next(self._source)
+        batch = next(self._source)
+        self._taken += 1
+        return batch
 
 
 def _seed_of(base: Callable[[], int], call: int, index: int) -> int:

@@ -44,6 +44,16 @@ def sowing(loader: object) -> Iterator[bool]:
         loader.worker_init_fn = own
 
 
+def loads_in_turn(loader: object, batch_size: int) -> bool:
+    """Whether processes load such batches, and give them in the order of the sampler."""
+    return (
+        isinstance(loader, DataLoader)
+        and loader.num_workers > 0
+        and loader.batch_size == batch_size
+        and loader.in_order
+    )
+
+
 def _start(own: Callable[[int], None] | None, number: int) -> None:
     """In the process. What it loads goes through this class, as of torch 2.11 to 2.13."""
     kind: Any = fetch._MapDatasetFetcher
