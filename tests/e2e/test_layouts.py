@@ -87,7 +87,7 @@ def built(run: Run, host: str) -> list[int]:
         thorough("compiled"),
         thorough("inductor"),
         thorough("unlike"),
-        "pipeline",
+        thorough("pipeline"),
     ],
 )
 async def test_a_host_moves_and_then_another_is_lost(

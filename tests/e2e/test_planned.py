@@ -75,6 +75,7 @@ async def test_a_joiner_that_dies_before_the_switch_is_replaced_by_the_next(
         await run.ends_like(golden, lost=1)
 
 
+@pytest.mark.thorough
 async def test_a_joiner_that_dies_after_the_switch_gives_the_rank_back(
     tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:
@@ -94,6 +95,7 @@ async def test_a_joiner_that_dies_after_the_switch_gives_the_rank_back(
         await run.ends_like(golden, lost=1)
 
 
+@pytest.mark.thorough
 async def test_a_leaver_that_dies_in_prepare_is_a_failover(
     tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:

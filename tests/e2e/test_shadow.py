@@ -371,6 +371,7 @@ async def test_an_optimizer_that_no_tail_can_follow_is_copied_in_one_wait(
         await run.ends_like(long_golden)
 
 
+@pytest.mark.thorough
 async def test_a_step_of_many_times_the_usual_length(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
@@ -405,6 +406,7 @@ async def test_two_hosts_drained_at_once_move_one_after_the_other(
         await run.ends_like(long_golden)
 
 
+@pytest.mark.thorough
 async def test_a_host_drained_while_its_worker_shadows_a_rank(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:

@@ -67,6 +67,7 @@ async def test_a_sharded_rank_moves_by_stop_and_copy(
         await run.ends_like(sharded_golden)
 
 
+@pytest.mark.thorough
 async def test_a_shard_that_is_lost_fails_the_job_and_says_why(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:

@@ -150,6 +150,7 @@ async def test_a_host_moves_and_is_lost_where_the_optimizer_is_divided(
         rolled_back(run, lost)
 
 
+@pytest.mark.thorough
 async def test_a_step_is_torn_after_its_vote_and_then_another_by_a_loss(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:

@@ -50,6 +50,7 @@ async def test_a_loss_with_a_hot_standby_copies_no_state(
         await run.ends_like(long_golden, lost=1, unwritten=[(rank, 120)])
 
 
+@pytest.mark.thorough
 async def test_a_hot_standby_that_dies_is_followed_by_another(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
