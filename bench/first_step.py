@@ -24,6 +24,7 @@ from tmd.demo.cluster import ClusterSpec, LocalCluster, host_of, workers
 from tmd.demo.report import Event, Trace, events_of, read_trace
 from tmd.demo.story import Told
 
+ACTS = ("kill", "drain")
 WAYS = {"rehearsed": "", "neutral": "[shadow]\nrehearse = false\n"}
 MOVED = 2
 QUIET = 12
@@ -105,12 +106,13 @@ def tell(report: Report, runs: dict[str, Facts]) -> dict[str, Any]:
 def main() -> int:
     parser = options("first_step", __doc__)
     parser.add_argument("--no-compile", action="store_true", help="leave the compiler out")
+    parser.add_argument("--acts", nargs="+", choices=ACTS, default=ACTS)
     args = parser.parse_args()
     if args.quick:
         args.repeats, args.no_compile = 1, True
     report = Report("first_step", args)
     script = ("--loader-workers", "1", *(() if args.no_compile else ("--compile",)))
-    subjects = {f"{way} {act}": (way, act) for act in ("kill", "drain") for way in WAYS}
+    subjects = {f"{way} {act}": (way, act) for act in args.acts for way in WAYS}
     runs: dict[str, Facts] = {name: [] for name in subjects}
     with tempfile.TemporaryDirectory(prefix="tmd-bench-") as scratch:
         for repeat, name in in_turn(args.repeats, tuple(subjects)):
