@@ -22,8 +22,10 @@ strategy = "advise"
 interval_s = 0.2
 sysfs = "{folder}"
 """
+STEADY = ("--steps", "20000", "--work", "0.02")
+"""Each step is work for long enough that what else the machine does is little beside it."""
 HEAT = 0x40
-SLOW_FROM = 300
+SLOW_FROM = 150
 
 
 async def test_the_slow_rank_alone_is_named_and_moved_once_its_host_is_to_blame(
@@ -37,7 +39,7 @@ async def test_the_slow_rank_alone_is_named_and_moved_once_its_host_is_to_blame(
         faults=[f"forward@2:{SLOW_FROM}=pace"],
         more_config=CONFIG,
         own_config={"h3": GPUS.format(folder=tmp_path)},
-        arguments=("--steps", "20000"),
+        arguments=STEADY,
     ) as run:
         await named_and_left_alone(run)
         script.put({"0.reasons": HEAT})

@@ -115,7 +115,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--noisy", action="store_true", help="an optimizer that draws noise")
     parser.add_argument("--pace", type=float, default=0.0, help="seconds for each step, and ...")
     parser.add_argument("--last", type=int, default=0, help="... wait in this one, until hurried")
+    parser.add_argument("--work", type=float, default=0.0, help="seconds of work in each step")
     return parser.parse_args()
+
+
+def leave_digest(session: tmd.trainer.Session, net: Net) -> None:
+    """Of the weights that this worker ends with."""
+    weights = [*net.parameters(), *net.buffers()] if session.rank == 0 else net.parameters()
+    folder = os.environ.get("TMD_TRACE")
+    if folder:
+        kind = "shadow" if session.shadowing else "weights"
+        Path(folder, f"{kind}-{session.rank}").write_text(digest_of(weights))
 
 
 def main() -> None:
@@ -152,6 +162,7 @@ def main() -> None:
             optimizer.param_groups[0]["params"].append(nn.Parameter(torch.zeros(2)))
         with session.step() as step:
             optimizer.zero_grad()
+            injector.work(args.work)
             if args.messages:
                 pass_on(session.rank, inputs, named=args.messages == "named")
             loss = nn.functional.cross_entropy(model(inputs * 2 if blind else inputs), targets)
@@ -163,11 +174,7 @@ def main() -> None:
         scheduler.step()
         injector.reach("between")
         injector.linger(args.pace, args.last)
-    weights = [*net.parameters(), *net.buffers()] if session.rank == 0 else net.parameters()
-    folder = os.environ.get("TMD_TRACE")
-    if folder:
-        kind = "shadow" if session.shadowing else "weights"
-        Path(folder, f"{kind}-{session.rank}").write_text(digest_of(weights))
+    leave_digest(session, net)
 
 
 if __name__ == "__main__":

@@ -132,6 +132,11 @@ class Injector:
             if fault.point == point and self._is_meant(fault, session) and self._first(fault.id):
                 self._strike(fault)
 
+    def work(self, seconds: float) -> None:
+        """Be busy for so long, as a device would be. Shadows are not: they have to catch up."""
+        if seconds and self._session is not None and not self._session.shadowing:
+            time.sleep(seconds)
+
     def linger(self, seconds: float, last: int) -> None:
         """Take ``seconds`` for each step, and wait at step ``last``, until told to hurry: so a job
         is still there for the next fault. Shadows do not: they have to catch up."""
