@@ -106,7 +106,9 @@ def tell(report: Report, runs: dict[str, Facts]) -> dict[str, Any]:
 def main() -> int:
     parser = options("first_step", __doc__)
     parser.add_argument("--no-compile", action="store_true", help="leave the compiler out")
-    parser.add_argument("--acts", nargs="+", choices=ACTS, default=ACTS)
+    parser.add_argument(
+        "--acts", nargs="+", choices=ACTS, default=ACTS, help="what happens to a rank"
+    )
     args = parser.parse_args()
     if args.quick:
         args.repeats, args.no_compile = 1, True

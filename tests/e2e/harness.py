@@ -123,6 +123,13 @@ class Run:
 
         return await self.cluster.until(ready_to_switch, "every rank is armed")
 
+    async def rehearsed(self, standbys: int) -> ClusterView:
+        """The view in which so many have come to a verdict."""
+        return await self.cluster.until(
+            lambda v: sum(bool(w.rehearsed) for w in workers(v)) == standbys,
+            f"{standbys} standbys have rehearsed",
+        )
+
     async def plans(self, count: int) -> tuple[MigrationPlan, ...]:
         """The first ``count`` final plans, once there are so many."""
         view = await self.cluster.until(

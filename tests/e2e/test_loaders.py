@@ -28,9 +28,7 @@ async def test_what_loader_processes_draw_is_the_same_on_every_host(
         arguments=LOADED,
         rehearse=True,
     ) as run:
-        view = await run.cluster.until(
-            lambda v: sum(bool(w.rehearsed) for w in workers(v)) == 2, "both have rehearsed"
-        )
+        view = await run.rehearsed(2)
         verdicts = [verdict for w in workers(view) for verdict in w.rehearsed]
         await run.cluster.drain("h2")
         moved = await run.done("drain")

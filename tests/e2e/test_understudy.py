@@ -111,9 +111,7 @@ async def test_every_standby_rehearses_once(
         arguments=LONG,
         rehearse=True,
     ) as run:
-        view = await run.cluster.until(
-            lambda v: sum(bool(w.rehearsed) for w in workers(v)) == 2, "both have rehearsed"
-        )
+        view = await run.rehearsed(2)
         verdicts = [verdict for w in workers(view) for verdict in w.rehearsed]
         let_go(run)
 
@@ -134,9 +132,7 @@ async def test_a_standby_that_fails_its_rehearsal_never_gets_a_rank(
         arguments=(*LONG, "--blind-host", "s1"),
         rehearse=True,
     ) as run:
-        view = await run.cluster.until(
-            lambda v: sum(bool(w.rehearsed) for w in workers(v)) == 2, "both have rehearsed"
-        )
+        view = await run.rehearsed(2)
         unfit = [(w, v) for w in workers(view) for v in w.rehearsed if v.refusal]
         let_go(run)
         plan = await run.done("trainer")

@@ -77,7 +77,7 @@ def test_what_was_looked_for_ahead_is_not_looked_for_while_others_wait(
 ) -> None:
     """Until something has run since."""
     looked = []
-    monkeypatch.setattr(turning, "_look", lambda: looked.append(True) or True)
+    monkeypatch.setattr(turning, "_all_even", lambda: looked.append(True) or True)
     monkeypatch.setattr(turning._Shards, "ran", -1)
     monkeypatch.setattr(turning._Meshes, "any", True)
     monkeypatch.setattr(turning._Meshes, "leave_out", False)

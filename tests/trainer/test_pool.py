@@ -23,7 +23,7 @@ def pool(duty: object, **status: Any) -> tuple[Pool, Mock]:
     roles.known = tuple(Role(s, (r,)) for r, s in enumerate(["wide", "wide", "wide", "narrow"]))
     voice = Mock(status=WorkerStatus("w", "j", 4, "a:2", 1, Activity.STANDBY, **status))
     handover = Mock()
-    carrier, agent = Mock(roles=roles), SimpleNamespace(duty=duty)
+    carrier, agent = SimpleNamespace(roles=roles), SimpleNamespace(duty=duty)
     return Pool(voice, agent, carrier, handover, Mock()), handover.shadowing
 
 

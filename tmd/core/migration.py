@@ -231,8 +231,7 @@ def troubled_joiners(
     plan: MigrationPlan, facts: Facts, age: float, limits: Limits
 ) -> tuple[str, ...]:
     """Joiners of ``plan`` that ended, fell silent or refused."""
-    joiners = [m.joiner for m in plan.moves if m.joiner]
-    return tuple(j.worker for j in joiners if _trouble(plan, facts, j, age, limits))
+    return tuple(_troubles(plan, facts, age, limits))
 
 
 def _preparing(
@@ -271,10 +270,15 @@ def _may_come_back(plan: MigrationPlan, facts: Facts, joiner: Member) -> bool:
     return plan.kind is Kind.PLANNED or facts.view.host(joiner.host) is not None
 
 
-def _joiner_trouble(plan: MigrationPlan, facts: Facts, age: float, limits: Limits) -> str:
+def _troubles(plan: MigrationPlan, facts: Facts, age: float, limits: Limits) -> dict[str, str]:
+    """Joiners of ``plan`` that are lost to it, and why."""
     joiners = [m.joiner for m in plan.moves if m.joiner]
-    troubles = (_trouble(plan, facts, j, age, limits) for j in joiners)
-    return next((t for t in troubles if t), "")
+    found = {j.worker: _trouble(plan, facts, j, age, limits) for j in joiners}
+    return {worker: why for worker, why in found.items() if why}
+
+
+def _joiner_trouble(plan: MigrationPlan, facts: Facts, age: float, limits: Limits) -> str:
+    return next(iter(_troubles(plan, facts, age, limits).values()), "")
 
 
 def _switched(plan: MigrationPlan, facts: Facts) -> bool:

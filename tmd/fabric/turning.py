@@ -55,8 +55,8 @@ def teach() -> None:
 
 def look_ahead(ran: int) -> None:
     """With nothing to do: find out now what :func:`turn` would look for while others wait."""
-    if _Meshes.any and SPEC in sys.modules and not _Meshes.leave_out:
-        _all_even(ran)
+    if _Meshes.any:
+        _parts_differ(ran)
 
 
 def turn(groups: Iterable[Participant], *, moved: bool, ran: int) -> None:
@@ -73,7 +73,7 @@ def turn(groups: Iterable[Participant], *, moved: bool, ran: int) -> None:
             known[group] = {rank: place for place, rank in enumerate(group.view.ranks)}
     if moved and _Meshes.any:
         _forget_compiled()
-        if SPEC in sys.modules and (_Meshes.leave_out or not _all_even(ran)):
+        if _parts_differ(ran):
             _forget_shards()
 
 
@@ -119,13 +119,16 @@ ASKING: tuple[tuple[str, str, str, Callable[[Any], Any]], ...] = (
 """Module, class, attribute, and what it is."""
 
 
-def _all_even(ran: int) -> bool:
-    if _Shards.ran != ran:
-        _Shards.even, _Shards.ran = _look(), ran
-    return _Shards.even
+def _parts_differ(ran: int) -> bool:
+    """Whether another rank's part of a DTensor may be of another shape, or none."""
+    if SPEC not in sys.modules:
+        return False
+    if not _Meshes.leave_out and _Shards.ran != ran:
+        _Shards.even, _Shards.ran = _all_even(), ran
+    return _Meshes.leave_out or not _Shards.even
 
 
-def _look() -> bool:
+def _all_even() -> bool:
     kind = sys.modules[SPEC].DTensorSpec
     if gc.get_freeze_count():
         gc.unfreeze()  # what is frozen cannot be found

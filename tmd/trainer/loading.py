@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import fetch
@@ -29,11 +29,15 @@ class Sown(int):
         return made
 
 
+def has_processes(loader: object) -> TypeGuard[DataLoader[Any]]:
+    return isinstance(loader, DataLoader) and loader.num_workers > 0
+
+
 @contextmanager
 def sowing(loader: object) -> Iterator[bool]:
     """Within: processes that ``loader`` starts take the seeds that indices bring along. Whether it
     starts any."""
-    if not isinstance(loader, DataLoader) or not loader.num_workers:
+    if not has_processes(loader):
         yield False
         return
     own = loader.worker_init_fn
@@ -46,12 +50,7 @@ def sowing(loader: object) -> Iterator[bool]:
 
 def loads_in_turn(loader: object, batch_size: int) -> bool:
     """Whether processes load such batches, and give them in the order of the sampler."""
-    return (
-        isinstance(loader, DataLoader)
-        and loader.num_workers > 0
-        and loader.batch_size == batch_size
-        and loader.in_order
-    )
+    return has_processes(loader) and loader.batch_size == batch_size and loader.in_order
 
 
 def _start(own: Callable[[int], None] | None, number: int) -> None:

@@ -46,6 +46,7 @@ class Pool:
         duty = self._agent.wait_a_while(concerns, POOL_S)
         match duty:
             case None:
+                self._carrier.look_ahead()
                 self._settle()
             case Wait():
                 self._handover.to_pool()
@@ -85,7 +86,6 @@ class Pool:
 
     def _settle(self) -> None:
         """With nothing to do, and no plan that may want this worker soon: be built as most are."""
-        self._carrier.look_ahead()
         roles = self._carrier.roles
         if roles.commonest == roles.built or self._agent.duty != Wait():
             return

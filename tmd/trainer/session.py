@@ -270,7 +270,7 @@ class Session:
             if self._saving is not None and not self._gate.shadowing:
                 place = (self.step_number, feed.position, self.rank, self._base)
                 self._saving.checkpoints.at_boundary(*place)
-            self._seed(self.step_number, "step")
+            seed_all(self._base, self.step_number, "step")
             yield drawn if accumulate > 1 else drawn[0]
 
     def step(self) -> Step:
@@ -362,9 +362,6 @@ class Session:
     @property
     def _base(self) -> int:
         return self._gate.seeds(self._own_seed)[self.rank]
-
-    def _seed(self, number: int, purpose: str) -> None:
-        seed_all(self._base, number, purpose)
 
 
 class Step:
