@@ -141,6 +141,20 @@ def test_a_slowness_that_lasts_does_not_become_usual():
     assert job.run(3000).slow == {0}
 
 
+@pytest.mark.parametrize("steps", [3000, 30_000])
+def test_a_slowness_that_creeps_in_does_not_become_usual(steps):
+    """Dust, or a fan that dies: told as soon as it is more than a trifle."""
+    job = Job(8, 6).run(300)
+    for block in range(steps // BLOCK):
+        job.speed[0] = 1.0 + 0.4 * block / (steps // BLOCK)
+        job.run(BLOCK)
+        if job.slow:
+            break
+
+    assert job.slow == {0}
+    assert job.speed[0] == pytest.approx(1.1, abs=0.03)
+
+
 def test_what_it_costs_is_what_the_others_waited():
     """At 1.5 times 0.4 s all lose 0.2 s a step, but for the slow one itself."""
     job = Job(8, 7).run(300)

@@ -23,7 +23,7 @@ WINDOW = 2
 LEARNT = 10
 """Clean blocks after which a worker knows what is usual for it."""
 KEPT = 30
-"""Clean blocks that say what is usual."""
+"""Clean blocks that say what is usual: the first ones, or what creeps in would become usual."""
 RATIO, RATIO_CLEAR = 1.10, 1.05
 Z = 5.0
 """So many standard errors above what is usual."""
@@ -56,7 +56,7 @@ class Watch(Struct, frozen=True):
     recent: tuple[float, ...] = ()
     """Log-ratios of the latest blocks, one window of them."""
     usual: tuple[float, ...] = ()
-    """Log-ratios of clean blocks; frozen while there is suspicion."""
+    """Log-ratios of the first clean blocks; none is added while there is suspicion."""
     flags: tuple[bool, ...] = ()
     """Of the latest windows, newest last."""
     suspected: int | None = None
@@ -78,7 +78,7 @@ def judged(watch: Watch, told: Told) -> tuple[Watch, Pace]:
     suspected = (watch.suspected or told.step) if any(flags) else None
     usual = watch.usual
     if suspected is None and watch.slow_since is None:
-        usual = (*usual, ratio)[-KEPT:]
+        usual = (*usual, ratio)[:KEPT]
     since, clean = _certain(watch, flags, suspected, mean)
     lost = 0.0
     if since is not None or suspected is not None:
