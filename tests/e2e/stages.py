@@ -228,6 +228,8 @@ def main() -> None:
     parser.add_argument("job", choices=sorted(JOBS))
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--pace", type=float, default=0.0, help="seconds that a step takes more")
+    parser.add_argument("--checkpoints", default="", help="a folder: one every twenty steps")
+    parser.add_argument("--cut", type=int, default=-1, help="end before this step")
     args = parser.parse_args()
     session = tmd.trainer.join()
     injector.follow(session)
@@ -253,8 +255,12 @@ def main() -> None:
         session.built = build(session)
     if not session.shadowing:
         injector.reach("start")
+    if args.checkpoints:
+        session.checkpoint(args.checkpoints, every=20)
 
     for inputs, targets in session.batches(loader):
+        if session.step_number == args.cut:
+            break
         train(session, inputs, targets)
         injector.reach("between")
     folder = os.environ.get("TMD_TRACE")

@@ -12,6 +12,8 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from tests.e2e import plain_reader
 from tests.e2e.conftest import golden_of
 from tests.e2e.harness import LONG, PACE, RANKS, Golden, running
+from tests.e2e.spread import drained, script, spread, undisturbed
+from tests.marks import thorough
 from tmd import embedded
 from tmd.campaign.job import Net
 from tmd.core.checkpoints import REFUSED, complete, name_of
@@ -21,7 +23,6 @@ from tmd.demo.report import read_trace
 from tmd.embedded import EmbeddedRedis
 from tmd.trainer.transfer import digest_of
 
-LAYOUTS = str(Path(__file__).with_name("layouts.py"))
 # One at a time: steps of a millisecond do not wait for a disk.
 LONE = ("--every", "20")
 BEFORE_20 = {(rank, step) for rank in range(len(RANKS)) for step in range(20)}
@@ -203,15 +204,22 @@ def test_another_world_begins_with_the_same_weights(
         assert again.weights[f"weights-{rank}"] == digest_of(parts)
 
 
-@pytest.mark.parametrize("layout", ["hybrid", "tensor", "both", "experts"])
-@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "layout",
+    [
+        *map(thorough, ("hybrid", "tensor", "both", "experts", "unlike", "single", "eight")),
+        "pipeline",
+    ],
+)
 def test_a_job_of_any_layout_goes_on_with_the_same_numbers(tmp_path: Path, layout: str) -> None:
-    """Parts of meshes, experts that differ from rank to rank, weights in bfloat16 for a while."""
+    """Parts of meshes, experts that differ from rank to rank, weights in bfloat16 for a while,
+    stages of a pipeline with replicas and without."""
     written = ("--checkpoints", str(tmp_path / "c"))
 
     def trained(name: str, *arguments: str) -> Golden:
         (tmp_path / name).mkdir()
-        return golden_of(tmp_path / name, (layout, *arguments), 4, LAYOUTS)
+        size = 8 if layout == "eight" else 4
+        return golden_of(tmp_path / name, (layout, *arguments), size, script(layout))
 
     whole = trained("whole")
     cut = trained("cut", *written, "--cut", "21")
@@ -221,6 +229,32 @@ def test_a_job_of_any_layout_goes_on_with_the_same_numbers(tmp_path: Path, layou
     assert min(step for _, step in again.trace.commits) == 20
     for place, line in again.trace.commits.items():
         assert line["loss"] == whole.trace.commits[place]["loss"], place
+
+
+async def test_a_stage_that_a_standby_was_built_as_is_in_the_checkpoint(
+    tmp_path: Path, redis: EmbeddedRedis
+) -> None:
+    """Both ranks of a host move to standbys that were built as other ranks; who goes on from what
+    they have written computes what a job computes that was never stopped."""
+    golden = undisturbed(tmp_path, "pipeline")
+    written = ("--checkpoints", str(tmp_path / "c"))
+    async with spread(tmp_path, redis, "pipeline", "late between@0:45=wait", more=written) as run:
+        moved = await drained(run)
+        run.let_go("between")
+        await run.reached("late")
+        await run.cluster.until(
+            lambda v: [w.saved.step for w in workers(v) if w.saved] == [40] * 4, "saved", 30
+        )
+        run.let_go("late")
+        await run.ends_like(golden)
+
+    (tmp_path / "again").mkdir()
+    told = ("pipeline", *LONG, *written)
+    again = golden_of(tmp_path / "again", told, len(golden.weights), script("pipeline"))
+
+    assert [m.rank for m in moved.moves] == [2, 3]
+    assert again.weights == golden.weights
+    assert min(step for _, step in again.trace.commits) >= 40
 
 
 def test_plain_torch_reads_a_checkpoint_without_us(tmp_path: Path) -> None:

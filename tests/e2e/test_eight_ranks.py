@@ -7,13 +7,13 @@ import pytest
 
 from tests.e2e.conftest import golden_of
 from tests.e2e.harness import LONG, PACE, Run, running
+from tests.e2e.spread import script
 from tmd.core.model import Kind, MigrationPlan, Phase
 from tmd.demo.cluster import ready
 from tmd.demo.report import may_miss, read_trace
 from tmd.embedded import EmbeddedRedis
 from tmd.fabric.topology import neighbours
 
-SCRIPT = str(Path(__file__).with_name("stages.py"))
 HOSTS = ("h1", "h2", "h3", "h4")
 PER_HOST = 2
 RANKS = len(HOSTS) * PER_HOST
@@ -65,7 +65,7 @@ async def test_a_host_of_eight_ranks_moves_and_another_is_lost(
     """A stage moves, by live shadow; stayers open links only in groups with a rank that moved, and
     to nobody else. The host that is lost held the other stage, which no standby has built."""
     (tmp_path / "golden").mkdir()
-    golden = golden_of(tmp_path / "golden", ("eight", *LONG), RANKS, SCRIPT)
+    golden = golden_of(tmp_path / "golden", ("eight", *LONG), RANKS, script("eight"))
     async with running(
         tmp_path / "run",
         redis.url,
@@ -73,7 +73,7 @@ async def test_a_host_of_eight_ranks_moves_and_another_is_lost(
         arguments=("eight", *LONG),
         active=HOSTS,
         per_host=PER_HOST,
-        script=SCRIPT,
+        script=script("eight"),
     ) as run:
         await run.reached("between")
         await run.cluster.until(lambda v: ready(v, RANKS, PER_HOST), "all train, two stand by")

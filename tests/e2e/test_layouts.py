@@ -1,81 +1,30 @@
 """Ranks of groups that do not span the world: a standby becomes any of them."""
 
-import re
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import golden_of
-from tests.e2e.harness import LONG, PACE, STOP_AND_COPY, Golden, Run, running
+from tests.e2e.harness import LONG, PACE, STOP_AND_COPY, running
+from tests.e2e.spread import (
+    PER_HOST,
+    RANKS,
+    UNLIKE,
+    built,
+    drained,
+    script,
+    spread,
+    undisturbed,
+)
 from tests.marks import thorough
-from tmd.core.model import Activity, ClusterView, Kind, MigrationPlan, Phase
+from tmd.core.model import Activity, ClusterView, Kind, Phase
 from tmd.demo.cluster import ready, workers
 from tmd.demo.report import may_miss
 from tmd.embedded import EmbeddedRedis
 
-UNLIKE = ("unlike", "pipeline", "single", "deep", "zero", "averaged", "pairs", "once")
-"""Layouts whose ranks do not build alike."""
-HOSTS = ("h1", "h2")
-PER_HOST = 2
 GATE = "hold between@0:5=wait"
 """Rank 0 waits here, and so do all."""
-RANKS = len(HOSTS) * PER_HOST
 
 pytestmark = pytest.mark.usefixtures("compiler")
-
-
-def script(layout: str) -> str:
-    return str(Path(__file__).with_name("stages.py" if layout in UNLIKE else "layouts.py"))
-
-
-_golden: dict[str, Golden] = {}
-
-
-def undisturbed(folder: Path, layout: str) -> Golden:
-    """The oracle of a layout; run once for all tests."""
-    if layout not in _golden:
-        (folder / "golden").mkdir()
-        made = golden_of(folder / "golden", (layout, *LONG), RANKS, script(layout))
-        _golden[layout] = made
-    return _golden[layout]
-
-
-def spread(
-    folder: Path,
-    redis: EmbeddedRedis,
-    layout: str,
-    *faults: str,
-    more_config: str = "",
-    rehearse: bool = False,
-) -> AbstractAsyncContextManager[Run]:
-    """Two hosts of two ranks, and a host of two standbys."""
-    return running(
-        folder / "run",
-        redis.url,
-        faults=[PACE, *faults],
-        more_config=more_config,
-        rehearse=rehearse,
-        arguments=(layout, *LONG),
-        active=HOSTS,
-        per_host=PER_HOST,
-        script=script(layout),
-    )
-
-
-async def drained(run: Run) -> MigrationPlan:
-    """Both ranks of a host have moved, and it stands by."""
-    await run.reached("between")
-    await run.cluster.until(lambda v: ready(v, RANKS, PER_HOST), "all train, two stand by")
-    await run.cluster.drain("h2")
-    moved = await run.done("drain")
-    await run.cluster.until(lambda v: ready(v, RANKS, PER_HOST), "the drained host stands by")
-    return moved
-
-
-def built(run: Run, host: str) -> list[int]:
-    """As which ranks the workers of a host were built."""
-    return sorted(int(rank) for rank in re.findall(r"built as rank (\d)", run.cluster.log(host)))
 
 
 @pytest.mark.parametrize(

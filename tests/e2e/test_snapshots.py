@@ -8,7 +8,7 @@ import pytest
 
 from tests.e2e.conftest import golden_of
 from tests.e2e.harness import PACE, Golden, Run, running
-from tests.e2e.test_layouts import built, drained, spread, undisturbed
+from tests.e2e.spread import built, drained, spread, undisturbed
 from tmd.core.model import JobState, Kind, MigrationPlan, Phase
 from tmd.embedded import EmbeddedRedis
 

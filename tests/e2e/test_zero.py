@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_layouts import PER_HOST, RANKS, spread, undisturbed
+from tests.e2e.spread import PER_HOST, RANKS, spread, undisturbed
 from tests.e2e.test_snapshots import DEADLY, DIVIDED, TORN, rolled_back
 from tmd.core.model import Kind, Phase
 from tmd.demo.cluster import ready, workers

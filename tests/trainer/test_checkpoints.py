@@ -16,8 +16,8 @@ from tmd.trainer import archive
 from tmd.trainer.checkpoints import Checkpoints, Order
 from tmd.trainer.data import Position
 from tmd.trainer.naming import Names
+from tmd.trainer.replicas import all_different
 from tmd.trainer.state import Registry
-from tmd.trainer.units import Units
 
 EVERY = 10
 PATIENCE_S = 20
@@ -33,10 +33,8 @@ def told() -> Told:
 def checkpoints(folder: Path, told: Told, size: int = 1) -> Checkpoints:
     model = nn.Linear(2, 1)
     registry = Registry({"model": model, "optimizer": SGD(model.parameters(), lr=0.1)})
-    units, alike = Units(registry), tuple((rank,) for rank in range(size))
-    order = Order(folder, EVERY, 2)
-    names = Names(registry, units, alike)
-    return Checkpoints(order, names, units, size, lambda *said: told.put(said))
+    names = Names(registry, all_different(size))
+    return Checkpoints(Order(folder, EVERY, 2), lambda: names, size, lambda *said: told.put(said))
 
 
 def due(of: Checkpoints, step: int, rank: int = 0) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -31,6 +32,7 @@ from tmd.core.checkpoints import PARTIAL, name_of
 from tmd.core.errors import StateMismatch
 from tmd.trainer.data import Position
 from tmd.trainer.naming import Path as Name
+from tmd.trainer.naming import Saved, short
 from tmd.trainer.staging import Staged
 
 SEAL = "tmd.json"
@@ -137,7 +139,7 @@ def join_parts(folder: Path, step: int, size: int) -> None:
             continue
         if sum(prod(chunk.sizes) for chunk in found.chunks) != prod(found.size):
             raise StateMismatch(f"the parts do not make up {fqn}")
-    FileSystemWriter(place).finish(merged, [results])
+    FileSystemWriter(place).finish(*_shortened(merged, results))
     files = {f"{n}/{f}": found for n, seal in seals.items() for f, found in seal.files.items()}
     files[METADATA] = _digest(place / METADATA)
     _seal(place, Seal(step, seals["part-0"].position, size, files))
@@ -155,6 +157,21 @@ def _merge(merged: Metadata, own: Metadata) -> None:
             raise StateMismatch(f"the parts do not agree on {fqn}")
         offsets = {chunk.offsets for chunk in known.chunks}
         known.chunks += [chunk for chunk in found.chunks if chunk.offsets not in offsets]
+
+
+def _shortened(
+    merged: Metadata, results: Sequence[WriteResult]
+) -> tuple[Metadata, list[list[WriteResult]]]:
+    """The same, under names that do not say whose a thing is where only one rank has such."""
+    called = {fqn: short(path) for fqn, path in merged.planner_data.items()}
+    count = Counter(called.values())
+    new = {fqn: name if count[name] == 1 else fqn for fqn, name in called.items()}
+    paths = {
+        new[fqn]: path if new[fqn] == fqn else path[1:] for fqn, path in merged.planner_data.items()
+    }
+    held = {new[fqn]: found for fqn, found in merged.state_dict_metadata.items()}
+    renamed = [replace(r, index=replace(r.index, fqn=new[r.index.fqn])) for r in results]
+    return Metadata(held, planner_data=paths), [renamed]
 
 
 def flaw(folder: Path, step: int, share: int = 0, shares: int = 1) -> str:
@@ -183,11 +200,7 @@ class Reading:
         self.seal = _read_seal(self.path)
         self._reader = FileSystemReader(self.path)
         self._metadata = self._reader.read_metadata()
-        self.below: dict[Name, list[str]] = {}
-        """Last parts of names by what they begin with."""
-        for path in self._metadata.planner_data.values():
-            name = tuple(map(str, path))
-            self.below.setdefault(name[:-1], []).append(name[-1])
+        self.saved = Saved(tuple(map(str, p)) for p in self._metadata.planner_data.values())
 
     def described(self, name: Name) -> TensorStorageMetadata:
         """Size and kind of a tensor. Raises StateMismatch."""

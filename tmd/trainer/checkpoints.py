@@ -29,7 +29,6 @@ from tmd.trainer import archive
 from tmd.trainer.data import Position
 from tmd.trainer.naming import Names
 from tmd.trainer.staging import Staged
-from tmd.trainer.units import Units
 
 LOOK_S = 0.2
 """How often a rank looks whether the others have written theirs; it may be on other machines."""
@@ -53,8 +52,8 @@ class Order(NamedTuple):
 class Checkpoints:
     """For the main thread; owns a thread for the checkpoint under way."""
 
-    def __init__(self, order: Order, names: Names, units: Units, size: int, tell: Tell) -> None:
-        self._order, self._names, self._units, self._size = order, names, units, size
+    def __init__(self, order: Order, named: Callable[[], Names], size: int, tell: Tell) -> None:
+        self._order, self._named, self._size = order, named, size
         self._tell = tell
         self._at = -1
         """Step of the latest boundary: the same again is a step that is repeated."""
@@ -81,7 +80,7 @@ class Checkpoints:
             return
         self._end()
         try:
-            staged = Staged(self._names, self._units, rank, step, position, seed)
+            staged = Staged(self._named(), rank, step, position, seed)
         except Exception as error:
             self._misses(step, error)
             return

@@ -15,11 +15,10 @@ from tmd.core.checkpoints import REFUSED, complete, name_of
 from tmd.core.errors import ConfigError, StateMismatch
 from tmd.trainer.archive import ABSENT, Reading, flaw
 from tmd.trainer.checkpoints import prune
-from tmd.trainer.naming import Names
+from tmd.trainer.naming import Names, Placing
 from tmd.trainer.naming import Path as Name
 from tmd.trainer.staging import layout_of, private_path
 from tmd.trainer.state import Layout, dtype_of, specs, unflatten
-from tmd.trainer.units import Units
 
 UNUSABLE = "!"
 """Begins what rank 0 says if it cannot use the folder."""
@@ -73,37 +72,50 @@ def _looked_into(folder: Path, keep: int) -> str:
         return f"{UNUSABLE}{error}"
 
 
-def restore(reading: Reading, names: Names, units: Units, rank: int, size: int, seed: int) -> None:
-    """Be ``rank`` as it was. With another number of ranks than ``reading`` is of, what only one
-    rank has is that of rank 0.
+def restore(
+    reading: Reading, names: Names, place: Placing, rank: int, size: int, seed: int
+) -> None:
+    """Be ``rank`` as it was. With another number of ranks than ``reading`` is of, or other names,
+    everything goes by name, and what has none is that of rank 0.
 
     Raises:
         StateMismatch: the checkpoint is of another model, or cannot be divided anew.
     """
-    source = rank if reading.seal.size == size else 0
-    rest, more = (_private(reading, source, name) for name in ("rest", "more"))
-    said: Any = unflatten(more[0], iter(more[1]))
+    units = names.units
+    said = _said(reading, rank) if reading.seal.size == size else {}
+    same = said.get("names") == names.digest
+    if not same:
+        said = _said(reading, 0)
 
     def new(name: Name, param: Tensor) -> Tensor:
         found = reading.described(name)
         return units.blank(param, found.size, found.properties.dtype)
 
-    targets: dict[Name, Tensor] = {}
+    targets = {} if same else names.buffers(rank, place)
     kept = []
     for number in range(len(units)):
-        found, values = names.targets(number, rank, reading.below, new)
+        found, values = names.targets(number, rank, place, reading.saved, new)
         targets.update(found)
         kept.append({**values, **said["kept"].get(str(number), {})})
     reading.into(targets)
     for number, values in enumerate(kept):
         units.keep(number, values)
-    units.place_rest(*rest)
-    if source == rank and said["seed"] != seed:
+    try:
+        units.place_rest(*_private(reading, rank if same else 0, "rest"), buffers=same)
+    except (KeyError, ValueError) as error:
+        raise StateMismatch(f"{reading.path} is of a job that was built otherwise") from error
+    if same and said["seed"] != seed:
         log.warning(
             "the random numbers from here on are not those of the run before, which had seed %d "
             "and not %d: call torch.manual_seed before register",
             *(said["seed"], seed),
         )
+
+
+def _said(reading: Reading, rank: int) -> dict[str, Any]:
+    layout, tensors = _private(reading, rank, "more")
+    said: dict[str, Any] = unflatten(layout, iter(tensors))
+    return said
 
 
 def _private(reading: Reading, rank: int, name: str) -> tuple[Layout, list[Tensor]]:

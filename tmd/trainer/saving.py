@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tmd.trainer.archive import Reading
 from tmd.trainer.checkpoints import Checkpoints, Order, Tell
 from tmd.trainer.data import Feed
-from tmd.trainer.naming import Names
+from tmd.trainer.naming import OWN, PRIVATE, Names, placing
 from tmd.trainer.replicas import Partition
 from tmd.trainer.resuming import Gathered, chosen, opened, restore
 from tmd.trainer.state import Registry
-from tmd.trainer.units import Units
 
 log = logging.getLogger("tmd.trainer")
 
@@ -29,18 +30,23 @@ class Saving:
         size: int,
         tell: Tell,
     ) -> None:
-        """Raises RuntimeError: an optimizer's state has no name by which ranks could share it."""
+        """Raises:
+        RuntimeError: an optimizer's state has no name by which ranks could share it.
+        ValueError: something is registered by a name that has a meaning here.
+        """
         if registry.divided:
             raise RuntimeError(
                 "session.checkpoint() does not know a ZeroRedundancyOptimizer's state: gather it "
                 "with consolidate_state_dict() and save it yourself"
             )
+        if taken := [n for n in registry.named if n == OWN or PRIVATE.fullmatch(n)]:
+            raise ValueError(f"register({taken[0]}=...): checkpoints use that name themselves")
         self._order, self._size = order, size
-        self._units = Units(registry)
-        self._names = Names(registry, self._units, alike)
-        self.checkpoints = Checkpoints(order, self._names, self._units, size, tell)
+        self._named = partial(Names, registry, alike)
+        self.checkpoints = Checkpoints(order, self._named, size, tell)
         self._before: Reading | None = None
         """To go on from, until it was put in place."""
+        self._claims: Sequence[str] = ()
 
     def choose(self, rank: int, gathered: Gathered, *, resume: bool) -> None:
         """Agree with all ranks on the checkpoint to go on from, if there is one.
@@ -52,10 +58,16 @@ class Saving:
         step = chosen(folder, keep, rank, gathered, resume=resume)
         if step is not None:
             self._before = opened(folder, step)
+            self._claims = gathered("\n".join(self._named().claims(rank)))
         if rank == 0:
             place = "starting from scratch" if self._before is None else "going on"
             found = "no checkpoint" if self._before is None else str(self._before.path)
             log.warning("checkpoints every %d steps; %s: %s", self._order.every, found, place)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is a checkpoint to go on from."""
+        return self._before is not None
 
     def skips(self, call: int) -> bool:
         """Whether ``batches()`` call number ``call`` was over before the checkpoint."""
@@ -66,7 +78,8 @@ class Saving:
         before, self._before = self._before, None
         if before is None:
             return None
-        restore(before, self._names, self._units, rank, self._size, seed)
+        place = placing(before.saved, self._claims)
+        restore(before, self._named(), place, rank, self._size, seed)
         feed.seek(before.seal.position.index)
         self.checkpoints.passed(before.seal.step)
         return before.seal.step

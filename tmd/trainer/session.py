@@ -196,13 +196,12 @@ class Session:
             resume: false if the job is to start from scratch; ``path`` must hold none then.
 
         Raises:
-            ValueError: ``every`` or ``keep`` is below one.
+            ValueError: ``every`` or ``keep`` is below one, or a registered name is ``tmd`` or like
+                ``rank0``.
             ConfigError: ``path`` cannot be used.
-            RuntimeError: not between ``register`` and ``batches``, a rank was lost meanwhile,
-                :meth:`build` was used, or an optimizer is divided among ranks.
+            RuntimeError: not between ``register`` and ``batches``, a rank was lost meanwhile, or an
+                optimizer is divided among ranks.
         """
-        if self._build is not None:
-            raise RuntimeError("session.checkpoint() goes by names: not with session.build()")
         if self._registry is None or self._calls or self._saving is not None:
             raise RuntimeError("call session.checkpoint() once, between register() and batches()")
         # It imports what other jobs need not wait for.
@@ -214,6 +213,10 @@ class Session:
         atexit.register(self._saving.checkpoints.close)
         if not self._gate.shadowing:
             self._saving.choose(self.rank, self._gate.gathered, resume=resume)
+            if self._saving.goes_on:
+                # DDP settles its buckets in the first step, and they say in which order is summed.
+                ddp = any(isinstance(m, DistributedDataParallel) for m in self._wrapped)
+                self._rehearses = self.world_size > 1 and any(self._gate.gathered("1" * ddp))
 
     def sampler(self, size: int, batch_size: int, steps: int, seed: int = 0) -> StepSampler:
         """A sampler that needs no saving: see :class:`tmd.trainer.data.StepSampler`."""
@@ -290,9 +293,6 @@ class Session:
         step = self._saving.go_on(feed, self.rank, self._base)
         if step is not None:
             self._gate.resumed(step)
-            # DDP settles its buckets in the first step, and they say in which order is summed.
-            ddp = any(isinstance(m, DistributedDataParallel) for m in self._wrapped)
-            self._rehearses = ddp and self.world_size > 1
 
     def _settle(self) -> None:
         if self._saving is not None:

@@ -19,15 +19,12 @@ from tmd.trainer.data import Position
 from tmd.trainer.dtensors import part
 from tmd.trainer.naming import OWN, Names, Path
 from tmd.trainer.state import Layout, flatten
-from tmd.trainer.units import Units
 
 
 class Staged:
     """Made by the main thread, between two steps."""
 
-    def __init__(
-        self, names: Names, units: Units, rank: int, step: int, position: Position, seed: int
-    ) -> None:
+    def __init__(self, names: Names, rank: int, step: int, position: Position, seed: int) -> None:
         self.rank, self.step, self.position = rank, step, position
         self.live: dict[Path, Any] = {}
         """By name; what is spread over ranks tells here which part this is."""
@@ -37,10 +34,9 @@ class Staged:
         self._copying = threading.Lock()
         self.broken: Exception | None = None
         """Why it comes to nothing."""
-        besides = names.besides() if rank == 0 else {}
-        for path, value in {**besides, **private(names, units, rank, seed)}.items():
+        for path, value in {**names.besides(rank), **private(names, rank, seed)}.items():
             self.live[path] = self.copies[path] = _copied(value)
-        for number in range(len(units)):
+        for number in range(len(names.units)):
             entries = names.entries(number, rank)
             self.live.update(entries)
             self._waiting.append(entries)
@@ -71,15 +67,16 @@ class Staged:
             pass
 
 
-def private(names: Names, units: Units, rank: int, seed: int) -> dict[Path, Tensor]:
+def private(names: Names, rank: int, seed: int) -> dict[Path, Tensor]:
     """What only the same rank of a job of the same size needs to go on bit for bit."""
     kept = {
         str(number): {k: v for k, v in names.kept(number).items() if not isinstance(v, Tensor)}
-        for number in range(len(units))
+        for number in range(len(names.units))
     }
-    more = flatten({"kept": {k: v for k, v in kept.items() if v}, "seed": seed})
+    kept = {number: values for number, values in kept.items() if values}
+    more = flatten({"kept": kept, "seed": seed, "names": names.digest})
     found: dict[Path, Tensor] = {}
-    for name, (layout, tensors) in (("rest", units.rest()), ("more", more)):
+    for name, (layout, tensors) in (("rest", names.units.rest()), ("more", more)):
         for number, tensor in enumerate((_as_tensor(layout), *tensors)):
             found[*private_path(rank, name), str(number)] = tensor
     return found

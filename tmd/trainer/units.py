@@ -149,10 +149,10 @@ class Units:
         }
 
     @torch.no_grad()
-    def place_rest(self, layout: Layout, values: Sequence[Tensor]) -> None:
-        """Put all that is no unit in place."""
+    def place_rest(self, layout: Layout, values: Sequence[Tensor], *, buffers: bool = True) -> None:
+        """Put all that is no unit in place, or that without ``buffers``."""
         found = unflatten(layout, iter(values))
-        for name, buffer in self._buffers():
+        for name, buffer in self._buffers() if buffers else ():
             buffer.copy_(found["buffers"][name])
         for number, groups in enumerate(found["groups"]):
             self.set_values(number, groups)

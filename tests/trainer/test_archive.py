@@ -1,0 +1,179 @@
+"""What is in a checkpoint under which name, and who can go on from it: ranks without processes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.optim import SGD, AdamW
+from torch.optim.lr_scheduler import StepLR
+
+from tmd.core.checkpoints import name_of
+from tmd.core.errors import StateMismatch
+from tmd.trainer import archive
+from tmd.trainer.data import Position
+from tmd.trainer.naming import Names, placing
+from tmd.trainer.replicas import Partition, all_different
+from tmd.trainer.resuming import restore
+from tmd.trainer.saving import Saving, ordered
+from tmd.trainer.staging import Staged
+from tmd.trainer.state import Registry
+from tmd.trainer.transfer import digest_of
+
+STEP, SEED, WIDTH = 10, 7, 3
+
+
+class Stage:
+    """A rank that has some layers of a model: a linear one and a BatchNorm in each."""
+
+    def __init__(self, layers: Sequence[str], seed: int) -> None:
+        torch.manual_seed(seed)
+        made = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)) for _ in layers]
+        self.model = nn.Sequential(OrderedDict(zip(layers, made, strict=True)))
+        self.optimizer = AdamW(self.model.parameters(), lr=0.1)
+        self.scheduler = StepLR(self.optimizer, 1, 0.5)
+        self.registry = Registry(
+            {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+        )
+
+    def train(self) -> Stage:
+        for _ in range(2):
+            self.optimizer.zero_grad()
+            self.model(torch.randn(4, WIDTH)).square().sum().backward()
+            self.optimizer.step()
+            self.scheduler.step()
+        return self
+
+    def layer(self, name: str) -> str:
+        """Digest of one of the layers, of its buffers and of what the optimizer keeps for it."""
+        layer = self.model.get_submodule(name)
+        kept = [v for p in layer.parameters() for v in self.optimizer.state[p].values()]
+        return digest_of([*layer.state_dict().values(), *kept])
+
+
+def saved(folder: Path, stages: Sequence[Stage], alike: Partition | None = None) -> archive.Reading:
+    size = len(stages)
+    for rank, stage in enumerate(stages):
+        names = Names(stage.registry, alike or all_different(size))
+        staged = Staged(names, rank, STEP, Position(0, STEP), SEED)
+        staged.finish()
+        assert staged.broken is None
+        archive.write_part(folder, staged, size)
+    archive.join_parts(folder, STEP, size)
+    return archive.Reading(folder, STEP)
+
+
+def gone_on(
+    reading: archive.Reading, stages: Sequence[Stage], alike: Partition | None = None
+) -> None:
+    """All ranks go on, as a job of them does."""
+    names = [Names(stage.registry, alike or all_different(len(stages))) for stage in stages]
+    claims = ["\n".join(each.claims(rank)) for rank, each in enumerate(names)]
+    place = placing(reading.saved, claims)
+    for rank, each in enumerate(names):
+        restore(reading, each, place, rank, len(stages), SEED)
+
+
+def fresh(*layers: str) -> list[Stage]:
+    """A rank for each word, whose letters are its layers."""
+    return [Stage(word, seed=90 + rank) for rank, word in enumerate(layers)]
+
+
+@pytest.mark.parametrize("division", [("abcd",), ("ab", "cd"), ("a", "b", "c", "d"), ("abc", "d")])
+def test_layers_that_are_numbered_through_can_be_divided_otherwise(
+    tmp_path: Path, division: tuple[str, ...]
+) -> None:
+    before = [Stage("ab", 1).train(), Stage("cd", 2).train()]
+    reading = saved(tmp_path, before)
+
+    after = fresh(*division)
+    gone_on(reading, after)
+
+    told = {name: s.layer(name) for s in before for name, _ in s.model.named_children()}
+    assert {name: s.layer(name) for s in after for name, _ in s.model.named_children()} == told
+    assert [s.scheduler.last_epoch for s in after] == [2] * len(after)
+    assert {s.optimizer.param_groups[0]["lr"] for s in after} == {0.1 * 0.5**2}
+
+
+def test_plain_torch_finds_each_layer_by_its_name(tmp_path: Path) -> None:
+    saved(tmp_path, [Stage("ab", 1).train(), Stage("cd", 2).train()])
+    dcp_to_torch_save(tmp_path / name_of(STEP), tmp_path / "single.pt")
+
+    whole = torch.load(tmp_path / "single.pt", weights_only=True)
+
+    assert set(whole["model"]) == set(Stage("abcd", 3).model.state_dict())
+    assert {name.split(".")[0] for name in whole["optimizer"]["state"]} == set("abcd")
+    assert whole["rank1"]["optimizer"]["param_groups"][0]["params"][0] == "c.0.weight"
+
+
+def test_layers_of_equal_names_go_on_where_they_were(tmp_path: Path) -> None:
+    """With as many ranks, and with fewer replicas of each stage."""
+    stages = [Stage("a", 1).train(), Stage("a", 2).train()]
+    replicas: Partition = ((0, 2), (1, 3))
+    reading = saved(tmp_path, [*stages, *stages], replicas)
+
+    for after, alike in ((fresh("a", "a"), None), (fresh("a", "a", "a", "a"), replicas)):
+        gone_on(reading, after, alike)
+        assert [s.layer("a") for s in after[:2]] == [s.layer("a") for s in stages]
+
+
+def test_whose_a_layer_is_that_has_no_name_of_its_own_is_not_guessed(tmp_path: Path) -> None:
+    """Stages first along the mesh, then replicas: with fewer replicas other ranks are the second
+    stage. And a model in one piece that is to be divided into two that call their layers alike."""
+    stages = [Stage("a", 1).train(), Stage("a", 2).train()]
+    divided = saved(tmp_path / "1", [stages[0]] * 2 + [stages[1]] * 2, ((0, 1), (2, 3)))
+    whole = saved(tmp_path / "2", [Stage("ab", 3).train()])
+
+    for reading in (divided, whole):
+        with pytest.raises(StateMismatch, match=r"model.a.\S+ is not only one rank's"):
+            gone_on(reading, fresh("a", "a"))
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    reading = saved(tmp_path, [Stage("a", 1).train()])
+
+    with pytest.raises(StateMismatch, match=r"has no tensor model.b."):
+        gone_on(reading, fresh("ab"))
+
+
+def test_an_optimizer_of_two_models_keeps_them_apart(tmp_path: Path) -> None:
+    """Both call their parameters alike."""
+
+    def two(seed: int) -> tuple[list[nn.Linear], SGD, Registry]:
+        torch.manual_seed(seed)
+        models = [nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)]
+        params = [p for model in models for p in model.parameters()]
+        optimizer = SGD(params, lr=0.1, momentum=0.9)
+        sum(
+            model(torch.ones(1, WIDTH)).square().sum() * (n + 1) for n, model in enumerate(models)
+        ).backward()
+        optimizer.step()
+        return models, optimizer, Registry({"model": models, "optimizer": optimizer})
+
+    _, before, registry = two(1)
+    names = Names(registry, all_different(1))
+    staged = Staged(names, 0, STEP, Position(0, STEP), SEED)
+    staged.finish()
+    archive.write_part(tmp_path, staged, 1)
+    archive.join_parts(tmp_path, STEP, 1)
+    reading = archive.Reading(tmp_path, STEP)
+    _, after, other = two(2)
+    restore(reading, Names(other, all_different(1)), placing(reading.saved, [""]), 0, 1, SEED)
+
+    momenta = [[s["momentum_buffer"] for s in o.state.values()] for o in (before, after)]
+    assert all(torch.equal(a, b) for a, b in zip(*momenta, strict=True))
+    assert len({digest_of([m]) for m in momenta[0]}) == 4
+
+
+@pytest.mark.parametrize("name", ["tmd", "rank3"])
+def test_names_that_have_a_meaning_are_refused(name: str) -> None:
+    model = nn.Linear(1, 1)
+    registry = Registry({name: model, "optimizer": SGD(model.parameters(), lr=0.1)})
+
+    with pytest.raises(ValueError, match=name):
+        Saving(ordered("somewhere", 1, 1), registry, all_different(1), 1, lambda *_: None)
