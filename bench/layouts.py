@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import os
 import signal
+import statistics
 import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -50,6 +53,15 @@ async def kill(cluster: LocalCluster, host: HostStatus) -> None:
         os.kill(worker.pid, signal.SIGKILL)
 
 
+def until(trace: Path, phase: float) -> float:
+    """Seconds until some next step is computed so far, if all take as long as the latest ones. The
+    view of the cluster lags behind by up to half a step."""
+    ends = [line["at"] for line in read_trace(trace).of_rank(0)][-8:]
+    step = statistics.median(b - a for a, b in itertools.pairwise(ends))
+    into = (time.time() - ends[-1]) / step
+    return float(step * ((phase - into) % 1.0))
+
+
 async def disturbed(folder: Path, layout: str, repeat: int, args: argparse.Namespace) -> Facts:
     """One run with ``args.events`` drains and, where the state has replicas, as many losses."""
     told = Told()
@@ -75,10 +87,10 @@ async def disturbed(folder: Path, layout: str, repeat: int, args: argparse.Names
             for number, act in enumerate(acts * args.events):
                 view = await run_on(cluster, args.quiet)
                 if act is kill:
-                    # It has just begun a step, and a loss may come at any time of one.
+                    # A loss may come at any time of a step.
                     loss = repeat * args.events + number // 2
                     phase = (loss + 0.5) / (args.repeats * args.events)
-                    await asyncio.sleep(args.pace * phase)
+                    await asyncio.sleep(until(cluster.trace, phase))
                 host = view.host(view.jobs[0].membership.members[-1].host)
                 assert host is not None
                 await story.event(cluster, told, partial(act, cluster, host))

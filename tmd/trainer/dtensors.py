@@ -15,8 +15,12 @@ from torch import Tensor, nn
 
 def part(tensor: Tensor) -> Tensor:
     """The part of ``tensor`` that this rank holds, detached; it shares the memory."""
-    held: Any = tensor.detach()
-    own: Tensor = held.to_local() if hasattr(held, "to_local") else held
+    held: Any = tensor
+    if hasattr(held, "to_local"):
+        # Not detached first: what is done to a whole is thought through, anew in each thread.
+        with torch.no_grad():
+            held = held.to_local()
+    own: Tensor = held.detach()
     return own
 
 

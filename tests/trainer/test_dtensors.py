@@ -1,0 +1,58 @@
+"""A rank's own part of what is spread over ranks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from tmd.trainer.dtensors import part
+
+RANK, SIZE = 1, 2
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    """A group in which nobody else is: it sends nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=RANK, world_size=SIZE)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_part_shares_the_memory_and_is_detached() -> None:
+    spread = nn.Parameter(
+        distribute_tensor(torch.ones(4, 3), init_device_mesh("cpu", (SIZE,)), [Shard(0)])
+    )
+
+    own = part(spread)
+    own.fill_(7)
+
+    assert not isinstance(own, DTensor)
+    assert (own.shape, own.requires_grad) == ((2, 3), False)
+    assert spread.to_local().tolist() == [[7.0] * 3] * 2
+
+
+def test_the_thread_that_takes_a_part_does_not_think_about_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would for milliseconds, anew in each thread, while training wants to go on."""
+    spread = distribute_tensor(torch.ones(4, 3), init_device_mesh("cpu", (SIZE,)), [Shard(0)])
+    asked: list[object] = []
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    for name in ("propagate", "propagate_op_sharding", "propagate_op_sharding_non_cached"):
+        monkeypatch.setattr(propagator, name, lambda *told: asked.append(told))
+    found: list[torch.Tensor] = []
+
+    thread = threading.Thread(target=lambda: found.append(part(spread)))
+    thread.start()
+    thread.join()
+
+    assert len(found) == 1
+    assert asked == []
