@@ -156,13 +156,6 @@ def test_what_was_built_before_is_gone_when_others_are_built(session: Session) -
     assert found == [[], [None]]
 
 
-def test_checkpoints_of_ranks_that_build_otherwise_are_refused(session: Session) -> None:
-    """Parts of a model may share their names."""
-    session.build(linear)
-    with pytest.raises(RuntimeError, match="goes by names"):
-        session.checkpoint("/nowhere", every=1)
-
-
 def test_ranks_that_own_other_parts_are_not_of_equal_state() -> None:
     """A script may say so; a standby would then keep the state of what another rank owns."""
     parts = [Role("s", alike, part=part) for alike, part in (((0, 3), "a"), ((1,), "b"))]

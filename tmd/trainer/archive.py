@@ -32,7 +32,7 @@ from tmd.core.checkpoints import PARTIAL, name_of
 from tmd.core.errors import StateMismatch
 from tmd.trainer.data import Position
 from tmd.trainer.naming import Path as Name
-from tmd.trainer.naming import Saved, short
+from tmd.trainer.naming import Saved, bare, dotted
 from tmd.trainer.staging import Staged
 
 SEAL = "tmd.json"
@@ -163,12 +163,13 @@ def _shortened(
     merged: Metadata, results: Sequence[WriteResult]
 ) -> tuple[Metadata, list[list[WriteResult]]]:
     """The same, under names that do not say whose a thing is where only one rank has such."""
-    called = {fqn: short(path) for fqn, path in merged.planner_data.items()}
-    count = Counter(called.values())
-    new = {fqn: name if count[name] == 1 else fqn for fqn, name in called.items()}
-    paths = {
-        new[fqn]: path if new[fqn] == fqn else path[1:] for fqn, path in merged.planner_data.items()
-    }
+    count = Counter(dotted(bare(path)) for path in merged.planner_data.values())
+    new, paths = {}, {}
+    for fqn, path in merged.planner_data.items():
+        own = bare(path)
+        alone = own != path and count[dotted(own)] == 1
+        new[fqn] = dotted(own) if alone else fqn
+        paths[new[fqn]] = own if alone else path
     held = {new[fqn]: found for fqn, found in merged.state_dict_metadata.items()}
     renamed = [replace(r, index=replace(r.index, fqn=new[r.index.fqn])) for r in results]
     return Metadata(held, planner_data=paths), [renamed]
@@ -204,9 +205,9 @@ class Reading:
 
     def described(self, name: Name) -> TensorStorageMetadata:
         """Size and kind of a tensor. Raises StateMismatch."""
-        found = self._metadata.state_dict_metadata.get(".".join(name))
+        found = self._metadata.state_dict_metadata.get(dotted(name))
         if not isinstance(found, TensorStorageMetadata):
-            raise StateMismatch(f"{self.path} has no tensor {'.'.join(name)}")
+            raise StateMismatch(f"{self.path} has no tensor {dotted(name)}")
         return found
 
     def into(self, targets: Mapping[Name, Tensor]) -> None:
@@ -219,10 +220,10 @@ class Reading:
             size = self.described(name).size
             if size != target.shape:
                 raise StateMismatch(
-                    f"{'.'.join(name)} is {list(size)} in {self.path}, {list(target.shape)} here"
+                    f"{dotted(name)} is {list(size)} in {self.path}, {list(target.shape)} here"
                 )
         planner = DefaultLoadPlanner()
-        wanted = {".".join(name): target.detach() for name, target in targets.items()}
+        wanted = {dotted(name): target.detach() for name, target in targets.items()}
         planner.set_up_planner(wanted, self._metadata, is_coordinator=True)
         self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
         plan = planner.finish_plan(planner.create_local_plan())

@@ -74,7 +74,7 @@ class Names:
         self._params = [found[id(p)] for p in units.params]
         # An optimizer knows parameters by one name, and two models may both have a "0.weight".
         several = sum(isinstance(value, nn.Module) for value in registry.named.values()) > 1
-        self._called = [".".join(n[0] if several else n[0][1:]) for n in self._params]
+        self._called = [dotted(n[0] if several else n[0][1:]) for n in self._params]
         self._optimizers = {
             id(o): name
             for name, o in registry.named.items()
@@ -96,7 +96,7 @@ class Names:
             if not isinstance(value, Tensor):
                 continue
             if _is_spread(value) and value.shape != param.shape:
-                raise StateMismatch(f"{'.'.join(state)}.{key} is spread unlike its parameter")
+                raise StateMismatch(f"{dotted(state)}.{key} is spread unlike its parameter")
             # A step counter is the same for all parts of a parameter.
             if keeper == rank or not _is_spread(param) or _is_spread(value):
                 found[*_own(keeper), *state, key] = value
@@ -106,13 +106,15 @@ class Names:
         """Names, without a prefix, of tensors of which ``rank`` is the first to have a part."""
         mine = [n for n in range(len(self.units)) if self._keeper(n, rank) == rank]
         buffers = self._buffers if self.home(rank) == rank else ()
-        return _joined([*(name for n in mine for name in self._params[n]), *buffers])
+        params = (name for number in mine for name in self._params[number])
+        return [dotted(name) for name in (*params, *buffers)]
 
     @property
     def digest(self) -> str:
         """Of all names without a prefix (hex, xxh3-128): whether ranks have the same ones."""
-        said = _joined([*(name for names in self._params for name in names), *self._buffers])
-        return xxhash.xxh3_128("\n".join(said).encode()).hexdigest()
+        params = (name for names in self._params for name in names)
+        said = "\n".join(dotted(name) for name in (*params, *self._buffers))
+        return xxhash.xxh3_128(said.encode()).hexdigest()
 
     def targets(
         self, number: int, rank: int, place: Placing, saved: Saved, new: Callable[..., Any]
@@ -202,9 +204,9 @@ def placing(saved: Saved, claims: Sequence[str]) -> Placing:
         own = (*_own(keeper), *name)
         if keeper == 0 or own in saved:
             return own
-        if saved.is_private(name) or count[".".join(name)] > 1:
+        if saved.is_private(name) or count[dotted(name)] > 1:
             raise StateMismatch(
-                f"{'.'.join(name)} is not only one rank's, and the checkpoint is of a job that was "
+                f"{dotted(name)} is not only one rank's, and the checkpoint is of a job that was "
                 "divided otherwise: go on with the same mesh, or number layers through so that "
                 "each has a name of its own"
             )
@@ -213,9 +215,14 @@ def placing(saved: Saved, claims: Sequence[str]) -> Placing:
     return place
 
 
-def short(path: Sequence[Any]) -> str:
+def bare(path: Sequence[Any]) -> tuple[Any, ...]:
     """A name in a part, without what says whose it is."""
-    return ".".join(map(str, path[1:] if PRIVATE.fullmatch(str(path[0])) else path))
+    return tuple(path[1:] if PRIVATE.fullmatch(str(path[0])) else path)
+
+
+def dotted(path: Sequence[Any]) -> str:
+    """A name as ``torch.distributed.checkpoint`` writes it."""
+    return ".".join(map(str, path))
 
 
 def plain(fqn: str) -> str:
@@ -227,10 +234,6 @@ def plain(fqn: str) -> str:
 
 def _is_spread(tensor: Tensor) -> bool:
     return hasattr(tensor, "placements")
-
-
-def _joined(names: Iterable[Path]) -> list[str]:
-    return [".".join(name) for name in names]
 
 
 def _own(keeper: int) -> Path:

@@ -86,6 +86,7 @@ def restore(
     same = said.get("names") == names.digest
     if not same:
         said = _said(reading, 0)
+    by_number = said["kept"] if said["names"] == names.digest else {}
 
     def new(name: Name, param: Tensor) -> Tensor:
         found = reading.described(name)
@@ -96,7 +97,7 @@ def restore(
     for number in range(len(units)):
         found, values = names.targets(number, rank, place, reading.saved, new)
         targets.update(found)
-        kept.append({**values, **said["kept"].get(str(number), {})})
+        kept.append({**values, **by_number.get(str(number), {})})
     reading.into(targets)
     for number, values in enumerate(kept):
         units.keep(number, values)
