@@ -120,6 +120,30 @@ def test_who_was_always_slower_is_not_told():
     assert job.run(2000).ever_slow == set()
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_who_was_always_slower_is_not_told_for_a_trifle_more(seed):
+    job = Job(8, 20 + seed)
+    job.speed[0] = 1.2
+    job.run(400)
+    job.speed[0] = 1.2 * 1.03
+
+    assert job.run(2000).ever_slow == set()
+
+
+def test_who_was_always_slower_is_told_when_it_becomes_much_slower_and_that_is_over_then():
+    job = Job(8, 4)
+    job.speed[0] = 1.2
+    job.run(400)
+    job.speed[0] = 1.5
+    job.run(200)
+    slow = job.slow
+    job.speed[0] = 1.2
+    job.run(200)
+
+    assert slow == {0}
+    assert job.slow == set()
+
+
 def test_it_is_over_once_it_has_been_as_fast_as_the_others_for_a_while():
     job = Job(8, 5).run(300)
     job.speed[0] = 1.3

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from tests.e2e import plain_reader
 from tests.e2e.conftest import golden_of
 from tests.e2e.harness import LONG, PACE, RANKS, Golden, running
-from tests.e2e.spread import drained, script, spread, undisturbed
+from tests.e2e.spread import built, drained, script, spread, undisturbed
 from tests.marks import thorough
 from tmd import embedded
 from tmd.campaign.job import Net
@@ -116,11 +116,12 @@ async def test_a_full_disk_is_no_end_of_training(
         tmp_path / "1", redis.url, faults=[*faults, *gates], arguments=writing(folder), standby=()
     ) as run:
         seen = []
-        for gate, told in (("one", {1}), ("other", {0, 1}), ("last", set())):
+        # Rank 0 tells of step 10 first: that the part of rank 1 did not come in time.
+        for gate, told in (("one", {1: 10}), ("other", {0: 20, 1: 10}), ("last", {})):
             await run.reached(gate)
             view = await run.cluster.until(
-                lambda v, told=told: set(missing(v)) == told,  # type: ignore[misc]
-                f"ranks {told} tell of a checkpoint that came to nothing",
+                lambda v, told=told: tells(missing(v), told),  # type: ignore[misc]
+                f"checkpoints that came to nothing are told of, by rank: {told}",
             )
             seen.append(missing(view))
             run.let_go(gate)
@@ -138,6 +139,13 @@ async def test_a_full_disk_is_no_end_of_training(
         assert "No space left" in run.cluster.log("h1") + run.cluster.log("h2")
     assert steps_in(folder) == [30]
     assert {place.name for place in folder.iterdir()} == {name_of(30)}
+
+
+def tells(missing: dict[int, str], told: dict[int, int]) -> bool:
+    """Whether exactly these ranks tell, each of the checkpoint of that step."""
+    return missing.keys() == told.keys() and all(
+        f"checkpoint of step {step}: " in missing[rank] for rank, step in told.items()
+    )
 
 
 def missing(view: ClusterView) -> dict[int, str]:
@@ -234,8 +242,8 @@ def test_a_job_of_any_layout_goes_on_with_the_same_numbers(tmp_path: Path, layou
 async def test_a_stage_that_a_standby_was_built_as_is_in_the_checkpoint(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
-    """Both ranks of a host move to standbys that were built as other ranks; who goes on from what
-    they have written computes what a job computes that was never stopped."""
+    """Both ranks of a host move, one of them to a standby that was built as another rank; who goes
+    on from what they have written computes what a job computes that was never stopped."""
     golden = undisturbed(tmp_path, "pipeline")
     written = ("--checkpoints", str(tmp_path / "c"))
     async with spread(tmp_path, redis, "pipeline", "late between@0:45=wait", more=written) as run:
@@ -247,12 +255,14 @@ async def test_a_stage_that_a_standby_was_built_as_is_in_the_checkpoint(
         )
         run.let_go("late")
         await run.ends_like(golden)
+        others = built(run, "s1")
 
     (tmp_path / "again").mkdir()
     told = ("pipeline", *LONG, *written)
     again = golden_of(tmp_path / "again", told, len(golden.weights), script("pipeline"))
 
     assert [m.rank for m in moved.moves] == [2, 3]
+    assert others == [2, 3, 3]
     assert again.weights == golden.weights
     assert min(step for _, step in again.trace.commits) >= 40
 

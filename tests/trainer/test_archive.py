@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +18,9 @@ from tmd.core.checkpoints import name_of
 from tmd.core.errors import StateMismatch
 from tmd.trainer import archive
 from tmd.trainer.data import Position
-from tmd.trainer.naming import Names, placing
+from tmd.trainer.naming import Names
 from tmd.trainer.replicas import Partition, all_different
-from tmd.trainer.resuming import restore
+from tmd.trainer.resuming import check, restore
 from tmd.trainer.saving import Saving, ordered
 from tmd.trainer.staging import Staged
 from tmd.trainer.state import Registry
@@ -31,11 +32,13 @@ STEP, SEED, WIDTH = 10, 7, 3
 class Stage:
     """A rank that has some layers of a model: a linear one and a BatchNorm in each."""
 
-    def __init__(self, layers: Sequence[str], seed: int) -> None:
+    def __init__(
+        self, layers: Sequence[str], seed: int, kind: type[torch.optim.Optimizer] = AdamW
+    ) -> None:
         torch.manual_seed(seed)
         made = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)) for _ in layers]
         self.model = nn.Sequential(OrderedDict(zip(layers, made, strict=True)))
-        self.optimizer = AdamW(self.model.parameters(), lr=0.1)
+        self.optimizer = kind(self.model.parameters(), lr=0.1)  # type: ignore[call-arg]
         self.scheduler = StepLR(self.optimizer, 1, 0.5)
         self.registry = Registry(
             {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
@@ -73,10 +76,10 @@ def gone_on(
 ) -> None:
     """All ranks go on, as a job of them does."""
     names = [Names(stage.registry, alike or all_different(len(stages))) for stage in stages]
-    claims = ["\n".join(each.claims(rank)) for rank, each in enumerate(names)]
-    place = placing(reading.saved, claims)
+    claims = [each.claims(rank) for rank, each in enumerate(names)]
+    check(reading, claims, len(stages))
     for rank, each in enumerate(names):
-        restore(reading, each, place, rank, len(stages), SEED)
+        restore(reading, each, claims, rank, len(stages), SEED)
 
 
 def fresh(*layers: str) -> list[Stage]:
@@ -141,33 +144,140 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
         gone_on(reading, fresh("ab"))
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (("aa", "aaa"), ("aaa", "aa")),
+        (("a", "a", "a", "a"), ("a", "a")),
+        (("a", "a", "a", "a"), ("a",)),
+        (("a", "b"), ("a",)),
+    ],
+)
+def test_nothing_is_left_over_when_a_job_is_divided_otherwise(
+    tmp_path: Path, before: tuple[str, ...], after: tuple[str, ...]
+) -> None:
+    """Layers that each stage counts for itself from a on: which is which cannot be known."""
+    reading = saved(tmp_path, [s.train() for s in fresh(*map(counted, before))])
+
+    with pytest.raises(StateMismatch, match=r"no rank takes|has no tensor|is not only one rank's"):
+        gone_on(reading, fresh(*map(counted, after)))
+
+
+def counted(layers: str) -> str:
+    return "abcdef"[: len(layers)] if set(layers) == {"a"} else layers
+
+
+def test_a_state_that_only_one_of_two_stages_has_stays_its_own(tmp_path: Path) -> None:
+    """Both call their layer alike, and that of the first one is frozen."""
+    stages = [Stage("a", 1), Stage("a", 2).train()]
+    reading = saved(tmp_path, stages)
+
+    after = fresh("a", "a")
+    gone_on(reading, after)
+
+    assert [s.layer("a") for s in after] == [s.layer("a") for s in stages]
+    assert [sum(map(bool, s.optimizer.state.values())) for s in after] == [0, 4]
+
+
+class Counting(SGD):
+    """Keeps a number for each parameter, and not as a tensor."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for param in group["params"]:
+                self.state[param]["sum"] = self.state[param].get("sum", 0) + param.numel()
+        return super().step(closure)
+
+
+def test_what_is_no_tensor_goes_with_its_layer(tmp_path: Path) -> None:
+    before = [Stage("ab", 1, Counting).train(), Stage("cd", 2, Counting).train()]
+    reading = saved(tmp_path, before)
+
+    after = [Stage("abc", 8, Counting), Stage("d", 9, Counting)]
+    gone_on(reading, after)
+
+    sums = [[s.optimizer.state[p]["sum"] for p in s.model.parameters()] for s in after]
+    assert sums == [[18, 6, 6, 6] * 3, [18, 6, 6, 6]]
+
+
+def test_buffers_that_no_state_dict_has_are_those_of_rank_0_among_replicas(tmp_path: Path) -> None:
+    def stage(value: float) -> Stage:
+        made = Stage("a", 1)
+        made.model.register_buffer("count", torch.tensor(value), persistent=False)
+        return made
+
+    reading = saved(tmp_path, [stage(5.0), stage(6.0)], ((0, 1),))
+    after = [stage(0.0) for _ in range(3)]
+    gone_on(reading, after, ((0, 1, 2),))
+
+    assert [float(s.model.count) for s in after] == [5.0] * 3
+
+
+class Two:
+    """Two models of equal names, of one optimizer or one of them of none."""
+
+    def __init__(self, seed: int, *, both: bool = True, optimizer: str = "optimizer") -> None:
+        torch.manual_seed(seed)
+        self.models = [nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)]
+        trained = self.models if both else self.models[:1]
+        params = [p for model in trained for p in model.parameters()]
+        self.optimizer = SGD(params, lr=0.1, momentum=0.9)
+        for number, model in enumerate(trained):
+            (model(torch.ones(1, WIDTH)).square().sum() * (number + 1)).backward()
+        self.optimizer.step()
+        self.named = {"model": self.models[0], "ema": self.models[1], optimizer: self.optimizer}
+
+    def only(self, *names: str) -> Registry:
+        return Registry({name: self.named[name] for name in names})
+
+    @property
+    def momenta(self) -> list[str]:
+        return [digest_of([s["momentum_buffer"]]) for s in self.optimizer.state.values()]
+
+
+def written(folder: Path, registry: Registry) -> archive.Reading:
+    staged = Staged(Names(registry, all_different(1)), 0, STEP, Position(0, STEP), SEED)
+    staged.finish()
+    archive.write_part(folder, staged, 1)
+    archive.join_parts(folder, STEP, 1)
+    return archive.Reading(folder, STEP)
+
+
+def read(reading: archive.Reading, registry: Registry) -> None:
+    names = Names(registry, all_different(1))
+    check(reading, [names.claims(0)], 1)
+    restore(reading, names, [names.claims(0)], 0, 1, SEED)
+
+
 def test_an_optimizer_of_two_models_keeps_them_apart(tmp_path: Path) -> None:
     """Both call their parameters alike."""
+    before, after = Two(1), Two(2)
+    reading = written(tmp_path, before.only("model", "ema", "optimizer"))
 
-    def two(seed: int) -> tuple[list[nn.Linear], SGD, Registry]:
-        torch.manual_seed(seed)
-        models = [nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)]
-        params = [p for model in models for p in model.parameters()]
-        optimizer = SGD(params, lr=0.1, momentum=0.9)
-        sum(
-            model(torch.ones(1, WIDTH)).square().sum() * (n + 1) for n, model in enumerate(models)
-        ).backward()
-        optimizer.step()
-        return models, optimizer, Registry({"model": models, "optimizer": optimizer})
+    read(reading, after.only("model", "ema", "optimizer"))
 
-    _, before, registry = two(1)
-    names = Names(registry, all_different(1))
-    staged = Staged(names, 0, STEP, Position(0, STEP), SEED)
-    staged.finish()
-    archive.write_part(tmp_path, staged, 1)
-    archive.join_parts(tmp_path, STEP, 1)
-    reading = archive.Reading(tmp_path, STEP)
-    _, after, other = two(2)
-    restore(reading, Names(other, all_different(1)), placing(reading.saved, [""]), 0, 1, SEED)
+    assert after.momenta == before.momenta
+    assert len(set(before.momenta)) == 4
 
-    momenta = [[s["momentum_buffer"] for s in o.state.values()] for o in (before, after)]
-    assert all(torch.equal(a, b) for a, b in zip(*momenta, strict=True))
-    assert len({digest_of([m]) for m in momenta[0]}) == 4
+
+def test_an_average_that_is_not_kept_any_more_takes_nothing_along(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before, after = Two(1, both=False), Two(2, both=False)
+    reading = written(tmp_path, before.only("model", "ema", "optimizer"))
+
+    read(reading, after.only("model", "optimizer"))
+
+    assert after.momenta == before.momenta
+    assert "ema.bias, ema.weight, which nobody registers any more" in caplog.text
+
+
+def test_an_optimizer_by_another_name_does_not_begin_anew(tmp_path: Path) -> None:
+    reading = written(tmp_path, Two(1, both=False).only("model", "optimizer"))
+    other = Two(2, both=False, optimizer="sgd")
+
+    with pytest.raises(StateMismatch, match=r"lacks momentum_buffer of model.weight"):
+        read(reading, other.only("model", "sgd"))
 
 
 @pytest.mark.parametrize("name", ["tmd", "rank3"])
@@ -176,4 +286,4 @@ def test_names_that_have_a_meaning_are_refused(name: str) -> None:
     registry = Registry({name: model, "optimizer": SGD(model.parameters(), lr=0.1)})
 
     with pytest.raises(ValueError, match=name):
-        Saving(ordered("somewhere", 1, 1), registry, all_different(1), 1, lambda *_: None)
+        Saving(ordered("somewhere", 1, 1), registry, lambda: all_different(1), 1, lambda *_: None)

@@ -79,7 +79,7 @@ def judged(watch: Watch, told: Told) -> tuple[Watch, Pace]:
     usual = watch.usual
     if suspected is None and watch.slow_since is None:
         usual = (*usual, ratio)[:KEPT]
-    since, clean = _certain(watch, flags, suspected, mean)
+    since, clean = _certain(watch, flags, suspected, _beyond(mean, usual))
     lost = 0.0
     if since is not None or suspected is not None:
         lost = watch.lost_s + _loss(told, others, usual)
@@ -94,20 +94,25 @@ def judged(watch: Watch, told: Told) -> tuple[Watch, Pace]:
 
 
 def _stands_out(mean: float, usual: Sequence[float]) -> bool:
-    """Slower than the others by more than a trifle, and by more than it ever was."""
-    if len(usual) < LEARNT or mean < math.log(RATIO):
+    """Slower than the others and than it is as a rule, by more than a trifle and than by chance."""
+    if len(usual) < LEARNT or _beyond(mean, usual) < math.log(RATIO):
         return False
     middle, spread = _spread(usual)
     return mean - middle >= Z * MEDIAN_ERROR * spread / math.sqrt(WINDOW)
 
 
+def _beyond(mean: float, usual: Sequence[float]) -> float:
+    """By how much it is slower than the others, beyond what is usual for it."""
+    return mean - max(0.0, median(usual)) if usual else mean
+
+
 def _certain(
-    watch: Watch, flags: Sequence[bool], suspected: int | None, mean: float
+    watch: Watch, flags: Sequence[bool], suspected: int | None, beyond: float
 ) -> tuple[int | None, int]:
     """Since when it is slow, and how long it has not been."""
     if watch.slow_since is None:
         return (suspected, 0) if sum(flags) >= CONFIRM else (None, 0)
-    clean = watch.clean + 1 if mean < math.log(RATIO_CLEAR) else 0
+    clean = watch.clean + 1 if beyond < math.log(RATIO_CLEAR) else 0
     return (None, 0) if clean >= CLEAN else (watch.slow_since, clean)
 
 

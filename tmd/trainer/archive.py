@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
@@ -32,12 +31,14 @@ from tmd.core.checkpoints import PARTIAL, name_of
 from tmd.core.errors import StateMismatch
 from tmd.trainer.data import Position
 from tmd.trainer.naming import Path as Name
-from tmd.trainer.naming import Saved, bare, dotted
+from tmd.trainer.naming import dotted
+from tmd.trainer.placing import Saved, without_prefix
 from tmd.trainer.staging import Staged
 
 SEAL = "tmd.json"
 METADATA = ".metadata"
 NEW = ".new"
+PART = "part-"
 ABSENT = "it is not there"
 """Said of a checkpoint that another rank sees."""
 BLOCK = 1 << 24
@@ -71,7 +72,7 @@ def write_part(folder: Path, staged: Staged, size: int) -> None:
     Raises:
         OSError: the disk is full or gone.
     """
-    place = _unfinished(folder, staged.step) / f"part-{staged.rank}"
+    place = _unfinished(folder, staged.step) / f"{PART}{staged.rank}"
     new = place.with_suffix(NEW)
     shutil.rmtree(new, ignore_errors=True)
     try:
@@ -106,7 +107,7 @@ def _write(place: Path, staged: Staged) -> None:
 def parts_missing(folder: Path, step: int, size: int) -> list[int]:
     """Ranks that have not written their part yet."""
     place = _unfinished(folder, step)
-    return [rank for rank in range(size) if not (place / f"part-{rank}").exists()]
+    return [rank for rank in range(size) if not (place / f"{PART}{rank}").exists()]
 
 
 def is_complete(folder: Path, step: int) -> bool:
@@ -122,7 +123,7 @@ def join_parts(folder: Path, step: int, size: int) -> None:
         StateMismatch: the parts do not make up a whole.
     """
     place = _unfinished(folder, step)
-    seals = {f"part-{r}": _read_seal(place / f"part-{r}") for r in range(size)}
+    seals = {f"{PART}{r}": _read_seal(place / f"{PART}{r}") for r in range(size)}
     if any((seal.step, seal.size) != (step, size) for seal in seals.values()):
         raise StateMismatch("the parts are of different jobs")
     merged = Metadata({}, planner_data={})
@@ -139,10 +140,10 @@ def join_parts(folder: Path, step: int, size: int) -> None:
             continue
         if sum(prod(chunk.sizes) for chunk in found.chunks) != prod(found.size):
             raise StateMismatch(f"the parts do not make up {fqn}")
-    FileSystemWriter(place).finish(*_shortened(merged, results))
+    FileSystemWriter(place).finish(*_renamed(merged, results))
     files = {f"{n}/{f}": found for n, seal in seals.items() for f, found in seal.files.items()}
     files[METADATA] = _digest(place / METADATA)
-    _seal(place, Seal(step, seals["part-0"].position, size, files))
+    _seal(place, Seal(step, seals[f"{PART}0"].position, size, files))
     place.rename(folder / name_of(step))
     _sync(folder)
 
@@ -159,20 +160,24 @@ def _merge(merged: Metadata, own: Metadata) -> None:
         known.chunks += [chunk for chunk in found.chunks if chunk.offsets not in offsets]
 
 
-def _shortened(
+def _renamed(
     merged: Metadata, results: Sequence[WriteResult]
 ) -> tuple[Metadata, list[list[WriteResult]]]:
-    """The same, under names that do not say whose a thing is where only one rank has such."""
-    count = Counter(dotted(bare(path)) for path in merged.planner_data.values())
-    new, paths = {}, {}
-    for fqn, path in merged.planner_data.items():
-        own = bare(path)
-        alone = own != path and count[dotted(own)] == 1
-        new[fqn] = dotted(own) if alone else fqn
-        paths[new[fqn]] = own if alone else path
-    held = {new[fqn]: found for fqn, found in merged.state_dict_metadata.items()}
-    renamed = [replace(r, index=replace(r.index, fqn=new[r.index.fqn])) for r in results]
-    return Metadata(held, planner_data=paths), [renamed]
+    """The same, under the names that tensors have in the whole."""
+    tensors = {f: p for f, p in merged.planner_data.items() if _is_tensor(merged, f)}
+    paths = {**merged.planner_data, **without_prefix(tensors)}
+    new = {f: dotted(p) if p != merged.planner_data[f] else f for f, p in paths.items()}
+    return (
+        Metadata(
+            {new[f]: found for f, found in merged.state_dict_metadata.items()},
+            planner_data={new[f]: path for f, path in paths.items()},
+        ),
+        [[replace(r, index=replace(r.index, fqn=new[r.index.fqn])) for r in results]],
+    )
+
+
+def _is_tensor(metadata: Metadata, fqn: str) -> bool:
+    return isinstance(metadata.state_dict_metadata[fqn], TensorStorageMetadata)
 
 
 def flaw(folder: Path, step: int, share: int = 0, shares: int = 1) -> str:
@@ -201,7 +206,17 @@ class Reading:
         self.seal = _read_seal(self.path)
         self._reader = FileSystemReader(self.path)
         self._metadata = self._reader.read_metadata()
-        self.saved = Saved(tuple(map(str, p)) for p in self._metadata.planner_data.values())
+        paths = self._metadata.planner_data.items()
+        self.saved = Saved(tuple(map(str, p)) for f, p in paths if _is_tensor(self._metadata, f))
+        self._parts = {
+            index.fqn: int(info.relative_path.partition("/")[0].removeprefix(PART))
+            for index, info in self._metadata.storage_data.items()
+        }
+
+    def writer(self, name: Name) -> int:
+        """A rank that has written a part of a tensor. Raises StateMismatch."""
+        self.described(name)
+        return self._parts[dotted(name)]
 
     def described(self, name: Name) -> TensorStorageMetadata:
         """Size and kind of a tensor. Raises StateMismatch."""

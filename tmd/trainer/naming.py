@@ -2,16 +2,15 @@
 
 The names are those of ``state_dict()`` below the names given to ``session.register``, so that plain
 torch finds them: ``model.head.weight``, ``optimizer.state.head.weight.exp_avg``. What ranks hold
-for themselves without saying so by a DTensor (a bare module) begins with ``rank<r>`` in a part. In
-the whole it does only if another rank has something of the same name: layers of a pipeline that are
-numbered through have their own names, and may be divided otherwise by who goes on from there.
+for themselves without saying so by a DTensor (a bare module) begins with ``rank<r>`` in a part; in
+the whole see :mod:`tmd.trainer.placing`.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ import xxhash
 from torch import Tensor, nn
 
 from tmd.core.errors import StateMismatch
-from tmd.trainer.replicas import Partition, group_of
+from tmd.trainer.replicas import Partition
 from tmd.trainer.state import Registry
 from tmd.trainer.units import Units
 
@@ -34,27 +33,6 @@ PRIVATE = re.compile(r"rank\d+")
 """Begins what a rank holds for itself."""
 
 
-class Saved:
-    """Which names there are in a checkpoint."""
-
-    def __init__(self, paths: Iterable[Path]) -> None:
-        self._below: dict[Path, list[str]] = defaultdict(list)
-        for path in paths:
-            self._below[path[:-1]].append(path[-1])
-        self._owners = sorted({p[0] for p in self._below if p and PRIVATE.fullmatch(p[0])})
-
-    def __contains__(self, name: Path) -> bool:
-        return name[-1] in self.below(name[:-1])
-
-    def below(self, name: Path) -> Sequence[str]:
-        """Last parts of the names that begin so."""
-        return self._below.get(name, ())
-
-    def is_private(self, name: Path) -> bool:
-        """Whether some rank holds something of that name for itself."""
-        return any((owner, *name) in self for owner in self._owners)
-
-
 class Names:
     """Of what is registered now; ``alike`` are the ranks of equal state, of which the first writes.
 
@@ -63,7 +41,8 @@ class Names:
 
     def __init__(self, registry: Registry, alike: Partition) -> None:
         units = self.units = Units(registry)
-        self._registry, self._alike = registry, alike
+        self._registry = registry
+        self._first = {rank: group[0] for group in alike for rank in group}
         found: dict[int, list[Path]] = {id(p): [] for p in units.params}
         for name, value in registry.named.items():
             if isinstance(value, nn.Module):
@@ -72,9 +51,13 @@ class Names:
         for number, each in enumerate(units.params):
             found[id(each)] = found[id(each)] or [("loose", str(number))]
         self._params = [found[id(p)] for p in units.params]
-        # An optimizer knows parameters by one name, and two models may both have a "0.weight".
-        several = sum(isinstance(value, nn.Module) for value in registry.named.values()) > 1
-        self._called = [dotted(n[0] if several else n[0][1:]) for n in self._params]
+        # An optimizer knows a parameter by one name, and two models may both have a "0.weight".
+        count = Counter((id(units.owner(n)), p[0][1]) for n, p in enumerate(self._params))
+        self._called = [
+            p[0][1] if count[id(units.owner(n)), p[0][1]] == 1 else dotted(p[0])
+            for n, p in enumerate(self._params)
+        ]
+        self._keepers: dict[int, int] = {}
         self._optimizers = {
             id(o): name
             for name, o in registry.named.items()
@@ -87,7 +70,7 @@ class Names:
         Raises:
             StateMismatch: an optimizer spreads its state in another way than the parameter.
         """
-        if group_of(self._alike, rank)[0] != rank:
+        if self._first.get(rank, rank) != rank:
             return {}
         param, keeper = self.units.params[number], self._keeper(number, rank)
         found = {(*_own(keeper), *name): param for name in self._params[number]}
@@ -102,12 +85,17 @@ class Names:
                 found[*_own(keeper), *state, key] = value
         return found
 
-    def claims(self, rank: int) -> list[str]:
-        """Names, without a prefix, of tensors of which ``rank`` is the first to have a part."""
+    def name(self, number: int) -> str:
+        """Of a unit's parameter, without a prefix."""
+        return dotted(self._params[number][0])
+
+    def claims(self, rank: int) -> list[Path]:
+        """Names, without a prefix, of tensors besides optimizers' of which ``rank`` is the first to
+        have a part."""
         mine = [n for n in range(len(self.units)) if self._keeper(n, rank) == rank]
-        buffers = self._buffers if self.home(rank) == rank else ()
         params = (name for number in mine for name in self._params[number])
-        return [dotted(name) for name in (*params, *buffers)]
+        besides = (bare(p) for p, v in self.besides(rank).items() if isinstance(v, Tensor))
+        return [*params, *besides]
 
     @property
     def digest(self) -> str:
@@ -116,23 +104,19 @@ class Names:
         said = "\n".join(dotted(name) for name in (*params, *self._buffers))
         return xxhash.xxh3_128(said.encode()).hexdigest()
 
-    def targets(
-        self, number: int, rank: int, place: Placing, saved: Saved, new: Callable[..., Any]
-    ) -> tuple[dict[Path, Tensor], dict[str, Tensor]]:
-        """Where to read a unit into: by name in the checkpoint, and what its optimizer is to keep.
+    def place(self, number: int, rank: int, placing: Placing) -> Path:
+        """The name of a unit's parameter in a checkpoint."""
+        return placing(self._params[number][0], self._keeper(number, rank))
 
-        ``new``: a tensor for what is called so, given the parameter.
-        """
-        name, param = self._params[number][0], self.units.params[number]
-        found = place(name, self._keeper(number, rank))
-        state: Path = (*found[: len(found) - len(name)], *self._state(number))
-        kept = {key: new((*state, key), param) for key in saved.below(state)}
-        return {found: param, **{(*state, key): value for key, value in kept.items()}}, kept
+    def state(self, number: int, place: Path) -> Path:
+        """What the names of all that is kept for the parameter at ``place`` begin with."""
+        prefix = place[: len(place) - len(self._params[number][0])]
+        return (*prefix, *self._state(number))
 
-    def buffers(self, rank: int, place: Placing) -> dict[Path, Tensor]:
+    def buffers(self, rank: int, placing: Placing) -> dict[Path, Tensor]:
         """Where to read buffers into, by name in the checkpoint."""
         home = self.home(rank)
-        return {place(name, home): held for name, held in self._buffers.items()}
+        return {placing(name, home): held for name, held in self._buffers.items()}
 
     def home(self, rank: int) -> int:
         """The first of all ranks that have a part of anything that ``rank`` has a part of. It
@@ -182,8 +166,13 @@ class Names:
     def _keeper(self, number: int, rank: int) -> int:
         """The first of all ranks that hold a part of what ``rank`` holds a part of."""
         param: Any = self.units.params[number]
-        ranks = param.device_mesh.mesh.flatten().tolist() if _is_spread(param) else [rank]
-        return min(group_of(self._alike, r)[0] for r in ranks)
+        if not _is_spread(param):
+            return self._first.get(rank, rank)
+        mesh = param.device_mesh
+        if id(mesh) not in self._keepers:
+            ranks = mesh.mesh.flatten().tolist()
+            self._keepers[id(mesh)] = min(self._first.get(r, r) for r in ranks)
+        return self._keepers[id(mesh)]
 
 
 def _beside_params(name: str, module: nn.Module) -> dict[Path, Any]:
@@ -191,28 +180,6 @@ def _beside_params(name: str, module: nn.Module) -> dict[Path, Any]:
     params = {fqn for fqn, _ in module.named_parameters(remove_duplicate=False)}
     held = module.state_dict().items()
     return {(name, plain(fqn)): value for fqn, value in held if fqn not in params}
-
-
-def placing(saved: Saved, claims: Sequence[str]) -> Placing:
-    """How names are found in a checkpoint; ``claims``: those of all ranks, by rank, as lines.
-
-    The function raises StateMismatch where nobody can say whose a name is.
-    """
-    count = Counter(line for claim in claims for line in claim.splitlines())
-
-    def place(name: Path, keeper: int) -> Path:
-        own = (*_own(keeper), *name)
-        if keeper == 0 or own in saved:
-            return own
-        if saved.is_private(name) or count[dotted(name)] > 1:
-            raise StateMismatch(
-                f"{dotted(name)} is not only one rank's, and the checkpoint is of a job that was "
-                "divided otherwise: go on with the same mesh, or number layers through so that "
-                "each has a name of its own"
-            )
-        return name
-
-    return place
 
 
 def bare(path: Sequence[Any]) -> tuple[Any, ...]:

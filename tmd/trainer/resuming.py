@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from tmd.core.checkpoints import REFUSED, complete, name_of
 from tmd.core.errors import ConfigError, StateMismatch
 from tmd.trainer.archive import ABSENT, Reading, flaw
 from tmd.trainer.checkpoints import prune
-from tmd.trainer.naming import Names, Placing
+from tmd.trainer.naming import PRIVATE, Names, dotted
 from tmd.trainer.naming import Path as Name
+from tmd.trainer.placing import Claims, placing, unclaimed
 from tmd.trainer.staging import layout_of, private_path
 from tmd.trainer.state import Layout, dtype_of, specs, unflatten
 
@@ -72,8 +74,25 @@ def _looked_into(folder: Path, keep: int) -> str:
         return f"{UNUSABLE}{error}"
 
 
+def check(reading: Reading, claims: Claims, size: int) -> None:
+    """Nothing of a checkpoint may be left over because a job is divided otherwise.
+
+    Raises:
+        StateMismatch: something is, or nobody can say whose a name is.
+    """
+    left = sorted(map(dotted, unclaimed(reading.saved, claims)))
+    if not left:
+        return
+    some = f"{', '.join(left[:3])}{' and more' if len(left) > 3 else ''}"
+    if reading.seal.size != size or any(PRIVATE.match(name) for name in left):
+        raise StateMismatch(
+            f"{reading.path} has {some}, which no rank takes: go on with the model that it is of"
+        )
+    log.warning("%s has %s, which nobody registers any more", reading.path, some)
+
+
 def restore(
-    reading: Reading, names: Names, place: Placing, rank: int, size: int, seed: int
+    reading: Reading, names: Names, claims: Claims, rank: int, size: int, seed: int
 ) -> None:
     """Be ``rank`` as it was. With another number of ranks than ``reading`` is of, or other names,
     everything goes by name, and what has none is that of rank 0.
@@ -81,39 +100,61 @@ def restore(
     Raises:
         StateMismatch: the checkpoint is of another model, or cannot be divided anew.
     """
-    units = names.units
-    said = _said(reading, rank) if reading.seal.size == size else {}
-    same = said.get("names") == names.digest
-    if not same:
-        said = _said(reading, 0)
-    by_number = said["kept"] if said["names"] == names.digest else {}
-
-    def new(name: Name, param: Tensor) -> Tensor:
-        found = reading.described(name)
-        return units.blank(param, found.size, found.properties.dtype)
-
-    targets = {} if same else names.buffers(rank, place)
+    place, said_by = placing(reading.saved, claims), cache(partial(_said, reading))
+    own = said_by(rank) if reading.seal.size == size else {}
+    same = own.get("names") == names.digest
+    first = own if same else said_by(0)
+    like_first = same or (names.home(rank) == 0 and first["names"] == names.digest)
+    targets = {} if like_first else names.buffers(rank, place)
     kept = []
-    for number in range(len(units)):
-        found, values = names.targets(number, rank, place, reading.saved, new)
-        targets.update(found)
-        kept.append({**values, **by_number.get(str(number), {})})
+    for number in range(len(names.units)):
+        param = names.place(number, rank, place)
+        found = _kept(reading, names, number, param)
+        said = own if same else said_by(reading.writer(param))
+        targets.update({param: names.units.params[number], **found})
+        values = {name[-1]: value for name, value in found.items()}
+        kept.append(values | said["kept"].get(names.name(number), {}))
+        _check_kept(reading, names, number, kept[-1], said)
     reading.into(targets)
     for number, values in enumerate(kept):
-        units.keep(number, values)
+        names.units.keep(number, values)
+    rest = _private(reading, rank if same else 0, "rest")
     try:
-        units.place_rest(*_private(reading, rank if same else 0, "rest"), buffers=same)
-    except (KeyError, ValueError) as error:
+        names.units.place_rest(*rest, buffers=like_first)
+    except (LookupError, ValueError) as error:
         raise StateMismatch(f"{reading.path} is of a job that was built otherwise") from error
-    if same and said["seed"] != seed:
+    if same and own["seed"] != seed:
         log.warning(
             "the random numbers from here on are not those of the run before, which had seed %d "
             "and not %d: call torch.manual_seed before register",
-            *(said["seed"], seed),
+            *(own["seed"], seed),
+        )
+
+
+def _kept(reading: Reading, names: Names, number: int, param: Name) -> dict[Name, Tensor]:
+    """Tensors for what the optimizer keeps for a unit."""
+    found = {}
+    for key in reading.saved.below(state := names.state(number, param)):
+        described = reading.described(name := (*state, key))
+        found[name] = names.units.blank(
+            names.units.params[number], described.size, described.properties.dtype
+        )
+    return found
+
+
+def _check_kept(
+    reading: Reading, names: Names, number: int, kept: dict[str, Any], said: dict[str, Any]
+) -> None:
+    missing = {*said["keys"].get(names.name(number), ())} - {*kept}
+    if missing and names.units.owner(number) is not None:
+        raise StateMismatch(
+            f"{reading.path} lacks {', '.join(sorted(missing))} of {names.name(number)} by the "
+            "names that things are registered by now"
         )
 
 
 def _said(reading: Reading, rank: int) -> dict[str, Any]:
+    """What a rank has written down besides tensors."""
     layout, tensors = _private(reading, rank, "more")
     said: dict[str, Any] = unflatten(layout, iter(tensors))
     return said

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable
+from pathlib import Path as Folder
 from typing import Any
+
+from msgspec import json
 
 from tmd.trainer.archive import Reading
 from tmd.trainer.checkpoints import Checkpoints, Order, Tell
 from tmd.trainer.data import Feed
-from tmd.trainer.naming import OWN, PRIVATE, Names, placing
+from tmd.trainer.naming import OWN, PRIVATE, Names, Path
+from tmd.trainer.placing import Claims
 from tmd.trainer.replicas import Partition
-from tmd.trainer.resuming import Gathered, chosen, opened, restore
+from tmd.trainer.resuming import Gathered, check, chosen, opened, restore
 from tmd.trainer.state import Registry
 
 log = logging.getLogger("tmd.trainer")
@@ -26,7 +28,7 @@ class Saving:
         self,
         order: Order,
         registry: Registry,
-        alike: Partition,
+        alike: Callable[[], Partition],
         size: int,
         tell: Tell,
     ) -> None:
@@ -42,23 +44,26 @@ class Saving:
         if taken := [n for n in registry.named if n == OWN or PRIVATE.fullmatch(n)]:
             raise ValueError(f"register({taken[0]}=...): checkpoints use that name themselves")
         self._order, self._size = order, size
-        self._named = partial(Names, registry, alike)
+        self._named: Callable[[], Names] = lambda: Names(registry, alike())
         self.checkpoints = Checkpoints(order, self._named, size, tell)
         self._before: Reading | None = None
         """To go on from, until it was put in place."""
-        self._claims: Sequence[str] = ()
+        self._claims: Claims = ()
 
     def choose(self, rank: int, gathered: Gathered, *, resume: bool) -> None:
         """Agree with all ranks on the checkpoint to go on from, if there is one.
 
         Raises:
             ConfigError: the folder cannot be used.
+            StateMismatch: it cannot be divided among the ranks as they are now.
         """
         folder, keep = self._order.folder, self._order.keep
         step = chosen(folder, keep, rank, gathered, resume=resume)
         if step is not None:
             self._before = opened(folder, step)
-            self._claims = gathered("\n".join(self._named().claims(rank)))
+            own = json.encode(self._named().claims(rank)).decode()
+            self._claims = [json.decode(said, type=list[Path]) for said in gathered(own)]
+            check(self._before, self._claims, self._size)
         if rank == 0:
             place = "starting from scratch" if self._before is None else "going on"
             found = "no checkpoint" if self._before is None else str(self._before.path)
@@ -78,8 +83,7 @@ class Saving:
         before, self._before = self._before, None
         if before is None:
             return None
-        place = placing(before.saved, self._claims)
-        restore(before, self._named(), place, rank, self._size, seed)
+        restore(before, self._named(), self._claims, rank, self._size, seed)
         feed.seek(before.seal.position.index)
         self.checkpoints.passed(before.seal.step)
         return before.seal.step
@@ -89,4 +93,4 @@ def ordered(path: Any, every: int, keep: int) -> Order:
     """Raises ValueError: a number is below one."""
     if every < 1 or keep < 1:
         raise ValueError(f"session.checkpoint(every={every}, keep={keep}): both are at least 1")
-    return Order(Path(path).absolute(), every, keep)
+    return Order(Folder(path).absolute(), every, keep)

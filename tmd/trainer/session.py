@@ -196,9 +196,9 @@ class Session:
             resume: false if the job is to start from scratch; ``path`` must hold none then.
 
         Raises:
-            ValueError: ``every`` or ``keep`` is below one, or a registered name is ``tmd`` or like
-                ``rank0``.
+            ValueError: ``every`` or ``keep`` is below one, or something is registered as ``rank0``.
             ConfigError: ``path`` cannot be used.
+            StateMismatch: the newest one in ``path`` cannot be divided among these ranks.
             RuntimeError: not between ``register`` and ``batches``, a rank was lost meanwhile, or an
                 optimizer is divided among ranks.
         """
@@ -208,8 +208,8 @@ class Session:
         from tmd.trainer.saving import Saving, ordered
 
         order = ordered(path, every, keep)
-        alike = self._alike
-        self._saving = Saving(order, self._registry, alike, self.world_size, self._gate.saved)
+        registry, size, tell = self._registry, self.world_size, self._gate.saved
+        self._saving = Saving(order, registry, lambda: self._alike, size, tell)
         atexit.register(self._saving.checkpoints.close)
         if not self._gate.shadowing:
             self._saving.choose(self.rank, self._gate.gathered, resume=resume)
@@ -241,6 +241,7 @@ class Session:
         Raises:
             SystemExit: this worker is not needed any more (drained, or the job is over).
             RuntimeError: ``register`` was not called, or ranks run unequal numbers of steps.
+            StateMismatch: the checkpoint to go on from is of another model.
         """
         if self._registry is None or self._local is None:
             raise RuntimeError("call session.register(model=..., optimizer=...) before batches()")
@@ -347,6 +348,8 @@ class Session:
 
     def _spoil(self) -> None:
         self._spoilt = True
+        # Also if it was not for this: a rank that is taken over now knows nothing of it.
+        self._rehearses = False
         self._outcome = Outcome.SHADOW
         if self._trace is not None and not self._gate.shadowing:
             self._trace.undone(self._gate.status)

@@ -69,12 +69,13 @@ class Staged:
 
 def private(names: Names, rank: int, seed: int) -> dict[Path, Tensor]:
     """What only the same rank of a job of the same size needs to go on bit for bit."""
-    kept = {
-        str(number): {k: v for k, v in names.kept(number).items() if not isinstance(v, Tensor)}
-        for number in range(len(names.units))
-    }
-    kept = {number: values for number, values in kept.items() if values}
-    more = flatten({"kept": kept, "seed": seed, "names": names.digest})
+    kept, keys = {}, {}
+    for number in range(len(names.units)):
+        values, name = names.kept(number), names.name(number)
+        kept[name] = {k: v for k, v in values.items() if not isinstance(v, Tensor)}
+        keys[name] = list(values)
+    said = {"kept": kept, "keys": keys, "seed": seed, "names": names.digest}
+    more = flatten(said)
     found: dict[Path, Tensor] = {}
     for name, (layout, tensors) in (("rest", names.units.rest()), ("more", more)):
         for number, tensor in enumerate((_as_tensor(layout), *tensors)):
