@@ -104,6 +104,31 @@ def test_one_that_is_left_out_is_told_and_not_forgotten_for_an_older_one(
     assert (left_out, before, later) == ((None, missed), (10, missed), (30, None))
 
 
+def test_a_process_that_ends_writes_its_part_first(
+    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it waits for others."""
+    goes_on, real = threading.Event(), archive.write_part
+
+    def slowly(*args: object) -> None:
+        goes_on.wait(PATIENCE_S)
+        real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(archive, "write_part", slowly)
+    monkeypatch.setattr("tmd.trainer.checkpoints.ENDING_S", 0.0)
+    of = checkpoints(tmp_path, told)
+    due(of, 10)
+    ending = threading.Thread(target=of.close)
+    ending.start()
+    ending.join(0.5)
+    waits = ending.is_alive()
+    goes_on.set()
+    ending.join(PATIENCE_S)
+
+    assert waits
+    assert heard(told) == (10, None)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_of_a_rank_that_is_gone_rank_0_tells(tmp_path: Path, told: Told, rank: int) -> None:
     """Others have written theirs and are not to blame."""

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tmd.trainer.dtensors import part
@@ -26,10 +25,15 @@ def alone() -> Iterator[None]:
     dist.destroy_process_group()
 
 
+def distributed() -> DTensor:
+    """Four rows over all ranks; made without an operation, for which torch would need a compiler
+    that other tests have put away."""
+    mesh = init_device_mesh("cpu", (SIZE,))
+    return DTensor.from_local(torch.ones(4 // SIZE, 3), mesh, [Shard(0)], run_check=False)
+
+
 def test_a_part_shares_the_memory_and_is_detached() -> None:
-    spread = nn.Parameter(
-        distribute_tensor(torch.ones(4, 3), init_device_mesh("cpu", (SIZE,)), [Shard(0)])
-    )
+    spread = distributed().requires_grad_()
 
     own = part(spread)
     own.fill_(7)
@@ -43,7 +47,7 @@ def test_the_thread_that_takes_a_part_does_not_think_about_the_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It would for milliseconds, anew in each thread, while training wants to go on."""
-    spread = distribute_tensor(torch.ones(4, 3), init_device_mesh("cpu", (SIZE,)), [Shard(0)])
+    spread = distributed()
     asked: list[object] = []
     propagator = DTensor._op_dispatcher.sharding_propagator
     for name in ("propagate", "propagate_op_sharding", "propagate_op_sharding_non_cached"):

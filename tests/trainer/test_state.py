@@ -166,3 +166,16 @@ def test_the_order_in_which_an_optimizer_met_its_parameters_is_no_part_of_the_st
 
     assert list(optimizer.state_dict()["state"]) == [1, 0]
     assert layouts[0] == layouts[1]
+
+
+def test_a_state_that_is_neither_parameter_nor_buffer_is_refused() -> None:
+    """It would stay behind in silence."""
+
+    class Scales(nn.Linear):
+        def get_extra_state(self) -> object:
+            return {"history": [1.0]}
+
+    model = nn.Sequential(nn.Linear(1, 1), Scales(1, 1))
+
+    with pytest.raises(TypeError, match=r"Scales at 1 has a state of its own \(get_extra_state\)"):
+        Registry({"model": model})

@@ -32,8 +32,10 @@ from tmd.trainer.staging import Staged
 
 LOOK_S = 0.2
 """How often a rank looks whether the others have written theirs; it may be on other machines."""
+WRITING_S = 60.0
+"""How long a process that ends waits for its own part of the checkpoint under way, and ..."""
 ENDING_S = 5.0
-"""How long a process that ends waits for the checkpoint under way."""
+"""... for those of others after that."""
 
 Tell = Callable[[Saved | None, Missed | None], None]
 """Hears of the newest checkpoint, and of the newest that came to nothing since; any thread."""
@@ -101,6 +103,9 @@ class Checkpoints:
         """The process ends: no thread may be inside torch then."""
         self.settle()
         if self._thread is not None:
+            deadline = time.monotonic() + WRITING_S
+            while self._thread.is_alive() and not self._waits and time.monotonic() < deadline:
+                self._thread.join(LOOK_S)
             self._thread.join(ENDING_S)
             self._end()
 

@@ -74,28 +74,34 @@ class Names:
             return {}
         param, keeper = self.units.params[number], self._keeper(number, rank)
         found = {(*_own(keeper), *name): param for name in self._params[number]}
-        state = self._state(number)
+        state = self.state(number)
         for key, value in self.kept(number).items():
             if not isinstance(value, Tensor):
                 continue
-            if _is_spread(value) and value.shape != param.shape:
+            unlike = value.shape != param.shape if _is_spread(value) else value.dim() > 0
+            if _is_spread(param) and unlike:
                 raise StateMismatch(f"{dotted(state)}.{key} is spread unlike its parameter")
             # A step counter is the same for all parts of a parameter.
             if keeper == rank or not _is_spread(param) or _is_spread(value):
                 found[*_own(keeper), *state, key] = value
         return found
 
-    def name(self, number: int) -> str:
-        """Of a unit's parameter, without a prefix."""
-        return dotted(self._params[number][0])
+    def names(self, number: int) -> list[str]:
+        """Of a unit's parameter, without a prefix; several if it is tied."""
+        return [dotted(name) for name in self._params[number]]
 
     def claims(self, rank: int) -> list[Path]:
-        """Names, without a prefix, of tensors besides optimizers' of which ``rank`` is the first to
-        have a part."""
+        """Names, without a prefix, of the modules' tensors of which ``rank`` is the first to have a
+        part."""
         mine = [n for n in range(len(self.units)) if self._keeper(n, rank) == rank]
         params = (name for number in mine for name in self._params[number])
-        besides = (bare(p) for p, v in self.besides(rank).items() if isinstance(v, Tensor))
-        return [*params, *besides]
+        return [*dict.fromkeys((*params, *(self._buffers if self.home(rank) == rank else ())))]
+
+    @property
+    def modules(self) -> list[str]:
+        """Names by which modules are registered."""
+        named = self._registry.named.items()
+        return [name for name, value in named if isinstance(value, nn.Module)]
 
     @property
     def digest(self) -> str:
@@ -107,11 +113,6 @@ class Names:
     def place(self, number: int, rank: int, placing: Placing) -> Path:
         """The name of a unit's parameter in a checkpoint."""
         return placing(self._params[number][0], self._keeper(number, rank))
-
-    def state(self, number: int, place: Path) -> Path:
-        """What the names of all that is kept for the parameter at ``place`` begin with."""
-        prefix = place[: len(place) - len(self._params[number][0])]
-        return (*prefix, *self._state(number))
 
     def buffers(self, rank: int, placing: Placing) -> dict[Path, Tensor]:
         """Where to read buffers into, by name in the checkpoint."""
@@ -159,7 +160,8 @@ class Names:
             for group in optimizer.param_groups
         ]
 
-    def _state(self, number: int) -> Path:
+    def state(self, number: int) -> Path:
+        """What the names of all that is kept for a unit begin with, after a prefix."""
         owner = self.units.owner(number)
         return (self._optimizers.get(id(owner), ""), "state", self._called[number])
 
@@ -177,14 +179,19 @@ class Names:
 
 def _beside_params(name: str, module: nn.Module) -> dict[Path, Any]:
     """What ``state_dict()`` has besides parameters."""
-    params = {fqn for fqn, _ in module.named_parameters(remove_duplicate=False)}
-    held = module.state_dict().items()
-    return {(name, plain(fqn)): value for fqn, value in held if fqn not in params}
+    params = {plain(fqn) for fqn, _ in module.named_parameters(remove_duplicate=False)}
+    held = ((plain(fqn), value) for fqn, value in module.state_dict().items())
+    return {(name, fqn): value for fqn, value in held if fqn not in params}
 
 
 def bare(path: Sequence[Any]) -> tuple[Any, ...]:
     """A name in a part, without what says whose it is."""
     return tuple(path[1:] if PRIVATE.fullmatch(str(path[0])) else path)
+
+
+def prefix_of(path: Path) -> Path:
+    """What :func:`bare` leaves out."""
+    return path[: len(path) - len(bare(path))]
 
 
 def dotted(path: Sequence[Any]) -> str:

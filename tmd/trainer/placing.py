@@ -20,11 +20,11 @@ Claims = Sequence[Sequence[Path]]
 
 
 class Saved:
-    """The names of all tensors in a checkpoint."""
+    """The names of tensors in a checkpoint, as far as they say whose they are."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._below: dict[Path, list[str]] = defaultdict(list)
-        for path in paths:
+        for path in filter(is_owned, paths):
             self._below[path[:-1]].append(path[-1])
         begins = {path[0] for path in self._below if path}
         self.owners = frozenset(b for b in begins if PRIVATE.fullmatch(b))
@@ -50,9 +50,15 @@ class Saved:
 
 def without_prefix(paths: Mapping[str, Path]) -> dict[str, Path]:
     """The same names of tensors, those of ranks that share none of them without a prefix."""
-    count = Counter(dotted(bare(path)) for path in paths.values())
-    shares = {path[0] for path in paths.values() if count[dotted(bare(path))] > 1}
-    return {fqn: path if path[0] in shares else bare(path) for fqn, path in paths.items()}
+    owned = {fqn: path for fqn, path in paths.items() if is_owned(path)}
+    count = Counter(dotted(bare(path)) for path in owned.values())
+    shares = {path[0] for path in owned.values() if count[dotted(bare(path))] > 1}
+    return {fqn: path if path[0] in shares else bare(path) for fqn, path in owned.items()}
+
+
+def is_owned(path: Path) -> bool:
+    """Whether a name can be one rank's alone: all have groups of parameters, by number."""
+    return bare(path)[1:2] != ("param_groups",)
 
 
 def placing(saved: Saved, claims: Claims) -> Placing:

@@ -16,7 +16,7 @@ from tmd.core.checkpoints import REFUSED, complete, name_of
 from tmd.core.errors import ConfigError, StateMismatch
 from tmd.trainer.archive import ABSENT, Reading, flaw
 from tmd.trainer.checkpoints import prune
-from tmd.trainer.naming import PRIVATE, Names, dotted
+from tmd.trainer.naming import PRIVATE, Names, bare, dotted, prefix_of
 from tmd.trainer.naming import Path as Name
 from tmd.trainer.placing import Claims, placing, unclaimed
 from tmd.trainer.staging import layout_of, private_path
@@ -80,7 +80,9 @@ def check(reading: Reading, claims: Claims, size: int) -> None:
     Raises:
         StateMismatch: something is, or nobody can say whose a name is.
     """
-    left = sorted(map(dotted, unclaimed(reading.saved, claims)))
+    modules = {*_said(reading, 0)["modules"], *(name[0] for claim in claims for name in claim)}
+    found = unclaimed(reading.saved, claims)
+    left = sorted(dotted(name) for name in found if bare(name)[0] in modules)
     if not left:
         return
     some = f"{', '.join(left[:3])}{' and more' if len(left) > 3 else ''}"
@@ -109,12 +111,14 @@ def restore(
     kept = []
     for number in range(len(names.units)):
         param = names.place(number, rank, place)
-        found = _kept(reading, names, number, param)
         said = own if same else said_by(reading.writer(param))
-        targets.update({param: names.units.params[number], **found})
-        values = {name[-1]: value for name, value in found.items()}
-        kept.append(values | said["kept"].get(names.name(number), {}))
-        _check_kept(reading, names, number, kept[-1], said)
+        found, values = _kept(reading, names, number, param, said["kept"])
+        found[param] = names.units.params[number]
+        if found.keys() & targets.keys():
+            reading.into(found)  # was tied to another
+        else:
+            targets.update(found)
+        kept.append(values)
     reading.into(targets)
     for number, values in enumerate(kept):
         names.units.keep(number, values)
@@ -131,26 +135,25 @@ def restore(
         )
 
 
-def _kept(reading: Reading, names: Names, number: int, param: Name) -> dict[Name, Tensor]:
-    """Tensors for what the optimizer keeps for a unit."""
+def _kept(
+    reading: Reading, names: Names, number: int, param: Name, said: dict[str, Any]
+) -> tuple[dict[Name, Tensor], dict[str, Any]]:
+    """Tensors to read what an optimizer kept for a unit into, and all that it is to keep."""
+    name, units = names.names(number)[0], names.units
+    if name not in said:
+        return {}, {}
+    at, keys, rest = (said[name][what] for what in ("at", "keys", "values"))
+    state = (*prefix_of(param), *at)
     found = {}
-    for key in reading.saved.below(state := names.state(number, param)):
-        described = reading.described(name := (*state, key))
-        found[name] = names.units.blank(
-            names.units.params[number], described.size, described.properties.dtype
+    for key in reading.saved.below(state):
+        described = reading.described((*state, key))
+        found[*state, key] = units.blank(
+            units.params[number], described.size, described.properties.dtype
         )
-    return found
-
-
-def _check_kept(
-    reading: Reading, names: Names, number: int, kept: dict[str, Any], said: dict[str, Any]
-) -> None:
-    missing = {*said["keys"].get(names.name(number), ())} - {*kept}
-    if missing and names.units.owner(number) is not None:
-        raise StateMismatch(
-            f"{reading.path} lacks {', '.join(sorted(missing))} of {names.name(number)} by the "
-            "names that things are registered by now"
-        )
+    values = {path[-1]: value for path, value in found.items()} | rest
+    if missing := [key for key in keys if key not in values]:
+        raise StateMismatch(f"{reading.path} lacks {', '.join(missing)} of {name}")
+    return found, values
 
 
 def _said(reading: Reading, rank: int) -> dict[str, Any]:

@@ -69,12 +69,16 @@ class Staged:
 
 def private(names: Names, rank: int, seed: int) -> dict[Path, Tensor]:
     """What only the same rank of a job of the same size needs to go on bit for bit."""
-    kept, keys = {}, {}
-    for number in range(len(names.units)):
-        values, name = names.kept(number), names.name(number)
-        kept[name] = {k: v for k, v in values.items() if not isinstance(v, Tensor)}
-        keys[name] = list(values)
-    said = {"kept": kept, "keys": keys, "seed": seed, "names": names.digest}
+    kept = {
+        name: {
+            "at": names.state(number),
+            "keys": list(values := names.kept(number)),
+            "values": {k: v for k, v in values.items() if not isinstance(v, Tensor)},
+        }
+        for number in range(len(names.units))
+        for name in names.names(number)
+    }
+    said = {"kept": kept, "modules": names.modules, "seed": seed, "names": names.digest}
     more = flatten(said)
     found: dict[Path, Tensor] = {}
     for name, (layout, tensors) in (("rest", names.units.rest()), ("more", more)):

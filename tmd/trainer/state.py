@@ -125,6 +125,16 @@ class Loose(nn.Module):
         self._parameters.update({str(n): cast(nn.Parameter, p) for n, p in enumerate(params)})
 
 
+def _refuse_hidden(name: str, module: nn.Module) -> None:
+    """State that is neither parameter nor buffer would stay behind in silence."""
+    for path, each in module.named_modules():
+        if type(each).get_extra_state is not nn.Module.get_extra_state:
+            raise TypeError(
+                f"register({name}=...): {type(each).__name__} at {path or 'the top'} has a state "
+                "of its own (get_extra_state), which cannot move; keep it in buffers"
+            )
+
+
 class Registry:
     """The objects whose state moves, by the names given to ``session.register``.
 
@@ -145,6 +155,7 @@ class Registry:
         self._wholes.clear()
         for name, value in _expanded(objects):
             if isinstance(value, nn.Module):
+                _refuse_hidden(name, value)
                 self._objects[name] = _unwrapped(value)
             elif is_divided(value):
                 self._objects[name], self._wholes[name] = local(value), value

@@ -15,6 +15,7 @@ import xxhash
 from msgspec import msgpack
 from torch import Tensor
 
+from tmd.core.errors import StateMismatch
 from tmd.trainer.divided import set_values
 from tmd.trainer.dtensors import part
 from tmd.trainer.state import Layout, Registry, flatten, params_of, specs, spread, unflatten
@@ -127,8 +128,9 @@ class Units:
         owner = self.owner(number)
         if owner is None:
             return
+        param = self.params[number]
         if kept:
-            owner.state[self.params[number]] = kept
+            owner.state[param] = {k: self._inner_beside(param, v) for k, v in kept.items()}
         else:
             owner.state.pop(self.params[number], None)
 
@@ -153,7 +155,11 @@ class Units:
         """Put all that is no unit in place, or that without ``buffers``."""
         found = unflatten(layout, iter(values))
         for name, buffer in self._buffers() if buffers else ():
-            buffer.copy_(found["buffers"][name])
+            value = found["buffers"][name]
+            if value.shape != buffer.shape:
+                sizes = f"{list(value.shape)}, and not {list(buffer.shape)}"
+                raise StateMismatch(f"buffer {name} is of size {sizes}")
+            buffer.copy_(value)
         for number, groups in enumerate(found["groups"]):
             self.set_values(number, groups)
         for optimizer, own in zip(self.optimizers, found["own"], strict=True):
@@ -194,9 +200,22 @@ class Units:
         groups = [] if owner is None else owner.param_groups
         # Step counters are on the CPU, unless the optimizer runs wholly on the device.
         on_device = any(g.get("capturable") or g.get("fused") for g in groups)
-        if value.dim() == 0 and not on_device:
+        if value.dim() == 0 and param.dim() > 0 and not on_device:
             return value.clone()
         return value.to(param.device, copy=True)
+
+    def _inner_beside(self, param: Tensor, value: Any) -> Any:
+        """``value`` with copies of all tensors in lists and the like."""
+        if isinstance(value, dict):
+            return {k: self._copied_beside(param, v) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self._copied_beside(param, v) for v in value)
+        return value
+
+    def _copied_beside(self, param: Tensor, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._beside(param, value)
+        return self._inner_beside(param, value)
 
     def _buffers(self) -> Iterator[tuple[str, Tensor]]:
         for number, module in enumerate(self._registry.modules):
