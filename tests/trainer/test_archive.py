@@ -330,16 +330,14 @@ def test_a_weight_that_is_not_tied_any_more_has_what_was_kept_for_it(tmp_path: P
 def test_a_wrapper_in_names_changes_nothing(tmp_path: Path) -> None:
     """Activations that are computed again, in a pipeline."""
 
-    def stages(first: int) -> list[Stage]:
-        made = [Stage("ab", first), Stage("cd", first + 1)]
-        for stage in made:
-            name = next(iter(dict(stage.model.named_children())))
-            setattr(stage.model, name, checkpoint_wrapper(stage.model.get_submodule(name)))
-        return made
+    def wrapped(stage: Stage) -> Stage:
+        name, layer = next(stage.model.named_children())
+        setattr(stage.model, name, checkpoint_wrapper(layer))
+        return stage
 
-    before = [s.train() for s in stages(1)]
+    before = [wrapped(Stage("ab", 1).train()), wrapped(Stage("cd", 2).train())]
     reading = saved(tmp_path, before)
-    after = stages(8)
+    after = [wrapped(stage) for stage in fresh("ab", "cd")]
     gone_on(reading, after)
 
     assert [s.layer(n) for s, n in zip(after, "ac", strict=True)] == [
