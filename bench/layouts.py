@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import os
 import signal
-import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -32,7 +30,7 @@ from tmd import embedded
 from tmd.core.model import HostStatus
 from tmd.demo import story
 from tmd.demo.cluster import ClusterSpec, LocalCluster
-from tmd.demo.report import events_of, read_trace
+from tmd.demo.report import events_of, median_step, read_trace
 from tmd.demo.story import Told
 
 ACTIVE, STANDBY, PER_HOST = ("h1", "h2"), ("h3",), 2
@@ -56,9 +54,9 @@ async def kill(cluster: LocalCluster, host: HostStatus) -> None:
 def until(trace: Path, phase: float) -> float:
     """Seconds until some next step is computed so far, if all take as long as the latest ones. The
     view of the cluster lags behind by up to half a step."""
-    ends = [line["at"] for line in read_trace(trace).of_rank(0)][-8:]
-    step = statistics.median(b - a for a, b in itertools.pairwise(ends))
-    into = (time.time() - ends[-1]) / step
+    lines = read_trace(trace).of_rank(0)[-8:]
+    step = median_step(lines)
+    into = (time.time() - lines[-1]["at"]) / step
     return float(step * ((phase - into) % 1.0))
 
 

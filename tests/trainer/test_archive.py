@@ -20,6 +20,7 @@ from tmd.core.errors import StateMismatch
 from tmd.trainer import archive
 from tmd.trainer.data import Position
 from tmd.trainer.naming import Names
+from tmd.trainer.placing import placing
 from tmd.trainer.replicas import Partition, all_different
 from tmd.trainer.resuming import check, restore
 from tmd.trainer.saving import Saving, ordered
@@ -78,9 +79,10 @@ def gone_on(
     """All ranks go on, as a job of them does."""
     names = [Names(stage.registry, alike or all_different(len(stages))) for stage in stages]
     claims = [each.claims(rank) for rank, each in enumerate(names)]
-    check(reading, claims, len(stages))
+    place = placing(reading.saved, claims)
+    check(reading, claims, place, len(stages))
     for rank, each in enumerate(names):
-        restore(reading, each, claims, rank, len(stages), SEED)
+        restore(reading, each, place, rank, len(stages), SEED)
 
 
 def fresh(*layers: str) -> list[Stage]:
@@ -246,8 +248,10 @@ def written(folder: Path, registry: Registry) -> archive.Reading:
 
 def read(reading: archive.Reading, registry: Registry) -> None:
     names = Names(registry, all_different(1))
-    check(reading, [names.claims(0)], 1)
-    restore(reading, names, [names.claims(0)], 0, 1, SEED)
+    claims = [names.claims(0)]
+    place = placing(reading.saved, claims)
+    check(reading, claims, place, 1)
+    restore(reading, names, place, 0, 1, SEED)
 
 
 def test_an_optimizer_of_two_models_keeps_them_apart(tmp_path: Path) -> None:

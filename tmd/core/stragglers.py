@@ -73,13 +73,14 @@ def judged(watch: Watch, told: Told) -> tuple[Watch, Pace]:
     ratio = math.log(told.own_s / others)
     recent = (*watch.recent, ratio)[-WINDOW:]
     mean = median(recent)
-    flagged = len(recent) == WINDOW and _stands_out(mean, watch.usual)
+    beyond = _beyond(mean, watch.usual)
+    flagged = len(recent) == WINDOW and _stands_out(mean, beyond, watch.usual)
     flags = (*watch.flags, flagged)[-OF:]
     suspected = (watch.suspected or told.step) if any(flags) else None
     usual = watch.usual
     if suspected is None and watch.slow_since is None:
         usual = (*usual, ratio)[:KEPT]
-    since, clean = _certain(watch, flags, suspected, _beyond(mean, usual))
+    since, clean = _certain(watch, flags, suspected, beyond)
     lost = 0.0
     if since is not None or suspected is not None:
         lost = watch.lost_s + _loss(told, others, usual)
@@ -93,9 +94,9 @@ def judged(watch: Watch, told: Told) -> tuple[Watch, Pace]:
     )
 
 
-def _stands_out(mean: float, usual: Sequence[float]) -> bool:
+def _stands_out(mean: float, beyond: float, usual: Sequence[float]) -> bool:
     """Slower than the others and than it is as a rule, by more than a trifle and than by chance."""
-    if len(usual) < LEARNT or _beyond(mean, usual) < math.log(RATIO):
+    if len(usual) < LEARNT or beyond < math.log(RATIO):
         return False
     middle, spread = _spread(usual)
     return mean - middle >= Z * MEDIAN_ERROR * spread / math.sqrt(WINDOW)

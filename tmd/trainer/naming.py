@@ -44,10 +44,10 @@ class Names:
         self._registry = registry
         self._first = {rank: group[0] for group in alike for rank in group}
         found: dict[int, list[Path]] = {id(p): [] for p in units.params}
-        for name, value in registry.named.items():
-            if isinstance(value, nn.Module):
-                for fqn, param in value.named_parameters(remove_duplicate=False):
-                    found[id(param)].append((name, plain(fqn)))
+        self.modules = {n: m for n, m in registry.named.items() if isinstance(m, nn.Module)}
+        for name, module in self.modules.items():
+            for fqn, param in module.named_parameters(remove_duplicate=False):
+                found[id(param)].append((name, plain(fqn)))
         for number, each in enumerate(units.params):
             found[id(each)] = found[id(each)] or [("loose", str(number))]
         self._params = [found[id(p)] for p in units.params]
@@ -58,6 +58,7 @@ class Names:
             for n, p in enumerate(self._params)
         ]
         self._keepers: dict[int, int] = {}
+        self._beside_params = {n: _beside_params(n, m) for n, m in self.modules.items()}
         self._optimizers = {
             id(o): name
             for name, o in registry.named.items()
@@ -73,7 +74,7 @@ class Names:
         if self._first.get(rank, rank) != rank:
             return {}
         param, keeper = self.units.params[number], self._keeper(number, rank)
-        found = {(*_own(keeper), *name): param for name in self._params[number]}
+        found = {(*prefix(keeper), *name): param for name in self._params[number]}
         state = self.state(number)
         for key, value in self.kept(number).items():
             if not isinstance(value, Tensor):
@@ -83,7 +84,7 @@ class Names:
                 raise StateMismatch(f"{dotted(state)}.{key} is spread unlike its parameter")
             # A step counter is the same for all parts of a parameter.
             if keeper == rank or not _is_spread(param) or _is_spread(value):
-                found[*_own(keeper), *state, key] = value
+                found[*prefix(keeper), *state, key] = value
         return found
 
     def names(self, number: int) -> list[str]:
@@ -96,12 +97,6 @@ class Names:
         mine = [n for n in range(len(self.units)) if self._keeper(n, rank) == rank]
         params = (name for number in mine for name in self._params[number])
         return [*dict.fromkeys((*params, *(self._buffers if self.home(rank) == rank else ())))]
-
-    @property
-    def modules(self) -> list[str]:
-        """Names by which modules are registered."""
-        named = self._registry.named.items()
-        return [name for name, value in named if isinstance(value, nn.Module)]
 
     @property
     def digest(self) -> str:
@@ -135,23 +130,18 @@ class Names:
             return {}
         found: dict[Path, Any] = {}
         for name, value in self._registry.named.items():
-            if isinstance(value, nn.Module):
-                found.update(_beside_params(name, value))
+            if name in self.modules:
+                found.update(self._beside_params[name])
             elif isinstance(value, torch.optim.Optimizer):
                 found[name, "param_groups"] = self._groups(value)
             else:
                 found.update({(name, str(key)): held for key, held in value.state_dict().items()})
-        return {(*_own(rank), *path): value for path, value in found.items()}
+        return {(*prefix(rank), *path): value for path, value in found.items()}
 
     @property
     def _buffers(self) -> dict[Path, Tensor]:
-        return {
-            path: held
-            for name, value in self._registry.named.items()
-            if isinstance(value, nn.Module)
-            for path, held in _beside_params(name, value).items()
-            if isinstance(held, Tensor)
-        }
+        every = (each for held in self._beside_params.values() for each in held.items())
+        return {path: value for path, value in every if isinstance(value, Tensor)}
 
     def _groups(self, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
         named = {id(p): name for p, name in zip(self.units.params, self._called, strict=True)}
@@ -180,8 +170,14 @@ class Names:
 def _beside_params(name: str, module: nn.Module) -> dict[Path, Any]:
     """What ``state_dict()`` has besides parameters."""
     params = {plain(fqn) for fqn, _ in module.named_parameters(remove_duplicate=False)}
-    held = ((plain(fqn), value) for fqn, value in module.state_dict().items())
+    # Not detached: that is slow where parameters are spread.
+    held = ((plain(fqn), value) for fqn, value in module.state_dict(keep_vars=True).items())
     return {(name, fqn): value for fqn, value in held if fqn not in params}
+
+
+def prefix(keeper: int) -> Path:
+    """What begins the names of all that ``keeper`` is the first to have, in a part."""
+    return () if keeper == 0 else (f"rank{keeper}",)
 
 
 def bare(path: Sequence[Any]) -> tuple[Any, ...]:
@@ -208,7 +204,3 @@ def plain(fqn: str) -> str:
 
 def _is_spread(tensor: Tensor) -> bool:
     return hasattr(tensor, "placements")
-
-
-def _own(keeper: int) -> Path:
-    return () if keeper == 0 else (f"rank{keeper}",)

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from tmd.core.errors import StateMismatch
-from tmd.trainer.naming import OWN, PRIVATE, Path, Placing, bare, dotted
+from tmd.trainer.naming import OWN, PRIVATE, Path, Placing, bare, dotted, prefix
 
 Claims = Sequence[Sequence[Path]]
 """By rank: names without a prefix of what it is the first to have."""
@@ -69,11 +69,9 @@ def placing(saved: Saved, claims: Claims) -> Placing:
     count = Counter(name for claim in claims for name in claim)
 
     def place(name: Path, keeper: int) -> Path:
-        owner = f"rank{keeper}"
-        if keeper == 0:
-            return name
-        if owner in saved.owners:
-            return (owner, *name)
+        begins = prefix(keeper)
+        if saved.owners.issuperset(begins):
+            return (*begins, *name)
         if saved.is_private(name) or count[name] > 1:
             raise StateMismatch(
                 f"{dotted(name)} is not only one rank's, and the checkpoint is of a job that was "
@@ -85,8 +83,7 @@ def placing(saved: Saved, claims: Claims) -> Placing:
     return place
 
 
-def unclaimed(saved: Saved, claims: Claims) -> set[Path]:
+def unclaimed(saved: Saved, claims: Claims, place: Placing) -> set[Path]:
     """What is in a checkpoint and nobody takes. Raises StateMismatch."""
-    place = placing(saved, claims)
     taken = {place(name, keeper) for keeper, claim in enumerate(claims) for name in claim}
     return saved.besides_optimizers - taken

@@ -16,9 +16,9 @@ from tmd.core.checkpoints import REFUSED, complete, name_of
 from tmd.core.errors import ConfigError, StateMismatch
 from tmd.trainer.archive import ABSENT, Reading, flaw
 from tmd.trainer.checkpoints import prune
-from tmd.trainer.naming import PRIVATE, Names, bare, dotted, prefix_of
+from tmd.trainer.naming import PRIVATE, Names, Placing, bare, dotted, prefix_of
 from tmd.trainer.naming import Path as Name
-from tmd.trainer.placing import Claims, placing, unclaimed
+from tmd.trainer.placing import Claims, unclaimed
 from tmd.trainer.staging import layout_of, private_path
 from tmd.trainer.state import Layout, dtype_of, specs, unflatten
 
@@ -74,14 +74,14 @@ def _looked_into(folder: Path, keep: int) -> str:
         return f"{UNUSABLE}{error}"
 
 
-def check(reading: Reading, claims: Claims, size: int) -> None:
+def check(reading: Reading, claims: Claims, place: Placing, size: int) -> None:
     """Nothing of a checkpoint may be left over because a job is divided otherwise.
 
     Raises:
         StateMismatch: something is, or nobody can say whose a name is.
     """
     modules = {*_said(reading, 0)["modules"], *(name[0] for claim in claims for name in claim)}
-    found = unclaimed(reading.saved, claims)
+    found = unclaimed(reading.saved, claims, place)
     left = sorted(dotted(name) for name in found if bare(name)[0] in modules)
     if not left:
         return
@@ -94,7 +94,7 @@ def check(reading: Reading, claims: Claims, size: int) -> None:
 
 
 def restore(
-    reading: Reading, names: Names, claims: Claims, rank: int, size: int, seed: int
+    reading: Reading, names: Names, place: Placing, rank: int, size: int, seed: int
 ) -> None:
     """Be ``rank`` as it was. With another number of ranks than ``reading`` is of, or other names,
     everything goes by name, and what has none is that of rank 0.
@@ -102,7 +102,7 @@ def restore(
     Raises:
         StateMismatch: the checkpoint is of another model, or cannot be divided anew.
     """
-    place, said_by = placing(reading.saved, claims), cache(partial(_said, reading))
+    said_by = cache(partial(_said, reading))
     own = said_by(rank) if reading.seal.size == size else {}
     same = own.get("names") == names.digest
     first = own if same else said_by(0)

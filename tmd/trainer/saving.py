@@ -12,8 +12,8 @@ from msgspec import json
 from tmd.trainer.archive import Reading
 from tmd.trainer.checkpoints import Checkpoints, Order, Tell
 from tmd.trainer.data import Feed
-from tmd.trainer.naming import OWN, PRIVATE, Names, Path
-from tmd.trainer.placing import Claims
+from tmd.trainer.naming import OWN, PRIVATE, Names, Path, Placing
+from tmd.trainer.placing import placing
 from tmd.trainer.replicas import Partition
 from tmd.trainer.resuming import Gathered, check, chosen, opened, restore
 from tmd.trainer.state import Registry
@@ -48,7 +48,8 @@ class Saving:
         self.checkpoints = Checkpoints(order, self._named, size, tell)
         self._before: Reading | None = None
         """To go on from, until it was put in place."""
-        self._claims: Claims = ()
+        self._place: Placing
+        """How names are found in it."""
 
     def choose(self, rank: int, gathered: Gathered, *, resume: bool) -> None:
         """Agree with all ranks on the checkpoint to go on from, if there is one.
@@ -62,8 +63,9 @@ class Saving:
         if step is not None:
             self._before = opened(folder, step)
             own = json.encode(self._named().claims(rank)).decode()
-            self._claims = [json.decode(said, type=list[Path]) for said in gathered(own)]
-            check(self._before, self._claims, self._size)
+            claims = [json.decode(said, type=list[Path]) for said in gathered(own)]
+            self._place = placing(self._before.saved, claims)
+            check(self._before, claims, self._place, self._size)
         if rank == 0:
             place = "starting from scratch" if self._before is None else "going on"
             found = "no checkpoint" if self._before is None else str(self._before.path)
@@ -83,7 +85,7 @@ class Saving:
         before, self._before = self._before, None
         if before is None:
             return None
-        restore(before, self._named(), self._claims, rank, self._size, seed)
+        restore(before, self._named(), self._place, rank, self._size, seed)
         feed.seek(before.seal.position.index)
         self.checkpoints.passed(before.seal.step)
         return before.seal.step

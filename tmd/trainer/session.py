@@ -316,7 +316,6 @@ class Session:
             assert self._local is not None
             self._settle()
             if self._rehearses and not self._gate.shadowing:
-                self._rehearses = False
                 self._gate.rehearsed()
                 raise Interrupted
             self._outcome = self._gate.vote(self._local)
@@ -348,7 +347,7 @@ class Session:
 
     def _spoil(self) -> None:
         self._spoilt = True
-        # Also if it was not for this: a rank that is taken over now knows nothing of it.
+        # Also if a rank was lost: who takes that over knows nothing of it.
         self._rehearses = False
         self._outcome = Outcome.SHADOW
         if self._trace is not None and not self._gate.shadowing:

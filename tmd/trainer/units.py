@@ -130,7 +130,11 @@ class Units:
             return
         param = self.params[number]
         if kept:
-            owner.state[param] = {k: self._inner_beside(param, v) for k, v in kept.items()}
+            # Tensors are where they belong, but those in lists and the like may not be.
+            owner.state[param] = {
+                k: v if isinstance(v, Tensor) else self._all_beside(param, v)
+                for k, v in kept.items()
+            }
         else:
             owner.state.pop(self.params[number], None)
 
@@ -204,18 +208,15 @@ class Units:
             return value.clone()
         return value.to(param.device, copy=True)
 
-    def _inner_beside(self, param: Tensor, value: Any) -> Any:
-        """``value`` with copies of all tensors in lists and the like."""
-        if isinstance(value, dict):
-            return {k: self._copied_beside(param, v) for k, v in value.items()}
-        if isinstance(value, list | tuple):
-            return type(value)(self._copied_beside(param, v) for v in value)
-        return value
-
-    def _copied_beside(self, param: Tensor, value: Any) -> Any:
+    def _all_beside(self, param: Tensor, value: Any) -> Any:
+        """``value`` with :meth:`_beside` for every tensor in it."""
         if isinstance(value, Tensor):
             return self._beside(param, value)
-        return self._inner_beside(param, value)
+        if isinstance(value, dict):
+            return {k: self._all_beside(param, v) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self._all_beside(param, v) for v in value)
+        return value
 
     def _buffers(self) -> Iterator[tuple[str, Tensor]]:
         for number, module in enumerate(self._registry.modules):
