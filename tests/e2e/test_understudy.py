@@ -120,6 +120,26 @@ async def test_every_standby_rehearses_once(
         await run.ends_like(long_golden)
 
 
+async def test_a_slow_standby_rehearses_a_recording(
+    tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """It could never live the step in time with its rank, but it computes the same bits."""
+    async with running(
+        tmp_path,
+        redis.url,
+        faults=[PACE, GATE],
+        arguments=(*LONG, "--slow-host", "s1"),
+        rehearse=True,
+        more_config="[shadow]\npatience_s = 0.4\n",
+    ) as run:
+        view = await run.rehearsed(1)
+        (verdict,) = next(w.rehearsed for w in workers(view) if w.rehearsed)
+        let_go(run)
+
+        assert verdict.has_shown, verdict
+        await run.ends_like(long_golden)
+
+
 async def test_a_standby_that_fails_its_rehearsal_never_gets_a_rank(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:

@@ -29,6 +29,7 @@ from tmd.trainer.following import Following
 from tmd.trainer.frames import Boundary, Follow, Frame, Tail, Unit
 from tmd.trainer.meter import Meter
 from tmd.trainer.mirror import Mirror
+from tmd.trainer.replaying import Replaying
 from tmd.trainer.shadow import Arrival, Shadow
 from tmd.trainer.transfer import Offer, digest_of
 from tmd.trainer.units import Units, whole_digest
@@ -132,6 +133,10 @@ class Watched(Following):
         self.tails += bool(set(tail.units) - self._missing)
 
 
+class Replayed(Watched, Replaying):
+    """The same, of a rehearsal."""
+
+
 class Telling(Shadow):
     """Keeps what it has told the source, and says when something has arrived."""
 
@@ -153,7 +158,7 @@ class Telling(Shadow):
 class Joiner(Facts):
     """A worker that comes to live the life of the source, in a thread of its own."""
 
-    def __init__(self, script: Script, link: Link, limits: ShadowLimits = LIMITS) -> None:
+    def __init__(self, script: Script, link: Link, kind: type[Watched]) -> None:
         super().__init__()
         self.script = script
         self.units = Units(script.registry())
@@ -163,7 +168,7 @@ class Joiner(Facts):
         duty = Prepare("plan", Membership(epoch=2, members=(me,)), 0, me, 0)
         offer = Offer(script.registry().collect()[0], "", (), (0,), Position())
         self.shadow = Telling(link, self)
-        self.following = Watched(duty, self.shadow, offer, self.units, self.fabric, limits)
+        self.following = kind(duty, self.shadow, offer, self.units, self.fabric, LIMITS)
         self.following.facts, self.following.heard = self, []
         self.feed = Feed(range(1 << 20), 0, lambda: 0, lambda: (0, 1))
         self.pictures: dict[int, list[Picture]] = {}
@@ -227,13 +232,20 @@ class Joiner(Facts):
 class Pair:
     """Both of them. ``close`` leaves nothing behind."""
 
-    def __init__(self, make: Callable[[int], Script], near: Link, far: Link, clock: Clock) -> None:
+    def __init__(
+        self,
+        make: Callable[[int], Script],
+        near: Link,
+        far: Link,
+        clock: Clock,
+        kind: type[Watched],
+    ) -> None:
         self.clock = clock
         self._near = near
         self.source = Source(make(1))
         script = make(2)
         script.train(range(100, 102))
-        self.joiner = Joiner(script, far)
+        self.joiner = Joiner(script, far, kind)
 
     def meet(self) -> None:
         """The joiner asks; its state arrives one unit at a time, two steps between two units."""
@@ -327,14 +339,16 @@ class Pair:
 
 
 @contextmanager
-def pair(make: Callable[[int], Script], *, trained: int = 3) -> Iterator[Pair]:
+def pair(
+    make: Callable[[int], Script], *, trained: int = 3, kind: type[Watched] = Watched
+) -> Iterator[Pair]:
     """``make(seed)`` builds the script; the source has ``trained`` steps behind it."""
     clock = Clock()
     with pytest.MonkeyPatch.context() as patch, linked() as (near, far):
         patch.setattr(mirror, "time", clock)
         patch.setattr(mirror, "IDLE_S", 0.002)
         patch.setattr(frames, "CHECK_EVERY", 1)
-        made = Pair(make, near, far, clock)
+        made = Pair(make, near, far, clock, kind)
         try:
             made.source.train(trained)
             yield made

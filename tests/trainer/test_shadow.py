@@ -270,6 +270,50 @@ def test_once_starved_nothing_waits_any_more() -> None:
             s.shadow.vote([1])
 
 
+def test_what_is_spoilt_gives_nothing_more() -> None:
+    """A step that is computed from what is here already can be called off."""
+    with stage() as s:
+        s.say(boundary(3), output(1), Said(VOTE, msgpack.encode([5])))
+        s.shadow.spoil()
+
+        assert ask(s.shadow) == [-1, -1]
+        with pytest.raises(LinkError):
+            s.shadow.vote([1])
+        assert s.shadow.starved
+
+
+# --- recordings -----------------------------------------------------------------------------------
+
+
+def test_a_step_is_recorded_once_a_later_digest_is_here() -> None:
+    """A digest can come late, or not at all for a step: then it is a later one that shows."""
+    with stage() as s:
+        s.say(boundary(3), output(1), boundary(4), Check(3, {}), boundary(5))
+        waiting = lambda: s.shadow.holds_digest_after(3)  # noqa: E731
+        held, _ = at_once([waiting, lambda: s.say(Check(5, {}))])
+        s.end()
+
+        assert held is True
+        assert s.shadow.holds_digest_after(4)
+        with pytest.raises(LinkError):
+            s.shadow.holds_digest_after(5)
+
+
+def test_what_has_no_room_is_not_recorded() -> None:
+    """Half of what may wait: the rest is for what comes while the first half is used."""
+    with stage(bound=100) as s:
+        s.say(boundary(3), output(1, size=12))
+        waiting = lambda: s.shadow.holds_digest_after(3)  # noqa: E731
+        held, _ = at_once([waiting, lambda: s.say(output(2, size=1))])
+
+        assert held is False
+        assert not s.shadow.ended
+        assert ask(s.shadow, size=12) == [1] * 12
+
+
+# --- the end, told --------------------------------------------------------------------------------
+
+
 def test_the_sources_word_is_the_reason() -> None:
     """Whether the joiner was too slow decides what becomes of it."""
     for final in (False, True):

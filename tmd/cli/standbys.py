@@ -40,7 +40,7 @@ def rehearse(
     timeout: Annotated[float, typer.Option(help="Wait for so many seconds.")] = 600.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Have each standby of HOST live some steps of a rank, of each kind in turn, and compare bits.
+    """Have each standby of HOST live a step of a rank, of each kind in turn, and compare bits.
     Training goes on; a standby that computed other bits is given no rank, one that cannot be built
     as some ranks none of these. Exit status 1 if it came to that."""
     from tmd.core.requests import RehearsalRequest

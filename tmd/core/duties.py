@@ -42,7 +42,7 @@ class Prepare(Struct, frozen=True, tag=True):
 
 
 class Follow(Struct, frozen=True, tag=True):
-    """Standby: live the life of ``rank``; ``stay``, or leave once you have computed its bits."""
+    """Standby: live the life of ``rank``; ``stay``, or compute the bits of a recorded step."""
 
     rank: int
     size: int

@@ -35,7 +35,7 @@ class Understudy(Struct, frozen=True):
 
 
 class Rehearsal(Struct, frozen=True):
-    """A standby has tried to live some steps of a rank; what it shows holds for ranks alike."""
+    """A standby has tried to live a step of a rank; what it shows holds for ranks alike."""
 
     step: int
     """At whose start it had the rank's digest after a step of its own; else where it gave up."""

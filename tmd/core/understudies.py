@@ -73,7 +73,7 @@ def answered(status: WorkerStatus, roles: dict[str, list[int]], request: str) ->
 def to_rehearse(
     status: WorkerStatus, roles: dict[str, list[int]], request: str, wanted: Understudies
 ) -> int | None:
-    """The rank that a standby has to live some steps of, of a role that it has not rehearsed yet
+    """The rank that a standby has to live a step of, of a role that it has not rehearsed yet
     or that somebody asks for; ``None`` if there is none.
 
     First what it is built as, then the commonest; never rank 0 if there is another one like it:

@@ -1,7 +1,7 @@
 """A worker without a rank of its own: its collectives do not communicate.
 
-Their outputs come from a source: neutral values, or the live outputs of the rank that is shadowed.
-The user's script cannot tell the difference.
+Their outputs come from a source: neutral values, the live outputs of the rank that is shadowed, or
+those of one of its steps, recorded. The user's script cannot tell the difference.
 """
 
 from __future__ import annotations

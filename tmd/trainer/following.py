@@ -123,8 +123,12 @@ class Following:
     @property
     def in_step(self) -> bool:
         """Same bits after a step of its own, and as good as not behind."""
-        proved = self._verified is not None and self._verified > self._since
-        return proved and self.lag_s <= self._unnoticed_s
+        return self._shown and self.lag_s <= self._unnoticed_s
+
+    @property
+    def _shown(self) -> bool:
+        """Whether it has come to the same bits by a step of its own."""
+        return self._verified is not None and self._verified > self._since
 
     @property
     def is_late(self) -> bool:
@@ -222,9 +226,17 @@ class Following:
 
     def settle(self) -> None:
         """In step: no more tails, and few digests."""
-        self._tails = False
+        self.jumps_no_more()
         self._settled = True
         self.shadow.send(Settled())
+
+    def jumps_no_more(self) -> None:
+        """From here on every step is computed here."""
+        self._tails = False
+
+    def cancel(self) -> None:
+        """Nobody asks for this any more (any thread)."""
+        self.shadow.close()
 
     def take(self) -> None:
         """Say that nothing of the source is needed any more."""

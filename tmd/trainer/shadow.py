@@ -68,6 +68,14 @@ class Shadow:
         """Follow no more; whoever waits is told."""
         self._link.close()
 
+    def spoil(self) -> None:
+        """Close, and give out nothing of what is here: the step at hand is worth nothing."""
+        self.close()
+        with self._arrived:
+            self.starved = True
+            self._channels.clear()
+            self._arrived.notify_all()
+
     def end(self) -> None:
         """Close, and wait a while for the thread."""
         self.close()
@@ -101,6 +109,21 @@ class Shadow:
         with self._arrived:
             found = [a.frame for a in self._state if isinstance(a.frame, Check)]
         return [(frame.step, frame.parts) for frame in found]
+
+    def holds_digest_after(self, step: int) -> bool:
+        """Whether ``step`` is here to its end and may be computed without the source.
+
+        Waits until a digest of a later state is here; false if half of what may wait does already.
+        Raises LinkError if none will come.
+        """
+        with self._arrived:
+            while self._waiting <= self._bound / 2:
+                if any(isinstance(a.frame, Check) and a.frame.step > step for a in self._state):
+                    return True
+                if self._ended is not None:
+                    raise self._ended
+                self._arrived.wait()
+        return False
 
     def put_back(self, arrival: Arrival) -> None:
         """Leave a frame for later."""

@@ -22,6 +22,7 @@ from tmd.trainer.carrier import CONNECT_TIMEOUT_S, Carrier
 from tmd.trainer.divided import UNFOLLOWED
 from tmd.trainer.following import Following, Overdue
 from tmd.trainer.frames import Dropped, Opening
+from tmd.trainer.replaying import Replaying
 from tmd.trainer.roles import OtherRole, Role
 from tmd.trainer.shadow import Differs, Lost, Shadow
 from tmd.trainer.takeover import WalkOn
@@ -97,7 +98,7 @@ class Shadowing:
         following = self.following
         # What is on its way still counts in a recovery.
         if following is not None and duty != following.duty and not isinstance(duty, Keep):
-            following.shadow.close()
+            following.cancel()
 
     def begin(
         self,
@@ -110,7 +111,9 @@ class Shadowing:
         """Follow the rank of ``duty`` from its next step on."""
         self._recalls = recalls
         shadow = Shadow(link, frames.staging_bound(self._limits, self._units))
-        following = Following(duty, shadow, offer, self._units, self._fabric, self._limits)
+        rehearses = isinstance(duty, Follow) and not duty.stay
+        kind = Replaying if rehearses else Following
+        following = kind(duty, shadow, offer, self._units, self._fabric, self._limits)
         self.following = following
         self._carrier.learn(offer)
         plan = duty.plan if isinstance(duty, Prepare) else ""

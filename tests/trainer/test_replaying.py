@@ -1,0 +1,104 @@
+"""A rehearsal lives a recorded step, long after its rank, and must come to the same bits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.trainer.scripts import Script, normed
+from tests.trainer.tailing import Pair, Replayed, pair
+from tests.trainer.test_tail_differs import flip_parameter
+from tests.trainer.wire import PATIENCE
+from tmd.core.errors import LinkError
+from tmd.trainer.shadow import Differs
+
+pytestmark = pytest.mark.timeout(60)
+
+
+class Held:
+    """The joiner's first own step, which begins once it is let go."""
+
+    def __init__(self, p: Pair) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.act: Callable[[Script], None] = lambda script: None
+        self._backward = p.joiner.script.backward
+        p.joiner.script.backward = self._wait  # type: ignore[method-assign]
+
+    def _wait(self, batch: int) -> None:
+        if not self.begun.is_set():
+            self.begun.set()
+            assert self.go.wait(PATIENCE)
+        self._backward(batch)
+
+
+@contextmanager
+def rehearsal() -> Iterator[tuple[Pair, Held]]:
+    """Up to where the joiner has begun its step, and its rank has left that behind."""
+    with pair(lambda seed: Script(seed, build=normed), kind=Replayed) as p:
+        held = Held(p)
+        p.meet()
+        while not held.begun.is_set():
+            p.source.begin()
+            held.begun.wait(0.02)
+            p.source.commit()
+        try:
+            yield p, held
+        finally:
+            held.go.set()
+
+
+def test_a_step_is_lived_long_after_its_rank() -> None:
+    """The rank is left alone from the moment on at which the recording is whole."""
+    with rehearsal() as (p, held):
+        assert p.source.mirror is not None
+        while not p.source.mirror.over:
+            p.source.train(1)
+        p.source.train(20)
+        p.joiner.may_go_on.clear()
+        held.go.set()
+        p.joiner.until(lambda: p.joiner.computed == 1)
+
+        assert not p.joiner.following.in_step
+        p.joiner.following.go_on(p.joiner.feed)
+        assert p.joiner.following.in_step
+        assert p.joiner.following.step < p.source.step - 15
+        p.assert_equal()
+
+
+def test_other_bits_in_a_recorded_step_are_found() -> None:
+    """The state was equal when it was copied, so what differs is this worker's own work."""
+    with rehearsal() as (p, held):
+        flip_parameter(p.joiner.script)
+        held.go.set()
+        p.joiner.until(lambda: p.joiner.error is not None)
+
+        assert isinstance(p.joiner.error, Differs)
+        assert not p.joiner.following.in_step
+
+
+def test_a_replay_can_be_called_off() -> None:
+    """No link tells it any more: it would go on while something more urgent waits."""
+    with rehearsal() as (p, held):
+        p.joiner.following.cancel()
+        assert p.joiner.following.spoilt
+        held.go.set()
+        p.joiner.until(lambda: p.joiner.error is not None)
+
+        assert isinstance(p.joiner.error, LinkError)
+        assert p.joiner.computed == 1
+
+
+def test_a_step_without_room_is_lived_with_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is shown is followed as by any other joiner."""
+    with pair(Script, kind=Replayed) as p:
+        monkeypatch.setattr(p.joiner.shadow, "holds_digest_after", lambda step: False)
+        p.meet()
+        p.together(2)
+
+        assert p.joiner.following.in_step
+        assert p.source.mirror is not None
+        assert not p.source.mirror.over
+        p.assert_equal()
