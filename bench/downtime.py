@@ -37,8 +37,8 @@ TINY = ("--width", "64", "--depth", "2", "--heads", "4")
 KILL_STEP = 25
 QUIET_STEPS = 20
 """Steps without an event before each: those of which the report takes the median."""
-PATIENCE_S = 120.0
-RUN_S = 300.0
+PATIENCE_S = 300.0
+RUN_S = 600.0
 Facts = list[dict[str, Any]]
 
 
@@ -77,7 +77,9 @@ async def run_on(cluster: LocalCluster, steps: int) -> ClusterView:
         lambda v: ready(v, ranks, spare), "all ranks train, the standbys wait", PATIENCE_S
     )
     goal = max(w.step for w in workers(view)) + steps
-    return await cluster.until(lambda v: ready(v, ranks, spare, goal), f"step {goal}", PATIENCE_S)
+    return await cluster.until(
+        lambda v: ready(v, ranks, spare, goal), f"step {goal}", PATIENCE_S + 20 * steps
+    )
 
 
 async def event(
@@ -123,12 +125,20 @@ def facts(event: Any, plan: MigrationPlan) -> dict[str, Any]:
 
 def under_torchrun(folder: Path, script: tuple[str, ...], args: argparse.Namespace) -> Facts:
     """One run in which a rank kills itself once."""
-    step = 6 if args.quick else KILL_STEP
+    return [restarted(folder, script, 6 if args.quick else KILL_STEP, 5)]
+
+
+def restarted(folder: Path, script: tuple[str, ...], step: int, more: int) -> dict[str, Any]:
+    """What torchrun makes of a kill in ``step``, and ``more`` steps after it; it saves after each.
+
+    Raises:
+        RuntimeError: it failed, or did not come back.
+    """
     arguments = (
         *("--checkpoint", str(folder / "checkpoint"), "--kill-rank", str(KILLED_RANK)),
-        *("--kill-step", str(step), "--steps", str(step + 5), *script),
+        *("--kill-step", str(step), "--steps", str(step + more), *script),
     )
-    return [rivals.outage(rivals.torchrun(arguments, len(RANKS), folder, RUN_S))]
+    return rivals.outage(rivals.torchrun(arguments, len(RANKS), folder, RUN_S))
 
 
 def tell(report: Report, runs: dict[str, Facts]) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """How long a planned replacement holds training up, by live shadow and by stop-and-copy, at several
-model sizes; in turn, one rank after the other going back and forth between two hosts.
+model sizes; in turn, one rank after the other going back and forth between two hosts. Beside it how
+long torchrun stands still that is restarted from a checkpoint of the step before, and by how much
+the memory of a rank grows in as many steps of a run in which nothing moves.
 
 ``pause``: on a stayer, from the last commit in the old epoch to the first in the new, less the
 median of the 20 steps before. Since it can lie below the noise of a step, the figure is its median
@@ -9,27 +11,72 @@ over all migrations with a 95 % interval (order statistics), and its part of a s
 from __future__ import annotations
 
 import argparse
+import asyncio
 import math
 from typing import Any
 
-from bench.downtime import drain, event, facts, run_on
-from bench.measure import Report, each
+from bench.downtime import drain, event, facts, restarted, run_on
+from bench.measure import Report, each, summary
 from bench.sizes import Comparison, Facts, Runs, Subject, compare, disturbed
 from tmd.core.model import MigrationPlan
 from tmd.demo.cluster import LocalCluster
 from tmd.demo.report import Trace
 from tmd.demo.story import DRAINED_RANK, Told
 
-WAYS = {"shadow": "", "copy": "[shadow]\nenabled = false\n"}
+RESTART, NOTHING = "torchrun", "nothing"
+WAYS = {"shadow": "", "copy": "[shadow]\nenabled = false\n", RESTART: "", NOTHING: ""}
+STEPS_OF_A_MOVE = 10
+"""From the request to the switch, by live shadow."""
+RESTARTS = 5
+"""Of torchrun, in all repeats: each is a run of its own."""
 LIMIT = 0.05
 """Of a step."""
 GROWTH_LIMIT_MB = 5.0
 """Of a stayer, through all moves of a run."""
+SHOWN = ("pause_s", "part_of_step", "median_step_s", "lag_s", "links_per_stayer", "copy_s")
 GROWTH = {
     "stayer_rss_growth_bytes": "growth of a stayer's peak, by move",
     "stayers_growth_bytes": "the same through all moves of a run",
     "source_growth_bytes": "growth of the leaver's peak",
 }
+
+
+async def replaced(subject: Subject) -> Facts:
+    """What one repeat of one way shows."""
+    if subject.way == NOTHING:
+        return await undisturbed(subject)
+    if subject.way != RESTART:
+        return await moved(subject)
+    runs = 1 if subject.args.quick else math.ceil(RESTARTS / subject.args.repeats)
+    return [await asyncio.to_thread(restart, subject, number) for number in range(runs)]
+
+
+async def undisturbed(subject: Subject) -> Facts:
+    """One run with as many steps as one with moves has, as a rule."""
+    quiet, moves = subject.args.quiet, subject.args.events
+
+    async def look_on(cluster: LocalCluster, _: Told) -> None:
+        await run_on(cluster, quiet)
+        await run_on(cluster, moves * (quiet + STEPS_OF_A_MOVE))
+
+    trace, _ = await disturbed(subject, look_on)
+    grown = []
+    for rank in trace.ranks:
+        lines = trace.of_rank(rank)
+        before = [x for x in lines if x["step"] <= quiet]
+        grown.append(lines[-1]["rss_peak"] - before[-1]["rss_peak"])
+    unknown = dict.fromkeys((*GROWTH, *SHOWN))
+    return [{**unknown, "stayers_growth_bytes": int(max(grown))}]
+
+
+def restart(subject: Subject, number: int) -> dict[str, Any]:
+    """Run ``number`` of torchrun, with as many quiet steps before as others have between two."""
+    folder, quiet = subject.folder / str(number), subject.args.quiet
+    found = restarted(folder, subject.script, quiet, 2)
+    (folder / "checkpoint").unlink()
+    stood, step = found["downtime_s"], found["median_step_s"]
+    unknown = dict.fromkeys((*GROWTH, *SHOWN))
+    return {**unknown, **found, "pause_s": stood, "part_of_step": stood / step}
 
 
 async def moved(subject: Subject) -> Facts:
@@ -92,22 +139,18 @@ def tell(report: Report, runs: Runs, args: argparse.Namespace) -> dict[str, Any]
     for name, found in runs.items():
         if not found:
             continue
-        shown = figures[name] = {
-            key: each(found, key)
-            for key in (
-                *("pause_s", "part_of_step", "median_step_s", "lag_s", "links_per_stayer"),
-                "copy_s",
-            )
-        }
-        shown["pause_s"]["interval_95"] = interval([e["pause_s"] for e in found])
-        report.row(f"{name}: pause", shown["pause_s"], "beyond one step")
-        report.row("  95 % interval", {**shown["pause_s"], **_between(shown)}, "of the median")
-        report.row("  as part of a step", shown["part_of_step"], "not seconds")
-        report.row("  median step", shown["median_step_s"], "before the move")
-        report.row("  links per stayer", shown["links_per_stayer"], "not seconds")
+        shown = figures[name] = {key: each(found, key) for key in SHOWN}
+        if shown["pause_s"]["n"]:
+            shown["pause_s"]["interval_95"] = interval([e["pause_s"] for e in found])
+            report.row(f"{name}: pause", shown["pause_s"], "beyond one step")
+            report.row("  95 % interval", {**shown["pause_s"], **_between(shown)}, "of the median")
+            report.row("  as part of a step", shown["part_of_step"], "not seconds")
+            report.row("  median step", shown["median_step_s"], "before the move")
+            report.row("  links per stayer", shown["links_per_stayer"], "not seconds")
         for key, title in GROWTH.items():
-            shown[key] = each([{"mb": e[key] / 1e6} for e in found], "mb")
-            report.row(f"  {title}", shown[key], "MB")
+            shown[key] = summary(e[key] / 1e6 for e in found if e[key] is not None)
+            if shown[key]["n"]:
+                report.row(f"{name}: {title}", shown[key], "MB")
         if name.startswith("shadow"):
             part = shown["part_of_step"].get("median")
             report.target(f"{name}: pause / step <= {LIMIT}", part, LIMIT, at_least=False)
@@ -123,7 +166,7 @@ def _between(shown: dict[str, Any]) -> dict[str, float]:
 
 
 def main() -> int:
-    return compare(Comparison("pause", __doc__, WAYS, "migrations", 10, moved, tell))
+    return compare(Comparison("pause", __doc__, WAYS, "migrations", 10, replaced, tell))
 
 
 if __name__ == "__main__":

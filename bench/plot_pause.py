@@ -18,13 +18,20 @@ from matplotlib import pyplot as plt  # noqa: E402
 from bench.measure import RESULTS  # noqa: E402
 
 TARGET = Path("docs/pause.svg")
-COLOURS = {"shadow": "tab:green", "copy": "tab:red"}
-LABELS = {"shadow": "live shadow", "copy": "stop-and-copy"}
+COLOURS = {"shadow": "tab:green", "copy": "tab:red", "torchrun": "tab:gray"}
+LABELS = {
+    "shadow": "live shadow",
+    "copy": "stop-and-copy",
+    "torchrun": "torchrun, from a checkpoint",
+}
+LINEAR_MS = 100
+"""Up to here the axis is linear, so that pauses below the noise of a step can be seen."""
 
 
 def main() -> None:
     facts = json.loads((RESULTS / "pause.json").read_text())
-    runs = {name: found for name, found in facts["runs"].items() if found}
+    every = facts["runs"].items()
+    runs = {name: found for name, found in every if found and found[0]["pause_s"] is not None}
     figure, axes = plt.subplots(figsize=(7, 0.8 + 0.55 * len(runs)))
     for row, (name, events) in enumerate(runs.items()):
         way, size = name.split()
@@ -41,6 +48,7 @@ def main() -> None:
             fontsize=8,
         )
     axes.axvline(0, color="grey", linewidth=0.8)
+    axes.set_xscale("symlog", linthresh=LINEAR_MS)
     axes.set_yticks([])
     axes.set_ylim(-0.6, len(runs) - 0.4)
     axes.set_xlabel("pause of a planned move beyond one step, ms (line: median)")

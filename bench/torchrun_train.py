@@ -33,7 +33,7 @@ def main() -> None:
     saved = load(args)
     if saved:
         bare.load_state_dict(saved["model"])
-    model = DistributedDataParallel(bare)
+    model = DistributedDataParallel(bare, gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     scheduler = CosineAnnealingLR(optimizer, args.steps)
     start = 0

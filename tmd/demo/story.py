@@ -21,7 +21,7 @@ from tmd.lifeline import die_with_parent
 
 DRAINED_RANK = 1
 KILLED_RANK = 2
-PATIENCE_S = 180.0
+PATIENCE_S = 300.0
 
 
 class Told(Struct):

@@ -84,7 +84,8 @@ def main() -> None:
         data, batch_size=args.batch, sampler=sampler, num_workers=args.loader_workers
     )
 
-    model = DistributedDataParallel(GPT(args.width, args.depth, args.heads, args.context))
+    gpt = GPT(args.width, args.depth, args.heads, args.context)
+    model = DistributedDataParallel(gpt, gradient_as_bucket_view=True)
     run = torch.compile(model) if args.compile else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
