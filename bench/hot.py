@@ -2,8 +2,9 @@
 nobody follows it, at several model sizes, in turn.
 
 ``downtime``: from the kill to the first commit of a step that had not been committed, on the last
-rank, less one median step; also split as in ``bench.downtime``. The killed worker is started again,
-as a standby, on the same cores while the job recovers.
+rank, less one median step; also split as in ``bench.downtime``. ``set back``: by how much later
+that commit comes than without the kill, less the one step that is computed twice. The killed worker
+is started again, as a standby, on the same cores while the job recovers.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from typing import Any
 from bench.downtime import PATIENCE_S, RANKS, facts, kill
 from bench.measure import Report, each
 from bench.sizes import Comparison, Facts, Runs, Subject, compare, disturbed
-from tmd.core.model import Activity, ClusterView
+from tmd.core.model import Activity, ClusterView, MigrationPlan
 from tmd.demo import story
 from tmd.demo.cluster import LocalCluster, host_of, workers
+from tmd.demo.report import Event, Trace
 from tmd.demo.story import Told
 
 FOLLOWED = len(RANKS) - 1
 """The rank that the first hot standby follows."""
+SPLIT = ("detect", "decide", "prepare", "transfer", "resume")
 WAYS = {"hot": "[shadow]\nhot = 1\n", "copy": ""}
 LIMIT_S = 0.1
 
@@ -66,8 +69,17 @@ async def killed(subject: Subject) -> Facts:
             await story.event(cluster, told, partial(kill, cluster, host))
         await run_on(cluster, args.quiet, hot=hot)
 
-    _, found = await disturbed(subject, disturb, max_restarts=99)
-    return [facts(e, plan) for e, plan in found]
+    trace, found = await disturbed(subject, disturb, max_restarts=99)
+    return [{**facts(e, plan), "set_back_s": set_back(trace, e, plan)} for e, plan in found]
+
+
+def set_back(trace: Trace, event: Event, plan: MigrationPlan) -> float:
+    """Seconds between the last commit before a loss and the first after it, less two steps."""
+    stayers = [trace.of_rank(rank) for rank in trace.ranks if rank != event.rank]
+    before = [[x["at"] for x in lines if x["epoch"] < plan.new.epoch] for lines in stayers]
+    after = [[x["at"] for x in lines if x["epoch"] >= plan.new.epoch] for lines in stayers]
+    gap = max(at[0] for at in after) - max(at[-1] for at in before)
+    return float(gap - 2 * event.median_step_s)
 
 
 def tell(report: Report, runs: Runs, _: argparse.Namespace) -> dict[str, Any]:
@@ -76,14 +88,18 @@ def tell(report: Report, runs: Runs, _: argparse.Namespace) -> dict[str, Any]:
     for name, found in runs.items():
         down = each(found, "downtime_s")
         figures[name] = {"downtime_s": down, "median_step_s": each(found, "median_step_s")}
+        back = figures[name]["set_back_s"] = each(found, "set_back_s")
         report.row(f"{name}: downtime", down, "beyond one step")
-        for part in ("detect", "decide", "prepare", "transfer", "resume"):
+        report.row("  set back", back, "beyond the step that is repeated")
+        for part in SPLIT:
             figures[name][part] = each([e["split"] for e in found], part)
             report.row(f"  {part}", figures[name][part])
         report.row("  median step", figures[name]["median_step_s"])
         if name.startswith("hot"):
             title = f"{name}: downtime beyond one step <= {LIMIT_S} s"
             report.target(title, down.get("median"), LIMIT_S, at_least=False)
+            title = f"{name}: set back beyond the repeated step <= {LIMIT_S} s"
+            report.target(title, back.get("median"), LIMIT_S, at_least=False)
     return figures
 
 

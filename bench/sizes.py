@@ -109,11 +109,12 @@ def compare(what: Comparison) -> int:
     parser.add_argument("--events", type=int, default=what.events, help=f"{what.what} per repeat")
     parser.add_argument("--quiet", type=int, default=12, help=f"steps between two {what.what}")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["10M"])
+    parser.add_argument("--ways", nargs="+", choices=what.ways, default=[*what.ways])
     args = parser.parse_args()
     if args.quick:
         args.repeats, args.events = 1, 1
     report = Report(what.name, args)
-    subjects = {f"{way} {size}": (way, size) for size in args.sizes for way in what.ways}
+    subjects = {f"{way} {size}": (way, size) for size in args.sizes for way in args.ways}
     runs: Runs = {name: [] for name in subjects}
     oracle = Oracle()
     with tempfile.TemporaryDirectory(prefix="tmd-bench-") as scratch:
