@@ -102,6 +102,20 @@ def test_the_first_boundary_waits_for_operations_under_way() -> None:
         assert s.ear.of(Output) == []
 
 
+def test_a_boundary_says_whether_outputs_may_still_come() -> None:
+    """A recording that ends there would lack them."""
+    with show() as s:
+        s.arrive()
+        for quiet in (False, True):
+            s.shown.at_boundary(s.step, Position(0, s.step), quiet=quiet)
+            s.window.open(s.step)
+            s.commit()
+        s.shown.drop("the test is over")
+        s.ear.end()
+
+        assert [f.quiet for f in s.ear.of(Boundary)][-2:] == [False, True]
+
+
 def test_a_settled_joiner_gets_no_more_tails() -> None:
     """But each of its steps is still compared."""
     with show() as s:

@@ -13,6 +13,7 @@ from tests.trainer.tailing import Pair, Replayed, pair
 from tests.trainer.test_tail_differs import flip_parameter
 from tests.trainer.wire import PATIENCE
 from tmd.core.errors import LinkError
+from tmd.trainer.replaying import Replaying
 from tmd.trainer.shadow import Differs
 
 pytestmark = pytest.mark.timeout(60)
@@ -89,6 +90,29 @@ def test_a_replay_can_be_called_off() -> None:
 
         assert isinstance(p.joiner.error, LinkError)
         assert p.joiner.computed == 1
+
+
+def test_nothing_is_recorded_from_a_state_that_is_not_proved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where a tail goes astray would be blamed on this worker: it catches up, and tries again."""
+    tried: list[int] = []
+
+    def proved(following: Replaying) -> bool:
+        tried.append(following.step)
+        return len(tried) > 1
+
+    monkeypatch.setattr(Replaying, "_proved", property(proved))
+    with pair(Script, kind=Replayed) as p:
+        p.meet()
+        while p.joiner.computed == 0:
+            p.source.begin()
+            p.joiner.within(0.02, lambda: p.joiner.computed > 0)
+            p.source.commit()
+
+        assert len(tried) == 2
+        assert tried[0] < tried[1] < p.joiner.at
+        p.assert_equal()
 
 
 def test_a_step_without_room_is_lived_with_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -288,15 +288,26 @@ def test_what_is_spoilt_gives_nothing_more() -> None:
 def test_a_step_is_recorded_once_a_later_digest_is_here() -> None:
     """A digest can come late, or not at all for a step: then it is a later one that shows."""
     with stage() as s:
-        s.say(boundary(3), output(1), boundary(4), Check(3, {}), boundary(5))
+        busy = Boundary(5, Position(0, 5), quiet=False)
+        s.say(boundary(3), output(1), boundary(4), Check(3, {}), busy)
         waiting = lambda: s.shadow.holds_digest_after(3)  # noqa: E731
-        held, _ = at_once([waiting, lambda: s.say(Check(5, {}))])
+        held, _ = at_once([waiting, lambda: s.say(Check(5, {}), boundary(6))])
         s.end()
 
         assert held is True
         assert s.shadow.holds_digest_after(4)
         with pytest.raises(LinkError):
             s.shadow.holds_digest_after(5)
+
+
+def test_a_step_with_outputs_under_way_is_not_recorded() -> None:
+    """They come after the next step has begun; without the link they would never come."""
+    with stage() as s:
+        s.say(boundary(3), Boundary(4, Position(0, 4), quiet=False), Check(4, {}))
+        s.end()
+
+        with pytest.raises(LinkError):
+            s.shadow.holds_digest_after(3)
 
 
 def test_what_has_no_room_is_not_recorded() -> None:

@@ -97,6 +97,8 @@ class Boundary(Struct, frozen=True, tag=True):
     forgetting it, but optimizers pass over a parameter that has none."""
     check: bool = False
     """A :class:`Check` of this step follows as soon as it is there."""
+    quiet: bool = True
+    """No operation of an earlier step is under way: its outputs were all before this frame."""
 
 
 class Output(Struct, frozen=True, tag=True):

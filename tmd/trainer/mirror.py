@@ -121,7 +121,7 @@ class Mirror:
             if arrives:
                 self._enter(Stage.LIVE)
             if self._stage is Stage.LIVE:
-                self._announce(step, position, with_rest=arrives or self._tails)
+                self._announce(step, position, quiet, with_rest=arrives or self._tails)
 
     def before_optimizer(self, step: int, number: int) -> None:
         """The final gradients of the units that the joiner has already."""
@@ -203,12 +203,12 @@ class Mirror:
             log.warning("rank cannot be shown any more: %s", error)
             self.drop(f"this rank cannot be shown: {error}")
 
-    def _announce(self, step: int, position: Position, *, with_rest: bool) -> None:
+    def _announce(self, step: int, position: Position, quiet: bool, *, with_rest: bool) -> None:
         # A joiner of a plan may get the rank at any vote, so each of its steps is compared.
         check = not self._settled or bool(self.plan) or step % frames.CHECK_EVERY == 0
         layout, tensors = self._units.rest() if with_rest else (None, [])
         graded = self._units.graded if with_rest else ()
-        self._put(Boundary(step, position, layout, graded, check), tensors)
+        self._put(Boundary(step, position, layout, graded, check, quiet), tensors)
         if with_rest and not self._tails:
             # The joiner waits for this one, and training has waited for it already.
             self._put(Check(step, whole_digest(self._units, step)))

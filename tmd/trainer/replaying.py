@@ -45,8 +45,11 @@ class Replaying(Following):
     def go_on(self, feed: Feed, tell: Callable[[], None] = lambda: None) -> None:
         """As :meth:`Following.go_on`; before the first step it waits until that is recorded."""
         super().go_on(feed, tell)
-        if self._take is Take.NONE:
+        while self._take is Take.NONE:
             self._take = self._recorded()
+            if self._take is Take.NONE:
+                # By the tail to the newest step, and from there.
+                super().go_on(feed, tell)
         if self._take is Take.RECORDED:
             # The digest came long ago, and no boundary will follow with which to look at it.
             self.check_again()
@@ -54,6 +57,10 @@ class Replaying(Following):
     def _recorded(self) -> Take:
         if not self.shadow.holds_digest_after(self.step):
             return Take.LIVE
+        # Before anything is computed from it: what differs later is this worker's own work then.
+        self.check_again()
+        if not self._proved:
+            return Take.NONE
         self.jumps_no_more()
         self.shadow.close()
         return Take.RECORDED

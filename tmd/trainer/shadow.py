@@ -111,19 +111,26 @@ class Shadow:
         return [(frame.step, frame.parts) for frame in found]
 
     def holds_digest_after(self, step: int) -> bool:
-        """Whether ``step`` is here to its end and may be computed without the source.
+        """Whether ``step`` is here to its end, with a digest of what it came to.
 
-        Waits until a digest of a later state is here; false if half of what may wait does already.
-        Raises LinkError if none will come.
+        Waits until that is so; false if half of what may wait does already. Raises LinkError if it
+        will never be so.
         """
         with self._arrived:
             while self._waiting <= self._bound / 2:
-                if any(isinstance(a.frame, Check) and a.frame.step > step for a in self._state):
+                if self._is_whole_from(step):
                     return True
                 if self._ended is not None:
                     raise self._ended
                 self._arrived.wait()
         return False
+
+    def _is_whole_from(self, step: int) -> bool:
+        """Also a step with a digest may not be whole: outputs can come after the next has begun."""
+        frames_here = [a.frame for a in self._state]
+        shown = [f.step for f in frames_here if isinstance(f, Check) and f.step > step]
+        whole = [f.step for f in frames_here if isinstance(f, Boundary) and f.quiet]
+        return bool(shown and whole) and min(shown) <= max(whole)
 
     def put_back(self, arrival: Arrival) -> None:
         """Leave a frame for later."""
