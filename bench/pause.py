@@ -13,6 +13,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from bench.downtime import drain, event, facts, restarted, run_on
@@ -43,30 +45,28 @@ GROWTH = {
 
 async def replaced(subject: Subject) -> Facts:
     """What one repeat of one way shows."""
-    if subject.way == NOTHING:
-        return await undisturbed(subject)
-    if subject.way != RESTART:
-        return await moved(subject)
-    runs = 1 if subject.args.quick else math.ceil(RESTARTS / subject.args.repeats)
-    return [await asyncio.to_thread(restart, subject, number) for number in range(runs)]
+    return await RUNS[subject.way](subject)
 
 
 async def undisturbed(subject: Subject) -> Facts:
     """One run with as many steps as one with moves has, as a rule."""
-    quiet, moves = subject.args.quiet, subject.args.events
+    quiet, moves, begin = subject.args.quiet, subject.args.events, 0.0
 
     async def look_on(cluster: LocalCluster, _: Told) -> None:
+        nonlocal begin
         await run_on(cluster, quiet)
+        begin = time.time()
         await run_on(cluster, moves * (quiet + STEPS_OF_A_MOVE))
 
     trace, _ = await disturbed(subject, look_on)
-    grown = []
-    for rank in trace.ranks:
-        lines = trace.of_rank(rank)
-        before = [x for x in lines if x["step"] <= quiet]
-        grown.append(lines[-1]["rss_peak"] - before[-1]["rss_peak"])
     unknown = dict.fromkeys((*GROWTH, *SHOWN))
-    return [{**unknown, "stayers_growth_bytes": int(max(grown))}]
+    return [{**unknown, "stayers_growth_bytes": growth(trace, trace.ranks, begin)}]
+
+
+async def restarts(subject: Subject) -> Facts:
+    """Several runs of torchrun, one after the other."""
+    runs = 1 if subject.args.quick else math.ceil(RESTARTS / subject.args.repeats)
+    return [await asyncio.to_thread(restart, subject, number) for number in range(runs)]
 
 
 def restart(subject: Subject, number: int) -> dict[str, Any]:
@@ -115,12 +115,22 @@ def source_growth(trace: Trace, plan: MigrationPlan) -> int:
 def stayers_growth(trace: Trace, first: MigrationPlan) -> int:
     """By how much the peak of any stayer grew from before the first move to the end of the run."""
     stayers = [r for r in trace.ranks if r != first.moves[0].rank]
-    grown = []
-    for rank in stayers:
-        lines = trace.of_rank(rank)
-        before = [x for x in lines if x["at"] < first.timeline[0].at]
-        grown.append(lines[-1]["rss_peak"] - before[-1]["rss_peak"])
-    return int(max(grown))
+    return growth(trace, stayers, first.timeline[0].at)
+
+
+def growth(trace: Trace, ranks: Sequence[int], begin: float) -> int:
+    """By how many bytes the peak of any of ``ranks`` grew from ``begin`` to the end of the run."""
+    lines = [trace.of_rank(rank) for rank in ranks]
+    before = [[x for x in each if x["at"] < begin][-1]["rss_peak"] for each in lines]
+    return int(max(each[-1]["rss_peak"] - b for each, b in zip(lines, before, strict=True)))
+
+
+RUNS: dict[str, Callable[[Subject], Awaitable[Facts]]] = {
+    "shadow": moved,
+    "copy": moved,
+    RESTART: restarts,
+    NOTHING: undisturbed,
+}
 
 
 def interval(values: list[float]) -> tuple[float, float] | None:

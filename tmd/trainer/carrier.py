@@ -293,12 +293,8 @@ class Carrier:
         try:
             if not wanted():
                 raise LinkError("the duty has changed")
-            has = transfer.offer(link, header)
-            if has:
-                same = has == self._digest(step)
-                transfer.confirm(link, same)
-                if same:
-                    return 0
+            if transfer.offer(link, header) and transfer.confirm(link, partial(self._digest, step)):
+                return 0
             return transfer.send_tensors(link, tensors)
         finally:
             self._errand = None
@@ -334,9 +330,9 @@ class Carrier:
             raise WalkOn
         self._errand = (takeover.duty, link)
         try:
-            has = self._digest(header.step) if has_step == header.step else {}
+            has = has_step == header.step
             transfer.answer(link, has=has)
-            if not has or not transfer.is_confirmed(link):
+            if not (has and transfer.has_same(link, partial(self._digest, header.step))):
                 self._place(offer.layouts, partial(transfer.receive_tensors, link))
         finally:
             self._errand = None

@@ -7,7 +7,7 @@ which the joiner compares with its own. Nothing of the joiner counts before the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import torch
@@ -58,12 +58,12 @@ class Answer(Struct, frozen=True):
     """The joiner's word: go on, or why not."""
 
     refusal: str = ""
-    has: Digest = {}
-    """The digest of this very state, if the joiner believes that it has it already."""
+    has: bool = False
+    """The joiner believes that it has this very state already; its digest follows."""
 
 
-def offer(link: Link, header: Header) -> Digest:
-    """Source: send ``header``, wait for the joiner's go; what it has already, by its digest.
+def offer(link: Link, header: Header) -> bool:
+    """Source: send ``header``, wait for the joiner's go; whether it may have the state already.
 
     Raises:
         StateMismatch: the joiner refused; the message is its reason.
@@ -78,18 +78,23 @@ def consider(link: Link) -> Header:
     return _read(link, Header)
 
 
-def answer(link: Link, refusal: str = "", has: Digest | None = None) -> None:
-    """Joiner: say go, or refuse with a reason."""
-    link.send_frame(msgpack.encode(Answer(refusal, has or {})))
+def answer(link: Link, refusal: str = "", *, has: bool = False) -> None:
+    """Joiner: say go, or refuse with a reason. After ``has`` call :func:`has_same`."""
+    link.send_frame(msgpack.encode(Answer(refusal, has)))
 
 
-def confirm(link: Link, same: bool) -> None:
-    """Source: whether what the joiner has is the state, so that no tensors follow."""
+def confirm(link: Link, own: Callable[[], Digest]) -> bool:
+    """Source: whether what the joiner has is the state, so that no tensors follow. ``own``, which
+    all wait for, is taken on both sides at the same time."""
+    ours = own()
+    same = ours == _read(link, Digest)
     link.send_frame(msgpack.encode(same))
+    return same
 
 
-def is_confirmed(link: Link) -> bool:
+def has_same(link: Link, own: Callable[[], Digest]) -> bool:
     """Joiner: the other side of :func:`confirm`."""
+    link.send_frame(msgpack.encode(own()))
     return _read(link, bool)
 
 
