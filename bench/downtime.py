@@ -38,6 +38,8 @@ KILL_STEP = 25
 QUIET_STEPS = 20
 """Steps without an event before each: those of which the report takes the median."""
 PATIENCE_S = 300.0
+STEP_S = 20.0
+"""Longest step, with room to spare."""
 RUN_S = 600.0
 Facts = list[dict[str, Any]]
 
@@ -78,7 +80,7 @@ async def run_on(cluster: LocalCluster, steps: int) -> ClusterView:
     )
     goal = max(w.step for w in workers(view)) + steps
     return await cluster.until(
-        lambda v: ready(v, ranks, spare, goal), f"step {goal}", PATIENCE_S + 20 * steps
+        lambda v: ready(v, ranks, spare, goal), f"step {goal}", PATIENCE_S + STEP_S * steps
     )
 
 

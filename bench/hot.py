@@ -15,7 +15,7 @@ import random
 from functools import partial
 from typing import Any
 
-from bench.downtime import PATIENCE_S, RANKS, facts, kill
+from bench.downtime import PATIENCE_S, RANKS, STEP_S, facts, kill
 from bench.measure import Report, each
 from bench.sizes import Comparison, Facts, Runs, Subject, compare, disturbed
 from tmd.core.model import Activity, ClusterView, MigrationPlan
@@ -51,7 +51,7 @@ async def run_on(cluster: LocalCluster, steps: int, *, hot: bool) -> ClusterView
     )
     goal = max(w.step for w in workers(view)) + steps
     return await cluster.until(
-        lambda v: at_work(v, goal, hot=hot), f"step {goal}", PATIENCE_S + 20 * steps
+        lambda v: at_work(v, goal, hot=hot), f"step {goal}", PATIENCE_S + STEP_S * steps
     )
 
 
@@ -74,12 +74,13 @@ async def killed(subject: Subject) -> Facts:
 
 
 def set_back(trace: Trace, event: Event, plan: MigrationPlan) -> float:
-    """Seconds between the last commit before a loss and the first after it, less two steps."""
+    """Seconds between the last commit before a loss and the first after it, less that step, and
+    less the same once more if it was repeated."""
     stayers = [trace.of_rank(rank) for rank in trace.ranks if rank != event.rank]
     before = [[x["at"] for x in lines if x["epoch"] < plan.new.epoch] for lines in stayers]
     after = [[x["at"] for x in lines if x["epoch"] >= plan.new.epoch] for lines in stayers]
     gap = max(at[0] for at in after) - max(at[-1] for at in before)
-    return float(gap - 2 * event.median_step_s)
+    return float(gap - (1 + min(event.repeated_steps, 1)) * event.median_step_s)
 
 
 def tell(report: Report, runs: Runs, _: argparse.Namespace) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """How long a planned replacement holds training up, by live shadow and by stop-and-copy, at several
 model sizes; in turn, one rank after the other going back and forth between two hosts. Beside it how
-long torchrun stands still that is restarted from a checkpoint of the step before, and by how much
-the memory of a rank grows in as many steps of a run in which nothing moves.
+long torchrun stands still when a rank is killed and all are restarted on the same host, from a
+checkpoint of the step before; and by how much the memory of a rank grows in as many steps of a run
+in which nothing moves.
 
 ``pause``: on a stayer, from the last commit in the old epoch to the first in the new, less the
 median of the 20 steps before. Since it can lie below the noise of a step, the figure is its median
@@ -74,9 +75,8 @@ def restart(subject: Subject, number: int) -> dict[str, Any]:
     folder, quiet = subject.folder / str(number), subject.args.quiet
     found = restarted(folder, subject.script, quiet, 2)
     (folder / "checkpoint").unlink()
-    stood, step = found["downtime_s"], found["median_step_s"]
     unknown = dict.fromkeys((*GROWTH, *SHOWN))
-    return {**unknown, **found, "pause_s": stood, "part_of_step": stood / step}
+    return {**unknown, **found, "part_of_step": found["pause_s"] / found["median_step_s"]}
 
 
 async def moved(subject: Subject) -> Facts:
@@ -120,9 +120,12 @@ def stayers_growth(trace: Trace, first: MigrationPlan) -> int:
 
 def growth(trace: Trace, ranks: Sequence[int], begin: float) -> int:
     """By how many bytes the peak of any of ``ranks`` grew from ``begin`` to the end of the run."""
-    lines = [trace.of_rank(rank) for rank in ranks]
-    before = [[x for x in each if x["at"] < begin][-1]["rss_peak"] for each in lines]
-    return int(max(each[-1]["rss_peak"] - b for each, b in zip(lines, before, strict=True)))
+    grown = []
+    for rank in ranks:
+        lines = trace.of_rank(rank)
+        before = [x["rss_peak"] for x in lines if x["at"] < begin]
+        grown.append(lines[-1]["rss_peak"] - before[-1])
+    return int(max(grown))
 
 
 RUNS: dict[str, Callable[[Subject], Awaitable[Facts]]] = {

@@ -102,7 +102,8 @@ def outage(lines: Sequence[Line]) -> dict[str, float | None]:
     """What the kill in this trace cost.
 
     The downtime goes from the kill to the commit, on the last rank that makes it, of the step in
-    which it happened: the first that had not been completed; less one median step.
+    which it happened: the first that had not been completed; less one median step. The pause is the
+    same from the last commit before the kill on.
 
     Raises:
         RuntimeError: there was no kill, or no new step after it.
@@ -125,6 +126,7 @@ def outage(lines: Sequence[Line]) -> dict[str, float | None]:
     again = {c["step"] for c in commits if c["attempt"] and c["step"] < kill["killed"]}
     return {
         "downtime_s": after - kill["at"] - usual,
+        "pause_s": after - max(c["at"] for c in old) - usual,
         "median_step_s": usual,
         "repeated_steps": len(again),
         "ranks_at_first_step": new[0]["ranks"],

@@ -24,6 +24,7 @@ from tmd.demo.story import Told
 SIZES: dict[str, tuple[str, ...]] = {
     "10M": (),
     "60M": ("--width", "768", "--depth", "8", "--batch", "1", "--context", "32"),
+    "140M": ("--width", "1280", "--depth", "7", "--batch", "1", "--context", "16"),
     "200M": ("--width", "1280", "--depth", "10", "--batch", "1", "--context", "16"),
 }
 Facts = list[dict[str, Any]]

@@ -31,6 +31,7 @@ from tmd.trainer.meter import Meter
 from tmd.trainer.mirror import Mirror
 from tmd.trainer.replaying import Replaying
 from tmd.trainer.shadow import Arrival, Shadow
+from tmd.trainer.takeover import WalkOn
 from tmd.trainer.transfer import Offer, digest_of
 from tmd.trainer.units import Units, whole_digest
 from tmd.trainer.window import Window
@@ -74,6 +75,10 @@ class Source:
         self.window = Window()
         self.mirror: Mirror | None = None
         self.step = 0
+        self.call = 0
+        """The ``batches()`` call that it is in."""
+        self.quiet = True
+        """Whether no operation outlives its step."""
         self.pictures: dict[int, Picture] = {}
         self._look()
 
@@ -86,7 +91,8 @@ class Source:
     def begin(self, *, shut: bool = False) -> None:
         """A step up to its vote. The window stays open, or ``shut`` as in a short step."""
         if self.mirror is not None:
-            self.mirror.at_boundary(self.step, Position(0, self.step), quiet=True)
+            place = Position(self.call, self.step)
+            self.mirror.at_boundary(self.step, place, quiet=self.quiet)
         if not shut:
             self.window.open(self.step)
         if self.mirror is not None:
@@ -177,6 +183,8 @@ class Joiner(Facts):
         self.computed = 0
         """Steps that it has computed itself."""
         self.error: TmdError | None = None
+        self.walked_on = False
+        """Whether it was sent on to a later ``batches()`` call."""
         self.meanwhile: Callable[[int], None] = lambda step: None
         """Done before each look for the next step, with the number of that step."""
         self.may_go_on = threading.Event()
@@ -214,6 +222,7 @@ class Joiner(Facts):
                 self._stand(self.following.step)
                 assert self.feed.next(self.at) == self.at
                 self.script.backward(self.at)
+                self.following.voted(0)
                 self.script.apply()
                 self.feed.commit()
                 self.following.computed(self.at + 1)
@@ -221,6 +230,9 @@ class Joiner(Facts):
         except (LinkError, StateMismatch) as error:
             with self.changing():
                 self.error = error
+        except WalkOn:
+            with self.changing():
+                self.walked_on = True
 
     def _stand(self, step: int, computed: int = 0) -> None:
         self.pictures.setdefault(step, []).append(picture(self.script, self.units))

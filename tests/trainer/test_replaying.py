@@ -9,9 +9,10 @@ from contextlib import contextmanager
 import pytest
 
 from tests.trainer.scripts import Script, normed
-from tests.trainer.tailing import Pair, Replayed, pair
+from tests.trainer.tailing import Pair, Replayed, Telling, pair
 from tests.trainer.test_tail_differs import flip_parameter
 from tests.trainer.wire import PATIENCE
+from tmd.core.duties import Duty, Keep, Wait
 from tmd.core.errors import LinkError
 from tmd.trainer.replaying import Replaying
 from tmd.trainer.shadow import Differs
@@ -58,6 +59,7 @@ def test_a_step_is_lived_long_after_its_rank() -> None:
         while not p.source.mirror.over:
             p.source.train(1)
         p.source.train(20)
+        told = p.joiner.following.told()
         p.joiner.may_go_on.clear()
         held.go.set()
         p.joiner.until(lambda: p.joiner.computed == 1)
@@ -66,6 +68,9 @@ def test_a_step_is_lived_long_after_its_rank() -> None:
         p.joiner.following.go_on(p.joiner.feed)
         assert p.joiner.following.in_step
         assert p.joiner.following.step < p.source.step - 15
+        # Or a recovery would wait for a state that never comes.
+        assert told.verified is None
+        assert not p.joiner.following.has_state
         p.assert_equal()
 
 
@@ -80,10 +85,11 @@ def test_other_bits_in_a_recorded_step_are_found() -> None:
         assert not p.joiner.following.in_step
 
 
-def test_a_replay_can_be_called_off() -> None:
+@pytest.mark.parametrize("duty", [Wait(), Keep("plan")])
+def test_a_replay_gives_way(duty: Duty) -> None:
     """No link tells it any more: it would go on while something more urgent waits."""
     with rehearsal() as (p, held):
-        p.joiner.following.cancel()
+        p.joiner.following.give_way(duty)
         assert p.joiner.following.spoilt
         held.go.set()
         p.joiner.until(lambda: p.joiner.error is not None)
@@ -115,10 +121,25 @@ def test_nothing_is_recorded_from_a_state_that_is_not_proved(
         p.assert_equal()
 
 
+def test_a_call_that_ends_meanwhile_is_no_step_to_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is sent on to where its rank is by then, and has computed nothing on the way."""
+    monkeypatch.setattr(Replaying, "_proved", False)
+    with pair(Script, kind=Replayed) as p:
+        p.meet()
+        p.source.call = 1
+        while not p.joiner.walked_on:
+            p.source.begin()
+            p.joiner.within(0.02, lambda: p.joiner.walked_on)
+            p.source.commit()
+
+        assert not p.joiner.following.may_run
+        assert p.joiner.computed == 0
+
+
 def test_a_step_without_room_is_lived_with_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is shown is followed as by any other joiner."""
     with pair(Script, kind=Replayed) as p:
-        monkeypatch.setattr(p.joiner.shadow, "holds_digest_after", lambda step: False)
+        monkeypatch.setattr(Telling, "is_crowded", True)
         p.meet()
         p.together(2)
 

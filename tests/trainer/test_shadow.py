@@ -11,7 +11,7 @@ from msgspec import msgpack
 from torch import Tensor
 
 from tests.fabric.circle import at_once
-from tests.trainer.wire import Facts, linked
+from tests.trainer.wire import PATIENCE, Facts, linked
 from tmd.core.errors import LinkError
 from tmd.fabric import Link
 from tmd.trainer import frames
@@ -290,14 +290,14 @@ def test_a_step_is_recorded_once_a_later_digest_is_here() -> None:
     with stage() as s:
         busy = Boundary(5, Position(0, 5), quiet=False)
         s.say(boundary(3), output(1), boundary(4), Check(3, {}), busy)
-        waiting = lambda: s.shadow.holds_digest_after(3)  # noqa: E731
+        waiting = lambda: s.shadow.records(3, PATIENCE)  # noqa: E731
         held, _ = at_once([waiting, lambda: s.say(Check(5, {}), boundary(6))])
         s.end()
 
         assert held is True
-        assert s.shadow.holds_digest_after(4)
+        assert s.shadow.records(4, 0)
         with pytest.raises(LinkError):
-            s.shadow.holds_digest_after(5)
+            s.shadow.records(5, PATIENCE)
 
 
 def test_a_step_with_outputs_under_way_is_not_recorded() -> None:
@@ -307,19 +307,32 @@ def test_a_step_with_outputs_under_way_is_not_recorded() -> None:
         s.end()
 
         with pytest.raises(LinkError):
-            s.shadow.holds_digest_after(3)
+            s.shadow.records(3, PATIENCE)
 
 
 def test_what_has_no_room_is_not_recorded() -> None:
     """Half of what may wait: the rest is for what comes while the first half is used."""
     with stage(bound=100) as s:
         s.say(boundary(3), output(1, size=12))
-        waiting = lambda: s.shadow.holds_digest_after(3)  # noqa: E731
+        waiting = lambda: s.shadow.records(3, PATIENCE)  # noqa: E731
         held, _ = at_once([waiting, lambda: s.say(output(2, size=1))])
 
         assert held is False
+        assert s.shadow.is_crowded
         assert not s.shadow.ended
         assert ask(s.shadow, size=12) == [1] * 12
+        assert not s.shadow.is_crowded
+
+
+def test_a_frame_in_hand_when_it_is_spoilt_differs_from_nothing() -> None:
+    """What was read just then would stand in the place of what is not given out any more, and a
+    sound worker would seem to compute other bits."""
+    with stage() as s:
+        s.shadow.spoil()
+        s.shadow._sort(Arrival(Output("0", "broadcast"), [torch.ones(9)], 0.0))
+
+        assert ask(s.shadow) == [-1, -1]
+        assert s.shadow.mismatch == ""
 
 
 # --- the end, told --------------------------------------------------------------------------------
@@ -416,7 +429,7 @@ def test_a_mismatch_ends_the_waits_of_all() -> None:
 def test_a_vote_in_the_place_of_an_output_is_a_mismatch() -> None:
     with stage() as s:
         s.say(Said("0", b"x"), output(1, VOTE))
-        assert ask(s.shadow) == [-1, -1]
-        assert s.shadow.mismatch.endswith("allreduce float32[2] here, Said nothing there")
         with pytest.raises(LinkError, match="unexpected Output"):
             s.shadow.vote([1])
+        assert ask(s.shadow) == [-1, -1]
+        assert s.shadow.mismatch.endswith("allreduce float32[2] here, Said nothing there")

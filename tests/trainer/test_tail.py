@@ -139,6 +139,37 @@ def test_in_step_only_after_a_step_of_its_own() -> None:
         assert (copied, computed, jumped, following.in_step) == (False, True, False, True)
 
 
+def test_nobody_begins_where_outputs_are_under_way() -> None:
+    """They would be taken for those of the step, and the joiner for one of other bits."""
+    with pair(SCRIPTS["AdamW"]) as p:
+        p.meet()
+        p.together(2)
+        p.source.quiet = False
+        p.fall_behind(3)
+        busy = p.source.step
+        p.source.commit()
+        p.source.quiet = True
+        p.together(2)
+
+        p.assert_equal()
+        assert busy not in p.joiner.pictures
+        assert busy + 1 in p.joiner.pictures
+
+
+def test_a_call_that_ends_is_no_step_of_its_own() -> None:
+    """Nothing is computed there, so that equal bits say nothing about the joiner's processor."""
+    with pair(SCRIPTS["AdamW"]) as p:
+        following = p.joiner.following
+        following.voted = lambda agreed: None  # type: ignore[method-assign]
+        p.meet()
+        p.together(2)
+        ended = following.in_step
+        del following.voted
+        p.together(2)
+
+        assert (ended, following.in_step) == (False, True)
+
+
 def test_a_settled_joiner_hears_outputs_alone() -> None:
     """Gradients cost the source as much as the outputs: they end when nobody needs them."""
     with pair(SCRIPTS["AdamW"]) as p:

@@ -6,6 +6,8 @@ revisions is mended by asking again.
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 from msgspec import Struct
 
 from tmd.core.migration import is_live
@@ -54,6 +56,11 @@ class Follow(Struct, frozen=True, tag=True):
     @property
     def plays(self) -> int:
         return self.rank
+
+
+def is_rehearsal(duty: Duty) -> TypeGuard[Follow]:
+    """Whether ``duty`` is to compute the bits of a rank once, and not to stay with it."""
+    return isinstance(duty, Follow) and not duty.stay
 
 
 class Keep(Struct, frozen=True, tag=True):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from tmd.core.duties import Follow, Prepare
+from tmd.core.duties import Duty, Follow, Keep, Prepare
 from tmd.core.errors import LinkError
 from tmd.core.limits import ShadowLimits
 from tmd.core.model import ShadowStatus
@@ -44,7 +44,7 @@ class Overdue(LinkError):
 
 
 class Following:
-    """One attempt to follow one rank. All calls come from the main thread."""
+    """One attempt to follow one rank. For the main thread, but for :meth:`give_way`."""
 
     def __init__(
         self,
@@ -73,6 +73,8 @@ class Following:
         """The newest step that the source was heard to begin."""
         self._since = 0
         """Where it began to compute the steps itself."""
+        self._first_own: int | None = None
+        """The first of these that had a vote: the end of a ``batches()`` call shows nothing."""
         self._begun = False
         self._placed = False
         self._tails = True
@@ -128,7 +130,8 @@ class Following:
     @property
     def _shown(self) -> bool:
         """Whether it has come to the same bits by a step of its own."""
-        return self._verified is not None and self._verified > self._since
+        first, verified = self._first_own, self._verified
+        return first is not None and verified is not None and self._since <= first < verified
 
     @property
     def is_late(self) -> bool:
@@ -221,7 +224,9 @@ class Following:
             self._compare(step)
 
     def voted(self, agreed: int) -> None:
-        """The vote agreed on a switch by that ticket, or on none (0)."""
+        """A step of its own counts; the vote agreed on a switch by that ticket, or on none (0)."""
+        if self._first_own is None or self._first_own < self._since:
+            self._first_own = self._at
         self._switched = agreed != 0 and agreed == self._ticket
 
     def settle(self) -> None:
@@ -234,9 +239,11 @@ class Following:
         """From here on every step is computed here."""
         self._tails = False
 
-    def cancel(self) -> None:
-        """Nobody asks for this any more (any thread)."""
-        self.shadow.close()
+    def give_way(self, duty: Duty) -> None:
+        """Something else is asked for (any thread)."""
+        # What is on its way still counts in a recovery.
+        if not isinstance(duty, Keep):
+            self.shadow.close()
 
     def take(self) -> None:
         """Say that nothing of the source is needed any more."""
@@ -277,6 +284,9 @@ class Following:
                 self._boundaries.append(at)
                 if self._tails and self.shadow.newest_boundary() is not None:
                     # It is over already: the tails lead to a later one.
+                    return
+                if self._at != frame.step and not frame.quiet:
+                    # What is still under way would be taken for an output of this step.
                     return
                 self._stand(frame, tensors, feed)
                 self._announced = frame.step

@@ -1,9 +1,9 @@
 """A rehearsal: to live a step of a rank from a recording, and come to the same bits.
 
-The recording is what the rank has shown from the start of a step until a later digest of its state.
-It lies in this worker's host memory, and once it is whole the rank is left alone: however long a
-standby takes for its first real step, to compile it say, nobody waits and nothing piles up. A step
-whose outputs do not fit is followed live instead.
+The recording is what the rank has shown from the start of a step until a later digest of its state:
+one step as a rule, more if that digest came late. It lies in this worker's host memory, and once it
+is whole the rank is left alone: however long a standby takes for its first real step, to compile it
+say, nobody waits and nothing piles up. A step whose outputs do not fit is followed live instead.
 """
 
 from __future__ import annotations
@@ -11,56 +11,87 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum, auto
 
+from msgspec import structs
+
+from tmd.core.duties import Duty
+from tmd.core.model import ShadowStatus
 from tmd.trainer.data import Feed
 from tmd.trainer.following import Following
 
+LOOK_S = 1.0
+"""How often, while it is recorded, somebody looks whether that takes too long."""
 
-class Take(Enum):
-    """Where the outputs of the steps at hand come from."""
 
-    NONE = auto()  # no step has been computed yet
+class Source(Enum):
+    """Where the outputs of this worker's own steps come from."""
+
+    UNDECIDED = auto()  # it has not computed any
     RECORDED = auto()
     LIVE = auto()  # there was no room
 
 
 class Replaying(Following):
-    """One rehearsal of one rank. All calls come from the main thread."""
+    """One rehearsal of one rank. For the main thread, but for :meth:`give_way`."""
 
-    _take = Take.NONE
+    _source = Source.UNDECIDED
 
     @property
     def in_step(self) -> bool:
         """Same bits after a step of its own; of a recorded one it does not matter when."""
-        return self._shown if self._take is Take.RECORDED else super().in_step
+        return self._shown if self._recorded else super().in_step
 
     @property
     def overdue(self) -> bool:
         """Whether it has had its time to come to where it could record, or follow, a step."""
-        return self._take is not Take.RECORDED and super().overdue
+        return not self._recorded and super().overdue
 
-    def cancel(self) -> None:
-        """Nobody asks for this any more (any thread); the link alone would not tell a replay."""
-        self.shadow.spoil()
+    @property
+    def has_state(self) -> bool:
+        """Never of a recorded step: the rank has left that behind."""
+        return not self._recorded and super().has_state
+
+    @property
+    def _recorded(self) -> bool:
+        return self._source is Source.RECORDED
+
+    def told(self) -> ShadowStatus:
+        """For the status: no recovery is to count on what is only replayed."""
+        told = super().told()
+        return structs.replace(told, verified=None, lag_s=0.0) if self._recorded else told
+
+    def give_way(self, duty: Duty) -> None:
+        """Something else is asked for (any thread). No link would end a replay, and nothing of it
+        is of use in a recovery."""
+        if self._recorded:
+            self.shadow.spoil()
+        else:
+            super().give_way(duty)
 
     def go_on(self, feed: Feed, tell: Callable[[], None] = lambda: None) -> None:
         """As :meth:`Following.go_on`; before the first step it waits until that is recorded."""
         super().go_on(feed, tell)
-        while self._take is Take.NONE:
-            self._take = self._recorded()
-            if self._take is Take.NONE:
-                # By the tail to the newest step, and from there.
-                super().go_on(feed, tell)
-        if self._take is Take.RECORDED:
+        if self._recorded:
             # The digest came long ago, and no boundary will follow with which to look at it.
             self.check_again()
 
-    def _recorded(self) -> Take:
-        if not self.shadow.holds_digest_after(self.step):
-            return Take.LIVE
+    def _may_begin(self) -> bool:
+        if not super()._may_begin():
+            return False
+        if self._source is Source.UNDECIDED:
+            self._record()
+        return self._source is not Source.UNDECIDED
+
+    def _record(self) -> None:
+        """Wait until the step at hand is recorded and let the rank go, or see why not."""
+        while not self.shadow.records(self.step, LOOK_S):
+            if self.shadow.is_crowded:
+                self._source = Source.LIVE
+                return
+            if self.overdue:
+                return
         # Before anything is computed from it: what differs later is this worker's own work then.
         self.check_again()
-        if not self._proved:
-            return Take.NONE
-        self.jumps_no_more()
-        self.shadow.close()
-        return Take.RECORDED
+        if self._proved:
+            self.jumps_no_more()
+            self._source = Source.RECORDED
+            self.shadow.close()

@@ -24,6 +24,8 @@ from tmd.trainer.transfer import Digest
 from tmd.trainer.units import digest_of_inputs
 
 ENDING_S = 2.0
+STAGED = (Tail, Boundary)
+"""What counts as waiting besides outputs; units are placed as they come."""
 
 
 class Arrival(NamedTuple):
@@ -69,11 +71,10 @@ class Shadow:
         self._link.close()
 
     def spoil(self) -> None:
-        """Close, and give out nothing of what is here: the step at hand is worth nothing."""
+        """Close, and give out nothing more of what is here: the step at hand is worth nothing."""
         self.close()
         with self._arrived:
             self.starved = True
-            self._channels.clear()
             self._arrived.notify_all()
 
     def end(self) -> None:
@@ -100,7 +101,7 @@ class Shadow:
                     raise self._ended
                 self._arrived.wait()
             arrival = self._state.popleft()
-            if isinstance(arrival.frame, Tail):
+            if isinstance(arrival.frame, STAGED):
                 self._waiting -= _size(arrival)
             return arrival
 
@@ -110,23 +111,30 @@ class Shadow:
             found = [a.frame for a in self._state if isinstance(a.frame, Check)]
         return [(frame.step, frame.parts) for frame in found]
 
-    def holds_digest_after(self, step: int) -> bool:
-        """Whether ``step`` is here to its end, with a digest of what it came to.
+    def records(self, step: int, seconds: float) -> bool:
+        """Whether ``step`` is here to its end, with a later digest: no link is needed for it then.
 
-        Waits until that is so; false if half of what may wait does already. Raises LinkError if it
-        will never be so.
+        Waits for that for so long, if it is not crowded. Raises LinkError if it will never be so.
         """
-        with self._arrived:
-            while self._waiting <= self._bound / 2:
-                if self._is_whole_from(step):
-                    return True
-                if self._ended is not None:
-                    raise self._ended
-                self._arrived.wait()
-        return False
 
-    def _is_whole_from(self, step: int) -> bool:
-        """Also a step with a digest may not be whole: outputs can come after the next has begun."""
+        def decided() -> bool:
+            return self._has_whole(step) or self.is_crowded or self._ended is not None
+
+        with self._arrived:
+            self._arrived.wait_for(decided, seconds)
+            if self._has_whole(step):
+                return True
+            if self._ended is not None:
+                raise self._ended
+            return False
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether so much waits that it should be used while more comes: half of what may."""
+        return self._waiting > self._bound / 2
+
+    def _has_whole(self, step: int) -> bool:
+        """A step with a digest may not be whole: outputs can come after the next one has begun."""
         frames_here = [a.frame for a in self._state]
         shown = [f.step for f in frames_here if isinstance(f, Check) and f.step > step]
         whole = [f.step for f in frames_here if isinstance(f, Boundary) and f.quiet]
@@ -135,6 +143,8 @@ class Shadow:
     def put_back(self, arrival: Arrival) -> None:
         """Leave a frame for later."""
         with self._arrived:
+            if isinstance(arrival.frame, STAGED):
+                self._waiting += _size(arrival)
             self._state.appendleft(arrival)
 
     def newest_boundary(self) -> int | None:
@@ -195,7 +205,7 @@ class Shadow:
 
     def _take(self, name: str) -> Arrival:
         with self._arrived:
-            while not (queue := self._channels.get(name)):
+            while self.starved or not (queue := self._channels.get(name)):
                 if self._ended is not None or self.starved:
                     self.starved = True
                     raise self.lost
@@ -212,8 +222,10 @@ class Shadow:
 
     def _differs(self, how: str) -> None:
         with self._arrived:
-            self.mismatch = self.mismatch or how
-            self.starved = True
+            if self.starved:
+                # Of a step that is worth nothing nothing can be said.
+                return
+            self.mismatch, self.starved = how, True
             self._arrived.notify_all()
 
     # --- reader -----------------------------------------------------------------------------------
@@ -243,7 +255,7 @@ class Shadow:
                 case _:
                     if isinstance(frame, Boundary):
                         self._stream_step = frame.step
-                    if isinstance(frame, Tail):
+                    if isinstance(frame, STAGED):
                         self._waiting += _size(arrival)
                     self._state.append(arrival)
             self._arrived.notify_all()

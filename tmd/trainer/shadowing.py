@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from tmd.core.duties import Duty, Follow, Keep, Prepare, Sync, Wait
+from tmd.core.duties import Duty, Follow, Keep, Prepare, Sync, Wait, is_rehearsal
 from tmd.core.errors import LinkError, StateMismatch
 from tmd.core.limits import ShadowLimits
 from tmd.core.model import Activity, Rehearsal
@@ -96,9 +96,8 @@ class Shadowing:
     def cancel_unless(self, duty: Duty) -> None:
         """Follow no more if ``duty`` is another one (any thread)."""
         following = self.following
-        # What is on its way still counts in a recovery.
-        if following is not None and duty != following.duty and not isinstance(duty, Keep):
-            following.cancel()
+        if following is not None and duty != following.duty:
+            following.give_way(duty)
 
     def begin(
         self,
@@ -110,9 +109,10 @@ class Shadowing:
     ) -> None:
         """Follow the rank of ``duty`` from its next step on."""
         self._recalls = recalls
-        shadow = Shadow(link, frames.staging_bound(self._limits, self._units))
-        rehearses = isinstance(duty, Follow) and not duty.stay
-        kind = Replaying if rehearses else Following
+        bound = frames.staging_bound(self._limits, self._units)
+        # What is recorded waits as a whole, and the rank goes on meanwhile.
+        shadow = Shadow(link, 2 * bound if is_rehearsal(duty) else bound)
+        kind = Replaying if is_rehearsal(duty) else Following
         following = kind(duty, shadow, offer, self._units, self._fabric, self._limits)
         self.following = following
         self._carrier.learn(offer)
@@ -162,7 +162,7 @@ class Shadowing:
 
     def _in_step(self, following: Following) -> None:
         duty = following.duty
-        if isinstance(duty, Follow) and not duty.stay:
+        if is_rehearsal(duty):
             self._done_with = duty
             self._rehearsed(following, duty)
             return
