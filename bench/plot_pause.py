@@ -1,4 +1,4 @@
-"""Draw ``docs/pause.svg`` from ``bench/results/pause.json``: a dot per move, by way and size.
+"""Draw ``docs/pause.svg`` from what ``bench.pause`` has measured: a dot per move, by way and size.
 
 Needs matplotlib (``pip install -c constraints.txt ".[plot]"``).
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import statistics
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 
@@ -18,6 +19,8 @@ from matplotlib import pyplot as plt  # noqa: E402
 from bench.measure import RESULTS  # noqa: E402
 
 TARGET = Path("docs/pause.svg")
+FILES = ("pause.json", "pause_60M.json", "pause_140M.json", "restart.json")
+"""One run each: a size takes half an hour, and large ones more memory than others leave."""
 COLOURS = {"shadow": "tab:green", "copy": "tab:red", "torchrun": "tab:gray"}
 LABELS = {
     "shadow": "live shadow",
@@ -28,10 +31,20 @@ LINEAR_MS = 100
 """Up to here the axis is linear, so that pauses below the noise of a step can be seen."""
 
 
+def measured() -> dict[str, list[dict[str, Any]]]:
+    """All events by way and size; the ways side by side at each size."""
+    every: dict[str, list[dict[str, Any]]] = {}
+    for name in FILES:
+        every |= json.loads((RESULTS / name).read_text())["runs"]
+    shown = [name for name, found in every.items() if found and found[0]["pause_s"] is not None]
+    order = sorted(
+        shown, key=lambda n: (int(n.split()[1].rstrip("M")), [*LABELS].index(n.split()[0]))
+    )
+    return {name: every[name] for name in order}
+
+
 def main() -> None:
-    facts = json.loads((RESULTS / "pause.json").read_text())
-    every = facts["runs"].items()
-    runs = {name: found for name, found in every if found and found[0]["pause_s"] is not None}
+    runs = measured()
     figure, axes = plt.subplots(figsize=(7, 0.8 + 0.55 * len(runs)))
     for row, (name, events) in enumerate(runs.items()):
         way, size = name.split()
@@ -51,7 +64,7 @@ def main() -> None:
     axes.set_xscale("symlog", linthresh=LINEAR_MS)
     axes.set_yticks([])
     axes.set_ylim(-0.6, len(runs) - 0.4)
-    axes.set_xlabel("pause of a planned move beyond one step, ms (line: median)")
+    axes.set_xlabel("pause beyond one step, ms (line: median)")
     figure.savefig(TARGET, bbox_inches="tight", metadata={"Date": None})
 
 

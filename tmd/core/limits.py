@@ -32,7 +32,8 @@ class ShadowLimits(Struct, frozen=True):
     copy_mb_s: float = 256.0
     """Megabytes per second at which a state is copied while its rank trains."""
     staging_mb: float = 1024.0
-    """Host memory on each side for what the other has not taken yet."""
+    """Host memory on each side for what the other has not taken yet, besides three times the
+    gradients of a rank; twice as much of both for a standby that rehearses."""
     lag: float = 0.1
     """Part of a step by which a shadow that is in step may be behind."""
     patience_s: float = 120.0
