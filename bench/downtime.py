@@ -28,7 +28,7 @@ from tmd import embedded
 from tmd.core.model import ClusterView, HostStatus, MigrationPlan
 from tmd.demo import story, train
 from tmd.demo.cluster import ClusterSpec, LocalCluster, host_of, ready, workers
-from tmd.demo.report import events_of, read_trace
+from tmd.demo.report import PARTS, events_of, read_trace
 from tmd.demo.story import DRAINED_RANK, KILLED_RANK, Told
 
 RANKS = ("host-1", "host-2", "host-3", "host-4")
@@ -155,7 +155,7 @@ def tell(report: Report, runs: dict[str, Facts]) -> dict[str, Any]:
         return shown.get("median")
 
     ours = row("tmd: downtime after kill -9", failovers, "downtime_s", "beyond one step")
-    for part in ("detect", "decide", "prepare", "transfer", "resume"):
+    for part in PARTS:
         row(f"  {part}", [e["split"] for e in failovers], part)
     failover_rest = row("  downtime less copy", failovers, "beyond_copy_s")
     row("tmd: pause of a drain", drains, "pause_s", "beyond one step")

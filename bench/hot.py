@@ -21,12 +21,11 @@ from bench.sizes import Comparison, Facts, Runs, Subject, compare, disturbed
 from tmd.core.model import Activity, ClusterView, MigrationPlan
 from tmd.demo import story
 from tmd.demo.cluster import LocalCluster, host_of, workers
-from tmd.demo.report import Event, Trace
+from tmd.demo.report import PARTS, Event, Trace, gap_s
 from tmd.demo.story import Told
 
 FOLLOWED = len(RANKS) - 1
 """The rank that the first hot standby follows."""
-SPLIT = ("detect", "decide", "prepare", "transfer", "resume")
 WAYS = {"hot": "[shadow]\nhot = 1\n", "copy": ""}
 LIMIT_S = 0.1
 
@@ -76,11 +75,7 @@ async def killed(subject: Subject) -> Facts:
 def set_back(trace: Trace, event: Event, plan: MigrationPlan) -> float:
     """Seconds between the last commit before a loss and the first after it, less that step, and
     less the same once more if it was repeated."""
-    stayers = [trace.of_rank(rank) for rank in trace.ranks if rank != event.rank]
-    before = [[x["at"] for x in lines if x["epoch"] < plan.new.epoch] for lines in stayers]
-    after = [[x["at"] for x in lines if x["epoch"] >= plan.new.epoch] for lines in stayers]
-    gap = max(at[0] for at in after) - max(at[-1] for at in before)
-    return float(gap - (1 + min(event.repeated_steps, 1)) * event.median_step_s)
+    return gap_s(trace, plan) - (1 + min(event.repeated_steps, 1)) * event.median_step_s
 
 
 def tell(report: Report, runs: Runs, _: argparse.Namespace) -> dict[str, Any]:
@@ -92,7 +87,7 @@ def tell(report: Report, runs: Runs, _: argparse.Namespace) -> dict[str, Any]:
         back = figures[name]["set_back_s"] = each(found, "set_back_s")
         report.row(f"{name}: downtime", down, "beyond one step")
         report.row("  set back", back, "beyond the step that is repeated")
-        for part in SPLIT:
+        for part in PARTS:
             figures[name][part] = each([e["split"] for e in found], part)
             report.row(f"  {part}", figures[name][part])
         report.row("  median step", figures[name]["median_step_s"])

@@ -15,7 +15,7 @@ import argparse
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from bench.downtime import drain, event, facts, restarted, run_on
@@ -42,11 +42,8 @@ GROWTH = {
     "stayers_growth_bytes": "the same through all moves of a run",
     "source_growth_bytes": "growth of the leaver's peak",
 }
-
-
-async def replaced(subject: Subject) -> Facts:
-    """What one repeat of one way shows."""
-    return await RUNS[subject.way](subject)
+UNKNOWN = dict.fromkeys((*SHOWN, *GROWTH))
+"""Of a run that shows only some of it."""
 
 
 async def undisturbed(subject: Subject) -> Facts:
@@ -60,8 +57,7 @@ async def undisturbed(subject: Subject) -> Facts:
         await run_on(cluster, moves * (quiet + STEPS_OF_A_MOVE))
 
     trace, _ = await disturbed(subject, look_on)
-    unknown = dict.fromkeys((*GROWTH, *SHOWN))
-    return [{**unknown, "stayers_growth_bytes": growth(trace, trace.ranks, begin)}]
+    return [{**UNKNOWN, "stayers_growth_bytes": growth(trace, trace.ranks, begin)}]
 
 
 async def restarts(subject: Subject) -> Facts:
@@ -75,8 +71,7 @@ def restart(subject: Subject, number: int) -> dict[str, Any]:
     folder, quiet = subject.folder / str(number), subject.args.quiet
     found = restarted(folder, subject.script, quiet, 2)
     (folder / "checkpoint").unlink()
-    unknown = dict.fromkeys((*GROWTH, *SHOWN))
-    return {**unknown, **found, "part_of_step": found["pause_s"] / found["median_step_s"]}
+    return {**UNKNOWN, **found, "part_of_step": found["pause_s"] / found["median_step_s"]}
 
 
 async def moved(subject: Subject) -> Facts:
@@ -128,7 +123,7 @@ def growth(trace: Trace, ranks: Sequence[int], begin: float) -> int:
     return int(max(grown))
 
 
-RUNS: dict[str, Callable[[Subject], Awaitable[Facts]]] = {
+RUNS: dict[str, Callable[[Subject], Coroutine[Any, Any, Facts]]] = {
     "shadow": moved,
     "copy": moved,
     RESTART: restarts,
@@ -179,7 +174,8 @@ def _between(shown: dict[str, Any]) -> dict[str, float]:
 
 
 def main() -> int:
-    return compare(Comparison("pause", __doc__, WAYS, "migrations", 10, replaced, tell))
+    run = lambda subject: RUNS[subject.way](subject)  # noqa: E731
+    return compare(Comparison("pause", __doc__, WAYS, "migrations", 10, run, tell))
 
 
 if __name__ == "__main__":

@@ -8,9 +8,10 @@ import pytest
 from tests.campaign.values import observed, plan
 from tmd.campaign import page, picture
 from tmd.campaign.campaign import Ending, Outcome, Result
-from tmd.campaign.costs import PARTS, Cost
+from tmd.campaign.costs import Cost
 from tmd.campaign.scenario import FaultPart, Scenario
 from tmd.core.errors import ConfigError
+from tmd.demo.report import PARTS
 
 COST = Cost("p10", "failover", "trainer.exited", 0.25, dict.fromkeys(PARTS, 0.05), 1)
 KILL = Scenario(name="one", faults=(FaultPart(kind="process.kill"),))

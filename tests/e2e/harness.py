@@ -10,7 +10,15 @@ from pathlib import Path
 from msgspec import Struct
 
 from tmd.campaign.forking import fork_server
-from tmd.core.model import FINAL, Activity, ClusterView, MigrationPlan, Phase
+from tmd.core.model import (
+    FINAL,
+    Activity,
+    ClusterView,
+    MigrationPlan,
+    Phase,
+    Rehearsal,
+    WorkerStatus,
+)
 from tmd.demo.cluster import ClusterSpec, LocalCluster, ready, workers
 from tmd.demo.report import Trace, read_trace
 from tmd.demo.story import run_golden
@@ -123,12 +131,13 @@ class Run:
 
         return await self.cluster.until(ready_to_switch, "every rank is armed")
 
-    async def rehearsed(self, standbys: int) -> ClusterView:
-        """The view in which so many have come to a verdict."""
-        return await self.cluster.until(
+    async def rehearsed(self, standbys: int) -> list[tuple[WorkerStatus, Rehearsal]]:
+        """All verdicts, once so many have come to one."""
+        view = await self.cluster.until(
             lambda v: sum(bool(w.rehearsed) for w in workers(v)) == standbys,
             f"{standbys} standbys have rehearsed",
         )
+        return [(w, verdict) for w in workers(view) for verdict in w.rehearsed]
 
     async def plans(self, count: int) -> tuple[MigrationPlan, ...]:
         """The first ``count`` final plans, once there are so many."""

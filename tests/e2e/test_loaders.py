@@ -28,8 +28,7 @@ async def test_what_loader_processes_draw_is_the_same_on_every_host(
         arguments=LOADED,
         rehearse=True,
     ) as run:
-        view = await run.rehearsed(2)
-        verdicts = [verdict for w in workers(view) for verdict in w.rehearsed]
+        verdicts = [verdict for _, verdict in await run.rehearsed(2)]
         await run.cluster.drain("h2")
         moved = await run.done("drain")
         (victim,) = [w for w in workers(await run.cluster.view()) if w.rank == 0]

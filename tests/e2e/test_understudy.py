@@ -1,5 +1,7 @@
 """Standbys that live the life of a rank though no move is planned: hot ones, and rehearsals."""
 
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,26 @@ async def hot(run: Run) -> None:
         lambda v: any(w.shadow and w.shadow.verified for w in workers(v)), "a hot standby"
     )
     let_go(run)
+
+
+def rehearsing(
+    folder: Path,
+    redis: EmbeddedRedis,
+    *arguments: str,
+    standby: Sequence[str] = ("s1", "s2"),
+    faults: Sequence[str] = (),
+    more_config: str = "",
+) -> AbstractAsyncContextManager[Run]:
+    """A run of the long job that does not end before its standbys have rehearsed."""
+    return running(
+        folder,
+        redis.url,
+        faults=[PACE, GATE, *faults],
+        standby=standby,
+        arguments=(*LONG, *arguments),
+        rehearse=True,
+        more_config=more_config,
+    )
 
 
 def let_go(run: Run) -> None:
@@ -103,16 +125,8 @@ async def test_every_standby_rehearses_once(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
     """One after the other; then they wait, and serve as ever."""
-    async with running(
-        tmp_path,
-        redis.url,
-        faults=[PACE, GATE],
-        standby=("s1", "s2"),
-        arguments=LONG,
-        rehearse=True,
-    ) as run:
-        view = await run.rehearsed(2)
-        verdicts = [verdict for w in workers(view) for verdict in w.rehearsed]
+    async with rehearsing(tmp_path, redis) as run:
+        verdicts = [verdict for _, verdict in await run.rehearsed(2)]
         let_go(run)
 
         assert all(v.has_shown and v.step > 0 for v in verdicts)
@@ -124,16 +138,9 @@ async def test_a_slow_standby_rehearses_a_recording(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
     """It could never live the step in time with its rank, but it computes the same bits."""
-    async with running(
-        tmp_path,
-        redis.url,
-        faults=[PACE, GATE],
-        arguments=(*LONG, "--slow-host", "s1"),
-        rehearse=True,
-        more_config="[shadow]\npatience_s = 0.4\n",
-    ) as run:
-        view = await run.rehearsed(1)
-        (verdict,) = next(w.rehearsed for w in workers(view) if w.rehearsed)
+    slow, hasty = ("--slow-host", "s1"), "[shadow]\npatience_s = 0.4\n"
+    async with rehearsing(tmp_path, redis, *slow, standby=("s1",), more_config=hasty) as run:
+        ((_, verdict),) = await run.rehearsed(1)
         let_go(run)
 
         assert verdict.has_shown, verdict
@@ -144,16 +151,9 @@ async def test_a_standby_that_fails_its_rehearsal_never_gets_a_rank(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
     """It computes other gradients; the rank that is lost later goes to the other standby."""
-    async with running(
-        tmp_path,
-        redis.url,
-        faults=[PACE, GATE, "backward@1:120=kill"],
-        standby=("s1", "s2"),
-        arguments=(*LONG, "--blind-host", "s1"),
-        rehearse=True,
-    ) as run:
-        view = await run.rehearsed(2)
-        unfit = [(w, v) for w in workers(view) for v in w.rehearsed if v.refusal]
+    blind, kill = ("--blind-host", "s1"), ["backward@1:120=kill"]
+    async with rehearsing(tmp_path, redis, *blind, faults=kill) as run:
+        unfit = [(w, v) for w, v in await run.rehearsed(2) if v.refusal]
         let_go(run)
         plan = await run.done("trainer")
 

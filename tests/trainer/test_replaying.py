@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -25,7 +25,6 @@ class Held:
 
     def __init__(self, p: Pair) -> None:
         self.begun, self.go = threading.Event(), threading.Event()
-        self.act: Callable[[Script], None] = lambda script: None
         self._backward = p.joiner.script.backward
         p.joiner.script.backward = self._wait  # type: ignore[method-assign]
 

@@ -8,8 +8,6 @@ from tmd.campaign.judge import Observed
 from tmd.core.model import Kind, MigrationPlan, Phase
 from tmd.demo.report import Event, Trace, events_of
 
-PARTS = ("detect", "decide", "prepare", "transfer", "resume")
-
 
 class Cost(Struct, frozen=True):
     """One plan that was carried out."""

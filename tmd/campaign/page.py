@@ -11,11 +11,12 @@ from pathlib import Path
 
 from tmd.campaign import picture
 from tmd.campaign.campaign import Outcome, Result
-from tmd.campaign.costs import PARTS, Cost
+from tmd.campaign.costs import Cost
 from tmd.campaign.faults import KINDS
 from tmd.campaign.judge import decided_s
 from tmd.campaign.stage import TTL_S
 from tmd.core.errors import ConfigError
+from tmd.demo.report import PARTS
 
 Row = Sequence[str]
 SUFFIXES = (".html", ".md")

@@ -22,6 +22,8 @@ BEFORE = 20
 """Steps before an event from which the median step is taken."""
 AFTER = 10
 """Steps after an event at whose end connections and memory are compared."""
+PARTS = ("detect", "decide", "prepare", "transfer", "resume")
+"""Of the time that an event took, in order."""
 
 
 class Trace(Struct, frozen=True):
@@ -51,8 +53,7 @@ class Event(Struct, frozen=True):
     downtime_s: float | None
     median_step_s: float
     split: dict[str, float]
-    """Seconds in detect, decide, prepare, transfer, resume; after the instant of the fault, or of
-    the request."""
+    """Seconds in each of :data:`PARTS`; after the instant of the fault, or of the request."""
     repeated_steps: int
     new_connections_per_stayer: dict[str, int]
     stayer_rss_growth_bytes: int
@@ -144,12 +145,9 @@ def _event(
     trace: Trace, plan: MigrationPlan, index: int, start: float | None, seen: float | None
 ) -> Event:
     move = plan.moves[index]
-    moved = {m.rank for m in plan.moves}
-    stayers = [r for r in trace.ranks if r not in moved]
-    gaps = [_gap(trace.of_rank(rank), plan) for rank in stayers]
-    before = max(gap.last for gap in gaps)
-    after = max(gap.first for gap in gaps)
-    usual = statistics.median(gap.usual for gap in gaps)
+    gaps = _gaps(trace, plan)
+    before, after = _around(gaps)
+    usual = statistics.median(gap.usual for gap in gaps.values())
     begin = plan.timeline[0].at if start is None else start
     planned = plan.kind is Kind.PLANNED
     return Event(
@@ -163,8 +161,8 @@ def _event(
         median_step_s=usual,
         split=_split(plan, begin, seen, before, after, usual),
         repeated_steps=_repeated(trace, plan),
-        new_connections_per_stayer={str(r): g.links for r, g in zip(stayers, gaps, strict=True)},
-        stayer_rss_growth_bytes=max(gap.growth for gap in gaps),
+        new_connections_per_stayer={str(r): gap.links for r, gap in gaps.items()},
+        stayer_rss_growth_bytes=max(gap.growth for gap in gaps.values()),
     )
 
 
@@ -174,6 +172,24 @@ class _Gap(Struct, frozen=True):
     usual: float
     links: int
     growth: int
+
+
+def gap_s(trace: Trace, plan: MigrationPlan) -> float:
+    """Seconds from the last commit before the epoch of ``plan`` to the first in it, on the slowest
+    stayer."""
+    before, after = _around(_gaps(trace, plan))
+    return after - before
+
+
+def _gaps(trace: Trace, plan: MigrationPlan) -> dict[int, _Gap]:
+    """By stayer."""
+    moved = {m.rank for m in plan.moves}
+    return {rank: _gap(trace.of_rank(rank), plan) for rank in trace.ranks if rank not in moved}
+
+
+def _around(gaps: dict[int, _Gap]) -> tuple[float, float]:
+    """When the last stayer made its last old commit, and its first new one."""
+    return max(gap.last for gap in gaps.values()), max(gap.first for gap in gaps.values())
 
 
 def _gap(lines: Sequence[Line], plan: MigrationPlan) -> _Gap:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tmd.core.model import Activity, Alert, ClusterView, HostStatus
-from tmd.demo.report import Event
+from tmd.demo.report import PARTS, Event
 
 COLOURS = {
     Activity.TRAINING: "green",
@@ -146,7 +146,7 @@ def _rows(events: list[Event]) -> Iterator[tuple[str, list[str]]]:
     yield "from, to", [f"{e.from_host}, {e.to_host}" for e in events]
     yield "pause", [seconds(e.pause_s) for e in events]
     yield "downtime", [seconds(e.downtime_s) for e in events]
-    for part in ("detect", "decide", "prepare", "transfer", "resume"):
+    for part in PARTS:
         yield f"  {part}", [seconds(e.split[part]) for e in events]
     yield "steps run again", [str(e.repeated_steps) for e in events]
     yield (

@@ -19,13 +19,11 @@ from torch import Tensor
 from tmd.core.errors import LinkError, StateMismatch
 from tmd.fabric import Link
 from tmd.trainer import frames
-from tmd.trainer.frames import SHIFT, VOTE, Boundary, Check, Dropped, Frame, Output, Said, Tail
+from tmd.trainer.frames import SHIFT, VOTE, Boundary, Check, Dropped, Frame, Output, Said, Unit
 from tmd.trainer.transfer import Digest
 from tmd.trainer.units import digest_of_inputs
 
 ENDING_S = 2.0
-STAGED = (Tail, Boundary)
-"""What counts as waiting besides outputs; units are placed as they come."""
 
 
 class Arrival(NamedTuple):
@@ -51,7 +49,7 @@ class Shadow:
         self._state: deque[Arrival] = deque()
         self._channels: dict[str, deque[tuple[int, Arrival]]] = {}
         self._waiting = 0
-        """Bytes of outputs and tails that wait."""
+        """Bytes that wait to be used."""
         self._stream_step = 0
         """Step of the latest boundary that was read."""
         self._ended: LinkError | None = None
@@ -101,8 +99,7 @@ class Shadow:
                     raise self._ended
                 self._arrived.wait()
             arrival = self._state.popleft()
-            if isinstance(arrival.frame, STAGED):
-                self._waiting -= _size(arrival)
+            self._waiting -= _size(arrival)
             return arrival
 
     def checks(self) -> list[tuple[int, Digest]]:
@@ -122,11 +119,10 @@ class Shadow:
 
         with self._arrived:
             self._arrived.wait_for(decided, seconds)
-            if self._has_whole(step):
-                return True
-            if self._ended is not None:
+            whole = self._has_whole(step)
+            if self._ended is not None and not whole:
                 raise self._ended
-            return False
+            return whole
 
     @property
     def is_crowded(self) -> bool:
@@ -143,8 +139,7 @@ class Shadow:
     def put_back(self, arrival: Arrival) -> None:
         """Leave a frame for later."""
         with self._arrived:
-            if isinstance(arrival.frame, STAGED):
-                self._waiting += _size(arrival)
+            self._waiting += _size(arrival)
             self._state.appendleft(arrival)
 
     def newest_boundary(self) -> int | None:
@@ -205,12 +200,13 @@ class Shadow:
 
     def _take(self, name: str) -> Arrival:
         with self._arrived:
-            while self.starved or not (queue := self._channels.get(name)):
-                if self._ended is not None or self.starved:
-                    self.starved = True
-                    raise self.lost
-                self._arrived.wait()
-            _, arrival = queue.popleft()
+            while not self.starved and not self._channels.get(name):
+                self.starved = self._ended is not None
+                if not self.starved:
+                    self._arrived.wait()
+            if self.starved:
+                raise self.lost
+            _, arrival = self._channels[name].popleft()
             self._waiting -= _size(arrival)
             self._tidy(name)
             return arrival
@@ -245,18 +241,16 @@ class Shadow:
     def _sort(self, arrival: Arrival) -> None:
         frame = arrival.frame
         with self._arrived:
+            self._waiting += _size(arrival)
             match frame:
                 case Output() | Said():
                     queue = self._channels.setdefault(frame.channel, deque())
                     queue.append((self._stream_step, arrival))
-                    self._waiting += _size(arrival)
                 case Dropped():
                     raise Lost(frame.reason, final=frame.final)
                 case _:
                     if isinstance(frame, Boundary):
                         self._stream_step = frame.step
-                    if isinstance(frame, STAGED):
-                        self._waiting += _size(arrival)
                     self._state.append(arrival)
             self._arrived.notify_all()
         if self._waiting > self._bound:
@@ -283,4 +277,5 @@ def _shown(tensors: Sequence[Tensor]) -> str:
 
 
 def _size(arrival: Arrival) -> int:
-    return sum(t.nbytes for t in arrival.tensors)
+    """Bytes that count as waiting; not those of a unit, which is placed as it comes."""
+    return 0 if isinstance(arrival.frame, Unit) else sum(t.nbytes for t in arrival.tensors)
