@@ -26,7 +26,7 @@ from tmd.demo.story import Told
 
 FOLLOWED = len(RANKS) - 1
 """The rank that the first hot standby follows."""
-WAYS = {"hot": "[shadow]\nhot = 1\n", "copy": ""}
+WAYS = {"hot": "hot = 1\n", "copy": ""}
 LIMIT_S = 0.1
 
 

@@ -27,7 +27,7 @@ from tmd.demo.report import Trace
 from tmd.demo.story import DRAINED_RANK, Told
 
 RESTART, NOTHING = "torchrun", "nothing"
-WAYS = {"shadow": "", "copy": "[shadow]\nenabled = false\n", RESTART: "", NOTHING: ""}
+WAYS = {"shadow": "", "copy": "enabled = false\n", RESTART: "", NOTHING: ""}
 STEPS_OF_A_MOVE = 10
 """From the request to the switch, by live shadow."""
 RESTARTS = 5

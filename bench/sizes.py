@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from bench.downtime import RANKS, STANDBY, TINY
 from bench.measure import Report, in_turn, options
 from tmd import embedded
+from tmd.core.limits import ShadowLimits
 from tmd.core.model import MigrationPlan
 from tmd.demo import train
 from tmd.demo.cluster import ClusterSpec, LocalCluster
@@ -66,7 +67,7 @@ class Comparison(NamedTuple):
     name: str
     about: str | None
     ways: Mapping[str, str]
-    """Name -> what daemons are told."""
+    """Name -> what daemons are told in ``[shadow]``."""
     what: str
     """The events that a run is disturbed by."""
     events: int
@@ -111,6 +112,8 @@ def compare(what: Comparison) -> int:
     parser.add_argument("--quiet", type=int, default=12, help=f"steps between two {what.what}")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["10M"])
     parser.add_argument("--ways", nargs="+", choices=what.ways, default=[*what.ways])
+    staging = "host memory for what a joiner has not taken yet, less where memory is short"
+    parser.add_argument("--staging-mb", type=float, default=ShadowLimits().staging_mb, help=staging)
     args = parser.parse_args()
     if args.quick:
         args.repeats, args.events = 1, 1
@@ -125,7 +128,8 @@ def compare(what: Comparison) -> int:
             folder = Path(scratch) / f"{way}-{size}-{repeat}"
             script = TINY if args.quick else SIZES[size]
             check = partial(oracle.check, size)
-            subject = Subject(way, what.ways[way], folder, script, args, check)
+            told = f"[shadow]\nstaging_mb = {args.staging_mb}\n{what.ways[way]}"
+            subject = Subject(way, told, folder, script, args, check)
             runs[name] += report.attempt(name, partial(asyncio.run, what.run(subject))) or []
     report.progress(f"losses compared bit for bit between runs, by size: {oracle.compared}")
     figures = what.tell(report, runs, args)
