@@ -57,7 +57,8 @@ class TrainerDetector(Detector):
         assert isinstance(config, TrainerConfig)
         findings, kills = Findings(config), Kills(Path(config.proc_root))
         async for event in ctx.worker_events():
-            kills.look(ctx.now())
+            if event.exit is None:
+                kills.look(ctx.now())
             killed = event.exit is not None and event.exit.code == -signal.SIGKILL
             starved = killed and kills.grew()
             for found in findings.observe(event, ctx.now(), starved=starved):
@@ -101,6 +102,8 @@ class Findings:
 
     def observe(self, event: WorkerEvent, now: float, *, starved: bool = False) -> Iterator[Signal]:
         """``starved``: the kernel killed for memory just before this exit."""
+        if event.exit is not None and event.exit.code is None and not event.forgotten:
+            return  # how it ended is known in a moment
         if event.forgotten or event.exit is not None:
             self._progress.pop(event.worker, None)
             yield from self._set(STALLED, False, event, "")
@@ -172,6 +175,9 @@ class Findings:
 
 
 def _how_it_ended(exit_: Exit) -> str:
-    if exit_.code < 0:
-        return f"killed by signal {-exit_.code}"
-    return f"ended with status {exit_.code}"
+    code = exit_.code
+    return (
+        f"killed by signal {-code}"
+        if code is not None and code < 0
+        else f"ended with status {code}"
+    )

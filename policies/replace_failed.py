@@ -19,6 +19,7 @@ from tmd.plugin import (
     Activity,
     Alert,
     ClusterView,
+    Exit,
     HostStatus,
     JobRecord,
     JobState,
@@ -67,8 +68,7 @@ class ReplaceFailed(Policy):
             ended = exits.get(member.worker)
             alert = alerts.get(member.worker)
             if ended is not None and ended.code != 0:
-                how = f"signal {-ended.code}" if ended.code < 0 else f"status {ended.code}"
-                yield self._verdict(record, member, "trainer.exited", f"ended with {how}")
+                yield self._verdict(record, member, "trainer.exited", _how_it_ended(ended))
             elif alert is not None and ended is None:
                 yield self._verdict(record, member, alert.code, alert.message)
             elif ended is None and member.worker in standing:
@@ -114,6 +114,14 @@ class ReplaceFailed(Policy):
             reason=f"{member.worker}: {what}",
             policy=self.name,
         )
+
+
+def _how_it_ended(ended: Exit) -> str:
+    if ended.code is None:
+        return "the kernel is ending it"
+    return (
+        f"ended with signal {-ended.code}" if ended.code < 0 else f"ended with status {ended.code}"
+    )
 
 
 def _named_dead(record: JobRecord) -> set[str]:

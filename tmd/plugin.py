@@ -92,7 +92,7 @@ class WorkerEvent(Struct, frozen=True):
     status: WorkerStatus | None = None
     """Its latest word; ``None`` if it never spoke."""
     exit: Exit | None = None
-    """Set once it ended."""
+    """Set once it ended, or the kernel has begun to end it: see ``code``."""
     connected: bool = False
     silent_s: float = 0.0
     """How long nothing came over its connection; a live trainer speaks every half second."""

@@ -31,6 +31,9 @@ class Hello(Struct, frozen=True, tag=True):
     status: WorkerStatus
     obeyed: int
     """Highest lease epoch this trainer has obeyed."""
+    futex: int = 0
+    """The thread that holds a robust futex while the process lives, whose descriptor comes with
+    this message; 0: there is none."""
 
 
 class Welcome(Struct, frozen=True, tag=True):

@@ -4,7 +4,7 @@ from msgspec import structs
 
 from tests.plugins.clusters import planned
 from tests.values import alert
-from tmd.core.duties import Follow, Prepare, Wait, duty
+from tmd.core.duties import Follow, Keep, Prepare, Wait, duty
 from tmd.core.limits import Understudies
 from tmd.core.migration import Facts
 from tmd.core.model import (
@@ -13,6 +13,7 @@ from tmd.core.model import (
     HostStatus,
     JobRecord,
     JobState,
+    Kind,
     Member,
     Membership,
     Move,
@@ -351,6 +352,19 @@ def test_ranks_are_given_so_that_all_of_them_find_somebody() -> None:
     both = [member("all"), member("some")]
 
     assert assigned([0, 3], both, facts) == {0: member("some"), 3: member("all")}
+
+
+def test_a_shadow_is_told_whether_its_rank_can_still_say_anything() -> None:
+    """The worker that it follows is dead, or another one."""
+    record, _, _ = cluster(worker("s", Activity.IN_STEP))
+    hot = Understudy(member=member("s"), rank=1, stay=True)
+    record = structs.replace(record, understudies=(hot,))
+    told = {}
+    for dead in ("a", "b"):
+        plan = structs.replace(planned(2, phase=Phase.RECOVER), kind=Kind.FAILOVER, dead=(dead,))
+        told[dead] = duty(structs.replace(record, plan=plan), "s")
+
+    assert told == {"a": Keep(plan.id), "b": Keep(plan.id, over=True)}
 
 
 def test_a_plan_comes_before_a_rehearsal() -> None:

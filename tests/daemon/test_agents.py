@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
+import tempfile
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -15,7 +17,7 @@ from tests.values import failover
 from tmd import wire
 from tmd.core.duties import Leave, Train
 from tmd.core.errors import ConfigError
-from tmd.core.model import Activity
+from tmd.core.model import Activity, Exit
 from tmd.daemon import agents, lifelines
 from tmd.daemon.agents import AgentServer, Door, uids_of
 from tmd.daemon.records import Records
@@ -221,6 +223,93 @@ async def test_a_process_that_is_gone_is_noticed(host, monkeypatch, activity, to
     assert host.roster.statuses == ()
 
 
+ENDING = """
+import socket, sys, threading
+from tmd import wire
+from tmd.robust_futex import Held
+from tmd.testing.clients import worker_status
+class Brief(Held):
+    def _live(self):
+        ends.wait()
+ends = threading.Event()
+with socket.socket(socket.AF_UNIX) as s:
+    s.connect(sys.argv[1])
+    held = Brief()
+    hello = wire.Hello(wire.VERSION, worker_status("h1/job/0.a"), 0, held.thread)
+    socket.send_fds(s, [wire.encode(hello)], [held.fd])
+    sys.stdin.readline()
+    ends.set()
+    sys.stdin.readline()
+"""
+
+
+async def test_a_process_that_begins_to_end_is_noticed_before_it_has(host, monkeypatch):
+    """What a killed process does last is what this one does first."""
+    monkeypatch.setattr(lifelines, "GRACE_S", 0.2)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", ENDING, str(host.path)), stdin=asyncio.subprocess.PIPE
+    )
+    assert process.stdin is not None
+    try:
+        await until(lambda: bool(host.roster.statuses), within_s=10)
+        process.stdin.write(b"end\n")
+        await until(lambda: bool(host.roster.exits), within_s=10)
+        lives = process.returncode is None
+        first = host.roster.exits[0]
+    finally:
+        process.kill()
+        await process.wait()
+    await until(lambda: host.roster.ended(ONE))
+
+    assert lives
+    assert first.code is None
+    assert list(host.roster.exits) == [structs.replace(first, code=lifelines.UNKNOWN)]
+    assert host.roster.statuses == ()
+
+
+async def test_who_begins_to_end_is_ended(host):
+    """It may be only one thread that has ended, of a process that goes on computing."""
+    async with connected(host.path) as connection:
+        launcher = FakeLauncher(connection, "job", (ONE,))
+        host.roster.exited(Exit(ONE, "job", None, at=0.0))
+        await launcher.hello()
+
+        assert (await launcher.killed()).worker == ONE
+
+
+def open_files():
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+async def test_descriptors_that_come_are_closed(host, monkeypatch, trusted):
+    """The first, a second, and all of somebody who may not hand any over."""
+    if not trusted:
+        monkeypatch.setattr(host.server._listener, "_uids", frozenset())
+    before = open_files()
+    with tempfile.TemporaryFile() as file, socket.socket(socket.AF_UNIX) as client:
+        await asyncio.to_thread(client.connect, str(host.path))
+        hello = wire.encode(wire.Hello(wire.VERSION, worker_status(ONE), 0, 1))
+        for part in (hello[:9], hello[9:19]):
+            socket.send_fds(client, [part], [file.fileno()])
+        client.sendall(hello[19:])
+        await until(lambda: bool(host.roster.statuses))
+        within = open_files()
+    await until(lambda: open_files() == before + 1)  # its process lives: the pidfd
+
+    # This file, this end, that end and the pidfd.
+    assert within == before + 4
+
+
+async def test_a_launcher_must_say_how_a_worker_ended(host):
+    async with connected(host.path) as connection:
+        launcher = FakeLauncher(connection, "job", (ONE,))
+        await launcher.hello()
+        await launcher.exited(ONE, None)
+
+        assert "must say how" in await rejected(connection)
+
+
 # --- clients that do not behave -------------------------------------------------------------------
 
 
@@ -309,7 +398,7 @@ async def test_the_socket_is_private_and_removed_at_the_end(tmp_path):
 
 async def test_a_socket_left_by_a_dead_daemon_is_replaced_a_live_one_is_not(tmp_path):
     first, second = Host(tmp_path), Host(tmp_path)
-    agents._bind(first.path, False).close()
+    agents._bind(first.path, frozenset()).close()
     async with first.serving():
         with pytest.raises(ConfigError, match="another daemon"):
             await second.server.serve()

@@ -54,6 +54,34 @@ async def test_an_exit_ends_a_worker_for_good():
     assert (roster.statuses, list(roster.exits)) == ((), [exit_])
 
 
+async def test_who_begins_to_end_has_no_more_to_say_but_how():
+    """The cluster hears of both; the instant is the first."""
+    roster = Roster()
+    roster.heard(STATUS, 0.0)
+    await rung(roster)
+    told = []
+    for exit_ in (
+        Exit(STATUS.worker, "job", None, at=1.0),
+        Exit(STATUS.worker, "job", None, at=2.0),
+        Exit(STATUS.worker, "job", -9, at=3.0),
+        Exit(STATUS.worker, "job", None, at=4.0),
+        Exit(STATUS.worker, "job", 1, at=5.0),
+    ):
+        roster.exited(exit_)
+        roster.heard(STATUS, exit_.at)
+        (known,) = roster.exits
+        told.append((await rung(roster), known.code, known.at, roster.ended(STATUS.worker)))
+
+    assert told == [
+        (True, None, 1.0, False),
+        (False, None, 1.0, False),
+        (True, -9, 1.0, True),
+        (False, -9, 1.0, True),
+        (False, -9, 1.0, True),
+    ]
+    assert roster.statuses == ()
+
+
 async def test_a_lost_connection_proves_nothing():
     roster = Roster()
     roster.heard(STATUS, 0.0)

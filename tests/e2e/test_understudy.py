@@ -54,12 +54,19 @@ def let_go(run: Run) -> None:
 
 
 # Rank 2 is the one that is followed; rank 1 is a replica, with buffers of its own.
-@pytest.mark.parametrize(("rank", "point"), [(1, "backward"), thorough(2, "after-vote")])
+@pytest.mark.parametrize(
+    ("rank", "point", "end"),
+    [
+        (1, "backward", "kill"),
+        thorough(2, "after-vote", "kill"),
+        thorough(2, "backward", "linger"),
+    ],
+)
 async def test_a_loss_with_a_hot_standby_copies_no_state(
-    rank: int, point: str, tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+    rank: int, point: str, end: str, tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
     """In the middle of a step, and right after a vote that others may have seen come out."""
-    faults = [PACE, GATE, f"{point}@{rank}:120=kill"]
+    faults = [PACE, GATE, f"{point}@{rank}:120={end}"]
     if point == "backward":
         faults.append(NEVER_SENT)
     async with running(tmp_path, redis.url, faults=faults, arguments=LONG, more_config=HOT) as run:

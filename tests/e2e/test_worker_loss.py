@@ -102,6 +102,19 @@ async def test_an_error_in_user_code_is_a_loss(
         await run.ends_like(golden, lost=1)
 
 
+async def test_a_killed_worker_is_replaced_while_the_kernel_still_has_it(
+    tmp_path: Path, redis: EmbeddedRedis, golden: Golden
+) -> None:
+    """A process of many gigabytes keeps its links open for long after it was killed; nobody waits
+    for that. Nothing else would tell of this one for half a minute."""
+    async with running(tmp_path, redis.url, faults=["backward@1:9=linger"]) as run:
+        plan = await run.done("trainer.exited")
+
+        assert run.fired("backward")
+        assert plan.reason.endswith("the kernel is ending it")
+        await run.ends_like(golden, lost=1)
+
+
 async def test_a_stopped_worker_is_ended_and_replaced(
     tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:

@@ -191,6 +191,35 @@ def test_a_future_epoch_is_kept_aside(pair: Circle) -> None:
     link.close()
 
 
+def test_what_has_arrived_can_be_read_to_its_end() -> None:
+    """Whoever sent it may have died since, with its end of the link still open."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        ours = socket.create_connection(door.getsockname())
+        theirs, _ = door.accept()
+    near, far = Link(ours, "near", "far"), Link(theirs, "far", "far")
+    try:
+        near.send(b"last words")
+        while theirs.recv(64, socket.MSG_PEEK) != b"last words":
+            pass
+        quiet = far.quiet_s
+        far.receive_no_more()
+        said = bytearray(10)
+        far.recv_into(said)
+
+        assert said == b"last words"
+        assert 0 <= quiet < 10
+        with pytest.raises(LinkError):
+            far.recv_into(bytearray(1))
+        far.close()
+        with pytest.raises(LinkError):
+            far.receive_no_more()
+        with pytest.raises(LinkError):
+            _ = far.quiet_s
+    finally:
+        near.close()
+        far.close()
+
+
 def test_raw_links_carry_frames_both_ways(pair: Circle) -> None:
     a, b = pair.fabrics
     payload = os.urandom(3 << 20)

@@ -87,6 +87,14 @@ def test_an_exit_with_an_error_is_a_failure_even_before_its_alert():
     ]
 
 
+def test_who_begins_to_end_is_a_failure_before_it_is_known_how():
+    begins = Exit(worker("h1"), "job", None, at=0.0)
+
+    assert failed(view(host("h1", exits=(begins,)), host("h2"), host("h3"))) == [
+        (worker("h1"), "trainer.exited")
+    ]
+
+
 def test_the_end_of_training_is_none():
     ended = Exit(worker("h1"), "job", 0, at=0.0)
 

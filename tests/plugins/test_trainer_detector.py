@@ -73,6 +73,14 @@ def test_the_end_of_training_is_no_fault(see):
     assert see(ends(0)) == []
 
 
+def test_how_it_ended_is_worth_waiting_for(see):
+    """While the kernel takes it apart nobody knows; the policy does not wait for this."""
+    see(speaks(silent_s=6))
+
+    assert see(ends(None)) == []
+    assert see(ends(-9)) == [(STALLED, State.CLEARED), (EXITED, State.RAISED)]
+
+
 def test_what_the_host_forgets_is_cleared(see):
     see(ends(1))
 

@@ -148,6 +148,32 @@ def test_a_collective_waits_for_its_output() -> None:
         assert results[0] == [7, 7]
 
 
+def test_a_dead_source_is_heard_out() -> None:
+    """What it has sent is taken; nothing more is waited for, though its end of the link is open."""
+    with stage() as s:
+        s.say(output(7))
+        s.shadow.hear_out(0.02)
+        s.shadow.facts.until(lambda: s.shadow.ended)
+
+        assert [ask(s.shadow), ask(s.shadow)] == [[7, 7], [-1, -1]]
+        assert s.shadow.starved
+
+
+def test_what_a_dead_source_had_sent_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is cut off as long as bytes come in."""
+    quiet = [0.0]
+    monkeypatch.setattr(Link, "quiet_s", property(lambda _: quiet[0]))
+    with stage() as s:
+        s.shadow.hear_out(0.02)
+        s.say(output(1), output(2))
+        ended = s.shadow.ended
+        quiet[0] = 0.02
+        s.shadow.facts.until(lambda: s.shadow.ended)
+
+        assert not ended
+        assert [ask(s.shadow), ask(s.shadow)] == [[1, 1], [2, 2]]
+
+
 def test_several_outputs_of_one_collective() -> None:
     with stage() as s:
         s.say((Output("0", "allgather"), [torch.ones(2, 2), torch.zeros(3, dtype=torch.int64)]))

@@ -29,7 +29,7 @@ class Observed(Struct, frozen=True):
     steps: tuple[int, int] = (0, 0)
     repeated: int = 0
     seen: dict[str, float] = {}
-    """By plan: when a launcher saw the worker end."""
+    """By plan: when its host saw that the worker ends."""
     seconds: float = 0.0
     skipped: str = ""
     """Why it was not tried on this machine."""

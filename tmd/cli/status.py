@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tmd.config import Settings
     from tmd.core.model import (
         ClusterView,
+        Exit,
         JobRecord,
         MigrationPlan,
         Rehearsal,
@@ -141,7 +142,7 @@ def _job(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:
     for rank, member in enumerate(record.membership.members):
         known = workers.pop(member.worker, None)
         ended = exits.get(member.worker)
-        silent = f"ended ({ended.code})" if ended else "not heard"
+        silent = _how_it_ended(ended) if ended else "not heard"
         table.add_row(str(rank), member.host, member.worker, *_cells(known, silent))
     for host in view.hosts:
         for worker in host.workers:
@@ -162,6 +163,10 @@ def _job(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:
         plans.append(record.plan)
     if plans:
         yield _plans(plans)
+
+
+def _how_it_ended(ended: Exit) -> str:
+    return "ending" if ended.code is None else f"ended ({ended.code})"
 
 
 def _cells(worker: WorkerStatus | None, silent: str) -> list[str]:

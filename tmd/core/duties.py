@@ -67,6 +67,8 @@ class Keep(Struct, frozen=True, tag=True):
     """Standby that followed a rank: a recovery goes on, so keep the state that you have."""
 
     plan: str
+    over: bool = False
+    """The worker that was followed is dead: what it has sent counts, and nothing more will come."""
 
 
 class Arm(Struct, frozen=True, tag=True):
@@ -211,17 +213,18 @@ def _following(record: JobRecord, worker: str) -> Duty:
     plan = record.plan
     if study is None:
         return Wait(busy=is_live(plan))
+    source = record.membership.members[study.rank]
     if (
         plan is not None
         and plan.kind is Kind.FAILOVER
         and plan.phase in (Phase.RECOVER, Phase.SYNC)
     ):
         # What was followed is over once all go back.
-        return Keep(plan=plan.id) if plan.rollback is None else Wait()
+        return Keep(plan.id, source.worker in plan.dead) if plan.rollback is None else Wait()
     return Follow(
         rank=study.rank,
         size=record.world_size,
-        source=record.membership.members[study.rank],
+        source=source,
         stay=study.stay,
         request=study.request,
     )

@@ -104,6 +104,17 @@ def settle(
 
     A job of which nobody is left has failed.
     """
+    settled, missing = _settled(record, plan, facts, candidates, now)
+    ending = facts.ending((*plan.dead, *(m.worker for m in plan.witnesses)))
+    if settled.state is JobState.FAILED and ending:
+        # Whoever came to the end of training ends well, and the job with it.
+        return record, f"waiting to hear how {ending} ends"
+    return settled, missing
+
+
+def _settled(
+    record: JobRecord, plan: MigrationPlan, facts: Facts, candidates: Sequence[Member], now: float
+) -> tuple[JobRecord, str]:
     alive = _alive(plan, facts)
     late = [m.worker for m in alive if not _halted(plan, facts, m.worker)]
     if late:

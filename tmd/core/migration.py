@@ -7,6 +7,7 @@ The diagram in the README is generated from the table.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 
 from msgspec import structs
@@ -130,9 +131,14 @@ class Facts:
         }
 
     def exited(self, worker: str) -> int | None:
-        """Exit status of a worker known to have ended."""
+        """Exit status of a worker, as soon as it is known."""
         known = self._exits.get(worker)
         return None if known is None else known.code
+
+    def ending(self, workers: Iterable[str]) -> str:
+        """The first of whom it is not yet known how it ends; empty if there is none."""
+        exits = (self._exits.get(w) for w in workers)
+        return next((e.worker for e in exits if e is not None and e.code is None), "")
 
     def failing(self, worker: str) -> bool:
         """Ended, or named unfit to act by a detector that may act."""

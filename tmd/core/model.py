@@ -98,13 +98,15 @@ class WorkerStatus(Struct, frozen=True):
 
 
 class Exit(Struct, frozen=True):
-    """A worker process ended, as seen by the launcher that started it."""
+    """A worker process ended, as seen by the launcher that started it, or begins to end."""
 
     worker: str
     job: str
-    code: int
-    """Exit status; negative for a signal, as in :mod:`subprocess`."""
+    code: int | None
+    """Exit status; negative for a signal, as in :mod:`subprocess`. ``None`` while the kernel still
+    takes the process apart; its links may stay open until that is done."""
     at: float
+    """When that was seen first."""
 
 
 # --- what a detector says -----------------------------------------------------------------------

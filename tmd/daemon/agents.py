@@ -10,7 +10,6 @@ import asyncio
 import os
 import pwd
 import socket
-import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from tmd import wire
 from tmd.core.duties import Duty
 from tmd.core.errors import ConfigError, WireError
 from tmd.core.limits import ShadowLimits
+from tmd.daemon.handing import Listener, peer_of
 from tmd.daemon.injections import Injections, Peer
 from tmd.daemon.lifelines import Lifelines
 from tmd.daemon.records import Records
@@ -32,8 +32,6 @@ BUFFER_LIMIT = 1 << 20
 """A client that does not read is cut off when so much is waiting for it."""
 
 log = structlog.get_logger("tmd.agents")
-
-_UCRED = struct.Struct("3i")
 
 
 class Door(Struct, frozen=True):
@@ -88,6 +86,9 @@ class LauncherLink:
     def push(self, records: Records, roster: Roster) -> None:
         for worker in self.workers:
             reason = records.condemned(worker, self.job)
+            if roster.is_ending(worker):
+                # It may be one thread that has ended, of a process that goes on computing.
+                reason = "its kernel says that it is ending"
             if reason is None or worker in self.asked or roster.ended(worker):
                 continue
             self.asked.add(worker)
@@ -118,8 +119,8 @@ class AgentServer:
     async def serve(self) -> None:
         """Accept until cancelled."""
         path = self._door.path
-        listener = await asyncio.to_thread(_bind, path, len(self._door.uids) > 2)
-        server = await asyncio.start_unix_server(self._accepted, sock=listener)
+        self._listener = await asyncio.to_thread(_bind, path, self._door.uids)
+        server = await asyncio.start_unix_server(self._accepted, sock=self._listener)
         self.listening.set()
         try:
             await asyncio.Event().wait()
@@ -140,6 +141,16 @@ class AgentServer:
             launcher.push(self._records, self._roster)
 
     # --- one connection ---------------------------------------------------------------------------
+
+    def _watch_futex(self, hello: wire.Hello, writer: asyncio.StreamWriter) -> None:
+        peer: socket.socket = writer.get_extra_info("socket")
+        handed = self._listener.taken(peer.fileno())
+        if handed is None:
+            return
+        try:
+            self._lifelines.watch_futex(hello.status.worker, hello.status.job, handed, hello.futex)
+        finally:
+            os.close(handed)
 
     async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -194,7 +205,8 @@ class AgentServer:
         door = self._door
         _send(writer, wire.Welcome(host=door.host, key=door.key_of(job), shadow=door.shadow))
         self._roster.heard(hello.status, _now())
-        self._lifelines.watch(worker, _peer(writer)[0])
+        self._lifelines.watch(worker, job, _peer(writer)[0])
+        self._watch_futex(hello, writer)
         link.push(self._records)
         try:
             while True:
@@ -220,6 +232,8 @@ class AgentServer:
                 match await _receive(reader):
                     case wire.Exited(exit=ended) if ended.worker not in link.owned:
                         raise WireError(f"{ended.worker} is no worker of this launcher")
+                    case wire.Exited(exit=ended) if ended.code is None:
+                        raise WireError(f"a launcher must say how {ended.worker} ended")
                     case wire.Exited(exit=ended):
                         log.info("worker exited", worker=ended.worker, code=ended.code)
                         self._roster.exited(ended)
@@ -247,10 +261,10 @@ def uids_of(users: tuple[str, ...]) -> frozenset[int]:
     return frozenset(found)
 
 
-def _bind(path: Path, shared: bool) -> socket.socket:
+def _bind(path: Path, uids: frozenset[int]) -> Listener:
     """A listening socket at ``path``. One left behind by a dead daemon is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = Listener(uids)
     try:
         if path.is_socket():
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -258,7 +272,7 @@ def _bind(path: Path, shared: bool) -> socket.socket:
                     raise ConfigError(f"another daemon is serving {path}: stop it first")
             path.unlink()
         listener.bind(str(path))
-        path.chmod(0o666 if shared else 0o600)  # who may really use it is decided by its uid
+        path.chmod(0o666 if len(uids) > 2 else 0o600)  # who may really use it is decided by its uid
         listener.listen(128)
         listener.setblocking(False)
     except OSError as error:
@@ -293,10 +307,7 @@ def _check_version(version: int) -> None:
 
 def _peer(writer: asyncio.StreamWriter) -> tuple[int, int]:
     """Process and user at the other end, by the kernel's word."""
-    peer: socket.socket = writer.get_extra_info("socket")
-    raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    pid, uid, _ = _UCRED.unpack(raw)
-    return pid, uid
+    return peer_of(writer.get_extra_info("socket"))
 
 
 def _now() -> float:

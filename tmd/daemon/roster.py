@@ -46,11 +46,21 @@ class Roster:
         return tuple(known.status for known in self.workers.values())
 
     def ended(self, worker: str) -> bool:
-        return any(e.worker == worker for e in self.exits)
+        """Whether it has come to its end for good."""
+        known = self._exit_of(worker)
+        return known is not None and known.code is not None
+
+    def is_ending(self, worker: str) -> bool:
+        """Whether it is not yet known how it ends."""
+        known = self._exit_of(worker)
+        return known is not None and known.code is None
+
+    def _exit_of(self, worker: str) -> Exit | None:
+        return next((e for e in self.exits if e.worker == worker), None)
 
     def heard(self, status: WorkerStatus, now: float) -> None:
         """A trainer said hello or reported."""
-        if self.ended(status.worker):
+        if self._exit_of(status.worker) is not None:
             return
         known = self.workers.get(status.worker)
         if known is None:
@@ -71,11 +81,16 @@ class Roster:
             self._tell(self._event(known, now))
 
     def exited(self, exit_: Exit) -> None:
-        """A launcher says that a worker ended; repeats are ignored."""
-        if self.ended(exit_.worker):
+        """A worker ended, or begins to; only how it ended is news then."""
+        before = self._exit_of(exit_.worker)
+        if before is not None and (before.code is not None or exit_.code is None):
             return
         known = self.workers.pop(exit_.worker, None)
-        self.exits.append(exit_)
+        if before is None:
+            self.exits.append(exit_)
+        else:
+            exit_ = structs.replace(exit_, at=before.at)
+            self.exits[self.exits.index(before)] = exit_
         self.urgent.ring()
         status = known.status if known else None
         self._tell(WorkerEvent(worker=exit_.worker, job=exit_.job, status=status, exit=exit_))

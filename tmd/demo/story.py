@@ -30,7 +30,7 @@ class Told(Struct):
     started: dict[str, float] = {}
     """By plan id: instant of the request or of the kill (wall clock)."""
     seen: dict[str, float] = {}
-    """By plan id: instant at which a launcher saw the worker end."""
+    """By plan id: instant at which its host saw that the worker ends."""
     plans: list[MigrationPlan] = []
     exits: dict[str, int] = {}
 

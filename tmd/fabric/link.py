@@ -20,6 +20,9 @@ from tmd.fabric.frame import HEADER_SIZE
 Buffer = bytes | bytearray | memoryview
 
 _LENGTH = Struct("<Q")
+_LAST_DATA, _INFO_SIZE = Struct("@I"), 56
+"""``tcpi_last_data_recv``, in milliseconds, and how much of the kernel's ``struct tcp_info`` there
+is up to its end."""
 _KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -76,6 +79,21 @@ class Link:
         self.severed = True
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since a byte has arrived. Raises LinkError if it is closed."""
+        with self.in_use() as sock:
+            told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_SIZE)
+            return float(_LAST_DATA.unpack_from(told, _INFO_SIZE - _LAST_DATA.size)[0]) / 1000
+
+    def receive_no_more(self) -> None:
+        """What has arrived can still be read; then it is as if the other side had hung up.
+
+        Raises LinkError if it is closed.
+        """
+        with self.in_use() as sock:
+            sock.shutdown(socket.SHUT_RD)
 
     def close(self) -> None:
         """Sever, and give the descriptor back as soon as nobody is inside a call."""

@@ -95,7 +95,7 @@ class FakeLauncher:
             wire.LauncherHello(wire.VERSION, self._job, pid=1, workers=self._workers)
         )
 
-    async def exited(self, worker: str, code: int) -> None:
+    async def exited(self, worker: str, code: int | None) -> None:
         await self._connection.send(wire.Exited(Exit(worker, self._job, code, at=0.0)))
 
     async def killed(self, timeout_s: float = 10.0) -> wire.Kill:

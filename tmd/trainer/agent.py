@@ -19,6 +19,7 @@ from tmd import wire
 from tmd.core.duties import Duty
 from tmd.core.errors import TmdError, WireError
 from tmd.core.model import WorkerStatus
+from tmd.robust_futex import Held
 
 HEARTBEAT_S = 0.5
 RECONNECT_S = (0.05, 1.0)
@@ -37,6 +38,7 @@ class Agent:
         path: the daemon's Unix socket.
         current: gives the status as it is now; called in the agent's thread.
         on_duty: called in the agent's thread with each new duty.
+        futex: held by this process while it lives, if it can be had.
 
     Raises:
         TmdError: (from :meth:`introduce`) no daemon answers on ``path``, or it rejects this worker.
@@ -47,8 +49,10 @@ class Agent:
         path: Path,
         current: Callable[[], WorkerStatus],
         on_duty: Callable[[Duty], None],
+        futex: Held | None = None,
     ) -> None:
         self._path = path
+        self._futex = futex
         self._current = current
         self._on_duty = on_duty
         self._duty: Duty | None = None
@@ -120,8 +124,7 @@ class Agent:
         try:
             connection.settimeout(5)
             connection.connect(str(self._path))
-            hello = wire.Hello(version=wire.VERSION, status=self._current(), obeyed=self._obeyed)
-            connection.sendall(wire.encode(hello))
+            self._greet(connection)
             reply = _receive(connection)
         except BaseException:
             connection.close()
@@ -131,6 +134,13 @@ class Agent:
         connection.close()
         reason = reply.reason if isinstance(reply, wire.Rejected) else "unexpected answer"
         raise TmdError(f"the tmd daemon on {self._path} rejected this worker: {reason}")
+
+    def _greet(self, connection: socket.socket) -> None:
+        futex = self._futex
+        thread, handed = (futex.thread, [futex.fd]) if futex is not None else (0, [])
+        hello = wire.encode(wire.Hello(wire.VERSION, self._current(), self._obeyed, thread))
+        sent = socket.send_fds(connection, [hello], handed)
+        connection.sendall(hello[sent:])
 
     def _run(self) -> None:
         connection: socket.socket | None = self._first

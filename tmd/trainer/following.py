@@ -33,6 +33,9 @@ from tmd.trainer.units import OTHERS, Units, whole_digest
 
 FEW_STEPS = 20
 """Of the source: so many it may take in any case to come in step."""
+REPLACEABLE_S, LAST_COPY_S = 0.02, 0.25
+"""For so long nothing must come of a dead rank until its outputs are taken to have ended: if they
+are lost on the way, a replica is copied, or else there is none (TCP sends again after 0.2 s)."""
 UNNOTICED_S = 0.02
 """A lag that is never too large, however short the steps."""
 
@@ -88,6 +91,8 @@ class Following:
         self._started = time.monotonic()
         self._positioned_at = 0.0
         self._switched = False
+        self.exists_once = False
+        """Whether nobody else has the state of the rank."""
         self.note = ""
         """What was out of the ordinary, for people."""
 
@@ -241,9 +246,13 @@ class Following:
 
     def give_way(self, duty: Duty) -> None:
         """Something else is asked for (any thread)."""
-        # What is on its way still counts in a recovery.
-        if not isinstance(duty, Keep):
-            self.shadow.close()
+        match duty:
+            case Keep(over=False):
+                pass  # what is on its way still counts in a recovery
+            case Keep():
+                self.shadow.hear_out(LAST_COPY_S if self.exists_once else REPLACEABLE_S)
+            case _:
+                self.shadow.close()
 
     def take(self) -> None:
         """Say that nothing of the source is needed any more."""

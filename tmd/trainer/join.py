@@ -7,17 +7,22 @@ first the session is a solo one, for plain ``torchrun`` or plain ``python``.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
+import sys
 from pathlib import Path
 
 from tmd import fabric
 from tmd.core.errors import ConfigError
 from tmd.core.model import Activity, WorkerStatus
+from tmd.robust_futex import Held
 from tmd.trainer.agent import Agent
 from tmd.trainer.coordinator import Coordinator
 from tmd.trainer.session import Session
 from tmd.trainer.solo import SoloGate
 from tmd.trainer.trace import Trace
+
+log = logging.getLogger("tmd.trainer")
 
 
 def join() -> Session:
@@ -42,7 +47,7 @@ def join() -> Session:
         activity=Activity.STARTING,
     )
     coordinator = Coordinator(status)
-    agent = Agent(Path(socket), coordinator.current, coordinator.obey)
+    agent = Agent(Path(socket), coordinator.current, coordinator.obey, _held())
     welcome = agent.introduce()
     endpoint = fabric.Fabric(status.worker, welcome.key, host=_host())
     restarted = os.environ.get("TMD_RESTARTS", "0") != "0"
@@ -51,6 +56,23 @@ def join() -> Session:
     # A process that is ending must not look like one that has fallen silent.
     atexit.register(coordinator.close)
     return Session(coordinator, _trace(status.worker))
+
+
+def _held() -> Held | None:
+    """What makes the end of this process be noticed at once; ``None`` where it cannot be had."""
+    try:
+        held = Held()
+    except OSError as error:
+        log.info("the end of this process will be noticed late: %s", error)
+        return None
+    atexit.register(_let_go, held)
+    return held
+
+
+def _let_go(held: Held) -> None:
+    # A script that an exception has ended is lost, whatever the interpreter still does for it.
+    if getattr(sys, "last_value", None) is None:
+        held.let_go()
 
 
 def _needed(name: str) -> str:

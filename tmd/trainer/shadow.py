@@ -7,6 +7,7 @@ good after the link has ended: the source may leave before its shadow has come a
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -24,6 +25,8 @@ from tmd.trainer.transfer import Digest
 from tmd.trainer.units import digest_of_inputs
 
 ENDING_S = 2.0
+LOOK_S = 0.005
+"""How often a link is looked at on which nothing may come any more."""
 
 
 class Arrival(NamedTuple):
@@ -57,6 +60,8 @@ class Shadow:
         """Whether somebody has waited in vain: the present step is worth nothing."""
         self.mismatch = ""
         """How what the script does differs from what the source does."""
+        self._over = threading.Event()
+        """Nothing is read any more."""
         self._thread = threading.Thread(target=self._read, name="tmd-shadow", daemon=True)
         self._thread.start()
 
@@ -67,6 +72,20 @@ class Shadow:
     def close(self) -> None:
         """Follow no more; whoever waits is told."""
         self._link.close()
+
+    def hear_out(self, quiet_s: float) -> None:
+        """The source is dead: take what it has sent, until nothing has come for ``quiet_s``.
+
+        Its kernel may hold the link open for long, and its last outputs may still be on their way.
+        """
+
+        def listen() -> None:
+            with contextlib.suppress(LinkError):
+                while self._link.quiet_s < quiet_s:
+                    self._over.wait(LOOK_S)
+                self._link.receive_no_more()
+
+        threading.Thread(target=listen, name="tmd-shadow-last", daemon=True).start()
 
     def spoil(self) -> None:
         """Close, and give out nothing more of what is here: the step at hand is worth nothing."""
@@ -237,6 +256,7 @@ class Shadow:
                 self._arrived.notify_all()
         finally:
             self._link.close()
+            self._over.set()
 
     def _sort(self, arrival: Arrival) -> None:
         frame = arrival.frame

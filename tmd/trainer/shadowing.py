@@ -114,6 +114,7 @@ class Shadowing:
         shadow = Shadow(link, 2 * bound if is_rehearsal(duty) else bound)
         kind = Replaying if is_rehearsal(duty) else Following
         following = kind(duty, shadow, offer, self._units, self._fabric, self._limits)
+        following.exists_once = len(self._voice.alike(duty.plays)) < 2
         self.following = following
         self._carrier.learn(offer)
         plan = duty.plan if isinstance(duty, Prepare) else ""

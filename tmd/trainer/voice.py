@@ -69,7 +69,7 @@ class Voice:
             status = structs.replace(self._status, **changes)
             if _place(status) != _place(self._status):
                 self._came = time.monotonic()
-            replicas, role = self._alike(status.rank), self._roles.of(status.rank)
+            replicas, role = self.alike(status.rank), self._roles.of(status.rank)
             self._status = structs.replace(status, replicas=replicas, role=role)
         if now:
             self._agent.tell()
@@ -86,7 +86,8 @@ class Voice:
         self._replicas, self._roles = replicas, roles
         self.say(devices=devices_of(models), serves=serves)
 
-    def _alike(self, rank: int | None) -> tuple[int, ...]:
+    def alike(self, rank: int | None) -> tuple[int, ...]:
+        """The ranks whose state is equal to that of ``rank``, itself included, as far as known."""
         return () if rank is None or not self._replicas else group_of(self._replicas, rank)
 
     def tell_rehearsed(self, rank: int, verdict: Rehearsal, heard: Sequence[Role] = ()) -> None:

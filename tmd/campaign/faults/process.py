@@ -56,6 +56,7 @@ KINDS = (
     Kind("process.kill", "SIGKILL, as the kernel's or an operator's", inside="kill"),
     Kind("process.kill-now", "SIGKILL at no particular point", _killed_from_outside),
     Kind("process.terminate", "SIGTERM, to the process alone", inside="terminate"),
+    Kind("process.linger", "killed; the kernel takes long to free its memory", inside="linger"),
     Kind("process.stop", "SIGSTOP, for good", inside="stop"),
     Kind("process.stop-and-continue", "SIGSTOP, and SIGCONT later", _stop_and_continue),
     Kind("process.exit", "the script exits with a status of its own", inside="exit"),
