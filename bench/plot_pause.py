@@ -19,7 +19,8 @@ from matplotlib import pyplot as plt  # noqa: E402
 from bench.measure import RESULTS  # noqa: E402
 
 TARGET = Path("docs/pause.svg")
-FILES = ("pause.json", "pause_60M.json", "pause_140M.json", "restart.json")
+SIZES = ("pause.json", "pause_60M.json", "pause_140M.json", "pause_200M.json")
+FILES = (*SIZES, "restart.json", "restart_200M.json")
 """One run each: a size takes half an hour, and large ones more memory than others leave."""
 COLOURS = {"shadow": "tab:green", "copy": "tab:red", "torchrun": "tab:gray"}
 LABELS = {
