@@ -174,8 +174,9 @@ def _between(shown: dict[str, Any]) -> dict[str, float]:
 
 
 def main() -> int:
-    run = lambda subject: RUNS[subject.way](subject)  # noqa: E731
-    return compare(Comparison("pause", __doc__, WAYS, "migrations", 10, run, tell))
+    return compare(
+        Comparison("pause", __doc__, WAYS, "migrations", 10, lambda s: RUNS[s.way](s), tell)
+    )
 
 
 if __name__ == "__main__":

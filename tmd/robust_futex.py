@@ -22,6 +22,7 @@ import platform
 import struct
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 SYSTEM_CALLS = {"x86_64": (273, 202), "aarch64": (99, 98)}
@@ -78,43 +79,36 @@ class Held:
 
     def _taken(self) -> int:
         """Number of the thread that holds it from now on."""
-        found: list[int | OSError] = []
-        held = threading.Event()
+        held: Future[int] = Future()
 
         def hold() -> None:
             try:
-                self._enlist()
+                held.set_result(self._enlist())
             except OSError as error:
-                found.append(error)
-                held.set()
+                held.set_exception(error)
             else:
-                found.append(threading.get_native_id())
-                held.set()
                 self._live()
 
         threading.Thread(target=hold, name=NAME, daemon=True).start()
-        held.wait()
-        (result,) = found
-        if isinstance(result, OSError):
-            raise result
-        return result
+        return held.result()
 
     def _live(self) -> None:
         """What the thread does that holds it."""
         threading.Event().wait()
 
-    def _enlist(self) -> None:
-        """The calling thread holds the futex, and no other one of those robust futexes."""
+    def _enlist(self) -> int:
+        """The calling thread, whose number is returned, holds this robust futex and no other."""
         # All that the kernel reads when the thread ends is in shared memory: a process that is
         # killed for want of memory may have lost its own by then.
         page = ctypes.addressof(ctypes.c_char.from_buffer(self._page))
-        entry = page + LIST.size
-        WORD.pack_into(self._page, AT, threading.get_native_id() | WAITERS)
+        entry, thread = page + LIST.size, threading.get_native_id()
+        WORD.pack_into(self._page, AT, thread | WAITERS)
         LIST.pack_into(self._page, 0, entry, AT - LIST.size, 0)
         ENTRY.pack_into(self._page, LIST.size, page)
         error = _call(0, ctypes.c_void_p(page), ctypes.c_size_t(LIST.size))
         if error:
             raise OSError(error, "set_robust_list")
+        return thread
 
 
 class Watch:

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from tests.fabric.circle import KEY, Circle, at_once, circle, member, sync
+from tests.trainer.wire import linked
 from tmd.core.errors import LinkError, LinkRefused
 from tmd.core.model import Member
 from tmd.fabric import Fabric, Link, Neutral
@@ -193,13 +194,9 @@ def test_a_future_epoch_is_kept_aside(pair: Circle) -> None:
 
 def test_what_has_arrived_can_be_read_to_its_end() -> None:
     """Whoever sent it may have died since, with its end of the link still open."""
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        ours = socket.create_connection(door.getsockname())
-        theirs, _ = door.accept()
-    near, far = Link(ours, "near", "far"), Link(theirs, "far", "far")
-    try:
+    with linked() as (near, far):
         near.send(b"last words")
-        while theirs.recv(64, socket.MSG_PEEK) != b"last words":
+        while far.sock.recv(64, socket.MSG_PEEK) != b"last words":
             pass
         quiet = far.quiet_s
         far.receive_no_more()
@@ -215,9 +212,6 @@ def test_what_has_arrived_can_be_read_to_its_end() -> None:
             far.receive_no_more()
         with pytest.raises(LinkError):
             _ = far.quiet_s
-    finally:
-        near.close()
-        far.close()
 
 
 def test_raw_links_carry_frames_both_ways(pair: Circle) -> None:

@@ -60,8 +60,6 @@ class Shadow:
         """Whether somebody has waited in vain: the present step is worth nothing."""
         self.mismatch = ""
         """How what the script does differs from what the source does."""
-        self._over = threading.Event()
-        """Nothing is read any more."""
         self._thread = threading.Thread(target=self._read, name="tmd-shadow", daemon=True)
         self._thread.start()
 
@@ -82,7 +80,7 @@ class Shadow:
         def listen() -> None:
             with contextlib.suppress(LinkError):
                 while self._link.quiet_s < quiet_s:
-                    self._over.wait(LOOK_S)
+                    self._thread.join(LOOK_S)
                 self._link.receive_no_more()
 
         threading.Thread(target=listen, name="tmd-shadow-last", daemon=True).start()
@@ -256,7 +254,6 @@ class Shadow:
                 self._arrived.notify_all()
         finally:
             self._link.close()
-            self._over.set()
 
     def _sort(self, arrival: Arrival) -> None:
         frame = arrival.frame
