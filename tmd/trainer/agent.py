@@ -140,7 +140,9 @@ class Agent:
         thread, handed = (futex.thread, [futex.fd]) if futex is not None else (0, [])
         hello = wire.encode(wire.Hello(wire.VERSION, self._current(), self._obeyed, thread))
         sent = socket.send_fds(connection, [hello], handed)
-        connection.sendall(hello[sent:])
+        # Sending nothing fails, too, once the daemon has answered and hung up.
+        if sent < len(hello):
+            connection.sendall(hello[sent:])
 
     def _run(self) -> None:
         connection: socket.socket | None = self._first
