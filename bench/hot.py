@@ -3,8 +3,11 @@ nobody follows it, at several model sizes, in turn.
 
 ``downtime``: from the kill to the first commit of a step that had not been committed, on the last
 rank, less one median step; also split as in ``bench.downtime``. ``set back``: by how much later
-that commit comes than without the kill, less the one step that is computed twice. The killed worker
-is started again, as a standby, on the same cores while the job recovers.
+that commit comes than without the kill, less the one step that is computed twice. ``idle``: what a
+loss costs besides computing that step twice: until it is known, and from where the last survivor is
+done with the step under way to where the last rank begins the next. The other two also count that
+fewer processes share the cores for a while. The killed worker is started again, as a standby, on
+the same cores while the job recovers.
 """
 
 from __future__ import annotations
@@ -69,7 +72,17 @@ async def killed(subject: Subject) -> Facts:
         await run_on(cluster, args.quiet, hot=hot)
 
     trace, found = await disturbed(subject, disturb, max_restarts=99)
-    return [{**facts(e, plan), "set_back_s": set_back(trace, e, plan)} for e, plan in found]
+    return [
+        {**facts(e, plan), "set_back_s": set_back(trace, e, plan), "idle_s": idle(e)}
+        for e, plan in found
+    ]
+
+
+def idle(event: Event) -> float:
+    """Seconds in which nobody need compute: until the loss is known, and from the end of the step
+    that was under way to where all begin the next."""
+    assert event.standstill_s is not None
+    return event.split["detect"] + event.split["decide"] + event.standstill_s
 
 
 def set_back(trace: Trace, event: Event, plan: MigrationPlan) -> float:
@@ -87,6 +100,8 @@ def tell(report: Report, runs: Runs, _: argparse.Namespace) -> dict[str, Any]:
         back = figures[name]["set_back_s"] = each(found, "set_back_s")
         report.row(f"{name}: downtime", down, "beyond one step")
         report.row("  set back", back, "beyond the step that is repeated")
+        still = figures[name]["idle_s"] = each(found, "idle_s")
+        report.row("  idle", still, "nothing is computed")
         for part in PARTS:
             figures[name][part] = each([e["split"] for e in found], part)
             report.row(f"  {part}", figures[name][part])
@@ -94,6 +109,8 @@ def tell(report: Report, runs: Runs, _: argparse.Namespace) -> dict[str, Any]:
         if name.startswith("hot"):
             title = f"{name}: downtime beyond one step <= {LIMIT_S} s"
             report.target(title, down.get("median"), LIMIT_S, at_least=False)
+            title = f"{name}: idle <= {LIMIT_S} s"
+            report.target(title, still.get("median"), LIMIT_S, at_least=False)
             title = f"{name}: set back beyond the repeated step <= {LIMIT_S} s"
             report.target(title, back.get("median"), LIMIT_S, at_least=False)
     return figures

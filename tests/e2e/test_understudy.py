@@ -79,6 +79,27 @@ async def test_a_loss_with_a_hot_standby_copies_no_state(
         await run.ends_like(long_golden, lost=1, unwritten=[(rank, 120)])
 
 
+@pytest.mark.parametrize("who", ["2:+", thorough("s1:*")], ids=["survivor", "standby"])
+async def test_who_is_to_be_compared_may_die_as_well(
+    who: str, tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """While the digest is taken, in the rest of the broken step: survivor and hot standby."""
+    faults = [PACE, GATE, "backward@1:120=kill", f"comparing@{who}=kill"]
+    async with running(
+        tmp_path,
+        redis.url,
+        faults=faults,
+        standby=("s1", "s2"),
+        arguments=LONG,
+        more_config=HOT,
+    ) as run:
+        await hot(run)
+        await run.done("trainer")
+
+        assert run.fired("comparing")
+        await run.ends_like(long_golden, lost=2)
+
+
 @pytest.mark.thorough
 async def test_a_hot_standby_that_dies_is_followed_by_another(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden

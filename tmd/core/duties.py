@@ -88,6 +88,9 @@ class Hold(Struct, frozen=True, tag=True):
 
     plan: str
     epoch: int
+    hot: tuple[int, ...] = ()
+    """Ranks that were lost, if a hot standby may have their state: replicas are compared with it.
+    """
 
 
 class Sync(Struct, frozen=True, tag=True):
@@ -144,7 +147,9 @@ def duty(record: JobRecord, worker: str) -> Duty:
     plan = record.plan
     if plan is not None and is_live(plan):
         found = (
-            _in_planned(plan, worker) if plan.kind is Kind.PLANNED else _in_failover(plan, worker)
+            _in_planned(plan, worker)
+            if plan.kind is Kind.PLANNED
+            else _in_failover(record, plan, worker)
         )
         if found is not None:
             return found
@@ -170,14 +175,15 @@ def _in_planned(plan: MigrationPlan, worker: str) -> Duty | None:
     return Train(membership=plan.old, rank=rank, dropped=dropped)
 
 
-def _in_failover(plan: MigrationPlan, worker: str) -> Duty | None:
+def _in_failover(record: JobRecord, plan: MigrationPlan, worker: str) -> Duty | None:
     if worker in plan.dead:
         return Leave(code=1, detail=f"named dead by plan {plan.id}: {plan.reason}")
     rank = plan.new.rank_of(worker)
     match plan.phase:
         case Phase.RECOVER:
             witness = any(m.worker == worker for m in plan.witnesses)
-            return Hold(plan=plan.id, epoch=plan.old.epoch) if witness else None
+            hot = _lost(plan) if any(u.stay for u in record.understudies) else ()
+            return Hold(plan=plan.id, epoch=plan.old.epoch, hot=hot) if witness else None
         case Phase.SYNC if rank is not None and plan.resume is not None:
             return Sync(
                 plan=plan.id,
@@ -191,6 +197,10 @@ def _in_failover(plan: MigrationPlan, worker: str) -> Duty | None:
         case Phase.RESUME if rank is not None:
             return Resume(plan=plan.id, membership=plan.new, rank=rank)
     return None
+
+
+def _lost(plan: MigrationPlan) -> tuple[int, ...]:
+    return tuple(r for r, member in enumerate(plan.old.members) if member.worker in plan.dead)
 
 
 def _outside(record: JobRecord, worker: str) -> Duty:

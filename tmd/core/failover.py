@@ -34,6 +34,12 @@ HOLDER_OFFSETS = (1, 2)
 """Ranks ``r + 1`` and ``r + 2`` keep what is particular to rank ``r`` (its rank-local state)."""
 
 
+def keepers_first(rank: int, size: int) -> tuple[int, ...]:
+    """All other ranks, in the order in which they are asked for the state of ``rank``."""
+    offsets = dict.fromkeys((*HOLDER_OFFSETS, *range(1, size)))
+    return tuple((rank + o) % size for o in offsets if o % size)
+
+
 def open_failover(
     record: JobRecord, dead: Sequence[str], cause: str, reason: str, policy: str, now: float
 ) -> JobRecord:
@@ -275,8 +281,7 @@ def _moves(
 
 def _source(rank: int, owners: dict[int, Member], size: int, facts: Facts) -> Member | None:
     """The replica that keeps the rank's own buffers; else any, the usual keepers first."""
-    offsets = dict.fromkeys((*HOLDER_OFFSETS, *range(1, size)))
-    others = [owners[r] for o in offsets if (r := (rank + o) % size) in owners]
+    others = [owners[r] for r in keepers_first(rank, size) if r in owners]
     found = [m for m in others if rank in facts.status[m.worker].replicas]
     keeper = next((m for m in found if rank in facts.status[m.worker].holds), None)
     return keeper or next(iter(found), None)

@@ -51,6 +51,10 @@ class Event(Struct, frozen=True):
     to_host: str
     pause_s: float | None
     downtime_s: float | None
+    standstill_s: float | None
+    """After a loss: from where the last survivor had done with the step that was under way to where
+    the last rank began the next. Nobody computes in it, however many share a core before and after.
+    """
     median_step_s: float
     split: dict[str, float]
     """Seconds in each of :data:`PARTS`; after the instant of the fault, or of the request."""
@@ -158,6 +162,7 @@ def _event(
         to_host=move.joiner.host if move.joiner else "",
         pause_s=after - before - usual if planned else None,
         downtime_s=None if planned else after - begin - usual,
+        standstill_s=None if planned else _standstill(trace, plan, begin, before),
         median_step_s=usual,
         split=_split(plan, begin, seen, before, after, usual),
         repeated_steps=_repeated(trace, plan),
@@ -231,11 +236,25 @@ def _split(
     return {name: round(seconds, 6) for name, seconds in split.items()}
 
 
+def _standstill(trace: Trace, plan: MigrationPlan, begin: float, committed: float) -> float:
+    anew: list[float] = [
+        next(line["began"] for line in trace.of_rank(rank) if line["epoch"] >= plan.new.epoch)
+        for rank in trace.ranks
+    ]
+    # A step that was voted before the fault is not broken, but computed to its end.
+    done: list[float] = [line["at"] for line in _broken(trace, plan)]
+    return max(anew) - max([begin, committed, *done])
+
+
+def _broken(trace: Trace, plan: MigrationPlan) -> list[Line]:
+    """Steps that came to nothing because of what ``plan`` mended."""
+    return [line for line in trace.undone if plan.old.epoch <= line["epoch"] < plan.new.epoch]
+
+
 def _repeated(trace: Trace, plan: MigrationPlan) -> int:
     """Steps that the rank that ran most of them again had to run again."""
     counts: dict[int, set[int]] = defaultdict(set)
-    for line in trace.undone:
-        if line["epoch"] < plan.new.epoch and line["epoch"] >= plan.old.epoch:
-            counts[line["rank"]].add(line["undone"])
+    for line in _broken(trace, plan):
+        counts[line["rank"]].add(line["undone"])
     back = 0 if plan.rollback is None else plan.rollback.repeats
     return back + max((len(steps) for steps in counts.values()), default=0)

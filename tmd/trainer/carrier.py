@@ -32,6 +32,7 @@ from tmd.trainer.compatibility import (
     part_mismatch,
 )
 from tmd.trainer.data import Feed, Position
+from tmd.trainer.early_digest import EarlyDigest
 from tmd.trainer.levelling import Levelling
 from tmd.trainer.local import LocalState
 from tmd.trainer.replicas import Partition, group_of
@@ -39,7 +40,7 @@ from tmd.trainer.roles import OtherRole, Role, Roles, contradiction, part_of, st
 from tmd.trainer.shelf import Copy
 from tmd.trainer.state import Layouts, Registry, mismatch
 from tmd.trainer.takeover import Takeover, WalkOn, state_purpose
-from tmd.trainer.units import BUFFERS, Units, whole_digest
+from tmd.trainer.units import BUFFERS, Units
 
 CONNECT_TIMEOUT_S = 10.0
 
@@ -66,6 +67,7 @@ class Carrier:
         self._wrapped = wrapped
         self._local = local
         self._units = units
+        self.early = EarlyDigest(units)
         self.seeds: tuple[int, ...] = ()
         """Base seed of every rank."""
         self.feed: Feed | None = None
@@ -126,6 +128,7 @@ class Carrier:
 
     def let_go(self) -> None:
         """Forget what is registered, before others are built: a device may not hold both."""
+        self.early.forget()
         self._registry.renew({})
         self._wrapped.clear()
         self._local.renew()
@@ -256,6 +259,7 @@ class Carrier:
         assert self.feed is not None
         if difference := part_mismatch(self.layouts, copy.layouts):
             raise StateMismatch(difference)
+        self.early.forget()
         for unit, tensors in copy.units():
             self._units.place(unit.number, unit.layout, tensors)
         boundary, tensors = copy.rest()
@@ -343,10 +347,11 @@ class Carrier:
 
     def _digest(self, step: int) -> transfer.Digest:
         """Of all that replicas have in common: not of the buffers."""
-        return {k: v for k, v in whole_digest(self._units, step).items() if k != BUFFERS}
+        return {k: v for k, v in self.early.of(step).items() if k != BUFFERS}
 
     def _place(self, layouts: Layouts, fill: Callable[[list[Tensor]], object]) -> None:
         """Put a state of ``layouts`` in place, whose tensors ``fill`` fills."""
+        self.early.forget()
         targets, pending = self._registry.place(layouts)
         fill(targets)
         for late in pending:

@@ -380,6 +380,7 @@ class Coordinator:
             self._arming.disarm()
             self._fabric.poison(f"plan {duty.plan} asks to halt")
         if self._known is not None:
+            self._known.recovery.heed(duty)
             self._known.handover.cancel_unless(duty)
 
 

@@ -6,6 +6,7 @@ import logging
 import time
 
 from tmd.core.duties import Duty, Finish, Hold, Leave, Resume, Sync, Train, Wait
+from tmd.core.failover import keepers_first
 from tmd.core.model import Activity
 from tmd.fabric import Fabric
 from tmd.trainer.agent import Agent
@@ -22,7 +23,7 @@ log = logging.getLogger("tmd.trainer")
 
 
 class Recovery:
-    """All calls come from the main thread."""
+    """All calls come from the main thread, but for :meth:`heed`."""
 
     def __init__(
         self,
@@ -57,6 +58,19 @@ class Recovery:
         self._voice.say(
             Activity.STUCK, undecided=undecided, suspects=self._fabric.suspects, plan="", armed=0
         )
+        # It may have been told while another step was under way.
+        self.heed(self._agent.duty)
+
+    def heed(self, duty: Duty | None) -> None:
+        """If this worker will be asked for the digest of its state: begin with it (any thread)."""
+        if not isinstance(duty, Hold):
+            return
+        status = self._voice.status
+        for lost in duty.hot:
+            alike = set(self._voice.alike(lost)) - set(duty.hot)
+            asked = (r for r in keepers_first(lost, status.world_size) if r in alike)
+            if status.rank is not None and status.rank == next(asked, None):
+                self._carrier.early.begin(status.step)
 
     def rolls_forward(self) -> bool:
         """After a vote that broke: whether somebody committed, so that this rank must, too."""
@@ -112,6 +126,7 @@ class Recovery:
         duty = self._agent.wait_until(self._concerns_synced)
         match duty:
             case Resume() | Train():
+                self._carrier.early.forget()
                 self._fabric.enter(duty.membership, duty.rank)
                 self._voice.say(
                     Activity.TRAINING,

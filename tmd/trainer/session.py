@@ -305,6 +305,8 @@ class Session:
         assert self._local is not None
         self._outcome = None
         self._local.begin()
+        if self._trace is not None:
+            self._trace.begun()
         self._gate.begun()
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -346,10 +348,9 @@ class Session:
         return True
 
     def _spoil(self) -> None:
-        self._spoilt = True
+        self._spoilt, self._outcome = True, Outcome.SHADOW
         # Also if a rank was lost: who takes that over knows nothing of it.
         self._rehearses = False
-        self._outcome = Outcome.SHADOW
         if self._trace is not None and not self._gate.shadowing:
             self._trace.undone(self._gate.status)
 

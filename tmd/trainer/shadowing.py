@@ -96,8 +96,11 @@ class Shadowing:
     def cancel_unless(self, duty: Duty) -> None:
         """Follow no more if ``duty`` is another one (any thread)."""
         following = self.following
-        if following is not None and duty != following.duty:
-            following.give_way(duty)
+        if following is None or duty == following.duty:
+            return
+        following.give_way(duty)
+        if isinstance(duty, Keep) and duty.over and following.has_state:
+            self._carrier.early.begin(following.step)
 
     def begin(
         self,
@@ -109,6 +112,7 @@ class Shadowing:
     ) -> None:
         """Follow the rank of ``duty`` from its next step on."""
         self._recalls = recalls
+        self._carrier.early.forget()
         bound = frames.staging_bound(self._limits, self._units)
         # What is recorded waits as a whole, and the rank goes on meanwhile.
         shadow = Shadow(link, 2 * bound if is_rehearsal(duty) else bound)
@@ -340,6 +344,7 @@ class Shadowing:
             self._home.to_pool()
 
     def _say_standing_by(self, following: Following, *, undecided: bool) -> None:
+        self._carrier.early.begin(following.step)
         self._voice.say(
             Activity.STANDBY,
             step=following.step,

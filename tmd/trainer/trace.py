@@ -21,6 +21,11 @@ class Trace:
         folder.mkdir(parents=True, exist_ok=True)
         name = worker.replace("/", "_")
         self._file = (folder / f"{name}.jsonl").open("a", buffering=1)
+        self._began = 0.0
+
+    def begun(self) -> None:
+        """The present step begins."""
+        self._began = time.time()
 
     def write(self, status: WorkerStatus) -> None:
         """Write down the step that was just committed. ``loss`` is exact (hexadecimal float)."""
@@ -29,6 +34,7 @@ class Trace:
             "rank": status.rank,
             "worker": status.worker,
             "epoch": status.epoch,
+            "began": self._began,
             "at": time.time(),
             "loss": None if status.loss is None else float(status.loss).hex(),
             "links_opened": status.links_opened,
@@ -38,7 +44,12 @@ class Trace:
 
     def undone(self, status: WorkerStatus) -> None:
         """Write down that the present step was spoilt and will be run again."""
-        line = {"undone": status.step, "rank": status.rank, "epoch": status.epoch}
+        line = {
+            "undone": status.step,
+            "rank": status.rank,
+            "epoch": status.epoch,
+            "at": time.time(),
+        }
         self._file.write(json.dumps(line) + "\n")
 
 

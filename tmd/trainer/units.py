@@ -227,12 +227,12 @@ class Units:
 class UnitDigest:
     """The digest of a whole state: of the rest at once, of the units one at a time.
 
-    Made by the main thread at the start of step ``version``.
+    Made by the main thread at the start of step ``version``; by any with a ``rest`` of its own.
     """
 
-    def __init__(self, units: Units, version: int) -> None:
+    def __init__(self, units: Units, version: int, rest: Digest | None = None) -> None:
         self._units = units
-        self._rest = units.digest_of_rest()
+        self._rest = units.digest_of_rest() if rest is None else rest
         self.version = version
         self._hash = xxhash.xxh3_128()
         self._next = 0
