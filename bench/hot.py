@@ -1,13 +1,15 @@
 """How long training stands still when a worker is killed whose rank a hot standby follows, and when
 nobody follows it, at several model sizes, in turn.
 
+``idle``: what a loss costs besides computing a step twice: until it is known, and from where the
+last survivor is done with the step under way to where the last rank begins the next. ``beyond one
+step``: the same of those losses for which a step was repeated; one that comes after the vote costs
+nothing else, which is less than a step.
 ``downtime``: from the kill to the first commit of a step that had not been committed, on the last
-rank, less one median step; also split as in ``bench.downtime``. ``set back``: by how much later
-that commit comes than without the kill, less the one step that is computed twice. ``idle``: what a
-loss costs besides computing that step twice: until it is known, and from where the last survivor is
-done with the step under way to where the last rank begins the next. The other two also count that
-fewer processes share the cores for a while. The killed worker is started again, as a standby, on
-the same cores while the job recovers.
+rank, less one median step; it counts the rest of the step under way, and is also split as in
+``bench.downtime``. ``set back``: by how much later that commit comes than without the kill, less
+the one step that is computed twice. Both also count that fewer processes share the cores for a
+while. The killed worker is started again, as a standby, on the same cores while the job recovers.
 """
 
 from __future__ import annotations
@@ -30,6 +32,14 @@ from tmd.demo.story import Told
 FOLLOWED = len(RANKS) - 1
 """The rank that the first hot standby follows."""
 WAYS = {"hot": "hot = 1\n", "copy": ""}
+ROWS = {
+    "idle_s": ("idle", "nobody has anything to compute"),
+    "beyond_step_s": ("beyond one step", "the same where a step is repeated"),
+    "set_back_s": ("set back", "beyond the step that is repeated"),
+    "downtime_s": ("downtime", "from the kill on, beyond one step"),
+    "median_step_s": ("median step", "before the kill"),
+}
+TARGETS = ("beyond_step_s", "set_back_s", "downtime_s")
 LIMIT_S = 0.1
 
 
@@ -72,17 +82,15 @@ async def killed(subject: Subject) -> Facts:
         await run_on(cluster, args.quiet, hot=hot)
 
     trace, found = await disturbed(subject, disturb, max_restarts=99)
-    return [
-        {**facts(e, plan), "set_back_s": set_back(trace, e, plan), "idle_s": idle(e)}
-        for e, plan in found
-    ]
+    return [{**facts(e, plan), **costs(trace, e, plan)} for e, plan in found]
 
 
-def idle(event: Event) -> float:
-    """Seconds in which nobody need compute: until the loss is known, and from the end of the step
-    that was under way to where all begin the next."""
-    assert event.standstill_s is not None
-    return event.split["detect"] + event.split["decide"] + event.standstill_s
+def costs(trace: Trace, event: Event, plan: MigrationPlan) -> dict[str, float | None]:
+    """What a loss costs, by the name of the measure, in seconds."""
+    return {
+        "beyond_step_s": event.idle_s if event.repeated_steps else None,
+        "set_back_s": set_back(trace, event, plan),
+    }
 
 
 def set_back(trace: Trace, event: Event, plan: MigrationPlan) -> float:
@@ -95,24 +103,15 @@ def tell(report: Report, runs: Runs, _: argparse.Namespace) -> dict[str, Any]:
     """Rows and targets; returns the figures."""
     figures: dict[str, Any] = {}
     for name, found in runs.items():
-        down = each(found, "downtime_s")
-        figures[name] = {"downtime_s": down, "median_step_s": each(found, "median_step_s")}
-        back = figures[name]["set_back_s"] = each(found, "set_back_s")
-        report.row(f"{name}: downtime", down, "beyond one step")
-        report.row("  set back", back, "beyond the step that is repeated")
-        still = figures[name]["idle_s"] = each(found, "idle_s")
-        report.row("  idle", still, "nothing is computed")
+        shown = figures[name] = {key: each(found, key) for key in ROWS}
+        for key, (row, remark) in ROWS.items():
+            report.row(f"{name}: {row}" if key == "idle_s" else f"  {row}", shown[key], remark)
         for part in PARTS:
-            figures[name][part] = each([e["split"] for e in found], part)
-            report.row(f"  {part}", figures[name][part])
-        report.row("  median step", figures[name]["median_step_s"])
-        if name.startswith("hot"):
-            title = f"{name}: downtime beyond one step <= {LIMIT_S} s"
-            report.target(title, down.get("median"), LIMIT_S, at_least=False)
-            title = f"{name}: idle <= {LIMIT_S} s"
-            report.target(title, still.get("median"), LIMIT_S, at_least=False)
-            title = f"{name}: set back beyond the repeated step <= {LIMIT_S} s"
-            report.target(title, back.get("median"), LIMIT_S, at_least=False)
+            shown[part] = each([e["split"] for e in found], part)
+            report.row(f"  {part}", shown[part])
+        for key in TARGETS if name.startswith("hot") else ():
+            title = f"{name}: {ROWS[key][0]} <= {LIMIT_S} s"
+            report.target(title, shown[key].get("median"), LIMIT_S, at_least=False)
     return figures
 
 

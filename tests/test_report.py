@@ -69,31 +69,92 @@ def test_a_line_too_many_is_a_difference() -> None:
     assert "first that of rank 1 in step 2" in compare(trace(), golden, []).difference
 
 
-@pytest.mark.parametrize(
-    ("broken", "committed", "expected"),
-    [((13.0, 16.0), 12.0, 0.5), ((), 12.0, 4.5), ((), 14.0, 2.5)],
-    ids=["in the midst of a step", "between two", "after the vote"],
-)
-def test_a_standstill_lies_between_a_broken_step_and_the_same_once_more(
-    broken: tuple[float, ...], committed: float, expected: float
-) -> None:
-    """The one that is last at each end counts; with no step under way it begins with the fault."""
-    (plan,) = lost_before(2)
-    plan = msgspec.structs.replace(
-        plan,
-        phase=Phase.DONE,
-        new=Membership(2, plan.old.members),
-        timeline=tuple(Mark(p, 12.5) for p in (Phase.RECOVER, Phase.SYNC)),
-    )
-    line = {"links_opened": 3, "rss_peak": 0, "loss": ""}
-    commits = {
-        (rank, step): {**line, "epoch": epoch, "step": step, "began": began + rank / 10, "at": at}
-        for rank in range(2)
-        for step, epoch, began, at in [(0, 1, 10, 11), (1, 1, 11, committed), (2, 2, 16.4, 17.5)]
-    }
-    # Another loss, later.
-    undone = [{"undone": 2, "rank": 0, "epoch": 1, "at": at} for at in broken]
-    undone.append({"undone": 3, "rank": 0, "epoch": 2, "at": 20.0})
-    (event,) = events_of(Trace(commits, tuple(undone)), [plan], {plan.id: 12.0}, {})
+OLD, NEW = 1, 2
+"""Epochs."""
 
-    assert event.standstill_s == pytest.approx(expected)
+
+def lost_at(
+    fault: float, known: float, settled: float, *lines: tuple[int, int, int, float, float, float]
+) -> float | None:
+    """For how long nobody had anything to compute, by what each rank wrote of its steps: rank,
+    step, epoch, began, computed and committed (0: undone)."""
+    (plan,) = lost_before(2)
+    marks = (Mark(Phase.RECOVER, known), Mark(Phase.SYNC, settled))
+    new = Membership(NEW, plan.old.members)
+    plan = msgspec.structs.replace(plan, phase=Phase.DONE, new=new, timeline=marks)
+    commits, undone = {}, []
+    for rank, step, epoch, began, computed, at in lines:
+        line = {"rank": rank, "epoch": epoch, "began": began, "computed": computed, "at": at}
+        if at:
+            commits[rank, step] = {**line, "links_opened": 3, "rss_peak": 0}
+        else:
+            undone.append({**line, "undone": step})
+    (event,) = events_of(Trace(commits, tuple(undone)), [plan], {plan.id: fault}, {})
+    return event.idle_s
+
+
+def steps(*lines: tuple[int, int, int, float, float, float]) -> Any:
+    """Step 0 of both ranks, and what else there is."""
+    return (0, 0, OLD, 9.0, 9.9, 10.0), (1, 0, OLD, 9.0, 9.9, 10.0), *lines
+
+
+def test_a_broken_step_is_computed_to_its_end() -> None:
+    """The last of the survivors counts, and the last that begins anew; a later loss does not."""
+    found = lost_at(
+        *(12.0, 12.2, 16.1),
+        *steps((0, 1, OLD, 10.0, 16.0, 0)),
+        *((0, 1, NEW, 16.4, 17.0, 17.1), (1, 1, NEW, 16.5, 17.0, 17.1), (0, 2, NEW, 17.1, 20, 0)),
+    )
+
+    assert found == pytest.approx(0.2 + 0.5)
+
+
+def test_who_had_come_to_its_vote_waits_there() -> None:
+    """Its line is written once it knows that the step is to be repeated."""
+    found = lost_at(
+        *(12.0, 12.2, 16.1),
+        *steps((0, 1, OLD, 10.0, 12.1, 0)),
+        *((0, 1, NEW, 16.4, 17.0, 17.1), (1, 1, NEW, 16.3, 17.0, 17.1)),
+    )
+
+    assert found == pytest.approx(0.1 + 4.3)
+
+
+def test_so_does_who_commits_it_after_all() -> None:
+    found = lost_at(
+        *(12.0, 12.2, 16.1),
+        *steps((0, 1, OLD, 10.0, 12.1, 16.3), (1, 1, OLD, 10.0, 12.0, 12.0)),
+        *((0, 2, NEW, 16.4, 17.0, 17.1), (1, 2, NEW, 16.4, 17.0, 17.1)),
+    )
+
+    assert found == pytest.approx(0.1 + 4.3)
+
+
+def test_between_two_steps_nothing_is_counted_twice() -> None:
+    found = lost_at(
+        *(12.0, 12.2, 12.3),
+        *steps((0, 1, OLD, 10.0, 11.0, 12.0), (1, 1, OLD, 10.0, 11.0, 12.0)),
+        *((0, 2, NEW, 12.5, 13.0, 13.1), (1, 2, NEW, 12.4, 13.0, 13.1)),
+    )
+
+    assert found == pytest.approx(0.5)
+
+
+def test_a_step_that_was_voted_before_is_carried_out() -> None:
+    found = lost_at(
+        *(12.0, 12.2, 14.3),
+        *steps((0, 1, OLD, 10.0, 11.0, 14.0), (1, 1, OLD, 10.0, 11.0, 11.5)),
+        *((0, 2, NEW, 14.5, 15.0, 15.1), (1, 2, NEW, 14.4, 15.0, 15.1)),
+    )
+
+    assert found == pytest.approx(0.2 + 0.5)
+
+
+def test_a_rank_that_is_lost_again_says_nothing_of_the_first_loss() -> None:
+    found = lost_at(
+        *(12.0, 12.2, 14.3),
+        *steps((0, 1, OLD, 10.0, 14.0, 0)),
+        *((0, 1, NEW, 14.5, 15.0, 15.1), (1, 1, NEW + 1, 27.0, 28.0, 28.1)),
+    )
+
+    assert found is None

@@ -79,12 +79,13 @@ async def test_a_loss_with_a_hot_standby_copies_no_state(
         await run.ends_like(long_golden, lost=1, unwritten=[(rank, 120)])
 
 
-@pytest.mark.parametrize("who", ["2:+", thorough("s1:*")], ids=["survivor", "standby"])
+@pytest.mark.parametrize("who", [("0:+",), thorough(("s1:*", "s2:*"))], ids=["survivor", "standby"])
 async def test_who_is_to_be_compared_may_die_as_well(
-    who: str, tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+    who: tuple[str, ...], tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
-    """While the digest is taken, in the rest of the broken step: survivor and hot standby."""
-    faults = [PACE, GATE, "backward@1:120=kill", f"comparing@{who}=kill"]
+    """While the digest is taken, in the rest of the broken step: survivor, or hot standby, whose
+    host is not known beforehand."""
+    faults = [PACE, GATE, "backward@2:120=kill", *(f"comparing@{w}=kill" for w in who)]
     async with running(
         tmp_path,
         redis.url,

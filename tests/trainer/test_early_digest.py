@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from tests.trainer.scripts import Scheduled, Script, normed
-from tmd.core.duties import Duty, Hold, Sync, Train
-from tmd.core.model import Membership
+from tmd.core.duties import Duty, Hold, Keep, Sync, Train, Wait
+from tmd.core.failover import HOLDER_OFFSETS, _source
+from tmd.core.model import Member, Membership
 from tmd.trainer import early_digest
 from tmd.trainer.early_digest import EarlyDigest
 from tmd.trainer.recovery import Recovery
+from tmd.trainer.shadowing import Shadowing
 from tmd.trainer.state import Layout
 from tmd.trainer.units import Units, whole_digest
 
@@ -57,11 +59,38 @@ def units() -> Iterator[Watched]:
             thread.join()
 
 
-def test_what_was_begun_is_not_taken_again(units: Watched) -> None:
-    """Nor by a second begin, nor for a second joiner."""
+def begun(units: Watched) -> EarlyDigest:
+    """As after a loss in the midst of a step."""
     early = EarlyDigest(units)
-    early.begin(STEP)
-    early.begin(STEP)
+    early.stand(STEP)
+    early.begin()
+    return early
+
+
+class Held:
+    """A thread beside the main one stays where it first looks at a unit, until it is let go."""
+
+    def __init__(self, units: Watched) -> None:
+        self._there, self._go = threading.Event(), threading.Event()
+        units.beside = self._stay
+
+    def _stay(self) -> None:
+        self._there.set()
+        self._go.wait()
+
+    def wait(self) -> None:
+        self._there.wait()
+
+    def let_go(self) -> None:
+        self._go.set()
+
+
+def test_what_was_begun_is_not_taken_again(units: Watched) -> None:
+    """Nor by a second word of the loss, nor at the end of the step, nor for a second joiner."""
+    early = begun(units)
+    early.begin()
+    early.stand(STEP)
+    early.begin()
     found = [early.of(STEP), early.of(STEP)]
 
     assert units.by_main == 0
@@ -73,108 +102,126 @@ def test_what_a_broken_step_changes_and_undoes_is_looked_at_last() -> None:
     """Buffers and schedulers are as they are between two steps, not as in the midst of one."""
     script = Scheduled(1)
     units = trained(script)
-    early = EarlyDigest(units)
     rate = units.values(0)[0]["lr"]
     units.set_values(0, [{**group, "lr": 7.0} for group in units.values(0)])
-    early.begin(STEP)
+    early = begun(units)
     units.set_values(0, [{**group, "lr": rate} for group in units.values(0)])
-    restored = early.of(STEP)
 
-    assert restored["others"] == Units(script.registry()).digest_of_rest()["others"]
+    assert early.of(STEP) == whole_digest(Units(script.registry()), STEP)
 
 
 def test_buffers_are_those_of_the_end() -> None:
     script = Script(1, build=normed)
     units = trained(script)
-    early = EarlyDigest(units)
-    early.begin(STEP)
+    early = begun(units)
     with torch.no_grad():
         script.loss(9)
 
     assert early.of(STEP) == whole_digest(units, STEP)
 
 
-def test_a_step_that_was_committed_after_all_is_looked_at_anew(units: Watched) -> None:
+def test_between_two_steps_nothing_is_begun(units: Watched) -> None:
+    """A script may do anything to its parameters there: look at them once it has done so."""
     early = EarlyDigest(units)
-    early.begin(STEP - 1)
+    early.begin()
+    early.stand(STEP - 1)
+    early.forget()
+    early.begin()
+    assert units.looked == []
 
-    assert early.of(STEP) == whole_digest(units, STEP)
-    assert units.by_main == 2 * len(units)
-
-
-def test_a_later_step_takes_the_place_of_an_earlier_one(units: Watched) -> None:
-    held, going = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        going.set()
-        held.wait()
-
-    units.beside = hold
-    early = EarlyDigest(units)
-    early.begin(STEP - 1)
-    going.wait()
-    units.beside = lambda: None
-    early.begin(STEP)
-    held.set()
-
+    with torch.no_grad():
+        units.params[0].add_(1)
+    early.stand(STEP)
+    early.begin()
     assert early.of(STEP) == whole_digest(units, STEP)
     assert units.by_main == len(units)
 
 
-def test_what_fails_is_taken_when_it_is_needed(units: Watched) -> None:
-    """An optimizer that is still at work adds to its state while that is looked through."""
+def test_a_step_that_was_committed_after_all_is_looked_at_anew(units: Watched) -> None:
+    early = begun(units)
 
+    assert early.of(STEP + 1) == whole_digest(units, STEP + 1)
+    assert units.by_main == 2 * len(units)
+
+
+def test_a_later_step_takes_the_place_of_an_earlier_one(
+    units: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not before the piece in hand is done."""
+    held = Held(units)
+    early = begun(units)
+    held.wait()
+    units.beside = lambda: None
+    threading.Thread(target=held.let_go).start()
+    early.stand(STEP + 1)
+    early.begin()
+
+    assert early.of(STEP + 1) == whole_digest(units, STEP + 1)
+    assert units.by_main == len(units)
+
+
+def test_what_fails_is_taken_when_it_is_needed(units: Watched) -> None:
     def fail() -> None:
-        raise RuntimeError("dictionary changed size during iteration")
+        raise RuntimeError("no memory on the device")
 
     units.beside = fail
-    early = EarlyDigest(units)
-    early.begin(STEP)
+    early = begun(units)
 
     assert early.of(STEP) == whole_digest(units, STEP)
     assert units.by_main == 2 * len(units)
 
 
+def test_no_thread_is_no_harm(units: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that hears the daemon's orders must go on."""
+
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    early = begun(units)
+
+    assert early.of(STEP) == whole_digest(units, STEP)
+
+
+@pytest.mark.parametrize("end", [EarlyDigest.forget, EarlyDigest.close])
 def test_nothing_is_read_any_more_once_it_is_forgotten(
-    units: Watched, monkeypatch: pytest.MonkeyPatch
+    end: Callable[[EarlyDigest], None], units: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The state may change from then on."""
-    held, going = threading.Event(), threading.Event()
+    """The state may change from then on. Only the piece in hand is waited for."""
+    held = Held(units)
+    early = begun(units)
+    held.wait()
+    join = early_digest._Work.join
 
-    def hold() -> None:
-        going.set()
-        held.wait()
+    def joined(work: early_digest._Work, seconds: float | None = None) -> None:
+        held.let_go()
+        join(work, seconds)
 
-    units.beside = hold
-    early = EarlyDigest(units)
-    early.begin(STEP)
-    going.wait()
-    cancel = early_digest._Work.cancel
-
-    def cancelled(work: early_digest._Work) -> None:
-        cancel(work)
-        held.set()
-
-    monkeypatch.setattr(early_digest._Work, "cancel", cancelled)
-    early.forget()
+    monkeypatch.setattr(early_digest._Work, "join", joined)
+    end(early)
+    early.begin()
 
     assert len(units.looked) == 1
-    assert early.of(STEP) == whole_digest(units, STEP)
 
 
 # --- who begins -----------------------------------------------------------------------------------
 
 
-def begun(duty: Duty, rank: int | None, alike: dict[int, tuple[int, ...]]) -> list[int]:
-    """Steps of which a survivor with ``rank`` of four takes the digest."""
-    steps: list[int] = []
+def counted() -> tuple[Any, list[int]]:
+    """Stands in for a carrier; how often a digest was begun."""
+    calls: list[int] = []
+    early = SimpleNamespace(begin=lambda: calls.append(1), stand=lambda step: None)
+    return SimpleNamespace(early=early), calls
+
+
+def begins(duty: Duty, rank: int | None, alike: dict[int, tuple[int, ...]]) -> bool:
+    """Whether a survivor with ``rank`` of four takes its digest."""
     status = SimpleNamespace(rank=rank, world_size=4, step=STEP)
     voice: Any = SimpleNamespace(status=status, alike=lambda lost: alike.get(lost, ()))
-    carrier: Any = SimpleNamespace(early=SimpleNamespace(begin=steps.append))
+    carrier, calls = counted()
     nobody: Any = None
-    recovery = Recovery(voice, nobody, nobody, carrier, nobody, nobody)
-    recovery.heed(duty)
-    return steps
+    Recovery(voice, nobody, nobody, carrier, nobody, nobody).heed(duty)
+    return bool(calls)
 
 
 ALL = dict.fromkeys(range(4), (0, 1, 2, 3))
@@ -197,15 +244,51 @@ PAIRS = {0: (0, 2), 2: (0, 2), 1: (1, 3), 3: (1, 3)}
 def test_it_is_who_will_be_asked(
     lost: tuple[int, ...], alike: dict[int, tuple[int, ...]], expected: list[int]
 ) -> None:
-    """Of all that have the state the one that the leader will choose."""
+    """Of all that have the state the one that the leader chooses, if all have lived for a step."""
     hold = Hold("plan", 1, lost)
     left = [rank for rank in range(4) if rank not in lost]
+    assert [rank for rank in left if begins(hold, rank, alike)] == expected
 
-    assert [rank for rank in left if begun(hold, rank, alike)] == expected
+    status = {r: SimpleNamespace(replicas=alike[r], holds=held(r)) for r in left}
+    facts: Any = SimpleNamespace(status={str(r): s for r, s in status.items()})
+    owners = {r: Member(str(r), "h", "") for r in left}
+    asked = [_source(r, owners, 4, facts) for r in lost]
+    assert sorted({int(m.worker) for m in asked if m is not None}) == expected
+
+
+def held(rank: int) -> tuple[int, ...]:
+    """Ranks whose own buffers ``rank`` keeps."""
+    return tuple((rank - offset) % 4 for offset in HOLDER_OFFSETS)
 
 
 def test_nobody_begins_without_a_rank_or_without_need() -> None:
     others = Sync("plan", Membership(2, ()), 2, STEP, ()), Train(Membership(1, ()), 2)
 
-    assert begun(Hold("plan", 1, (1,)), None, ALL) == []
-    assert [begun(duty, 2, ALL) for duty in others] == [[], []]
+    assert not begins(Hold("plan", 1, (1,)), None, ALL)
+    assert not any(begins(duty, 2, ALL) for duty in others)
+
+
+@pytest.mark.parametrize(
+    ("duty", "has_state", "expected"),
+    [
+        (Keep("plan", over=True), True, 1),
+        (Keep("plan", over=True), False, 0),
+        (Keep("plan"), True, 0),
+        (Wait(), True, 0),
+    ],
+)
+def test_a_hot_standby_begins_once_its_rank_is_lost(
+    duty: Keep | Wait, has_state: bool, expected: int
+) -> None:
+    """Whether it hears of it in a step, or only between two."""
+    carrier, calls = counted()
+    nobody: Any = None
+    shadowing = Shadowing(*(nobody,) * 3, carrier, *(nobody,) * 3)
+    following: Any = SimpleNamespace(has_state=has_state, give_way=lambda duty: None, duty=None)
+    shadowing.cancel_unless(duty)
+    assert calls == []
+
+    shadowing.following = following
+    shadowing.cancel_unless(duty)
+    shadowing.heed(duty)
+    assert len(calls) == 2 * expected

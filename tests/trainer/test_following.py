@@ -8,6 +8,8 @@ from tests.trainer.scripts import Script, normed
 from tests.trainer.tailing import pair
 from tmd.core.duties import Keep, Wait
 from tmd.core.errors import LinkError
+from tmd.trainer.frames import Tail
+from tmd.trainer.state import flatten
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -31,3 +33,16 @@ def test_a_link_that_stays_open_is_not_waited_for(duty: Keep | Wait) -> None:
         p.joiner.until(lambda: p.joiner.error is not None)
 
         assert isinstance(p.joiner.error, LinkError)
+
+
+def test_between_a_tail_and_where_it_leads_to_there_is_no_state() -> None:
+    """It is that of the next step already, by whatever number the one before is known."""
+    with pair(Script) as p:
+        p.meet()
+        p.together(2)
+        following, units = p.joiner.following, p.joiner.units
+        assert following.has_state
+
+        layout, values = flatten(units.values(0))
+        following._follow(Tail(following.step, 0, (), layout), values)
+        assert not following.has_state

@@ -135,7 +135,10 @@ def test_a_state_is_put_back_bit_for_bit(make: type[Script]) -> None:
         after = whole_digest(one.units, 4)
         train(made, 1)
         assert Kept(0, 4) in one.kept
+        one.carrier.early.stand(4)  # as if it had come to that step once more
+        one.carrier.early.begin()
         one.snapshots.put_back(back(0, 4))
+        assert one.carrier.early.of(4) == after
         assert whole_digest(one.units, 4) == after
         assert one.carrier.feed is not None
         assert one.carrier.feed.position.index == 4

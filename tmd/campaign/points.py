@@ -27,11 +27,10 @@ from tmd.fabric.collectives.op import Op
 from tmd.fabric.dial import Caller
 from tmd.fabric.frame import Kind
 from tmd.fabric.runner import Call, Runner
-from tmd.trainer import frames, transfer
+from tmd.trainer import early_digest, frames, transfer
 from tmd.trainer.arming import Arming
 from tmd.trainer.carrier import Carrier
 from tmd.trainer.coordinator import Coordinator
-from tmd.trainer.early_digest import EarlyDigest
 from tmd.trainer.following import Following
 from tmd.trainer.handover import Handover
 from tmd.trainer.mirror import Mirror
@@ -100,7 +99,7 @@ class Injector:
         _before(Following, "_follow", lambda *_: self.reach("tail"))
         _before(Following, "computed", self._shadowing)
         _before(Shadowing, "_take", lambda *_: self.reach("taking"))
-        _before(EarlyDigest, "begin", lambda *_: self.reach("comparing"))
+        _before(early_digest._Work, "_run", lambda *_: self.reach("comparing"))
         _before(frames, "send", self._sending)
         self._stand_at_checkpoints()
         _before(Snapshots, "put_back", lambda *_: self.reach("putting-back"))

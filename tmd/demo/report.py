@@ -51,9 +51,9 @@ class Event(Struct, frozen=True):
     to_host: str
     pause_s: float | None
     downtime_s: float | None
-    standstill_s: float | None
-    """After a loss: from where the last survivor had done with the step that was under way to where
-    the last rank began the next. Nobody computes in it, however many share a core before and after.
+    idle_s: float | None
+    """After a loss: for how long nobody had anything to compute. Until it was known, and from where
+    the last survivor was done with the step under way to where the last rank began the next.
     """
     median_step_s: float
     split: dict[str, float]
@@ -162,7 +162,7 @@ def _event(
         to_host=move.joiner.host if move.joiner else "",
         pause_s=after - before - usual if planned else None,
         downtime_s=None if planned else after - begin - usual,
-        standstill_s=None if planned else _standstill(trace, plan, begin, before),
+        idle_s=None if planned else _idle(trace, plan, begin),
         median_step_s=usual,
         split=_split(plan, begin, seen, before, after, usual),
         repeated_steps=_repeated(trace, plan),
@@ -236,14 +236,31 @@ def _split(
     return {name: round(seconds, 6) for name, seconds in split.items()}
 
 
-def _standstill(trace: Trace, plan: MigrationPlan, begin: float, committed: float) -> float:
-    anew: list[float] = [
-        next(line["began"] for line in trace.of_rank(rank) if line["epoch"] >= plan.new.epoch)
-        for rank in trace.ranks
+def _idle(trace: Trace, plan: MigrationPlan, begin: float) -> float | None:
+    by_rank = [trace.of_rank(rank) for rank in trace.ranks]
+    anew = [
+        float(next(line["began"] for line in lines if line["epoch"] == plan.new.epoch))
+        for lines in by_rank
+        if any(line["epoch"] == plan.new.epoch for line in lines)
     ]
-    # A step that was voted before the fault is not broken, but computed to its end.
-    done: list[float] = [line["at"] for line in _broken(trace, plan)]
-    return max(anew) - max([begin, committed, *done])
+    if len(anew) < len(by_rank):
+        return None  # lost once more before its first commit
+    done = max([begin, *_ends(trace, plan)])
+    # Who has come to a collective waits for the lost rank until the loss is known.
+    unknown = max(0.0, min(plan.timeline[0].at, done) - begin)
+    return unknown + max(anew) - done
+
+
+def _ends(trace: Trace, plan: MigrationPlan) -> list[float]:
+    """When each survivor was done with what was under way."""
+    ends = [line["computed"] for line in _broken(trace, plan)]
+    settled = next(m.at for m in reversed(plan.timeline) if m.phase is Phase.SYNC)
+    moved = {m.rank for m in plan.moves}
+    for rank in (rank for rank in trace.ranks if rank not in moved):
+        old = [line for line in trace.of_rank(rank) if line["epoch"] < plan.new.epoch]
+        # Who was undecided has waited before it committed.
+        ends += [line["at" if line["at"] <= settled else "computed"] for line in old[-1:]]
+    return ends
 
 
 def _broken(trace: Trace, plan: MigrationPlan) -> list[Line]:

@@ -48,8 +48,8 @@ log = logging.getLogger("tmd.trainer")
 
 
 class Carrier:
-    """For the main thread, but for ``offer`` and ``cancel_unless``; what is registered is the
-    script's."""
+    """For the main thread, but for ``offer``, ``cancel_unless`` and ``early.begin``; what is
+    registered is the script's."""
 
     def __init__(
         self,

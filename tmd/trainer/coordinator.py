@@ -4,7 +4,7 @@ The main thread passes through two gates: :meth:`Coordinator.vote` before the op
 :meth:`Coordinator.boundary` before each batch. Both return only when the next thing to do is to
 train. ``HANDLERS`` is the whole machine: one handler per activity, each of which waits for the
 duty that ends it and returns.
-Hazard: the agent's thread calls :meth:`obey`; it may poison, arm and disarm, and nothing else.
+Hazard: the agent's thread calls :meth:`obey`, and nothing else.
 """
 
 from __future__ import annotations
@@ -147,6 +147,7 @@ class Coordinator:
     def begun(self) -> None:
         """The script begins to compute a step."""
         self._pacing.begin()
+        self._crew.handover.begun()
 
     def vote(self, local: LocalState) -> Outcome:
         """Before the optimizer: learn whether this step counts.
@@ -191,6 +192,7 @@ class Coordinator:
 
     def applying(self, optimizer: torch.optim.Optimizer) -> None:
         """The vote is over and ``optimizer`` is about to run."""
+        self._crew.carrier.early.forget()
         if self.status.activity is Activity.TRAINING:
             self._crew.mirrors.before_optimizer(self.status.step, optimizer)
 

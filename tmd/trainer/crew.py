@@ -42,7 +42,7 @@ class Crew(NamedTuple):
         """The process ends: no thread of ours may be inside torch then."""
         self.mirrors.close()
         self.snapshots.close()
-        self.carrier.early.forget()
+        self.carrier.early.close()
         if self.handover.shadowing.following is not None:
             self.handover.shadowing.following.shadow.end()
 

@@ -74,12 +74,13 @@ class Following:
         """The step at whose start this worker's state stands."""
         self._announced = -1
         """The newest step that the source was heard to begin."""
+        self._between = False
+        """Whether the tail of a step was applied, but where it leads to was not heard yet."""
         self._since = 0
         """Where it began to compute the steps itself."""
         self._first_own: int | None = None
         """The first of these that had a vote: the end of a ``batches()`` call shows nothing."""
-        self._begun = False
-        self._placed = False
+        self._begun = self._placed = False
         self._tails = True
         self._settled = False
         self._ours: dict[int, Digest] = {}
@@ -115,12 +116,14 @@ class Following:
     @property
     def has_state(self) -> bool:
         """Whether the state of the rank at the start of :attr:`step` is here, as far as known."""
-        return self._proved and self.step - (self._verified or 0) <= 2 * CHECK_EVERY
+        recent = self.step - (self._verified or 0) <= 2 * CHECK_EVERY
+        return recent and self._proved and not self._between
 
     @property
     def _proved(self) -> bool:
         """Whether this state was found equal, or comes of one that was by own steps alone."""
-        return self._verified is not None and self._verified >= self._since
+        verified = self._verified
+        return verified is not None and verified >= self._since
 
     @property
     def has_switched(self) -> bool:
@@ -321,6 +324,7 @@ class Following:
         self._units.place_rest(frame.rest, tensors)
         self._units.grade(frame.graded)
         self._at = self._since = frame.step
+        self._between = False
         self.shadow.forget_before(frame.step)
         if first:
             feed.seek(frame.position.index)
@@ -329,6 +333,7 @@ class Following:
 
     def _follow(self, tail: Tail, tensors: Sequence[Tensor]) -> None:
         """The optimizer's work in one step, on the units that are here."""
+        self._between = True
         optimizer = self._units.optimizers[tail.optimizer]
         params = self._units.params
         own = self._units.of(tail.optimizer)

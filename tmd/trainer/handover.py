@@ -59,6 +59,14 @@ class Handover:
         self._snapshots.cancel_unless(duty)
         self.shadowing.cancel_unless(duty)
 
+    def begun(self) -> None:
+        """A step begins: until an optimizer runs nothing changes the parameters."""
+        following = self.shadowing.following
+        step = self._voice.status.step if following is None else following.step
+        self._carrier.early.stand(step)
+        # It may have been told between two steps, where they might have changed.
+        self.shadowing.heed(self._agent.duty)
+
     # --- source -----------------------------------------------------------------------------------
 
     def send(self, duty: Arm | Sync, move: Move) -> None:

@@ -20,7 +20,7 @@ from tmd.trainer.agent import Agent
 from tmd.trainer.coordinator import Coordinator
 from tmd.trainer.session import Session
 from tmd.trainer.solo import SoloGate
-from tmd.trainer.trace import Trace
+from tmd.trainer.trace import FileTrace, Trace
 
 log = logging.getLogger("tmd.trainer")
 
@@ -89,6 +89,6 @@ def _host() -> str:
     return os.environ.get("TMD_ADVERTISE", "127.0.0.1")
 
 
-def _trace(worker: str) -> Trace | None:
+def _trace(worker: str) -> Trace:
     folder = os.environ.get("TMD_TRACE")
-    return Trace(Path(folder), worker) if folder else None
+    return FileTrace(Path(folder), worker) if folder else Trace()

@@ -58,11 +58,12 @@ class Recovery:
         self._voice.say(
             Activity.STUCK, undecided=undecided, suspects=self._fabric.suspects, plan="", armed=0
         )
-        # It may have been told while another step was under way.
+        self._carrier.early.stand(self._voice.status.step)
         self.heed(self._agent.duty)
 
     def heed(self, duty: Duty | None) -> None:
-        """If this worker will be asked for the digest of its state: begin with it (any thread)."""
+        """Begin with the digest if this worker is the one that is asked for it, as a rule (any
+        thread)."""
         if not isinstance(duty, Hold):
             return
         status = self._voice.status
@@ -70,7 +71,7 @@ class Recovery:
             alike = set(self._voice.alike(lost)) - set(duty.hot)
             asked = (r for r in keepers_first(lost, status.world_size) if r in alike)
             if status.rank is not None and status.rank == next(asked, None):
-                self._carrier.early.begin(status.step)
+                self._carrier.early.begin()
 
     def rolls_forward(self) -> bool:
         """After a vote that broke: whether somebody committed, so that this rank must, too."""

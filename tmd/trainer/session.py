@@ -40,7 +40,7 @@ class Session:
 
     def __init__(self, gate: Gate, trace: Trace | None = None) -> None:
         self._gate = gate
-        self._trace = trace
+        self._trace = trace or Trace()
         self._registry: Registry | None = None
         self._local: LocalState | None = None
         self._own_seed = 0
@@ -305,8 +305,7 @@ class Session:
         assert self._local is not None
         self._outcome = None
         self._local.begin()
-        if self._trace is not None:
-            self._trace.begun()
+        self._trace.begun()
         self._gate.begun()
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -317,6 +316,7 @@ class Session:
         if self._outcome is None:
             assert self._local is not None
             self._settle()
+            self._trace.computed()
             if self._rehearses and not self._gate.shadowing:
                 self._gate.rehearsed()
                 raise Interrupted
@@ -343,15 +343,14 @@ class Session:
         self._last_commit = now
         if self._gate.shadowing:
             return False
-        if self._trace is not None:
-            self._trace.write(self._gate.current())
+        self._trace.write(self._gate.current)
         return True
 
     def _spoil(self) -> None:
         self._spoilt, self._outcome = True, Outcome.SHADOW
         # Also if a rank was lost: who takes that over knows nothing of it.
         self._rehearses = False
-        if self._trace is not None and not self._gate.shadowing:
+        if not self._gate.shadowing:
             self._trace.undone(self._gate.status)
 
     def _undo(self) -> None:

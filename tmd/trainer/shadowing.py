@@ -50,7 +50,7 @@ class Home(Protocol):
 
 
 class Shadowing:
-    """All calls come from the main thread, but for :meth:`cancel_unless`."""
+    """All calls come from the main thread, but for :meth:`cancel_unless` and :meth:`heed`."""
 
     def __init__(
         self,
@@ -99,8 +99,14 @@ class Shadowing:
         if following is None or duty == following.duty:
             return
         following.give_way(duty)
-        if isinstance(duty, Keep) and duty.over and following.has_state:
-            self._carrier.early.begin(following.step)
+        self.heed(duty)
+
+    def heed(self, duty: Duty | None) -> None:
+        """Begin with the digest if the rank that is followed was lost (any thread)."""
+        following = self.following
+        lost = isinstance(duty, Keep) and duty.over
+        if lost and following is not None and following.has_state:
+            self._carrier.early.begin()
 
     def begin(
         self,
@@ -344,7 +350,8 @@ class Shadowing:
             self._home.to_pool()
 
     def _say_standing_by(self, following: Following, *, undecided: bool) -> None:
-        self._carrier.early.begin(following.step)
+        self._carrier.early.stand(following.step)
+        self._carrier.early.begin()
         self._voice.say(
             Activity.STANDBY,
             step=following.step,

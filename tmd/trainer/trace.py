@@ -5,12 +5,29 @@ from __future__ import annotations
 import json
 import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from tmd.core.model import WorkerStatus
 
 
 class Trace:
+    """What nobody wants to compare is not written down."""
+
+    def begun(self) -> None:
+        """The present step begins."""
+
+    def computed(self) -> None:
+        """All of it is done that comes before the vote."""
+
+    def write(self, current: Callable[[], WorkerStatus]) -> None:
+        """Write down the step that was just committed. ``loss`` is exact (hexadecimal float)."""
+
+    def undone(self, status: WorkerStatus) -> None:
+        """Write down that the present step was spoilt and will be run again."""
+
+
+class FileTrace(Trace):
     """Appends JSON lines to ``<folder>/<worker>.jsonl``; written through at every step.
 
     Raises:
@@ -21,20 +38,23 @@ class Trace:
         folder.mkdir(parents=True, exist_ok=True)
         name = worker.replace("/", "_")
         self._file = (folder / f"{name}.jsonl").open("a", buffering=1)
-        self._began = 0.0
+        self._began = self._computed = 0.0
 
     def begun(self) -> None:
-        """The present step begins."""
-        self._began = time.time()
+        self._began, self._computed = time.time(), 0.0
 
-    def write(self, status: WorkerStatus) -> None:
-        """Write down the step that was just committed. ``loss`` is exact (hexadecimal float)."""
+    def computed(self) -> None:
+        self._computed = time.time()
+
+    def write(self, current: Callable[[], WorkerStatus]) -> None:
+        status = current()
         line = {
             "step": status.step - 1,
             "rank": status.rank,
             "worker": status.worker,
             "epoch": status.epoch,
             "began": self._began,
+            "computed": self._computed,
             "at": time.time(),
             "loss": None if status.loss is None else float(status.loss).hex(),
             "links_opened": status.links_opened,
@@ -43,12 +63,12 @@ class Trace:
         self._file.write(json.dumps(line) + "\n")
 
     def undone(self, status: WorkerStatus) -> None:
-        """Write down that the present step was spoilt and will be run again."""
         line = {
             "undone": status.step,
             "rank": status.rank,
             "epoch": status.epoch,
-            "at": time.time(),
+            # Whoever had come to its vote has waited there.
+            "computed": self._computed or time.time(),
         }
         self._file.write(json.dumps(line) + "\n")
 
