@@ -33,7 +33,7 @@ FOLLOWED = len(RANKS) - 1
 """The rank that the first hot standby follows."""
 WAYS = {"hot": "hot = 1\n", "copy": ""}
 ROWS = {
-    "idle_s": ("idle", "nobody has anything to compute"),
+    "idle_s": ("idle", "no survivor has anything to compute"),
     "beyond_step_s": ("beyond one step", "the same where a step is repeated"),
     "set_back_s": ("set back", "beyond the step that is repeated"),
     "downtime_s": ("downtime", "from the kill on, beyond one step"),

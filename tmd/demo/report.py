@@ -52,8 +52,8 @@ class Event(Struct, frozen=True):
     pause_s: float | None
     downtime_s: float | None
     idle_s: float | None
-    """After a loss: for how long nobody had anything to compute. Until it was known, and from where
-    the last survivor was done with the step under way to where the last rank began the next.
+    """After a loss: for how long no survivor had anything to compute. Until it was known, and from
+    where the last one was done with the step under way to where the last rank began the next.
     """
     median_step_s: float
     split: dict[str, float]
