@@ -5,6 +5,7 @@ from msgspec import structs
 from tests.plugins.clusters import planned
 from tests.values import alert
 from tmd.core.duties import Follow, Hold, Keep, Prepare, Wait, duty
+from tmd.core.failover import open_failover
 from tmd.core.limits import Understudies
 from tmd.core.migration import Facts
 from tmd.core.model import (
@@ -370,18 +371,19 @@ def test_a_shadow_is_told_whether_its_rank_can_still_say_anything() -> None:
 def test_survivors_are_told_for_which_ranks_a_hot_standby_may_be_asked() -> None:
     """It need not be one that follows just these; a rehearsal leaves nothing that could be used."""
     record, _, _ = cluster(worker("s", Activity.IN_STEP))
-    plan = structs.replace(planned(2, phase=Phase.RECOVER), kind=Kind.FAILOVER, dead=("b",))
-    plan = structs.replace(plan, witnesses=record.membership.members, old=record.membership)
+    record = open_failover(record, ["b"], "trainer", "it was killed", "replace_failed", 0.0)
+    assert record.plan is not None
     told = {}
     for name, studies in {
         "none": (),
         "hot": (Understudy(member=member("s"), rank=0, stay=True),),
         "rehearsal": (Understudy(member=member("s"), rank=0, stay=False),),
     }.items():
-        told[name] = duty(structs.replace(record, plan=plan, understudies=studies), "a")
+        told[name] = duty(structs.replace(record, understudies=studies), "a")
 
-    plain = Hold(plan.id, epoch=1)
-    assert told == {"none": plain, "hot": Hold(plan.id, 1, hot=(1,)), "rehearsal": plain}
+    plan = record.plan.id
+    plain = Hold(plan, epoch=1)
+    assert told == {"none": plain, "hot": Hold(plan, 1, hot=(1,)), "rehearsal": plain}
 
 
 def test_a_plan_comes_before_a_rehearsal() -> None:

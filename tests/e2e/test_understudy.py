@@ -27,6 +27,23 @@ async def hot(run: Run) -> None:
     let_go(run)
 
 
+def with_hot(
+    folder: Path,
+    redis: EmbeddedRedis,
+    *faults: str,
+    standby: Sequence[str] = ("s1", "s2"),
+) -> AbstractAsyncContextManager[Run]:
+    """A run of the long job, at its gate, in which one standby is hot."""
+    return running(
+        folder,
+        redis.url,
+        faults=[PACE, GATE, *faults],
+        standby=standby,
+        arguments=LONG,
+        more_config=HOT,
+    )
+
+
 def rehearsing(
     folder: Path,
     redis: EmbeddedRedis,
@@ -66,10 +83,10 @@ async def test_a_loss_with_a_hot_standby_copies_no_state(
     rank: int, point: str, end: str, tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
     """In the middle of a step, and right after a vote that others may have seen come out."""
-    faults = [PACE, GATE, f"{point}@{rank}:120={end}"]
+    faults = [f"{point}@{rank}:120={end}"]
     if point == "backward":
         faults.append(NEVER_SENT)
-    async with running(tmp_path, redis.url, faults=faults, arguments=LONG, more_config=HOT) as run:
+    async with with_hot(tmp_path, redis, *faults, standby=("s1",)) as run:
         await hot(run)
         plan = await run.done("trainer")
 
@@ -85,15 +102,8 @@ async def test_who_is_to_be_compared_may_die_as_well(
 ) -> None:
     """While the digest is taken, in the rest of the broken step: survivor, or hot standby, whose
     host is not known beforehand."""
-    faults = [PACE, GATE, "backward@2:120=kill", *(f"comparing@{w}=kill" for w in who)]
-    async with running(
-        tmp_path,
-        redis.url,
-        faults=faults,
-        standby=("s1", "s2"),
-        arguments=LONG,
-        more_config=HOT,
-    ) as run:
+    faults = ["backward@2:120=kill", *(f"comparing@{w}=kill" for w in who)]
+    async with with_hot(tmp_path, redis, *faults) as run:
         await hot(run)
         await run.done("trainer")
 
@@ -106,15 +116,7 @@ async def test_a_hot_standby_that_dies_is_followed_by_another(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
     """Training never notices."""
-    faults = [PACE, GATE, "shadowing@*:*=kill"]
-    async with running(
-        tmp_path,
-        redis.url,
-        faults=faults,
-        standby=("s1", "s2"),
-        arguments=LONG,
-        more_config=HOT,
-    ) as run:
+    async with with_hot(tmp_path, redis, "shadowing@*:*=kill") as run:
         await run.reached("shadowing")
         await hot(run)
 
@@ -127,14 +129,7 @@ async def test_a_drain_leaves_the_hot_standby_to_its_rank(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
     """There is another one, and time."""
-    async with running(
-        tmp_path,
-        redis.url,
-        faults=[PACE, GATE, NEVER_SENT],
-        standby=("s1", "s2"),
-        arguments=LONG,
-        more_config=HOT,
-    ) as run:
+    async with with_hot(tmp_path, redis, NEVER_SENT) as run:
         view = await run.cluster.until(
             lambda v: {Activity.IN_STEP, Activity.STANDBY} <= {w.activity for w in workers(v)},
             "one in step, the other one waits",

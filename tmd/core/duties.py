@@ -182,7 +182,8 @@ def _in_failover(record: JobRecord, plan: MigrationPlan, worker: str) -> Duty | 
     match plan.phase:
         case Phase.RECOVER:
             witness = any(m.worker == worker for m in plan.witnesses)
-            hot = _lost(plan) if any(u.stay for u in record.understudies) else ()
+            lost = tuple(m.rank for m in plan.moves)
+            hot = lost if any(u.stay for u in record.understudies) else ()
             return Hold(plan=plan.id, epoch=plan.old.epoch, hot=hot) if witness else None
         case Phase.SYNC if rank is not None and plan.resume is not None:
             return Sync(
@@ -197,10 +198,6 @@ def _in_failover(record: JobRecord, plan: MigrationPlan, worker: str) -> Duty | 
         case Phase.RESUME if rank is not None:
             return Resume(plan=plan.id, membership=plan.new, rank=rank)
     return None
-
-
-def _lost(plan: MigrationPlan) -> tuple[int, ...]:
-    return tuple(r for r, member in enumerate(plan.old.members) if member.worker in plan.dead)
 
 
 def _outside(record: JobRecord, worker: str) -> Duty:

@@ -186,10 +186,14 @@ def gap_s(trace: Trace, plan: MigrationPlan) -> float:
     return after - before
 
 
+def _stayers(trace: Trace, plan: MigrationPlan) -> list[int]:
+    moved = {m.rank for m in plan.moves}
+    return [rank for rank in trace.ranks if rank not in moved]
+
+
 def _gaps(trace: Trace, plan: MigrationPlan) -> dict[int, _Gap]:
     """By stayer."""
-    moved = {m.rank for m in plan.moves}
-    return {rank: _gap(trace.of_rank(rank), plan) for rank in trace.ranks if rank not in moved}
+    return {rank: _gap(trace.of_rank(rank), plan) for rank in _stayers(trace, plan)}
 
 
 def _around(gaps: dict[int, _Gap]) -> tuple[float, float]:
@@ -237,14 +241,12 @@ def _split(
 
 
 def _idle(trace: Trace, plan: MigrationPlan, begin: float) -> float | None:
-    by_rank = [trace.of_rank(rank) for rank in trace.ranks]
-    anew = [
-        float(next(line["began"] for line in lines if line["epoch"] == plan.new.epoch))
-        for lines in by_rank
-        if any(line["epoch"] == plan.new.epoch for line in lines)
-    ]
-    if len(anew) < len(by_rank):
-        return None  # lost once more before its first commit
+    anew = []
+    for rank in trace.ranks:
+        new = [line for line in trace.of_rank(rank) if line["epoch"] == plan.new.epoch]
+        if not new:
+            return None  # lost once more before its first commit
+        anew.append(float(new[0]["began"]))
     done = max([begin, *_ends(trace, plan)])
     # Who has come to a collective waits for the lost rank until the loss is known.
     unknown = max(0.0, min(plan.timeline[0].at, done) - begin)
@@ -255,8 +257,7 @@ def _ends(trace: Trace, plan: MigrationPlan) -> list[float]:
     """When each survivor was done with what was under way."""
     ends = [line["computed"] for line in _broken(trace, plan)]
     settled = next(m.at for m in reversed(plan.timeline) if m.phase is Phase.SYNC)
-    moved = {m.rank for m in plan.moves}
-    for rank in (rank for rank in trace.ranks if rank not in moved):
+    for rank in _stayers(trace, plan):
         old = [line for line in trace.of_rank(rank) if line["epoch"] < plan.new.epoch]
         # Who was undecided has waited before it committed.
         ends += [line["at" if line["at"] <= settled else "computed"] for line in old[-1:]]

@@ -82,7 +82,6 @@ class _Work:
         self.step = step
         self.cancelled = False
         self._digest = UnitDigest(units, step, rest={})
-        self._failed = False
         self._thread = threading.Thread(target=self._run, name="tmd-early-digest", daemon=True)
         self._thread.start()
 
@@ -92,12 +91,11 @@ class _Work:
     def result(self) -> Digest | None:
         """What was found, when it is; ``None`` if it came to nothing."""
         self.join()
-        return self._digest.parts() if self._digest.complete and not self._failed else None
+        return self._digest.parts() if self._digest.complete else None
 
     def _run(self) -> None:
         try:
             while not (self.cancelled or self._digest.complete):
                 self._digest.advance()
         except Exception as error:
-            self._failed = True
             log.info("no digest ahead of time: %s", error)
