@@ -2,9 +2,10 @@
 nobody follows it, at several model sizes, in turn.
 
 ``idle``: what a loss costs besides computing a step twice: until it is known, and from where the
-last survivor is done with the step under way to where the last rank begins the next. ``beyond one
-step``: the same of those losses for which a step was repeated; one that comes after the vote costs
-nothing else, which is less than a step.
+last survivor is done with the step under way to where the last rank begins the next, and in that
+for as long as the joiner's vote waits for the comparison of its state. ``beyond one step``: the
+same of those losses for which a step was repeated; one that comes after the vote costs nothing
+else, which is less than a step.
 ``downtime``: from the kill to the first commit of a step that had not been committed, on the last
 rank, less one median step; it counts the rest of the step under way, and is also split as in
 ``bench.downtime``. ``set back``: by how much later that commit comes than without the kill, less

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
@@ -28,6 +29,8 @@ SIZES: dict[str, tuple[str, ...]] = {
     "140M": ("--width", "1280", "--depth", "7", "--batch", "1", "--context", "16"),
     "200M": ("--width", "1280", "--depth", "10", "--batch", "1", "--context", "16"),
 }
+MAPPED_FROM = 128 << 10
+"""Bytes; glibc's own threshold at the start."""
 Facts = list[dict[str, Any]]
 Runs = dict[str, Facts]
 
@@ -114,9 +117,14 @@ def compare(what: Comparison) -> int:
     parser.add_argument("--ways", nargs="+", choices=what.ways, default=[*what.ways])
     staging = "host memory for what a joiner has not taken yet, less where memory is short"
     parser.add_argument("--staging-mb", type=float, default=ShadowLimits().staging_mb, help=staging)
+    heap = "let glibc map each large tensor on its own, so that peaks show no torn heap; slower"
+    parser.add_argument("--map-tensors", action="store_true", help=heap)
     args = parser.parse_args()
     if args.quick:
         args.repeats, args.events = 1, 1
+    if args.map_tensors:
+        # Inherited by all workers. As it is, glibc raises the threshold with each tensor freed.
+        os.environ["MALLOC_MMAP_THRESHOLD_"] = str(MAPPED_FROM)
     report = Report(what.name, args)
     subjects = {f"{way} {size}": (way, size) for size in args.sizes for way in args.ways}
     runs: Runs = {name: [] for name in subjects}

@@ -74,14 +74,19 @@ OLD, NEW = 1, 2
 
 
 def lost_at(
-    fault: float, known: float, settled: float, *lines: tuple[int, int, int, float, float, float]
+    fault: float,
+    known: float,
+    settled: float,
+    *lines: tuple[int, int, int, float, float, float],
+    proof: float = 0.0,
 ) -> float | None:
     """For how long nobody had anything to compute, by what each rank wrote of its steps: rank,
-    step, epoch, began, computed and committed (0: undone)."""
+    step, epoch, began, computed and committed (0: undone); ``proof``: how long a vote waited."""
     (plan,) = lost_before(2)
     marks = (Mark(Phase.RECOVER, known), Mark(Phase.SYNC, settled))
     new = Membership(NEW, plan.old.members)
     plan = msgspec.structs.replace(plan, phase=Phase.DONE, new=new, timeline=marks)
+    plan = msgspec.structs.replace(plan, timings={"proof": proof} if proof else {})
     commits, undone = {}, []
     for rank, step, epoch, began, computed, at in lines:
         line = {"rank": rank, "epoch": epoch, "began": began, "computed": computed, "at": at}
@@ -107,6 +112,17 @@ def test_a_broken_step_is_computed_to_its_end() -> None:
     )
 
     assert found == pytest.approx(0.2 + 0.5)
+
+
+def test_a_vote_that_waits_for_digests_holds_everybody_up() -> None:
+    found = lost_at(
+        *(12.0, 12.2, 16.1),
+        *steps((0, 1, OLD, 10.0, 16.0, 0)),
+        *((0, 1, NEW, 16.4, 17.0, 17.1), (1, 1, NEW, 16.5, 17.0, 17.1)),
+        proof=0.4,
+    )
+
+    assert found == pytest.approx(0.2 + 0.5 + 0.4)
 
 
 def test_who_had_come_to_its_vote_waits_there() -> None:

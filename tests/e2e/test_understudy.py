@@ -1,5 +1,7 @@
 """Standbys that live the life of a rank though no move is planned: hot ones, and rehearsals."""
 
+import os
+import signal
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -8,7 +10,8 @@ import pytest
 
 from tests.e2e.harness import LONG, PACE, Golden, Run, history, running
 from tests.marks import thorough
-from tmd.core.model import Activity, Kind, Phase
+from tmd.core.links import LINK_BROKEN
+from tmd.core.model import Activity, ClusterView, Kind, Phase
 from tmd.demo.cluster import workers
 from tmd.embedded import EmbeddedRedis
 
@@ -109,6 +112,68 @@ async def test_who_is_to_be_compared_may_die_as_well(
 
         assert run.fired("comparing")
         await run.ends_like(long_golden, lost=2)
+
+
+async def on_trust(run: Run) -> ClusterView:
+    """Wait until the hot standby takes part in the step that broke, and nobody has compared."""
+    await hot(run)
+    await run.reached("proving")
+    await run.in_phase(Phase.RESUME)
+    return await run.cluster.until(
+        lambda v: sum(w.activity is Activity.TRAINING and w.epoch == 2 for w in workers(v)) == 3,
+        "all train in the new epoch",
+    )
+
+
+def kill(view: ClusterView, rank: int) -> None:
+    os.kill(next(w.pid for w in workers(view) if w.rank == rank), signal.SIGKILL)
+
+
+async def test_who_has_a_state_on_trust_does_not_vote_with_it(
+    tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """The survivor that it is compared with dies first: the step is run once more, and the rank is
+    given anew, with a copy of a state that is proved."""
+    async with with_hot(tmp_path, redis, "backward@2:120=kill", "proving@0:+=wait") as run:
+        kill(await on_trust(run), 0)
+        first, second = await run.plans(2)
+
+        assert (first.resume, second.resume) == (120, 120)
+        assert [m.rank for m in second.moves] == [0, 2]
+        assert all(m.source and m.source == second.new.members[1] for m in second.moves)
+        await run.ends_like(long_golden, lost=2)
+
+
+@pytest.mark.thorough
+async def test_a_comparison_is_broken_off_by_the_next_loss(
+    tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """Though the survivor that hangs in it lives."""
+    async with with_hot(tmp_path, redis, "backward@2:120=kill", "proving@0:+=wait") as run:
+        kill(await on_trust(run), 1)
+        plans = await run.plans(2)
+        run.let_go("proving")
+
+        assert [p.resume for p in plans] == [120, 120]
+        assert [m.rank for m in plans[1].moves] == [1, 2]
+        await run.ends_like(long_golden, lost=2)
+
+
+async def test_a_state_that_turns_out_to_differ_is_copied(
+    tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """One bit flips in the hot standby after its last digest: nothing of it counts."""
+    faults = "backward@2:120=kill", "comparing@s1:*=flip"
+    async with with_hot(tmp_path, redis, *faults, standby=("s1",)) as run:
+        await hot(run)
+        first, second = await run.plans(2)
+
+        assert run.fired("comparing")
+        assert (first.resume, second.resume) == (120, 120)
+        assert second.cause == LINK_BROKEN
+        (move,) = second.moves
+        assert move.joiner == move.leaver == first.moves[0].joiner
+        await run.ends_like(long_golden, lost=1)
 
 
 @pytest.mark.thorough

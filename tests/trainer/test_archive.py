@@ -385,4 +385,6 @@ def test_names_that_have_a_meaning_are_refused(name: str) -> None:
     registry = Registry({name: model, "optimizer": SGD(model.parameters(), lr=0.1)})
 
     with pytest.raises(ValueError, match=name):
-        Saving(ordered("somewhere", 1, 1), registry, lambda: all_different(1), 1, lambda *_: None)
+        Saving(
+            ordered("somewhere", 1, 1), registry, lambda: all_different(1), 1, print, lambda: str
+        )

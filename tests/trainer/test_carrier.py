@@ -119,12 +119,12 @@ def test_a_state_outlives_what_is_built_around_it() -> None:
     carrier.let_go()
     registry.renew({"model": again, "optimizer": momentum(again)})
     carrier.renew()
-    fresh = carrier.early.of(1)
+    fresh = carrier.early.of(1)()
     carrier.early.stand(1)
     carrier.early.begin()
     carrier.give(layouts, tensors)
 
-    assert carrier.early.of(1) != fresh
+    assert carrier.early.of(1)() != fresh
     found = registry.collect()[1]
     assert len(found) == 4
     assert all(torch.equal(f, w) for f, w in zip(found, wanted, strict=True))

@@ -30,11 +30,14 @@ def told() -> Told:
     return Queue()
 
 
-def checkpoints(folder: Path, told: Told, size: int = 1) -> Checkpoints:
+def checkpoints(
+    folder: Path, told: Told, size: int = 1, verdict: Callable[[], str] = lambda: ""
+) -> Checkpoints:
     model = nn.Linear(2, 1)
     registry = Registry({"model": model, "optimizer": SGD(model.parameters(), lr=0.1)})
     names = Names(registry, all_different(size))
-    return Checkpoints(Order(folder, EVERY, 2), lambda: names, size, lambda *said: told.put(said))
+    order = Order(folder, EVERY, 2)
+    return Checkpoints(order, lambda: names, size, lambda *said: told.put(said), lambda: verdict)
 
 
 def due(of: Checkpoints, step: int, rank: int = 0) -> None:
@@ -150,3 +153,22 @@ def wait_for(there: Callable[[], bool]) -> None:
             return
         ticks.wait(PATIENCE_S / 1000)
     raise TimeoutError
+
+
+def test_a_state_that_is_not_proved_is_not_written(tmp_path: Path, told: Told) -> None:
+    """The word comes while the copy is here already; then the part is written, or never."""
+    verdicts: Queue[str] = Queue()
+    of = checkpoints(tmp_path, told, verdict=verdicts.get)
+    due(of, 10)
+    before = list(tmp_path.glob("*/*"))
+    verdicts.put("source and joiner have different states")
+    refused = heard(told)
+    over()
+    due(of, 20)
+    verdicts.put("")
+    written = heard(told)
+    of.close()
+
+    assert before == []
+    assert refused == (None, Missed(10, "source and joiner have different states", 1))
+    assert written == (20, None)

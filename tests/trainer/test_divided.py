@@ -264,4 +264,11 @@ def test_a_checkpoint_of_it_is_refused() -> None:
     registry = Script(0).registry
 
     with pytest.raises(RuntimeError, match="consolidate_state_dict"):
-        Saving(ordered("somewhere", 1, 1), registry, lambda: all_different(SIZE), SIZE, print)
+        Saving(
+            ordered("somewhere", 1, 1),
+            registry,
+            lambda: all_different(SIZE),
+            SIZE,
+            print,
+            lambda: str,
+        )

@@ -91,7 +91,7 @@ def test_what_was_begun_is_not_taken_again(units: Watched) -> None:
     early.begin()
     early.stand(STEP)
     early.begin()
-    found = [early.of(STEP), early.of(STEP)]
+    found = [early.of(STEP)(), early.of(STEP)()]
 
     assert units.by_main == 0
     assert len(units.looked) == len(units)
@@ -107,7 +107,7 @@ def test_what_a_broken_step_changes_and_undoes_is_looked_at_last() -> None:
     early = begun(units)
     units.set_values(0, [{**group, "lr": rate} for group in units.values(0)])
 
-    assert early.of(STEP) == whole_digest(Units(script.registry()), STEP)
+    assert early.of(STEP)() == whole_digest(Units(script.registry()), STEP)
 
 
 def test_buffers_are_those_of_the_end() -> None:
@@ -117,7 +117,7 @@ def test_buffers_are_those_of_the_end() -> None:
     with torch.no_grad():
         script.loss(9)
 
-    assert early.of(STEP) == whole_digest(units, STEP)
+    assert early.of(STEP)() == whole_digest(units, STEP)
 
 
 def test_between_two_steps_nothing_is_begun(units: Watched) -> None:
@@ -133,15 +133,20 @@ def test_between_two_steps_nothing_is_begun(units: Watched) -> None:
         units.params[0].add_(1)
     early.stand(STEP)
     early.begin()
-    assert early.of(STEP) == whole_digest(units, STEP)
+    assert early.of(STEP)() == whole_digest(units, STEP)
     assert units.by_main == len(units)
 
 
 def test_a_step_that_was_committed_after_all_is_looked_at_anew(units: Watched) -> None:
     early = begun(units)
 
-    assert early.of(STEP + 1) == whole_digest(units, STEP + 1)
-    assert units.by_main == 2 * len(units)
+    whole = whole_digest(units, STEP + 1)
+    held = Held(units)
+    later = early.of(STEP + 1)
+    held.wait()
+    held.let_go()
+
+    assert later() == whole
 
 
 def test_a_later_step_takes_the_place_of_an_earlier_one(
@@ -156,7 +161,7 @@ def test_a_later_step_takes_the_place_of_an_earlier_one(
     early.stand(STEP + 1)
     early.begin()
 
-    assert early.of(STEP + 1) == whole_digest(units, STEP + 1)
+    assert early.of(STEP + 1)() == whole_digest(units, STEP + 1)
     assert units.by_main == len(units)
 
 
@@ -167,7 +172,7 @@ def test_what_fails_is_taken_when_it_is_needed(units: Watched) -> None:
     units.beside = fail
     early = begun(units)
 
-    assert early.of(STEP) == whole_digest(units, STEP)
+    assert early.of(STEP)() == whole_digest(units, STEP)
     assert units.by_main == 2 * len(units)
 
 
@@ -180,7 +185,7 @@ def test_no_thread_is_no_harm(units: Watched, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(threading.Thread, "start", fail)
     early = begun(units)
 
-    assert early.of(STEP) == whole_digest(units, STEP)
+    assert early.of(STEP)() == whole_digest(units, STEP)
 
 
 @pytest.mark.parametrize("end", [EarlyDigest.forget, EarlyDigest.close])

@@ -29,6 +29,7 @@ class Door:
 
     standing = "a member"
     poisoned = False
+    quiet = True
     rank = 0
 
     def __init__(self, links: list[Link]) -> None:
@@ -79,3 +80,27 @@ def test_a_rank_outside_of_its_loop_is_not(place: Feed | None) -> None:
     assert isinstance(said, Dropped)
     assert said.reason == "the rank is between two batches() calls"
     assert said.offer is not None
+
+
+def test_a_state_that_is_not_proved_is_shown_to_nobody() -> None:
+    """The next step is."""
+    registry = Script(1).registry()
+    proving = SimpleNamespace(pending=True)
+    carrier: Any = SimpleNamespace(
+        feed=feed(closed=False), proving=proving, look_at_buckets=lambda: ""
+    )
+    fabric: Any = Door([])
+    window, shown = Window(), []
+    mirrors = Mirrors(fabric, carrier, Units(registry), window, FAST)
+    mirror: Any = SimpleNamespace(
+        over=False, wake=lambda: None, at_boundary=lambda step, *_, **more: shown.append(step)
+    )
+    mirrors._mirrors = (mirror,)
+    mirrors.at_boundary(7)
+    unproved = window.version
+    proving.pending = False
+    mirrors.at_boundary(8)
+
+    assert unproved is None
+    assert shown == [8]
+    assert window.version == 8

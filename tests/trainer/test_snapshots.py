@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain, repeat
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -138,7 +141,7 @@ def test_a_state_is_put_back_bit_for_bit(make: type[Script]) -> None:
         one.carrier.early.stand(4)  # as if it had come to that step once more
         one.carrier.early.begin()
         one.snapshots.put_back(back(0, 4))
-        assert one.carrier.early.of(4) == after
+        assert one.carrier.early.of(4)() == after
         assert whole_digest(one.units, 4) == after
         assert one.carrier.feed is not None
         assert one.carrier.feed.position.index == 4
@@ -286,3 +289,24 @@ def test_nobody_goes_back_to_an_earlier_call() -> None:
 
         assert all(rank.kept == () for rank in made)
         assert not made[0].snapshots._shelf.put(early)
+
+
+def test_a_state_that_is_not_proved_is_kept_by_nobody() -> None:
+    """It is copied meanwhile, and then brought to its keeper, or not."""
+    with ranks([Script(1), Script(2)]) as made:
+        one, other = made
+        verdicts = chain(["source and joiner have different states"], repeat(""))
+        proving: Any = SimpleNamespace(verdict=lambda: next(verdicts))
+        one.carrier.proving = proving
+        for rank in made:
+            rank.snapshots.at_boundary(0)
+        stages = [rank.settled() for rank in made]
+        for rank in made:
+            rank.snapshots.heard(min(stages))
+            rank.apply()
+        kept = one.kept, other.kept
+        train(made, 4)
+
+        assert stages == [Stage.FAILED, Stage.DONE]
+        assert kept == ((), ())
+        assert Kept(0, 4) in other.kept

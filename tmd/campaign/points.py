@@ -27,13 +27,14 @@ from tmd.fabric.collectives.op import Op
 from tmd.fabric.dial import Caller
 from tmd.fabric.frame import Kind
 from tmd.fabric.runner import Call, Runner
-from tmd.trainer import early_digest, frames, transfer
+from tmd.trainer import early_digest, frames, proving, transfer
 from tmd.trainer.arming import Arming
 from tmd.trainer.carrier import Carrier
-from tmd.trainer.coordinator import Coordinator
 from tmd.trainer.following import Following
 from tmd.trainer.handover import Handover
+from tmd.trainer.leaving import Leaving
 from tmd.trainer.mirror import Mirror
+from tmd.trainer.recovery import Recovery
 from tmd.trainer.session import Session
 from tmd.trainer.shadowing import Shadowing
 from tmd.trainer.snapshots import Snapshots
@@ -100,14 +101,15 @@ class Injector:
         _before(Following, "computed", self._shadowing)
         _before(Shadowing, "_take", lambda *_: self.reach("taking"))
         _before(early_digest._Work, "_run", lambda *_: self.reach("comparing"))
+        _before(proving._Comparison, "_run", lambda *_: self.reach("proving"))
         _before(frames, "send", self._sending)
         self._stand_at_checkpoints()
         _before(Snapshots, "put_back", lambda *_: self.reach("putting-back"))
         _before(Arming, "arm", lambda *_: self.reach("arming"))
         _before(Mirror, "_next_unit", lambda *_: self.reach("showing"))
         _before(Mirror, "output", lambda *_: self.reach("mirroring"))
-        _before(Coordinator, "_synced", lambda *_: self.reach("synced"))
-        _before(Coordinator, "_left", lambda *_: self.reach("left"))
+        _before(Recovery, "rejoin", lambda *_: self.reach("synced"))
+        _before(Leaving, "wait", lambda *_: self.reach("left"))
 
     def _stand_at_checkpoints(self) -> None:
         """In the midst of a part, when half of one is on disk, and at the end of one. What writes
@@ -247,7 +249,7 @@ def _relay(desk: str, host: str) -> None:
             port = question.makefile().readline().strip()
         return inner(caller, structs.replace(member, address=f"127.0.0.1:{port}"), *more)
 
-    _put(Caller, "_talk", talk)
+    Caller._talk = talk  # type: ignore[method-assign, assignment]
 
 
 def _before(owner: Any, name: str, act: Callable[..., None]) -> None:
@@ -257,7 +259,7 @@ def _before(owner: Any, name: str, act: Callable[..., None]) -> None:
         act(*args)
         return inner(*args, **kwargs)
 
-    _put(owner, name, wrapped)
+    setattr(owner, name, wrapped)
 
 
 def _after(owner: Any, name: str, act: Callable[..., None]) -> None:
@@ -268,15 +270,4 @@ def _after(owner: Any, name: str, act: Callable[..., None]) -> None:
         act(*args)
         return result
 
-    _put(owner, name, wrapped)
-
-
-def _put(owner: Any, name: str, wrapped: Callable[..., Any]) -> None:
-    inner = getattr(owner, name)
     setattr(owner, name, wrapped)
-    # The table of handlers holds the functions themselves.
-    from tmd.trainer import coordinator
-
-    for activity, handler in coordinator.HANDLERS.items():
-        if handler is inner:
-            coordinator.HANDLERS[activity] = wrapped

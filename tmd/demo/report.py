@@ -53,8 +53,8 @@ class Event(Struct, frozen=True):
     downtime_s: float | None
     idle_s: float | None
     """After a loss: for how long no survivor had anything to compute. Until it was known, and from
-    where the last one was done with the step under way to where the last rank began the next.
-    """
+    where the last one was done with the step under way to where the last rank began the next; and
+    what the joiner's vote in that had to wait for the comparison of its state."""
     median_step_s: float
     split: dict[str, float]
     """Seconds in each of :data:`PARTS`; after the instant of the fault, or of the request."""
@@ -250,7 +250,7 @@ def _idle(trace: Trace, plan: MigrationPlan, begin: float) -> float | None:
     done = max([begin, *_ends(trace, plan)])
     # Who has come to a collective waits for the lost rank until the loss is known.
     unknown = max(0.0, min(plan.timeline[0].at, done) - begin)
-    return unknown + max(anew) - done
+    return unknown + max(anew) - done + plan.timings.get("proof", 0.0)
 
 
 def _ends(trace: Trace, plan: MigrationPlan) -> list[float]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import torch
@@ -35,6 +36,7 @@ from tmd.trainer.data import Feed, Position
 from tmd.trainer.early_digest import EarlyDigest
 from tmd.trainer.levelling import Levelling
 from tmd.trainer.local import LocalState
+from tmd.trainer.proving import Proving
 from tmd.trainer.replicas import Partition, group_of
 from tmd.trainer.roles import OtherRole, Role, Roles, contradiction, part_of, structure_of
 from tmd.trainer.shelf import Copy
@@ -48,8 +50,7 @@ log = logging.getLogger("tmd.trainer")
 
 
 class Carrier:
-    """For the main thread, but for ``offer``, ``cancel_unless`` and ``early.begin``; what is
-    registered is the script's."""
+    """For the main thread, but for ``offer`` and ``cancel_unless``."""
 
     def __init__(
         self,
@@ -68,6 +69,7 @@ class Carrier:
         self._local = local
         self._units = units
         self.early = EarlyDigest(units)
+        self.proving = Proving()
         self.seeds: tuple[int, ...] = ()
         """Base seed of every rank."""
         self.feed: Feed | None = None
@@ -153,7 +155,8 @@ class Carrier:
         look_ahead(self._fabric.collectives)
 
     def cancel_unless(self, duty: Duty) -> None:
-        """Break off the transfer under way if it belongs to another duty (any thread)."""
+        """Break off what is under way if it belongs to another duty (any thread)."""
+        self.proving.cancel_unless(duty)
         errand = self._errand
         if errand is not None and errand[0] != duty:
             errand[1].close()
@@ -293,16 +296,30 @@ class Carrier:
         header = transfer.Header(step, self.offer(layouts), local)
         purpose = state_purpose(duty.plan, move.rank)
         link = self._fabric.connect(move.joiner, purpose, timeout=CONNECT_TIMEOUT_S)
-        self._errand = (duty, link)
-        try:
+        with self._running(duty, link) as owned:
             if not wanted():
                 raise LinkError("the duty has changed")
-            if transfer.offer(link, header) and transfer.confirm(link, partial(self._digest, step)):
-                return 0
+            if transfer.offer(link, header):
+                digest = self._digest(step)
+                if isinstance(duty, Sync):
+                    owned.pop_all()
+                    self.proving.give(duty, link, digest)
+                    return 0
+                if transfer.confirm(link, digest):
+                    return 0
             return transfer.send_tensors(link, tensors)
-        finally:
-            self._errand = None
-            link.close()
+
+    @contextmanager
+    def _running(self, duty: Duty, link: Link) -> Iterator[ExitStack]:
+        """``link`` is closed as soon as another duty comes, and at the end, unless it is passed on
+        before."""
+        self._errand = (duty, link)
+        with ExitStack() as owned:
+            owned.callback(link.close)
+            try:
+                yield owned
+            finally:
+                self._errand = None
 
     def receive(
         self, takeover: Takeover, cancelled: Callable[[], bool], has_step: int | None = None
@@ -310,7 +327,7 @@ class Carrier:
         """Take over the state and the place in the data.
 
         ``has_step``: the state of a replica at the start of this step is in place already, but for
-        what only the rank itself has.
+        what only the rank itself has. After a loss that is to be proved (``proving``).
 
         Raises:
             LinkError: the source is gone, or the take-over was called off.
@@ -332,22 +349,24 @@ class Carrier:
             raise StateMismatch(refusal)
         if header.offer.position.call > self.feed.call:
             raise WalkOn
-        self._errand = (takeover.duty, link)
-        try:
+        with self._running(duty, link) as owned:
             has = has_step == header.step
             transfer.answer(link, has=has)
-            if not (has and transfer.has_same(link, partial(self._digest, header.step))):
+            if has and isinstance(duty, Sync):
+                digest = self._digest(header.step)
+                owned.pop_all()
+                takeover.link = None
+                self.proving.take(duty, link, digest)
+            elif not (has and transfer.has_same(link, self._digest(header.step))):
                 self._place(offer.layouts, partial(transfer.receive_tensors, link))
-        finally:
-            self._errand = None
-            link.close()
         self._local.adopt(header.local)
         self.levelling.restored()
         takeover.timings["transfer"] = time.monotonic() - takeover.started
 
-    def _digest(self, step: int) -> transfer.Digest:
+    def _digest(self, step: int) -> Callable[[], transfer.Digest]:
         """Of all that replicas have in common: not of the buffers."""
-        return {k: v for k, v in self.early.of(step).items() if k != BUFFERS}
+        found = self.early.of(step)
+        return lambda: {k: v for k, v in found().items() if k != BUFFERS}
 
     def _place(self, layouts: Layouts, fill: Callable[[list[Tensor]], object]) -> None:
         """Put a state of ``layouts`` in place, whose tensors ``fill`` fills."""

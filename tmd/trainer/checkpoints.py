@@ -25,6 +25,7 @@ from tmd.core.checkpoints import (
     still_missed,
     unneeded,
 )
+from tmd.core.errors import StateMismatch
 from tmd.trainer import archive
 from tmd.trainer.data import Position
 from tmd.trainer.naming import Names
@@ -54,9 +55,18 @@ class Order(NamedTuple):
 class Checkpoints:
     """For the main thread; owns a thread for the checkpoint under way."""
 
-    def __init__(self, order: Order, named: Callable[[], Names], size: int, tell: Tell) -> None:
+    def __init__(
+        self,
+        order: Order,
+        named: Callable[[], Names],
+        size: int,
+        tell: Tell,
+        verdict: Callable[[], Callable[[], str]],
+    ) -> None:
+        """``verdict``: of the state at a boundary; what it gives waits until it is known whether
+        that is the state of the rank, and says why it is not (any thread)."""
         self._order, self._named, self._size = order, named, size
-        self._tell = tell
+        self._tell, self._verdict = tell, verdict
         self._at = -1
         """Step of the latest boundary: the same again is a step that is repeated."""
         self._staged: Staged | None = None
@@ -89,7 +99,10 @@ class Checkpoints:
         self._staged = staged
         self._over, self._waits = threading.Event(), False
         self._thread = threading.Thread(
-            target=self._save, args=(staged, self._over), name="tmd-checkpoint", daemon=True
+            target=self._save,
+            args=(staged, self._over, self._verdict()),
+            name="tmd-checkpoint",
+            daemon=True,
         )
         self._thread.start()
 
@@ -116,12 +129,14 @@ class Checkpoints:
 
     # --- the writer's thread ----------------------------------------------------------------------
 
-    def _save(self, staged: Staged, over: threading.Event) -> None:
+    def _save(self, staged: Staged, over: threading.Event, verdict: Callable[[], str]) -> None:
         folder, step = self._order.folder, staged.step
         try:
             staged.finish()
             if staged.broken is not None:
                 raise staged.broken
+            if why := verdict():
+                raise StateMismatch(why)
             if not archive.is_complete(folder, step):
                 archive.write_part(folder, staged, self._size)
             self._await(staged, over)

@@ -10,6 +10,7 @@ Hazard: the agent's thread calls :meth:`obey`, and nothing else.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 import torch
@@ -157,7 +158,7 @@ class Coordinator:
         """
         if self._asleep:
             return Outcome.SHADOW
-        if self.poisoned:
+        if self.poisoned or self._is_refuted():
             raise Interrupted
         status = self.status
         shares = (self._crew.snapshots.share, *self._pacing.shares(status))
@@ -189,6 +190,23 @@ class Coordinator:
             log.info("epoch %d waits: a message with a rank that moves is under way", later.epoch)
             return True
         return self._fabric.misses(later)
+
+    def _is_refuted(self) -> bool:
+        """Before a vote: whether this state, taken on trust, is not known to be that of the rank,
+        after waiting for that. Nobody goes on with such a step."""
+        began = time.monotonic()
+        if not self._crew.carrier.proving.pending:
+            return False
+        why = self._crew.carrier.proving.verdict()
+        waited = time.monotonic() - began
+        self._voice.say(timings={**self.status.timings, "proof": waited}, now=False)
+        if why:
+            self._fabric.poison(why)
+        return bool(why)
+
+    def verdict(self) -> Callable[[], str]:
+        """For who copies the state of this boundary: see :meth:`Proving.later`."""
+        return self._crew.carrier.proving.later()
 
     def applying(self, optimizer: torch.optim.Optimizer) -> None:
         """The vote is over and ``optimizer`` is about to run."""
@@ -224,6 +242,8 @@ class Coordinator:
             return False
         if self.finishing:
             return True
+        if self._is_refuted():
+            return False
         try:
             agree(self._fabric, self.status.step, 0, CLOSING)
         except LinkError:
@@ -305,7 +325,7 @@ class Coordinator:
         """A shadow iteration is over."""
         self._warming.stepped()
 
-    # --- handlers: one per activity ---------------------------------------------------------------
+    # --- handlers ---------------------------------------------------------------------------------
 
     def _may_train(self) -> bool:
         match self.status.activity:
@@ -317,10 +337,6 @@ class Coordinator:
                 return self._following is not None and self._following.may_run
         return self._warming.is_due(self.status.activity)
 
-    def _started(self) -> None:
-        """STARTING: the shadow iterations are done."""
-        self._crew.handover.to_pool()
-
     def _at_boundary(self) -> None:
         """TRAINING: switch as was voted, or take note that the step broke, or begin an epoch."""
         if self._switch is not None:
@@ -331,30 +347,6 @@ class Coordinator:
             self._crew.carrier.levelling.level(self.status.epoch)
         else:
             self._halt(undecided=False)
-
-    def _left(self) -> None:
-        """LEFT: keep the state until the joiner has committed, or take the rank back."""
-        self._crew.leaving.wait()
-
-    def _stuck(self) -> None:
-        """STUCK: wait until the resume step is known, and be ready for it."""
-        self._crew.recovery.settle()
-
-    def _synced(self) -> None:
-        """SYNCED: wait for the others."""
-        self._crew.recovery.rejoin()
-
-    def _parked(self) -> None:
-        """STANDBY: wait for a rank."""
-        self._crew.pool.wait()
-
-    def _shadowing(self) -> None:
-        """SHADOWING, IN_STEP: come to where the rank's next step can be computed."""
-        self._crew.handover.shadowing.follow()
-
-    def _prepared(self) -> None:
-        """PREPARED: links open; the state comes with the switch."""
-        self._crew.handover.take_over()
 
     def _refused(self) -> None:
         """REFUSED: wait until the plan is dropped."""
@@ -387,14 +379,20 @@ class Coordinator:
 
 
 HANDLERS: dict[Activity, Callable[[Coordinator], None]] = {
-    Activity.STARTING: Coordinator._started,
-    Activity.STANDBY: Coordinator._parked,
-    Activity.SHADOWING: Coordinator._shadowing,
-    Activity.IN_STEP: Coordinator._shadowing,
-    Activity.PREPARED: Coordinator._prepared,
+    # The shadow iterations are done.
+    Activity.STARTING: lambda c: c._crew.handover.to_pool(),
+    # Wait for a rank.
+    Activity.STANDBY: lambda c: c._crew.pool.wait(),
+    # Come to where the rank's next step can be computed.
+    Activity.SHADOWING: lambda c: c._crew.handover.shadowing.follow(),
+    Activity.IN_STEP: lambda c: c._crew.handover.shadowing.follow(),
+    # Links open; the state comes with the switch.
+    Activity.PREPARED: lambda c: c._crew.handover.take_over(),
     Activity.REFUSED: Coordinator._refused,
     Activity.TRAINING: Coordinator._at_boundary,
-    Activity.STUCK: Coordinator._stuck,
-    Activity.SYNCED: Coordinator._synced,
-    Activity.LEFT: Coordinator._left,
+    # Wait until the resume step is known, and be ready for it; then for the others.
+    Activity.STUCK: lambda c: c._crew.recovery.settle(),
+    Activity.SYNCED: lambda c: c._crew.recovery.rejoin(),
+    # Keep the state until the joiner has committed, or take the rank back.
+    Activity.LEFT: lambda c: c._crew.leaving.wait(),
 }

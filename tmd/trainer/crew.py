@@ -40,6 +40,8 @@ class Crew(NamedTuple):
 
     def close(self) -> None:
         """The process ends: no thread of ours may be inside torch then."""
+        # Others wait for its verdicts.
+        self.carrier.proving.close()
         self.mirrors.close()
         self.snapshots.close()
         self.carrier.early.close()

@@ -1,15 +1,16 @@
-"""The digest of a state that will be compared after a loss, taken while the broken step is computed
-to its end for nothing.
+"""The digest of a state that is compared after a loss, taken beside computing: from the loss on,
+while the broken step runs to its end for nothing, and while it is run again.
 
-Parameters and what the optimizers keep for them change only when an optimizer runs, and after a
-loss none does until it is known what comes next; so nobody has to wait for this once all have
-halted, however large the state is. Between two steps a script may do anything to them.
+Parameters and what the optimizers keep for them change only when an optimizer runs, and none does
+before the comparison is over; so nobody has to wait for this, however large the state is. Between
+the end of a step and the next boundary a script may do anything to them.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 from tmd.trainer.transfer import Digest
 from tmd.trainer.units import UnitDigest, Units, whole_digest
@@ -45,13 +46,18 @@ class EarlyDigest:
             except RuntimeError as error:
                 log.info("no digest ahead of time: %s", error)
 
-    def of(self, step: int) -> Digest:
+    def of(self, step: int) -> Callable[[], Digest]:
         """The digest of all at the start of ``step``, at which this worker stands, between two
-        steps."""
+        steps. To be called by any thread, as long as the parameters stand still; then it waits.
+        """
+        self.stand(step)
+        self.begin()
         work = self._work
-        if work is not None and work.step == step and (found := work.result()) is not None:
-            return {**found, **self._units.digest_of_rest()}
-        return whole_digest(self._units, step)
+        if work is None:
+            whole = whole_digest(self._units, step)
+            return lambda: whole
+        rest = self._units.digest_of_rest()
+        return lambda: {**work.result(), **rest}
 
     def forget(self) -> None:
         """The state changes from here on, or is another one; waits for the piece in hand."""
@@ -81,21 +87,36 @@ class _Work:
     def __init__(self, units: Units, step: int) -> None:
         self.step = step
         self.cancelled = False
-        self._digest = UnitDigest(units, step, rest={})
+        self._units = units
+        self._digest = self._begun()
         self._thread = threading.Thread(target=self._run, name="tmd-early-digest", daemon=True)
         self._thread.start()
 
     def join(self, seconds: float | None = None) -> None:
         self._thread.join(seconds)
 
-    def result(self) -> Digest | None:
-        """What was found, when it is; ``None`` if it came to nothing."""
+    def result(self) -> Digest:
+        """What was found, when it is; if that failed it is tried once more, by the caller.
+
+        Raises:
+            RuntimeError: the state has changed meanwhile.
+        """
         self.join()
-        return self._digest.parts() if self._digest.complete else None
+        digest = self._digest if self._digest.complete else self._begun()
+        self._take(digest)
+        if not digest.complete:
+            raise RuntimeError(f"the state of step {self.step} is not here any more")
+        return digest.parts()
 
     def _run(self) -> None:
         try:
-            while not (self.cancelled or self._digest.complete):
-                self._digest.advance()
+            self._take(self._digest)
         except Exception as error:
             log.info("no digest ahead of time: %s", error)
+
+    def _begun(self) -> UnitDigest:
+        return UnitDigest(self._units, self.step, rest={})
+
+    def _take(self, digest: UnitDigest) -> None:
+        while not (self.cancelled or digest.complete):
+            digest.advance()

@@ -81,6 +81,12 @@ class Handover:
             return
         seconds = time.monotonic() - started
         self._voice.say(timings={"copy": seconds, "copy_bytes": float(size)})
+        self._heed()
+
+    def _heed(self) -> None:
+        """The duty may have changed before there was anything that could be cancelled."""
+        if (duty := self._agent.duty) is not None:
+            self._carrier.cancel_unless(duty)
 
     # --- joiner: before a planned switch ----------------------------------------------------------
 
@@ -188,6 +194,7 @@ class Handover:
         self._carrier.rest()
         if not self._received(takeover, self.shadowing.has_state_of):
             return False
+        self._heed()
         self.shadowing.end()
         self._wear(duty.rank)
         self._voice.say(shadow=None, rank=duty.rank, step=takeover.step, timings=takeover.timings)
@@ -236,6 +243,7 @@ class Handover:
 
     def to_pool(self) -> None:
         """Give up whatever rank or identity there was and stand by."""
+        self._carrier.proving.drop()
         self.shadowing.end()
         if self._takeover is not None:
             self._fabric.discard(self._takeover.membership.epoch)

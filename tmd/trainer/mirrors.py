@@ -62,7 +62,7 @@ class Mirrors:
         self._carrier.look_at_buckets()
         if any(mirror.over for mirror in self._mirrors):
             self._sweep()
-        if self._mirrors and step != self._announced:
+        if self._mirrors and step != self._announced and not self._carrier.proving.pending:
             self._announced = step
             with self._within.running():
                 self._announce(step)

@@ -55,11 +55,21 @@ class Recovery:
         # First of all: what is told of copies must not change any more.
         self._snapshots.give_up()
         log.warning("step %d broke: %s", self._voice.status.step, self._fabric.poison_reason)
+        if self._gave_back():
+            return
         self._voice.say(
             Activity.STUCK, undecided=undecided, suspects=self._fabric.suspects, plan="", armed=0
         )
         self._carrier.early.stand(self._voice.status.step)
         self.heed(self._agent.duty)
+
+    def _gave_back(self) -> bool:
+        """Whether the state was only believed to be that of the rank, which nobody holds now."""
+        why = self._carrier.proving.verdict()
+        if why:
+            log.warning("rank %s is given back: %s", self._voice.status.rank, why)
+            self._handover.to_pool()
+        return bool(why)
 
     def heed(self, duty: Duty | None) -> None:
         """Begin with the digest if this worker is the one that is asked for it, as a rule (any
@@ -127,7 +137,6 @@ class Recovery:
         duty = self._agent.wait_until(self._concerns_synced)
         match duty:
             case Resume() | Train():
-                self._carrier.early.forget()
                 self._fabric.enter(duty.membership, duty.rank)
                 self._voice.say(
                     Activity.TRAINING,
@@ -139,7 +148,8 @@ class Recovery:
             case Sync() if self._is_joiner(duty):
                 self._handover.to_pool()
             case Hold() | Sync():
-                self._voice.say(Activity.STUCK, plan=duty.plan)
+                if not self._gave_back():
+                    self._voice.say(Activity.STUCK, plan=duty.plan)
             case Wait():
                 self._handover.to_pool()
             case _:

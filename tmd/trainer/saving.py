@@ -31,6 +31,7 @@ class Saving:
         alike: Callable[[], Partition],
         size: int,
         tell: Tell,
+        verdict: Callable[[], Callable[[], str]],
     ) -> None:
         """Raises:
         RuntimeError: an optimizer's state has no name by which ranks could share it.
@@ -45,7 +46,7 @@ class Saving:
             raise ValueError(f"register({taken[0]}=...): checkpoints use that name themselves")
         self._order, self._size = order, size
         self._named: Callable[[], Names] = lambda: Names(registry, alike())
-        self.checkpoints = Checkpoints(order, self._named, size, tell)
+        self.checkpoints = Checkpoints(order, self._named, size, tell, verdict)
         self._before: Reading | None = None
         """To go on from, until it was put in place."""
         self._place: Placing

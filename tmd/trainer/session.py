@@ -208,8 +208,8 @@ class Session:
         from tmd.trainer.saving import Saving, ordered
 
         order = ordered(path, every, keep)
-        registry, size, tell = self._registry, self.world_size, self._gate.saved
-        self._saving = Saving(order, registry, lambda: self._alike, size, tell)
+        registry, size, gate = self._registry, self.world_size, self._gate
+        self._saving = Saving(order, registry, lambda: self._alike, size, gate.saved, gate.verdict)
         atexit.register(self._saving.checkpoints.close)
         if not self._gate.shadowing:
             self._saving.choose(self.rank, self._gate.gathered, resume=resume)

@@ -254,6 +254,8 @@ class Snapshots:
 
     def _take(self, taking: Taking) -> None:
         entries = taking.copy(self._units, self._window, self._outbox)
+        if why := self._carrier.proving.verdict():
+            taking.fail(why)
         if taking.stage is Stage.FAILED:
             self._back(entries)
             return
