@@ -80,6 +80,18 @@ def test_nobody_is_named_in_doubt(named):
     assert after(named).plan.dead == ()
 
 
+def test_who_has_given_its_rank_back_is_not_waited_for():
+    """It has not proved its state; it never says that it is stuck, and everybody else has."""
+    hosts = [stuck(f"h{n}", n, []) for n in ALL]
+    (before,) = hosts[3].workers
+    back = structs.replace(before, activity=Activity.STANDBY, rank=None)
+    view = ClusterView(hosts=(*hosts[:3], structs.replace(hosts[3], workers=(back,)), STANDBY))
+    plan = steer(RECORD, view, (), now=0.0, age=1.0, limits=Limits()).plan
+
+    assert plan.id != BROKE_BEFORE.id
+    assert plan.dead == ()
+
+
 def test_nobody_is_named_whose_state_exists_once_or_whose_rank_nobody_could_take():
     """Waiting for the cable to come back is the lesser harm."""
     assert after(CUT, replicas=(3,)).plan.dead == ()

@@ -172,3 +172,17 @@ def test_a_state_that_is_not_proved_is_not_written(tmp_path: Path, told: Told) -
     assert before == []
     assert refused == (None, Missed(10, "source and joiner have different states", 1))
     assert written == (20, None)
+
+
+def test_who_holds_the_rank_after_that_writes_the_part(tmp_path: Path, told: Told) -> None:
+    """It may be the same worker, with a state that is proved, in the same step."""
+    verdicts = iter(["source and joiner have different states", ""])
+    of = checkpoints(tmp_path, told, verdict=lambda: next(verdicts))
+    due(of, 10)
+    heard(told)
+    over()
+    due(of, 10)
+    written = heard(told)
+    of.close()
+
+    assert written == (10, None)

@@ -46,25 +46,34 @@ class Held:
 
 
 @pytest.fixture
-def links() -> Iterator[tuple[Link, Link]]:
+def held() -> Held:
+    return Held()
+
+
+@pytest.fixture
+def links(held: Held) -> Iterator[tuple[Link, Link]]:
     with linked() as ends:
         yield ends
+    held.let_go()
     for thread in threading.enumerate():
         if thread.name == "tmd-proving":
             thread.join()
 
 
-def test_equal_states_are_found_equal_while_both_go_on(links: tuple[Link, Link]) -> None:
+def test_equal_states_are_found_equal_while_both_go_on(
+    held: Held, links: tuple[Link, Link]
+) -> None:
     """Neither waits before it is asked; then there is no doubt, however often it is asked."""
-    source, joiner, held = Proving(), Proving(), Held()
+    source, joiner = Proving(), Proving()
     source.give(DUTY, links[0], held)
     joiner.take(DUTY, links[1], digest("same"))
     held.wait()
     assert joiner.pending
+    assert source.running
     assert not source.pending
     held.let_go()
 
-    assert [joiner.verdict(), joiner.verdict(), source.verdict()] == ["", "", ""]
+    assert [joiner.verdict(), joiner.verdict()] == ["", ""]
     assert not joiner.pending
     assert all(link.ended for link in links)
 
@@ -76,7 +85,6 @@ def test_a_state_that_differs_is_doubted_until_it_is_given_back(links: tuple[Lin
 
     assert "different states" in joiner.verdict()
     assert joiner.pending
-    assert source.verdict() == ""
     copied = joiner.later()
     joiner.drop()
     assert "different states" in copied()
@@ -92,10 +100,13 @@ def test_a_source_that_dies_has_proved_nothing(links: tuple[Link, Link]) -> None
     assert "not compared" in joiner.verdict()
 
 
+@pytest.mark.parametrize("error", [RuntimeError("no memory on the device"), SystemExit(0)])
 @pytest.mark.parametrize("side", ["source", "joiner"])
-def test_a_digest_that_fails_proves_nothing(side: str, links: tuple[Link, Link]) -> None:
+def test_a_digest_that_fails_proves_nothing(
+    side: str, error: BaseException, links: tuple[Link, Link]
+) -> None:
     def fail() -> Digest:
-        raise RuntimeError("no memory on the device")
+        raise error
 
     source, joiner = Proving(), Proving()
     source.give(DUTY, links[0], fail if side == "source" else digest("same"))
@@ -117,22 +128,27 @@ def test_a_digest_that_fails_proves_nothing(side: str, links: tuple[Link, Link])
     ],
     ids=lambda duty: type(duty).__name__,
 )
+@pytest.mark.parametrize("slow", ["source", "joiner"])
 @pytest.mark.parametrize("side", ["source", "joiner"])
-def test_another_duty_ends_it(side: str, duty: Duty, links: tuple[Link, Link]) -> None:
-    """Whoever hangs is not waited for any longer than training waits for it."""
-    source, joiner, held = Proving(), Proving(), Held()
-    source.give(DUTY, links[0], held)
-    joiner.take(DUTY, links[1], digest("same"))
+def test_another_duty_ends_it(
+    side: str, slow: str, duty: Duty, held: Held, links: tuple[Link, Link]
+) -> None:
+    """Who hears of it waits neither for the other side nor for a digest of its own."""
+    source, joiner = Proving(), Proving()
+    source.give(DUTY, links[0], held if slow == "source" else digest("same"))
+    joiner.take(DUTY, links[1], held if slow == "joiner" else digest("same"))
     held.wait()
-    (source if side == "source" else joiner).cancel_unless(duty)
+    told = source if side == "source" else joiner
+    told.cancel_unless(duty)
 
-    assert "not compared" in joiner.verdict()
-    held.let_go()
+    assert not told.running
+    if told is joiner or slow == "source":
+        assert "not compared" in joiner.verdict()
 
 
 @pytest.mark.parametrize("duty", [DUTY, Resume("plan", NEW, 1), Train(NEW, 1)])
-def test_the_epoch_that_begins_does_not(duty: Duty, links: tuple[Link, Link]) -> None:
-    source, joiner, held = Proving(), Proving(), Held()
+def test_the_epoch_that_begins_does_not(duty: Duty, held: Held, links: tuple[Link, Link]) -> None:
+    source, joiner = Proving(), Proving()
     source.give(DUTY, links[0], held)
     joiner.take(DUTY, links[1], digest("same"))
     held.wait()
@@ -161,27 +177,41 @@ def test_without_a_thread_all_wait(
 # --- a survivor of another loss -------------------------------------------------------------------
 
 
-def halted(why: str) -> list[object]:
-    """What a worker says that halts with such a verdict on its state."""
-    said: list[object] = []
+def recovery(why: str, duty: Duty | None, said: list[object]) -> Recovery:
+    """Of a worker that takes part with such a verdict on its state, and is told ``duty``."""
     status = SimpleNamespace(step=7, rank=1, world_size=2, plan="plan")
 
     def say(activity: Activity, **more: object) -> None:
         said.append(activity)
 
     voice: Any = SimpleNamespace(status=status, say=say)
-    agent: Any = SimpleNamespace(duty=None)
+    agent: Any = SimpleNamespace(duty=duty, wait_until=lambda wanted: duty)
     fabric: Any = SimpleNamespace(poison_reason="", suspects=())
-    carrier: Any = SimpleNamespace(
-        proving=SimpleNamespace(verdict=lambda: why), early=SimpleNamespace(stand=lambda step: None)
-    )
+    early = SimpleNamespace(stand=lambda step: None, begin=lambda: None)
+    carrier: Any = SimpleNamespace(proving=SimpleNamespace(verdict=lambda: why), early=early)
     handover: Any = SimpleNamespace(to_pool=lambda: say(Activity.STANDBY))
     snapshots: Any = SimpleNamespace(give_up=lambda: None)
-    Recovery(voice, agent, fabric, carrier, handover, snapshots).halt(undecided=False)
-    return said
+    return Recovery(voice, agent, fabric, carrier, handover, snapshots)
 
 
-def test_who_cannot_prove_its_state_does_not_claim_it() -> None:
-    """Others would go on from it."""
-    assert halted("source and joiner have different states") == [Activity.STANDBY]
-    assert halted("") == [Activity.STUCK]
+DIFFERS = "source and joiner have different states"
+
+
+@pytest.mark.parametrize(("why", "becomes"), [(DIFFERS, Activity.STANDBY), ("", Activity.STUCK)])
+def test_who_cannot_prove_its_state_does_not_claim_it(why: str, becomes: Activity) -> None:
+    """Others would go on from it: whether the step breaks, or has not begun yet."""
+    said: list[object] = []
+    recovery(why, None, said).halt(undecided=False)
+    recovery(why, Hold("next", 2), said).rejoin()
+
+    assert said == [becomes, becomes]
+
+
+def test_who_is_ready_gives_its_rank_back_if_the_plan_is_made_anew() -> None:
+    """Another joiner has failed: nobody would ask this one again."""
+    said: list[object] = []
+    made = recovery("", Keep("plan"), said)
+    assert made._concerns_synced(Keep("plan"))
+    made.rejoin()
+
+    assert said == [Activity.STANDBY]

@@ -43,6 +43,13 @@ def stuck(record: JobRecord, facts: Facts) -> list[WorkerStatus]:
     return [s for s in statuses if s and s.activity is Activity.STUCK and s.epoch >= epoch]
 
 
+def all_heard(record: JobRecord, facts: Facts) -> bool:
+    """Whether no more members will say that they are stuck: others have given their rank back."""
+    statuses = [facts.status.get(m.worker) for m in record.membership.members]
+    back = [s for s in statuses if s and s.activity is Activity.STANDBY]
+    return len(stuck(record, facts)) + len(back) >= record.world_size
+
+
 def blamed(record: JobRecord, facts: Facts) -> str:
     """The member that broke away from its peers; empty if it is not clear, or if its state would be
     lost with it."""

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from tmd.core import failover
 from tmd.core.limits import Limits, Understudies
-from tmd.core.links import IN_VAIN, LINK_BROKEN, blamed, broke_before, in_vain, stuck
+from tmd.core.links import IN_VAIN, LINK_BROKEN, all_heard, blamed, broke_before, in_vain
 from tmd.core.migration import (
     Event,
     Facts,
@@ -196,7 +196,7 @@ def _broken_off(
     """Links broke though nobody died."""
     if not broke_before(record, facts) or not candidates(view, record, facts):
         return _once_more(record, now)
-    if age < limits.silent_s and len(stuck(record, facts)) < record.world_size:
+    if age < limits.silent_s and not all_heard(record, facts):
         return None  # the word of all is wanted, and who is cut off finds out last
     culprit = blamed(record, facts)
     if not culprit:

@@ -136,6 +136,8 @@ class Checkpoints:
             if staged.broken is not None:
                 raise staged.broken
             if why := verdict():
+                # Who holds the rank then writes its part.
+                self._at = -1
                 raise StateMismatch(why)
             if not archive.is_complete(folder, step):
                 archive.write_part(folder, staged, self._size)

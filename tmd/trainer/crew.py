@@ -40,11 +40,11 @@ class Crew(NamedTuple):
 
     def close(self) -> None:
         """The process ends: no thread of ours may be inside torch then."""
-        # Others wait for its verdicts.
+        # Others wait for its verdicts, and those for digests.
+        self.carrier.early.close()
         self.carrier.proving.close()
         self.mirrors.close()
         self.snapshots.close()
-        self.carrier.early.close()
         if self.handover.shadowing.following is not None:
             self.handover.shadowing.following.shadow.end()
 

@@ -19,6 +19,8 @@ from tmd.fabric import Link
 from tmd.trainer import transfer
 from tmd.trainer.transfer import Digest
 
+PATIENCE_S = 120.0
+"""For the other side's digest; whoever hangs for longer is not waited for."""
 ENDING_S = 2.0
 
 log = logging.getLogger("tmd.trainer")
@@ -34,20 +36,25 @@ class Proving:
         """With joiners that have this worker's state."""
 
     def take(self, duty: Sync, link: Link, own: Callable[[], Digest]) -> None:
-        """Joiner: the state is here; it stands still until :meth:`verdict` is asked."""
+        """Joiner: the state is here, and stands still until :meth:`verdict` has returned."""
         self.drop()
         self._own = _Comparison(duty, link, lambda: transfer.has_same(link, own))
 
     def give(self, duty: Sync, link: Link, own: Callable[[], Digest]) -> None:
-        """Source: so it is with this one, at least until the joiner votes."""
+        """Source: this state is compared with; no step is committed before that is done."""
         found = _Comparison(duty, link, lambda: transfer.confirm(link, own))
         self._others = (*(c for c in self._others if not c.over.is_set()), found)
+
+    @property
+    def running(self) -> bool:
+        """Whether a digest of this state may still be wanted."""
+        return any(not c.over.is_set() for c in self._all)
 
     @property
     def pending(self) -> bool:
         """Whether this worker holds a state on trust, and is not known to be right."""
         own = self._own
-        return own is not None and (not own.over.is_set() or bool(own.refusal))
+        return own is not None and not own.proved
 
     def verdict(self) -> str:
         """Wait until it is known whether this worker has the state of its rank: why it must not go
@@ -64,19 +71,19 @@ class Proving:
         """Main thread: this worker holds no rank, or has another state."""
         own, self._own = self._own, None
         if own is not None:
-            own.link.close()
+            own.end("the rank was given back")
 
     def cancel_unless(self, duty: Duty) -> None:
         """Training does not go on as was planned: nothing is waited for any more (any thread)."""
         for comparison in self._all:
             if not comparison.serves(duty):
-                comparison.link.close()
+                comparison.end("something else is asked for")
 
     def close(self) -> None:
         """The process ends: no thread may be inside torch then."""
         for comparison in self._all:
-            comparison.link.close()
-            comparison.over.wait(ENDING_S)
+            comparison.end("the process ends")
+            comparison.join(ENDING_S)
 
     @property
     def _all(self) -> tuple[_Comparison, ...]:
@@ -85,13 +92,18 @@ class Proving:
 
 
 class _Comparison:
+    """Comes to one end, whichever is first: a verdict, or that nobody waits for it any more."""
+
     def __init__(self, duty: Sync, link: Link, equal: Callable[[], bool]) -> None:
-        self.duty, self.link = duty, link
+        self.duty = duty
         self.over = threading.Event()
-        self.refusal = ""
-        self._equal = equal
+        self._link, self._equal = link, equal
+        self._refusal = ""
+        self._ending = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="tmd-proving", daemon=True)
+        link.patience(PATIENCE_S)
         try:
-            threading.Thread(target=self._run, name="tmd-proving", daemon=True).start()
+            self._thread.start()
         except RuntimeError:
             # No thread to be had: all wait, as they would for a copy.
             self._run()
@@ -102,19 +114,44 @@ class _Comparison:
             return duty.membership == self.duty.membership
         return duty == self.duty
 
+    @property
+    def proved(self) -> bool:
+        return self.over.is_set() and not self._refusal
+
     def verdict(self) -> str:
+        """Wait for the end: why the states are not known to be equal, or nothing."""
         self.over.wait()
-        return self.refusal
+        return self._refusal
+
+    def end(self, why: str) -> None:
+        """There is no more need for it, or it has failed; at once, whatever its thread is doing."""
+        self._settle(f"source and joiner were not compared: {why}")
+        self._link.close()
+
+    def join(self, seconds: float) -> None:
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
+
+    def _settle(self, refusal: str) -> None:
+        with self._ending:
+            if not self.over.is_set():
+                self._refusal = refusal
+                self.over.set()
 
     def _run(self) -> None:
         began = time.monotonic()
         try:
-            if not self._equal():
-                self.refusal = "source and joiner have different states: one of them is corrupt"
-        except Exception as error:
-            self.refusal = f"source and joiner were not compared: {error}"
-            log.warning("%s", self.refusal)
-        finally:
-            log.info("compared with %s: %.3f s", self.link.peer, time.monotonic() - began)
-            self.link.close()
-            self.over.set()
+            equal = self._equal()
+        except BaseException as error:
+            if not self.over.is_set():
+                log.warning("rank %d, with %s: %s", self.duty.rank, self._link.peer, error)
+            self.end(str(error))
+            return
+        if not equal:
+            why = "source and joiner have different states: one of them is corrupt"
+            log.warning("rank %d, with %s: %s", self.duty.rank, self._link.peer, why)
+            self._settle(why)
+        else:
+            log.info("same state as %s, %.3f s", self._link.peer, time.monotonic() - began)
+            self._settle("")
+        self._link.close()

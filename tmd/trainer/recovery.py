@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from tmd.core.duties import Duty, Finish, Hold, Leave, Resume, Sync, Train, Wait
+from tmd.core.duties import Duty, Finish, Hold, Keep, Leave, Resume, Sync, Train, Wait
 from tmd.core.failover import keepers_first
 from tmd.core.model import Activity
 from tmd.fabric import Fabric
@@ -137,6 +137,8 @@ class Recovery:
         duty = self._agent.wait_until(self._concerns_synced)
         match duty:
             case Resume() | Train():
+                if not self._carrier.proving.running:
+                    self._carrier.early.forget()
                 self._fabric.enter(duty.membership, duty.rank)
                 self._voice.say(
                     Activity.TRAINING,
@@ -150,7 +152,8 @@ class Recovery:
             case Hold() | Sync():
                 if not self._gave_back():
                     self._voice.say(Activity.STUCK, plan=duty.plan)
-            case Wait():
+            case Wait() | Keep():
+                # The plan is made anew, and this worker is as good as any.
                 self._handover.to_pool()
             case _:
                 dismiss(duty)
@@ -186,4 +189,4 @@ class Recovery:
                 return duty != self._synced_for
             case Train():
                 return duty.membership.epoch > self._voice.status.epoch
-        return isinstance(duty, Resume | Hold | Wait | Leave | Finish)
+        return isinstance(duty, Resume | Hold | Wait | Keep | Leave | Finish)

@@ -84,8 +84,8 @@ def answer(link: Link, refusal: str = "", *, has: bool = False) -> None:
 
 
 def confirm(link: Link, own: Callable[[], Digest]) -> bool:
-    """Source: whether what the joiner has is the state, so that no tensors follow. ``own``, which
-    all wait for, is taken on both sides at the same time."""
+    """Source: whether what the joiner has is the state, so that no tensors follow. ``own`` is
+    taken on both sides at the same time."""
     ours = own()
     same = ours == _read(link, Digest)
     link.send_frame(msgpack.encode(same))
