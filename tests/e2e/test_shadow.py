@@ -171,7 +171,7 @@ async def test_a_joiner_with_one_flipped_bit_is_refused(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
     """It does not compute the bits of the job: the next standby is tried."""
-    faults = [GATE, NEVER_COPIED, "shadowing@*:*=flip"]
+    faults = [GATE, NEVER_COPIED, "shadowing@*:*=flips"]
     async with started(tmp_path, redis, faults=faults, standby=("s1", "s2")) as run:
         await drained(run, standbys=2)
         plan = await run.done("drain")

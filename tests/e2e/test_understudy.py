@@ -105,12 +105,12 @@ async def test_who_is_to_be_compared_may_die_as_well(
 ) -> None:
     """While the digest is taken, in the rest of the broken step: survivor, or hot standby, whose
     host is not known beforehand."""
-    faults = ["backward@2:120=kill", *(f"comparing@{w}=kill" for w in who)]
+    faults = ["backward@2:120=kill", *(f"comparing-120@{w}=kill" for w in who)]
     async with with_hot(tmp_path, redis, *faults) as run:
         await hot(run)
         await run.done("trainer")
 
-        assert run.fired("comparing")
+        assert run.fired("comparing-120")
         await run.ends_like(long_golden, lost=2)
 
 
@@ -163,12 +163,12 @@ async def test_a_state_that_turns_out_to_differ_is_copied(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
     """One bit flips in the hot standby after its last digest: nothing of it counts."""
-    faults = "backward@2:120=kill", "comparing@s1:*=flip"
+    faults = "backward@2:120=kill", "comparing-120@s1:*=flip"
     async with with_hot(tmp_path, redis, *faults, standby=("s1",)) as run:
         await hot(run)
         first, second = await run.plans(2)
 
-        assert run.fired("comparing")
+        assert run.fired("comparing-120")
         assert (first.resume, second.resume) == (120, 120)
         assert second.cause == LINK_BROKEN
         (move,) = second.moves

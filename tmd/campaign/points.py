@@ -100,7 +100,7 @@ class Injector:
         _before(Following, "_follow", lambda *_: self.reach("tail"))
         _before(Following, "computed", self._shadowing)
         _before(Shadowing, "_take", lambda *_: self.reach("taking"))
-        _before(early_digest._Work, "_run", lambda *_: self.reach("comparing"))
+        _before(early_digest._Work, "_run", lambda work: self.reach(f"comparing-{work.step}"))
         _before(proving._Comparison, "_run", lambda *_: self.reach("proving"))
         _before(frames, "send", self._sending)
         self._stand_at_checkpoints()
@@ -216,10 +216,10 @@ class Injector:
             case "sever":
                 assert self._fabric is not None
                 blows.sever(self._fabric)
-            case "flip":
-                # From here on after every step: a copy of the state would make good a single one.
+            case "flip" | "flips":
+                # "flips": from here on after every step; a copy would make good a single one.
                 assert self._following is not None
-                self._flips = fault
+                self._flips = fault if fault.what == "flips" else None
                 blows.flip(self._following)
             case "isolate":
                 assert self._fabric is not None

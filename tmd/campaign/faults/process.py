@@ -68,5 +68,5 @@ KINDS = (
     Kind("process.hang-with-gil", "a call into C never lets go of the interpreter", inside="hold"),
     Kind("process.log-flood", "200,000 lines of output in one step", inside="flood"),
     Kind("process.held", "it waits until the others of the scenario have struck", inside="wait"),
-    Kind("process.wrong-bits", "a joiner with one bit flipped in every step", inside="flip"),
+    Kind("process.wrong-bits", "a joiner with one bit flipped in every step", inside="flips"),
 )
