@@ -30,41 +30,35 @@ async def hot(run: Run) -> None:
     let_go(run)
 
 
-def with_hot(
-    folder: Path,
-    redis: EmbeddedRedis,
-    *faults: str,
-    standby: Sequence[str] = ("s1", "s2"),
-) -> AbstractAsyncContextManager[Run]:
-    """A run of the long job, at its gate, in which one standby is hot."""
-    return running(
-        folder,
-        redis.url,
-        faults=[PACE, GATE, *faults],
-        standby=standby,
-        arguments=LONG,
-        more_config=HOT,
-    )
-
-
-def rehearsing(
+def gated(
     folder: Path,
     redis: EmbeddedRedis,
     *arguments: str,
-    standby: Sequence[str] = ("s1", "s2"),
     faults: Sequence[str] = (),
+    standby: Sequence[str] = ("s1", "s2"),
     more_config: str = "",
+    rehearse: bool = False,
 ) -> AbstractAsyncContextManager[Run]:
-    """A run of the long job that does not end before its standbys have rehearsed."""
+    """A run of the long job that waits at its gate."""
     return running(
         folder,
         redis.url,
         faults=[PACE, GATE, *faults],
         standby=standby,
         arguments=(*LONG, *arguments),
-        rehearse=True,
+        rehearse=rehearse,
         more_config=more_config,
     )
+
+
+def with_hot(
+    folder: Path,
+    redis: EmbeddedRedis,
+    *faults: str,
+    standby: Sequence[str] = ("s1", "s2"),
+) -> AbstractAsyncContextManager[Run]:
+    """The same, in which one standby is hot."""
+    return gated(folder, redis, faults=faults, standby=standby, more_config=HOT)
 
 
 def let_go(run: Run) -> None:
@@ -214,7 +208,7 @@ async def test_every_standby_rehearses_once(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
     """One after the other; then they wait, and serve as ever."""
-    async with rehearsing(tmp_path, redis) as run:
+    async with gated(tmp_path, redis, rehearse=True) as run:
         verdicts = [verdict for _, verdict in await run.rehearsed(2)]
         let_go(run)
 
@@ -228,7 +222,9 @@ async def test_a_slow_standby_rehearses_a_recording(
 ) -> None:
     """It could never live the step in time with its rank, but it computes the same bits."""
     slow, hasty = ("--slow-host", "s1"), "[shadow]\npatience_s = 0.4\n"
-    async with rehearsing(tmp_path, redis, *slow, standby=("s1",), more_config=hasty) as run:
+    async with gated(
+        tmp_path, redis, *slow, standby=("s1",), more_config=hasty, rehearse=True
+    ) as run:
         ((_, verdict),) = await run.rehearsed(1)
         let_go(run)
 
@@ -241,7 +237,7 @@ async def test_a_standby_that_fails_its_rehearsal_never_gets_a_rank(
 ) -> None:
     """It computes other gradients; the rank that is lost later goes to the other standby."""
     blind, kill = ("--blind-host", "s1"), ["backward@1:120=kill"]
-    async with rehearsing(tmp_path, redis, *blind, faults=kill) as run:
+    async with gated(tmp_path, redis, *blind, faults=kill, rehearse=True) as run:
         unfit = [(w, v) for w, v in await run.rehearsed(2) if v.refusal]
         let_go(run)
         plan = await run.done("trainer")
@@ -260,7 +256,7 @@ async def test_a_standby_rehearses_again_when_it_is_asked_to(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
     """Each request is answered once, also where standbys do not rehearse by themselves."""
-    async with running(tmp_path, redis.url, faults=[PACE, GATE], arguments=LONG) as run:
+    async with gated(tmp_path, redis, standby=("s1",)) as run:
         for _ in range(2):
             asked = await run.cluster.rehearse("s1")
             view = await run.cluster.until(

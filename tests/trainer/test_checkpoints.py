@@ -16,6 +16,7 @@ from tmd.trainer import archive
 from tmd.trainer.checkpoints import Checkpoints, Order
 from tmd.trainer.data import Position
 from tmd.trainer.naming import Names
+from tmd.trainer.proving import Verdict
 from tmd.trainer.replicas import all_different
 from tmd.trainer.state import Registry
 
@@ -31,7 +32,7 @@ def told() -> Told:
 
 
 def checkpoints(
-    folder: Path, told: Told, size: int = 1, verdict: Callable[[], str] = lambda: ""
+    folder: Path, told: Told, size: int = 1, verdict: Verdict = lambda: ""
 ) -> Checkpoints:
     model = nn.Linear(2, 1)
     registry = Registry({"model": model, "optimizer": SGD(model.parameters(), lr=0.1)})

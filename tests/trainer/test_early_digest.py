@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.trainer.scripts import Scheduled, Script, normed
+from tests.trainer.wire import Held
 from tmd.core.duties import Duty, Hold, Keep, Sync, Train, Wait
 from tmd.core.failover import HOLDER_OFFSETS, _source
 from tmd.core.model import Member, Membership
@@ -67,22 +68,11 @@ def begun(units: Watched) -> EarlyDigest:
     return early
 
 
-class Held:
-    """A thread beside the main one stays where it first looks at a unit, until it is let go."""
-
-    def __init__(self, units: Watched) -> None:
-        self._there, self._go = threading.Event(), threading.Event()
-        units.beside = self._stay
-
-    def _stay(self) -> None:
-        self._there.set()
-        self._go.wait()
-
-    def wait(self) -> None:
-        self._there.wait()
-
-    def let_go(self) -> None:
-        self._go.set()
+def held_beside(units: Watched) -> Held:
+    """A thread beside the main one stays where it first looks at a unit."""
+    held = Held()
+    units.beside = held.stay
+    return held
 
 
 def test_what_was_begun_is_not_taken_again(units: Watched) -> None:
@@ -141,9 +131,9 @@ def test_a_step_that_was_committed_after_all_is_looked_at_anew(units: Watched) -
     early = begun(units)
 
     whole = whole_digest(units, STEP + 1)
-    held = Held(units)
+    held = held_beside(units)
     later = early.of(STEP + 1)
-    held.wait()
+    assert held.wait()
     held.let_go()
 
     assert later() == whole
@@ -153,9 +143,9 @@ def test_a_later_step_takes_the_place_of_an_earlier_one(
     units: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not before the piece in hand is done."""
-    held = Held(units)
+    held = held_beside(units)
     early = begun(units)
-    held.wait()
+    assert held.wait()
     units.beside = lambda: None
     threading.Thread(target=held.let_go).start()
     early.stand(STEP + 1)
@@ -193,9 +183,9 @@ def test_nothing_is_read_any_more_once_it_is_forgotten(
     end: Callable[[EarlyDigest], None], units: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The state may change from then on. Only the piece in hand is waited for."""
-    held = Held(units)
+    held = held_beside(units)
     early = begun(units)
-    held.wait()
+    assert held.wait()
     join = early_digest._Work.join
 
     def joined(work: early_digest._Work, seconds: float | None = None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.wire import linked
+from tests.trainer.wire import Held, linked
 from tmd.core.duties import Duty, Finish, Hold, Keep, Leave, Resume, Sync, Train, Wait
 from tmd.core.model import Activity, Member, Membership
 from tmd.fabric import Link
@@ -27,22 +27,14 @@ def digest(of: str) -> Callable[[], Digest]:
     return lambda: {"parameters": of}
 
 
-class Held:
-    """A digest that takes until it is let go."""
+def slow(held: Held) -> Callable[[], Digest]:
+    """It takes until it is let go."""
 
-    def __init__(self) -> None:
-        self._asked, self._go = threading.Event(), threading.Event()
+    def taken() -> Digest:
+        held.stay()
+        return digest("same")()
 
-    def __call__(self) -> Digest:
-        self._asked.set()
-        self._go.wait()
-        return {"parameters": "same"}
-
-    def wait(self) -> None:
-        self._asked.wait()
-
-    def let_go(self) -> None:
-        self._go.set()
+    return taken
 
 
 @pytest.fixture
@@ -65,9 +57,9 @@ def test_equal_states_are_found_equal_while_both_go_on(
 ) -> None:
     """Neither waits before it is asked; then there is no doubt, however often it is asked."""
     source, joiner = Proving(), Proving()
-    source.give(DUTY, links[0], held)
+    source.give(DUTY, links[0], slow(held))
     joiner.take(DUTY, links[1], digest("same"))
-    held.wait()
+    assert held.wait()
     assert joiner.pending
     assert source.running
     assert not source.pending
@@ -128,30 +120,30 @@ def test_a_digest_that_fails_proves_nothing(
     ],
     ids=lambda duty: type(duty).__name__,
 )
-@pytest.mark.parametrize("slow", ["source", "joiner"])
+@pytest.mark.parametrize("waits", ["source", "joiner"])
 @pytest.mark.parametrize("side", ["source", "joiner"])
 def test_another_duty_ends_it(
-    side: str, slow: str, duty: Duty, held: Held, links: tuple[Link, Link]
+    side: str, waits: str, duty: Duty, held: Held, links: tuple[Link, Link]
 ) -> None:
     """Who hears of it waits neither for the other side nor for a digest of its own."""
     source, joiner = Proving(), Proving()
-    source.give(DUTY, links[0], held if slow == "source" else digest("same"))
-    joiner.take(DUTY, links[1], held if slow == "joiner" else digest("same"))
-    held.wait()
+    source.give(DUTY, links[0], slow(held) if waits == "source" else digest("same"))
+    joiner.take(DUTY, links[1], slow(held) if waits == "joiner" else digest("same"))
+    assert held.wait()
     told = source if side == "source" else joiner
     told.cancel_unless(duty)
 
     assert not told.running
-    if told is joiner or slow == "source":
+    if told is joiner or waits == "source":
         assert "not compared" in joiner.verdict()
 
 
 @pytest.mark.parametrize("duty", [DUTY, Resume("plan", NEW, 1), Train(NEW, 1)])
 def test_the_epoch_that_begins_does_not(duty: Duty, held: Held, links: tuple[Link, Link]) -> None:
     source, joiner = Proving(), Proving()
-    source.give(DUTY, links[0], held)
+    source.give(DUTY, links[0], slow(held))
     joiner.take(DUTY, links[1], digest("same"))
-    held.wait()
+    assert held.wait()
     for side in (source, joiner):
         side.cancel_unless(duty)
     held.let_go()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,7 +10,7 @@ import pytest
 from tests.trainer.scripts import Script, normed
 from tests.trainer.tailing import Pair, Replayed, Telling, pair
 from tests.trainer.test_tail_differs import flip_parameter
-from tests.trainer.wire import PATIENCE
+from tests.trainer.wire import Held
 from tmd.core.duties import Duty, Keep, Wait
 from tmd.core.errors import LinkError
 from tmd.trainer.replaying import Replaying
@@ -20,35 +19,33 @@ from tmd.trainer.shadow import Differs
 pytestmark = pytest.mark.timeout(60)
 
 
-class Held:
-    """The joiner's first own step, which begins once it is let go."""
+def held_in_step(p: Pair) -> Held:
+    """The joiner's own steps, in which it computes once it is let go."""
+    held, backward = Held(), p.joiner.script.backward
 
-    def __init__(self, p: Pair) -> None:
-        self.begun, self.go = threading.Event(), threading.Event()
-        self._backward = p.joiner.script.backward
-        p.joiner.script.backward = self._wait  # type: ignore[method-assign]
+    def stays(batch: int) -> None:
+        held.stay()
+        backward(batch)
 
-    def _wait(self, batch: int) -> None:
-        if not self.begun.is_set():
-            self.begun.set()
-            assert self.go.wait(PATIENCE)
-        self._backward(batch)
+    p.joiner.script.backward = stays  # type: ignore[method-assign]
+    return held
 
 
 @contextmanager
 def rehearsal() -> Iterator[tuple[Pair, Held]]:
     """Up to where the joiner has begun its step, and its rank has left that behind."""
     with pair(lambda seed: Script(seed, build=normed), kind=Replayed) as p:
-        held = Held(p)
+        held = held_in_step(p)
         p.meet()
-        while not held.begun.is_set():
+        begun = False
+        while not begun:
             p.source.begin()
-            held.begun.wait(0.02)
+            begun = held.wait(0.02)
             p.source.commit()
         try:
             yield p, held
         finally:
-            held.go.set()
+            held.let_go()
 
 
 def test_a_step_is_lived_long_after_its_rank() -> None:
@@ -60,7 +57,7 @@ def test_a_step_is_lived_long_after_its_rank() -> None:
         p.source.train(20)
         told = p.joiner.following.told()
         p.joiner.may_go_on.clear()
-        held.go.set()
+        held.let_go()
         p.joiner.until(lambda: p.joiner.computed == 1)
 
         assert not p.joiner.following.in_step
@@ -77,7 +74,7 @@ def test_other_bits_in_a_recorded_step_are_found() -> None:
     """The state was equal when it was copied, so what differs is this worker's own work."""
     with rehearsal() as (p, held):
         flip_parameter(p.joiner.script)
-        held.go.set()
+        held.let_go()
         p.joiner.until(lambda: p.joiner.error is not None)
 
         assert isinstance(p.joiner.error, Differs)
@@ -90,7 +87,7 @@ def test_a_replay_gives_way(duty: Duty) -> None:
     with rehearsal() as (p, held):
         p.joiner.following.give_way(duty)
         assert p.joiner.following.spoilt
-        held.go.set()
+        held.let_go()
         p.joiner.until(lambda: p.joiner.error is not None)
 
         assert isinstance(p.joiner.error, LinkError)

@@ -296,7 +296,7 @@ def test_a_state_that_is_not_proved_is_kept_by_nobody() -> None:
     with ranks([Script(1), Script(2)]) as made:
         one, other = made
         verdicts = chain(["source and joiner have different states"], repeat(""))
-        proving: Any = SimpleNamespace(verdict=lambda: next(verdicts))
+        proving: Any = SimpleNamespace(later=lambda: lambda: next(verdicts))
         one.carrier.proving = proving
         for rank in made:
             rank.snapshots.at_boundary(0)

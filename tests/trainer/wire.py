@@ -36,6 +36,24 @@ def linked(*, buffer: int | None = None) -> Iterator[tuple[Link, Link]]:
         far.close()
 
 
+class Held:
+    """Whoever comes by stays there, until it is let go."""
+
+    def __init__(self) -> None:
+        self._there, self._go = threading.Event(), threading.Event()
+
+    def stay(self) -> None:
+        self._there.set()
+        assert self._go.wait(PATIENCE)
+
+    def wait(self, seconds: float = PATIENCE) -> bool:
+        """Wait until somebody is there; whether it came to that."""
+        return self._there.wait(seconds)
+
+    def let_go(self) -> None:
+        self._go.set()
+
+
 class Facts:
     """What threads have done; others wait until it is enough."""
 

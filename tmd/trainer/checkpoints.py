@@ -29,6 +29,7 @@ from tmd.core.errors import StateMismatch
 from tmd.trainer import archive
 from tmd.trainer.data import Position
 from tmd.trainer.naming import Names
+from tmd.trainer.proving import Verdict
 from tmd.trainer.staging import Staged
 
 LOOK_S = 0.2
@@ -61,10 +62,9 @@ class Checkpoints:
         named: Callable[[], Names],
         size: int,
         tell: Tell,
-        verdict: Callable[[], Callable[[], str]],
+        verdict: Callable[[], Verdict],
     ) -> None:
-        """``verdict``: of the state at a boundary; what it gives waits until it is known whether
-        that is the state of the rank, and says why it is not (any thread)."""
+        """``verdict``: on the state as it is at a boundary."""
         self._order, self._named, self._size = order, named, size
         self._tell, self._verdict = tell, verdict
         self._at = -1
@@ -129,7 +129,7 @@ class Checkpoints:
 
     # --- the writer's thread ----------------------------------------------------------------------
 
-    def _save(self, staged: Staged, over: threading.Event, verdict: Callable[[], str]) -> None:
+    def _save(self, staged: Staged, over: threading.Event, verdict: Verdict) -> None:
         folder, step = self._order.folder, staged.step
         try:
             staged.finish()

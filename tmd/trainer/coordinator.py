@@ -31,6 +31,7 @@ from tmd.trainer.following import Following
 from tmd.trainer.gate import SHADOWS, Interrupted, Outcome, dismiss
 from tmd.trainer.local import LocalState
 from tmd.trainer.pacing import Pacing
+from tmd.trainer.proving import Verdict
 from tmd.trainer.replicas import Partition, group_of
 from tmd.trainer.roles import OtherRole
 from tmd.trainer.state import Registry
@@ -204,7 +205,7 @@ class Coordinator:
             self._fabric.poison(why)
         return bool(why)
 
-    def verdict(self) -> Callable[[], str]:
+    def verdict(self) -> Verdict:
         """For who copies the state of this boundary: see :meth:`Proving.later`."""
         return self._crew.carrier.proving.later()
 

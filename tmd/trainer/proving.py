@@ -23,6 +23,9 @@ PATIENCE_S = 120.0
 """For the other side's digest; whoever hangs for longer is not waited for."""
 ENDING_S = 2.0
 
+Verdict = Callable[[], str]
+"""Waits until it is known whether a state is that of its rank: why it is not, or nothing."""
+
 log = logging.getLogger("tmd.trainer")
 
 
@@ -61,7 +64,7 @@ class Proving:
         on with it, or nothing."""
         return self.later()()
 
-    def later(self) -> Callable[[], str]:
+    def later(self) -> Verdict:
         """The same for who copies the state as it is now: what it finds, at any time and in any
         thread, is the verdict on that, even if this worker has given its rank back meanwhile."""
         own = self._own

@@ -14,6 +14,7 @@ from tmd.trainer.checkpoints import Checkpoints, Order, Tell
 from tmd.trainer.data import Feed
 from tmd.trainer.naming import OWN, PRIVATE, Names, Path, Placing
 from tmd.trainer.placing import placing
+from tmd.trainer.proving import Verdict
 from tmd.trainer.replicas import Partition
 from tmd.trainer.resuming import Gathered, check, chosen, opened, restore
 from tmd.trainer.state import Registry
@@ -31,7 +32,7 @@ class Saving:
         alike: Callable[[], Partition],
         size: int,
         tell: Tell,
-        verdict: Callable[[], Callable[[], str]],
+        verdict: Callable[[], Verdict],
     ) -> None:
         """Raises:
         RuntimeError: an optimizer's state has no name by which ranks could share it.

@@ -96,7 +96,8 @@ class Snapshots:
         hosts = [member.host for member in membership.members]
         if warn and rank == 0:
             self._announce(hosts)
-        taking = Taking(rank, step, membership.members[keepers(hosts)[rank]])
+        keeper, verdict = membership.members[keepers(hosts)[rank]], self._carrier.proving.later()
+        taking = Taking(rank, step, keeper, verdict)
         with self._harmless(taking):
             if why := self._units.stale:
                 raise StateMismatch(why)
@@ -254,7 +255,7 @@ class Snapshots:
 
     def _take(self, taking: Taking) -> None:
         entries = taking.copy(self._units, self._window, self._outbox)
-        if why := self._carrier.proving.verdict():
+        if why := taking.verdict():
             taking.fail(why)
         if taking.stage is Stage.FAILED:
             self._back(entries)

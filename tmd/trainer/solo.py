@@ -16,6 +16,7 @@ from tmd.core.model import Activity, WorkerStatus
 from tmd.trainer.data import Feed
 from tmd.trainer.gate import Outcome
 from tmd.trainer.local import LocalState
+from tmd.trainer.proving import Verdict
 from tmd.trainer.replicas import Partition
 from tmd.trainer.state import Registry
 from tmd.trainer.trace import peak_rss
@@ -95,7 +96,7 @@ class SoloGate:
     def follow(self, feed: Feed) -> None:
         """Nobody asks for the place in the data."""
 
-    def verdict(self) -> Callable[[], str]:
+    def verdict(self) -> Verdict:
         """The state is this worker's own work."""
         return lambda: ""
 

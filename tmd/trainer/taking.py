@@ -18,6 +18,7 @@ from tmd.trainer import frames
 from tmd.trainer.data import Position
 from tmd.trainer.frames import Boundary, Bring, Envelope, Stored, Unit
 from tmd.trainer.outbox import Entry, Outbox
+from tmd.trainer.proving import Verdict
 from tmd.trainer.shelf import Copy, digest_of_bodies
 from tmd.trainer.state import Layouts
 from tmd.trainer.units import Units
@@ -37,10 +38,12 @@ class Stage(IntEnum):
 class Taking:
     """Begun by the main thread in the open window; the rest is the sender's."""
 
-    def __init__(self, rank: int, step: int, keeper: Member) -> None:
+    def __init__(self, rank: int, step: int, keeper: Member, verdict: Verdict) -> None:
+        """``verdict``: on the state as it is now."""
         self.rank = rank
         self.step = step
         self.keeper = keeper
+        self.verdict = verdict
         self.stage = Stage.GOING
         self.over = threading.Event()
         """Set once its outcome does not matter any more."""
