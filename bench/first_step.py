@@ -2,19 +2,23 @@
 step: standbys that have rehearsed beside standbys that have only run neutral iterations.
 
 The model is compiled (inductor), the data come from loader processes, the gradients in DDP's
-buckets: all that is slow the first time. ``kill``: from the leader's word to go on to the first
-commit of the last rank. ``drain``: the step in which the rank changes hands, on stayers; there the
-joiner has lived real steps in any case.
+buckets: all that is slow the first time. With ``--by-hand`` the script sums them itself, and there
+are standbys that have run nothing at all, which DDP does not allow: its buckets are not the final
+ones before the second iteration. ``kill``: from the leader's word to go on to the first commit of
+the last rank. ``drain``: the step in which the rank changes hands, on stayers; there the joiner has
+lived real steps in any case.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench import by_hand_train
 from bench.downtime import PATIENCE_S, RANKS, STANDBY, TINY, drain, kill
 from bench.measure import Report, each, in_turn, options
 from tmd import embedded
@@ -25,7 +29,8 @@ from tmd.demo.report import Event, Trace, events_of, read_trace
 from tmd.demo.story import Told
 
 ACTS = ("kill", "drain")
-WAYS = {"rehearsed": "", "neutral": "[shadow]\nrehearse = false\n"}
+NEVER = "[shadow]\nrehearse = false\n"
+WAYS = {"rehearsed": "", "neutral": NEVER, "cold": NEVER}
 MOVED = 2
 QUIET = 12
 LIMIT = 1.1
@@ -41,13 +46,22 @@ def at_work(view: ClusterView, step: int, *, rehearsed: bool) -> bool:
     return there and len(training) == len(RANKS) and min(training) >= step
 
 
+def command(args: argparse.Namespace, way: str) -> tuple[str, ...]:
+    """What is launched."""
+    chosen = by_hand_train if args.by_hand else train
+    compiled = () if args.no_compile else ("--compile",)
+    cold = ("--cold",) if way == "cold" else ()
+    tiny = TINY if args.quick else ()
+    more = (*compiled, *cold, *tiny)
+    return (str(chosen.__file__), "--steps", "100000", "--loader-workers", "1", *more)
+
+
 async def run(folder: Path, script: tuple[str, ...], way: str, act: str) -> Facts:
     """One run with one kill or drain."""
     told, rehearsed = Told(), way == "rehearsed"
-    command = (train.__file__, "--steps", "100000", *script)
     with embedded.redis() as redis:
         spec = ClusterSpec(
-            folder, redis.url, "bench", RANKS, STANDBY, command, more_config=WAYS[way]
+            folder, redis.url, "bench", RANKS, STANDBY, script, more_config=WAYS[way]
         )
         async with LocalCluster(spec) as cluster:
             view = await cluster.until(
@@ -109,18 +123,21 @@ def main() -> int:
     parser.add_argument(
         "--acts", nargs="+", choices=ACTS, default=ACTS, help="what happens to a rank"
     )
+    by_hand = "sum gradients without DDP, and compare with standbys that have run nothing, too"
+    parser.add_argument("--by-hand", action="store_true", help=by_hand)
     args = parser.parse_args()
     if args.quick:
         args.repeats, args.no_compile = 1, True
     report = Report("first_step", args)
-    script = ("--loader-workers", "1", *(() if args.no_compile else ("--compile",)))
-    subjects = {f"{way} {act}": (way, act) for act in args.acts for way in WAYS}
+    ways = [way for way in WAYS if way != "cold" or args.by_hand]
+    subjects = {f"{way} {act}": (way, act) for act in args.acts for way in ways}
     runs: dict[str, Facts] = {name: [] for name in subjects}
     with tempfile.TemporaryDirectory(prefix="tmd-bench-") as scratch:
         for repeat, name in in_turn(args.repeats, tuple(subjects)):
             report.progress(f"repeat {repeat + 1} of {args.repeats}: {name}")
             folder = Path(scratch) / f"{name.replace(' ', '-')}-{repeat}"
-            job = run(folder, (*script, *(TINY if args.quick else ())), *subjects[name])
+            way, act = subjects[name]
+            job = run(folder, command(args, way), way, act)
             runs[name] += report.attempt(name, partial(asyncio.run, job)) or []
     return report.finish(runs, tell(report, runs))
 
