@@ -42,7 +42,9 @@ def main() -> None:
     model = GPT(args.width, args.depth, args.heads, args.context)
     run = torch.compile(model) if args.compile else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-    session.register(model=model, optimizer=optimizer)
+    # Nothing tells that ranks are replicas, as DDP would.
+    everybody = range(session.world_size)
+    session.register(model=model, optimizer=optimizer, replicas=[everybody])
     for tokens, targets in session.batches(loader):
         with session.step() as step:
             optimizer.zero_grad()
