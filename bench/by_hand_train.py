@@ -1,4 +1,4 @@
-"""The demo's GPT, compiled, with gradients that the script sums by itself.
+"""The demo's GPT, with gradients that the script sums by itself.
 
 Without DDP, whose buckets change after the first iteration, a standby can be given a rank with no
 iteration behind it: what bench.first_step compares with.
@@ -7,6 +7,7 @@ iteration behind it: what bench.first_step compares with.
 from __future__ import annotations
 
 import argparse
+import sys
 
 import torch
 import torch.distributed as dist
@@ -15,33 +16,26 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 import tmd.trainer
-from tmd.demo.train import GPT, StandardLibrary
+from tmd.demo.train import GPT, StandardLibrary, arguments
 from tmd.trainer import warming
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--context", type=int, default=64)
-    parser.add_argument("--width", type=int, default=320)
-    parser.add_argument("--depth", type=int, default=8)
-    parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--loader-workers", type=int, default=0)
-    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--cold", action="store_true", help="standbys run no iteration before")
-    args = parser.parse_args()
-    if args.cold:
+    own, sys.argv[1:] = parser.parse_known_args()
+    args = arguments()
+    if own.cold:
         warming.SHADOW_STEPS = 0
-    torch.manual_seed(0)
+    torch.manual_seed(args.seed)
     session = tmd.trainer.join()
     dist.init_process_group("tmd")
     data = StandardLibrary(args.context)
-    sampler = session.sampler(len(data), args.batch, args.steps)
+    sampler = session.sampler(len(data), args.batch, args.steps, args.seed)
     loader = DataLoader(data, args.batch, sampler=sampler, num_workers=args.loader_workers)
     model = GPT(args.width, args.depth, args.heads, args.context)
     run = torch.compile(model) if args.compile else model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     # Nothing tells that ranks are replicas, as DDP would.
     everybody = range(session.world_size)
     session.register(model=model, optimizer=optimizer, replicas=[everybody])

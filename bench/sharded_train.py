@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 import torch
 import torch.distributed as dist
@@ -12,30 +13,25 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 import tmd.trainer
-from tmd.demo.train import GPT, StandardLibrary
+from tmd.demo.train import GPT, StandardLibrary, arguments
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--context", type=int, default=64)
-    parser.add_argument("--width", type=int, default=320)
-    parser.add_argument("--depth", type=int, default=8)
-    parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--snapshots", type=int, default=0)
-    args = parser.parse_args()
-    torch.manual_seed(0)
+    own, sys.argv[1:] = parser.parse_known_args()
+    args = arguments()
+    torch.manual_seed(args.seed)
     session = tmd.trainer.join()
     dist.init_process_group("tmd")
     data = StandardLibrary(args.context)
-    sampler = session.sampler(len(data), args.batch, args.steps)
+    sampler = session.sampler(len(data), args.batch, args.steps, args.seed)
     model = GPT(args.width, args.depth, args.heads, args.context)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for module in (*model.blocks, model):
         fully_shard(module, mesh=mesh)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-    session.register(model=model, optimizer=optimizer, snapshots=args.snapshots)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    session.register(model=model, optimizer=optimizer, snapshots=own.snapshots)
     for tokens, targets in session.batches(DataLoader(data, args.batch, sampler=sampler)):
         with session.step() as step:
             optimizer.zero_grad()
