@@ -28,6 +28,14 @@ def guarded_url(redis_binary, tmp_path_factory):
         yield member_url(port)
 
 
+@pytest.fixture
+def redis(redis_binary, tmp_path):
+    """A Redis of the test's own, which it may kill."""
+    (tmp_path / "redis").mkdir()
+    with embedded.redis(tmp_path / "redis", binary=redis_binary) as server:
+        yield server
+
+
 @pytest.fixture(params=["memory", "redis", "guarded redis", "fakeredis"])
 async def clients(request):
     """A function that opens connections to one fresh store."""

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from tests.daemon.tasks import running
 from tmd.core.errors import StoreUnavailable
 from tmd.core.model import Severity, Signal, Strategy
-from tmd.daemon.bus import Reach
 from tmd.daemon.journal import Journal
 from tmd.daemon.roster import Roster
+from tmd.daemon.store_health import StoreHealth
 from tmd.daemon.watcher import Watcher
 from tmd.testing import MemoryClient, MemoryStore
 
@@ -47,11 +47,10 @@ class Unsteady(MemoryClient):
         return fault
 
 
-class Hasty(Reach):
-    """Comes back at once."""
+class Hasty(StoreHealth):
+    """Tries again at once."""
 
-    async def lost(self, error):
-        self.ok = False
+    async def failed(self, activity, error):
         await asyncio.sleep(0)
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from tests.daemon.tasks import running
 from tmd.daemon.agents import AgentServer, Door
-from tmd.daemon.bus import Reach
 from tmd.daemon.executor import Executor
 from tmd.daemon.records import Records
 from tmd.daemon.roster import Roster
+from tmd.daemon.store_health import StoreHealth
 from tmd.testing import MemoryStore
 
 pytestmark = pytest.mark.looptime
@@ -27,7 +27,7 @@ def executor(data, tmp_path):
     records = Records(tmp_path)
     door = Door(path=tmp_path / "s", host="h1", uids=frozenset(), key_of=lambda _: b"")
     server = AgentServer(door, Roster(), records)
-    return Executor(data.client(), records, server, Reach(), poll_s=1.0)
+    return Executor(data.client(), records, server, StoreHealth(), poll_s=1.0)
 
 
 async def test_what_the_store_lost_is_put_back(data, executor, record):

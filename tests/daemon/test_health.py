@@ -11,10 +11,10 @@ from tests.daemon.tasks import running
 from tmd.core.findings import BANNED, DECLARED, Rules
 from tmd.core.model import Severity, Signal, State, Strategy
 from tmd.core.requests import HealthyRequest
-from tmd.daemon.bus import Reach
 from tmd.daemon.health import Health
 from tmd.daemon.journal import Journal
 from tmd.daemon.roster import Roster
+from tmd.daemon.store_health import StoreHealth
 from tmd.daemon.watcher import Watcher
 from tmd.testing import MemoryStore
 
@@ -27,9 +27,9 @@ OVER = Signal(code="gpu.lost", entity="gpu:0", severity=Severity.FATAL, state=St
 @asynccontextmanager
 async def daemon(data, state_dir, host="h1"):
     """The parts of one daemon that matter here, while the block lasts."""
-    store, reach = data.client(), Reach()
-    watcher = Watcher(host, "boot", [], Roster(), store, reach, Journal(None))
-    health = Health(host, watcher, store, reach, state_dir)
+    store, store_health = data.client(), StoreHealth()
+    watcher = Watcher(host, "boot", [], Roster(), store, store_health, Journal(None))
+    health = Health(host, watcher, store, store_health, state_dir)
     async with running(watcher, health):
         yield watcher, health
 

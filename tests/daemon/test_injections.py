@@ -16,11 +16,11 @@ from tmd.core.findings import Rules
 from tmd.core.injection import MOST, unended
 from tmd.core.model import Severity, Signal, State, Strategy
 from tmd.core.requests import HealthyRequest
-from tmd.daemon.bus import Reach
 from tmd.daemon.injections import Injections, Peer
 from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector, Origin
 from tmd.daemon.roster import Roster
+from tmd.daemon.store_health import StoreHealth
 from tmd.daemon.watcher import Watcher
 from tmd.plugin import Detector, DetectorConfig
 from tmd.testing import MemoryStore
@@ -59,7 +59,9 @@ class Host:
         found = [loaded(folder, hold_s=hold_s)]
         store = self.data.client()
         incarnation = os.urandom(4).hex()
-        self.watcher = Watcher("h1", incarnation, found, self.roster, store, Reach(), self.journal)
+        self.watcher = Watcher(
+            "h1", incarnation, found, self.roster, store, StoreHealth(), self.journal
+        )
         file = Path("/etc/tmd/tmd.toml")
         self.injections = Injections("h1", enabled, file, self.watcher, self.roster, self.journal)
 

@@ -19,11 +19,11 @@ from tests.daemon.tasks import running
 from tmd import embedded
 from tmd.core.errors import StoreUnavailable
 from tmd.core.model import Severity, Signal, Strategy
-from tmd.daemon.bus import Reach
 from tmd.daemon.journal import Journal
 from tmd.daemon.ledger import Bounds, Ledger
 from tmd.daemon.roster import Roster
 from tmd.daemon.store import RedisStore
+from tmd.daemon.store_health import StoreHealth
 from tmd.daemon.watcher import Watcher
 
 WITHIN_S = 20.0
@@ -208,7 +208,7 @@ async def watcher_of(path, url, boot):
     store = RedisStore(url, "c", b"key", timeout_s=1.0)
     try:
         with opened(path) as journal:
-            watcher = Watcher("h1", boot, [], Roster(), store, Reach(), journal)
+            watcher = Watcher("h1", boot, [], Roster(), store, StoreHealth(), journal)
             async with running(watcher):
                 yield watcher, store
     finally:

@@ -19,9 +19,9 @@ from tmd.core.fuse import Breaker
 from tmd.core.limits import Limits
 from tmd.core.model import Activity, ClusterView, Exit, HostStatus, Phase, Urgency, Verdict
 from tmd.core.requests import DrainRequest
-from tmd.daemon.bus import Reach
 from tmd.daemon.leader import Candidate, Leader, LeaderConfig
 from tmd.daemon.records import Records
+from tmd.daemon.store_health import StoreHealth
 from tmd.plugin import Policy
 from tmd.testing import MemoryStore
 from tmd.testing.clients import worker_status
@@ -46,10 +46,10 @@ class Scene:
         self.data = MemoryStore()
         self.store = self.data.client()
         config = LeaderConfig("a", ttl_s=9, renew_s=3, poll_s=1.0, limits=LIMITS)
-        reach = Reach()
-        self.candidate = Candidate(self.store, config, Records(tmp_path), reach)
+        store_health = StoreHealth()
+        self.candidate = Candidate(self.store, config, Records(tmp_path), store_health)
         self.candidate.lease = Lease(epoch=EPOCH, until=float("inf"))
-        self.leader = Leader(self.store, config, self.candidate, policies, reach)
+        self.leader = Leader(self.store, config, self.candidate, policies, store_health)
         self.workers = {host: worker_status(f"{host}/job/0.a") for host in ("h1", "h2", "h3")}
         self.exits = {}
         self.alerts = {}

@@ -8,9 +8,9 @@ import pytest
 
 from tests.daemon.tasks import running
 from tmd.core.limits import Limits
-from tmd.daemon.bus import Reach
 from tmd.daemon.leader import Candidate, LeaderConfig
 from tmd.daemon.records import Records
+from tmd.daemon.store_health import StoreHealth
 from tmd.testing import MemoryStore
 from tmd.testing.clients import until
 
@@ -21,7 +21,7 @@ TTL, RENEW = 9.0, 3.0
 
 def candidate(store, name, tmp_path):
     config = LeaderConfig(name, ttl_s=TTL, renew_s=RENEW, poll_s=1.0, limits=Limits())
-    return Candidate(store.client(), config, Records(tmp_path / name), Reach())
+    return Candidate(store.client(), config, Records(tmp_path / name), StoreHealth())
 
 
 async def test_a_holder_leads_for_hours(tmp_path):

@@ -13,12 +13,12 @@ import pytest
 
 from tmd.config import load, store_key
 from tmd.core.model import Severity, Signal, State, Strategy
-from tmd.daemon.bus import Reach
 from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector, Origin
 from tmd.daemon.reload import fixed, taken_over
 from tmd.daemon.roster import Roster
 from tmd.daemon.store import RedisStore
+from tmd.daemon.store_health import StoreHealth
 from tmd.daemon.watcher import STOP_S, Watcher
 from tmd.plugin import Detector, DetectorConfig
 from tmd.testing import MemoryStore
@@ -61,7 +61,9 @@ def loaded(tmp_path, detector, number=0, strategy=Strategy.ACT):
 @asynccontextmanager
 async def watching(*detectors):
     store, journal = MemoryStore(), Journal(None)
-    watcher = Watcher("h1", "boot", list(detectors), Roster(), store.client(), Reach(), journal)
+    watcher = Watcher(
+        "h1", "boot", list(detectors), Roster(), store.client(), StoreHealth(), journal
+    )
     task = asyncio.create_task(watcher.run())
     await asyncio.sleep(1)
     try:

@@ -13,10 +13,16 @@ LATER = b'{"host":"h2","incarnation":"i","workers":"as many as stars"}'
 
 def test_one_that_is_not_understood_is_named() -> None:
     """The others are read."""
-    found, unread = read_hosts([PLAIN, LATER], {})
+    read = read_hosts([("h1", PLAIN), ("h2", LATER)], {})
 
-    assert [status.host for status in found.values()] == ["h1"]
-    assert unread == ("h2",)
+    assert [status.host for status in read.found.values()] == ["h1"]
+    assert read.unread == ("h2",)
+
+
+def test_a_status_that_is_stored_for_another_host_counts_for_neither() -> None:
+    read = read_hosts([("h3", PLAIN), ("h4", LATER)], {})
+
+    assert (read.found, read.unread, read.misplaced) == ({}, (), (PLAIN, LATER))
 
 
 @pytest.mark.parametrize(
@@ -25,4 +31,4 @@ def test_one_that_is_not_understood_is_named() -> None:
 def test_nothing_is_decided_on_hosts_without_a_name(strange: bytes) -> None:
     """It may be any: a clear error, not a crash."""
     with pytest.raises(StoreUnavailable, match="this version cannot read"):
-        read_hosts([PLAIN, strange], {})
+        read_hosts([("h1", PLAIN), ("h2", strange)], {})

@@ -11,10 +11,10 @@ from msgspec import structs
 
 from tmd.core.model import Exit, Severity, Signal, State, Strategy
 from tmd.core.rationing import BURST, MOST, PER_SECOND
-from tmd.daemon.bus import Reach
 from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector, Origin
 from tmd.daemon.roster import Roster
+from tmd.daemon.store_health import StoreHealth
 from tmd.daemon.watcher import Watcher
 from tmd.plugin import Detector, DetectorConfig
 from tmd.testing import MemoryStore
@@ -44,7 +44,7 @@ def watching(tmp_path):
             [loaded(d) for d in detectors],
             roster or Roster(),
             store.client(),
-            Reach(),
+            StoreHealth(),
             journal,
         )
         task = asyncio.create_task(watcher.run())

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests import values
 from tests.daemon.tasks import running
 from tests.values import alert
+from tmd.core import store_health
 from tmd.core.checkpoints import Missed, Saved
 from tmd.core.election import Lease
 from tmd.core.errors import ConfigError
@@ -39,8 +40,11 @@ ALERT = alert(id="h1-0", severity=Severity.DEGRADED, message="line\nbreak <b>")
 class Served:
     """A daemon's HTTP over a store in memory, and a client."""
 
-    def __init__(self, store, parts, client, port, task):
+    def __init__(self, store):
         self.store = store
+        self.store_state = store_health.StoreState(written=True)
+
+    def connect(self, parts, client, port, task):
         self.parts = parts
         self.client = client
         self.port = port
@@ -75,8 +79,10 @@ async def serving(store=None, token=TOKEN, serving_trainers=True):
 
     def local():
         lease = Lease(epoch=7, until=asyncio.get_running_loop().time() + 5)
-        return Local("h1", serving_trainers, True, lease, Counter({Severity.FATAL: 3}))
+        alerts = Counter({Severity.FATAL: 3})
+        return Local("h1", serving_trainers, True, lease, alerts, served.store_state)
 
+    served = Served(store)
     parts = Parts(store.client(), local, token, frozenset({"node7"}))
     web = Web(("127.0.0.1", 0), parts)
     async with running(web) as (task,):
@@ -87,7 +93,8 @@ async def serving(store=None, token=TOKEN, serving_trainers=True):
             timeout=aiohttp.ClientTimeout(total=WITHIN_S),
             connector=aiohttp.TCPConnector(limit=0),
         ) as client:
-            yield Served(store, parts, client, web.port, task)
+            served.connect(parts, client, web.port, task)
+            yield served
 
 
 @pytest.fixture
@@ -141,15 +148,20 @@ async def speak(store, **more):
 async def test_health_and_readiness(served):
     healthy = await served.get("/healthz")
     ready = await served.get("/readyz")
-    served.store.fall_away()
+    served.store_state, _ = store_health.failed(
+        served.store_state, store_health.Activity.HEARTBEAT, "out of memory", 1.0
+    )
     still_healthy = await served.get("/healthz")
-    unready, why = await served.get("/readyz")
+    unready = await served.get("/readyz")
+    served.store_state = store_health.StoreState()
+    not_yet = await served.get("/readyz")
     async with serving(serving_trainers=False) as deaf:
         not_listening = await deaf.get("/readyz")
 
     assert healthy == still_healthy == (200, {"ok": True})
     assert ready == (200, {"ready": True, "problems": []})
-    assert (unready, why["ready"]) == (503, False)
+    assert unready == (503, {"ready": False, "problems": ["out of memory"]})
+    assert not_yet[0] == 503
     assert not_listening[0] == 503
 
 

@@ -12,7 +12,7 @@ from msgspec import structs
 from tests.daemon.tasks import running
 from tests.values import alert, plan
 from tmd.core.election import Lease
-from tmd.daemon.bus import Reach
+from tmd.daemon.store_health import StoreHealth
 from tmd.daemon.webhook import Webhook, WebhookConfig
 from tmd.testing import MemoryStore
 from tmd.testing.clients import until
@@ -80,7 +80,7 @@ async def telling(receiver, store, elected, **changes):
         first_pause_s=0.001,
         poll_s=0.01,
     )
-    webhook = Webhook(structs.replace(config, **changes), elected, store.client(), Reach())
+    webhook = Webhook(structs.replace(config, **changes), elected, store.client(), StoreHealth())
     async with running(webhook):
         yield webhook
 

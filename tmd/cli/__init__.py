@@ -29,7 +29,7 @@ from tmd.cli import (
     xids,
 )
 from tmd.cli.common import ConfigOption
-from tmd.core.errors import ConfigError, PluginError, StoreUnavailable, TmdError
+from tmd.core.errors import ConfigError, PluginError, TmdError
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
@@ -134,8 +134,6 @@ def main() -> None:
         app()
     except (ConfigError, PluginError) as error:
         _fail(error, USAGE)
-    except StoreUnavailable as error:
-        _fail(f"{error.args[0].rstrip('.')}; is Redis running, and is [redis] url right?", FAILED)
     except TmdError as error:
         _fail(error, FAILED)
     except KeyboardInterrupt:

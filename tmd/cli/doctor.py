@@ -78,16 +78,18 @@ def _redis(settings: Settings) -> Iterator[Point]:
 
     async def ask() -> float:
         try:
-            return await store.clock() - time.time()
+            ahead = await store.clock() - time.time()
+            await store.probe()
+            return ahead
         finally:
             await store.close()
 
     try:
         ahead = asyncio.run(ask())
     except StoreUnavailable as error:
-        yield Point("redis", False, True, f"{error}; is it running, and is [redis] url right?")
+        yield Point("redis", False, True, str(error))
         return
-    yield Point("redis", True, True, "answers")
+    yield Point("redis", True, True, "answers reads and writes")
     near = abs(ahead) < CLOCK_S
     remedy = "" if near else ": run a time service (chrony, systemd-timesyncd) on both"
     yield Point("clock", near, False, f"{abs(ahead):.3f} s from that of Redis{remedy}")

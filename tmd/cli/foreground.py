@@ -10,10 +10,10 @@ from tmd.config import Log, Settings
 from tmd.core.findings import AT_ONCE, Rules
 from tmd.core.model import Alert, Signal, Strategy
 from tmd.daemon import logs
-from tmd.daemon.bus import Reach
 from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector
 from tmd.daemon.roster import Roster
+from tmd.daemon.store_health import StoreHealth
 from tmd.daemon.watcher import Watcher
 from tmd.testing import MemoryStore
 
@@ -26,7 +26,7 @@ class Listening(Watcher):
     def __init__(self, settings: Settings, detectors: list[LoadedDetector], hear: Hear) -> None:
         store = MemoryStore().client()
         host, journal = settings.host.name, Journal(None)
-        super().__init__(host, "foreground", detectors, Roster(), store, Reach(), journal)
+        super().__init__(host, "foreground", detectors, Roster(), store, StoreHealth(), journal)
         self._hear = hear
         self._memory = journal
 

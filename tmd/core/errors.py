@@ -27,7 +27,15 @@ class IllegalTransition(TmdError):
 
 
 class StaleLease(TmdError):
-    """A newer leader exists: stop acting at once (I5)."""
+    """A newer leader exists: stop acting at once (I5).
+
+    Args:
+        fence: the lease epoch under which the job was last written; 0 if it is not known.
+    """
+
+    def __init__(self, message: str, fence: int = 0) -> None:
+        super().__init__(message)
+        self.fence = fence
 
 
 class Conflict(TmdError):

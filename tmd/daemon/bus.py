@@ -7,22 +7,17 @@ may raise :class:`StoreUnavailable`; callers back off and read again, they never
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator
 from enum import StrEnum
 from typing import Any, Protocol
 
 import msgspec
-import structlog
 
 from tmd.core.election import Answer
-from tmd.core.errors import StoreUnavailable
 from tmd.core.fuse import Breaker
 from tmd.core.model import Alert, ClusterView, HostStatus, JobRecord
 from tmd.core.notices import Told
 from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
-
-log = structlog.get_logger("tmd.store")
 
 
 class Topic(StrEnum):
@@ -138,31 +133,3 @@ class Bell:
                 return False
         self._event.clear()
         return True
-
-
-class Reach:
-    """Whether the store answers: one log line per change, and jittered back-off while it does not.
-
-    One per daemon, told by every loop that talks to the store.
-    """
-
-    FIRST_S = 0.05
-    LONGEST_S = 1.0
-
-    def __init__(self) -> None:
-        self.ok: bool | None = None
-        self._pause = self.FIRST_S
-
-    def answered(self) -> None:
-        if self.ok is False:
-            log.info("store is back")
-        self.ok = True
-        self._pause = self.FIRST_S
-
-    async def lost(self, error: StoreUnavailable) -> None:
-        """Note the loss and pause."""
-        if self.ok is not False:
-            log.warning("store away, nothing new is decided", error=str(error))
-        self.ok = False
-        await asyncio.sleep(self._pause * random.uniform(0.5, 1.0))
-        self._pause = min(2 * self._pause, self.LONGEST_S)

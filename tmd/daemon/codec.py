@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,6 +17,7 @@ log = structlog.get_logger("tmd.store")
 FORGED = "redis holds a {} that no member of this cluster wrote, or one with another secret"
 
 T = TypeVar("T")
+Pairs = list[tuple[str, bytes]]
 
 
 class Codec:
@@ -26,7 +27,7 @@ class Codec:
         self._seal = Seal(key)
         self._place = place
         self._forged: set[type] = set()
-        self._known: dict[type, dict[bytes, Any]] = {}
+        self._known: dict[type, dict[tuple[str, bytes], Any]] = {}
         """Values read at the last look: what did not change is not read again."""
 
     def sealed(self, value: Any) -> bytes:
@@ -45,13 +46,18 @@ class Codec:
     def body(self, value: bytes, kind: type[Any]) -> bytes | None:
         """The text behind the seal, or ``None`` for what a stranger wrote."""
         body = self._seal.opened(kind.__name__, value)
-        if body is None and kind not in self._forged:
-            self._forged.add(kind)  # said once: a stranger must not fill the logs as well
-            text = value[:LONGEST].decode(errors="replace")
-            log.error(FORGED.format(kind.__name__), place=self._place, begins=text)
+        if body is None:
+            self.note_forged(kind, value)
         return body
 
-    def demanded(self, value: bytes, kind: type[T]) -> T:
+    def note_forged(self, kind: type[Any], value: bytes) -> None:
+        """Log the first value of ``kind`` that is not what its key or seal claims."""
+        if kind not in self._forged:
+            self._forged.add(kind)  # once: a stranger must not fill the logs as well
+            text = value[:LONGEST].decode(errors="replace")
+            log.error(FORGED.format(kind.__name__), place=self._place, begins=text)
+
+    def demanded(self, value: bytes, kind: type[T], key: str) -> T:
         """The value.
 
         Raises:
@@ -59,22 +65,45 @@ class Codec:
         """
         found = self.opened(value, kind)
         if found is None:
-            raise StoreUnavailable(f"{FORGED.format(kind.__name__)}; delete its key")
+            raise self.forged(kind, key)
         return found
 
-    def all_opened(self, values: Sequence[bytes], kind: type[T]) -> list[T]:
-        """Those of ``values`` that members wrote."""
+    def forged(self, kind: type[Any], key: str) -> StoreUnavailable:
+        """The error about a value at ``key`` that decisions depend on and no member wrote."""
+        what = FORGED.format(kind.__name__)
+        return StoreUnavailable(f"{what}; delete its key: redis-cli DEL '{self._place}{key}'")
+
+    def named(self, pairs: Pairs, kind: type[T], name_of: Callable[[T], str]) -> dict[str, T]:
+        """By name, those values of ``pairs`` that members wrote and that stand at their own name.
+
+        A sealed value that was copied to another name is a stranger's work like any other.
+        """
         before = self._known.get(kind, {})
-        known = {v: before[v] if v in before else self.opened(v, kind) for v in values}
+        known = {
+            pair: before[pair] if pair in before else self._opened(*pair, kind, name_of)
+            for pair in pairs
+        }
         self._known[kind] = known
-        return [value for value in known.values() if value is not None]
+        return {name: value for (name, _), value in known.items() if value is not None}
 
-    def all_demanded(self, values: Sequence[bytes], kind: type[T]) -> list[T]:
-        """All of ``values``; raises StoreUnavailable as :meth:`demanded` does."""
-        found = self.all_opened(values, kind)
-        if len(found) < len(set(values)):
-            raise StoreUnavailable(f"{FORGED.format(kind.__name__)}; delete its key")
+    def _opened(
+        self, name: str, value: bytes, kind: type[T], name_of: Callable[[T], str]
+    ) -> T | None:
+        found = self.opened(value, kind)
+        if found is not None and name_of(found) != name:
+            self.note_forged(kind, value)
+            return None
         return found
+
+
+def paired(reply: Sequence[bytes]) -> Pairs:
+    """Names and values of a reply in which they alternate."""
+    return [(text(name), value) for name, value in zip(reply[::2], reply[1::2], strict=True)]
+
+
+def text(reply: bytes) -> str:
+    """``reply`` as text; bytes that are none stay recognisable and fit no name of ours."""
+    return reply.decode(errors="backslashreplace")
 
 
 def decoded(body: bytes, kind: type[T]) -> T:

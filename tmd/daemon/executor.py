@@ -10,9 +10,11 @@ import structlog
 from tmd.core.errors import StoreUnavailable
 from tmd.core.model import JobRecord
 from tmd.core.obeying import Receipt
+from tmd.core.store_health import Activity
 from tmd.daemon.agents import AgentServer
-from tmd.daemon.bus import Bell, Reach, Store
+from tmd.daemon.bus import Bell, Store
 from tmd.daemon.records import Records
+from tmd.daemon.store_health import StoreHealth
 
 log = structlog.get_logger("tmd.executor")
 
@@ -21,13 +23,19 @@ class Executor:
     """One per daemon. ``bell`` is rung when a record may have changed."""
 
     def __init__(
-        self, store: Store, records: Records, agents: AgentServer, reach: Reach, *, poll_s: float
+        self,
+        store: Store,
+        records: Records,
+        agents: AgentServer,
+        store_health: StoreHealth,
+        *,
+        poll_s: float,
     ) -> None:
         self.bell = Bell()
         self._store = store
         self._records = records
         self._agents = agents
-        self._reach = reach
+        self._store_health = store_health
         self._poll_s = poll_s
         self._refused: dict[str, int] = {}
 
@@ -37,9 +45,9 @@ class Executor:
             try:
                 await self.turn()
             except StoreUnavailable as error:
-                await self._reach.lost(error)
+                await self._store_health.failed(Activity.RECORDS, error)
                 continue
-            self._reach.answered()
+            self._store_health.worked(Activity.RECORDS)
             await self.bell.heard(self._poll_s)
 
     async def turn(self) -> None:

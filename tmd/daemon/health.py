@@ -14,9 +14,11 @@ import structlog
 
 from tmd.core.errors import StoreUnavailable
 from tmd.core.findings import Memory
+from tmd.core.store_health import Activity
 from tmd.core.triage import restored
 from tmd.core.unreadable import UNREADABLE
-from tmd.daemon.bus import Bell, Reach, Store
+from tmd.daemon.bus import Bell, Store
+from tmd.daemon.store_health import StoreHealth
 from tmd.daemon.watcher import Watcher
 
 log = structlog.get_logger("tmd.health")
@@ -28,13 +30,13 @@ class Health:
     """Serves requests for one host. ``bell`` is rung when there may be one."""
 
     def __init__(
-        self, host: str, watcher: Watcher, store: Store, reach: Reach, state_dir: Path
+        self, host: str, watcher: Watcher, store: Store, store_health: StoreHealth, state_dir: Path
     ) -> None:
         self.bell = Bell()
         self._host = host
         self._watcher = watcher
         self._store = store
-        self._reach = reach
+        self._store_health = store_health
         self._file = state_dir / "findings.json"
         self._kept = _read(self._file)
         watcher.board = restored(self._kept, host)
@@ -46,9 +48,9 @@ class Health:
             try:
                 await self._serve()
             except StoreUnavailable as error:
-                await self._reach.lost(error)
+                await self._store_health.failed(Activity.REQUESTS, error)
                 continue
-            self._reach.answered()
+            self._store_health.worked(Activity.REQUESTS)
             await self.bell.heard(LOOK_S)
 
     async def _serve(self) -> None:

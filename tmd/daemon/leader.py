@@ -23,10 +23,12 @@ from tmd.core.migration import is_live
 from tmd.core.model import ClusterView, JobRecord, Verdict
 from tmd.core.patience import Seen, seen
 from tmd.core.planning import form, steer
+from tmd.core.store_health import Activity
 from tmd.core.unread import left_alone
-from tmd.daemon.bus import Bell, Reach, Store
+from tmd.daemon.bus import Bell, Store
 from tmd.daemon.judging import guarded, rulings
 from tmd.daemon.records import Records
+from tmd.daemon.store_health import StoreHealth
 from tmd.plugin import Policy
 
 log = structlog.get_logger("tmd.leader")
@@ -49,7 +51,9 @@ class LeaderConfig(Struct, frozen=True):
 class Candidate:
     """Keeps the lease as long as it can. ``lease`` is what this process may believe."""
 
-    def __init__(self, store: Store, config: LeaderConfig, records: Records, reach: Reach) -> None:
+    def __init__(
+        self, store: Store, config: LeaderConfig, records: Records, store_health: StoreHealth
+    ) -> None:
         self.lease = Lease()
         self.elected = Bell()
         self.vacant = Bell()
@@ -57,7 +61,7 @@ class Candidate:
         self._store = store
         self._config = config
         self._records = records
-        self._reach = reach
+        self._store_health = store_health
         self._led = False
 
     @property
@@ -81,10 +85,10 @@ class Candidate:
         try:
             answer = await self._store.acquire(config.holder, ttl_s=config.ttl_s, floor=floor)
         except StoreUnavailable as error:
-            await self._reach.lost(error)
+            await self._store_health.failed(Activity.LEASE, error)
             self._note(self.leading)
             return None
-        self._reach.answered()
+        self._store_health.worked(Activity.LEASE)
         self.lease = updated(self.lease, answer, sent_at=sent_at, ttl_s=config.ttl_s)
         self._note(isinstance(answer, Granted))
         return answer
@@ -97,10 +101,10 @@ class Candidate:
             log.warning("no longer leading", lease_epoch=self.lease.epoch)
         self._led = leading
 
-    async def step_down(self) -> None:
-        """Stop leading now and let others (or this one, under a higher epoch) try."""
+    async def step_down(self, fence: int = 0) -> None:
+        """Stop leading now and let others try, or this one under an epoch above ``fence``."""
         held, self._led = self._led, False
-        self.lease = Lease(epoch=self.lease.epoch)
+        self.lease = Lease(epoch=max(self.lease.epoch, fence))
         if not held:
             return
         try:
@@ -120,14 +124,14 @@ class Leader:
         config: LeaderConfig,
         candidate: Candidate,
         policies: Sequence[Policy],
-        reach: Reach,
+        store_health: StoreHealth,
     ) -> None:
         self.bell = candidate.elected
         self._store = store
         self._config = config
         self._candidate = candidate
         self._policies = policies
-        self._reach = reach
+        self._store_health = store_health
         self._seen: dict[str, Seen] = {}
         self._said: dict[str, str] = {}
 
@@ -144,15 +148,15 @@ class Leader:
                 try:
                     patience = await self.turn()
                 except StoreUnavailable as error:
-                    await self._reach.lost(error)
+                    await self._store_health.failed(Activity.DECIDING, error)
                     continue
                 except StaleLease as error:
                     log.warning("a newer leader exists", error=str(error))
-                    await self._candidate.step_down()
+                    await self._candidate.step_down(error.fence)
                 except Conflict as error:
                     log.info("decided on an old record, deciding again", error=str(error))
                     continue
-                self._reach.answered()
+                self._store_health.worked(Activity.DECIDING)
             await self.bell.heard(patience)
 
     async def turn(self) -> float:

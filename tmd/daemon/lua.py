@@ -3,35 +3,82 @@
 All keys of a cluster share the hash tag ``{tmd:<cluster>}``, so they live in one slot. ``ARGV[1]``
 is always the key prefix; what a script needs beyond ``KEYS`` it finds under that prefix.
 Numbers stay below 2^53 and travel as strings where Redis would round or truncate them.
+
+Anybody who reaches Redis may have written anything at any key. Numbers that are read are checked
+before they are compared, and a value that is longer than any of a member's is not handed out: it
+reads as an empty string, which no seal fits.
 """
 
-ACQUIRE = """
+_CHECKED = """
+-- A count of ours: a whole number of at most 15 digits, so that it and its neighbours are exact.
+local function number(text)
+  if text and #text <= 15 and string.match(text, '^%d+$') then return tonumber(text) end
+  return nil
+end
+local FORGED_FROM = 900000000000000  -- of an epoch: the clock gives that in the year 2405
+local LONGEST = 16777216  -- five times the record of a job of 16,384 ranks
+local function value(key)
+  if redis.call('STRLEN', key) > LONGEST then return '' end
+  return redis.call('GET', key)
+end
+local function field(key, name)
+  if redis.call('HSTRLEN', key, name) > LONGEST then return '' end
+  return redis.call('HGET', key, name)
+end
+local function is_name(text) return #text <= 1000 end
+-- Name and value of each field in turn.
+local function fields(key)
+  local found = {}
+  for _, name in ipairs(redis.call('HKEYS', key)) do
+    if is_name(name) then
+      table.insert(found, name)
+      table.insert(found, field(key, name))
+    end
+  end
+  return found
+end
+"""
+
+ACQUIRE = (
+    _CHECKED
+    + """
 -- KEYS leader, epoch   ARGV prefix, holder, ttl ms, floor
-local held = redis.call('GET', KEYS[1])
-if held then
-  local holder, epoch = string.match(held, '^(.*)|(%d+)$')
-  if holder ~= ARGV[2] then
-    return {0, holder, redis.call('PTTL', KEYS[1])}
+-- GETRANGE: of a longer value than any lease the beginning is enough to refuse it.
+local held = redis.call('GETRANGE', KEYS[1], 0, 999)
+local floor = tonumber(ARGV[4])
+if held ~= '' then
+  local holder, digits = string.match(held, '^(.*)|(%d+)$')
+  local epoch, left = number(digits), redis.call('PTTL', KEYS[1])
+  -- No member writes a lease without an expiry, or one for hours: as long as one of ours then.
+  if not epoch or left < 0 or left > math.max(3600000, 10 * tonumber(ARGV[3])) then
+    redis.call('PEXPIRE', KEYS[1], ARGV[3])
+    left = tonumber(ARGV[3])
+  end
+  if not epoch or holder ~= ARGV[2] then
+    return {0, holder or held, left}
   end
   -- Below it after a fail-over that lost writes: nobody would obey that epoch any more.
-  if tonumber(epoch) >= tonumber(ARGV[4]) then
+  if epoch >= floor then
     redis.call('PEXPIRE', KEYS[1], ARGV[3])
-    return {1, epoch, 0}
+    return {1, digits, 0}
   end
 end
 -- Grows even after the data was lost, because the clock does; and above whatever the caller knows.
-local epoch = tonumber(redis.call('GET', KEYS[2]) or '0') + 1
-epoch = math.max(epoch, tonumber(redis.call('TIME')[1]) * 65536, tonumber(ARGV[4]) + 1)
+-- A counter that no member wrote counts as lost.
+local counter = number(redis.call('GETRANGE', KEYS[2], 0, 15)) or 0
+if counter >= FORGED_FROM then counter = 0 end
+local epoch = math.max(counter + 1, tonumber(redis.call('TIME')[1]) * 65536, floor + 1)
 local text = string.format('%.0f', epoch)
 redis.call('SET', KEYS[2], text)
 redis.call('SET', KEYS[1], ARGV[2] .. '|' .. text, 'PX', ARGV[3])
 return {1, text, 0}
 """
+)
 
 RELEASE = """
 -- KEYS leader   ARGV prefix, holder
-local held = redis.call('GET', KEYS[1])
-if held and string.match(held, '^(.*)|%d+$') == ARGV[2] then
+local held = redis.call('GETRANGE', KEYS[1], 0, 999)
+if string.match(held, '^(.*)|%d+$') == ARGV[2] then
   redis.call('DEL', KEYS[1])
   redis.call('PUBLISH', ARGV[1] .. 'wake', 'lease')
   return 1
@@ -39,67 +86,128 @@ end
 return 0
 """
 
-PUT_JOB = """
+LEADER = """
+-- KEYS leader   ARGV prefix
+return string.match(redis.call('GETRANGE', KEYS[1], 0, 999), '^(.*)|%d+$') or ''
+"""
+
+PUT_JOB = (
+    _CHECKED
+    + """
 -- KEYS job, jobs   ARGV prefix, name, lease epoch, expected revision, revision, record
-local fence = redis.call('HGET', KEYS[1], 'fence') or '0'
-if tonumber(ARGV[3]) < tonumber(fence) then
-  return {'stale', fence}
+local fence = number(redis.call('HGET', KEYS[1], 'fence') or '0')
+local stored = number(redis.call('HGET', KEYS[1], 'revision') or '0')
+if not fence or not stored then
+  return {'forged', '0'}
 end
-local stored = redis.call('HGET', KEYS[1], 'revision') or '0'
-if tonumber(stored) ~= tonumber(ARGV[4]) then
-  return {'conflict', stored}
+if tonumber(ARGV[3]) < fence then
+  return {fence >= FORGED_FROM and 'forged' or 'stale', string.format('%.0f', fence)}
+end
+if stored ~= tonumber(ARGV[4]) then
+  return {'conflict', string.format('%.0f', stored)}
 end
 redis.call('HSET', KEYS[1], 'fence', ARGV[3], 'revision', ARGV[5], 'record', ARGV[6])
 redis.call('SADD', KEYS[2], ARGV[2])
 redis.call('PUBLISH', ARGV[1] .. 'wake', 'jobs')
 return {'ok', ARGV[5]}
 """
+)
 
-RESTORE_JOB = """
+RESTORE_JOB = (
+    _CHECKED
+    + """
 -- KEYS job, jobs   ARGV prefix, name, lease epoch, revision, record
-local stored = redis.call('HGET', KEYS[1], 'revision') or '0'
-if tonumber(stored) >= tonumber(ARGV[4]) then
+local stored = number(redis.call('HGET', KEYS[1], 'revision') or '0')
+local fence = number(redis.call('HGET', KEYS[1], 'fence') or '0')
+if not stored or not fence then
+  return -1
+end
+if stored >= tonumber(ARGV[4]) then
   return 0
 end
-local fence = redis.call('HGET', KEYS[1], 'fence') or '0'
-if tonumber(ARGV[3]) > tonumber(fence) then
-  fence = ARGV[3]
-end
+fence = string.format('%.0f', math.max(fence, tonumber(ARGV[3])))
 redis.call('HSET', KEYS[1], 'fence', fence, 'revision', ARGV[4], 'record', ARGV[5])
 redis.call('SADD', KEYS[2], ARGV[2])
 redis.call('PUBLISH', ARGV[1] .. 'wake', 'all')
 return 1
 """
+)
 
-JOBS = """
--- KEYS jobs   ARGV prefix
-local records = {}
-for _, name in ipairs(redis.call('SMEMBERS', KEYS[1])) do
-  local record = redis.call('HGET', ARGV[1] .. 'job:' .. name, 'record')
-  if record then table.insert(records, record) end
+_RECORDS = """
+-- Name, revision, fence and record of each job in turn.
+local function jobs(key)
+  local found = {}
+  for _, name in ipairs(redis.call('SMEMBERS', key)) do
+    local place = ARGV[1] .. 'job:' .. name
+    local record = is_name(name) and field(place, 'record')
+    if record then
+      for _, each in ipairs({name, field(place, 'revision') or '', field(place, 'fence') or ''}) do
+        table.insert(found, each)
+      end
+      table.insert(found, record)
+    end
+  end
+  return found
 end
-return records
 """
 
-SNAPSHOT = """
+JOBS = (
+    _CHECKED
+    + _RECORDS
+    + """
+-- KEYS jobs   ARGV prefix
+return jobs(KEYS[1])
+"""
+)
+
+SNAPSHOT = (
+    _CHECKED
+    + _RECORDS
+    + """
 -- KEYS hosts, jobs, drains, rehearsals, paused, breaker   ARGV prefix
 local hosts = {}
 for _, name in ipairs(redis.call('SMEMBERS', KEYS[1])) do
-  local status = redis.call('GET', ARGV[1] .. 'host:' .. name)
+  local status = is_name(name) and value(ARGV[1] .. 'host:' .. name)
   if status then
+    table.insert(hosts, name)
     table.insert(hosts, status)
   else
     redis.call('SREM', KEYS[1], name)  -- it adds itself again with its next heartbeat
   end
 end
-local records = {}
-for _, name in ipairs(redis.call('SMEMBERS', KEYS[2])) do
-  local record = redis.call('HGET', ARGV[1] .. 'job:' .. name, 'record')
-  if record then table.insert(records, record) end
+local paused, breaker = redis.call('EXISTS', KEYS[5]), value(KEYS[6])
+return {hosts, jobs(KEYS[2]), fields(KEYS[3]), fields(KEYS[4]), paused, breaker or false}
+"""
+)
+
+VALUE = (
+    _CHECKED
+    + """
+-- KEYS a string   ARGV prefix
+return value(KEYS[1])
+"""
+)
+
+FIELDS = (
+    _CHECKED
+    + """
+-- KEYS a hash   ARGV prefix
+return fields(KEYS[1])
+"""
+)
+
+ALERTS = """
+-- KEYS alerts   ARGV prefix, first, count
+local found = {}
+for _, entry in ipairs(redis.call('XRANGE', KEYS[1], ARGV[2], '+', 'COUNT', ARGV[3])) do
+  local texts = {alert = '', seal = ''}
+  for n = 1, #entry[2], 2 do
+    local name, text = entry[2][n], entry[2][n + 1]
+    if texts[name] and #text <= 1048576 then texts[name] = text end
+  end
+  table.insert(found, {entry[1], texts.alert, texts.seal})
 end
-local drains, rehearsals = redis.call('HVALS', KEYS[3]), redis.call('HVALS', KEYS[4])
-local paused, breaker = redis.call('EXISTS', KEYS[5]), redis.call('GET', KEYS[6])
-return {hosts, records, drains, rehearsals, paused, breaker or ''}
+return found
 """
 
 PUT_HOST = """
@@ -134,5 +242,5 @@ if redis.call('ZCARD', KEYS[1]) < tonumber(ARGV[3]) then
 end
 -- Full: what is older than all that is remembered was forgotten, not lost.
 local oldest = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2]
-return tonumber(ARGV[4]) < tonumber(oldest) and 1 or 0
+return tonumber(ARGV[4]) < (tonumber(oldest) or 0) and 1 or 0
 """

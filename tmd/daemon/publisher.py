@@ -8,9 +8,11 @@ from msgspec import Struct
 
 from tmd.core.errors import StoreUnavailable
 from tmd.core.model import HostStatus
-from tmd.daemon.bus import Reach, Store
+from tmd.core.store_health import Activity
+from tmd.daemon.bus import Store
 from tmd.daemon.records import Records
 from tmd.daemon.roster import Roster
+from tmd.daemon.store_health import StoreHealth
 from tmd.daemon.watcher import Watcher
 
 
@@ -32,14 +34,14 @@ class Publisher:
         watcher: Watcher,
         records: Records,
         store: Store,
-        reach: Reach,
+        store_health: StoreHealth,
     ) -> None:
         self._config = config
         self._roster = roster
         self._watcher = watcher
         self._records = records
         self._store = store
-        self._reach = reach
+        self._store_health = store_health
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -48,10 +50,10 @@ class Publisher:
             try:
                 await self._store.put_host(self.status(), ttl_s=self._config.ttl_s, wake=wake)
             except StoreUnavailable as error:
-                await self._reach.lost(error)
+                await self._store_health.failed(Activity.HEARTBEAT, error)
                 wake = True
                 continue
-            self._reach.answered()
+            self._store_health.worked(Activity.HEARTBEAT)
             wake = await self._roster.urgent.heard(self._config.heartbeat_s)
 
     def status(self) -> HostStatus:

@@ -19,8 +19,9 @@ import structlog
 
 from tmd.config import Settings
 from tmd.core.errors import ConfigError, StoreUnavailable
+from tmd.core.store_health import Activity
 from tmd.daemon.agents import AgentServer, Door, uids_of
-from tmd.daemon.bus import Bell, Reach, Store, Topic
+from tmd.daemon.bus import Bell, Store, Topic
 from tmd.daemon.executor import Executor
 from tmd.daemon.health import Health
 from tmd.daemon.injections import Injections
@@ -32,6 +33,7 @@ from tmd.daemon.records import Records
 from tmd.daemon.reload import Reloader
 from tmd.daemon.roster import Roster
 from tmd.daemon.store import open_store
+from tmd.daemon.store_health import StoreHealth
 from tmd.daemon.systemd import Notifier
 from tmd.daemon.watcher import Watcher
 from tmd.daemon.webhook import Webhook, WebhookConfig
@@ -50,7 +52,7 @@ class Service:
     ) -> None:
         host = settings.host
         self.incarnation = secrets.token_hex(4)
-        self.reach = Reach()
+        self.store_health = StoreHealth()
         self.roster = Roster()
         self.records = Records(host.state_dir)
         self.journal = Journal(host.state_dir / "alerts.sqlite")
@@ -60,7 +62,7 @@ class Service:
             load_detectors(settings),
             self.roster,
             store,
-            self.reach,
+            self.store_health,
             self.journal,
         )
         switch = settings.inject.enabled
@@ -68,17 +70,17 @@ class Service:
             host.name, switch, file, self.watcher, self.roster, self.journal
         )
         self.agents = AgentServer(_door(settings), self.roster, self.records, self.injections)
-        self.health = Health(host.name, self.watcher, store, self.reach, host.state_dir)
+        self.health = Health(host.name, self.watcher, store, self.store_health, host.state_dir)
         self.publisher = Publisher(
             HostConfig(host.name, self.incarnation, host.standby, host.heartbeat_s, host.ttl_s),
             self.roster,
             self.watcher,
             self.records,
             store,
-            self.reach,
+            self.store_health,
         )
         poll_s = settings.leader.poll_s
-        self.executor = Executor(store, self.records, self.agents, self.reach, poll_s=poll_s)
+        self.executor = Executor(store, self.records, self.agents, self.store_health, poll_s=poll_s)
         config = LeaderConfig(
             holder=f"{host.name}#{self.incarnation}",
             ttl_s=settings.leader.ttl_s,
@@ -88,10 +90,12 @@ class Service:
             understudies=settings.shadow.understudies(),
             breaker=settings.breaker.rules(),
         )
-        self.candidate = Candidate(lease_store, config, self.records, self.reach)
-        self.leader = Leader(store, config, self.candidate, load_policies(settings), self.reach)
+        self.candidate = Candidate(lease_store, config, self.records, self.store_health)
+        self.leader = Leader(
+            store, config, self.candidate, load_policies(settings), self.store_health
+        )
         self.web = self._web(settings, store)
-        self.webhook = _webhook(settings, self.candidate, store, self.reach)
+        self.webhook = _webhook(settings, self.candidate, store, self.store_health)
         self._settings = settings
         self._store = store
 
@@ -141,6 +145,7 @@ class Service:
                 leading=self.candidate.leading,
                 lease=self.candidate.lease,
                 alerts=self.watcher.news,
+                store=self.store_health.state,
             )
 
         names = frozenset(
@@ -168,7 +173,7 @@ class Service:
                     for bell in bells[topic]:
                         bell.ring()
             except StoreUnavailable as error:
-                await self.reach.lost(error)
+                await self.store_health.failed(Activity.WAKE_UPS, error)
 
 
 def _door(settings: Settings) -> Door:
@@ -182,7 +187,7 @@ def _door(settings: Settings) -> Door:
 
 
 def _webhook(
-    settings: Settings, candidate: Candidate, store: Store, reach: Reach
+    settings: Settings, candidate: Candidate, store: Store, store_health: StoreHealth
 ) -> Webhook | None:
     section = settings.webhook
     if section.url is None:
@@ -195,7 +200,7 @@ def _webhook(
         migrations="migrations" in section.events,
         timeout_s=section.timeout_s,
     )
-    return Webhook(config, candidate, store, reach)
+    return Webhook(config, candidate, store, store_health)
 
 
 async def _sign_of_life(notifier: Notifier) -> None:

@@ -10,8 +10,7 @@ renewal would outlive the lease.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -34,16 +33,29 @@ from tmd.core.fuse import Breaker
 from tmd.core.model import Alert, ClusterView, HostStatus, JobRecord
 from tmd.core.notices import Told
 from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
-from tmd.daemon import lua
+from tmd.daemon import lua, redis_errors
 from tmd.daemon.bus import Topic
-from tmd.daemon.codec import Codec
+from tmd.daemon.codec import Codec, paired, text
 from tmd.daemon.statuses import read_hosts
 
 ALERTS_KEPT = 100_000
 LISTEN_S = 2.0
 """The subscription is probed after so long without a message."""
 
-T = TypeVar("T")
+COUNT_DIGITS = 15
+"""As the scripts count: fences and revisions of more digits are no member's."""
+PROBE_MS = 1000
+
+KINDS = {
+    **dict.fromkeys(["leader", "epoch", "breaker", "told-outside"], "string"),
+    **dict.fromkeys(["hosts", "jobs"], "set"),
+    **dict.fromkeys(["drains", "rehearsals", "healthy"], "hash"),
+    "told": "zset",
+    "alerts": "stream",
+}
+"""The type of each key, to name the one that is not as it should be."""
+
+Request = TypeVar("Request", DrainRequest, RehearsalRequest)
 
 
 class RedisStore:
@@ -59,6 +71,7 @@ class RedisStore:
         alerts_kept: int = ALERTS_KEPT,
     ) -> None:
         self._redis = connect(url, timeout_s)
+        self._place = redis_errors.shown(url)
         self._cluster = cluster
         self._alerts_kept = alerts_kept
         self._prefix = f"{{tmd:{cluster}}}:"
@@ -71,57 +84,78 @@ class RedisStore:
         hosts, jobs, drains, rehearsals, paused, breaker = await self._run(
             lua.SNAPSHOT, ["hosts", "jobs", "drains", "rehearsals", "paused", "breaker"]
         )
-        asked = self._codec.all_opened(rehearsals, RehearsalRequest)
-        bodies = [b for v in hosts if (b := self._codec.body(v, HostStatus)) is not None]
-        self._hosts, unread = read_hosts(bodies, self._hosts)
+        opened = self._codec.demanded
         return ClusterView(
-            hosts=tuple(sorted(self._hosts.values(), key=lambda h: h.host)),
-            unread=unread,
-            # One left out would look like a job that is to be formed anew.
-            jobs=tuple(sorted(self._codec.all_demanded(jobs, JobRecord), key=lambda j: j.job)),
-            drains=tuple(
-                sorted(self._codec.all_opened(drains, DrainRequest), key=lambda d: d.host)
-            ),
-            rehearsals=tuple(sorted(asked, key=lambda r: r.host)),
+            **self._read_hosts(hosts),
+            jobs=self._records(jobs),
+            drains=self._requests(drains, DrainRequest),
+            rehearsals=self._requests(rehearsals, RehearsalRequest),
             paused=bool(paused),
-            breaker=self._codec.demanded(breaker, Breaker) if breaker else Breaker(),
+            breaker=Breaker() if breaker is None else opened(breaker, Breaker, "breaker"),
         )
+
+    def _read_hosts(self, reply: Sequence[bytes]) -> dict[str, Any]:
+        sealed = [(name, self._codec.body(v, HostStatus)) for name, v in paired(reply)]
+        bodies = [(name, body) for name, body in sealed if body is not None]
+        self._hosts, unread, misplaced = read_hosts(bodies, self._hosts)
+        for body in misplaced:
+            self._codec.note_forged(HostStatus, body)
+        hosts = tuple(sorted(self._hosts.values(), key=lambda h: h.host))
+        return {"hosts": hosts, "unread": unread}
+
+    def _requests(self, reply: Sequence[bytes], kind: type[Request]) -> tuple[Request, ...]:
+        found = self._codec.named(paired(reply), kind, lambda r: r.host)
+        return tuple(found[host] for host in sorted(found))
+
+    def _records(self, reply: Sequence[bytes]) -> tuple[JobRecord, ...]:
+        """All of them or an error: one left out would look like a job that is to be formed anew."""
+        stored = {text(n): rest for n, *rest in zip(*[iter(reply)] * 4, strict=True)}
+        pairs = [(name, record) for name, (_, _, record) in stored.items()]
+        found = self._codec.named(pairs, JobRecord, lambda r: r.job)
+        for name, (revision, fence, _) in stored.items():
+            # What the scripts compare stands outside of the seal.
+            counts = found.get(name) and text(revision) == str(found[name].revision)
+            if not counts or not fence.isdigit() or len(fence) > COUNT_DIGITS:
+                raise self._codec.forged(JobRecord, f"job:{name}")
+        return tuple(found[name] for name in sorted(found))
 
     async def jobs(self) -> tuple[JobRecord, ...]:
         records = await self._run(lua.JOBS, ["jobs"])
-        return tuple(self._codec.all_demanded(records, JobRecord))
+        return self._records(records)
 
     async def clock(self) -> float:
         """Wall-clock seconds of the server, to show to people."""
-        with _errors():
-            seconds, microseconds = await self._redis.time()
+        seconds, microseconds = await self._ask(self._redis.time())
         return float(seconds) + float(microseconds) / 1e6
 
     async def leader(self) -> str:
-        with _errors():
-            held: Any = await self._redis.get(self._key("leader"))
-        return held.decode().rpartition("|")[0] if held else ""
+        return text(await self._run(lua.LEADER, ["leader"]))
 
     async def alerts(self, after: str, *, limit: int) -> list[tuple[str, Alert]]:
         first = f"({after}" if after else "-"
-        with _errors():
-            entries: Any = await self._redis.xrange(self._key("alerts"), min=first, count=limit)
-        found = [(cursor.decode(), self._alert(entry)) for cursor, entry in entries]
+        entries = await self._run(lua.ALERTS, ["alerts"], first, limit)
+        # The text stands in a field of its own, for subscribers that do not know the secret.
+        found = [
+            (text(cursor), self._codec.opened(seal + b" " + body, Alert))
+            for cursor, body, seal in entries
+        ]
         return [(cursor, alert) for cursor, alert in found if alert is not None]
 
-    def _alert(self, entry: dict[bytes, bytes]) -> Alert | None:
-        """The text stands in a field of its own, for subscribers that do not know the secret."""
-        return self._codec.opened(entry.get(b"seal", b"") + b" " + entry.get(b"alert", b""), Alert)
-
     async def newest_alert(self) -> str:
-        with _errors():
-            entries: Any = await self._redis.xrevrange(self._key("alerts"), count=1)
-        return entries[0][0].decode() if entries else ""
+        entries = await self._ask(self._redis.xrevrange(self._key("alerts"), count=1))
+        return text(entries[0][0]) if entries else ""
 
     async def told(self) -> Told | None:
-        with _errors():
-            value: Any = await self._redis.get(self._key("told-outside"))
-        return self._codec.opened(value, Told) if value else None
+        value = await self._run(lua.VALUE, ["told-outside"])
+        return None if value is None else self._codec.opened(value, Told)
+
+    async def probe(self) -> None:
+        """Write a key that vanishes by itself: Redis may answer reads and refuse writes.
+
+        Raises:
+            StoreUnavailable: it does.
+        """
+        await self._ask(self._redis.set(self._key("probe"), b"1", px=PROBE_MS))
 
     # --- writing ----------------------------------------------------------------------------------
 
@@ -136,7 +170,7 @@ class RedisStore:
         )
         if granted:
             return Granted(epoch=int(word))
-        return Denied(holder=word.decode(), remaining_s=max(0, remaining) / 1000)
+        return Denied(holder=text(word), remaining_s=max(0, remaining) / 1000)
 
     async def release(self, holder: str) -> None:
         await self._run(lua.RELEASE, ["leader"], holder)
@@ -151,10 +185,14 @@ class RedisStore:
             record.revision,
             self._codec.sealed(record),
         )
+        if outcome == b"forged":
+            raise self._codec.forged(JobRecord, f"job:{record.job}")
         if outcome == b"stale":
-            raise StaleLease(f"{record.job}: written under lease epoch {stored.decode()} meanwhile")
+            raise StaleLease(
+                f"{record.job}: written under lease epoch {int(stored)} meanwhile", int(stored)
+            )
         if outcome == b"conflict":
-            raise Conflict(f"{record.job}: revision {stored.decode()}, expected {expected}")
+            raise Conflict(f"{record.job}: revision {int(stored)}, expected {expected}")
 
     async def restore_job(self, record: JobRecord) -> bool:
         restored = await self._run(
@@ -165,6 +203,8 @@ class RedisStore:
             record.revision,
             self._codec.sealed(record),
         )
+        if restored < 0:
+            raise self._codec.forged(JobRecord, f"job:{record.job}")
         return bool(restored)
 
     async def publish_alert(self, alert: Alert) -> None:
@@ -185,60 +225,46 @@ class RedisStore:
         return bool(await self._run(lua.HOLDS_ALERT, ["told"], mark(alert), longest, alert.at))
 
     async def put_told(self, told: Told) -> None:
-        with _errors():
-            await self._redis.set(self._key("told-outside"), self._codec.sealed(told))
+        await self._ask(self._redis.set(self._key("told-outside"), self._codec.sealed(told)))
 
     async def drain(self, request: DrainRequest) -> None:
-        with _errors():
-            await self._redis.hset(self._key("drains"), request.host, self._codec.sealed(request))
+        await self._put("drains", request.host, request)
         await self._wake()
 
     async def undrain(self, host: str) -> bool:
-        with _errors():
-            removed = await self._redis.hdel(self._key("drains"), host)
+        removed = await self._ask(self._redis.hdel(self._key("drains"), host))
         await self._wake()
         return bool(removed)
 
     async def rehearse(self, request: RehearsalRequest) -> None:
-        with _errors():
-            await self._redis.hset(
-                self._key("rehearsals"), request.host, self._codec.sealed(request)
-            )
+        await self._put("rehearsals", request.host, request)
         await self._wake()
 
     async def declare_healthy(self, request: HealthyRequest) -> None:
-        with _errors():
-            await self._redis.hset(self._key("healthy"), request.id, self._codec.sealed(request))
+        await self._put("healthy", request.id, request)
         await self._wake()
 
     async def healthy_requests(self) -> tuple[HealthyRequest, ...]:
-        with _errors():
-            values: Any = await self._redis.hvals(self._key("healthy"))
-        return tuple(
-            sorted(self._codec.all_opened(values, HealthyRequest), key=lambda r: (r.at, r.id))
-        )
+        reply = await self._run(lua.FIELDS, ["healthy"])
+        found = self._codec.named(paired(reply), HealthyRequest, lambda r: r.id)
+        return tuple(sorted(found.values(), key=lambda r: (r.at, r.id)))
 
     async def healthy_served(self, request: HealthyRequest) -> None:
-        with _errors():
-            await self._redis.hdel(self._key("healthy"), request.id)
+        await self._ask(self._redis.hdel(self._key("healthy"), request.id))
 
     async def set_paused(self, paused: bool) -> None:
-        with _errors():
-            if paused:
-                await self._redis.set(self._key("paused"), b"1")
-            else:
-                await self._redis.delete(self._key("paused"))
+        key = self._key("paused")
+        await self._ask(self._redis.set(key, b"1") if paused else self._redis.delete(key))
         await self._wake()
 
     async def set_breaker(self, breaker: Breaker) -> None:
-        with _errors():
-            await self._redis.set(self._key("breaker"), self._codec.sealed(breaker))
+        await self._ask(self._redis.set(self._key("breaker"), self._codec.sealed(breaker)))
         await self._wake()
 
     # --- wake-ups ---------------------------------------------------------------------------------
 
     async def wakes(self) -> AsyncIterator[Topic]:
-        with _errors():
+        try:
             async with self._redis.pubsub(ignore_subscribe_messages=True) as pubsub:
                 await pubsub.subscribe(self._key("wake"))
                 yield Topic.ALL
@@ -248,18 +274,19 @@ class RedisStore:
                     if message is not None and message["type"] == "message":
                         yield _topic(message["data"])
                     elif message is None and probed:
-                        raise StoreUnavailable("the subscription fell silent")
+                        raise StoreUnavailable(f"{self._place}: the subscription fell silent")
                     elif message is None:
                         await pubsub.ping()
                     _heed_cancellation()
                     probed = message is None
+        except (RedisError, OSError) as error:
+            raise StoreUnavailable(redis_errors.explained(error, self._place)) from error
 
     async def close(self) -> None:
         await self._redis.aclose()
 
     async def _wake(self) -> None:
-        with _errors():
-            await self._redis.publish(self._key("wake"), Topic.ALL.value)
+        await self._ask(self._redis.publish(self._key("wake"), Topic.ALL.value))
 
     def _key(self, name: str) -> str:
         return self._prefix + name
@@ -267,8 +294,43 @@ class RedisStore:
     async def _run(self, script: str, keys: Sequence[str], *args: Any) -> Any:
         # EVAL, not EVALSHA: one round trip even on a server that has just been restarted.
         names = [self._key(key) for key in keys]
-        with _errors():
-            return await self._redis.eval(script, len(names), *names, self._prefix, *args)
+        return await self._ask(self._redis.eval(script, len(names), *names, self._prefix, *args))
+
+    async def _put(self, table: str, name: str, request: Any) -> None:
+        await self._ask(self._redis.hset(self._key(table), name, self._codec.sealed(request)))
+
+    async def _ask(self, reply: Any) -> Any:
+        """The reply of Redis. Whatever it or the network raises is the one error that callers
+        react to, with the cause and what to do about it."""
+        try:
+            found = await reply
+        except (RedisError, OSError) as error:
+            raise StoreUnavailable(await self._cause(error)) from error
+        _heed_cancellation()
+        return found
+
+    async def _cause(self, error: Exception) -> str:
+        if not redis_errors.is_wrong_type(error):
+            return redis_errors.explained(error, self._place)
+        try:
+            return redis_errors.misplaced(await self._misplaced(), self._place)
+        except (RedisError, OSError) as failure:
+            return redis_errors.explained(failure, self._place)
+
+    async def _misplaced(self) -> dict[str, str]:
+        """The keys of this cluster that hold a value of another type than ours, and its type."""
+        wanted = dict(KINDS)
+        for table, kind in (("hosts", "string"), ("jobs", "hash")):
+            key: Any = self._key(table)
+            if await self._redis.type(key) == b"set":
+                members: Any = await self._redis.smembers(key)
+                wanted |= {f"{table[:-1]}:{text(name)}": kind for name in members}
+        found = {}
+        for name, kind in wanted.items():
+            held: Any = await self._redis.type(self._key(name))
+            if text(held) not in (kind, "none"):
+                found[self._key(name)] = text(held)
+        return found
 
 
 def open_store(settings: Settings, timeout_s: float | None = None) -> RedisStore:
@@ -330,16 +392,6 @@ def _sentinel(url: str, options: dict[str, Any]) -> Redis:
         service, db=number, username=user or None, password=password or None
     )
     return client
-
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    """Whatever Redis or the network raises becomes the one error that callers react to."""
-    try:
-        yield
-    except (RedisError, OSError) as error:
-        raise StoreUnavailable(f"redis: {error or type(error).__name__}") from error
-    _heed_cancellation()
 
 
 def _heed_cancellation() -> None:

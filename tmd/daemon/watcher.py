@@ -23,10 +23,12 @@ from tmd.core.model import Alert, Severity, Signal, State, Strategy
 from tmd.core.rationing import BURST, PER_SECOND, Allowance
 from tmd.core.requests import HealthyRequest
 from tmd.core.retuning import farewells, with_strategy
-from tmd.daemon.bus import Bell, Reach, Store
+from tmd.core.store_health import Activity
+from tmd.daemon.bus import Bell, Store
 from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector
 from tmd.daemon.roster import Roster
+from tmd.daemon.store_health import StoreHealth
 from tmd.plugin import DetectorConfig, WorkerEvent
 
 log = structlog.get_logger("tmd.watcher")
@@ -113,7 +115,7 @@ class Watcher:
         detectors: list[LoadedDetector],
         roster: Roster,
         store: Store,
-        reach: Reach,
+        store_health: StoreHealth,
         journal: Journal,
     ) -> None:
         self.board = triage.Board()
@@ -124,7 +126,7 @@ class Watcher:
         self._tasks = asyncio.TaskGroup()
         self._roster = roster
         self._store = store
-        self._reach = reach
+        self._store_health = store_health
         self._journal = journal
         self._unwritten: deque[Alert] = deque(maxlen=UNWRITTEN)
         self.posted = Bell()
@@ -320,9 +322,10 @@ class Watcher:
                     await self._replay_if_lost()
                     while await self._publish_batch():
                         await self._write()
+                    self._store_health.worked(Activity.ALERTS)
                 except StoreUnavailable as error:
                     await self._write()
-                    await self._reach.lost(error)
+                    await self._store_health.failed(Activity.ALERTS, error)
                     continue
                 await self.posted.heard(60.0)
         finally:
@@ -340,9 +343,7 @@ class Watcher:
         last = await self._journal.last_published()
         if last is None:
             return
-        held = await self._store.holds_alert(last)
-        self._reach.answered()
-        if not held:
+        if not await self._store.holds_alert(last):
             log.warning("the store has lost alerts, they are published again")
             await self._journal.forget_published()
 
@@ -354,7 +355,6 @@ class Watcher:
             for number, alert in batch:
                 await self._store.publish_alert(alert)
                 taken.append(number)
-                self._reach.answered()
         finally:
             # Marked only after the store took it; one marked too late is ignored by the store.
             if taken:

@@ -16,8 +16,10 @@ from msgspec import Struct
 
 from tmd.core.errors import StoreUnavailable
 from tmd.core.notices import Notice, Told, of_alerts, of_migrations, payload
-from tmd.daemon.bus import Bell, Reach, Store
+from tmd.core.store_health import Activity
+from tmd.daemon.bus import Bell, Store
 from tmd.daemon.leader import Candidate
+from tmd.daemon.store_health import StoreHealth
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -46,13 +48,13 @@ class Webhook:
     """One per daemon; silent while another one leads."""
 
     def __init__(
-        self, config: WebhookConfig, candidate: Candidate, store: Store, reach: Reach
+        self, config: WebhookConfig, candidate: Candidate, store: Store, store_health: StoreHealth
     ) -> None:
         self.bell = Bell()
         self._config = config
         self._candidate = candidate
         self._store = store
-        self._reach = reach
+        self._store_health = store_health
         self._told: Told | None = None
 
     async def run(self) -> None:
@@ -72,9 +74,10 @@ class Webhook:
                 try:
                     more = self._candidate.leading and await self._turn(session)
                 except StoreUnavailable as error:
-                    await self._reach.lost(error)
+                    await self._store_health.failed(Activity.WEBHOOK, error)
                     continue
                 if not self._candidate.leading:
+                    self._store_health.worked(Activity.WEBHOOK)
                     self._told = None  # another one goes on from the store; so do we if we lead
                 if not more:
                     await self.bell.heard(config.poll_s)
@@ -94,7 +97,7 @@ class Webhook:
             told = await self._remember(told.plus([notice], cursor, shown))
         if found and told.cursor != found[-1][0]:
             await self._remember(told.plus([], found[-1][0], shown))
-        self._reach.answered()
+        self._store_health.worked(Activity.WEBHOOK)
         return len(found) == BATCH
 
     async def _known(self) -> Told:

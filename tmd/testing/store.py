@@ -95,10 +95,10 @@ class MemoryClient:
         now = await self._reach()
         store = self._store
         alive = sorted(n for n, (_, until) in store.hosts.items() if until > now)
-        hosts, unread = read_hosts((store.hosts[n][0] for n in alive), {})
+        read = read_hosts(((n, store.hosts[n][0]) for n in alive), {})
         return ClusterView(
-            hosts=tuple(hosts.values()),
-            unread=unread,
+            hosts=tuple(read.found.values()),
+            unread=read.unread,
             jobs=await self.jobs(),
             drains=tuple(store.drains[h] for h in sorted(store.drains)),
             rehearsals=tuple(store.rehearsals[h] for h in sorted(store.rehearsals)),
@@ -145,7 +145,7 @@ class MemoryClient:
         await self._reach()
         fence = self._store.fences.get(record.job, 0)
         if record.lease_epoch < fence:
-            raise StaleLease(f"{record.job}: written under lease epoch {fence} meanwhile")
+            raise StaleLease(f"{record.job}: written under lease epoch {fence} meanwhile", fence)
         stored = self._revision(record.job)
         if stored != expected:
             raise Conflict(f"{record.job}: revision {stored}, expected {expected}")

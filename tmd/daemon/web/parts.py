@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from tmd.core.election import Lease
 from tmd.core.model import Severity
+from tmd.core.store_health import StoreState
 from tmd.daemon.bus import Store
 from tmd.daemon.web.guard import Problem
 
@@ -26,6 +27,8 @@ class Local(Struct, frozen=True):
     lease: Lease
     alerts: Counter[Severity]
     """News told by this daemon since it started."""
+    store: StoreState
+    """What its loops met in Redis lately."""
 
 
 class Parts(Struct, frozen=True):

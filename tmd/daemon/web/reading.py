@@ -26,14 +26,16 @@ async def healthz(_: web.Request) -> web.Response:
 
 
 async def readyz(request: web.Request) -> web.Response:
-    parts = request.app[PARTS]
-    problems = []
-    if not parts.local().serving:
+    """Whether this daemon does all its work, by what it met lately: a probe asks Redis nothing.
+
+    The heartbeat is the write probe: a Redis that answers reads and refuses writes is not enough.
+    """
+    local = request.app[PARTS].local()
+    problems = list(local.store.causes)
+    if not local.serving:
         problems.append("the socket for trainers is not open")
-    try:
-        await parts.store.leader()
-    except StoreUnavailable as error:
-        problems.append(str(error))
+    if not (problems or local.store.written):
+        problems.append("no heartbeat has been written to Redis yet")
     return answer({"ready": not problems, "problems": problems}, 503 if problems else 200)
 
 

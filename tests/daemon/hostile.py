@@ -1,0 +1,71 @@
+"""What a stranger may write into Redis: any type, length and encoding, at every key."""
+
+from __future__ import annotations
+
+import random
+
+STRINGS = (
+    b"",
+    b"evil",
+    b"evil#1",
+    b"a|b",
+    b"|",
+    b"|1",
+    b"evil|5",
+    b"evil|" + b"9" * 400,
+    b"9" * 15,
+    b"899999999999999",
+    b"899999999999999",
+    b"9" * 400,
+    b"-1",
+    b"1e308",
+    b"inf",
+    b"nan",
+    b"0x10",
+    b"\x00\xff\xfe|7",
+    b"\xc3\x28",
+    b"0" * 64 + b" {}",
+    b"0" * 64 + b" " + b"[" * 10_000,
+    "\u202e\x1b]0;title\x07[/]|3".encode(),
+    b"x" * (17 << 20),
+)
+NAMES = (b"h1", b"job", b"", b"\xff\x00", b"n" * 2000, "\u202e".encode())
+KEYS = (
+    *("leader", "epoch", "hosts", "jobs", "drains", "rehearsals", "healthy", "paused"),
+    *("breaker", "alerts", "told", "told-outside", "host:h1", "host:evil", "job:job", "job:evil"),
+)
+TYPES = ("string", "list", "set", "zset", "hash", "stream", "text field", "count field")
+
+
+async def strike(stranger, prefix, key, kind, chance: random.Random):
+    """Replace or extend the value at ``key`` by one of type ``kind``."""
+    place, text, name = prefix + key, chance.choice(STRINGS), chance.choice(NAMES)
+    if kind == "text field":  # where there is a hash already, one of its fields
+        kind, name = "hash", chance.choice((b"record", name))
+    elif kind == "count field":
+        kind, name = "hash", chance.choice((b"revision", b"fence"))
+    if (await stranger.type(place)).decode() not in (kind, "none"):
+        await stranger.delete(place)
+    if kind == "string":
+        await stranger.set(place, text, px=chance.choice((None, 50, 10**12)))
+    elif kind == "list":
+        await stranger.rpush(place, text, name)
+    elif kind == "set":
+        await stranger.sadd(place, text, *NAMES)
+    elif kind == "zset":
+        await stranger.zadd(place, {text: chance.choice((0.0, 1e308, float("-inf")))})
+    elif kind == "hash":
+        await stranger.hset(place, name, text)
+    else:
+        await stranger.xadd(place, {chance.choice((b"alert", b"seal", name)): text})
+    if key.startswith(("host:", "job:")):
+        table = prefix + key.partition(":")[0] + "s"
+        if await stranger.type(table) in (b"set", b"none"):
+            await stranger.sadd(table, key.partition(":")[2])
+
+
+async def heal(stranger, prefix):
+    """Delete all keys of the cluster."""
+    keys = [key async for key in stranger.scan_iter(match=f"{prefix}*", count=1000)]
+    if keys:
+        await stranger.delete(*keys)

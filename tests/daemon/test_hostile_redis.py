@@ -1,0 +1,224 @@
+"""No value in Redis, at whatever key, ends a daemon, makes it decide or fills its log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+
+import pytest
+
+from tests.daemon.cluster import Cluster
+from tests.daemon.hostile import KEYS, STRINGS, TYPES, heal, strike
+from tests.values import alert
+from tests.values import record as record_of
+from tmd.core.election import Denied, Granted
+from tmd.core.errors import Conflict, StaleLease, StoreUnavailable
+from tmd.core.fuse import Breaker
+from tmd.core.model import HostStatus
+from tmd.core.notices import Told
+from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
+from tmd.daemon.store import RedisStore, connect
+
+KEY = b"known to the members"
+LINES = 60
+"""Of log per daemon for all that is done to it in one test."""
+
+
+@pytest.fixture
+async def cluster(redis_url):
+    """A member's store, a stranger's client of the same Redis, and the prefix of the keys."""
+    name = f"s{os.urandom(4).hex()}"
+    store, stranger = RedisStore(redis_url, name, KEY), connect(redis_url, 5.0)
+    prefix = f"{{tmd:{name}}}:"
+    yield store, stranger, prefix
+    await heal(stranger, prefix)
+    await store.close()
+    await stranger.aclose()
+
+
+RECORD = record_of("h1", "h2", revision=3, lease_epoch=5)
+
+
+def calls(store):
+    """Every request that a daemon or a verb makes."""
+    return [
+        store.snapshot(),
+        store.jobs(),
+        store.leader(),
+        store.alerts("", limit=100),
+        store.newest_alert(),
+        store.told(),
+        store.healthy_requests(),
+        store.put_host(HostStatus("h1", "i"), ttl_s=5, wake=True),
+        store.acquire("h1#1", ttl_s=1.0, floor=7),
+        store.release("h1#1"),
+        store.put_job(RECORD, expected=2),
+        store.restore_job(RECORD),
+        store.publish_alert(alert()),
+        store.holds_alert(alert()),
+        store.put_told(Told()),
+        store.drain(DrainRequest("h1", "d")),
+        store.undrain("h1"),
+        store.rehearse(RehearsalRequest("h1", "r")),
+        store.declare_healthy(HealthyRequest("h1", "x")),
+        store.healthy_served(HealthyRequest("h1", "x")),
+        store.set_paused(True),
+        store.set_paused(False),
+        store.set_breaker(Breaker()),
+        store.probe(),
+    ]
+
+
+@pytest.mark.parametrize("key", KEYS)
+async def test_each_request_is_answered_or_refused(cluster, key):
+    """Nothing but the errors that callers react to, and nothing a stranger wrote is believed."""
+    store, stranger, prefix = cluster
+    chance = random.Random(key)
+    refused, epochs = [], []
+    for kind in TYPES:
+        for _ in range(3):
+            await heal(stranger, prefix)
+            await store.put_job(record_of("h1", "h2", revision=2, lease_epoch=4), expected=0)
+            await store.put_host(HostStatus("h1", "i"), ttl_s=60, wake=False)
+            await strike(stranger, prefix, key, kind, chance)
+            for call in calls(store):
+                try:
+                    found = await call
+                except (StoreUnavailable, StaleLease, Conflict) as error:
+                    refused.append(str(error))
+                    continue
+                if isinstance(found, Granted):
+                    epochs.append(found.epoch)
+
+    assert all(reason.strip() for reason in refused)
+    assert refused or key == "paused", "no value was in anybody's way: none arrived"
+    assert all(epoch < 10**15 for epoch in epochs)
+
+
+@pytest.mark.parametrize("text", STRINGS)
+async def test_a_lease_that_no_member_wrote_lapses(cluster, text):
+    """It has no expiry of its own; it gets that of a lease, and then a member leads."""
+    store, stranger, prefix = cluster
+    await stranger.set(prefix + "leader", text)
+    first = await store.acquire("h1#1", ttl_s=0.05, floor=0)
+    lapse = first.remaining_s if isinstance(first, Denied) else 0.0
+    await asyncio.sleep(lapse + 0.01)
+    granted = await store.acquire("h1#1", ttl_s=0.05, floor=0)
+
+    assert isinstance(first, Denied) or text == b""
+    assert isinstance(granted, Granted)
+    assert lapse <= 0.05
+    assert 0 < granted.epoch < 10**15
+
+
+@pytest.mark.parametrize("text", STRINGS)
+async def test_an_epoch_that_no_member_wrote_does_not_stop_elections(cluster, text):
+    store, stranger, prefix = cluster
+    await stranger.set(prefix + "epoch", text)
+    first = await store.acquire("h1#1", ttl_s=5, floor=10)
+    await store.release("h1#1")
+    second = await store.acquire("h1#1", ttl_s=5, floor=first.epoch)
+
+    assert 10 < first.epoch < second.epoch <= 10**15 + 1
+
+
+async def test_a_fence_in_the_future_is_outbid(cluster):
+    """The leader that is refused leads again under an epoch above the fence."""
+    store, stranger, prefix = cluster
+    granted = await store.acquire("h1#1", ttl_s=5, floor=0)
+    await store.put_job(record_of("h1", revision=1, lease_epoch=granted.epoch), expected=0)
+    await stranger.hset(prefix + "job:job", "fence", str(granted.epoch + 10**9))
+    with pytest.raises(StaleLease) as refused:
+        await store.put_job(record_of("h1", revision=2, lease_epoch=granted.epoch), expected=1)
+    await store.release("h1#1")
+    again = await store.acquire("h1#1", ttl_s=5, floor=refused.value.fence)
+    await store.put_job(record_of("h1", revision=2, lease_epoch=again.epoch), expected=1)
+
+    assert [r.revision for r in await store.jobs()] == [2]
+
+
+async def test_a_revision_outside_of_the_seal_is_not_believed(cluster):
+    """The leader would write against it in vain, over and over."""
+    store, stranger, prefix = cluster
+    await store.put_job(record_of("h1", revision=1, lease_epoch=1), expected=0)
+    await stranger.hset(prefix + "job:job", "revision", "9")
+
+    with pytest.raises(StoreUnavailable, match=r"redis-cli DEL '.*job:job'"):
+        await store.jobs()
+
+
+async def test_a_sealed_value_that_was_copied_to_another_name_is_not_believed(cluster):
+    store, stranger, prefix = cluster
+    await store.put_host(HostStatus("h1", "i"), ttl_s=60, wake=False)
+    await store.drain(DrainRequest("h1", "d"))
+    await store.put_job(record_of("h1", revision=1, lease_epoch=1), expected=0)
+    await stranger.copy(prefix + "host:h1", prefix + "host:h9")
+    await stranger.sadd(prefix + "hosts", "h9")
+    (asked,) = (await stranger.hgetall(prefix + "drains")).values()
+    await stranger.hset(prefix + "drains", "h9", asked)
+    view = await store.snapshot()
+    await stranger.copy(prefix + "job:job", prefix + "job:copy")
+    await stranger.sadd(prefix + "jobs", "copy")
+
+    assert [h.host for h in view.hosts] == ["h1"]
+    assert [d.host for d in view.drains] == ["h1"]
+    with pytest.raises(StoreUnavailable, match="job:copy"):
+        await store.snapshot()
+
+
+async def test_a_key_of_a_wrong_type_is_named(cluster):
+    store, stranger, prefix = cluster
+    await stranger.rpush(prefix + "drains", "x")
+
+    with pytest.raises(StoreUnavailable, match=r":drains' holds a list, .*delete it"):
+        await store.snapshot()
+
+
+async def test_daemons_live_through_all_of_it_and_decide_nothing(tmp_path, redis):
+    """Two daemons with a job at work; then, the stranger gone, they answer a drain."""
+    chance = random.Random(17)
+    async with Cluster(tmp_path, redis) as cluster:
+        await cluster.formed()
+        before = await cluster.record()
+        stranger, prefix = connect(redis.url, 5.0), "{tmd:test}:"
+        async with contextlib.aclosing(stranger):
+            for key in KEYS:
+                kind = chance.choice(TYPES)
+                await strike(stranger, prefix, key, kind, chance)
+                await stranger.publish(prefix + "wake", chance.choice(STRINGS[:-1]))
+                await _turns(cluster, stranger)
+            await heal(stranger, prefix)
+
+        async def restored():
+            return await cluster.store.jobs() == (before,)
+
+        await cluster.until(restored, "the record is back as it was")
+        alive = {host: process.returncode for host, process in cluster.daemons.items()}
+        logs = {p.parent.name: p.read_text() for p in tmp_path.glob("*/log")}
+        await cluster.store.drain(DrainRequest("h1", "real"))
+
+        async def decided():
+            return (await cluster.record()).plan is not None
+
+        await cluster.until(decided, "the member's drain is planned")
+
+        assert alive == {"h1": None, "h2": None}
+        assert all("Traceback" not in log for log in logs.values())
+        assert [h for h, log in logs.items() if log.count("\n") > LINES] == [], logs
+
+
+async def _turns(cluster, stranger, number=15):
+    """Until the daemons have asked Redis so often that their loops have turned."""
+    wanted = await _evals(stranger) + number
+
+    async def asked():
+        return await _evals(stranger) >= wanted
+
+    await cluster.until(asked, "the daemons go on asking")
+
+
+async def _evals(stranger):
+    stats = await stranger.info("commandstats")
+    return stats.get("cmdstat_eval", {}).get("calls", 0)
