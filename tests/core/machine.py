@@ -4,6 +4,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.core.simulation import Simulation
+from tmd.core.links import in_vain
+from tmd.core.model import JobState
 
 HOSTS = st.sampled_from(["h0", "h1", "h2"])
 
@@ -82,12 +84,16 @@ class Machine(RuleBasedStateMachine):
         self.sim.check()
 
     def teardown(self) -> None:
-        """In the end the job goes on: a step commits on every rank."""
+        """In the end the job goes on: a step commits on every rank. Only a job whose links broke in
+        one and the same step over and over has ended for good."""
         self.sim.drains = set()
         for _ in range(6):
             self.sim.settle()
             if self.sim.step():
                 break
         else:
-            raise AssertionError(f"the job does not go on: {self.sim.record}")
+            record = self.sim.record
+            if record is not None and record.state is JobState.FAILED and in_vain(record):
+                return
+            raise AssertionError(f"the job does not go on: {record}")
         self.sim.check()
