@@ -103,7 +103,7 @@ async def event(
 
 async def drain(cluster: LocalCluster, host: HostStatus) -> None:
     """What ``tmd drain`` does; the host stands by afterwards."""
-    await cluster.drain(host.host)
+    await cluster.drain(host.host, soft=True)
 
 
 async def kill(cluster: LocalCluster, host: HostStatus) -> None:

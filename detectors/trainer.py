@@ -1,7 +1,8 @@
 """What can be seen of a training process from outside: it ended, fell silent, or stands still.
 
-Three more are for people and move nothing, since a new host would see the same: it was killed for
-memory, the loss it reports is no number, and a checkpoint that was due came to nothing.
+Five more are for people and move nothing, since a new host would see the same: it was killed for
+memory, the loss it reports is no number, a checkpoint that was due came to nothing, and a standby
+is unfit for ranks or has refused one.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ HUNG = "trainer.hung"
 OUT_OF_MEMORY = "trainer.out_of_memory"
 NAN_LOSS = "trainer.nan_loss"
 NO_CHECKPOINT = "trainer.no_checkpoint"
-FOR_PEOPLE = {OUT_OF_MEMORY, NAN_LOSS, NO_CHECKPOINT}
+UNFIT = "standby.unfit"
+REFUSED = "standby.refused"
+FOR_PEOPLE = {OUT_OF_MEMORY, NAN_LOSS, NO_CHECKPOINT, UNFIT, REFUSED}
 FRESH_S = 10.0
 """A kill for memory within about so long before an exit by SIGKILL explains it."""
 
@@ -110,13 +113,15 @@ class Findings:
             yield from self._set(HUNG, False, event, "")
             yield from self._set(NAN_LOSS, False, event, "")
             yield from self._set(NO_CHECKPOINT, False, event, "")
+            yield from self._set(UNFIT, False, event, "")
+            yield from self._set(REFUSED, False, event, "")
             text = "killed by the kernel for want of memory, it seems"
             starved = not event.forgotten and (
                 starved or (OUT_OF_MEMORY, event.worker) in self._raised
             )
             yield from self._set(OUT_OF_MEMORY, starved, event, text)
             failed = event.exit is not None and event.exit.code != 0 and not event.forgotten
-            message = _how_it_ended(event.exit) if event.exit else ""
+            message = _how_it_ended(event.exit, event.status) if event.exit else ""
             yield from self._set(EXITED, failed, event, message)
             return
         if not event.connected:
@@ -129,6 +134,16 @@ class Findings:
         yield from self._set(HUNG, hung, event, f"no step committed for {stands:.0f} s")
         yield from self._loss(event)
         yield from self._checkpoint(event)
+        yield from self._standby(event)
+
+    def _standby(self, event: WorkerEvent) -> Iterator[Signal]:
+        status = event.status
+        if status is None:
+            return
+        yield from self._set(UNFIT, bool(status.unfit), event, status.unfit)
+        refused = status.activity is Activity.REFUSED
+        text = f"it refused a rank in plan {status.plan}: {status.detail}"
+        yield from self._set(REFUSED, refused, event, text)
 
     def _loss(self, event: WorkerEvent) -> Iterator[Signal]:
         loss = event.status.loss if event.status is not None else None
@@ -174,10 +189,11 @@ class Findings:
         )
 
 
-def _how_it_ended(exit_: Exit) -> str:
+def _how_it_ended(exit_: Exit, status: WorkerStatus | None) -> str:
     code = exit_.code
-    return (
+    how = (
         f"killed by signal {-code}"
         if code is not None and code < 0
         else f"ended with status {code}"
     )
+    return f"{how} as a standby" if status is not None and status.rank is None else how

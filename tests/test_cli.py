@@ -190,7 +190,9 @@ def test_drain_and_undrain(config, store, running):
     undrained = tmd("undrain", "h1", "-c", config)
     again = tmd("undrain", "h1", "-c", config)
 
-    assert drained.returncode == 0, drained.stderr
+    assert drained.returncode == 3
+    assert "waits for 1 standby: the job has no other standby" in drained.stderr
+    assert "stays requested" in drained.stderr
     assert [(d.host, d.leave) for d in view.drains] == [("h1", True)]
     assert undrained.returncode == 0
     assert again.returncode == 1
@@ -304,11 +306,14 @@ def test_draining_a_host_that_nobody_knows_is_an_error(config, store, running):
 def test_drain_can_wait(config, store, running):
     """It returns when the host holds no rank, and gives up after its time."""
     late = tmd("drain", "h1", "--wait", "--timeout", "0.3", "-c", config)
+    stuck = tmd("drain", "h1", "--wait", "-c", config)
     store(lambda s: s.put_job(structs.replace(record("h3", "h2"), revision=2), expected=1))
     done = tmd("drain", "h1", "--wait", "-c", config)
 
     assert late.returncode == 1
     assert "still holds ranks" in late.stderr
+    assert stuck.returncode == 3
+    assert "the job has no other standby" in stuck.stderr
     assert done.returncode == 0
     assert "h1 holds no rank" in done.stdout
 
@@ -345,7 +350,9 @@ def test_an_open_breaker_is_shown_and_closed_by_resume(config, store):
 def test_draining_while_paused_is_said(config, store, running):
     store(lambda s: s.set_paused(True))
 
-    assert "paused" in tmd("drain", "h1", "-c", config).stderr
+    paused = tmd("drain", "h1", "-c", config)
+    assert paused.returncode == 3
+    assert "paused" in paused.stderr
 
 
 def test_a_rehearsal_is_asked_for_and_its_verdict_shown(config, store, running):

@@ -98,6 +98,9 @@ class Leader(Section, frozen=True):
     """Period of renewal."""
     poll_s: Positive = 1.0
     """Everything is read again after so long even if no wake-up came."""
+    unprotected_s: Positive = 30.0
+    """``job.no_fit_standby`` is raised when a job has had a rank that no standby could take for
+    this long."""
 
     def __post_init__(self) -> None:
         if 2 * self.renew_s > self.ttl_s:

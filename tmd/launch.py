@@ -252,6 +252,8 @@ class Launcher:
                     if worker == message.worker:
                         log.warning("ending worker", worker=worker, reason=message.reason)
                         child.kill()
+            case wire.Notice():
+                log.warning("daemon notes", worker=message.worker, text=message.text)
             case wire.Rejected():
                 log.error("rejected by the daemon", reason=message.reason)
             case _:

@@ -81,6 +81,13 @@ class Kill(Struct, frozen=True, tag=True):
     reason: str
 
 
+class Notice(Struct, frozen=True, tag=True):
+    """Daemon: what people who look after this worker should read in the launcher's log."""
+
+    worker: str
+    text: str
+
+
 class Inject(Struct, frozen=True, tag=True):
     """Operator, instead of a hello: take this for a finding of the detector that its code names."""
 
@@ -119,7 +126,17 @@ class Rejected(Struct, frozen=True, tag=True):
 
 Request = Inject | Withdraw
 Message = (
-    Hello | Welcome | Report | Order | LauncherHello | Exited | Kill | Request | Injected | Rejected
+    Hello
+    | Welcome
+    | Report
+    | Order
+    | LauncherHello
+    | Exited
+    | Kill
+    | Notice
+    | Request
+    | Injected
+    | Rejected
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -250,7 +250,7 @@ def test_no_standby_holds_and_then_all_go_back() -> None:
     sim = sharded(standbys=0)
     lose(sim, "w0")
     assert sim.record is not None
-    assert sim.record.detail == "no standby for rank 0"
+    assert sim.record.detail == "no standby for rank 0: the job has no other standby"
     assert sim.workers["w1"].status.step == 5
     sim.add_standby("w9")
     sim.settle()

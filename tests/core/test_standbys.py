@@ -26,7 +26,7 @@ from tmd.core.model import (
     Urgency,
     Verdict,
 )
-from tmd.core.planning import steer
+from tmd.core.planning import form, steer
 from tmd.core.requests import DrainRequest
 from tmd.core.standbys import MOST_REASONS, candidates, lasting, reasons
 from tmd.testing.clients import worker_status
@@ -82,16 +82,89 @@ def test_a_host_that_ails_is_better_than_none_for_the_dead_only():
 
 @pytest.mark.parametrize(
     "alert",
-    [
-        structs.replace(DEGRADED, severity=Severity.WARNING),
-        structs.replace(DEGRADED, strategy=Strategy.ADVISE),
-        structs.replace(DEGRADED, strategy=Strategy.OBSERVE),
-        structs.replace(DEGRADED, job="job"),
-    ],
-    ids=["warning", "advise", "observe", "about a worker"],
+    [structs.replace(DEGRADED, severity=Severity.WARNING), structs.replace(DEGRADED, job="job")],
+    ids=["warning", "about a worker"],
 )
 def test_less_keeps_no_host_out(alert):
     assert chosen(view(standby("h2", alert), standby("h3"))) == ["h2", "h3"]
+
+
+@pytest.mark.parametrize("strategy", [Strategy.OBSERVE, Strategy.ADVISE])
+def test_a_host_with_a_grave_finding_that_may_not_act_comes_later(strategy):
+    """A detector on trial keeps no host out, but a host without findings is the better choice."""
+    found = structs.replace(FATAL, strategy=strategy)
+
+    assert chosen(view(standby("h2", found), standby("h3"))) == ["h3", "h2"]
+
+
+# --- drained hosts --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leave", [False, True])
+@pytest.mark.parametrize("served", [False, True])
+def test_a_drained_host_gets_no_rank_while_the_drain_is_listed(leave, served):
+    history = (planned(1, request="r"),) if served else ()
+    record = structs.replace(RECORD, history=history)
+    cluster = view(standby("h2"), drains=(DrainRequest("h2", "r", leave=leave),))
+    cluster = structs.replace(cluster, jobs=(record,))
+
+    assert candidates(cluster, record, Facts(cluster, "job")) == []
+
+
+def test_a_soft_drain_lets_the_host_come_back_once_it_holds_no_rank():
+    request = DrainRequest("h1", "r", soft=True)
+    waiting = view(standby("h1"), drains=(request,))
+    served = structs.replace(RECORD, history=(planned(1, request="r"),))
+
+    assert chosen(waiting) == []
+    assert [m.host for m in candidates(waiting, served, Facts(waiting, "job"))] == ["h1"]
+
+
+def test_a_planned_move_that_only_a_drained_host_could_help_waits_and_says_why():
+    training = worker_status("h1/job/0.a", activity=Activity.TRAINING)
+    holder = HostStatus("h1", "i", workers=(structs.replace(training, world_size=1, step=5),))
+    cluster = view(holder, standby("h2"), drains=(DrainRequest("h2", "r"),))
+    wish = Verdict("job", "h1/job/0.a", Urgency.DRAIN, "c", "r")
+    after = steer(RECORD, cluster, [wish], now=0.0, age=0.0, limits=Limits())
+
+    assert after.plan is None
+    assert after.detail == (
+        "moving the ranks of h1 waits for 1 standby: not h2/job/0.a: its host is drained "
+        "('tmd undrain h2' gives it back)"
+    )
+
+
+def test_a_lost_rank_that_only_a_drained_host_could_take_holds_and_says_why():
+    after = recovering(standby("h2", world_size=2), drains=(DrainRequest("h2", "r"),))
+
+    assert after.plan.phase is Phase.RECOVER
+    assert after.detail.startswith("no standby for rank 0: not h2/job/0.a: its host is drained")
+
+
+@pytest.mark.parametrize("suspect", [False, True])
+def test_a_worker_that_was_refused_in_a_move_gets_no_rank_after_a_loss(suspect):
+    """Until it has rehearsed: the verdict is about the machine, or about all ranks built alike."""
+    verdict = Rehearsal(step=5, seconds=1.0, refusal="other bits", suspect=suspect)
+    after = recovering(standby("h2", world_size=2, rehearsed=(verdict,)))
+    again = recovering(standby("h2", world_size=2, rehearsed=DONE))
+
+    assert "not h2/job/0.a: it failed its rehearsal: other bits" in after.detail
+    assert again.plan.phase is Phase.SYNC
+
+
+def test_a_new_job_takes_no_ranks_to_drained_hosts():
+    fresh = [
+        HostStatus(
+            host, "i", workers=(structs.replace(worker_status(f"{host}/job/0.a"), world_size=1),)
+        )
+        for host in ("h1", "h2")
+    ]
+    drained = ClusterView(hosts=tuple(fresh), drains=(DrainRequest("h1", "r"),))
+    formed = form(drained, "job")
+
+    assert formed is not None
+    assert [m.host for m in formed.membership.members] == ["h2"]
+    assert form(structs.replace(drained, hosts=tuple(fresh[:1])), "job") is None
 
 
 # --- the order, and its reasons -------------------------------------------------------------------
@@ -146,7 +219,7 @@ def test_the_choice_says_why_this_one_and_why_not_the_others():
         "h6": "its host was left more lately",
         "h7": "its name comes later",
         "h8": "its host ails",
-        "h9": "its host is being drained",
+        "h9": "its host is drained ('tmd undrain h9' gives it back)",
     }
 
 
@@ -170,8 +243,8 @@ def test_a_planned_move_records_its_choice():
     assert [line.split(":")[0] for line in plan.choice] == ["rank 0", "not h3/job/0.a"]
 
 
-def test_a_failover_records_its_choice():
-    """Two ranks that are replicas; one has died."""
+def recovering(*hosts, **changes):
+    """The record after a loss of one of two ranks that are replicas, with ``hosts`` beside them."""
     members = (*RECORD.membership.members, member("h4"))
     record = structs.replace(RECORD, world_size=2, membership=Membership(1, members))
     wish = Verdict("job", "h1/job/0.a", Urgency.FAILED, "c", "r")
@@ -180,9 +253,13 @@ def test_a_failover_records_its_choice():
         survivor, world_size=2, rank=1, epoch=1, step=5, replicas=(0, 1), plan="job-2"
     )
     dead = HostStatus("h1", "i", exits=(Exit("h1/job/0.a", "job", -9, 0.0),))
-    cluster = view(dead, HostStatus("h4", "i", workers=(survivor,)), standby("h2", world_size=2))
+    cluster = view(dead, HostStatus("h4", "i", workers=(survivor,)), *hosts, **changes)
     opened = steer(record, cluster, [wish], now=0.0, age=0.0, limits=Limits())
-    settled = steer(opened, cluster, [wish], now=0.0, age=0.0, limits=Limits())
+    return steer(opened, cluster, [wish], now=0.0, age=Limits().settle_s, limits=Limits())
+
+
+def test_a_failover_records_its_choice():
+    settled = recovering(standby("h2", world_size=2))
 
     assert settled.plan.phase is Phase.SYNC
     assert settled.plan.choice[0].startswith("rank 0: h2/job/0.a")

@@ -17,7 +17,7 @@ from tests.values import failover
 from tmd import wire
 from tmd.core.duties import Leave, Train
 from tmd.core.errors import ConfigError
-from tmd.core.model import Activity, Exit
+from tmd.core.model import Activity, Exit, Rehearsal
 from tmd.daemon import agents, lifelines
 from tmd.daemon.agents import AgentServer, Door, uids_of
 from tmd.daemon.records import Records
@@ -417,3 +417,18 @@ def test_messages_survive_the_wire():
 
     assert wire.decode(wire.encode(message)[wire.HEADER_SIZE :]) == message
     assert msgspec.msgpack.decode(wire.encode(message)[4:])["type"] == "LauncherHello"
+
+
+async def test_a_launcher_hears_once_why_its_standby_is_unfit_and_that_this_is_over(host):
+    refusal = Rehearsal(step=5, seconds=1.0, refusal="the model differs")
+    async with connected(host.path) as one, connected(host.path) as other:
+        launcher = FakeLauncher(one, "job", (ONE,))
+        await launcher.hello()
+        trainer = FakeTrainer(other, worker_status(ONE))
+        await trainer.hello()
+        for verdicts in ((refusal,), (refusal,), ()):
+            await trainer.say(activity=Activity.STANDBY, rehearsed=verdicts)
+        first, second = await launcher.noted(), await launcher.noted()
+
+    assert first.text == "standby is unfit: it gets no rank: the model differs"
+    assert (second.worker, second.text) == (ONE, "standby is fit again")

@@ -16,8 +16,9 @@ from tmd.core.fuse import Breaker
 from tmd.core.model import Exit, HostStatus
 from tmd.core.notices import Told
 from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
+from tmd.daemon.redis_client import connect
 from tmd.daemon.seal import Seal
-from tmd.daemon.store import RedisStore, connect
+from tmd.daemon.store import RedisStore
 
 KEY = b"known to the members"
 DRAIN = DrainRequest(host="h1", id="d1", by="mallory")

@@ -13,7 +13,8 @@ from tests.values import alert
 from tmd.core.errors import StoreUnavailable
 from tmd.core.model import HostStatus
 from tmd.daemon.bus import Topic
-from tmd.daemon.store import RedisStore, connect
+from tmd.daemon.redis_client import connect
+from tmd.daemon.store import RedisStore
 
 DESTRUCTIVE = [
     ("FLUSHALL",),

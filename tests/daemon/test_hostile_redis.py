@@ -19,7 +19,8 @@ from tmd.core.fuse import Breaker
 from tmd.core.model import HostStatus
 from tmd.core.notices import Told
 from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
-from tmd.daemon.store import RedisStore, connect
+from tmd.daemon.redis_client import connect
+from tmd.daemon.store import RedisStore
 
 KEY = b"known to the members"
 LINES = 60

@@ -17,14 +17,24 @@ from tmd.core.election import Lease
 from tmd.core.errors import StaleLease
 from tmd.core.fuse import Breaker
 from tmd.core.limits import Limits
-from tmd.core.model import Activity, ClusterView, Exit, HostStatus, Phase, Urgency, Verdict
+from tmd.core.model import (
+    Activity,
+    ClusterView,
+    Exit,
+    HostStatus,
+    Phase,
+    Rehearsal,
+    State,
+    Urgency,
+    Verdict,
+)
 from tmd.core.requests import DrainRequest
 from tmd.daemon.leader import Candidate, Leader, LeaderConfig
 from tmd.daemon.records import Records
 from tmd.daemon.store_health import StoreHealth
 from tmd.plugin import Policy
 from tmd.testing import MemoryStore
-from tmd.testing.clients import worker_status
+from tmd.testing.clients import until, worker_status
 
 pytestmark = pytest.mark.looptime
 
@@ -49,7 +59,10 @@ class Scene:
         store_health = StoreHealth()
         self.candidate = Candidate(self.store, config, Records(tmp_path), store_health)
         self.candidate.lease = Lease(epoch=EPOCH, until=float("inf"))
-        self.leader = Leader(self.store, config, self.candidate, policies, store_health)
+        self.reported = []
+        self.leader = Leader(
+            self.store, config, self.candidate, policies, store_health, self.reported.append
+        )
         self.workers = {host: worker_status(f"{host}/job/0.a") for host in ("h1", "h2", "h3")}
         self.exits = {}
         self.alerts = {}
@@ -316,3 +329,48 @@ async def test_open_it_stops_neither_operators_nor_failovers(guarded):
 
     assert drained.request == "d1"
     assert (await guarded.record).plan.cause == "trainer.exited"
+
+
+# --- protection -----------------------------------------------------------------------------------
+
+
+async def test_a_job_that_nobody_could_help_is_reported_once_for_each_reason(scene):
+    """The standby turns out to be unfit, rehearses, and is lost."""
+    await scene.leader.turn()
+    unfit = Rehearsal(step=5, seconds=1.0, refusal="other bits", suspect=True)
+    await scene.tell("h3", rehearsed=(unfit,))
+    await scene.leader.turn()
+    await scene.leader.turn()
+    await scene.tell("h3", rehearsed=(Rehearsal(step=9, seconds=1.0),))
+    await scene.leader.turn()
+    await scene.end("h3", 1)
+    await scene.leader.turn()
+
+    assert [(s.code, s.entity, s.state) for s in scene.reported] == [
+        ("job.no_fit_standby", "job:job", State.RAISED),
+        ("job.no_fit_standby", "job:job", State.CLEARED),
+        ("job.no_fit_standby", "job:job", State.RAISED),
+    ]
+    assert scene.reported[0].message == (
+        "nobody could take ranks 0-1: not h3/job/0.a: it failed its rehearsal: other bits"
+    )
+    assert "the job has no other standby" in scene.reported[2].message
+
+
+async def test_who_leads_no_more_takes_its_reports_back(scene):
+    await scene.end("h3", 1)
+    await scene.leader.turn()
+    scene.candidate.lease = Lease(epoch=EPOCH)
+    async with running(scene.leader):
+        await until(lambda: len(scene.reported) == 2)
+
+    assert [s.state for s in scene.reported] == [State.RAISED, State.CLEARED]
+
+
+async def test_a_plan_under_way_changes_nothing_about_a_report(scene):
+    """The standby is the joiner of a plan, and nobody else is there; that is no news."""
+    await scene.store.drain(DrainRequest("h1", "d1"))
+    await scene.leader.turn()
+
+    assert (await scene.record).plan is not None
+    assert scene.reported == []

@@ -10,8 +10,9 @@ import pytest
 from tests.daemon.redises import encrypted, guarded
 from tmd.core.errors import StoreUnavailable
 from tmd.core.model import HostStatus
+from tmd.daemon.redis_client import connect
 from tmd.daemon.redis_errors import explained, misplaced, shown
-from tmd.daemon.store import RedisStore, connect
+from tmd.daemon.store import RedisStore
 
 LOGIN_HINT = "mend the login in [redis] url"
 

@@ -27,7 +27,8 @@ from tmd.core.model import (
 from tmd.core.notices import Told
 from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon.bus import Topic
-from tmd.daemon.store import RedisStore, connect
+from tmd.daemon.redis_client import connect
+from tmd.daemon.store import RedisStore
 from tmd.testing.clients import worker_status
 
 KEY = b"known to the members"

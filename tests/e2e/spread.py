@@ -71,7 +71,7 @@ async def drained(run: Run) -> MigrationPlan:
     """Both ranks of a host have moved, and it stands by."""
     await run.reached("between")
     await run.cluster.until(lambda v: ready(v, RANKS, PER_HOST), "all train, two stand by")
-    await run.cluster.drain("h2")
+    await run.cluster.drain("h2", soft=True)
     moved = await run.done("drain")
     await run.cluster.until(lambda v: ready(v, RANKS, PER_HOST), "the drained host stands by")
     return moved

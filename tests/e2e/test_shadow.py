@@ -13,6 +13,7 @@ from tests.e2e.harness import (
     EPOCHS,
     LONG,
     PACE,
+    RANKS,
     Golden,
     Run,
     history,
@@ -22,7 +23,7 @@ from tests.e2e.harness import (
 )
 from tests.marks import thorough
 from tmd.core.model import Activity, Kind, MigrationPlan, Phase
-from tmd.demo.cluster import workers
+from tmd.demo.cluster import ready, workers
 from tmd.embedded import EmbeddedRedis
 
 GATE = "data@0:5=wait"
@@ -181,6 +182,33 @@ async def test_a_joiner_with_one_flipped_bit_is_refused(
         assert "computes other bits than rank 1" in first.outcome
         assert first.moves[0].joiner != plan.moves[0].joiner
         await run.ends_like(long_golden)
+
+
+async def test_who_was_refused_or_drained_gets_no_rank_after_a_loss(
+    tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """A standby computes other bits in a move, another one takes the rank. Then a worker is killed:
+    the job holds and says why for each standby, until the drained host is given back."""
+    faults = [GATE, "shadowing@*:*=flips"]
+    async with started(tmp_path, redis, faults=faults, standby=("s1", "s2")) as run:
+        await drained(run, standbys=2)
+        moved = await run.done("drain")
+        view = await run.cluster.until(lambda v: ready(v, len(RANKS), 2), "both stand by")
+        os.kill(next(w.pid for w in workers(view) if w.rank == 2), signal.SIGKILL)
+        held = await run.cluster.until(
+            lambda v: v.jobs[0].detail.startswith("no standby for rank 2: "), "the job holds"
+        )
+        await run.cluster.undrain("h2")
+        plan = await run.done("trainer.exited")
+
+        refused = history(held)[0].moves[0].joiner
+        assert refused is not None
+        assert moved.moves[0].joiner != refused
+        detail = held.jobs[0].detail
+        assert f"not {refused.worker}: it failed its rehearsal: this worker computes" in detail
+        assert "its host is drained ('tmd undrain h2' gives it back)" in detail
+        assert [m.joiner.host for m in plan.moves if m.joiner] == ["h2"]
+        await run.ends_like(long_golden, lost=1)
 
 
 async def test_a_joiner_that_computes_other_gradients_is_refused(

@@ -14,7 +14,9 @@ from tmd_detectors.trainer import (
     NAN_LOSS,
     NO_CHECKPOINT,
     OUT_OF_MEMORY,
+    REFUSED,
     STALLED,
+    UNFIT,
     Findings,
     Kills,
     TrainerConfig,
@@ -22,6 +24,7 @@ from tmd_detectors.trainer import (
 )
 
 from tmd.core.checkpoints import Missed
+from tmd.core.shadows import Rehearsal
 from tmd.plugin import Activity, Exit, Severity, State, WorkerEvent
 from tmd.testing import FakeContext
 from tmd.testing.clients import worker_status
@@ -237,3 +240,44 @@ def test_a_checkpoint_of_a_worker_that_has_ended_is_nobodys_any_more(see):
     see(speaks(structs.replace(STATUS, missed=Missed(10, "No space left on device", 1))))
 
     assert see(ends(0)) == [(NO_CHECKPOINT, State.CLEARED)]
+
+
+# --- standbys -------------------------------------------------------------------------------------
+
+STANDBY = structs.replace(STATUS, activity=Activity.STANDBY, rank=None)
+
+
+def test_a_standby_that_is_unfit_is_a_finding_with_its_reason_until_it_rehearses():
+    refusal = Rehearsal(step=5, seconds=1.0, refusal="the model differs", ranks=(0, 1, 3))
+    unfit = structs.replace(STANDBY, rehearsed=(refusal,))
+    fit = structs.replace(STANDBY, rehearsed=(Rehearsal(step=9, seconds=1.0),))
+    findings = Findings(CONFIG)
+    raised, *more = findings.observe(speaks(unfit), 0.0)
+    (cleared,) = findings.observe(speaks(fit), 1.0)
+
+    assert (raised.code, raised.severity, raised.job) == (UNFIT, Severity.WARNING, "job")
+    assert raised.message == "it gets none of ranks 0-1, 3: the model differs"
+    assert more == []
+    assert (cleared.code, cleared.state) == (UNFIT, State.CLEARED)
+
+
+def test_a_standby_that_refuses_a_plan_is_a_finding_with_its_reason(see):
+    said = structs.replace(
+        STANDBY, activity=Activity.REFUSED, plan="job-2", detail="0.9 s behind at steps of 0.1 s"
+    )
+    (signal,) = Findings(CONFIG).observe(speaks(said), 0.0)
+
+    assert signal.message == "it refused a rank in plan job-2: 0.9 s behind at steps of 0.1 s"
+    assert see(speaks(said)) == [(REFUSED, State.RAISED)]
+    assert see(speaks(STANDBY)) == [(REFUSED, State.CLEARED)]
+
+
+def test_the_end_of_a_standby_is_told_from_that_of_a_rank():
+    def message(status):
+        event = structs.replace(ends(1), status=status)
+        (signal,) = Findings(CONFIG).observe(event, 0.0)
+        return signal.message
+
+    assert message(STANDBY) == "ended with status 1 as a standby"
+    assert message(structs.replace(STATUS, rank=1)) == "ended with status 1"
+    assert message(None) == "ended with status 1"

@@ -93,7 +93,7 @@ def check(config: ConfigOption = None) -> None:
     from tmd.config import find_file, load
     from tmd.daemon.agents import uids_of
     from tmd.daemon.plugins import load_detectors, load_policies
-    from tmd.daemon.store import connect
+    from tmd.daemon.redis_client import connect
 
     settings = load(config)
     settings.secret()

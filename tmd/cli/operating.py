@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from tmd.daemon.store import RedisStore
 
 LOOK_S = 0.2
+STUCK = 3
+"""Exit status: the request is stored, and nothing moves now."""
+SETTLE_S = 3.0
+"""A standby that was refused, or has just come, is on its way to the pool for a moment."""
 HostArgument = Annotated[str, typer.Argument(help="Name of the host, as 'tmd status' shows it.")]
 
 
@@ -27,6 +31,10 @@ def drain(
     config: ConfigOption = None,
     leave: Annotated[
         bool, typer.Option("--leave", help="Its workers exit afterwards instead of standing by.")
+    ] = False,
+    soft: Annotated[
+        bool,
+        typer.Option("--soft", help="Once it holds no rank, it may take ranks again after a loss."),
     ] = False,
     wait: Annotated[
         bool, typer.Option("--wait", help="Return when the host holds no rank.")
@@ -38,8 +46,11 @@ def drain(
         600.0
     ),
 ) -> None:
-    """Move all ranks off HOST while training goes on. Later it may take ranks again, unless it is
-    to be left for good (--leave)."""
+    """Move all ranks off HOST while training goes on, and give it none until 'tmd undrain HOST',
+    not even after a loss with no other standby left (but see --soft).
+
+    Exit status 3: the drain is requested, but nothing moves now, since the cluster is paused or no
+    standby is fit; the reason is printed."""
     from tmd.core.operators import unknown_host
     from tmd.core.requests import DrainRequest
 
@@ -48,7 +59,7 @@ def drain(
         if unknown := unknown_host(view, host):
             raise TmdError(unknown)
         request = DrainRequest(
-            host=host, id=uuid.uuid4().hex, leave=leave, by=user(), at=time.time()
+            host=host, id=uuid.uuid4().hex, leave=leave, soft=soft, by=user(), at=time.time()
         )
         if dry_run:
             _foretell(view, request, settings)
@@ -57,8 +68,11 @@ def drain(
         typer.echo(f"drain of {host} requested")
         if view.paused:
             typer.echo("the cluster is paused: nothing moves before 'tmd resume'", err=True)
+            raise typer.Exit(STUCK)
         if wait:
             await _until_empty(store, host, patience_s=timeout)
+        elif why := _hindrances(await store.snapshot(), host):
+            _give_up(host, why)
 
     with_store(config, ask)
 
@@ -74,7 +88,7 @@ def _foretell(view: ClusterView, request: DrainRequest, settings: Settings) -> N
 
 
 def undrain(host: HostArgument, config: ConfigOption = None) -> None:
-    """Withdraw the drain of HOST; one that was to be left may take ranks again."""
+    """Withdraw the drain of HOST: it may take ranks again."""
 
     async def ask(store: RedisStore, _: Settings) -> None:
         if not await store.undrain(host):
@@ -143,11 +157,16 @@ async def _until_empty(store: RedisStore, host: str, *, patience_s: float) -> No
     from tmd.core.operators import holdings
 
     said: set[str] = set()
+    stuck_since: float | None = None
     try:
         async with asyncio.timeout(patience_s):
-            while records := holdings(await store.snapshot()).get(host):
+            while records := holdings(view := await store.snapshot()).get(host):
                 for record in records:
                     _say_once(record, said)
+                why, now = _hindrances(view, host), time.monotonic()
+                stuck_since = (stuck_since or now) if why else None
+                if stuck_since is not None and now - stuck_since >= SETTLE_S:
+                    _give_up(host, why)
                 await asyncio.sleep(LOOK_S)
     except TimeoutError:
         raise TmdError(
@@ -155,6 +174,26 @@ async def _until_empty(store: RedisStore, host: str, *, patience_s: float) -> No
             "'tmd status' shows what it waits for"
         ) from None
     typer.echo(f"{host} holds no rank")
+
+
+def _hindrances(view: ClusterView, host: str) -> list[str]:
+    """Why ranks on ``host`` cannot be moved now, by job."""
+    from tmd.core.operators import holdings
+    from tmd.core.planned_moves import hindrance
+
+    records = holdings(view).get(host, [])
+    return [f"{r.job}: {why}" for r in records if (why := hindrance(r, view, host))]
+
+
+def _give_up(host: str, why: list[str]) -> NoReturn:
+    for line in why:
+        typer.echo(line, err=True)
+    typer.echo(
+        f"nothing moves now: the drain of {host} stays requested and is carried out once a fit "
+        f"standby comes; 'tmd undrain {host}' withdraws it",
+        err=True,
+    )
+    raise typer.Exit(STUCK)
 
 
 def _say_once(record: JobRecord, said: set[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -126,8 +126,10 @@ def _drain_roles(view: ClusterView) -> dict[str, str]:
             for record in view.jobs
             for m in record.membership.members
         )
-        if request.leave or waiting:
-            roles[request.host] = "leaving" if request.leave else "draining"
+        if request.leave:
+            roles[request.host] = "leaving"
+        elif waiting or request.bars:
+            roles[request.host] = "draining" if waiting else "drained"
     return roles
 
 
@@ -158,11 +160,26 @@ def _job(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:
         yield f"  no checkpoint of step {step}: {reason}"
     if record.detail:
         yield f"  {record.detail}"
+    yield from _protection(view, record)
     plans = list(record.history[-HISTORY_SHOWN:])
     if record.plan is not None and record.plan not in plans:
         plans.append(record.plan)
     if plans:
         yield _plans(plans)
+
+
+def _protection(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:
+    """What stands between the next loss and a rank that is taken over at once."""
+    from rich.text import Text
+
+    from tmd.core.readiness import unprotected
+
+    for worker in view.workers(record.job).values():
+        if worker.unfit and worker.rank is None:
+            yield Text(f"  {worker.worker} is unfit: {worker.unfit}", style="red")
+    gap = unprotected(view, record)
+    if gap is not None:
+        yield Text(f"  NO STANDBY: {gap.sentence}", style="bold red")
 
 
 def _how_it_ended(ended: Exit) -> str:
@@ -187,16 +204,11 @@ def _detail(worker: WorkerStatus) -> str:
 
 def verdicts_of(verdicts: Verdicts) -> str:
     """What rehearsals have shown; of which ranks, if it is not one verdict on all."""
+    from tmd.core.shadows import ranges
+
     if len(verdicts) == 1:
         return _verdict(verdicts[0])
-    return "; ".join(f"ranks {_ranges(v.ranks)}: {_verdict(v)}" for v in verdicts)
-
-
-def _ranges(ranks: Sequence[int]) -> str:
-    """As ``0-2, 5``."""
-    ends = [r for r in ranks if r + 1 not in ranks]
-    begins = [r for r in ranks if r - 1 not in ranks]
-    return ", ".join(f"{a}-{b}" if a != b else f"{a}" for a, b in zip(begins, ends, strict=True))
+    return "; ".join(f"ranks {ranges(v.ranks)}: {_verdict(v)}" for v in verdicts)
 
 
 def _verdict(rehearsal: Rehearsal) -> str:

@@ -28,7 +28,7 @@ from tmd.core.model import (
     WorkerStatus,
 )
 from tmd.core.rollback import Cast, cast_back, newest_of
-from tmd.core.standbys import assigned
+from tmd.core.standbys import assigned, shortfall
 
 HOLDER_OFFSETS = (1, 2)
 """Ranks ``r + 1`` and ``r + 2`` keep what is particular to rank ``r`` (its rank-local state)."""
@@ -153,6 +153,10 @@ def _settled(
         if back is None:
             return _lost(record, facts, lost or cast.lost), ""
         plan, resume = structs.replace(plan, rollback=back, how=back.sentence), back.step
+    if cast.vacant:
+        ranks = ", ".join(map(str, cast.vacant))
+        why = shortfall(cast.vacant, facts.view, record, facts, left_out=plan.rejected)
+        return record, f"no standby for rank {ranks}: {why}"
     if cast.missing:
         return record, cast.missing
     plan = structs.replace(
@@ -190,8 +194,8 @@ def _cast(
     if unready:
         return Cast(missing=f"waiting for {unready[0]}, the only one that has the state of a rank")
     joiners = assigned(others, left, facts, late=late)
-    if open_ranks := [str(rank) for rank in others if rank not in joiners]:
-        return Cast(missing=f"no standby for rank {', '.join(open_ranks)}")
+    if open_ranks := tuple(rank for rank in others if rank not in joiners):
+        return Cast(vacant=open_ranks)
     return Cast({**joiners, **kept}, sources)
 
 

@@ -20,7 +20,7 @@ from tmd.core.requests import DrainRequest, RehearsalRequest
 from tmd.core.shadows import Rehearsal as Rehearsal
 from tmd.core.shadows import ShadowStatus as ShadowStatus
 from tmd.core.shadows import Understudy as Understudy
-from tmd.core.shadows import Verdicts
+from tmd.core.shadows import Verdicts, unfitness
 from tmd.core.snapshots import Kept, Rollback
 
 # --- what a worker says of itself ---------------------------------------------------------------
@@ -95,6 +95,11 @@ class WorkerStatus(Struct, frozen=True):
     """The newest complete checkpoint that it knows of."""
     missed: Missed | None = None
     """The newest one that came to nothing, until there is a later one that is complete."""
+
+    @property
+    def unfit(self) -> str:
+        """Why this standby gets no rank, or not some; empty if it may have any."""
+        return unfitness(self.rehearsed)
 
 
 class Exit(Struct, frozen=True):

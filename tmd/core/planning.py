@@ -29,18 +29,15 @@ from tmd.core.model import (
     ClusterView,
     JobRecord,
     JobState,
-    Kind,
-    Mark,
     Member,
     Membership,
     MigrationPlan,
-    Move,
     Phase,
     Urgency,
     Verdict,
 )
-from tmd.core.sources import source_of
-from tmd.core.standbys import assigned, candidates, lasting, reasons, refused_here
+from tmd.core.planned_moves import planned
+from tmd.core.standbys import barred, candidates, reasons
 from tmd.core.understudies import understudied
 
 NONE_WANTED = Understudies()
@@ -50,14 +47,16 @@ ENDED = frozenset({JobState.FINISHED, JobState.FAILED})
 def form(view: ClusterView, job: str, before: JobRecord | None = None) -> JobRecord | None:
     """The first record of ``job`` once as many workers have come as it has ranks.
 
-    Workers on hosts marked ``standby`` never get a rank here. ``before`` is the record of an ended
-    run under the same name; epochs and revisions go on from it.
+    Workers on hosts marked ``standby`` or drained never get a rank here. ``before`` is the record
+    of an ended run under the same name; epochs and revisions go on from it.
     """
+    drained = barred(view)
     fresh = [
         (host.host, w)
         for host in view.hosts
+        if not (host.standby or host.host in drained)
         for w in host.workers
-        if w.job == job and w.activity is Activity.STARTING and w.address and not host.standby
+        if w.job == job and w.activity is Activity.STARTING and w.address
     ]
     if not fresh:
         return None
@@ -101,7 +100,7 @@ def steer(
         or _abandoned(record, view, facts, age, limits)
         or _lost(record, view, facts, verdicts, age, limits, now)
         or _moved_on(record, view, facts, age, limits, now)
-        or _planned(record, view, facts, verdicts, now)
+        or planned(record, view, facts, verdicts, now)
         or _studied(record, view, facts, wanted)
     )
     if changed is None or changed == record:
@@ -322,69 +321,3 @@ def _with_timings(plan: MigrationPlan, facts: Facts) -> MigrationPlan:
             for name, seconds in status.timings.items():
                 timings[name] = max(seconds, timings.get(name, 0.0))
     return structs.replace(plan, timings=timings)
-
-
-# --- new planned migrations -----------------------------------------------------------------------
-
-
-def _planned(
-    record: JobRecord,
-    view: ClusterView,
-    facts: Facts,
-    verdicts: Sequence[Verdict],
-    now: float,
-) -> JobRecord | None:
-    if is_live(record.plan) or record.state is not JobState.RUNNING:
-        return None
-    wanted = [v for v in verdicts if v.urgency is Urgency.DRAIN and v.job == record.job]
-    by_worker = {v.worker: v for v in wanted}
-    leavers = [(r, m) for r, m in enumerate(record.membership.members) if m.worker in by_worker]
-    if not leavers or not all(_calm(facts, m.worker) for m in record.membership.members):
-        return None
-    host = leavers[0][1].host
-    leavers = [(r, m) for r, m in leavers if m.host == host]
-    refused = refused_here(record, host)
-    fit = lasting(view, candidates(view, record, facts))
-    spare = [c for c in fit if c.worker not in refused]
-    joiners = assigned([r for r, _ in leavers], spare, facts, idle_first=True)
-    if len(joiners) < len(leavers):
-        detail = f"moving the ranks of {host} waits for {len(leavers) - len(joiners)} standby"
-        return structs.replace(record, detail=detail)
-    moves = tuple(
-        Move(rank=r, leaver=m, joiner=joiners[r], source=source_of(record, view, facts, r, m))
-        for r, m in leavers
-    )
-    choice = reasons(joiners, view, record, facts, left_out=sorted(refused))
-    return _open_planned(record, moves, by_worker[leavers[0][1].worker], choice, now)
-
-
-def _open_planned(
-    record: JobRecord,
-    moves: tuple[Move, ...],
-    verdict: Verdict,
-    choice: tuple[str, ...],
-    now: float,
-) -> JobRecord:
-    epoch = record.proposed + 1
-    changes = {m.rank: m.joiner for m in moves if m.joiner}
-    plan = MigrationPlan(
-        id=f"{record.job}-{epoch}",
-        kind=Kind.PLANNED,
-        phase=Phase.PREPARE,
-        moves=moves,
-        old=record.membership,
-        new=record.membership.replaced(changes, epoch),
-        cause=verdict.cause,
-        reason=verdict.reason,
-        policy=verdict.policy,
-        leave=verdict.leave,
-        request=verdict.request,
-        choice=choice,
-        timeline=(Mark(Phase.PREPARE, now),),
-    )
-    return structs.replace(record, plan=plan, proposed=epoch, detail="")
-
-
-def _calm(facts: Facts, worker: str) -> bool:
-    status = facts.status.get(worker)
-    return status is not None and status.activity is Activity.TRAINING and status.step > 0

@@ -6,15 +6,22 @@ from msgspec import Struct
 
 
 class DrainRequest(Struct, frozen=True):
-    """An operator wants a host free of ranks. Served once: later it may take ranks again, unless
-    it is to be left for good."""
+    """An operator wants a host free of ranks, and kept free until the request is withdrawn."""
 
     host: str
     id: str
     """Unique; the plan that serves the request carries it."""
     leave: bool = False
+    """Its workers exit after the move instead of standing by."""
     by: str = ""
     at: float = 0.0
+    soft: bool = False
+    """Once a plan has served the request, the workers of the host may take ranks again."""
+
+    @property
+    def bars(self) -> bool:
+        """Whether the host gets no rank for as long as the request stands."""
+        return self.leave or not self.soft
 
 
 class RehearsalRequest(Struct, frozen=True):

@@ -19,8 +19,10 @@ class Cast(NamedTuple):
     """``None``: the joiner has the state itself."""
     lost: tuple[int, ...] = ()
     """Ranks whose state nobody has."""
+    vacant: tuple[int, ...] = ()
+    """Ranks for which there is no standby."""
     missing: str = ""
-    """What has to be waited for."""
+    """What else has to be waited for."""
 
 
 def newest_of(size: int, owners: Iterable[Member], facts: Facts) -> int | None:
@@ -50,12 +52,12 @@ def cast_back(
     most = reached if ordered is None else max(reached, ordered.step + ordered.repeats)
     back = Rollback(step, most - step)
     found = assigned(vacant, spare, facts, late=plan.late)
-    if open_ranks := [str(rank) for rank in vacant if rank not in found]:
-        return Cast(missing=f"no standby for rank {', '.join(open_ranks)}"), back
+    if open_ranks := tuple(rank for rank in vacant if rank not in found):
+        return Cast(vacant=open_ranks), back
     lacking = [r for r, m in owners.items() if Kept(r, step) not in facts.status[m.worker].kept]
     sources = {
         rank: next(m for m in owners.values() if Kept(rank, step) in facts.status[m.worker].kept)
         for rank in (*vacant, *lacking)
     }
     joiners = {**found, **{rank: owners[rank] for rank in lacking}}
-    return Cast(joiners, dict(sources), (), ""), back
+    return Cast(joiners, dict(sources)), back

@@ -91,3 +91,22 @@ def why_unfit(verdicts: Verdicts, rank: int, role: str) -> str:
     last = verdict_on(verdicts, rank, role)
     found = [v for v in verdicts if v.refusal and (v.suspect or v is last)]
     return found[-1].refusal if found else ""
+
+
+def unfitness(verdicts: Verdicts) -> str:
+    """Which ranks the worker gets none of, and why, in a sentence; empty if it may have any."""
+    suspect = [v.refusal for v in verdicts if v.refusal and v.suspect]
+    if suspect:
+        return f"it gets no rank: {suspect[-1]}"
+    refused = [(v.ranks, v.refusal) for v in verdicts if v.refusal]
+    return "; ".join(
+        f"it gets none of ranks {ranges(ranks)}: {why}" if ranks else f"it gets no rank: {why}"
+        for ranks, why in refused
+    )
+
+
+def ranges(ranks: Sequence[int]) -> str:
+    """``ranks`` as ``0-2, 5``."""
+    ends = [r for r in ranks if r + 1 not in ranks]
+    begins = [r for r in ranks if r - 1 not in ranks]
+    return ", ".join(f"{a}-{b}" if a != b else f"{a}" for a, b in zip(begins, ends, strict=True))

@@ -30,6 +30,9 @@ IDLE = 2
 """Distance of a standby that follows no rank."""
 MOST_REASONS = 20
 """Kept in a plan."""
+MOST_NAMED = 5
+"""Standbys named where nobody takes a rank."""
+DRAINED = "its host is drained ('tmd undrain {}' gives it back)"
 POOL = frozenset({Activity.STANDBY, Activity.SHADOWING, Activity.IN_STEP})
 
 
@@ -38,6 +41,8 @@ class Standing(NamedTuple):
 
     ails: bool
     """Its host should be left: only for a loss, and only if there is nobody else."""
+    doubted: bool
+    """A detector that may not act has a grave finding about its host."""
     distance: int
     """From the state of a rank: see ``_distance``."""
     crowded: bool
@@ -53,6 +58,7 @@ class Standing(NamedTuple):
 
 WHY_LATER = (
     "its host ails",
+    "there is a grave finding about its host",
     "it is farther from the state",
     "its host holds a rank already",
     "it has not rehearsed",
@@ -75,8 +81,8 @@ class Standby(NamedTuple):
 def line(view: ClusterView, record: JobRecord, facts: Facts) -> list[Standby]:
     """All that hold no rank of the job and have come to wait for one, best first."""
     holding = {m.host for m in record.membership.members}
-    drained = {
-        d.host for d in view.drains if d.leave or (d.host in holding and not record.served(d))
+    drained = barred(view) | {
+        d.host for d in view.drains if d.host in holding and not record.served(d)
     }
     left = {
         move.leaver.host: number
@@ -86,12 +92,13 @@ def line(view: ClusterView, record: JobRecord, facts: Facts) -> list[Standby]:
     }
     found = []
     for host in view.hosts:
-        why = "its host is being drained" if host.host in drained else _unwelcome(host)
-        ails = _ailment(host) is not None
+        why = DRAINED.format(host.host) if host.host in drained else _unwelcome(host)
+        ails, doubted = _ailment(host) is not None, any(map(_is_grave, host.alerts))
         for w in host.workers:
             if w.job == record.job and _in_pool(w):
                 standing = Standing(
                     ails=ails,
+                    doubted=doubted,
                     distance=_distance(w, None),
                     crowded=host.host in holding,
                     untried=not any(v.has_shown for v in w.rehearsed),
@@ -104,6 +111,11 @@ def line(view: ClusterView, record: JobRecord, facts: Facts) -> list[Standby]:
     return sorted(found)
 
 
+def barred(view: ClusterView) -> set[str]:
+    """Hosts that get no rank, not even after a loss with nobody else left: an operator said so."""
+    return {d.host for d in view.drains if d.bars}
+
+
 def candidates(view: ClusterView, record: JobRecord, facts: Facts) -> list[Member]:
     """Standbys that may take some rank, best first: ``on_hand`` without those fit for none.
 
@@ -111,11 +123,12 @@ def candidates(view: ClusterView, record: JobRecord, facts: Facts) -> list[Membe
     no rank, so that a later loss of one host costs one rank.
     """
     ranks = range(record.world_size)
-    return [
-        m
-        for m in on_hand(view, record, facts)
-        if any(not _unfit_for(facts, m, rank) for rank in ranks)
-    ]
+    return [m for m in on_hand(view, record, facts) if any(takes([m], r, facts) for r in ranks)]
+
+
+def takes(spare: Sequence[Member], rank: int, facts: Facts) -> bool:
+    """Whether one of ``spare`` is fit for ``rank``."""
+    return any(not _unfit_for(facts, member, rank) for member in spare)
 
 
 def on_hand(view: ClusterView, record: JobRecord, facts: Facts) -> list[Member]:
@@ -145,7 +158,11 @@ def _unwelcome(host: HostStatus) -> str:
 
 def _ailment(host: HostStatus) -> Alert | None:
     """Why a rank on ``host`` would be moved away again."""
-    return next((a for a in host.alerts if a.severity in GRAVE and _about_host(a)), None)
+    return next((a for a in host.alerts if _is_grave(a) and a.strategy is Strategy.ACT), None)
+
+
+def _is_grave(alert: Alert) -> bool:
+    return alert.severity in GRAVE and not alert.job
 
 
 def _about_host(alert: Alert) -> bool:
@@ -263,6 +280,32 @@ def reasons(
             why = standby.refusal or failed or unready or _later(standby, last)
             found.append(f"not {worker}: {why}")
     return tuple(found[:MOST_REASONS])
+
+
+def shortfall(
+    ranks: Sequence[int],
+    view: ClusterView,
+    record: JobRecord,
+    facts: Facts,
+    *,
+    left_out: Sequence[str] = (),
+) -> str:
+    """Why no standby takes ``ranks``: what stands in the way of each one there is."""
+    found = [
+        f"not {s.member.worker}: {why}"
+        for s in line(view, record, facts)
+        if (why := s.refusal or _failure(s.member, ranks, facts, left_out))
+    ]
+    starting = sum(
+        w.job == record.job and w.activity is Activity.STARTING
+        for host in view.hosts
+        for w in host.workers
+    )
+    if starting:
+        found.append(f"{starting} still starting")
+    if len(found) > MOST_NAMED:
+        found[MOST_NAMED:] = [f"and {len(found) - MOST_NAMED} more"]
+    return "; ".join(found) or "the job has no other standby"
 
 
 def _merits(standby: Standby, rank: int, facts: Facts) -> str:

@@ -20,6 +20,7 @@ from tmd import wire
 from tmd.core.duties import Duty
 from tmd.core.errors import ConfigError, WireError
 from tmd.core.limits import ShadowLimits
+from tmd.core.model import WorkerStatus
 from tmd.daemon.handing import Listener, peer_of
 from tmd.daemon.injections import Injections, Peer
 from tmd.daemon.lifelines import Lifelines
@@ -82,6 +83,15 @@ class LauncherLink:
         """Also those that have ended."""
         self.writer = writer
         self.asked: set[str] = set()
+        self._noted: dict[str, str] = {}
+
+    def note(self, status: WorkerStatus) -> None:
+        """Say once why a standby gets no rank, and once that this is over."""
+        if status.worker not in self.workers or status.unfit == self._noted.get(status.worker, ""):
+            return
+        self._noted[status.worker] = status.unfit
+        text = f"standby is unfit: {status.unfit}" if status.unfit else "standby is fit again"
+        _send(self.writer, wire.Notice(worker=status.worker, text=text))
 
     def push(self, records: Records, roster: Roster) -> None:
         for worker in self.workers:
@@ -216,6 +226,8 @@ class AgentServer:
                 if message.status.worker != worker or message.status.job != job:
                     raise WireError(f"{worker} reported as {message.status.worker}")
                 self._roster.heard(message.status, _now())
+                for launcher in self._launchers:
+                    launcher.note(message.status)
         finally:
             if self._trainers.get(worker) is link:
                 del self._trainers[worker]

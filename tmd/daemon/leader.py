@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import structlog
 from msgspec import Struct, structs
@@ -20,9 +20,10 @@ from tmd.core.election import Answer, Granted, Lease, next_attempt, updated
 from tmd.core.errors import Conflict, StaleLease, StoreUnavailable
 from tmd.core.limits import Limits, Understudies
 from tmd.core.migration import is_live
-from tmd.core.model import ClusterView, JobRecord, Verdict
+from tmd.core.model import ClusterView, JobRecord, Severity, Signal, State, Verdict
 from tmd.core.patience import Seen, seen
 from tmd.core.planning import form, steer
+from tmd.core.readiness import NO_FIT_STANDBY, unprotected
 from tmd.core.store_health import Activity
 from tmd.core.unread import left_alone
 from tmd.daemon.bus import Bell, Store
@@ -35,6 +36,9 @@ log = structlog.get_logger("tmd.leader")
 
 MOST_REVISIONS = 16
 """Of one job in one turn: a guard against decisions that never come to rest."""
+
+
+Report = Callable[[Signal], None]
 
 
 class LeaderConfig(Struct, frozen=True):
@@ -125,7 +129,9 @@ class Leader:
         candidate: Candidate,
         policies: Sequence[Policy],
         store_health: StoreHealth,
+        report: Report = lambda _: None,
     ) -> None:
+        """``report`` takes findings about jobs, to be raised on the host of the leader."""
         self.bell = candidate.elected
         self._store = store
         self._config = config
@@ -134,6 +140,9 @@ class Leader:
         self._store_health = store_health
         self._seen: dict[str, Seen] = {}
         self._said: dict[str, str] = {}
+        self._report = report
+        self._gaps: dict[str, str] = {}
+        """Findings that were reported and not ended: job -> what it lacks."""
 
     def adopt(self, policies: Sequence[Policy]) -> None:
         """Ask these from the next turn on."""
@@ -144,7 +153,9 @@ class Leader:
         """Until cancelled."""
         while True:
             patience = self._config.poll_s
-            if self._candidate.leading:
+            if not self._candidate.leading:
+                self._note_gaps({})  # whoever leads now finds them anew
+            else:
                 try:
                     patience = await self.turn()
                 except StoreUnavailable as error:
@@ -171,7 +182,28 @@ class Leader:
             patience = min(patience, await self._decide(view, job))
         for gone in self._seen.keys() - names:
             del self._seen[gone]
+        self._note_gaps(self._unprotected(view))
         return patience
+
+    def _unprotected(self, view: ClusterView) -> dict[str, str]:
+        """What each job lacks; while a plan is under way, what it lacked before."""
+        lacking = {}
+        for record in view.jobs:
+            gap = unprotected(view, record)
+            if gap is not None:
+                lacking[record.job] = gap.sentence
+            elif is_live(record.plan) and record.job in self._gaps:
+                lacking[record.job] = self._gaps[record.job]
+        return lacking
+
+    def _note_gaps(self, lacking: dict[str, str]) -> None:
+        """Report what is lacking anew or for another reason, and what is not any more."""
+        for job in self._gaps.keys() - lacking.keys():
+            self._report(_gap(job, State.CLEARED, "a fit standby came, or another leader looks"))
+        for job, why in lacking.items():
+            if self._gaps.get(job) != why:
+                self._report(_gap(job, State.RAISED, why))
+        self._gaps = lacking
 
     async def _decide(self, view: ClusterView, job: str) -> float:
         """Bring ``job`` to rest: write revisions until the view asks for no further one."""
@@ -250,3 +282,7 @@ class Leader:
 
 def _plan_id(record: JobRecord) -> str:
     return record.plan.id if record.plan else ""
+
+
+def _gap(job: str, state: State, message: str) -> Signal:
+    return Signal(NO_FIT_STANDBY, f"job:{job}", Severity.WARNING, state, message, job=job)

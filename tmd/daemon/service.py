@@ -19,6 +19,8 @@ import structlog
 
 from tmd.config import Settings
 from tmd.core.errors import ConfigError, StoreUnavailable
+from tmd.core.findings import Rules
+from tmd.core.model import Signal, Strategy
 from tmd.core.store_health import Activity
 from tmd.daemon.agents import AgentServer, Door, uids_of
 from tmd.daemon.bus import Bell, Store, Topic
@@ -81,18 +83,10 @@ class Service:
         )
         poll_s = settings.leader.poll_s
         self.executor = Executor(store, self.records, self.agents, self.store_health, poll_s=poll_s)
-        config = LeaderConfig(
-            holder=f"{host.name}#{self.incarnation}",
-            ttl_s=settings.leader.ttl_s,
-            renew_s=settings.leader.renew_s,
-            poll_s=poll_s,
-            limits=settings.limits.limits(),
-            understudies=settings.shadow.understudies(),
-            breaker=settings.breaker.rules(),
-        )
+        config = _leader_config(settings, f"{host.name}#{self.incarnation}")
         self.candidate = Candidate(lease_store, config, self.records, self.store_health)
         self.leader = Leader(
-            store, config, self.candidate, load_policies(settings), self.store_health
+            store, config, self.candidate, load_policies(settings), self.store_health, self._report
         )
         self.web = self._web(settings, store)
         self.webhook = _webhook(settings, self.candidate, store, self.store_health)
@@ -129,6 +123,11 @@ class Service:
             log.info("daemon stops, training goes on")
             for task in reversed(roots):
                 task.cancel()
+
+    def _report(self, found: Signal) -> None:
+        """Raise a finding of the leader about a job on this host, once it has held."""
+        rules = Rules(hold_s=self._settings.leader.unprotected_s)
+        self.watcher.fold(found, "leader", Strategy.ADVISE, rules)
 
     def _web(self, settings: Settings, store: Store) -> Web | None:
         address = settings.http.address
@@ -174,6 +173,18 @@ class Service:
                         bell.ring()
             except StoreUnavailable as error:
                 await self.store_health.failed(Activity.WAKE_UPS, error)
+
+
+def _leader_config(settings: Settings, holder: str) -> LeaderConfig:
+    return LeaderConfig(
+        holder=holder,
+        ttl_s=settings.leader.ttl_s,
+        renew_s=settings.leader.renew_s,
+        poll_s=settings.leader.poll_s,
+        limits=settings.limits.limits(),
+        understudies=settings.shadow.understudies(),
+        breaker=settings.breaker.rules(),
+    )
 
 
 def _door(settings: Settings) -> Door:

@@ -1,4 +1,4 @@
-"""The store in Redis: the only file that knows Redis.
+"""The store in Redis.
 
 Every change is one Lua script (:mod:`tmd.daemon.lua`); values are JSON behind a seal
 (:mod:`tmd.daemon.codec`): people can read them with ``redis-cli``, and strangers cannot write them.
@@ -12,19 +12,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from tmd.config import Settings
 from tmd.core.alerts import mark
 from tmd.core.election import Answer, Denied, Granted
 from tmd.core.errors import (
-    ConfigError,
     Conflict,
     StaleLease,
     StoreUnavailable,
@@ -36,6 +30,7 @@ from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon import lua, redis_errors
 from tmd.daemon.bus import Topic
 from tmd.daemon.codec import Codec, paired, text
+from tmd.daemon.redis_client import connect
 from tmd.daemon.statuses import read_hosts
 
 ALERTS_KEPT = 100_000
@@ -345,53 +340,6 @@ def open_store(settings: Settings, timeout_s: float | None = None) -> RedisStore
         settings.store_key(),
         timeout_s=timeout_s or settings.redis.timeout_s,
     )
-
-
-def connect(url: str, timeout_s: float) -> Redis:
-    """A client for ``url`` that answers or fails within ``timeout_s``.
-
-    Raises:
-        ConfigError: the URL is not understood.
-    """
-    options: dict[str, Any] = {
-        "socket_timeout": timeout_s,
-        "socket_connect_timeout": timeout_s,
-        "retry": Retry(NoBackoff(), 0),
-        "protocol": 2,
-    }
-    parts = urlsplit(url)
-    if parts.scheme == "redis+sentinel":
-        return _sentinel(url, options)
-    if parts.scheme not in ("redis", "rediss", "unix"):
-        raise ConfigError(
-            f"[redis] url: '{parts.scheme}://' is not understood; "
-            "use redis://, rediss://, unix:// or redis+sentinel://"
-        )
-    try:
-        return Redis.from_url(url, **options)
-    except ValueError as error:
-        raise ConfigError(f"[redis] url: {error}") from None
-
-
-def _sentinel(url: str, options: dict[str, Any]) -> Redis:
-    """``redis+sentinel://[user:password@]host:port,host:port/service[/db]``."""
-    parts = urlsplit(url)
-    login, _, hosts = parts.netloc.rpartition("@")
-    service, _, db = parts.path.strip("/").partition("/")
-    if not service or not hosts:
-        raise ConfigError("[redis] url: write redis+sentinel://host:26379,host:26379/service/0")
-    user, _, password = login.partition(":")
-    try:
-        pairs = [place.partition(":") for place in hosts.split(",")]
-        places = [(host, int(port or 26379)) for host, _, port in pairs]
-        number = int(db or 0)
-    except ValueError as error:
-        raise ConfigError(f"[redis] url: {error}") from None
-    sentinel = Sentinel(places, sentinel_kwargs=options, **options)  # type: ignore[no-untyped-call]
-    client: Redis = sentinel.master_for(
-        service, db=number, username=user or None, password=password or None
-    )
-    return client
 
 
 def _heed_cancellation() -> None:

@@ -258,11 +258,15 @@ class LocalCluster:
             HealthyRequest(host=host, id=uuid.uuid4().hex, at=time.time())
         )
 
-    async def drain(self, host: str, *, leave: bool = False) -> None:
+    async def drain(self, host: str, *, leave: bool = False, soft: bool = False) -> None:
         """What ``tmd drain`` does."""
         await self.store.drain(
-            DrainRequest(host=host, id=uuid.uuid4().hex, leave=leave, at=time.time())
+            DrainRequest(host=host, id=uuid.uuid4().hex, leave=leave, soft=soft, at=time.time())
         )
+
+    async def undrain(self, host: str) -> None:
+        """What ``tmd undrain`` does."""
+        await self.store.undrain(host)
 
     async def rehearse(self, host: str) -> str:
         """What ``tmd standby rehearse --no-wait`` does; the id of the request."""

@@ -51,11 +51,12 @@ async def play(cluster: LocalCluster, steps: int, say: Callable[[str], None]) ->
     assert leaving is not None
     say(f"planned: draining {leaving.host}")
     await event(cluster, told, lambda: cluster.drain(leaving.host))
-    say("training")
+    say(f"maintenance of {leaving.host} is over: undrained, it stands by")
+    await cluster.undrain(leaving.host)
     view = await _at_step(cluster, 2 * steps // 3)
     victim = host_of(view, KILLED_RANK)
     assert victim is not None
-    # The standby that takes over is the host that was drained before.
+    # It takes over from the host that is killed.
     await cluster.until(lambda v: ready(v, ranks, 1), "the drained host stands by")
     say(f"unexpected: kill -9 of the worker on {victim.host}")
     await event(cluster, told, lambda: _kill(victim.workers[-1].pid))

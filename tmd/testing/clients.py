@@ -99,11 +99,20 @@ class FakeLauncher:
         await self._connection.send(wire.Exited(Exit(worker, self._job, code, at=0.0)))
 
     async def killed(self, timeout_s: float = 10.0) -> wire.Kill:
-        """The next order to end a worker."""
-        async with asyncio.timeout(timeout_s):
-            message = await self._connection.receive()
+        """The next message, an order to end a worker."""
+        message = await self._next(timeout_s)
         assert isinstance(message, wire.Kill), message
         return message
+
+    async def noted(self, timeout_s: float = 10.0) -> wire.Notice:
+        """The next message, a notice for the log."""
+        message = await self._next(timeout_s)
+        assert isinstance(message, wire.Notice), message
+        return message
+
+    async def _next(self, timeout_s: float) -> wire.Message:
+        async with asyncio.timeout(timeout_s):
+            return await self._connection.receive()
 
 
 async def until(

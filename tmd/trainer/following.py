@@ -198,7 +198,7 @@ class Following:
             WalkOn: the place in the data is in a later ``batches()`` call; call again from there.
         """
         if self.shadow.mismatch:
-            raise self._suspect(self.shadow.mismatch)
+            raise Differs(self.duty.plays, self.shadow.mismatch)
         if self.spoilt:
             raise self.shadow.lost
         if self._call > feed.call:
@@ -374,13 +374,7 @@ class Following:
             why = f"registered objects differ after a step of this worker's own: {where}"
             # For a move the state may still be copied; an understudy would only try again.
             raise Overdue(why) if isinstance(self.duty, Follow) else LinkError(why)
-        raise self._suspect(f"{where} differ")
-
-    def _suspect(self, what: str) -> Differs:
-        return Differs(
-            f"this worker computes other bits than rank {self.duty.plays}: {what}; "
-            "suspect its memory, its processor, its data or another version of a library"
-        )
+        raise Differs(self.duty.plays, f"{where} differ")
 
     def _copy_whole(self, where: str) -> None:
         """The tail did not lead to the same state: have all of it copied while the source waits.

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from tmd.core.duties import Arm, Duty, Prepare, Sync
 from tmd.core.errors import LinkError, StateMismatch
 from tmd.core.limits import ShadowLimits
-from tmd.core.model import Activity, Move
+from tmd.core.model import Activity, Move, Rehearsal
 from tmd.fabric import Fabric, Link, Neutral
 from tmd.trainer.agent import Agent
 from tmd.trainer.carrier import Carrier
@@ -137,6 +137,8 @@ class Handover:
         """Why this worker cannot live the life of the one rank and then be the other."""
         for rank in dict.fromkeys((duty.plays, duty.rank)):
             if refusal := self._carrier.refusal(rank, offer):
+                # The model does not change: the same would come of it after a loss.
+                self._voice.tell_rehearsed(rank, Rehearsal(0, 0.0, refusal), offer.roles)
                 return refusal
         self._carrier.learn(offer)
         return ""

@@ -287,6 +287,14 @@ class Lost(LinkError):
 class Differs(StateMismatch):
     """This worker does not compute the bits of the rank that it shadows."""
 
+    def __init__(self, rank: int, what: str) -> None:
+        super().__init__(
+            f"this worker computes other bits than rank {rank}: {what}; first look for state that "
+            "session.register() does not know, for batches or random numbers that do not come from "
+            "the session, for a branch by rank or host, and for other versions of libraries; then "
+            "suspect the memory and processor of this machine"
+        )
+
 
 def _shown(tensors: Sequence[Tensor]) -> str:
     shown = (f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors)

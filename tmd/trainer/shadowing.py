@@ -152,7 +152,7 @@ class Shadowing:
             self._carrier.rest()
             raise
         except StateMismatch as error:
-            self._unfit(following, str(error), suspect=isinstance(error, Differs))
+            self._unfit(following, error)
         except LinkError as error:
             self._lost(following, error)
         else:
@@ -188,15 +188,21 @@ class Shadowing:
             timings=self._voice.status.timings,
         )
 
-    def _unfit(self, following: Following, reason: str, *, suspect: bool = False) -> None:
-        """This worker cannot be the rank; ``suspect``: nor any other one."""
-        duty = following.duty
-        if isinstance(duty, Prepare):
-            self.end()
-            self._home.refuse(duty, reason)
-        else:
+    def _unfit(self, following: Following, error: StateMismatch) -> None:
+        """This worker cannot be the rank; one that computed other bits cannot be any rank.
+
+        The verdict outlives the move: what makes a worker unfit in a move makes it unfit after a
+        loss, until a rehearsal shows otherwise.
+        """
+        duty, suspect = following.duty, isinstance(error, Differs)
+        if isinstance(duty, Follow):
             self._done_with = duty
-            self._rehearsed(following, duty, refusal=reason, suspect=suspect)
+            self._rehearsed(following, duty, refusal=str(error), suspect=suspect)
+            return
+        verdict = Rehearsal(following.step, following.seconds, str(error), suspect=suspect)
+        self._voice.tell_rehearsed(duty.plays, verdict)
+        self.end()
+        self._home.refuse(duty, str(error))
 
     def _rehearsed(
         self,
@@ -207,7 +213,6 @@ class Shadowing:
         note: str = "",
         suspect: bool = False,
     ) -> None:
-        log.info("rehearsed rank %d: %s", duty.plays, refusal or note or "same bits")
         verdict = Rehearsal(
             *(following.step, following.seconds, refusal, note, duty.request), suspect=suspect
         )
@@ -226,7 +231,9 @@ class Shadowing:
             else:
                 self._stand_by_with_state(following, error)
         elif hopeless:
-            self._unfit(following, self._lateness(following, error))
+            # Slow is not unfit: only this move is refused.
+            self.end()
+            self._home.refuse(duty, self._lateness(following, error))
         elif self._agent.duty != duty:
             self._fabric.discard(duty.membership.epoch)
             self._home.to_pool()
@@ -324,6 +331,10 @@ class Shadowing:
         self._voice.say(shadow=None)
 
     def _found(self, duty: Follow, verdict: Rehearsal, heard: Sequence[Role] = ()) -> None:
+        if verdict.refusal:
+            log.error("no rank for this standby until it rehearses again: %s", verdict.refusal)
+        else:
+            log.info("rehearsed rank %d: %s", duty.plays, verdict.note or "same bits")
         self._voice.tell_rehearsed(duty.plays, verdict, heard)
         # What comes next is no new attempt at the same.
         self._not_before, self._pause_s = 0.0, RETRY_S

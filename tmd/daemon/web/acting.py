@@ -26,6 +26,8 @@ class Drain(Struct, frozen=True, forbid_unknown_fields=True):
     host: str
     leave: bool = False
     """Its workers exit afterwards instead of standing by."""
+    soft: bool = False
+    """Once it holds no rank, it may take ranks again."""
     by: str = ""
     """Who asks, for the records."""
 
@@ -46,7 +48,12 @@ async def drain(request: web.Request) -> web.Response:
         raise Refused(Problem(404, "unknown_host", unknown))
     by = body.by or f"http {request.remote}"
     asked = DrainRequest(
-        host=body.host, id=uuid.uuid4().hex, leave=body.leave, by=by, at=time.time()
+        host=body.host,
+        id=uuid.uuid4().hex,
+        leave=body.leave,
+        soft=body.soft,
+        by=by,
+        at=time.time(),
     )
     await store.drain(asked)
     return answer({"drain": asked}, 202)

@@ -1,0 +1,60 @@
+"""A connection to Redis from what the configuration says: one server, or one found by Sentinels."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+
+from tmd.core.errors import ConfigError
+
+
+def connect(url: str, timeout_s: float) -> Redis:
+    """A client for ``url`` that answers or fails within ``timeout_s``.
+
+    Raises:
+        ConfigError: the URL is not understood.
+    """
+    options: dict[str, Any] = {
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        "retry": Retry(NoBackoff(), 0),
+        "protocol": 2,
+    }
+    parts = urlsplit(url)
+    if parts.scheme == "redis+sentinel":
+        return _sentinel(url, options)
+    if parts.scheme not in ("redis", "rediss", "unix"):
+        raise ConfigError(
+            f"[redis] url: '{parts.scheme}://' is not understood; "
+            "use redis://, rediss://, unix:// or redis+sentinel://"
+        )
+    try:
+        return Redis.from_url(url, **options)
+    except ValueError as error:
+        raise ConfigError(f"[redis] url: {error}") from None
+
+
+def _sentinel(url: str, options: dict[str, Any]) -> Redis:
+    """``redis+sentinel://[user:password@]host:port,host:port/service[/db]``."""
+    parts = urlsplit(url)
+    login, _, hosts = parts.netloc.rpartition("@")
+    service, _, db = parts.path.strip("/").partition("/")
+    if not service or not hosts:
+        raise ConfigError("[redis] url: write redis+sentinel://host:26379,host:26379/service/0")
+    user, _, password = login.partition(":")
+    try:
+        pairs = [place.partition(":") for place in hosts.split(",")]
+        places = [(host, int(port or 26379)) for host, _, port in pairs]
+        number = int(db or 0)
+    except ValueError as error:
+        raise ConfigError(f"[redis] url: {error}") from None
+    sentinel = Sentinel(places, sentinel_kwargs=options, **options)  # type: ignore[no-untyped-call]
+    client: Redis = sentinel.master_for(
+        service, db=number, username=user or None, password=password or None
+    )
+    return client
