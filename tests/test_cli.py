@@ -17,8 +17,9 @@ from msgspec import structs
 
 from tests import values
 from tests.values import member, worker
-from tmd import __version__
+from tmd import __version__, embedded
 from tmd.cli.status import verdicts_of
+from tmd.config import load
 from tmd.core.fuse import Breaker
 from tmd.core.model import (
     Activity,
@@ -33,6 +34,7 @@ from tmd.core.model import (
 )
 from tmd.core.requests import DrainRequest
 from tmd.core.shadows import noted
+from tmd.daemon.redis_client import connect
 from tmd.daemon.store import open_store
 from tmd.testing.clients import worker_status
 
@@ -67,9 +69,11 @@ def config(redis_url, tmp_path):
 @pytest.fixture
 def store(config):
     """Run a function of the cluster's store."""
-    from tmd.config import load
+    return runner(load(config))
 
-    settings = load(config)
+
+def runner(settings):
+    """A function that runs one of the store of ``settings``."""
 
     def run(work):
         async def connected():
@@ -624,3 +628,63 @@ def test_a_table_of_the_site_is_the_one_explained(tmp_path):
     assert done.returncode == 0
     assert "new one" in done.stdout
     assert "ours (2026-01)" in done.stdout
+
+
+# --- output for programs, and Redis that comes and goes -------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["status", "events"])
+def test_json_on_stdout_is_nothing_but_json(verb, config, store, running):
+    """Also while something in Redis is forged, which is logged: on stderr."""
+    settings = load(config)
+
+    async def forge(_):
+        stranger = connect(settings.redis_url(), 2.0)
+        prefix = f"{{tmd:{settings.cluster.name}}}:"
+        await stranger.hset(prefix + "drains", "h1", b"a lie")
+        await stranger.xadd(prefix + "alerts", {"alert": b"{}"})
+        await stranger.aclose()
+
+    store(forge)
+    done = tmd(verb, "--json", "-c", config)
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)
+    assert "no member of this cluster wrote" in done.stderr
+
+
+def test_a_drain_that_is_waited_for_outlives_an_outage_of_redis(redis_binary, tmp_path):
+    """Redis is killed and comes back; the verb says so once, and sees the end of the drain."""
+    path = tmp_path / "tmd.toml"
+    (tmp_path / "redis").mkdir()
+    settings = f"[redis]\nurl = 'unix://{tmp_path}/redis/redis.sock'\n[host]\nname = 'h1'\n"
+    path.write_text(f"[cluster]\nname = 'c'\nsecret = '0123456789abcdef'\n{settings}")
+    run = runner(load(path))
+
+    async def fill(s, *hosts):
+        for host in ("h1", "h2", "h3"):
+            await s.put_host(HostStatus(host, "i", at=time.time()), ttl_s=60, wake=False)
+        await s.put_job(record(*hosts), expected=0)
+
+    with embedded.redis(tmp_path / "redis", binary=redis_binary):
+        run(lambda s: fill(s, "h1", "h2"))
+        waiting = subprocess.Popen(
+            [sys.executable, "-m", "tmd.cli", "drain", "h1", "--wait", "-c", str(path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=ENVIRONMENT,
+        )
+        assert waiting.stdout.readline() == "drain of h1 requested\n"
+    try:
+        away = waiting.stderr.readline()
+        with embedded.redis(tmp_path / "redis", binary=redis_binary):
+            run(lambda s: fill(s, "h3", "h2"))
+            output, errors = waiting.communicate(timeout=30)
+    finally:
+        waiting.kill()
+        waiting.wait()
+
+    assert "trying again" in away
+    assert waiting.returncode == 0, errors
+    assert "h1 holds no rank" in output

@@ -11,6 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from tmd.config import Settings
+    from tmd.core.model import ClusterView
     from tmd.daemon.store import RedisStore
 
 ConfigOption = Annotated[
@@ -20,6 +21,8 @@ ConfigOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Output for programs.")]
+
+RETRY_S = 0.2
 
 T = TypeVar("T")
 
@@ -31,9 +34,12 @@ def with_store(config: Path | None, work: Callable[[RedisStore, Settings], Await
         ConfigError: no usable Redis, or no secret, is configured.
         StoreUnavailable: it does not answer.
     """
-    from tmd.config import load
+    from tmd.config import Log, load
+    from tmd.daemon import logs
     from tmd.daemon.store import open_store
 
+    # To stderr: what a verb prints on stdout is for programs, too.
+    logs.configure(Log(level="warning"))
     settings = load(config)
 
     async def run() -> T:
@@ -44,6 +50,26 @@ def with_store(config: Path | None, work: Callable[[RedisStore, Settings], Await
             await store.close()
 
     return asyncio.run(run())
+
+
+async def snapshot_when_back(store: RedisStore, said: set[str]) -> ClusterView:
+    """The next view that there is: what was asked for goes on while Redis is away, so a verb that
+    waits for it waits on."""
+    from tmd.core.errors import StoreUnavailable
+
+    while True:
+        try:
+            return await store.snapshot()
+        except StoreUnavailable as error:
+            say_once(f"{error}; trying again", said)
+        await asyncio.sleep(RETRY_S)
+
+
+def say_once(line: str, said: set[str]) -> None:
+    """Print ``line`` on stderr unless it is in ``said``."""
+    if line not in said:
+        said.add(line)
+        typer.echo(line, err=True)
 
 
 def print_json(value: Any) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from tmd.cli.common import ConfigOption, user, with_store
+from tmd.cli.common import ConfigOption, say_once, snapshot_when_back, user, with_store
 from tmd.core.errors import TmdError
 
 if TYPE_CHECKING:
@@ -160,9 +160,9 @@ async def _until_empty(store: RedisStore, host: str, *, patience_s: float) -> No
     stuck_since: float | None = None
     try:
         async with asyncio.timeout(patience_s):
-            while records := holdings(view := await store.snapshot()).get(host):
+            while records := holdings(view := await snapshot_when_back(store, said)).get(host):
                 for record in records:
-                    _say_once(record, said)
+                    _show_progress(record, said)
                 why, now = _hindrances(view, host), time.monotonic()
                 stuck_since = (stuck_since or now) if why else None
                 if stuck_since is not None and now - stuck_since >= SETTLE_S:
@@ -196,12 +196,12 @@ def _give_up(host: str, why: list[str]) -> NoReturn:
     raise typer.Exit(STUCK)
 
 
-def _say_once(record: JobRecord, said: set[str]) -> None:
+def _show_progress(record: JobRecord, said: set[str]) -> None:
+    from tmd.core.migration import is_live
+
     plan = record.plan
     lines = [record.detail] if record.detail else []
-    if plan is not None and not plan.outcome:
+    if plan is not None and is_live(plan):
         lines.append(f"{record.job}: {plan.id} {plan.phase.value}")
     for line in lines:
-        if line not in said:
-            said.add(line)
-            typer.echo(line)
+        say_once(line, said)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tmd.cli.common import ConfigOption, JsonOption, user, with_store
+from tmd.cli.common import ConfigOption, JsonOption, snapshot_when_back, user, with_store
 from tmd.cli.status import verdicts_of
 from tmd.core.errors import TmdError
 
@@ -50,7 +50,9 @@ def rehearse(
         request = RehearsalRequest(host=host, id=uuid.uuid4().hex, by=user(), at=time.time())
         await store.rehearse(request)
         if not wait:
-            typer.echo(f"rehearsal on {host} requested; 'tmd status' shows the verdict")
+            typer.echo(
+                f"rehearsal on {host} requested; 'tmd status' shows the verdict", err=as_json
+            )
             return
         done = await _verdicts(store, request, timeout)
         for status in done:
@@ -69,7 +71,9 @@ def _check(view: ClusterView, host: str) -> None:
     if not _waiting(view, host):
         raise TmdError(f"no standby waits on {host}; 'tmd status' shows what its workers do")
     if view.paused:
-        typer.echo("the cluster is paused; a rehearsal is no migration, it is done all the same")
+        typer.echo(
+            "the cluster is paused; a rehearsal is no migration, it is done all the same", err=True
+        )
 
 
 def _waiting(view: ClusterView, host: str) -> list[WorkerStatus]:
@@ -83,10 +87,11 @@ async def _verdicts(
     store: RedisStore, request: RehearsalRequest, patience_s: float
 ) -> list[WorkerStatus]:
     """The standbys of the host once each has answered, or is known to compute the bits now."""
+    said: set[str] = set()
     try:
         async with asyncio.timeout(patience_s):
             while True:
-                view = await store.snapshot()
+                view = await snapshot_when_back(store, said)
                 found = _waiting(view, request.host)
                 if found and all(_answered(view, w, request.id) for w in found):
                     return found
