@@ -56,6 +56,7 @@ def evaluate(net: nn.Module, data: TensorDataset) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--unscaled", action="store_true", help="the scaler is disabled")
     args = parser.parse_args()
     torch.manual_seed(0)
     session = tmd.trainer.join()
@@ -72,7 +73,9 @@ def main() -> None:
     average = Averaged(net)
     optimizer = Optimizer(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=7)
+    scaler = torch.amp.GradScaler(
+        "cpu", init_scale=2.0**10, growth_interval=7, enabled=not args.unscaled
+    )
     session.register(
         model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler, average=average
     )
@@ -85,7 +88,8 @@ def main() -> None:
                 last = number == ACCUMULATE - 1
                 with contextlib.nullcontext() if last else model.no_sync():
                     loss = nn.functional.cross_entropy(model(inputs), targets) / ACCUMULATE
-                    overflows = session.step_number in OVERFLOWS and session.rank == 1
+                    bad = scaler.is_enabled() and session.step_number in OVERFLOWS
+                    overflows = bad and session.rank == 1
                     scaler.scale(loss * torch.inf if overflows else loss).backward()
             scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)

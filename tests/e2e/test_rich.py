@@ -13,11 +13,17 @@ from tmd.embedded import EmbeddedRedis
 RICH = str(Path(__file__).with_name("rich.py"))
 NEVER_COPIED = "receiving@*:*=kill"
 """Whoever takes a state by stop-and-copy dies."""
+UNSCALED = (*LONG, "--unscaled")
 
 
 @pytest.fixture(scope="module")
 def rich_golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
     return golden_of(tmp_path_factory.mktemp("rich_golden"), LONG, script=RICH)
+
+
+@pytest.fixture(scope="module")
+def unscaled_golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
+    return golden_of(tmp_path_factory.mktemp("unscaled_golden"), UNSCALED, script=RICH)
 
 
 async def test_a_rich_script_is_lived_by_a_shadow(
@@ -41,6 +47,28 @@ async def test_a_rich_script_is_lived_by_a_shadow(
         assert [m.rank for m in (*first.moves, *second.moves)] == [1, 0]
         assert (first.how, second.how) == ("live shadow", "live shadow")
         await run.ends_like(rich_golden)
+
+
+async def test_a_standby_with_a_disabled_scaler_rehearses_and_takes_a_rank(
+    tmp_path: Path, redis: EmbeddedRedis, unscaled_golden: Golden
+) -> None:
+    """nanoGPT's scaler is disabled for every type but float16."""
+    async with running(
+        tmp_path,
+        redis.url,
+        faults=["hold between@0:120=wait", "backward@1:125=kill"],
+        arguments=UNSCALED,
+        script=RICH,
+        rehearse=True,
+    ) as run:
+        ((_, verdict),) = await run.rehearsed(1)
+        run.let_go("hold")
+        plan = await run.done("trainer")
+
+        assert verdict.has_shown, verdict
+        assert run.fired("backward")
+        assert plan.kind is Kind.FAILOVER
+        await run.ends_like(unscaled_golden, lost=1)
 
 
 @pytest.mark.thorough

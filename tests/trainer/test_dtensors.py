@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tmd.trainer.dtensors import part
+from tmd.trainer.dtensors import param_groups, part
 
 RANK, SIZE = 1, 2
 
@@ -60,3 +61,19 @@ def test_the_thread_that_takes_a_part_does_not_think_about_the_whole(
 
     assert len(found) == 1
     assert asked == []
+
+
+@pytest.mark.parametrize(
+    ("state", "found"),
+    [
+        (SimpleNamespace(_fsdp_param_groups=["a", "b"], _fsdp_param_group="a"), ["a", "b"]),
+        (SimpleNamespace(_fsdp_param_group="a"), ["a"]),
+        (SimpleNamespace(_fsdp_param_group=None), []),
+    ],
+    ids=["several", "one", "none"],
+)
+def test_param_groups_are_found_in_every_version_of_torch(
+    state: SimpleNamespace, found: list[str]
+) -> None:
+    """One that is missed would keep what it gathered in a broken step."""
+    assert param_groups(state) == found

@@ -1,5 +1,6 @@
 """A poisoned step leaves no trace, and what only one rank has is not lost with it."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -103,3 +104,22 @@ def test_undo_takes_back_a_scheduler_step_after_the_block() -> None:
 
     assert scheduler.state_dict() == before
     assert optimizer.param_groups[0]["lr"] == 1.0
+
+
+@pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
+def test_a_repeated_step_unscales_its_gradients_again(enabled: bool) -> None:
+    """Whether or not the scaler scales: scripts build a disabled one for all types but float16."""
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+    local = local_of(model, optimizer=optimizer, scaler=scaler)
+    scales = []
+    for _ in range(2):
+        local.begin()
+        scaler.scale(model(torch.ones(2, 3)).sum()).backward()
+        scaler.unscale_(optimizer)
+        scales.append(scaler.get_scale())
+        local.undo()
+
+    assert scales == [scaler.get_scale()] * 2
+    assert all(p.grad is None for p in model.parameters())

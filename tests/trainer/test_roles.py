@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -116,6 +117,23 @@ def test_what_is_built_is_at_hand_in_the_loop(session: Session) -> None:
     assert session.built[0] is model
     assert session.step_number == 3
     assert not torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize("enabled", [True, False], ids=["enabled", "disabled"])
+def test_only_an_enabled_scaler_may_leave_the_optimizer_out(
+    session: Session, enabled: bool
+) -> None:
+    """It skips a step whose gradients overflow; a disabled one calls the optimizer in each step."""
+    scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+    model = nn.Linear(2, 1)
+    session.register(model=model, optimizer=SGD(model.parameters()), scaler=scaler)
+    next(iter(session.batches([torch.ones(4, 2)])))
+    refusal = pytest.raises(RuntimeError, match="no registered optimizer was called")
+
+    with nullcontext() if enabled else refusal, session.step() as step:
+        pass
+
+    assert step.counts == enabled
 
 
 def test_a_function_that_registers_nothing_is_told_so(session: Session) -> None:

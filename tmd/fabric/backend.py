@@ -47,7 +47,7 @@ def _leave() -> None:
 
 def register() -> None:
     """Make the name ``tmd`` known to torch; idempotent."""
-    if NAME.upper() not in dist.Backend._plugins:
+    if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
         # Threads inside torch when the interpreter ends would abort the process.
         atexit.register(_leave)

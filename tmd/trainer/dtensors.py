@@ -58,7 +58,15 @@ def forget_gathered(modules: Iterable[nn.Module]) -> None:
     for module in (each for root in modules for each in root.modules()):
         if isinstance(module, sharded):
             part: Any = module
-            for group in getattr(part._get_fsdp_state(), "_fsdp_param_groups", ()):
+            for group in param_groups(part._get_fsdp_state()):
                 group._training_state = type(group._training_state).IDLE
                 group._all_gather_result = None
             part.reshard()
+
+
+def param_groups(state: Any) -> list[Any]:
+    """What FSDP2 gathers together. Older versions of torch have one group, under another name."""
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        groups = [state._fsdp_param_group]
+    return [group for group in groups if group is not None]

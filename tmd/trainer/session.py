@@ -176,7 +176,9 @@ class Session:
         else:
             self._registry.renew(registry.named)
             self._local.renew()
-        self._scaled = any(isinstance(o, torch.amp.GradScaler) for o in registry.others)
+        self._scaled = any(
+            isinstance(o, torch.amp.GradScaler) and o.is_enabled() for o in registry.others
+        )
         for each in registry.optimizers:
             each.register_step_pre_hook(self._before_optimizer)
         return self._registry, self._local

@@ -206,7 +206,8 @@ class Registry:
     def forget_unscaled(self) -> None:
         """Let a repeated step unscale its gradients again, which the scaler would refuse."""
         for value in self._objects.values():
-            if isinstance(value, torch.amp.GradScaler):
+            # A disabled one keeps nothing, not even the attribute.
+            if isinstance(value, torch.amp.GradScaler) and value.is_enabled():
                 value._per_optimizer_states.clear()
 
     def collect(self) -> tuple[Layouts, list[Tensor]]:
