@@ -13,6 +13,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.fabric import functional_entries
+from tests.fabric.entries import EXCLUDED, ROWS, At, Pairs, Variant, public
+from tests.fabric.functional_entries import FUNCTIONAL, public_functional
 from tests.fabric.pool import Pool, pool
 
 pytestmark = pytest.mark.timeout(120)
@@ -381,3 +384,118 @@ def lists(rank: int, size: int, store: dist.Store) -> None:
 
 def test_all_to_all_of_lists(workers: Pool) -> None:
     workers.run(lists)
+
+
+# --- every entry of torch.distributed, by the table of tests/fabric/entries.py -------------------
+
+SOME = (1, 2, 4)
+VARIANTS = (
+    *(Variant(dtype=dtype) for dtype in (torch.float32, torch.bfloat16, torch.int64)),
+    *(Variant(dtype=dtype) for dtype in (torch.uint8, torch.bool, torch.complex64)),
+    Variant(later=True),
+    Variant(shape=(0, 2)),
+    Variant(shape=(0, 2), later=True, ranks=SOME),
+    Variant(shape=(5000, 20)),
+    Variant(shape=(6,)),
+    Variant(strided=True),
+    Variant(strided=True, ranks=SOME, later=True, dtype=torch.float64),
+)
+
+
+def differences(at: At, run: Callable[[At], Pairs], who: str) -> list[str]:
+    try:
+        pairs = run(at)
+    except Exception as error:
+        return [f"{who}, rank {at.rank}, {at.variant}: {error!r}"]
+    return [
+        f"{who}, rank {at.rank}, {at.variant}: {got} instead of {wanted}"
+        for got, wanted in pairs
+        if not (torch.equal(got, wanted) if isinstance(got, Tensor) else got == wanted)
+    ]
+
+
+TABLE = (*ROWS, *FUNCTIONAL)
+NAMES = [*map(str, ROWS), *(f"functional {row}" for row in FUNCTIONAL)]
+
+
+def enter(rank: int, size: int, store: dist.Store, number: int) -> list[str]:
+    """All variants of a row with both backends; what was wrong."""
+    found = []
+    row = TABLE[number]
+    for variant in filter(row.fits, VARIANTS):
+        for backend in ("tmd", "gloo") if row.gloo(variant) else ("tmd",):
+            key = (backend, "entries", variant.ranks)
+            if key not in _groups:
+                _groups[key] = dist.new_group(list(variant.ranks), backend=backend)
+            if rank in variant.ranks:
+                found += differences(At(variant, _groups[key], rank), row.run, backend)
+    return found
+
+
+@pytest.mark.parametrize("number", range(len(TABLE)), ids=NAMES)
+def test_every_entry_in_every_form(workers: Pool, number: int) -> None:
+    """tmd and Gloo both give what the row says by hand."""
+    found = [line for lines in workers.run(enter, number) for line in lines]
+
+    assert any(map(TABLE[number].fits, VARIANTS))
+    assert not found, "\n".join(found[:5])
+
+
+def test_every_public_function_has_a_row_or_a_reason() -> None:
+    """A function that a later torch brings is not forgotten."""
+    rows = {row.name for row in ROWS}
+
+    assert set(public()) - rows - set(EXCLUDED) == set()
+    assert not rows & set(EXCLUDED)
+    rows = {row.name for row in FUNCTIONAL}
+    assert set(public_functional()) - rows - set(functional_entries.EXCLUDED) == set()
+    assert not rows & set(functional_entries.EXCLUDED)
+
+
+REFUSED = (
+    (torch.float32, dist._make_nccl_premul_sum(2.0), "multiply the tensor first and use SUM"),
+    (torch.float32, dist.ReduceOp.BAND, "needs integers or bool, not torch.float32: convert"),
+    (torch.bool, dist.ReduceOp.AVG, "bool has no average: convert the tensor"),
+    (torch.float8_e5m2, dist.ReduceOp.SUM, "of torch.float8_e5m2: convert the tensor"),
+    (torch.complex64, dist.ReduceOp.MAX, "complex numbers have no order: use"),
+)
+
+
+def refused(rank: int, size: int, store: dist.Store, number: int) -> list[str]:
+    dtype, op, _ = REFUSED[number]
+    tensor, said = torch.zeros(5).to(dtype), []
+    for call in (
+        lambda: dist.reduce(tensor, 0, op),
+        lambda: dist.reduce_scatter(tensor[:1], list(tensor.split(1)), op),
+        lambda: dist.reduce_scatter_tensor(tensor[:1], tensor, op),
+        *([] if dtype.is_complex else [lambda: dist.all_reduce(tensor, op)]),
+    ):
+        try:
+            call()
+        except ValueError as error:
+            said.append(str(error))
+    return said
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+def test_a_reduction_that_cannot_be_says_which_and_what_to_do(workers: Pool, number: int) -> None:
+    """On all ranks alike, before anything is sent: the group goes on."""
+    dtype, _, remedy = REFUSED[number]
+    names = ["reduce", "reduce_scatter", "reduce_scatter"]
+    names += [] if dtype.is_complex else ["all_reduce"]
+
+    for said in workers.run(refused, number):
+        assert [line.split()[0] for line in said] == names
+        assert all(remedy in line for line in said), said
+
+
+def sparse(rank: int, size: int, store: dist.Store) -> str:
+    try:
+        dist.all_reduce(torch.eye(2).to_sparse())
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_a_sparse_tensor_is_refused_with_the_remedy(workers: Pool) -> None:
+    assert all("all_reduce needs dense tensors: call to_dense()" in s for s in workers.run(sparse))

@@ -244,6 +244,52 @@ def test_bare_init_in_the_sandbox(tmp_path: Path) -> None:
     assert facts == [2, 4, 0, ["me"] * 4, True, views]
 
 
+def rows_in_the_sandbox(rank: int, size: int, store: dist.Store, worn: int) -> list[str]:
+    """What is wrong with what the table's rows get from nobody."""
+    from tests.fabric.entries import ROWS, At, Variant
+    from tests.fabric.functional_entries import FUNCTIONAL
+    from tmd.fabric import install
+
+    fabric = Fabric("standby", KEY)
+    fabric.sandbox(Neutral(), worn, 5)
+    install(fabric)
+    dist.init_process_group("tmd")
+    variants = [Variant(), Variant(later=True), Variant(strided=True), Variant(shape=(0, 2))]
+    variants += [Variant(dtype=dtype) for dtype in (torch.int64, torch.uint8, torch.complex64)]
+    variants.append(Variant(shape=(6,)))
+    wrong = []
+    for row in (*ROWS, *FUNCTIONAL):
+        for variant in filter(row.fits, variants):
+            try:
+                pairs = row.run(At(variant, dist.group.WORLD, worn))
+            except Exception as error:
+                wrong.append(f"{row}, {variant}: {error!r}")
+                continue
+            wrong += [f"{row}, {variant}: {a}, not like {b}" for a, b in pairs if not alike(a, b)]
+    dist.destroy_process_group()
+    fabric.close()
+    return wrong
+
+
+def alike(got: object, wanted: object) -> bool:
+    """Of one shape; an object that another rank would have sent is ``None``."""
+    if isinstance(got, Tensor) and isinstance(wanted, Tensor):
+        return (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
+    if isinstance(got, list) and isinstance(wanted, list):
+        kinds = (dict, int, type(None))
+        return len(got) == len(wanted) and all(isinstance(each, kinds) for each in got)
+    return type(got) is type(wanted)
+
+
+@pytest.mark.parametrize("worn", [0, 2, 4], ids=["first", "inner", "last"])
+def test_every_entry_goes_through_in_the_sandbox(tmp_path: Path, worn: int) -> None:
+    """A standby runs all of a script before it is anybody, whatever collectives that calls."""
+    with pool(1, str(tmp_path / "store")) as p:
+        (wrong,) = p.run(rows_in_the_sandbox, worn)
+
+    assert not wrong, "\n".join(wrong[:9])
+
+
 def bare_with_a_rank(rank: int, size: int, store: dist.Store) -> float:
     from tmd.fabric import install
 

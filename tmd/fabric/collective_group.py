@@ -18,17 +18,24 @@ from tmd.fabric.collectives import on_tensors
 from tmd.fabric.collectives.on_tensors import Body
 from tmd.fabric.frame import Kind
 from tmd.fabric.identity import Identity
+from tmd.fabric.objects import empty, under_way
 from tmd.fabric.reduction import Reduction, dtype_code, reduction
 from tmd.fabric.runner import Call
 from tmd.fabric.untraced import untraced
 from tmd.fabric.work import Work
 
+_UNSENT = frozenset({Kind.BROADCAST, Kind.SCATTER})
+"""What only a root puts in: an object of which it is part may come from nobody."""
+_NAMES = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
 Tensors = list[Tensor]
 Nested = list[list[Tensor]]
 
 
 class CollectiveGroup(Identity):
     """Everything in which all ranks of the group take part."""
+
+    _together: list[Work] | None = None
+    """Operations since coalescing began; ``None`` outside of it."""
 
     def _submit(
         self,
@@ -44,15 +51,23 @@ class CollectiveGroup(Identity):
         if not 0 <= root < self.size():
             raise ValueError(f"root {root} is not a rank of a group of {self.size()}")
         dtype = _type_code(kind, (*outputs, *inputs))
-        call = Call(kind, body, outputs, inputs, dtype, root, detail)
-        return self._runner.submit(call, inline=_waits(opts), results=outputs)
+        objects = kind in _UNSENT and self.rank() != root and under_way()
+        if objects:
+            empty(outputs)
+        call = Call(kind, body, outputs, inputs, dtype, root, detail, objects)
+        return self._begun(self._runner.submit(call, inline=_waits(opts), results=outputs))
+
+    def _begun(self, work: Work) -> Work:
+        if self._together is not None:
+            self._together.append(work)
+        return work
 
     # --- reductions ----------------------------------------------------------------------------
 
     @untraced
     def allreduce(self, tensors: Tensors | Tensor, opts: Any = None, *_: Any) -> Work:
         tensors = [tensors] if isinstance(tensors, Tensor) else tensors
-        how = _reduction(opts, tensors)
+        how = _reduction("all_reduce", opts, tensors)
         body = on_tensors.allreduce(how)
         return self._submit(Kind.ALLREDUCE, body, tensors, tensors, opts, detail=how.code)
 
@@ -64,7 +79,7 @@ class CollectiveGroup(Identity):
     @untraced
     def reduce(self, tensors: Tensors, opts: Any = None) -> Work:
         opts = dist.ReduceOptions() if opts is None else opts
-        how = _reduction(opts, tensors)
+        how = _reduction("reduce", opts, tensors)
         body = on_tensors.reduce(how, opts.rootRank)
         return self._submit(
             Kind.REDUCE, body, tensors, tensors, opts, root=opts.rootRank, detail=how.code
@@ -101,7 +116,7 @@ class CollectiveGroup(Identity):
     _reduce_scatter_base = reduce_scatter_single
 
     def _reduce_scatter(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Work:
-        how = _reduction(opts, inputs)
+        how = _reduction("reduce_scatter", opts, inputs)
         body = on_tensors.reduce_scatter(how)
         return self._submit(Kind.REDUCE_SCATTER, body, outputs, inputs, opts, detail=how.code)
 
@@ -117,15 +132,23 @@ class CollectiveGroup(Identity):
     @untraced
     def allgather(self, outputs: Nested, inputs: Tensors, opts: Any = None) -> Work:
         for mine, own in zip(outputs, inputs, strict=True):
-            self._need_one_per_rank("allgather", mine)
+            self._need_one_per_rank("all_gather", mine)
             if mine[max(self.rank(), 0)].numel() != own.numel():
-                raise ValueError("allgather: the output of the own rank differs from the input")
+                raise ValueError("all_gather: the output of the own rank differs from the input")
         flat = [t for mine in outputs for t in mine]
         return self._submit(Kind.ALLGATHER, on_tensors.allgather, flat, inputs, opts)
 
     @untraced
     def allgather_coalesced(self, outputs: Nested, inputs: Tensors, opts: Any = None) -> Work:
-        work: Work = self.allgather(outputs, inputs, opts)
+        """``outputs`` has a list for each rank, as long as ``inputs``; in ``allgather`` it is the
+        other way round."""
+        if len(outputs) != self.size() or any(len(mine) != len(inputs) for mine in outputs):
+            raise ValueError(
+                f"all_gather_coalesced of {len(inputs)} tensors needs one list of as many for each "
+                f"of {self.size()} ranks, got lists of {[len(mine) for mine in outputs]}"
+            )
+        by_tensor = [[mine[i] for mine in outputs] for i in range(len(inputs))]
+        work: Work = self.allgather(by_tensor, inputs, opts)
         return work
 
     @untraced
@@ -135,7 +158,7 @@ class CollectiveGroup(Identity):
         for out, own in zip(outputs, inputs, strict=True):
             if out.numel() != own.numel() * self.size():
                 raise ValueError(
-                    f"allgather of {own.numel()} elements of each of {self.size()} ranks into "
+                    f"all_gather of {own.numel()} elements of each of {self.size()} ranks into "
                     f"{out.numel()}"
                 )
         return self._submit(Kind.ALLGATHER, on_tensors.allgather, outputs, inputs, opts)
@@ -173,10 +196,10 @@ class CollectiveGroup(Identity):
 
     @untraced
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        self._need_one_per_rank("alltoall", outputs)
-        self._need_one_per_rank("alltoall", inputs)
+        self._need_one_per_rank("all_to_all", outputs)
+        self._need_one_per_rank("all_to_all", inputs)
         if outputs[max(self.rank(), 0)].numel() != inputs[max(self.rank(), 0)].numel():
-            raise ValueError("alltoall: own output and own input differ in size")
+            raise ValueError("all_to_all: own output and own input differ in size")
         return self._submit(Kind.ALLTOALL, on_tensors.alltoall, outputs, inputs, opts)
 
     @untraced
@@ -220,19 +243,31 @@ def _waits(opts: Any) -> bool:
     return not getattr(opts, "asyncOp", True)
 
 
-def _reduction(opts: Any, tensors: Sequence[Tensor]) -> Reduction:
+def _reduction(name: str, opts: Any, tensors: Sequence[Tensor]) -> Reduction:
     named = opts is None or hasattr(opts, "reduceOp")
     op = getattr(opts, "reduceOp", dist.ReduceOp.SUM) if named else opts
-    return reduction(op, tensors[0].dtype if tensors else torch.float32)
+    return reduction(op, tensors[0].dtype if tensors else torch.float32, name)
 
 
 def _type_code(kind: Kind, tensors: Sequence[Tensor]) -> int:
     kinds = {t.dtype for t in tensors}
     if len(kinds) > 1:
-        raise ValueError(f"{kind.name.lower()} of mixed types: {sorted(map(str, kinds))}")
+        raise ValueError(
+            f"{_named(kind)} of mixed types, {', '.join(sorted(map(str, kinds)))}: "
+            "call it once for each type"
+        )
     if any(t.layout is not torch.strided for t in tensors):
-        raise ValueError(f"{kind.name.lower()} needs dense tensors")
+        raise ValueError(
+            f"{_named(kind)} needs dense tensors: call to_dense() first, "
+            "or leave out the sparse=True that made them"
+        )
     return dtype_code(next(iter(kinds))) if kinds else 0
+
+
+def _named(kind: Kind) -> str:
+    """As torch calls it."""
+    name = kind.name.lower()
+    return _NAMES.get(name, name)
 
 
 def _split(tensor: Tensor, sizes: list[int] | None, ranks: int) -> tuple[Tensor, ...]:

@@ -13,12 +13,13 @@ from tmd.fabric.collective_group import CollectiveGroup, Tensors
 from tmd.fabric.frame import Header, Kind
 from tmd.fabric.inbox import ANY, Wanted
 from tmd.fabric.memory import view
+from tmd.fabric.objects import empty, under_way
 from tmd.fabric.reduction import dtype_code
 from tmd.fabric.runner import Told
 from tmd.fabric.staging import Staged
 from tmd.fabric.standing import Standing
 from tmd.fabric.untraced import untraced
-from tmd.fabric.work import Work
+from tmd.fabric.work import Joint, Work
 
 
 class Group(CollectiveGroup):
@@ -47,7 +48,7 @@ class Group(CollectiveGroup):
         sandboxed = self._fabric.standing is None
         lane = self._runner.lane if sandboxed else self._mailbox.outbox(dstRank)
         lane.run(job, inline=False)
-        return work
+        return self._begun(work)
 
     @untraced
     def recv(self, tensors: Tensors, srcRank: int, tag: int = 0) -> Work:
@@ -65,7 +66,10 @@ class Group(CollectiveGroup):
         # Messages of one sender and tag come in the order in which they are asked for, and only
         # those: it is in this order that the receives of a rank are shown, and lived again.
         kind = "recv" if source != ANY else "recv_anysource"
-        told = Told(kind, tensors, (), f"/{source}/{tag}")
+        objects = under_way()
+        if objects:
+            empty(tensors)
+        told = Told(kind, tensors, (), f"/{source}/{tag}", objects)
         if self._fabric.standing is None:
             job = lambda: self._runner.guarded(work, told, lambda _: None)  # noqa: E731
             self._runner.lane.run(job, inline=False)
@@ -73,7 +77,7 @@ class Group(CollectiveGroup):
             self._runner.guarded(
                 work, told, lambda standing: self._post(standing, told, source, tag, work)
             )
-        return work
+        return self._begun(work)
 
     def _post(self, standing: Standing, told: Told, source: int, tag: int, work: Work) -> bool:
         (tensor,) = told.outputs
@@ -106,11 +110,13 @@ class Group(CollectiveGroup):
     @untraced
     def _start_coalescing(self, device: torch.device) -> None:
         """Nothing to gain from: operations start at once."""
+        self._together = []
 
     @untraced
-    def _end_coalescing(self, device: torch.device) -> Work:
-        """Complete when everything called so far on this group is."""
-        return self._submit(Kind.BARRIER, lambda op, outputs, inputs: None, [], [], None)
+    def _end_coalescing(self, device: torch.device) -> Joint:
+        """Complete when what was called meanwhile is; ranks that called nothing do not matter."""
+        together, self._together = self._together or [], None
+        return Joint(together)
 
     def _need_rank(self, rank: int) -> None:
         if not 0 <= rank < self.size():

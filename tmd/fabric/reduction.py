@@ -76,18 +76,31 @@ _BITWISE = {_Op.BAND, _Op.BOR, _Op.BXOR}
 _ORDERED = {_Op.MIN, _Op.MAX}
 
 
-def reduction(op: Any, dtype: torch.dtype) -> Reduction:
-    """The reduction ``op`` for tensors of ``dtype``; raises ValueError if there is none."""
+def reduction(op: Any, dtype: torch.dtype, name: str) -> Reduction:
+    """The reduction ``op`` for tensors of ``dtype``, for the function ``name`` of torch.
+
+    Raises:
+        ValueError: there is none; the message says what to do instead.
+    """
     kind = getattr(op, "op", op)
+    said = str(kind).rpartition(".")[2]
     found = _TABLE.get(kind)
     if found is None:
-        raise ValueError(f"the tmd backend cannot reduce with {kind}")
+        known = ", ".join(str(each).rpartition(".")[2] for each in _COMBINE)
+        raise ValueError(
+            f"{name} with {said}: the tmd backend knows {known}; multiply the tensor first and "
+            "use SUM"
+        )
     if dtype not in _CODES:
-        raise ValueError(f"the tmd backend cannot reduce tensors of {dtype}")
+        raise ValueError(f"{name} of {dtype}: convert the tensor, to torch.float32 for example")
     if kind in _BITWISE and (dtype.is_floating_point or dtype.is_complex):
-        raise ValueError(f"{kind} needs integers or bool, not {dtype}")
+        raise ValueError(
+            f"{name} with {said} needs integers or bool, not {dtype}: convert the tensor"
+        )
     if kind in _ORDERED and dtype.is_complex:
-        raise ValueError(f"{kind} needs an order, {dtype} has none")
+        raise ValueError(
+            f"{name} with {said}: complex numbers have no order: use torch.view_as_real or abs()"
+        )
     if kind == _Op.AVG and dtype == torch.bool:
-        raise ValueError("bool has no average")
+        raise ValueError(f"{name} with {said}: bool has no average: convert the tensor to a float")
     return found

@@ -20,6 +20,8 @@ from tmd.fabric.grouping import GroupView
 from tmd.fabric.lane import Lane
 from tmd.fabric.link import Link
 from tmd.fabric.memory import Scratch
+from tmd.fabric.objects import empty
+from tmd.fabric.sandbox import Neutral
 from tmd.fabric.staging import Staged
 from tmd.fabric.standing import Standing
 from tmd.fabric.work import Work
@@ -36,6 +38,8 @@ class Call:
     dtype: int = 0
     root: int = 0
     detail: int = 0
+    objects: bool = False
+    """See :class:`Told`."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class Told:
     inputs: Sequence[Tensor]
     channel: str = ""
     """Within the group: operations of other channels may overtake this one."""
+    objects: bool = False
+    """Whether the outputs are parts of objects that another rank sends."""
 
 
 class Runner:
@@ -82,7 +88,7 @@ class Runner:
     def _perform(self, call: Call, staged: Staged, work: Work) -> None:
         self.fabric.collectives += 1
         op = call.kind.name.lower()
-        told = Told(op, call.outputs, call.inputs)
+        told = Told(op, call.outputs, call.inputs, objects=call.objects)
         self.guarded(work, told, lambda standing: self._communicate(call, staged, standing))
 
     def guarded(self, work: Work, told: Told, act: Callable[[Standing], bool | None]) -> None:
@@ -99,6 +105,8 @@ class Runner:
             elif sandbox is not None:
                 name = self.view.name + told.channel
                 sandbox.source.outputs(told.op, name, told.outputs, told.inputs)
+                if told.objects and isinstance(sandbox.source, Neutral):
+                    empty(told.outputs)
             else:
                 error = RuntimeError("the fabric has neither a rank nor a sandbox")
         except LinkError as e:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 from torch._C._distributed_c10d import Work as TorchWork
-from torch.futures import Future
+from torch.futures import Future, collect_all
 
 from tmd.fabric.gauge import Gauge
 
@@ -98,3 +98,35 @@ class Work(TorchWork):
         return self.source
 
     _source_rank = source_rank
+
+
+class Joint(TorchWork):
+    """Several operations that torch waits for as one."""
+
+    def __init__(self, parts: Sequence[Work]) -> None:
+        super().__init__()
+        self._parts = tuple(parts)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Block until all are complete. Each may take ``timeout``."""
+        return all(part.wait(timeout) for part in self._parts)
+
+    def get_future(self) -> Future[list[Tensor]]:
+        """A future whose value is all output tensors, one operation after the other."""
+        futures = collect_all([part.get_future() for part in self._parts])
+        return futures.then(lambda done: [t for each in done.value() for t in each.value()])
+
+    def is_completed(self) -> bool:
+        return all(part.is_completed() for part in self._parts)
+
+    def is_success(self) -> bool:
+        return all(part.is_success() for part in self._parts)
+
+    def exception(self) -> Any:
+        return next((e for part in self._parts if (e := part.exception()) is not None), None)
+
+    def result(self) -> list[Tensor]:
+        return [tensor for part in self._parts for tensor in part.result()]
+
+    def synchronize(self) -> None:
+        self.wait()

@@ -80,7 +80,7 @@ def broadcast(root: int) -> Body:
 
 def allgather(op: Op, outputs: Tensors, inputs: Tensors) -> None:
     """``outputs`` holds one tensor per rank for each input, or one that holds them all."""
-    share = len(outputs) // len(inputs)
+    share = len(outputs) // max(1, len(inputs))
     for i, own in enumerate(inputs):
         mine = outputs[i * share : (i + 1) * share]
         parts = [view(t) for t in mine] if share > 1 or op.size == 1 else _cut(mine[0], op.size)
@@ -124,7 +124,7 @@ def reduce_scatter(reduction: Reduction) -> Body:
     """``inputs`` holds one tensor per rank for each output, or one that holds them all."""
 
     def body(op: Op, outputs: Tensors, inputs: Tensors) -> None:
-        share = len(inputs) // len(outputs)
+        share = len(inputs) // max(1, len(outputs))
         for i, out in enumerate(outputs):
             given = [t.view(-1) for t in inputs[i * share : (i + 1) * share]]
             if share == 1 and op.size > 1:
