@@ -95,13 +95,49 @@ def test_a_script_that_fails_is_started_again_so_often(launch: Callable[..., Sta
     assert started.process.returncode == 7
 
 
-def test_the_script_finds_its_environment(launch: Callable[..., Started]) -> None:
-    """Names and sizes as torchrun gives them, and where the daemon is."""
-    names = ("TMD_JOB", "TMD_WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS")
-    script = f"import os\nprint(*(os.environ[n] for n in {names}))"
-    started = launch(script, "--nproc-per-node", "1")
+TORCHRUN = {
+    "RANK": "3",
+    "ROLE_RANK": "3",
+    "WORLD_SIZE": "4",
+    "ROLE_WORLD_SIZE": "4",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "1",
+    "GROUP_RANK": "3",
+    "GROUP_WORLD_SIZE": "4",
+    "ROLE_NAME": "default",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_RUN_ID": "j",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "TORCHELASTIC_MAX_RESTARTS": "3",
+    "OMP_NUM_THREADS": "1",
+}
+"""Of the only worker of a host, in a job of four hosts, before it joins."""
 
-    assert started.said() == ["j 1 0 1 1"]
+
+def test_the_script_finds_what_torchrun_sets(launch: Callable[..., Started]) -> None:
+    """Its rank is not known yet: it is that of a standby, the last one."""
+    names = (*TORCHRUN, "TMD_JOB", "TMD_WORLD_SIZE")
+    script = f"import os\nfor n in {names}: print(n, os.environ[n], flush=True)"
+    started = launch(script, "--nnodes", "4")
+
+    assert dict(line.split() for line in started.said()) == {
+        **TORCHRUN,
+        "TMD_JOB": "j",
+        "TMD_WORLD_SIZE": "4",
+    }
+
+
+def test_an_environment_from_outside_does_not_shine_through(
+    launch: Callable[..., Started], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher may itself have been started by another one."""
+    monkeypatch.setenv("RANK", "17")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    names = ("RANK", "TORCHELASTIC_USE_AGENT_STORE")
+    started = launch(f"import os\nprint(*(os.environ.get(n) for n in {names}))")
+
+    assert started.said() == ["0 None"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
@@ -127,3 +163,82 @@ def test_a_worker_that_ignores_sigterm_is_killed(launch: Callable[..., Started])
     ended(worker)
 
     assert started.process.returncode == 128 + signal.SIGTERM
+
+
+# --- what cannot be started, and what does not join -----------------------------------------------
+
+
+def told(config: Path, *command: str, options: tuple[str, ...] = ()) -> tuple[int, str, str]:
+    """Exit status, and what a launcher and its workers print."""
+    done = subprocess.run(
+        (
+            *(sys.executable, "-m", "tmd.cli", "launch", "-c", str(config)),
+            *("--job", "j", "--nnodes", "1", *options, "--", *command),
+        ),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=config.parent,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [("missing.py",), ("-m", "missing"), ("./tmd.toml",)], ids=["file", "module", "mode"]
+)
+def test_a_command_that_is_not_there_is_refused_at_once(
+    config: Path, command: tuple[str, ...]
+) -> None:
+    """Exit status 2 and one line, before any worker is started."""
+    status, output, errors = told(config, *command)
+
+    assert status == 2
+    assert output == ""
+    assert errors.startswith("tmd launch: ")
+    assert errors.count("\n") == 1
+    assert command[-1].strip("./") in errors
+
+
+def test_a_command_that_the_system_refuses_is_named(config: Path) -> None:
+    """Executable, but no program: only the start shows that."""
+    program = config.with_name("nonsense")
+    program.write_bytes(b"\x00\x01\x02")
+    program.chmod(0o755)
+
+    status, _, errors = told(config, str(program))
+
+    assert status == 2
+    assert f"tmd launch: cannot start {program}: [Errno" in errors
+
+
+def test_a_module_is_run_as_torchrun_runs_it(config: Path) -> None:
+    config.with_name("training.py").write_text("import sys\nprint(sys.argv[1:], flush=True)")
+
+    status, output, _ = told(config, "-m", "training", "--lr", "1")
+
+    assert (status, output) == (0, "['--lr', '1']\n")
+
+
+def test_a_script_that_never_joins_is_told_so(config: Path) -> None:
+    """It may have trained well, but nothing was protected."""
+    config.with_name("alone.py").write_text("")
+
+    status, _, errors = told(config, "alone.py")
+
+    assert status == 0
+    assert "the script has ended and it has not called tmd.trainer.join()" in errors
+
+
+def test_a_script_that_fails_before_it_joins_is_said_to(config: Path) -> None:
+    """How often it is tried again and when, and at last that it is not."""
+    config.with_name("wrong.py").write_text("import nothing_of_the_kind")
+
+    status, _, errors = told(config, "wrong.py", options=("--max-restarts=1", "--restart-delay=0"))
+
+    assert status == 1
+    again, never = (line for line in errors.splitlines() if " again" in line)
+    assert "starting it again" in again
+    assert "the script failed before it joined" in again
+    assert "1.0" in again
+    assert "not started again: --max-restarts is used up" in never

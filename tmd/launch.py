@@ -14,10 +14,10 @@ import shlex
 import signal
 import socket
 import subprocess
-import sys
+import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Annotated
 
@@ -26,11 +26,16 @@ import typer
 from msgspec import Struct
 
 from tmd import wire
+from tmd.command import command_of, missing
 from tmd.config import load
-from tmd.core.errors import WireError
+from tmd.core.environment import FOREIGN, Slot, announced
+from tmd.core.errors import TmdError, WireError
 from tmd.core.model import Exit
+from tmd.core.restarts import pause_s
 from tmd.daemon import logs
+from tmd.joining import Joining
 from tmd.lifeline import die_with_parent
+from tmd.signals import signals
 
 RECONNECT_S = 0.5
 GRACE_S = 5.0
@@ -38,9 +43,19 @@ GRACE_S = 5.0
 RESTART_S = 1.0
 """Pause before a worker is started again; doubled each time. Importing torch takes seconds of a
 core, which on the same host belong to the recovery first."""
-LONGEST_RESTART_S = 30.0
+JOIN_S = 60.0
+"""After which it is said that a script has not called ``join()`` yet: importing may take long."""
+
+UNJOINED = (
+    "it has not called tmd.trainer.join(): until then it is no part of the job, and its RANK is a "
+    "placeholder"
+)
 
 log = structlog.get_logger("tmd.launch")
+
+
+class CannotStart(TmdError):
+    """The operating system refuses the command of a worker."""
 
 
 class LaunchSpec(Struct, frozen=True):
@@ -75,10 +90,21 @@ class Launcher:
         self._next_dial = 0.0
         self._stopping = 0.0
         self._worst = 0
+        self._joining = Joining("")
+        self._awaited: dict[str, float] = {}
+        """Workers that have not joined yet as far as is known, and when that is worth a word."""
 
     def run(self) -> int:
-        """Start everything and stay until all workers have ended; returns the exit status."""
-        with _signals(self._selector, self.stop):
+        """Start everything and stay until all workers have ended; returns the exit status.
+
+        Raises:
+            CannotStart: the operating system refuses the command.
+        """
+        with (
+            tempfile.TemporaryDirectory(prefix="tmd-launch-") as folder,
+            signals(self._selector, self.stop),
+        ):
+            self._joining = Joining(folder)
             try:
                 for slot in range(self._spec.local_size):
                     self._spawn(slot)
@@ -98,14 +124,18 @@ class Launcher:
         spec = self._spec
         worker = f"{spec.host}/{spec.job}/{slot}.{uuid.uuid4().hex[:6]}"
         with self._log_file(worker) as output:
-            child = subprocess.Popen(
-                spec.command,
-                env={**os.environ, **self._environment(worker, slot)},
-                stdout=output,
-                stderr=subprocess.STDOUT if output else None,
-                process_group=0,
-                preexec_fn=die_with_parent,
-            )
+            try:
+                child = subprocess.Popen(
+                    spec.command,
+                    env=self._environment(worker, slot),
+                    stdout=output,
+                    stderr=subprocess.STDOUT if output else None,
+                    process_group=0,
+                    preexec_fn=die_with_parent,
+                )
+            except OSError as error:
+                raise CannotStart(f"cannot start {shlex.join(spec.command)}: {error}") from error
+        self._awaited[worker] = time.monotonic() + JOIN_S
         pidfd = os.pidfd_open(child.pid)
         self._children[pidfd] = (worker, slot, child)
         self._selector.register(pidfd, selectors.EVENT_READ, self._reap)
@@ -113,15 +143,17 @@ class Launcher:
 
     def _environment(self, worker: str, slot: int) -> dict[str, str]:
         spec = self._spec
+        sizes = (spec.world_size, spec.local_size, slot, self._restarts[slot], spec.max_restarts)
         variables = {
+            **{name: value for name, value in os.environ.items() if name not in FOREIGN},
+            **announced(Slot(spec.job, *sizes)),
+            **self._joining.variables(worker),
             "TMD_SOCKET": str(spec.socket),
             "TMD_JOB": spec.job,
             "TMD_WORKER": worker,
             "TMD_WORLD_SIZE": str(spec.world_size),
             "TMD_ADVERTISE": spec.advertise,
             "TMD_RESTARTS": str(self._restarts[slot]),
-            "LOCAL_RANK": str(slot),
-            "LOCAL_WORLD_SIZE": str(spec.local_size),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         }
         if spec.trace is not None:
@@ -144,15 +176,38 @@ class Launcher:
         code = child.wait()
         self._exits = [*self._exits, Exit(worker, self._spec.job, code, time.time())][-64:]
         self._tell(wire.Exited(self._exits[-1]))
-        log.info("worker ended", worker=worker, code=code)
-        if code == 0 or self._stopping:
+        self._awaited.pop(worker, None)
+        joined = self._joining.has(worker)
+        log.info("worker ended", worker=worker, code=code, joined=joined)
+        if self._stopping:
             return
-        if self._restarts[slot] < self._spec.max_restarts:
-            pause = self._spec.restart_delay_s * 2 ** self._restarts[slot]
+        if code == 0 and not joined:
+            log.warning("the script has ended and " + UNJOINED, worker=worker)
+        elif code != 0:
+            self._failed(worker, slot, code, joined=joined)
+
+    def _failed(self, worker: str, slot: int, code: int, *, joined: bool) -> None:
+        done, allowed = self._restarts[slot], self._spec.max_restarts
+        why = "" if joined else f"the script failed before it joined: {UNJOINED}"
+        if done < allowed:
+            pause = pause_s(done, self._spec.restart_delay_s, joined=joined)
             self._restarts[slot] += 1
-            self._due[slot] = time.monotonic() + min(pause, LONGEST_RESTART_S)
+            self._due[slot] = time.monotonic() + pause
+            told = {"worker": worker, "in_s": pause, "restarts_left": allowed - done - 1}
+            log.warning("starting it again", **told, **({"why": why} if why else {}))
         else:
             self._worst = max(self._worst, code if code > 0 else 128 - code)
+            log.error(
+                "not started again: --max-restarts is used up",
+                **{"worker": worker, "max_restarts": allowed, **({"why": why} if why else {})},
+            )
+
+    def _remind(self) -> None:
+        now = time.monotonic()
+        for worker in [worker for worker, at in self._awaited.items() if at <= now]:
+            del self._awaited[worker]
+            if not self._joining.has(worker):
+                log.warning(f"after {JOIN_S:.0f} s " + UNJOINED, worker=worker)
 
     def _respawn(self) -> None:
         for slot in [slot for slot, at in self._due.items() if at <= time.monotonic()]:
@@ -172,11 +227,12 @@ class Launcher:
         for key, _ in self._selector.select(self._patience()):
             key.data(key.fileobj)
         self._respawn()
+        self._remind()
         if self._stopping and time.monotonic() > self._stopping:
             self._kill_all()
 
     def _patience(self) -> float | None:
-        deadlines = [*self._due.values()]
+        deadlines = [*self._due.values(), *self._awaited.values()]
         if self._daemon is None:
             deadlines.append(self._next_dial)
         if self._stopping:
@@ -271,35 +327,11 @@ def _messages(inbox: bytearray) -> Iterator[wire.Message]:
         yield wire.decode(body)
 
 
-@contextlib.contextmanager
-def _signals(selector: selectors.BaseSelector, stop: Callable[[int], None]) -> Iterator[None]:
-    """Let SIGINT and SIGTERM end in the loop instead of anywhere."""
-    reader, writer = socket.socketpair()
-    reader.setblocking(False)
-    writer.setblocking(False)
-    previous = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-    for number in previous:
-        signal.signal(number, lambda *_: None)
-    old = signal.set_wakeup_fd(writer.fileno())
-
-    def arrived(_: object) -> None:
-        for number in reader.recv(64):
-            if number in previous:
-                stop(number)
-
-    selector.register(reader, selectors.EVENT_READ, arrived)
-    try:
-        yield
-    finally:
-        signal.set_wakeup_fd(old)
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-        reader.close()
-        writer.close()
-
-
 def launch(
-    script: Annotated[list[str], typer.Argument(help="Training script and its arguments.")],
+    script: Annotated[
+        list[str],
+        typer.Argument(help="Training script (or -m MODULE, or a program) and its arguments."),
+    ],
     job: Annotated[str, typer.Option(help="Name of the job, the same on all hosts.")],
     nnodes: Annotated[int, typer.Option(min=1, help="Hosts that hold ranks, without standbys.")],
     nproc_per_node: Annotated[int, typer.Option(min=1, help="Workers on this host.")] = 1,
@@ -317,10 +349,17 @@ def launch(
     trace: Annotated[Path | None, typer.Option(help="Folder for one line per step.")] = None,
     log_dir: Annotated[Path | None, typer.Option(help="Folder for the workers' output.")] = None,
 ) -> None:
-    """Start this host's workers of a job. The same command on active and standby hosts."""
+    """Start this host's workers of a job. The same command on active and standby hosts.
+
+    Exit status: 0 if all workers ended well, 2 if the command cannot be started, else that of a
+    worker that failed and was not started again.
+    """
+    command = command_of(script)
+    if why := missing(command):
+        typer.echo(f"tmd launch: {why}", err=True)
+        raise typer.Exit(2)
     settings = load(config)
     logs.configure(settings.log, host=settings.host.name)
-    command = [sys.executable, *script] if script[0].endswith(".py") else script
     spec = LaunchSpec(
         job=job,
         host=settings.host.name,
@@ -328,11 +367,19 @@ def launch(
         advertise=settings.host.advertise,
         world_size=nnodes * nproc_per_node,
         local_size=nproc_per_node,
-        command=tuple(command),
+        command=command,
         max_restarts=max_restarts,
         restart_delay_s=restart_delay,
         trace=trace,
         log_dir=log_dir,
     )
     log.info("launching", job=job, host=spec.host, command=shlex.join(command))
-    raise typer.Exit(Launcher(spec).run())
+    raise typer.Exit(_run(spec))
+
+
+def _run(spec: LaunchSpec) -> int:
+    try:
+        return Launcher(spec).run()
+    except CannotStart as error:
+        typer.echo(f"tmd launch: {error}", err=True)
+        return 2

@@ -4,9 +4,12 @@
 >>> session = tmd.trainer.join()
 """
 
+from tmd.trainer import environment
 from tmd.trainer.data import StepSampler
 from tmd.trainer.join import join
 from tmd.trainer.replicas import replicas_along
 from tmd.trainer.session import Session, Step
 
 __all__ = ["Session", "Step", "StepSampler", "join", "replicas_along"]
+
+environment.watch()

@@ -12,10 +12,12 @@ import os
 import sys
 from pathlib import Path
 
-from tmd import fabric
+from tmd import fabric, joining
+from tmd.core.environment import ranked, true
 from tmd.core.errors import ConfigError
 from tmd.core.model import Activity, WorkerStatus
 from tmd.robust_futex import Held
+from tmd.trainer import environment
 from tmd.trainer.agent import Agent
 from tmd.trainer.coordinator import Coordinator
 from tmd.trainer.session import Session
@@ -34,6 +36,8 @@ def join() -> Session:
         ConfigError: ``TMD_SOCKET`` is set but another variable is missing.
         TmdError: the daemon does not answer, or rejects this worker.
     """
+    joining.mark()
+    seen = environment.unwatch()
     socket = os.environ.get("TMD_SOCKET")
     if not socket:
         gate = SoloGate()
@@ -53,9 +57,19 @@ def join() -> Session:
     restarted = os.environ.get("TMD_RESTARTS", "0") != "0"
     coordinator.start(agent, endpoint, welcome.shadow, restarted=restarted)
     fabric.install(endpoint)
+    environment.settle(_place(endpoint, status.world_size), seen)
     # A process that is ending must not look like one that has fallen silent.
     atexit.register(coordinator.close)
     return Session(coordinator, _trace(status.worker))
+
+
+def _place(endpoint: fabric.Fabric, size: int) -> dict[str, str]:
+    """What torchrun would tell this worker. A standby stands apart on a host of its own."""
+    membership, rank = endpoint.membership, endpoint.rank
+    if membership is None or rank is None:
+        hosts = size // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return ranked(size - 1, size, hosts - 1, hosts)
+    return true(rank, [member.host for member in membership.members])
 
 
 def _held() -> Held | None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
@@ -176,9 +177,7 @@ class Session:
         else:
             self._registry.renew(registry.named)
             self._local.renew()
-        self._scaled = any(
-            isinstance(o, torch.amp.GradScaler) and o.is_enabled() for o in registry.others
-        )
+        self._scaled = any(isinstance(o, GradScaler) and o.is_enabled() for o in registry.others)
         for each in registry.optimizers:
             each.register_step_pre_hook(self._before_optimizer)
         return self._registry, self._local

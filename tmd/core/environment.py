@@ -1,0 +1,63 @@
+"""What a worker finds in its environment: the variables that torchrun sets.
+
+The launcher announces them before anybody knows the rank, and ``join()`` sets the true ones. Until
+then a worker has the place of a standby, which is the last one: a script that asks whether there is
+a ``RANK`` takes the distributed path, and none believes that it is rank 0 and writes what only
+rank 0 writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+MASTER = ("127.0.0.1", "29500")
+"""torch's defaults. ``join()`` announces the store of this process instead."""
+FOREIGN = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE")
+"""What only another launcher can have meant."""
+
+
+class Slot(Struct, frozen=True):
+    """One of the workers that a launcher starts."""
+
+    job: str
+    world_size: int
+    local_size: int
+    number: int
+    restarts: int
+    max_restarts: int
+
+
+def announced(slot: Slot) -> dict[str, str]:
+    """What the launcher sets."""
+    hosts = slot.world_size // slot.local_size
+    return {
+        **ranked(slot.world_size - 1, slot.world_size, hosts - 1, hosts),
+        "LOCAL_RANK": str(slot.number),
+        "LOCAL_WORLD_SIZE": str(slot.local_size),
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": MASTER[0],
+        "MASTER_PORT": MASTER[1],
+        "TORCHELASTIC_RUN_ID": slot.job,
+        "TORCHELASTIC_RESTART_COUNT": str(slot.restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(slot.max_restarts),
+    }
+
+
+def true(rank: int, hosts: Sequence[str]) -> dict[str, str]:
+    """What a worker with ``rank`` is, in a job whose rank r is on ``hosts[r]``."""
+    different = list(dict.fromkeys(hosts))
+    return ranked(rank, len(hosts), different.index(hosts[rank]), len(different))
+
+
+def ranked(rank: int, size: int, host: int, hosts: int) -> dict[str, str]:
+    """``host``: which of how many."""
+    return {
+        "RANK": str(rank),
+        "ROLE_RANK": str(rank),
+        "GROUP_RANK": str(host),
+        "WORLD_SIZE": str(size),
+        "ROLE_WORLD_SIZE": str(size),
+        "GROUP_WORLD_SIZE": str(hosts),
+    }
