@@ -8,12 +8,25 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import pairwise
 from statistics import median
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tmd.core.pace import Pace
-from tmd.core.stragglers import BLOCK, Told, Trend, Watch, followed, judged
+from tmd.core.stragglers import (
+    BLOCK,
+    CLEAR_S,
+    HOLD_S,
+    LEAST_STEPS,
+    Told,
+    Trend,
+    Watch,
+    followed,
+    judged,
+)
 
 
 class Job:
@@ -216,3 +229,94 @@ def test_one_endless_step_is_no_trend():
         trend = followed(trend, 1.0 + 0.01 * math.sin(number))
 
     assert not followed(trend, 3600.0).slower
+
+
+# --- short steps on a machine that others use, too ------------------------------------------------
+
+PHASE_S = 4.0
+
+
+def short_steps(seed, seconds, *, slower_s=lambda at: 0.0):
+    """Step times around 20 ms. Every few seconds the scheduler begins, or ends, to run others.
+
+    As recorded on two busy cores: then a third of the steps wait for a time slice of up to 4 ms,
+    and some for several.
+    """
+    rng, at = random.Random(seed), 0.0
+    while at < seconds:
+        busy = int(at / PHASE_S) % 2 == 1
+        step = 0.020 * rng.lognormvariate(0.0, 0.02) + slower_s(at)
+        if busy and rng.random() < 0.35:
+            step += rng.uniform(0.001, 0.004)
+        if rng.random() < (0.03 if busy else 0.003):
+            step += rng.uniform(0.01, 0.04)
+        at += step
+        yield at, step
+
+
+def changes(steps):
+    """When it was said that the job is slower, and that it is not any more."""
+    trend, found = Trend(), []
+    for at, step in steps:
+        before, trend = trend.slower, followed(trend, step)
+        if trend.slower != before:
+            found.append((round(at, 1), trend.slower))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_scheduler_does_not_make_a_job_of_short_steps_slower(seed):
+    """Ten minutes: single milliseconds are no slowness, however often they come."""
+    assert changes(short_steps(seed, 600)) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_job_of_short_steps_that_got_slower_is_told_once_and_is_over_once(seed):
+    """By half, for two minutes, with the same noise."""
+    slower = lambda at: 0.010 if 120 < at < 240 else 0.0  # noqa: E731
+    found = changes(short_steps(seed, 600, slower_s=slower))
+
+    assert [said for _, said in found] == [True, False]
+    (raised, _), (cleared, _) = found
+    assert 120 + HOLD_S <= raised <= 120 + 2 * HOLD_S
+    assert 240 + CLEAR_S <= cleared <= 240 + 3 * CLEAR_S
+
+
+@pytest.mark.parametrize("period_s", [2, 5, 8])
+def test_what_comes_and_goes_does_not_flap(period_s):
+    """Slower for some seconds of each period: it may be told, but not over and over."""
+    slower = lambda at: 0.010 if at > 60 and at % period_s < period_s / 2 else 0.0  # noqa: E731
+
+    assert len(changes(short_steps(1, 600, slower_s=slower))) <= 1
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0.01, 0.02, 0.03, 0.5]), st.integers(1, 400)), max_size=20)
+)
+def test_no_word_is_taken_back_before_its_time(regimes):
+    """Whatever the steps are: each word has held before it is said, and stands for a while."""
+    steps = [0.02] * 1100 + [step for step, count in regimes for _ in range(count)]
+    at, times = 0.0, []
+    for step in steps:
+        at += min(step, HOLD_S / LEAST_STEPS)
+        times.append((at, step))
+    found = changes(times)
+
+    for (earlier, said), (later, _) in pairwise(found):
+        assert later - earlier >= (CLEAR_S if said else HOLD_S) - 0.2
+
+
+def test_a_straggler_is_not_told_for_single_milliseconds():
+    """A tenth of a 20 ms step is the scheduler's; half of it is not."""
+
+    def slow(by_s):
+        random_, watch, pace = random.Random(3), Watch(), None
+        for block in range(1, 120):
+            extra = by_s if block > 60 else 0.0
+            others = tuple(0.020 * random_.lognormvariate(0.0, 0.01) for _ in range(3))
+            own = 0.020 * random_.lognormvariate(0.0, 0.01) + extra
+            watch, pace = judged(watch, Told(block * BLOCK, own, others, 4))
+        return pace.slow_since is not None
+
+    assert not slow(0.003)
+    assert slow(0.010)

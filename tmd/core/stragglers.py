@@ -28,6 +28,9 @@ RATIO, RATIO_CLEAR = 1.10, 1.05
 Z = 5.0
 """So many standard errors above what is usual."""
 LEAST_SPREAD = 0.003
+LEAST_S = 0.005
+"""Less than this is no slowness, however short the steps are: the scheduler hands out slices of
+some milliseconds, to some more than to others and not always alike."""
 CONFIRM, OF = 3, 4
 """Flagged windows among the latest ones that make it certain."""
 CLEAN = 6
@@ -74,7 +77,9 @@ def judged(watch: Watch, told: Told) -> tuple[Watch, Pace]:
     recent = (*watch.recent, ratio)[-WINDOW:]
     mean = median(recent)
     beyond = _beyond(mean, watch.usual)
-    flagged = len(recent) == WINDOW and _stands_out(mean, beyond, watch.usual)
+    late_s = others * (math.exp(mean) - math.exp(mean - beyond))
+    stands_out = late_s >= LEAST_S and _stands_out(mean, beyond, watch.usual)
+    flagged = len(recent) == WINDOW and stands_out
     flags = (*watch.flags, flagged)[-OF:]
     suspected = (watch.suspected or told.step) if any(flags) else None
     usual = watch.usual
@@ -132,12 +137,20 @@ def _spread(values: Sequence[float]) -> tuple[float, float]:
 
 # --- the job as a whole ---------------------------------------------------------------------------
 
-STEPS_LEARNT = 100
+STEPS_LEARNT, LEARNT_S, MOST_LEARNT = 100, 20.0, 2000
+"""What is usual is learnt from so many steps, and from so long; but never from more steps."""
 BOUND = 3.0
 """A single step counts for no more standard deviations than this, however long it took."""
 DRIFT, ALARM = 0.75, 12.0
 FULL = 2 * ALARM
 """The sum grows no further, so that it is over soon after it is over."""
+CALM = ALARM / 4
+"""Below it the job may be as fast again as it was: far from the alarm, so that chance does not go
+to and fro between them."""
+HOLD_S, CLEAR_S = 10.0, 20.0
+"""Seconds of steps for which the sum must be beyond the alarm, or calm, before that is said."""
+LEAST_STEPS = 5
+"""A step counts for no more than this part of the time that something must hold."""
 
 
 class Trend(Struct, frozen=True):
@@ -145,11 +158,17 @@ class Trend(Struct, frozen=True):
 
     first: tuple[float, ...] = ()
     """Logarithms of the first step times, until they say what is usual."""
+    learnt_s: float = 0.0
+    """How long those steps took."""
     middle: float = 0.0
     spread: float = 0.0
     offset: float = 0.0
     """Mean of the bounded deviations that were usual: long tails are no trend."""
     total: float = 0.0
+    beyond_s: float = 0.0
+    """Seconds of steps since the sum is beyond the alarm."""
+    calm_s: float = 0.0
+    """Seconds of steps since it is calm."""
     slower: bool = False
 
 
@@ -157,16 +176,25 @@ def followed(trend: Trend, step_s: float) -> Trend:
     """The trend after one more step."""
     value = math.log(step_s)
     if trend.spread == 0.0:
-        first = (*trend.first, value)
-        if len(first) < STEPS_LEARNT:
-            return structs.replace(trend, first=first)
-        middle, spread = _spread(first)
-        usual = [_bounded((v - middle) / spread) for v in first]
-        return Trend(middle=middle, spread=spread, offset=sum(usual) / len(usual))
+        return _learning(trend, value, step_s)
     deviation = _bounded((value - trend.middle) / trend.spread) - trend.offset
     total = min(FULL, max(0.0, trend.total + deviation - DRIFT))
-    slower = total > ALARM or (trend.slower and total > 0.0)
-    return structs.replace(trend, total=total, slower=slower)
+    beyond_s = trend.beyond_s + min(step_s, HOLD_S / LEAST_STEPS) if total > ALARM else 0.0
+    calm_s = trend.calm_s + min(step_s, CLEAR_S / LEAST_STEPS) if total < CALM else 0.0
+    slower = calm_s < CLEAR_S if trend.slower else beyond_s >= HOLD_S
+    return structs.replace(trend, total=total, beyond_s=beyond_s, calm_s=calm_s, slower=slower)
+
+
+def _learning(trend: Trend, value: float, step_s: float) -> Trend:
+    first, learnt_s = (*trend.first, value), trend.learnt_s + step_s
+    enough = len(first) >= STEPS_LEARNT and (learnt_s >= LEARNT_S or len(first) >= MOST_LEARNT)
+    if not enough:
+        return structs.replace(trend, first=first, learnt_s=learnt_s)
+    middle, spread = _spread(first)
+    # As a part of what a step takes as a rule.
+    spread = max(spread, math.log1p(LEAST_S / math.exp(middle)))
+    usual = [_bounded((v - middle) / spread) for v in first]
+    return Trend(middle=middle, spread=spread, offset=sum(usual) / len(usual))
 
 
 def _bounded(value: float) -> float:

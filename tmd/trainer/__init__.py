@@ -8,7 +8,8 @@ from tmd.trainer import environment
 from tmd.trainer.data import StepSampler
 from tmd.trainer.join import join
 from tmd.trainer.replicas import replicas_along
-from tmd.trainer.session import Session, Step
+from tmd.trainer.session import Session
+from tmd.trainer.step import Step
 
 __all__ = ["Session", "Step", "StepSampler", "join", "replicas_along"]
 

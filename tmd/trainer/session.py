@@ -27,6 +27,7 @@ from tmd.trainer.local import LocalState
 from tmd.trainer.replicas import Partition, partition
 from tmd.trainer.seeds import base_seed, seed_all
 from tmd.trainer.state import Registry
+from tmd.trainer.step import Step
 from tmd.trainer.takeover import WalkOn
 from tmd.trainer.trace import Trace
 
@@ -234,6 +235,10 @@ class Session:
     def batches(self, loader: Iterable[Any], *, accumulate: int = 1) -> Iterator[Any]:
         """The batches of ``loader``, each again if its step must be repeated.
 
+        The loop's body starts at its top then. Code between ``batches()`` and the ``with`` block
+        runs again, with the same batch and random numbers, and nothing that it does is undone: step
+        a registered scheduler, or count, in the block or after it.
+
         Args:
             loader: any iterable of batches that gives the same ones when iterated again.
             accumulate: with k > 1, lists of k batches for one step (gradient accumulation); a last
@@ -365,36 +370,3 @@ class Session:
     @property
     def _base(self) -> int:
         return self._gate.seeds(self._own_seed)[self.rank]
-
-
-class Step:
-    """One step; made by :meth:`Session.step`."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._loss: Tensor | float | None = None
-        self.counts = False
-        """After the block: whether the step was committed (false also for shadow iterations)."""
-
-    def record(self, loss: Tensor | float) -> None:
-        """Give the loss of this step, for ``tmd status`` and the trace; read once it counts."""
-        self._loss = loss.detach() if isinstance(loss, Tensor) else loss
-
-    def __enter__(self) -> Step:
-        self._session._begin()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> bool:
-        session = self._session
-        if kind is None:
-            try:
-                self.counts = session._end(self._loss)
-            except Interrupted:
-                session._spoil()
-            return True
-        # With garbage from aborted collectives a script may well fail an assertion of its own.
-        spoilt = session._gate.poisoned and session._outcome is None
-        if issubclass(kind, Interrupted) or (spoilt and issubclass(kind, Exception)):
-            session._spoil()
-            return True
-        return False
