@@ -310,3 +310,33 @@ def bare_with_a_rank(rank: int, size: int, store: dist.Store) -> float:
 def test_bare_init_with_a_rank(tmp_path: Path) -> None:
     with pool(2, str(tmp_path / "store")) as p:
         assert p.run(bare_with_a_rank) == [1.0, 1.0]
+
+
+def objects_in_a_spoilt_epoch(rank: int, size: int, store: dist.Store) -> list[object]:
+    from tmd.fabric import install
+
+    fabric = Fabric(f"w{rank}", KEY)
+    store.set(f"address/{rank}", fabric.address)
+    members = [Member(f"w{r}", "here", store.get(f"address/{r}").decode()) for r in range(size)]
+    fabric.enter(Membership(epoch=3, members=tuple(members)), rank)
+    install(fabric)
+    dist.init_process_group("tmd")
+    dist.barrier()
+    fabric.poison("a rank was lost")
+    told, part, gathered, received = ["mine"], [0], ["", ""], [0]
+    dist.broadcast_object_list(told, 1)
+    dist.scatter_object_list(part, ["a", "b"] if rank == 1 else None, 1)
+    dist.all_gather_object(gathered, "mine")
+    if rank == 0:
+        dist.recv_object_list(received, 1)
+    dist.destroy_process_group()
+    fabric.close()
+    return [told, part, gathered, received]
+
+
+def test_objects_of_a_spoilt_epoch_are_none(tmp_path: Path) -> None:
+    """Not a pickle of whatever the memory held: a survivor computes the step to its end."""
+    with pool(2, str(tmp_path / "store")) as p:
+        first, _ = p.run(objects_in_a_spoilt_epoch)
+
+    assert first == [[None], [None], [None, None], [None]]

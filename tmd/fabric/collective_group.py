@@ -26,6 +26,8 @@ from tmd.fabric.work import Work
 
 _UNSENT = frozenset({Kind.BROADCAST, Kind.SCATTER})
 """What only a root puts in: an object of which it is part may come from nobody."""
+_APART = frozenset({Kind.ALLGATHER, Kind.GATHER, Kind.SCATTER})
+"""What does not work in place: on the root, too, there is nothing in its outputs yet."""
 _NAMES = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
 Tensors = list[Tensor]
 Nested = list[list[Tensor]]
@@ -51,9 +53,11 @@ class CollectiveGroup(Identity):
         if not 0 <= root < self.size():
             raise ValueError(f"root {root} is not a rank of a group of {self.size()}")
         dtype = _type_code(kind, (*outputs, *inputs))
-        objects = kind in _UNSENT and self.rank() != root and under_way()
+        unsent = kind in _UNSENT and self.rank() != root
+        objects = (unsent or kind in _APART) and under_way()
         if objects:
             empty(outputs)
+        objects = objects and unsent
         call = Call(kind, body, outputs, inputs, dtype, root, detail, objects)
         return self._begun(self._runner.submit(call, inline=_waits(opts), results=outputs))
 
