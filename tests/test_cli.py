@@ -610,6 +610,42 @@ def test_an_unknown_xid_is_an_answer_and_an_error():
     assert "moves nothing" in done.stderr
 
 
+def test_an_error_of_a_switch_is_explained_with_its_source():
+    done = tmd("xid", "explain", "sxid", 20034)
+    facts = json.loads(tmd("xid", "explain", "SXid", 20034, "--json").stdout)
+
+    assert done.returncode == 0, done.stderr
+    assert "SXid 20034: the link went down" in done.stdout
+    assert "Fabric Manager user guide" in done.stdout
+    assert (facts["sxid"], facts["verdict"], facts["fatal"]) == (20034, "fail", "fatal")
+    assert (facts["scope"], "reset the GPU" in facts["operator"]) == ("link", True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("sxid", 99999), "SXid 99999 is not in the table (SXids 10001 to"),
+        (("sxid",), "'sxid' is neither NUMBER nor 'sxid NUMBER'"),
+        (("seven",), "'seven' is neither NUMBER"),
+        (("nic", 79), "'nic 79' is neither NUMBER"),
+    ],
+)
+def test_what_cannot_be_explained_is_an_error_that_says_why(words, said):
+    done = tmd("xid", "explain", *words)
+
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_all_errors_of_switches_are_listed():
+    lines = tmd("xid", "list", "--sxid").stdout.splitlines()
+    rows = json.loads(tmd("xid", "list", "--sxid", "--json").stdout)
+
+    assert len(lines) == len(rows) + 1
+    assert any(line.split()[:3] == ["20034", "fail", "link"] for line in lines)
+    assert all(row["source"] and row["operator"] for row in rows)
+
+
 def test_all_xids_are_listed():
     lines = tmd("xid", "list").stdout.splitlines()
     rows = json.loads(tmd("xid", "list", "--json").stdout)

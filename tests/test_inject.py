@@ -114,6 +114,18 @@ def test_an_xid_is_injected_as_its_detector_would_say_it(daemon, config):  # noq
     assert "injected finding withdrawn" in said
 
 
+def test_an_error_of_a_switch_is_injected_as_its_detector_would_say_it(daemon, config):  # noqa: F811
+    host = daemon(ON + ACTING)
+    done = tmd("inject", "sxid", 20034, "--switch", "05:00.0", "-c", config)
+    (alert,) = host.heard(1)
+    ended = tmd("inject", "sxid", 20034, "--clear", "-c", config)
+
+    assert done.returncode == 0, done.stderr
+    assert (alert.code, alert.entity) == ("xid.sxid.20034", "nvswitch:0000:05:00.0")
+    assert (alert.detector, alert.severity.value) == ("injected:xid", "fatal")
+    assert "ended: fatal  xid.sxid.20034" in ended.stdout
+
+
 def test_for_programs_and_for_a_while(daemon, config):  # noqa: F811
     host = daemon(ON)
     arguments = ("--entity", "nic:eth0", "--severity", "degraded", "--message", "no carrier")
@@ -209,7 +221,13 @@ def test_the_daemon_refuses_what_no_detector_of_its_host_finds(daemon, config): 
         (("xid", 79, "--gpu", "cuda:0"), 2, "'cuda:0' is no PCI address"),
         (("xid", 999, "--gpu", GPU), 2, "XID 999 is not in the table"),
         (("xid", 79, "--gpu", GPU, "--entity", "host"), 2, "give one of them"),
-        (("nic.down", 79), 2, "a number goes with 'xid' only"),
+        (("nic.down", 79), 2, "a number goes with 'xid' and 'sxid' only"),
+        (("sxid",), 2, "which SXid of which NVSwitch?"),
+        (("sxid", 20034), 2, "--switch 0000:05:00.0"),
+        (("sxid", 20034, "--gpu", GPU), 2, "which SXid of which NVSwitch?"),
+        (("sxid", 99999, "--switch", GPU), 2, "SXid 99999 is not in the table"),
+        (("sxid", 10005, "--switch", GPU), 2, "SXid 10005 raises nothing"),
+        (("sxid", 20034, "--switch", GPU, "--gpu", GPU), 2, "give one of them"),
         (("nic.down", "--severity", "awful"), 2, "'awful' is not one of"),
         (("nic.down", "--for", "-1"), 2, "'--for'"),
     ],

@@ -1,29 +1,34 @@
-"""Hears what the NVIDIA driver tells of its GPUs: in the kernel log, and by NVML's events."""
+"""Hears what the NVIDIA driver tells of GPUs and NVSwitches: by the kernel log and NVML events."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
+
+from msgspec import structs
 
 from tmd.plugin import Detector, DetectorConfig, DetectorContext, Severity, Signal, State
 
-from . import events, kernellog, memory, table
+from . import events, kernellog, memory, sxids, table
 from .findings import Findings
-from .lines import PREFIX, Fault, Reader
+from .lines import LOST_TEXT, PREFIX, Fault, Reader
 from .merge import MERGE_S, Merge, fault
 from .records import KERNEL, parse
 from .said import Said
+from .switches import Switches
+from .switchlines import MARK, read
 from .waiting import readable
 
 LOST = "xid.log_lost"
 NOT_KEPT = "xid.place_not_kept"
 NO_EVENTS = "xid.no_events"
+NO_LOG = "xid.no_log"
 FLUSH_S = 1.0
 """Repeats are told, and the place in the log is kept, at most so often."""
 IDLE_KEEP_S = 30.0
-_MARK = PREFIX.strip().encode()
+_MARKS = (PREFIX.strip().encode(), LOST_TEXT.encode(), MARK.encode())
 
 
 class XidConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
@@ -32,6 +37,8 @@ class XidConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     named pipe that is written with O_DIRECT. Whoever may write there can fake any fault."""
     table: str = ""
     """File that stands instead of the shipped table; the same format."""
+    sxid_table: str = ""
+    """The same for the errors of NVSwitches."""
     events: Literal["auto", "always", "never"] = "auto"
     """NVML's XID events: where the log cannot be read, as a second source beside it, or not at all.
     Whoever hears them is a process of its own, of 8 MB."""
@@ -76,26 +83,24 @@ class XidDetector(Detector):
     async def watch(self, ctx: DetectorContext) -> AsyncIterator[Signal]:
         config = ctx.config
         assert isinstance(config, XidConfig)
-        known = table.load(config.table or None)
         log = self._log(config)
         heard = None
         if self._no_events(config, log=log is not None) is None:
             heard = events.Events(config.events_deadline_s)
         merge = Merge(MERGE_S if log is not None else 0.0) if heard is not None else None
-        follower = Follower(config, known, ctx.state_dir / "xid.json", ctx.now(), merge)
+        follower = Follower(config, load(config), ctx.state_dir / "xid.json", ctx.now(), merge)
         try:
-            for signal in follower.findings.restated():
+            for signal in follower.restated():
                 yield signal
             while True:
                 # Lines first: an event that came with its line finds it there.
-                for raw in log.batch() if log is not None else ():
+                for raw in log.batch(ctx.now()) if log is not None else ():
                     for signal in follower.take(raw, ctx.now()):
                         yield signal
                 for said in heard.take(ctx.now()) if heard is not None else ():
                     for signal in follower.hear(said, ctx.now()):
                         yield signal
-                lost, problem = log.overwritten if log else 0, heard.problem if heard else ""
-                for signal in follower.period(ctx.now(), lost, problem):
+                for signal in follower.period(ctx.now(), *_troubles(log, heard)):
                     yield signal
                 fds = (s.fd for s in (log, heard) if s is not None)
                 await readable([fd for fd in fds if fd is not None], FLUSH_S)
@@ -107,14 +112,11 @@ class XidDetector(Detector):
             if heard is not None:
                 await heard.close()
 
-    def _log(self, config: XidConfig) -> kernellog.KernelLog | None:
+    def _log(self, config: XidConfig) -> kernellog.Source | None:
         """The log; ``None`` if it cannot be read and events stand in for it."""
-        try:
-            return kernellog.KernelLog(self._open(Path(config.source)))
-        except OSError:
-            if self._no_events(config, log=False) is not None:
-                raise
+        if self._no_log(config) is not None and self._no_events(config, log=False) is None:
             return None
+        return kernellog.Source(Path(config.source), self._open)
 
     def _no_log(self, config: XidConfig) -> str | None:
         try:
@@ -137,13 +139,36 @@ class XidDetector(Detector):
         return events.why_not(self._library)
 
 
+class Known(NamedTuple):
+    """What the numbers mean."""
+
+    xids: table.Table
+    sxids: sxids.Table
+
+
+def load(config: XidConfig) -> Known:
+    """The tables that are configured.
+
+    Raises:
+        PluginError: see :func:`table.load`.
+    """
+    return Known(table.load(config.table or None), sxids.load(config.sxid_table or None))
+
+
+def _troubles(log: kernellog.Source | None, heard: events.Events | None) -> tuple[int, str, str]:
+    """How often records were lost, and why log and events are not heard now."""
+    if log is None:
+        return 0, "", heard.problem if heard is not None else ""
+    return log.overwritten, log.problem, heard.problem if heard is not None else ""
+
+
 class Follower:
     """Carries the log into the findings and remembers how far it came."""
 
     def __init__(
         self,
         config: XidConfig,
-        known: table.Table,
+        known: Known,
         file: Path,
         now: float,
         merge: Merge | None = None,
@@ -152,7 +177,8 @@ class Follower:
         self._file = file
         self._boot = kernellog.boot_id()
         kept = memory.recall(file, self._boot)
-        self.findings = Findings(known, kept, now)
+        self.findings = Findings(known.xids, kept, now)
+        self.switches = Switches(known.sxids, kept.switches, now)
         self._sequence = kernellog.Sequence(kept.seq)
         self._reader = Reader()
         self._merge = merge
@@ -161,17 +187,28 @@ class Follower:
         self._judged = False
         """A line was judged since the place was kept."""
         self._not_kept, self._no_events = Trouble(NOT_KEPT), Trouble(NO_EVENTS)
+        self._no_log = Trouble(NO_LOG)
         self._told_lost = 0
         self._lost_at = now
+
+    def restated(self) -> list[Signal]:
+        """What still holds of what was found before the restart."""
+        return [*self.findings.restated(), *self.switches.restated()]
 
     def take(self, raw: bytes, now: float) -> Iterator[Signal]:
         """One record of the log."""
         record = parse(raw)
         if record is None or not self._sequence.new(record.seq):
             return
-        if _MARK not in raw or record.facility not in self._config.facilities:
+        if record.facility not in self._config.facilities or not any(m in raw for m in _MARKS):
             return
-        found: Fault | None = self._reader.take(record.text, record.at)
+        text = record.text
+        broken = read(text)
+        if broken is not None:
+            self._judged = True
+            yield from self.switches.observe(broken, now)
+            return
+        found: Fault | None = self._reader.take(text, record.at)
         if found is not None:
             self._judged = True
             yield from self.findings.observe(found, now)
@@ -185,7 +222,9 @@ class Follower:
         if self._merge.event(told, now):
             yield from self.findings.confirmed(told)
 
-    def period(self, now: float, overwritten: int, no_events: str = "") -> Iterator[Signal]:
+    def period(
+        self, now: float, overwritten: int, no_log: str = "", no_events: str = ""
+    ) -> Iterator[Signal]:
         """Events that no line came for; and what is told and kept once a period."""
         for told in self._merge.alone(now) if self._merge is not None else ():
             self._judged = True
@@ -195,8 +234,10 @@ class Follower:
         self._flushed = now
         deaf = no_events and f"NVML events of XIDs are not heard: {no_events}"
         yield from self._no_events.tell(deaf)
-        yield from self.findings.flush()
-        yield from self.findings.quiet(now, self._config.quiet_s)
+        yield from self._no_log.tell(no_log and f"the kernel log is not read: {no_log}")
+        for found in (self.findings, self.switches):
+            yield from found.flush()
+            yield from found.quiet(now, self._config.quiet_s)
         yield from self._lost(now, overwritten)
         if self._judged or now - self._kept > IDLE_KEEP_S:
             self._kept = now
@@ -204,7 +245,8 @@ class Follower:
 
     def keep(self) -> None:
         """Lines that were judged are not judged again after a restart."""
-        memory.keep(self._file, self.findings.memory(self._boot, self._sequence.last))
+        found = self.findings.memory(self._boot, self._sequence.last)
+        memory.keep(self._file, structs.replace(found, switches=self.switches.grave()))
         self._judged = False
 
     def _try_to_keep(self) -> Iterator[Signal]:

@@ -1,12 +1,16 @@
-"""What the detector would say of one line of the kernel log: for who rehearses a fault."""
+"""What the detector would say of one line of the kernel log, for a rehearsal of a fault."""
 
 from __future__ import annotations
 
 from tmd.plugin import Signal
 
+from . import sxids
 from .findings import Findings
 from .lines import PREFIX, Reader
 from .memory import Memory
+from .switches import Switches
+from .switchlines import MARK, read
+from .sxids import Fatality
 from .table import Table
 
 
@@ -16,3 +20,11 @@ def first_signal(table: Table, xid: int, pci: str, said: str = "") -> Signal | N
     line = f"{PREFIX}Xid (PCI:{pci.partition('.')[0]}): {xid}, {said}"
     fault = Reader().take(line, 0.0)
     return next(Findings(table, Memory(), 0.0).observe(fault, 0.0), None) if fault else None
+
+
+def first_of_switch(table: sxids.Table, sxid: int, pci: str, said: str = "") -> Signal | None:
+    """Of SXid ``sxid`` of the table on the NVSwitch at ``pci``, in a line that calls it what the
+    table calls it; ``None`` for one that only ends others."""
+    word = "Non-fatal" if table.rows[sxid].fatal is Fatality.NO else "Fatal"
+    fault = read(f"{MARK}0: SXid (PCI:{pci}): {sxid}, {word}, {said}")
+    return next(Switches(table, (), 0.0).observe(fault, 0.0), None) if fault else None

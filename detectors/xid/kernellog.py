@@ -17,6 +17,8 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 LARGEST = 16_384
 BATCH = 256
 """Records between two turns of the event loop."""
+REOPEN_S = 1.0
+"""Between two attempts to open a log that broke off. It never grows: a fault waits in the log."""
 
 Read = Callable[[int, int], bytes]
 
@@ -82,6 +84,60 @@ class KernelLog:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+class Source:
+    """The log at ``place``, which is opened again when it breaks off.
+
+    A log that is opened again begins with the oldest record that it still has: what was written
+    meanwhile is found, and :class:`Sequence` leaves out what was read before.
+    """
+
+    def __init__(self, place: Path, open_log: Callable[[Path], int]) -> None:
+        self._place = place
+        self._open = open_log
+        self._log: KernelLog | None = None
+        self._next = float("-inf")
+        self._gone = 0
+        self.problem = ""
+        """Why nothing is read now."""
+
+    def batch(self, now: float) -> list[bytes]:
+        """What is there now, at most :data:`BATCH` records; nothing while there is no log."""
+        if self._log is None and now < self._next:
+            return []
+        try:
+            if self._log is None:
+                self._log = KernelLog(self._open(self._place))
+            found = self._log.batch()
+        except (OSError, Closed) as error:
+            self.close()
+            self._next = now + REOPEN_S
+            self.problem = f"{self._place}: {_reason(error)}"
+            return []
+        self.problem = ""
+        return found
+
+    @property
+    def overwritten(self) -> int:
+        """How many times a read found that records were lost."""
+        return self._gone + (self._log.overwritten if self._log is not None else 0)
+
+    @property
+    def fd(self) -> int | None:
+        """Readable when there is a record."""
+        return self._log.fd if self._log is not None else None
+
+    def close(self) -> None:
+        log, self._log = self._log, None
+        if log is not None:
+            self._gone += log.overwritten
+            log.close()
+
+
+def _reason(error: OSError | Closed) -> str:
+    said = error.strerror if isinstance(error, OSError) else str(error)
+    return said or type(error).__name__
 
 
 class Sequence:

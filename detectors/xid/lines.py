@@ -15,7 +15,11 @@ LOST = 79
 """GPU has fallen off the bus: also told by texts without a number."""
 DIFFERENT = 64
 """Lines that are remembered."""
-_LOST_TEXT = "fallen off the bus"
+LOST_TEXT = "fallen off the bus"
+_BARE_LOST = ("GPU has fallen off the bus", "GPU has fallen off the bus.")
+"""What the driver also says without its prefix."""
+_AT = "GPU at PCI:"
+_LONGEST_STAMP = 24
 _HEX = frozenset("0123456789abcdef")
 _LONGEST = 500
 _FATAL_WORDS = frozenset({"fatal"})
@@ -64,19 +68,21 @@ class Reader:
         self._left = 0
 
     def take(self, text: str, at: float) -> Fault | None:
-        if not text.startswith(PREFIX):
+        said = untimed(text)
+        body = said.removeprefix(PREFIX)
+        if body == said and not (said.startswith("GPU ") and said.endswith(_BARE_LOST)):
             return None
-        body = text[len(PREFIX) :]
         if body.startswith("Xid ("):
             return self._xid(body, text, at)
         if body.startswith("The NVIDIA GPU ") and len(body.split(maxsplit=4)) > 3:
             self._named, self._left = address(body.split(maxsplit=4)[3]) or "", 3
+        elif body.startswith(_AT):
+            self._named, self._left = _of_gpu(body) or "", 3
         elif self._left:
             self._left -= 1
-        if _LOST_TEXT not in body:
+        if LOST_TEXT not in body:
             return None
-        named = body.split(maxsplit=2)
-        own = address(named[1].rstrip(":")) if body.startswith("GPU ") and len(named) > 1 else None
+        own = _of_gpu(body)
         pci = own or (self._named if self._left else "")
         self._left = 0 if own is None else self._left
         if not pci:
@@ -96,13 +102,21 @@ def _xid(body: str, text: str, at: float) -> Fault | None:
     place, closed, rest = body[len("Xid (") :].partition("): ")
     words = place.split()
     pci = address(words[0].removeprefix("PCI:")) if words else None
-    number, _, said = rest.partition(",")
-    xid = _number(number.strip())
+    code, _, said = rest.partition(",")
+    xid = number(code.strip())
     if not closed or pci is None or xid is None:
         return None
     pid, process, detail = _process(said.strip())
     instance = next((w for w in words[1:] if w.startswith("GPU-I:")), "")
     return Fault(pci, xid, at, pid, process, instance, detail[:_LONGEST], text[:_LONGEST])
+
+
+def _of_gpu(body: str) -> str | None:
+    """The address in ``GPU 0000:18:00.0: …``, ``GPU 18:00.0: …``, ``GPU at PCI:0000:18:00: …``."""
+    if not body.startswith("GPU "):
+        return None
+    place, found, _ = body.removeprefix(_AT).removeprefix("GPU ").partition(": ")
+    return address(place) if found else None
 
 
 def _process(said: str) -> tuple[int | None, str, str]:
@@ -113,7 +127,7 @@ def _process(said: str) -> tuple[int | None, str, str]:
     if rest.startswith("name="):
         process, _, rest = rest.removeprefix("name=").partition(", ")
     known = "" if "<unknown>" in process else process[:64]
-    return _number(pid.strip("'\" ,")), known, rest
+    return number(pid.strip("'\" ,")), known, rest
 
 
 def link(fault: Fault) -> Link | None:
@@ -127,7 +141,7 @@ def link(fault: Fault) -> Link | None:
     return Link(
         unit=names[0],
         fatal=names[1].lower() == "fatal",
-        number=_number(after),
+        number=number(after),
         words=tuple(v for v in values if v is not None) if None not in values else (),
     )
 
@@ -141,16 +155,26 @@ def says_fatal(fault: Fault) -> bool:
     return not _FATAL_WORDS.isdisjoint(said.split()) or any(words in said for words in _DOWN)
 
 
+def untimed(text: str) -> str:
+    """``text`` without the time that a log may print before it: ``[  12.345678] ``."""
+    stamp, closed, _ = text[: _LONGEST_STAMP + 2].partition("] ")
+    digits = stamp.removeprefix("[").lstrip(" ").replace(".", "", 1)
+    timed = closed and text.startswith("[") and digits.isascii() and digits.isdigit()
+    return text[len(stamp) + 2 :] if timed else text
+
+
 def address(place: str) -> str | None:
-    """``0000:3b:00.0`` for any way to write it, also NVML's eight digits of domain."""
+    """``0000:3b:00.0`` for any way to write it: with NVML's eight digits of domain, or none."""
     parts = place.lower().partition(".")[0].split(":")
+    if len(parts) == 2:
+        parts.insert(0, "0")
     if len(parts) != 3 or not all(p and len(p) <= 8 and _HEX.issuperset(p) for p in parts):
         return None
     domain, bus, device = (int(p, 16) for p in parts)
     return f"{domain:04x}:{bus:02x}:{device:02x}.0"
 
 
-def _number(word: str) -> int | None:
+def number(word: str) -> int | None:
     return int(word) if word.isascii() and word.isdigit() and len(word) <= 9 else None
 
 

@@ -28,6 +28,8 @@ class Memory(Struct, frozen=True):
     standing: tuple[Signal, ...] = ()
     """Findings that only a recovery ends."""
     met: tuple[Met, ...] = ()
+    switches: tuple[Signal, ...] = ()
+    """Findings about NVSwitches that only a new boot or an operator ends."""
 
 
 def recall(file: Path, boot: str) -> Memory:

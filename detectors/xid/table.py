@@ -6,15 +6,13 @@ own in the same format, which then stands instead of it.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from importlib.resources import files
 from pathlib import Path
 
-from msgspec import Struct, ValidationError, convert, field
+from msgspec import Struct, field
 
-from tmd.plugin import PluginError
+from . import sheet
 
 SHIPPED = "xid.csv"
 
@@ -58,6 +56,16 @@ class Row(Struct, frozen=True, forbid_unknown_fields=True):
     """``boot``: only a new boot or an operator ends it; else also XID 154 with None."""
     cancels: int | None = None
     """The XID that this one ends."""
+    subcodes: str = ""
+    """``38=alert 40=alert``: instead of all other columns, for these sub-codes of NVLink5."""
+
+    def __post_init__(self) -> None:
+        self.by_subcode()  # a wrong one is an error of the table, told when it is read
+
+    def by_subcode(self) -> dict[int, Verdict]:
+        """Verdicts by sub-code."""
+        pairs = (word.partition("=") for word in self.subcodes.split())
+        return {int(number): Verdict(verdict) for number, _, verdict in pairs}
 
     @property
     def symptom(self) -> bool:
@@ -65,15 +73,8 @@ class Row(Struct, frozen=True, forbid_unknown_fields=True):
         return self.kind == "CONTEXT"
 
 
-class Table(Struct, frozen=True):
+class Table(sheet.Sheet, frozen=True):
     rows: Mapping[int, Row]
-    source: str
-    as_of: str
-
-    @property
-    def origin(self) -> str:
-        """Source and date, for people."""
-        return f"{self.source} ({self.as_of})"
 
 
 def load(file: str | Path | None = None) -> Table:
@@ -82,36 +83,10 @@ def load(file: str | Path | None = None) -> Table:
     Raises:
         PluginError: it cannot be read, a row is wrong, or it does not say source and date.
     """
-    name = str(file) if file is not None else SHIPPED
-    try:
-        place = Path(file) if file is not None else files(__package__) / SHIPPED
-        return parse(place.read_text(encoding="utf-8").splitlines(), name)
-    except (OSError, UnicodeDecodeError) as error:
-        raise PluginError(f"XID table {name}: {error}") from None
+    return parse(*sheet.text(file, SHIPPED, "XID"))
 
 
 def parse(lines: Iterable[str], name: str) -> Table:
     """See :func:`load`; ``name`` is for the errors."""
-    facts: dict[str, str] = {}
-    data = []
-    for line in lines:
-        if line.startswith("#"):
-            key, _, value = line[1:].partition(":")
-            facts[key.strip()] = value.strip()
-        else:
-            data.append(line)
-    rows: dict[int, Row] = {}
-    for values in csv.DictReader(data):
-        try:
-            given = {str(k): v for k, v in values.items() if v}
-            row = convert(given, Row, strict=False)
-        except ValidationError as error:
-            raise PluginError(f"XID table {name}: XID {values.get('xid')}: {error}") from None
-        if row.xid in rows:
-            raise PluginError(f"XID table {name}: XID {row.xid} stands there twice")
-        rows[row.xid] = row
-    if not (rows and facts.get("source") and facts.get("as_of")):
-        raise PluginError(
-            f"XID table {name}: it needs rows and the lines '# source: …' and '# as_of: …'"
-        )
-    return Table(rows=rows, source=facts["source"], as_of=facts["as_of"])
+    rows, facts = sheet.rows(lines, Row, "xid", "XID", name)
+    return Table(rows=rows, source=facts.source, as_of=facts.as_of)

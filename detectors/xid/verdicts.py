@@ -18,6 +18,9 @@ SEVERITIES = {
 INSPECT = {(149, 4): "the cartridge", (149, 10): "the physical layer"}
 """Sub-codes of an NVLink event for which a reset is not enough."""
 
+LINK_EVENTS = ("NETIR_LINK_EVT", "NETIR_LINK_DOWN")
+"""The unit whose sub-codes the table judges: NVIDIA gave it a new name."""
+
 
 class Judgement(Struct, frozen=True):
     what: Verdict
@@ -49,6 +52,9 @@ def _rule(row: Row | None, fault: Fault, processes: int) -> tuple[Verdict, str]:
         return Verdict.ALERT, "not in the table"
     if row.verdict is Verdict.TEXT:
         return asked(fault.detail), "by the text of the line"
+    exempt = _by_subcode(row, fault)
+    if exempt is not None:
+        return exempt
     if row.fatal is not None and says_fatal(fault):
         return row.fatal, "the line says that it is fatal"
     if row.third is not None and processes >= 3:
@@ -56,6 +62,14 @@ def _rule(row: Row | None, fault: Fault, processes: int) -> tuple[Verdict, str]:
     if row.second is not None and processes >= 2:
         return row.second, "second process within a day"
     return row.verdict, "by the table"
+
+
+def _by_subcode(row: Row, fault: Fault) -> tuple[Verdict, str] | None:
+    decoded = link(fault)
+    if decoded is None or decoded.subcode is None or decoded.unit not in LINK_EVENTS:
+        return None
+    verdict = row.by_subcode().get(decoded.subcode)
+    return None if verdict is None else (verdict, f"by the table: sub-code {decoded.subcode}")
 
 
 def asked(text: str) -> Verdict:

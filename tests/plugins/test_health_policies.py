@@ -6,6 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
+from tmd_detectors.xid.switches import Switches
+from tmd_detectors.xid.switchlines import read
+from tmd_detectors.xid.sxids import load
 from tmd_policies.drain_degraded import DrainDegraded, DrainDegradedConfig
 from tmd_policies.rebalance_periodic import RebalancePeriodic, RebalancePeriodicConfig
 from tmd_policies.rebalance_stragglers import RebalanceStragglers
@@ -88,6 +91,20 @@ def test_whoever_is_not_known_to_use_another_gpu_is_drained_too():
     devices = [("pci:0000:3b:00.0",), ()]
 
     assert len(moved(DrainDegraded(), shared(LOST, devices=devices))) == 2
+
+
+def test_a_fatal_error_of_an_nvswitch_concerns_all_gpus_of_its_host():
+    """Their ranks leave while steps are committed; of an alert about it nobody leaves."""
+    devices = [("pci:0000:1b:00.0",), ("pci:0000:3b:00.0",)]
+    text = "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, {}, Link 63 LTSSM Fault Up"
+
+    def ranks_that_leave(word):
+        signal = next(Switches(load(), (), 0.0).observe(read(text.format(word)), 0.0))
+        alert = finding(code=signal.code, severity=signal.severity, entity=signal.entity)
+        return moved(DrainDegraded(), shared(alert, devices=devices))
+
+    assert ranks_that_leave("Fatal") == ["h2/job/0.a", "h2/job/1.a"]
+    assert ranks_that_leave("Non-fatal") == []
 
 
 def test_a_finding_about_more_than_a_gpu_drains_all():

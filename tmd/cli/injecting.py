@@ -22,12 +22,20 @@ if TYPE_CHECKING:
 ANSWER_S = 10.0
 HOST = "host"
 
+SwitchOption = Annotated[
+    str, typer.Option(help="Instead: PCI address of an NVSwitch, '0000:05:00.0'.")
+]
+
 
 def _codes(incomplete: str) -> list[str]:
     """For the shell: how codes begin."""
     from importlib.metadata import entry_points
 
-    begins = ["xid", *sorted(f"{point.name}." for point in entry_points(group="tmd.detectors"))]
+    begins = [
+        "xid",
+        "sxid",
+        *sorted(f"{point.name}." for point in entry_points(group="tmd.detectors")),
+    ]
     return [word for word in begins if word.startswith(incomplete)]
 
 
@@ -35,18 +43,19 @@ def inject(
     code: Annotated[
         str,
         typer.Argument(
-            help="As 'tmd status' shows it: 'nic.down'; or 'xid', and its NUMBER.",
+            help="As 'tmd status' shows it: 'nic.down'; or 'xid' or 'sxid', and its NUMBER.",
             autocompletion=_codes,
         ),
     ] = "",
     number: Annotated[
-        int | None, typer.Argument(help="Of an XID, as 'tmd xid list' shows them.")
+        int | None, typer.Argument(help="Of an XID or SXid, as 'tmd xid list' shows them.")
     ] = None,
     config: ConfigOption = None,
     entity: Annotated[
         str, typer.Option(help="What it is about: 'nic:eth0', a worker. [default: host]")
     ] = "",
     gpu: Annotated[str, typer.Option(help="Instead: PCI address of a GPU, '0000:3b:00.0'.")] = "",
+    switch: SwitchOption = "",
     severity: Annotated[
         Severity | None, typer.Option(help="[default: warning; of an XID what its table says]")
     ] = None,
@@ -71,9 +80,9 @@ def inject(
     from tmd import wire
     from tmd.config import load
 
-    settings, about = load(config), _about(entity, gpu)
+    settings, about = load(config), _about(entity, gpu, switch)
     if clear:
-        full = code if number is None else f"{code}.{number}"
+        full = _numbered(code, number)
         return _tell_ended(_ask(settings, wire.Withdraw(wire.VERSION, full, about)), as_json)
     signal = _signal(settings, code, number, about, severity, message)
     answer = _ask(settings, wire.Inject(wire.VERSION, signal, for_s, dry_run))
@@ -82,20 +91,27 @@ def inject(
     return _tell_raised(answer, for_s, as_json)
 
 
-def _about(entity: str, gpu: str) -> str:
+def _about(entity: str, gpu: str, switch: str) -> str:
     """The entity that is meant; empty if none was named."""
-    if not gpu:
+    if not gpu and not switch:
         return entity
     from tmd_detectors.xid.lines import address
+    from tmd_detectors.xid.switches import ENTITY
 
     from tmd.core.model import GPU
 
-    if entity:
-        raise ConfigError("--gpu and --entity say the same thing: give one of them")
-    place = address(gpu)
+    if sum(map(bool, (entity, gpu, switch))) > 1:
+        raise ConfigError("--gpu, --switch and --entity say the same thing: give one of them")
+    place = address(gpu or switch)
     if place is None:
-        raise ConfigError(f"'{gpu}' is no PCI address; it looks like 0000:3b:00.0")
-    return f"{GPU}{place}"
+        raise ConfigError(f"'{gpu or switch}' is no PCI address; it looks like 0000:3b:00.0")
+    return f"{GPU if gpu else ENTITY}{place}"
+
+
+def _numbered(code: str, number: int | None) -> str:
+    """The code that ``xid 79`` or ``sxid 20034`` stands for; other codes as they are."""
+    whole = "xid.sxid" if code == "sxid" else code
+    return whole if number is None else f"{whole}.{number}"
 
 
 def _signal(
@@ -112,8 +128,10 @@ def _signal(
         raise ConfigError("inject what? For example 'tmd inject nic.down --dry-run'")
     if code == "xid":
         return _of_xid(settings, number, about, severity, message)
+    if code == "sxid":
+        return _of_sxid(settings, number, about, severity, message)
     if number is not None:
-        raise ConfigError(f"a number goes with 'xid' only, not with '{code}'")
+        raise ConfigError(f"a number goes with 'xid' and 'sxid' only, not with '{code}'")
     return Signal(code, about or HOST, severity or Severity.WARNING, message=message)
 
 
@@ -135,6 +153,30 @@ def _of_xid(
     signal: Signal | None = first_signal(table, number, about.removeprefix(GPU), said)
     if signal is None:
         raise ConfigError(f"XID {number} raises nothing, it ends other findings: use --clear")
+    return signal if severity is None else structs.replace(signal, severity=severity)
+
+
+def _of_sxid(
+    settings: Settings, number: int | None, about: str, severity: Severity | None, said: str
+) -> Signal:
+    """What the detector would give for a line that calls it what the table calls it."""
+    from msgspec import structs
+    from tmd_detectors.xid.example import first_of_switch
+    from tmd_detectors.xid.switches import ENTITY
+    from tmd_detectors.xid.sxids import load
+
+    if number is None or not about.startswith(ENTITY):
+        raise ConfigError(
+            "which SXid of which NVSwitch? As in 'tmd inject sxid 20034 --switch 0000:05:00.0'"
+        )
+    table = load(settings.detector("xid").own.get("sxid_table") or None)
+    if number not in table.rows:
+        raise ConfigError(
+            f"SXid {number} is not in the table: 'tmd xid list --sxid' shows those that are"
+        )
+    signal: Signal | None = first_of_switch(table, number, about.removeprefix(ENTITY), said)
+    if signal is None:
+        raise ConfigError(f"SXid {number} raises nothing, it ends other findings: use --clear")
     return signal if severity is None else structs.replace(signal, severity=severity)
 
 

@@ -1,4 +1,4 @@
-"""Verbs about NVIDIA's XID numbers: explain, list. They read the table that the detector uses."""
+"""Verbs about NVIDIA's XIDs and SXids: explain, list. They read the tables of the detector."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tmd.cli.common import ConfigOption, JsonOption
+from tmd.cli.common import ConfigOption, JsonOption, print_json
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-xid = typer.Typer(help="Explain the XID numbers of the NVIDIA driver.", no_args_is_help=True)
+xid = typer.Typer(
+    help="Explain the XIDs of GPUs and the SXids of NVSwitches.", no_args_is_help=True
+)
 
 FOLLOWS = {
     "fail": "FATAL: the GPU cannot go on; with strategy 'act' its rank is moved now",
@@ -29,49 +31,80 @@ OTHERS = {
 }
 
 
+LISTED = {
+    "G": "NVIDIA's Fabric Manager user guide",
+    "M": "NVIDIA's mapping in NVSentinel",
+}
+_ELSEWHERE = {
+    "XID": "the catalogue of a newer driver",
+    "SXid": "the Fabric Manager user guide of a newer driver",
+}
+
+
 @xid.command()
 def explain(
-    number: Annotated[int, typer.Argument(help="As in 'NVRM: Xid (PCI:0000:3b:00): 79, …'.")],
+    number: Annotated[
+        list[str],
+        typer.Argument(
+            help="79, as in 'NVRM: Xid (PCI:0000:3b:00): 79, …'; or sxid 20034, an NVSwitch's.",
+            metavar="[sxid] NUMBER",
+        ),
+    ],
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What XID NUMBER means, what tmd does about it, and what the operator should do."""
-    table = _table(config)
-    row = table.rows.get(number)
+    """What an XID or SXid means, what tmd does about it, and what the operator should do."""
+    what, wanted = _wanted(number)
+    table = _sxids(config) if what == "SXid" else _table(config)
+    row = table.rows.get(wanted)
     if row is None:
-        known = f"XIDs {min(table.rows)} to {max(table.rows)} of {table.as_of}"
+        known = f"{what}s {min(table.rows)} to {max(table.rows)} of {table.as_of}"
         typer.echo(
-            f"tmd: XID {number} is not in the table ({known}); tmd raises an alert for it and "
-            "moves nothing. Look it up in the catalogue of a newer driver.",
+            f"tmd: {what} {wanted} is not in the table ({known}); tmd raises an alert for it and "
+            f"moves nothing. Look it up in {_ELSEWHERE[what]}.",
             err=True,
         )
         raise typer.Exit(2)
-    facts = _facts(row, table.origin)
+    facts = _of_switch(row, table.origin) if what == "SXid" else _facts(row, table.origin)
     if as_json:
-        import json
-
-        typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+        print_json(facts)
         return
-    typer.echo(f"XID {number}: {facts.pop('meaning')}")
-    del facts["xid"]
+    typer.echo(f"{what} {wanted}: {facts.pop('name' if what == 'SXid' else 'meaning')}")
+    del facts[what.lower()]
     for name, value in facts.items():
         if value:
             typer.echo(f"  {name.replace('_', ' ') + ':':<18}{value}")
 
 
 @xid.command("list")
-def list_(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """All XIDs of the table."""
-    table = _table(config)
+def list_(
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+    sxid: Annotated[
+        bool, typer.Option("--sxid", help="The errors of NVSwitches instead of those of GPUs.")
+    ] = False,
+) -> None:
+    """All XIDs of the table, or all SXids."""
+    table = _sxids(config) if sxid else _table(config)
+    rows = table.rows.values()
     if as_json:
-        import json
-
-        facts = [_facts(row, table.origin) for row in table.rows.values()]
-        typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
+        print_json([(_of_switch if sxid else _facts)(row, table.origin) for row in rows])
         return
-    for row in table.rows.values():
-        typer.echo(f"{row.xid:>4}  {row.verdict.value:<6}{row.kind:<10}{row.meaning}")
+    for row in rows:
+        if sxid:
+            typer.echo(f"{row.sxid:>5}  {row.verdict.value:<6}{row.scope.value:<8}{row.name}")
+        else:
+            typer.echo(f"{row.xid:>4}  {row.verdict.value:<6}{row.kind:<10}{row.meaning}")
     typer.echo(f"source: {table.origin}")
+
+
+def _wanted(words: list[str]) -> tuple[str, int]:
+    """``XID`` or ``SXid``, and the number."""
+    *kind, number = words
+    what = {(): "XID", ("xid",): "XID", ("sxid",): "SXid"}.get(tuple(w.lower() for w in kind))
+    if what is None or not (number.isascii() and number.isdigit() and len(number) <= 9):
+        raise typer.BadParameter(f"'{' '.join(words)}' is neither NUMBER nor 'sxid NUMBER'")
+    return what, int(number)
 
 
 def _table(config: Path | None) -> Any:
@@ -80,6 +113,43 @@ def _table(config: Path | None) -> Any:
     from tmd.config import load
 
     return load_table(load(config).detector("xid").own.get("table") or None)
+
+
+def _sxids(config: Path | None) -> Any:
+    from tmd_detectors.xid.sxids import load as load_table
+
+    from tmd.config import load
+
+    return load_table(load(config).detector("xid").own.get("sxid_table") or None)
+
+
+def _of_switch(row: Any, origin: str) -> dict[str, Any]:
+    """What people and programs are told of one SXid."""
+    verdict = row.verdict.value
+    cases = []
+    if verdict == "fail":
+        cases.append("the line does not say Fatal: an alert; nothing is moved")
+    elif row.fatal.value == "no" and verdict == "note":
+        cases.append("the line says Fatal: an alert; nothing is moved")
+    if row.cancels is not None:
+        cases.append(f"ends SXid {row.cancels} of the same switch")
+    fail = (
+        "FATAL: with strategy 'act' the ranks of this host, whose GPUs share the fabric, are moved"
+    )
+    ends = "when it was not seen for quiet_s"
+    return {
+        "sxid": row.sxid,
+        "name": row.name,
+        "fatal": row.fatal.value,
+        "scope": row.scope.value,
+        "verdict": verdict,
+        "tmd": fail if verdict == "fail" else FOLLOWS[verdict],
+        "tmd_in_cases": "; ".join(cases),
+        "operator": row.action,
+        "ends": {"fail": "with a new boot, or by an operator", "clear": ""}.get(verdict, ends),
+        "listed_by": "; ".join(LISTED.get(letter, letter) for letter in row.sources),
+        "source": origin,
+    }
 
 
 def _facts(row: Any, origin: str) -> dict[str, Any]:
@@ -107,6 +177,8 @@ def _others(row: Any) -> list[str]:
 
 def _cases(row: Any) -> list[str]:
     found = []
+    for number, verdict in row.by_subcode().items():
+        found.append(f"sub-code {number} of a link event: {verdict.value}")
     if row.symptom:
         found.append("within 5 s of another XID of the same GPU: counted as part of that one")
     if row.fatal is not None:

@@ -6,6 +6,7 @@ import fcntl
 import os
 
 A, B = "0000:03:00.0", "0000:b3:00.0"
+GPU_LOST = "NVRM: Xid (PCI:0000:03:00): 79, GPU has fallen off the bus."
 
 LINES = [
     # text, PCI address, XID, pid, MIG instance
@@ -44,6 +45,20 @@ LINES = [
     ),
 ]
 
+LOST_ALONE = [
+    # How a lost GPU is told without a number, with its PCI address.
+    ("GPU 18:00.0: GPU has fallen off the bus", "0000:18:00.0"),
+    ("NVRM: GPU 18:00.0: GPU has fallen off the bus.", "0000:18:00.0"),
+    ("NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.", "0000:18:00.0"),
+    ("NVRM: GPU at PCI:0000:18:00: GPU has fallen off the bus.", "0000:18:00.0"),
+    ("[ 6781.541783] NVRM: GPU 0009:01:00.0: GPU has fallen off the bus.", "0009:01:00.0"),
+    (
+        "NVRM: The NVIDIA GPU 0000:18:00.0 (PCI ID: 10de:2330) installed in this system has "
+        "fallen off the bus and is not responding to commands.",
+        "0000:18:00.0",
+    ),
+]
+
 NOISE = [
     "",
     "NVRM: ",
@@ -56,6 +71,12 @@ NOISE = [
     "NVRM: Xid (PCI:0000:zz:00): 79, GPU has fallen off the bus.",
     "NVRM: Xid (): 79",
     "NVRM: GPU has fallen off the bus",
+    "GPU has fallen off the bus",
+    "GPU nowhere: GPU has fallen off the bus",
+    "a log: GPU 18:00.0: GPU has fallen off the bus",
+    "GPU 18:00.0: GPU has fallen off the bus, said somebody",
+    "NVRM: GPU at PCI:0000:18:00: GPU-b6c3b2be-c55b-d076-fa0e-d464e4c7e08b",
+    "[tag] NVRM: Xid (PCI:0000:03:00): 79, GPU has fallen off the bus.",
     "NVRM: The NVIDIA GPU",
     "NVRM: fallen off the bus",
     # Somebody else's line that quotes one of the driver.

@@ -18,7 +18,7 @@ WARNING, INFO = Severity.WARNING, Severity.INFO
 # From the summary of the field survey, not from the table.
 NOW = {46, 48, 54, 62, 64, 79, 81, 95, 110, 119, 120, 136, 140, 143, 151, 155, 158, 166, 167, 169}
 NOW |= {173}
-LATER = {94, 156, 160, 163, 168}
+LATER = {94, 156, 163, 168}
 DECODED = {74, 144, 145, 146, 149, 150}
 
 
@@ -68,6 +68,41 @@ def test_the_table_is_whole():
     assert sorted(TABLE.rows) == list(range(1, 174))
     assert TABLE.source
     assert TABLE.as_of
+
+
+@pytest.mark.parametrize("unit", ["NETIR_LINK_EVT", "NETIR_LINK_DOWN"])
+@pytest.mark.parametrize(("subcode", "severity"), [(37, FATAL), (38, WARNING), (40, WARNING)])
+def test_a_link_event_that_the_catalogue_ignores_moves_nothing(host, unit, subcode, severity):
+    """The catalogue has no immediate action for sub-codes 38 and 40, whatever the line says."""
+    detail = f"{unit} Fatal XC0 i0 Link 00 ({subcode << 20 | 0x1C6:#010x} 0x00000000)"
+
+    (signal,) = host.hears(149, detail)
+
+    assert signal.severity is severity
+    assert f"{unit}, fatal, link 0, sub-code {subcode}" in signal.evidence[-2]
+
+
+def test_the_same_number_of_another_unit_is_not_a_link_event(host):
+    detail = f"NETIR_MFDE_EVENT Fatal XC0 i0 Link 00 ({38 << 20:#010x} 0x00000001)"
+
+    assert host.says(149, detail) == [(149, FATAL, RAISED)]
+
+
+def test_what_the_catalogue_ignores_moves_nobody_unless_said_why(host):
+    """63 is the exception: its repair waits for the reset, as NVML says."""
+    ignored = [row for row in TABLE.rows.values() if row.catalogue == "IGNORE"]
+
+    assert {row.xid for row in ignored} >= {63, 160}
+    assert {row.verdict.value for row in ignored} <= {"alert", "note", "drain"}
+    assert {row.xid for row in ignored if row.verdict.value == "drain"} <= {63}
+
+
+@pytest.mark.parametrize("wrong", ["38", "38=never", "x=alert"])
+def test_a_wrong_subcode_is_an_error_of_the_table(wrong):
+    lines = ["# source: s", "# as_of: d", "xid,meaning,verdict,subcodes", f"149,link,alert,{wrong}"]
+
+    with pytest.raises(PluginError, match="XID 149"):
+        parse(lines, "mine.csv")
 
 
 @pytest.mark.parametrize("xid", sorted(DECODED))

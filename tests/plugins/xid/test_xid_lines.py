@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tmd_detectors.xid.lines import Reader, link
 from tmd_detectors.xid.records import parse
 
-from .corpus import LINES, NOISE, B, record
+from .corpus import LINES, LOST_ALONE, NOISE, B, record
 
 
 def read(*texts):
@@ -29,6 +29,17 @@ def test_every_form_is_understood(text, said):
 @pytest.mark.parametrize("text", NOISE)
 def test_what_is_no_fault_of_a_gpu_is_none(text):
     assert read(text) == []
+
+
+@pytest.mark.parametrize(("text", "pci"), LOST_ALONE)
+def test_a_lost_gpu_is_an_xid_79_however_it_is_told(text, pci):
+    assert [(f.pci, f.xid) for f in read(text)] == [(pci, 79)]
+
+
+def test_a_gpu_that_is_named_just_before_may_be_the_lost_one():
+    named = "NVRM: GPU at PCI:0000:18:00: GPU-b6c3b2be-c55b-d076-fa0e-d464e4c7e08b"
+
+    assert [f.pci for f in read(named, "NVRM: GPU has fallen off the bus.")] == ["0000:18:00.0"]
 
 
 def test_a_lost_gpu_may_be_told_in_three_records():

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tmd_detectors.xid.detector import Follower, XidConfig
+from tmd_detectors.xid.detector import Follower, XidConfig, load
 from tmd_detectors.xid.findings import CONFIRMED
 from tmd_detectors.xid.merge import ACTIONS, MERGE_S, UNNAMED, Merge
 from tmd_detectors.xid.said import Said
-from tmd_detectors.xid.table import load
 from tmd_detectors.xid.verdicts import asked
 
 from tmd.core.findings import Origin
@@ -27,7 +26,7 @@ class Host:
 
     def __init__(self, folder, patience_s=MERGE_S):
         merge = Merge(patience_s)
-        self.follower = Follower(XidConfig(), load(), folder / "xid.json", 0.0, merge)
+        self.follower = Follower(XidConfig(), load(XidConfig()), folder / "xid.json", 0.0, merge)
         self._seq = 0
 
     def line(self, xid, detail="", at=10.0, pci=A):

@@ -1,0 +1,161 @@
+"""Errors of NVSwitches to signals. Pure; times come in.
+
+The log does not say which GPU is on a link. So an error that ends the port or the fabric is a
+finding about the switch, which concerns every GPU of the host: on an HGX board all are joined
+through it. Anything else is stated about the switch and moves nothing. Ranks move only if the table
+and the line both call the error fatal. Such a finding ends with a new boot or by an operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from msgspec import Struct, structs
+
+from tmd.plugin import Severity, Signal, State
+
+from .switchlines import Said, SwitchFault
+from .sxids import Fatality, Row, Scope, Table
+from .table import Verdict
+from .verdicts import SEVERITIES, Judgement
+
+PREFIX = "xid.sxid."
+ENTITY = "nvswitch:"
+LINKS = 64
+"""More are not listed."""
+_FABRIC = {
+    Fatality.FATAL: "all GPUs of the host are joined through this switch",
+    Fatality.ALWAYS: "it ends the whole fabric of the host",
+}
+
+Key = tuple[str, int]
+"""PCI address and SXid."""
+
+
+class Standing(Struct):
+    """One error of one switch."""
+
+    signal: Signal
+    seen: float
+    """By the detector's clock."""
+    links: list[int] = []
+    untold: int = 0
+    """Reports since the last signal."""
+
+    @property
+    def grave(self) -> bool:
+        return self.signal.severity is Severity.FATAL
+
+    def told(self, count: int) -> Signal:
+        """The signal with all links that were named."""
+        self.untold = 0
+        evidence = self.signal.evidence
+        if len(self.links) > 1:
+            evidence += (f"links {', '.join(map(str, sorted(self.links)))}",)
+        return structs.replace(self.signal, count=count, evidence=evidence)
+
+
+def judge(row: Row | None, fault: SwitchFault) -> Judgement:
+    """What one line means by its row and its own word."""
+    what, rule = _rule(row, fault)
+    where = f" on link {fault.link}" if fault.link is not None else ""
+    if row is None:
+        message = f"SXid {fault.sxid} is not in the table{where}: {fault.detail or 'no text'}"
+    else:
+        message = f"{row.name}{where} (SXid {fault.sxid}); {row.action}"
+        if what is Verdict.FAIL:
+            message += f"; {_FABRIC[row.fatal]}"
+        elif row.scope is Scope.LINK and fault.link is not None:
+            message += "; the log does not say which GPU is on the link"
+    severity = SEVERITIES.get(what, Severity.INFO)
+    return Judgement(what, severity, message, (fault.line, f"rule: {rule}"))
+
+
+def _rule(row: Row | None, fault: SwitchFault) -> tuple[Verdict, str]:
+    fatal = fault.said is Said.FATAL
+    if row is None:
+        return Verdict.ALERT, "not in the table"
+    if row.verdict is Verdict.FAIL:
+        if fatal:
+            return Verdict.FAIL, "the table and the line call it fatal"
+        return Verdict.ALERT, "the table calls it fatal, the line does not"
+    if fatal and row.fatal is Fatality.NO:
+        return Verdict.ALERT, "the line calls it fatal, the table does not"
+    return row.verdict, "by the table"
+
+
+class Switches:
+    """What holds of the NVSwitches of this host."""
+
+    def __init__(self, table: Table, kept: Iterable[Signal], now: float) -> None:
+        self._table = table
+        self._standing = {_key(s): Standing(s, now) for s in kept}
+
+    def restated(self) -> list[Signal]:
+        """What still holds of what was found before the restart."""
+        return [s.signal for s in self._standing.values()]
+
+    def observe(self, fault: SwitchFault, now: float) -> Iterator[Signal]:
+        key = (fault.pci, fault.sxid)
+        known = self._standing.get(key)
+        if known is not None and fault.follows:
+            known.seen = now  # describes what is known
+            return
+        row = self._table.rows.get(fault.sxid)
+        verdict = judge(row, fault)
+        if verdict.what is Verdict.CLEAR:
+            yield from self._ended((fault.pci, row.cancels or 0) if row else key, fault)
+            return
+        if known is None or verdict.severity.grade > known.signal.severity.grade:
+            yield self._raise(key, verdict, known, now)
+        else:
+            known.untold += 1
+            known.seen = now
+        self._note(key, fault.link)
+
+    def flush(self) -> Iterator[Signal]:
+        """Tell what was counted since the last time."""
+        for standing in self._standing.values():
+            if standing.untold:
+                yield standing.told(standing.untold)
+
+    def quiet(self, now: float, quiet_s: float) -> Iterator[Signal]:
+        """End what moves nothing and was not seen for ``quiet_s``."""
+        for key, standing in list(self._standing.items()):
+            if not standing.grave and now - standing.seen >= quiet_s:
+                yield self._clear(key, f"not seen for {quiet_s:g} s")
+
+    def grave(self) -> tuple[Signal, ...]:
+        """What must survive a restart of the daemon."""
+        return tuple(s.signal for s in self._standing.values() if s.grave)
+
+    def _raise(self, key: Key, verdict: Judgement, known: Standing | None, now: float) -> Signal:
+        pci, sxid = key
+        signal = Signal(
+            code=f"{PREFIX}{sxid}",
+            entity=f"{ENTITY}{pci}",
+            severity=verdict.severity,
+            message=verdict.message,
+            evidence=(*verdict.evidence, f"table: {self._table.origin}"),
+            count=1,
+        )
+        untold = known.untold if known is not None else 0
+        self._standing[key] = Standing(signal, now, known.links if known is not None else [])
+        return structs.replace(signal, count=1 + untold)
+
+    def _note(self, key: Key, link: int | None) -> None:
+        links = self._standing[key].links
+        if link is not None and link not in links and len(links) < LINKS:
+            links.append(link)
+
+    def _ended(self, key: Key, fault: SwitchFault) -> Iterator[Signal]:
+        if key in self._standing:
+            yield self._clear(key, f"ended by SXid {fault.sxid}")
+
+    def _clear(self, key: Key, why: str) -> Signal:
+        signal = self._standing.pop(key).signal
+        return structs.replace(signal, state=State.CLEARED, message=why)
+
+
+def _key(signal: Signal) -> Key:
+    return signal.entity.removeprefix(ENTITY), int(signal.code.removeprefix(PREFIX))

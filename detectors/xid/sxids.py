@@ -1,0 +1,72 @@
+"""The table of SXids: what each error number of an NVSwitch means. Data, never code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from pathlib import Path
+
+from msgspec import Struct
+
+from . import sheet
+from .table import Verdict
+
+SHIPPED = "sxid.csv"
+
+
+class Fatality(StrEnum):
+    """How much of the fabric the error ends."""
+
+    NO = "no"
+    FATAL = "fatal"  # the port, and the GPUs that use it
+    ALWAYS = "always"  # the whole fabric of the host
+
+
+class Scope(StrEnum):
+    """What the error is about."""
+
+    LINK = "link"
+    SWITCH = "switch"
+    OTHER = "other"
+
+
+class Row(Struct, frozen=True, forbid_unknown_fields=True):
+    """One SXid."""
+
+    sxid: int
+    name: str
+    fatal: Fatality
+    scope: Scope
+    verdict: Verdict
+    """``fail`` counts only if the line itself says Fatal, else it is ``alert``."""
+    action: str = ""
+    """What the operator should do."""
+    sources: str = ""
+    """Which source has the number; the letters are explained in the file."""
+    cancels: int | None = None
+    """The SXid of the same switch that this one ends."""
+
+    def __post_init__(self) -> None:
+        if self.verdict in (Verdict.DRAIN, Verdict.TEXT):
+            raise ValueError(f"an SXid has no verdict {self.verdict.value}")
+        if self.verdict is Verdict.FAIL and self.fatal is Fatality.NO:
+            raise ValueError("what is not fatal cannot have the verdict fail")
+
+
+class Table(sheet.Sheet, frozen=True):
+    rows: Mapping[int, Row]
+
+
+def load(file: str | Path | None = None) -> Table:
+    """The table in ``file``, or the shipped one.
+
+    Raises:
+        PluginError: it cannot be read, a row is wrong, or it does not say source and date.
+    """
+    return parse(*sheet.text(file, SHIPPED, "SXid"))
+
+
+def parse(lines: Iterable[str], name: str) -> Table:
+    """See :func:`load`; ``name`` is for the errors."""
+    rows, facts = sheet.rows(lines, Row, "sxid", "SXid", name)
+    return Table(rows=rows, source=facts.source, as_of=facts.as_of)
