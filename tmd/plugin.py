@@ -16,6 +16,7 @@ from typing import ClassVar, Protocol
 
 from msgspec import Struct
 
+from tmd.child import Child
 from tmd.core.errors import PluginError
 from tmd.core.model import (
     Activity,
@@ -47,6 +48,7 @@ __all__ = [
     "API_VERSION",
     "Activity",
     "Alert",
+    "Child",
     "ClusterView",
     "Detector",
     "DetectorConfig",

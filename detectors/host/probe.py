@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from asyncio.subprocess import DEVNULL, PIPE, Process
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from tmd.plugin import bare_python
+from tmd.plugin import Child, bare_python
 
 from .facts import Answer, Clock, Facts, Question, Space
 
@@ -23,23 +22,19 @@ async def ask(question: Question, timeout_s: float) -> Answer | None:
     The reader is ended in any case; one that cannot end is left to the kernel.
     """
     try:
-        child = await asyncio.create_subprocess_exec(
-            *bare_python(READER, msgspec.json.encode(question).decode()),
-            stdin=DEVNULL,
-            stdout=PIPE,
-            stderr=DEVNULL,
-            start_new_session=True,  # Ctrl-C at a terminal is for us
-        )
+        child = Child.start(bare_python(READER, msgspec.json.encode(question).decode()))
     except OSError:
         return None
-    lines: list[bytes] = []
+    said = bytearray()
     late = asyncio.timeout(timeout_s)
     try:
         with suppress(TimeoutError):
             async with late:
-                await _collect(child, lines)
+                while chunk := await child.read():
+                    said += chunk
     finally:
-        await _end(child)
+        await child.end(END_S)
+    *lines, _ = bytes(said).split(b"\n")
     return parse(lines, question.paths, late=late.expired())
 
 
@@ -54,17 +49,3 @@ def parse(lines: list[bytes], paths: tuple[str, ...], *, late: bool) -> Answer |
     hangs = paths[len(spaces)] if late and len(spaces) < len(paths) else None
     known = tuple(space for space in spaces if space is not None)
     return Answer(facts, known, hangs, clocks[0] if clocks else None)
-
-
-async def _collect(child: Process, lines: list[bytes]) -> None:
-    assert child.stdout is not None
-    async for line in child.stdout:
-        lines.append(line)  # noqa: PERF401 - what came before the deadline must not be lost
-
-
-async def _end(child: Process) -> None:
-    with suppress(ProcessLookupError):
-        child.kill()
-    with suppress(TimeoutError):
-        async with asyncio.timeout(END_S):
-            await child.communicate()

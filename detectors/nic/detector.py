@@ -18,6 +18,8 @@ from .snapshot import Scope
 UNREADABLE = "nic.unreadable"
 MISSES = 2
 """Polls without an answer before that is said."""
+LONGEST_PAUSE = 8
+"""So many times ``poll_s`` at most, while there is no answer: the probe bounds what it leaves."""
 PATIENCE_S = 30.0
 """So long one reading may take, the start of the process that reads included."""
 _LINKS = LinkLimits()
@@ -95,8 +97,7 @@ class NicDetector(Detector):
                     misses = 0
                     for signal in findings.observe(snapshot, ctx.now()):
                         yield signal
-                # Each reading that hangs leaves a process behind: ever more slowly.
-                await ctx.sleep(config.poll_s * 2 ** min(misses, 8))
+                await ctx.sleep(config.poll_s * min(2**misses, LONGEST_PAUSE))
         finally:
             await probe.close()
 

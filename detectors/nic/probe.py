@@ -8,13 +8,11 @@ to the kernel.
 from __future__ import annotations
 
 import asyncio
-from asyncio.subprocess import DEVNULL, PIPE, Process
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from tmd.plugin import bare_python
+from tmd.plugin import Child, bare_python
 
 from .child import Request
 from .snapshot import Snapshot
@@ -22,6 +20,8 @@ from .snapshot import Snapshot
 CHILD = Path(__file__).with_name("child.py")
 LONGEST_ANSWER = 1 << 22
 END_S = 1.0
+ABANDONED = 3
+"""Children that do not die, at most: each keeps memory, and another would hang as well."""
 
 
 class Probe:
@@ -29,45 +29,43 @@ class Probe:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._child: Process | None = None
+        self._child: Child | None = None
+        self._said = b""
+        self._abandoned: list[Child] = []
 
     async def read(self, timeout_s: float) -> Snapshot | None:
         """A snapshot, or ``None`` if there was no answer in time or none that makes sense.
 
-        The child is then given up; the next call starts another.
+        The child is then given up; the next call starts another, unless too many hang.
         """
+        self._abandoned = [child for child in self._abandoned if child.runs]
+        if len(self._abandoned) >= ABANDONED:
+            return None
         try:
             async with asyncio.timeout(timeout_s):
-                child = self._child or await self._start()
-                assert child.stdin is not None
-                assert child.stdout is not None
-                child.stdin.write(b"\n")
-                await child.stdin.drain()
-                return msgspec.json.decode(await child.stdout.readline(), type=Snapshot)
+                child = self._child or self._start()
+                child.write(b"\n")
+                return msgspec.json.decode(await self._line(child), type=Snapshot)
         except (OSError, ValueError, msgspec.DecodeError):  # a TimeoutError is an OSError
             await self.close()
             return None
 
-    async def _start(self) -> Process:
-        self._child = await asyncio.create_subprocess_exec(
-            *bare_python(CHILD, msgspec.json.encode(self._request).decode()),
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=DEVNULL,
-            limit=LONGEST_ANSWER,
-            start_new_session=True,  # Ctrl-C at a terminal is for us
-        )
+    def _start(self) -> Child:
+        command = bare_python(CHILD, msgspec.json.encode(self._request).decode())
+        self._child, self._said = Child.start(command, stdin=True), b""
         return self._child
+
+    async def _line(self, child: Child) -> bytes:
+        while b"\n" not in self._said:
+            chunk = await child.read()
+            if not chunk or len(self._said) > LONGEST_ANSWER:
+                raise ValueError("the child ended, or says more than an answer has")
+            self._said += chunk
+        line, _, self._said = self._said.partition(b"\n")
+        return line
 
     async def close(self) -> None:
         """End the child; wait for its end only so long as one that is able to end takes."""
         child, self._child = self._child, None
-        if child is None:
-            return
-        with suppress(ProcessLookupError):
-            child.kill()
-        assert child.stdin is not None
-        child.stdin.close()
-        with suppress(TimeoutError, ConnectionError):
-            async with asyncio.timeout(END_S):
-                await child.communicate()
+        if child is not None and not await child.end(END_S):
+            self._abandoned.append(child)

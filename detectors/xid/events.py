@@ -23,8 +23,8 @@ LIBRARY = "libnvidia-ml.so.1"
 BINDINGS = "pynvml"
 LISTENER = Path(__file__).with_name("listener.py")
 LONGEST_WAIT_S = 5.0
-PAUSE_S = (1.0, 60.0)
-"""Between two listeners, doubled each time up to the second."""
+PAUSE_S = (1.0, 10.0)
+"""Between two listeners, doubled each time up to the second: NVML keeps no event for later."""
 ENDS = 2
 """So many in a row that heard nothing are a problem; the first may be a driver loaded anew."""
 ABANDONED = 3

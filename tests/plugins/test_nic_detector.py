@@ -115,6 +115,31 @@ async def test_two_hung_readings_are_a_finding_about_the_reading(tmp_path, monke
     assert signal.severity is Severity.WARNING
 
 
+async def test_ports_are_asked_often_though_readings_hang(tmp_path, monkeypatch):
+    """The pause had doubled up to 256 polls: a port that was down by then was told 20 min late."""
+    monkeypatch.setattr("tmd_detectors.nic.detector.PATIENCE_S", 0.01)
+    context = Context(poll_s=5.0, sys_root=str(tmp_path), proc_root=str(tmp_path))
+    pauses = []
+    enough = asyncio.Event()
+
+    async def sleep(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 8:
+            enough.set()
+            await asyncio.Event().wait()
+
+    context.sleep = sleep
+    async with aclosing(NicDetector().watch(context)) as signals:
+        raised = await anext(signals)
+        rest = asyncio.create_task(anext(signals))
+        await enough.wait()
+        rest.cancel()
+        await asyncio.gather(rest, return_exceptions=True)
+
+    assert raised.code == "nic.unreadable"
+    assert pauses == [10.0, 20.0, *[40.0] * 6]
+
+
 @pytest.fixture
 def namespace():
     """A network namespace with a pair of real interfaces, both up. Removed at the end."""

@@ -21,6 +21,7 @@ from typing import Self
 
 from msgspec import Struct
 
+from tmd.child import send
 from tmd.config import store_key
 from tmd.core.errors import StoreUnavailable
 from tmd.core.model import Activity, Alert, ClusterView, HostStatus, WorkerStatus
@@ -172,8 +173,7 @@ class LocalCluster:
     async def lose(self, host: str) -> None:
         """Kill daemon and launcher of ``host`` and, with it, the workers: nobody says so."""
         for process in (self.daemons[host], self.launchers[host]):
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            send(process, signal.SIGKILL)
             await process.wait()
 
     async def start_launcher(self, host: str, *more: str) -> None:
@@ -318,15 +318,13 @@ def host_of(view: ClusterView, rank: int) -> HostStatus | None:
 async def _stop_all(processes: Iterable[Process]) -> None:
     running = [p for p in processes if p.returncode is None]
     for process in running:
-        with contextlib.suppress(ProcessLookupError):
-            # A stopped process would not hear SIGTERM.
-            process.send_signal(signal.SIGCONT)
-            process.terminate()
+        # A stopped process would not hear SIGTERM.
+        send(process, signal.SIGCONT)
+        send(process, signal.SIGTERM)
     for process in running:
         try:
             async with asyncio.timeout(STOP_S):
                 await process.wait()
         except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
+            send(process, signal.SIGKILL)
             await process.wait()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import socket
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from tmd.child import send
 from tmd.core.model import FINAL, Activity, ClusterView, MigrationPlan
 from tmd.demo.cluster import LocalCluster, describe, host_of, ready, workers
 from tmd.lifeline import die_with_parent
@@ -97,8 +97,7 @@ async def run_golden(
             codes = [await process.wait() for process in processes]
         finally:
             for process in processes:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+                send(process, signal.SIGKILL)
                 await process.wait()
     if any(codes):
         said = await asyncio.to_thread(log.read_text)

@@ -16,6 +16,7 @@ from tmd.campaign.faults.process import STOPPED, send
 from tmd.campaign.kind import Kind, Mend, Unfired
 from tmd.campaign.scenario import FaultPart
 from tmd.campaign.stage import Stage
+from tmd.child import send as signalled
 from tmd.demo.cluster import workers
 
 HOUR_S = 3600.0
@@ -25,8 +26,7 @@ SMALL = "192k"
 
 async def kill(process: Process) -> None:
     """Kill -9, and see it gone."""
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
+    signalled(process, signal.SIGKILL)
     await process.wait()
 
 

@@ -8,6 +8,7 @@ import signal
 from tmd.campaign.kind import Kind, Mend, Unfired, nothing
 from tmd.campaign.scenario import FaultPart
 from tmd.campaign.stage import Stage
+from tmd.child import send
 from tmd.demo.cluster import workers
 
 
@@ -71,7 +72,7 @@ async def _no_standbys(stage: Stage, fault: FaultPart) -> Mend:
     if not found:
         raise Unfired("there is no standby")
     for host in found:
-        stage.cluster.launchers[host].send_signal(signal.SIGTERM)
+        send(stage.cluster.launchers[host], signal.SIGTERM)
     for host in found:
         await stage.cluster.launchers[host].wait()
     await stage.until(lambda v: all(w.rank is not None for w in workers(v)))

@@ -1,0 +1,109 @@
+"""Children that only their owner reaps."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tmd.child import Child, send
+
+
+def python(code):
+    return [sys.executable, "-S", "-c", code]
+
+
+async def test_what_it_says_and_how_it_ends():
+    child = Child.start(python("print('here'); raise SystemExit(3)"))
+    said = b""
+    while chunk := await child.read():
+        said += chunk
+
+    assert said == b"here\n"
+    assert await child.status() == 3
+    assert await child.end(10.0)
+
+
+async def test_one_that_has_just_ended_keeps_its_status():
+    """A signal polls it first: whoever waited beside that heard of an unknown child, and 255."""
+    for _ in range(50):
+        child = Child.start(["/bin/sh", "-c", "exit 7"])
+        while await child.read():
+            pass
+        assert await child.end(10.0)
+        assert await child.status() == 7
+
+
+async def test_one_that_does_not_end_is_not_waited_for():
+    child = Child.start(python("import signal; signal.pause()"), stdin=True)
+    ended = await child.end(0.01, kill=False)
+    status = await child.status()
+
+    assert not ended
+    assert status == -9
+
+
+async def test_where_there_are_no_pidfds_it_is_asked(monkeypatch):
+    def missing(pid):
+        raise OSError(38, os.strerror(38))
+
+    monkeypatch.setattr(os, "pidfd_open", missing)
+    child = Child.start(python("print()"))
+
+    assert await child.status() == 0
+    assert await child.end(10.0)
+
+
+PROBES = {
+    "host": (
+        "from tmd_detectors.host.facts import Question\n"
+        "from tmd_detectors.host.probe import ask\n"
+        "async def use():\n"
+        "    assert await ask(Question(paths=('/',), drivers=()), 30.0) is not None\n"
+    ),
+    "nic": (
+        "from tmd_detectors.nic.child import Request\n"
+        "from tmd_detectors.nic.detector import NicConfig\n"
+        "from tmd_detectors.nic.probe import Probe\n"
+        "async def use():\n"
+        "    probe = Probe(NicConfig().request())\n"
+        "    assert await probe.read(30.0) is not None\n"
+        "    await probe.close()\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("probe", PROBES)
+def test_those_who_ask_children_leave_no_warnings_of_the_event_loop(probe):
+    """``Unknown child process pid N`` stood in half of the outputs of ``tmd scan``."""
+    code = f"import asyncio\n{PROBES[probe]}for _ in range(10): asyncio.run(use())\n"
+    command = [sys.executable, "-X", "dev", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+async def test_a_signal_to_a_child_of_asyncio_leaves_its_status(caplog):
+    """It may have ended just now; asked through asyncio, its status would be lost."""
+    statuses = []
+    for _ in range(50):
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec("/bin/sh", "-c", "exit 7", stdout=pipe)
+        await process.stdout.read()
+        send(process, signal.SIGCONT)
+        statuses.append(await process.wait())
+        send(process, signal.SIGKILL)  # nobody is there any more
+
+    assert statuses == [7] * 50
+    assert [r for r in caplog.records if r.name == "asyncio" and r.levelname == "WARNING"] == []
+
+
+async def test_a_child_that_is_never_read_can_be_ended():
+    child = Child.start(python("while True: print('x' * 1000)"))
+    await asyncio.sleep(0)
+
+    assert await child.end(10.0)

@@ -1,0 +1,157 @@
+"""A child process that nobody but its owner reaps.
+
+asyncio's own children are reaped by a thread, but every signal sent through them polls them first:
+if one has just ended, the poll takes its exit status away from the thread, which then warns of an
+unknown child and reports 255. A loop that closes before that thread has spoken is an error, too.
+Here the end is heard by a pidfd and the status is taken in one place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from asyncio.subprocess import Process
+
+CHUNK = 65_536
+LOOK_S = 0.05
+"""Where the kernel has no pidfds, so often a child is asked whether it has ended."""
+_left: list[subprocess.Popen[bytes]] = []
+"""Children that were killed and did not end: a driver may hold them. Reaped when they do."""
+
+
+class Child:
+    """A process in a session of its own. Closed by :meth:`end`, in the task that uses it."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    @classmethod
+    def start(
+        cls,
+        command: Sequence[str],
+        *,
+        stdin: bool = False,
+        stderr: bool = False,
+        env: Mapping[str, str] | None = None,
+    ) -> Child:
+        """Its stdout is read with :meth:`read`; stdin and stderr are nothing unless asked for.
+
+        Raises:
+            OSError, ValueError: it cannot be started.
+        """
+        _left[:] = [process for process in _left if process.poll() is None]
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE if stderr else subprocess.DEVNULL,
+            env=env,
+            start_new_session=True,  # Ctrl-C at a terminal is for us
+            bufsize=0,
+        )
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                os.set_blocking(pipe.fileno(), False)
+        return cls(process)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._process.poll() is None
+
+    def write(self, said: bytes) -> None:
+        """A few bytes to its stdin.
+
+        Raises:
+            OSError: it has ended, or does not read.
+        """
+        assert self._process.stdin is not None
+        os.write(self._process.stdin.fileno(), said)
+
+    def hang_up(self) -> None:
+        """Close its stdin."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    async def read(self) -> bytes:
+        """What it has written to stdout; empty once nobody can write there any more."""
+        assert self._process.stdout is not None
+        return await _read(self._process.stdout.fileno())
+
+    async def read_errors(self) -> bytes:
+        """The same of stderr."""
+        assert self._process.stderr is not None
+        return await _read(self._process.stderr.fileno())
+
+    async def status(self) -> int:
+        """Its exit status once it has ended; negative: the signal that ended it."""
+        while (status := self._process.poll()) is None:
+            await _ended(self._process.pid)
+        return status
+
+    async def end(self, within_s: float, *, kill: bool = True) -> bool:
+        """Close all pipes, kill it unless told not to, and wait; whether it has ended.
+
+        One that has not, because a driver holds it, say, is left to the kernel.
+        """
+        if kill:
+            self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+        try:
+            async with asyncio.timeout(within_s):
+                await self.status()
+        except TimeoutError:
+            self._process.kill()
+            return False
+        finally:
+            if self._process.poll() is None:
+                _left.append(self._process)
+        return True
+
+
+def send(process: Process, number: int) -> None:
+    """Signal a child of asyncio, if it has not ended, and leave its exit status where it is."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+
+
+async def _read(fd: int) -> bytes:
+    await _readable(fd)
+    with suppress(BlockingIOError):
+        return os.read(fd, CHUNK)
+    return await _read(fd)
+
+
+async def _ended(pid: int) -> None:
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        await asyncio.sleep(LOOK_S)
+        return
+    try:
+        await _readable(fd)
+    finally:
+        os.close(fd)
+
+
+async def _readable(fd: int) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(fd, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(fd)
