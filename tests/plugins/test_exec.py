@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tmd_detectors.exec import (
+from tmd_detectors.exec.detector import (
     Check,
     ExecConfig,
     ExecDetector,

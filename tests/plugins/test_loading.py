@@ -118,7 +118,7 @@ def test_what_ships_imports_only_the_public_api():
     code = (
         "import sys, tmd_detectors.trainer, tmd_policies.replace_failed\n"
         "import tmd_detectors.nic.detector, tmd_detectors.host.detector\n"
-        "import tmd_detectors.exec, tmd_detectors.straggler\n"
+        "import tmd_detectors.exec.detector, tmd_detectors.straggler\n"
         "import tmd_policies.drain_requested, tmd_policies.observe_only\n"
         "import tmd_policies.drain_degraded, tmd_policies.rebalance_stragglers\n"
         "import tmd_policies.rebalance_periodic\n"

@@ -9,20 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta, Struct
 
-from tmd.plugin import Detector, DetectorConfig, DetectorContext, Severity, Signal, State
+from tmd.plugin import (
+    Child,
+    Detector,
+    DetectorConfig,
+    DetectorContext,
+    Severity,
+    Signal,
+    State,
+    bare_python,
+)
 
 UNUSABLE_CODE = "exec.unusable"
-END_S = 1.0
+END_S = 10.0
+"""The warden gives up before."""
+WARDEN = Path(__file__).with_name("warden.py")
 Positive = Annotated[float, Meta(gt=0)]
 
 
@@ -35,7 +44,7 @@ class Check(Struct, frozen=True, forbid_unknown_fields=True):
     every_s: Positive = 60.0
     """From the end of one run to the start of the next."""
     timeout_s: Positive = 30.0
-    """Then it and all processes of its group are killed."""
+    """Then it is killed, with all that it has started, wherever that went."""
 
 
 class ExecConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
@@ -179,48 +188,52 @@ def _state(holds: bool) -> State:
 
 
 async def run(check: Check, output_limit: int) -> Outcome:
-    """Run it once. Nothing of its process group is left when this returns or is cancelled."""
+    """Run it once. When this returns or is cancelled the warden has ended all that it started."""
     # Secrets of ours may stand in the environment.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TMD_")}
+    command = bare_python(WARDEN, str(os.getpid()), *check.command)
     try:
-        child = await asyncio.create_subprocess_exec(
-            *check.command,
-            stdin=DEVNULL,
-            stdout=PIPE,
-            stderr=DEVNULL,
-            env=environment,
-            start_new_session=True,
-        )
+        warden = Child.start(command, stdin=True, stderr=True, env=environment)
     except (OSError, ValueError) as error:
         return Outcome(Health.UNKNOWN, f"cannot be started: {error}")
     try:
         async with asyncio.timeout(check.timeout_s):
-            output = await _read(child, output_limit)
+            output = await _output(warden, output_limit)
             if output is None:
                 return Outcome(Health.UNKNOWN, f"wrote more than {output_limit} bytes")
-            return judge(await child.wait(), output)
+            return _outcome(await _said(warden), output)
     except TimeoutError:
         return Outcome(Health.UNKNOWN, f"ran for more than {check.timeout_s:g} s")
     finally:
-        await _kill(child)
+        # Hung up on, it ends all below it, which killing it would not.
+        await asyncio.shield(warden.end(END_S, kill=False))
 
 
-async def _read(child: Process, limit: int) -> bytes | None:
-    """What it writes until it ends, ``None`` if that is too much.
+def _outcome(said: str, output: bytes) -> Outcome:
+    word, _, rest = said.partition(" ")
+    if word == "cannot":
+        return Outcome(Health.UNKNOWN, f"cannot be started: {rest}")
+    if word != "status":
+        return Outcome(Health.UNKNOWN, "was ended, and its warden with it")
+    return judge(int(rest), output)
+
+
+async def _output(warden: Child, limit: int) -> bytes | None:
+    """What the check writes until it ends, ``None`` if that is too much.
 
     A process that it left behind may hold the pipe: it counts as a part of the check.
     """
-    assert child.stdout is not None
-    try:
-        await child.stdout.readexactly(limit + 1)
-    except asyncio.IncompleteReadError as error:
-        return error.partial
-    return None
+    found = b""
+    while chunk := await warden.read():
+        found += chunk
+        if len(found) > limit:
+            return None
+    return found
 
 
-async def _kill(child: Process) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)
-    with suppress(TimeoutError):
-        async with asyncio.timeout(END_S):
-            await child.communicate()
+async def _said(warden: Child) -> str:
+    """The line of the warden; empty if it ended without one."""
+    line = b""
+    while b"\n" not in line and (chunk := await warden.read_errors()):
+        line += chunk
+    return line.partition(b"\n")[0].decode("utf-8", "replace")

@@ -1,0 +1,253 @@
+"""Checks that leave processes behind: real ones, each known by a pidfd before it is to be ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack, suppress
+
+import pytest
+from tmd_detectors.exec.detector import Check, Health, run
+
+WITHIN_S = 60.0
+
+REPORTS = """
+import os, signal, sys, time
+fifo = os.open(sys.argv[1], os.O_WRONLY)
+def report(pid):
+    os.write(fifo, b"%d\\n" % pid)
+def stay():
+    report(os.getpid())
+    while True:
+        signal.pause()
+def child(do):
+    if os.fork() == 0:
+        try:
+            do()
+        finally:
+            os._exit(1)
+report(os.getppid())
+"""
+TREES = {
+    "a child": "child(stay); stay()",
+    "a session of its own": "child(lambda: (os.setsid(), stay())); stay()",
+    "a double fork": "child(lambda: child(lambda: (os.setsid(), child(stay)))); stay()",
+    "an end that leaves them": """
+child(lambda: child(lambda: (os.setsid(), stay())))
+child(stay)
+os._exit(0)
+""",
+    "deaf to signals": """
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    signal.signal(number, signal.SIG_IGN)
+child(lambda: (os.setsid(), stay()))
+stay()
+""",
+    "stopped": """
+child(lambda: (os.setsid(), report(os.getpid()), os.kill(os.getpid(), signal.SIGSTOP)))
+stay()
+""",
+    "a flood": """
+def flood():
+    while True:
+        child(lambda: (os.setsid(), stay()))
+        time.sleep(0.001)
+child(flood)
+child(lambda: (os.setsid(), flood()))
+stay()
+""",
+}
+SEEN = {"a flood": 40}
+"""How many there must be at least; else two."""
+
+
+class Watch:
+    """The processes that report through a fifo, held by pidfds."""
+
+    def __init__(self, folder, stack):
+        self.fifo = folder / "fifo"
+        os.mkfifo(self.fifo)
+        # For both ends: whoever else writes may come and go.
+        self._fd = os.open(self.fifo, os.O_RDWR | os.O_NONBLOCK)
+        self._stack = stack
+        stack.callback(os.close, self._fd)
+        self.alive = {}
+        self._rest = b""
+
+    def command(self, tree):
+        return (sys.executable, "-S", "-c", REPORTS + TREES[tree], str(self.fifo))
+
+    def take(self):
+        """Hold those that have reported."""
+        with suppress(BlockingIOError):
+            while chunk := os.read(self._fd, 65536):
+                self._rest += chunk
+        *lines, self._rest = self._rest.split(b"\n")
+        for line in lines:
+            if int(line) == os.getpid():
+                continue  # without a warden: we must not end ourselves
+            with suppress(ProcessLookupError):
+                fd = os.pidfd_open(int(line))
+                self._stack.callback(os.close, fd)
+                self._stack.callback(_kill, fd)
+                self.alive[int(line)] = fd
+        return len(self.alive)
+
+    async def until(self, number):
+        """``number`` of them are alive at once, and the warden."""
+        reported = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._fd, reported.set)
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                while self.take() < number + 1:
+                    await reported.wait()
+                    reported.clear()
+        finally:
+            loop.remove_reader(self._fd)
+
+    def left(self):
+        """Those that are not gone in time, each with what it is."""
+        self.take()
+        return [
+            (pid, _state(pid))
+            for pid, fd in self.alive.items()
+            if not select.select([fd], [], [], WITHIN_S)[0]
+        ]
+
+
+def _kill(fd):
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+
+
+def _state(pid):
+    with suppress(OSError), open(f"/proc/{pid}/status") as file:
+        return file.read(200)
+    return "gone"
+
+
+@pytest.fixture
+def watch(tmp_path):
+    with ExitStack() as stack:
+        yield Watch(tmp_path, stack)
+
+
+@pytest.fixture
+def stranger():
+    """Somebody else's process, a child of the same parent as the check's warden."""
+    process = subprocess.Popen([sys.executable, "-S", "-c", "import signal; signal.pause()"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("tree", TREES)
+async def test_a_check_that_is_stopped_leaves_nothing(tree, watch, stranger):
+    check = Check(name="mine", command=watch.command(tree), timeout_s=1000)
+    running = asyncio.create_task(run(check, 1000))
+    await watch.until(SEEN.get(tree, 2))
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    assert watch.left() == []
+    assert stranger.poll() is None
+    assert [_state(pid) for pid in watch.alive if _state(pid) != "gone"] == []  # nor a zombie
+
+
+@pytest.mark.parametrize("tree", ["a session of its own", "a double fork", "a flood"])
+async def test_a_check_that_is_late_leaves_nothing(tree, watch, stranger):
+    late = asyncio.create_task(run(Check("mine", watch.command(tree), timeout_s=2.0), 1000))
+    await watch.until(2)
+    outcome = await late
+
+    assert outcome.health is Health.UNKNOWN
+    assert outcome.message == "ran for more than 2 s"
+    assert watch.left() == []
+    assert stranger.poll() is None
+
+
+async def test_a_check_that_has_said_its_word_leaves_nothing(watch):
+    """A daemon that it has started, with pipes of its own, ends with the check, too."""
+    left = "child(lambda: (os.setsid(), os.close(1), stay()))"
+    ends = f"{left}\nopen(sys.argv[1] + '.go').readline()\nos._exit(0)"
+    os.mkfifo(f"{watch.fifo}.go")
+    command = (sys.executable, "-S", "-c", REPORTS + ends, str(watch.fifo))
+    running = asyncio.create_task(run(Check("mine", command), 1000))
+    await watch.until(1)
+    go = os.open(f"{watch.fifo}.go", os.O_RDWR)
+    os.write(go, b"go\n")
+    outcome = await running
+    os.close(go)
+
+    assert outcome.health is Health.HEALTHY
+    assert watch.left() == []
+
+
+DAEMON = """
+import asyncio, sys
+from tmd_detectors.exec.detector import Check, run
+asyncio.run(run(Check("mine", tuple(sys.argv[1:]), timeout_s=1000.0), 1000))
+"""
+
+
+@pytest.fixture
+def daemon(watch):
+    """Starts processes that run a check; killed by the test, or after it."""
+    started = []
+
+    def start(tree):
+        command = [sys.executable, "-c", DAEMON, *watch.command(tree)]
+        started.append(subprocess.Popen(command))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("tree", ["a session of its own", "a double fork", "deaf to signals"])
+async def test_a_daemon_that_is_killed_leaves_nothing(tree, watch, daemon, stranger):
+    process = daemon(tree)
+    await watch.until(2)
+    process.kill()
+
+    assert watch.left() == []
+    assert stranger.poll() is None
+
+
+async def test_a_check_whose_warden_is_killed_is_no_word_about_the_host(watch):
+    command = (sys.executable, "-S", "-c", REPORTS + "stay()", str(watch.fifo))
+    running = asyncio.create_task(run(Check("mine", command), 1000))
+    await watch.until(1)
+    warden = next(iter(watch.alive))
+    os.kill(warden, signal.SIGKILL)
+    outcome = await running
+
+    assert outcome == type(outcome)(Health.UNKNOWN, "was ended, and its warden with it")
+    assert watch.left() == []
+
+
+def test_checks_leave_no_warnings_of_the_event_loop():
+    """The loop may close as soon as they are over."""
+    many = (
+        "import asyncio\n"
+        "from tmd_detectors.exec.detector import Check, run\n"
+        "checks = [('/bin/true',), ('/no/such',), ('/bin/sleep', '1000')]\n"
+        "async def main():\n"
+        "    await asyncio.gather(*(run(Check('a', c, timeout_s=0.3), 9) for c in checks * 5))\n"
+        "for _ in range(3):\n"
+        "    asyncio.run(main(), debug=True)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", many], capture_output=True, text=True, timeout=100
+    )
+
+    assert done.returncode == 0, done.stderr
+    said = [x for x in done.stderr.splitlines() if not x.startswith("Executing <")]
+    assert said == []
