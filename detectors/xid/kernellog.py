@@ -104,19 +104,25 @@ class Source:
 
     def batch(self, now: float) -> list[bytes]:
         """What is there now, at most :data:`BATCH` records; nothing while there is no log."""
-        if self._log is None and now < self._next:
+        if self.problem and now < self._next:
             return []
         try:
-            if self._log is None:
-                self._log = KernelLog(self._open(self._place))
+            if self._log is None or self.problem:
+                self._open_again()
+            assert self._log is not None
             found = self._log.batch()
         except (OSError, Closed) as error:
-            self.close()
             self._next = now + REOPEN_S
             self.problem = f"{self._place}: {_reason(error)}"
             return []
         self.problem = ""
         return found
+
+    def _open_again(self) -> None:
+        # Before the old one is closed: who writes a pipe must never find that nobody reads it.
+        log = KernelLog(self._open(self._place))
+        self.close()
+        self._log = log
 
     @property
     def overwritten(self) -> int:
@@ -125,8 +131,8 @@ class Source:
 
     @property
     def fd(self) -> int | None:
-        """Readable when there is a record."""
-        return self._log.fd if self._log is not None else None
+        """Readable when there is a record. One that broke off would always be."""
+        return self._log.fd if self._log is not None and not self.problem else None
 
     def close(self) -> None:
         log, self._log = self._log, None

@@ -15,7 +15,7 @@ from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector, Origin
 from tmd.daemon.roster import Roster
 from tmd.daemon.store_health import StoreHealth
-from tmd.daemon.watcher import Watcher
+from tmd.daemon.watcher import ASK_S, Watcher
 from tmd.plugin import Detector, DetectorConfig
 from tmd.testing import MemoryStore
 from tmd.testing.clients import until, worker_status
@@ -110,6 +110,28 @@ class Ears(Detector):
 class Useless(Once):
     def supported(self):
         return "no such hardware here"
+
+
+class Later(Once):
+    asked = 0
+
+    def supported(self):
+        self.asked += 1
+        return None if self.asked > 100 else "its source is not there yet"
+
+
+async def test_a_detector_whose_source_comes_later_is_used_then(watching):
+    """As soon after a long time as after a short one."""
+    later = Later()
+    async with watching(later) as (watcher, _):
+        await asyncio.sleep(99 * ASK_S - 1)
+        before = list(watcher.board.alerts)
+        await asyncio.sleep(2 * ASK_S)
+        after = [a.code for a in watcher.board.alerts]
+
+    assert before == []
+    assert after == ["a.b"]
+    assert later.asked == 101
 
 
 async def test_a_signal_becomes_an_alert_that_is_held_and_published(watching):

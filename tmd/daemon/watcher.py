@@ -37,6 +37,8 @@ UNWRITTEN = 10_000
 """On their way to the journal; beyond, the oldest go first."""
 BATCH = 100
 RESTART_S = (1.0, 60.0)
+ASK_S = 10.0
+"""So often a detector that cannot work on this host is asked again."""
 PROBATION_S = 10.0
 """A detector that has run for so long again is not failed any more."""
 FAILED = "detector.failed"
@@ -168,12 +170,7 @@ class Watcher:
         return restarted
 
     def _start(self, watched: Watched) -> None:
-        loaded = watched.loaded
-        why_not = loaded.why_not()
-        if why_not is not None:
-            log.info("detector not used", detector=loaded.origin.name, reason=why_not)
-            return
-        name = f"detector {loaded.origin.name}"
+        name = f"detector {watched.loaded.origin.name}"
         watched.task = self._tasks.create_task(self._supervise(watched), name=name)
 
     async def _stop(self, watched: Watched) -> bool:
@@ -260,6 +257,7 @@ class Watcher:
 
     async def _supervise(self, watched: Watched) -> None:
         loaded = watched.loaded
+        await _supported(loaded)
         pause = RESTART_S[0]
         while True:
             started = asyncio.get_running_loop().time()
@@ -377,6 +375,16 @@ class Watcher:
                 self._note(*triage.ripened(self.board, now=time.time(), clock=before))
 
 
+async def _supported(loaded: LoadedDetector) -> None:
+    """Until the detector can work on this host: a driver or a log may come after the daemon."""
+    told = ""
+    while (reason := loaded.why_not()) is not None:
+        if reason != told:
+            log.info("detector not used", detector=loaded.origin.name, reason=reason)
+        told = reason
+        await asyncio.sleep(ASK_S)
+
+
 async def _keep(context: Context, deadline_s: float, limit: asyncio.Timeout) -> None:
     """Let ``limit`` expire when the detector has not been alive for ``deadline_s``."""
     while True:
@@ -387,10 +395,5 @@ async def _keep(context: Context, deadline_s: float, limit: asyncio.Timeout) -> 
 
 
 def _failure(loaded: LoadedDetector, state: State, problem: str) -> Signal:
-    return Signal(
-        code=FAILED,
-        entity=f"detector:{loaded.origin.name}",
-        severity=Severity.WARNING,
-        state=state,
-        message=problem,
-    )
+    entity = f"detector:{loaded.origin.name}"
+    return Signal(FAILED, entity, Severity.WARNING, state, problem)

@@ -9,18 +9,16 @@ import socket
 import threading
 import tracemalloc
 from contextlib import aclosing, contextmanager
-from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from tmd_detectors.xid.detector import Follower, XidConfig, XidDetector, load
-from tmd_detectors.xid.kernellog import BATCH, REOPEN_S, KernelLog, Sequence, Source, boot_id
+from tmd_detectors.xid.kernellog import BATCH, KernelLog, Sequence, boot_id
 
 from tests.plugins.context import signals_of
 from tmd.plugin import Severity, State
 
 from .corpus import open_pipe, record
-from .log import Log, refused
+from .log import refused
 
 GONE = "NVRM: Xid (PCI:0000:03:00): 79, pid='<unknown>', GPU has fallen off the bus."
 GPU = "pci:0000:03:00.0"
@@ -140,89 +138,6 @@ async def test_a_folder_that_cannot_be_written_is_told_and_contained(log, tmp_pa
 
     assert codes == ["xid.79", "xid.place_not_kept"]
     assert signal.state is State.CLEARED
-
-
-class Plug:
-    """A place where a log is, or is not, and that a test changes."""
-
-    def __init__(self):
-        self.log = Log()
-        self.pulled = False
-
-    def open(self, place):
-        if self.pulled:
-            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
-        return self.log.open(place)
-
-    def pull(self):
-        self.pulled = True
-        self.log.close()
-
-    def plug(self, *texts):
-        """Another log, in which all ``texts`` stand, from the first record on."""
-        self.log, self.pulled = Log(), False
-        for text in texts:
-            self.log.write(text)
-
-
-@pytest.fixture
-def plug():
-    plug = Plug()
-    yield plug
-    plug.log.close()
-
-
-async def test_what_was_written_while_the_log_was_away_is_found_when_it_is_back(plug, tmp_path):
-    """Once, though the log begins with its oldest record; that it was away is told and over."""
-    old, new = GONE.replace("79", "31"), GONE
-    async with signals_of(XidDetector(plug.open), XidConfig(), tmp_path) as signals:
-        plug.log.write(old)
-        found = [await anext(signals)]
-        plug.pull()
-        found.append(await anext(signals))
-        plug.plug(old, new)
-        found += [await anext(signals) for _ in range(2)]
-
-    said = [(s.code, s.state) for s in found]
-    raised, cleared = State.RAISED, State.CLEARED
-    away = ("xid.no_log", raised), ("xid.79", raised), ("xid.no_log", cleared)
-    assert said == [("xid.31", raised), *away]
-    assert found[1].message.startswith("the kernel log is not read: /dev/kmsg: ")
-
-
-def test_a_log_that_stays_away_is_tried_as_often_as_at_first(plug):
-    """Where the pause grew, a fault in the log was found up to a minute late."""
-    plug.pull()
-    tries = []
-
-    def open_log(place):
-        tries.append(clock)
-        return plug.open(place)
-
-    source = Source(Path("/dev/kmsg"), open_log)
-    for tick in range(1000):
-        clock = tick / 4
-        assert source.batch(clock) == []
-    gaps = {later - earlier for earlier, later in pairwise(tries)}
-    plug.plug(GONE)
-
-    assert gaps == {REOPEN_S}
-    assert REOPEN_S <= 1.0
-    assert source.problem == "/dev/kmsg: No such file or directory"
-    assert len(source.batch(clock + REOPEN_S)) == 1
-    assert source.problem == ""
-    source.close()
-
-
-def test_a_log_that_is_closed_whenever_it_is_opened_does_not_count_as_read(plug):
-    plug.log.ours.close()
-    source = Source(Path("log"), plug.open)
-    said = []
-    for tick in range(5):
-        source.batch(float(tick))
-        said.append(source.problem)
-
-    assert said == ["log: the kernel log was closed"] * 5
 
 
 @contextmanager

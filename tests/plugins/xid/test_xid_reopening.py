@@ -1,0 +1,147 @@
+"""A kernel log that breaks off, and is there again."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from tmd_detectors.xid.detector import XidConfig, XidDetector
+from tmd_detectors.xid.kernellog import REOPEN_S, Source
+
+from tests.plugins.context import signals_of
+from tmd.plugin import State
+
+from .corpus import GPU_LOST, record
+from .log import Log
+
+
+class Plug:
+    """A place where a log is, or is not, and that a test changes."""
+
+    def __init__(self):
+        self.log = Log()
+        self.pulled = False
+
+    def open(self, place):
+        if self.pulled:
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return self.log.open(place)
+
+    def pull(self):
+        self.pulled = True
+        self.log.close()
+
+    def plug(self, *texts):
+        """Another log, in which all ``texts`` stand, from the first record on."""
+        self.log, self.pulled = Log(), False
+        for text in texts:
+            self.log.write(text)
+
+
+@pytest.fixture
+def plug():
+    plug = Plug()
+    yield plug
+    plug.log.close()
+
+
+async def test_what_was_written_while_the_log_was_away_is_found_when_it_is_back(plug, tmp_path):
+    """Once, though the log begins with its oldest record; that it was away is told and over."""
+    old, new = GPU_LOST.replace("79", "31"), GPU_LOST
+    async with signals_of(XidDetector(plug.open), XidConfig(), tmp_path) as signals:
+        plug.log.write(old)
+        found = [await anext(signals)]
+        plug.pull()
+        found.append(await anext(signals))
+        plug.plug(old, new)
+        found += [await anext(signals) for _ in range(2)]
+
+    said = [(s.code, s.state) for s in found]
+    raised, cleared = State.RAISED, State.CLEARED
+    away = ("xid.no_log", raised), ("xid.79", raised), ("xid.no_log", cleared)
+    assert said == [("xid.31", raised), *away]
+    assert found[1].message.startswith("the kernel log is not read: /dev/kmsg: ")
+
+
+def test_a_log_that_stays_away_is_tried_as_often_as_at_first(plug):
+    """Where the pause grew, a fault in the log was found up to a minute late."""
+    plug.pull()
+    tries = []
+
+    def open_log(place):
+        tries.append(clock)
+        return plug.open(place)
+
+    source = Source(Path("/dev/kmsg"), open_log)
+    for tick in range(1000):
+        clock = tick / 4
+        assert source.batch(clock) == []
+    gaps = {later - earlier for earlier, later in pairwise(tries)}
+    plug.plug(GPU_LOST)
+
+    assert gaps == {REOPEN_S}
+    assert REOPEN_S <= 1.0
+    assert source.problem == "/dev/kmsg: No such file or directory"
+    assert len(source.batch(clock + REOPEN_S)) == 1
+    assert source.problem == ""
+    source.close()
+
+
+async def test_who_writes_a_pipe_may_come_and_go(tmp_path):
+    """Its end is no record; what the next one writes is found."""
+    place = tmp_path / "kmsg"
+    os.mkfifo(place)
+    detector, found = XidDetector(), []
+    async with signals_of(detector, XidConfig(source=str(place)), tmp_path) as signals:
+        found.append(await anext(signals))
+        for seq, xid in enumerate(("79", "62")):
+            writer = os.open(place, os.O_WRONLY)
+            os.write(writer, record(GPU_LOST.replace("79", xid), seq))
+            found += [await anext(signals) for _ in range(2)]
+            os.close(writer)
+            found.append(await anext(signals))
+
+    away = ("xid.no_log", State.RAISED)
+    back = ("xid.no_log", State.CLEARED)
+    said = [(s.code, s.state) for s in found]
+    written = [("xid.79", State.RAISED), back, away, ("xid.62", State.RAISED), back, away]
+    assert said == [away, *written]
+
+
+def test_a_pipe_that_is_opened_again_always_has_a_reader(tmp_path):
+    place = tmp_path / "kmsg"
+    os.mkfifo(place)
+    source = Source(place, lambda place: os.open(place, os.O_RDONLY | os.O_NONBLOCK))
+    source.batch(0.0)
+    stop = threading.Event()
+
+    def open_again():
+        clock = 0.0
+        while not stop.is_set():
+            clock += REOPEN_S
+            source.batch(clock)
+
+    opener = threading.Thread(target=open_again)
+    opener.start()
+    try:
+        for _ in range(2000):
+            os.close(os.open(place, os.O_WRONLY | os.O_NONBLOCK))  # ENXIO where nobody reads
+    finally:
+        stop.set()
+        opener.join()
+        source.close()
+
+
+def test_a_log_that_is_closed_whenever_it_is_opened_does_not_count_as_read(plug):
+    plug.log.ours.close()
+    source = Source(Path("log"), plug.open)
+    said = []
+    for tick in range(5):
+        source.batch(float(tick))
+        said.append(source.problem)
+
+    assert said == ["log: the kernel log was closed"] * 5
