@@ -30,6 +30,13 @@ from tmd.plugin import (
 )
 
 SLOW = "straggler.slow"
+OWN_TROUBLES = (
+    *(".unreadable", ".failed"),
+    *(".no_log", ".no_events", ".log_lost", ".place_not_kept"),
+)
+"""Ends of the codes by which detectors tell of themselves: no word about the host."""
+SWITCH = "nvswitch:"
+"""What is not fatal to a switch is about a link whose GPU is not known."""
 REMEMBERED = 5
 """So many latest moves say what one costs."""
 
@@ -112,7 +119,8 @@ class RebalanceStragglers(Policy):
         assert isinstance(self.config, RebalanceStragglersConfig)
         return (
             alert.code.startswith(self.config.witnesses)
-            and not alert.code.endswith((".unreadable", ".failed"))
+            and not alert.code.endswith(OWN_TROUBLES)
+            and not (alert.entity.startswith(SWITCH) and alert.severity is Severity.WARNING)
             and alert.severity is not Severity.INFO
             # A detector that only observes is on trial and no witness.
             and alert.strategy is not Strategy.OBSERVE

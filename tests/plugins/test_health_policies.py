@@ -210,6 +210,25 @@ def test_slowness_that_nothing_explains_moves_nobody(witness):
     assert moved(RebalanceStragglers(), view) == []
 
 
+@pytest.mark.parametrize("code", ["no_log", "no_events", "log_lost", "place_not_kept"])
+def test_what_a_detector_says_of_itself_explains_nothing(code):
+    witness = finding(code=f"xid.{code}", severity=Severity.WARNING, entity="host")
+    view = cluster(host("h2", slow(), witness, pace=pace(1e6)))
+
+    assert moved(RebalanceStragglers(), view) == []
+
+
+@pytest.mark.parametrize(("severity", "leaves"), [("warning", False), ("fatal", True)])
+def test_an_error_of_a_switch_explains_something_only_if_it_is_fatal(severity, leaves):
+    """Also one that no table knows: the GPU on the link is not known."""
+    witness = finding(
+        code="xid.sxid.99999", severity=Severity(severity), entity="nvswitch:0000:05:00.0"
+    )
+    view = cluster(host("h2", slow(), witness, pace=pace(1e6)))
+
+    assert bool(moved(RebalanceStragglers(), view)) is leaves
+
+
 def test_a_witness_on_another_host_is_none():
     view = cluster(host("h2", slow(), pace=pace(1e6)), host("h3", WITNESS))
 
