@@ -1,6 +1,8 @@
-"""GPU faults that the NVIDIA driver tells of (XIDs): in the kernel log, and by NVML's events.
+"""Faults that the NVIDIA driver tells of: of GPUs (XIDs) and NVSwitches (SXids) in the kernel log,
+of GPUs by NVML's events as well.
 
 ``records`` and ``lines`` read the log, ``listener`` is the process that hears events and ``events``
 its keeper, ``merge`` makes one of two, ``findings`` says what follows by the ``table``,
-``detector`` joins them. Empty on purpose: the listener's process imports nothing else.
+``switchlines``, ``switches`` and ``sxids`` do all that for NVSwitches, ``detector`` joins them.
+Empty on purpose: the listener's process imports nothing else.
 """

@@ -179,7 +179,7 @@ class Follower:
         kept = memory.recall(file, self._boot)
         self.findings = Findings(known.xids, kept, now)
         self.switches = Switches(known.sxids, kept.switches, now)
-        self._sequence = kernellog.Sequence(kept.seq)
+        self._sequence = kernellog.Sequence(kept.seq, kept.at)
         self._reader = Reader()
         self._merge = merge
         """Only where events are heard."""
@@ -198,7 +198,7 @@ class Follower:
     def take(self, raw: bytes, now: float) -> Iterator[Signal]:
         """One record of the log."""
         record = parse(raw)
-        if record is None or not self._sequence.new(record.seq):
+        if record is None or not self._sequence.new(record.seq, record.at):
             return
         if record.facility not in self._config.facilities or not any(m in raw for m in _MARKS):
             return
@@ -246,7 +246,8 @@ class Follower:
     def keep(self) -> None:
         """Lines that were judged are not judged again after a restart."""
         found = self.findings.memory(self._boot, self._sequence.last)
-        memory.keep(self._file, structs.replace(found, switches=self.switches.grave()))
+        more = {"at": self._sequence.at, "switches": self.switches.grave()}
+        memory.keep(self._file, structs.replace(found, **more))
         self._judged = False
 
     def _try_to_keep(self) -> Iterator[Signal]:

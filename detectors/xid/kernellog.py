@@ -17,6 +17,8 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 LARGEST = 16_384
 BATCH = 256
 """Records between two turns of the event loop."""
+SKEW_S = 1.0
+"""The clocks of two processors may differ, though by far less."""
 REOPEN_S = 1.0
 """Between two attempts to open a log that broke off. It never grows: a fault waits in the log."""
 
@@ -149,16 +151,25 @@ def _reason(error: OSError | Closed) -> str:
 class Sequence:
     """Which records are new, and how many were never seen."""
 
-    def __init__(self, last: int | None) -> None:
+    def __init__(self, last: int | None, at: float | None = None) -> None:
         self.last = last
+        self.at = at
+        """Time of the latest record, seconds since boot."""
         self.lost = 0
         """Since the start."""
 
-    def new(self, seq: int) -> bool:
-        """Whether record ``seq`` has not been taken before."""
-        if self.last is not None:
+    def new(self, seq: int, at: float) -> bool:
+        """Whether record ``seq`` of the time ``at`` has not been taken before.
+
+        Numbers and times only grow. A smaller number at a later time is another log, which counts
+        anew: whoever copies records into a pipe may have been started again.
+        """
+        anew = self.last is None or (
+            seq <= self.last and self.at is not None and at > self.at + SKEW_S
+        )
+        if not anew and self.last is not None:
             if seq <= self.last:
                 return False
             self.lost += seq - self.last - 1
-        self.last = seq
+        self.last, self.at = seq, at
         return True

@@ -25,6 +25,8 @@ class Memory(Struct, frozen=True):
     boot: str = ""
     seq: int | None = None
     """Last record that was judged."""
+    at: float | None = None
+    """Its time, seconds since boot."""
     standing: tuple[Signal, ...] = ()
     """Findings that only a recovery ends."""
     met: tuple[Met, ...] = ()

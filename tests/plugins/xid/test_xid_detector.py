@@ -242,7 +242,7 @@ def test_another_error_is_not_hidden():
 def test_the_first_record_that_is_kept_is_no_gap():
     sequence = Sequence(None)
 
-    assert [sequence.new(n) for n in (500, 501, 501, 505)] == [True, True, False, True]
+    assert [sequence.new(n, 1.0) for n in (500, 501, 501, 505)] == [True, True, False, True]
     assert sequence.lost == 3
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tmd_detectors.xid.detector import XidConfig, XidDetector
-from tmd_detectors.xid.kernellog import REOPEN_S, Source
+from tmd_detectors.xid.kernellog import REOPEN_S, Sequence, Source
 
 from tests.plugins.context import signals_of
 from tmd.plugin import State
@@ -134,6 +134,35 @@ def test_a_pipe_that_is_opened_again_always_has_a_reader(tmp_path):
         stop.set()
         opener.join()
         source.close()
+
+
+def test_a_smaller_number_at_a_later_time_is_another_log():
+    """Its records were left out for good, as read before."""
+    sequence = Sequence(900, at=50.0)
+
+    old = [sequence.new(seq, at) for seq, at in ((899, 49.0), (900, 50.0), (899, 50.5))]
+    other = [sequence.new(seq, at) for seq, at in ((1, 60.0), (2, 60.0), (2, 60.0), (3, 61.0))]
+
+    assert old == [False] * 3
+    assert other == [True, True, False, True]
+    assert sequence.lost == 0
+
+
+def test_of_a_last_record_without_a_time_nothing_is_concluded():
+    sequence = Sequence(900)
+
+    assert not sequence.new(1, 60.0)
+
+
+async def test_another_log_after_a_restart_of_the_daemon_is_read(log, tmp_path):
+    log.write(GPU_LOST, lost=500)
+    async with signals_of(XidDetector(log.open), XidConfig(), tmp_path) as signals:
+        found = [await anext(signals)]
+    log.ours.send(record(GPU_LOST.replace("79", "62"), 3, at=200.0))
+    async with signals_of(XidDetector(log.open), XidConfig(), tmp_path) as signals:
+        found += [await anext(signals) for _ in range(2)]
+
+    assert [s.code for s in found] == ["xid.79", "xid.79", "xid.62"]  # the second is restated
 
 
 def test_a_log_that_is_closed_whenever_it_is_opened_does_not_count_as_read(plug):
