@@ -298,6 +298,31 @@ def test_what_policies_may_not_act_on_is_explained(config, tmp_path):
     assert "tmd status --json" in broken.stderr
 
 
+def test_status_says_who_is_unfit_and_which_ranks_nobody_could_take(config, store, running):
+    """For people in lines of their own, not cut by a column; for programs as a list."""
+    why = "the model of this worker is not that of the job: " + "x" * 150
+    unfit = structs.replace(
+        worker_status("h3/job/0.a"),
+        activity=Activity.STANDBY,
+        rehearsed=(Rehearsal(step=1, seconds=1.0, refusal=why),),
+    )
+    store(lambda s: s.put_host(HostStatus("h3", "i", workers=(unfit,)), ttl_s=60, wake=False))
+    shown = " ".join(tmd("status", "-c", config).stdout.split())
+    (gap,) = json.loads(tmd("status", "--json", "-c", config).stdout)["unprotected"]
+
+    assert f"h3/job/0.a is unfit: it gets no rank: {why}" in shown
+    assert "NO STANDBY: nobody could take ranks 0-1: not h3/job/0.a" in shown
+    assert (gap["job"], gap["ranks"]) == ("job", [0, 1])
+
+
+def test_a_drained_host_rehearses_nothing(config, store, running, spare):
+    store(lambda s: s.drain(DrainRequest("h3", "r")))
+    done = tmd("standby", "rehearse", "h3", "-c", config)
+
+    assert done.returncode == 1
+    assert "tmd undrain h3" in done.stderr
+
+
 def test_draining_a_host_that_nobody_knows_is_an_error(config, store, running):
     done = tmd("drain", "h11", "-c", config)
 

@@ -272,7 +272,7 @@ class Launcher:
         # Those that ended too: how they ended is told again after each reconnect.
         alive = (worker for worker, _, _ in self._children.values())
         workers = (*alive, *(known.worker for known in self._exits))
-        hello = wire.LauncherHello(wire.VERSION, self._spec.job, os.getpid(), workers)
+        hello = wire.LauncherHello(wire.VERSION, self._spec.job, os.getpid(), workers, notices=True)
         self._tell(hello)
 
     def _tell(self, message: wire.Message) -> None:

@@ -66,6 +66,8 @@ class LauncherHello(Struct, frozen=True, tag=True):
     job: str
     pid: int
     workers: tuple[str, ...]
+    notices: bool = False
+    """Whether it understands :class:`Notice`; launchers of before do not."""
 
 
 class Exited(Struct, frozen=True, tag=True):

@@ -26,7 +26,7 @@ from tmd.core.model import (
     Understudy,
     WorkerStatus,
 )
-from tmd.core.requests import RehearsalRequest
+from tmd.core.requests import DrainRequest, RehearsalRequest
 from tmd.core.shadows import noted
 from tmd.core.standbys import assigned, candidates, reasons
 from tmd.core.understudies import answered, roles_of, to_rehearse, understudied
@@ -69,6 +69,19 @@ def test_hot_standbys_cover_different_ranks() -> None:
 
     assert sorted(u.rank for u in record.understudies) == [0, 1]
     assert all(u.stay for u in record.understudies)
+
+
+def test_a_hot_standby_whose_host_is_drained_is_followed_by_another() -> None:
+    """It could not take the rank, so its following is of no use."""
+    record, view, facts = cluster(worker("s"), worker("t"))
+    wanted = Understudies(hot=1)
+    (first,) = understudied(record, view, facts, wanted)
+    busy = structs.replace(record, understudies=(first,))
+    drained = structs.replace(view, drains=(DrainRequest(first.member.host, "r"),))
+    (second,) = understudied(busy, drained, Facts(drained, "j"), wanted)
+
+    assert (first.member.worker, second.member.worker) == ("s", "t")
+    assert second.stay
 
 
 def test_every_standby_rehearses_once_and_one_at_a_time() -> None:

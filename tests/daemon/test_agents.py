@@ -432,3 +432,18 @@ async def test_a_launcher_hears_once_why_its_standby_is_unfit_and_that_this_is_o
 
     assert first.text == "standby is unfit: it gets no rank: the model differs"
     assert (second.worker, second.text) == (ONE, "standby is fit again")
+
+
+async def test_a_launcher_that_does_not_know_notices_gets_none(host, record):
+    """It would take one for a message of a stranger, and hang up."""
+    refusal = Rehearsal(step=5, seconds=1.0, refusal="the model differs")
+    async with connected(host.path) as one, connected(host.path) as other:
+        await one.send(wire.LauncherHello(wire.VERSION, "job", 1, (ONE,)))
+        trainer = FakeTrainer(other, worker_status(ONE))
+        await trainer.hello()
+        await trainer.say(activity=Activity.STANDBY, rehearsed=(refusal,))
+        await until(lambda: host.roster.workers[ONE].status.unfit != "")
+        host.obey(failed(record(), ONE, TWO))
+        first = await one.receive()
+
+    assert isinstance(first, wire.Kill)

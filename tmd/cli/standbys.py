@@ -65,9 +65,12 @@ def rehearse(
 
 def _check(view: ClusterView, host: str) -> None:
     from tmd.core.operators import unknown_host
+    from tmd.core.standbys import barred
 
     if unknown := unknown_host(view, host):
         raise TmdError(unknown)
+    if host in barred(view):
+        raise TmdError(f"{host} is drained and rehearses nothing; 'tmd undrain {host}' first")
     if not _waiting(view, host):
         raise TmdError(f"no standby waits on {host}; 'tmd status' shows what its workers do")
     if view.paused:

@@ -23,7 +23,7 @@ from tmd.core.model import (
     WorkerStatus,
 )
 from tmd.core.shadows import verdict_on, why_unfit
-from tmd.core.standbys import POOL, assigned, candidates, on_hand
+from tmd.core.standbys import POOL, assigned, barred, candidates, on_hand
 
 
 def understudied(
@@ -33,7 +33,13 @@ def understudied(
     if record.state is not JobState.RUNNING or is_live(record.plan):
         return record.understudies
     asked = {r.host: r.id for r in view.rehearsals}
-    kept = tuple(u for u in record.understudies if _goes_on(u, record, facts, wanted))
+    barring = barred(view)
+    kept = tuple(
+        u
+        for u in record.understudies
+        # One on a drained host could not take the rank: another is to follow it.
+        if u.member.host not in barring and _goes_on(u, record, facts, wanted)
+    )
     if not all(_trains(facts, m.worker) for m in record.membership.members):
         return kept
     busy = [u.member for u in kept]

@@ -79,6 +79,7 @@ class LauncherLink:
     def __init__(self, hello: wire.LauncherHello, writer: asyncio.StreamWriter) -> None:
         self.job = hello.job
         self.workers = hello.workers
+        self.takes_notices = hello.notices
         self.owned = set(hello.workers)
         """Also those that have ended."""
         self.writer = writer
@@ -87,7 +88,8 @@ class LauncherLink:
 
     def note(self, status: WorkerStatus) -> None:
         """Say once why a standby gets no rank, and once that this is over."""
-        if status.worker not in self.workers or status.unfit == self._noted.get(status.worker, ""):
+        mine = self.takes_notices and status.worker in self.workers
+        if not mine or status.unfit == self._noted.get(status.worker, ""):
             return
         self._noted[status.worker] = status.unfit
         text = f"standby is unfit: {status.unfit}" if status.unfit else "standby is fit again"

@@ -12,11 +12,13 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 import msgspec
+from msgspec import structs
 
 from tmd.core.election import Answer
 from tmd.core.fuse import Breaker
 from tmd.core.model import Alert, ClusterView, HostStatus, JobRecord
 from tmd.core.notices import Told
+from tmd.core.readiness import unprotected
 from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
 
 
@@ -109,9 +111,12 @@ class Store(Protocol):
 
 
 async def state_of(store: Store) -> dict[str, Any]:
-    """Everything the cluster knows of itself, for programs: the view and who leads."""
+    """Everything the cluster knows of itself, for programs: the view, who leads, and what jobs lack
+    to survive the next loss."""
     view = await store.snapshot()
-    return {"leader": await store.leader(), **msgspec.to_builtins(view)}
+    gaps = [gap for record in view.jobs if (gap := unprotected(view, record)) is not None]
+    shown = {"unprotected": gaps, **structs.asdict(view)}
+    return {"leader": await store.leader(), **msgspec.to_builtins(shown)}
 
 
 class Bell:

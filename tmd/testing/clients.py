@@ -92,7 +92,7 @@ class FakeLauncher:
 
     async def hello(self) -> None:
         await self._connection.send(
-            wire.LauncherHello(wire.VERSION, self._job, pid=1, workers=self._workers)
+            wire.LauncherHello(wire.VERSION, self._job, pid=1, workers=self._workers, notices=True)
         )
 
     async def exited(self, worker: str, code: int | None) -> None:
