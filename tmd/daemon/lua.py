@@ -49,10 +49,12 @@ local floor = tonumber(ARGV[4])
 if held ~= '' then
   local holder, digits = string.match(held, '^(.*)|(%d+)$')
   local epoch, left = number(digits), redis.call('PTTL', KEYS[1])
-  -- No member writes a lease without an expiry, or one for hours: as long as one of ours then.
-  if not epoch or left < 0 or left > math.max(3600000, 10 * tonumber(ARGV[3])) then
-    redis.call('PEXPIRE', KEYS[1], ARGV[3])
-    left = tonumber(ARGV[3])
+  -- No member writes a lease without an epoch or an expiry, or one for hours. It gets the expiry of
+  -- one of ours, once, so that it lapses.
+  local ttl = tonumber(ARGV[3])
+  if left < 0 or left > (epoch and math.max(3600000, 10 * ttl) or ttl) then
+    redis.call('PEXPIRE', KEYS[1], ttl)
+    left = ttl
   end
   if not epoch or holder ~= ARGV[2] then
     return {0, holder or held, left}
