@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from itertools import islice
 from typing import Any, TypeVar
 
 from redis.exceptions import RedisError
@@ -40,6 +41,8 @@ LISTEN_S = 2.0
 COUNT_DIGITS = 15
 """As the scripts count: fences and revisions of more digits are no member's."""
 PROBE_MS = 1000
+MOST_LOOKED_AT = 200
+"""Hosts, and jobs, of which it is looked up whether their key has the right type."""
 
 KINDS = {
     **dict.fromkeys(["leader", "epoch", "breaker", "told-outside"], "string"),
@@ -319,7 +322,8 @@ class RedisStore:
             key: Any = self._key(table)
             if await self._redis.type(key) == b"set":
                 members: Any = await self._redis.smembers(key)
-                wanted |= {f"{table[:-1]}:{text(name)}": kind for name in members}
+                some = islice(members, MOST_LOOKED_AT)
+                wanted |= {f"{table[:-1]}:{text(name)}": kind for name in some}
         found = {}
         for name, kind in wanted.items():
             held: Any = await self._redis.type(self._key(name))
