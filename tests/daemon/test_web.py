@@ -149,7 +149,7 @@ async def test_health_and_readiness(served):
     healthy = await served.get("/healthz")
     ready = await served.get("/readyz")
     served.store_state, _ = store_health.failed(
-        served.store_state, store_health.Activity.HEARTBEAT, "out of memory", 1.0
+        served.store_state, store_health.StoreLoop.HEARTBEAT, "out of memory", 1.0
     )
     still_healthy = await served.get("/healthz")
     unready = await served.get("/readyz")

@@ -2,7 +2,7 @@
 
 A daemon reads and writes the store from several loops. One that fails while another succeeds, as
 when Redis refuses writes and answers reads, must not look like a store that comes and goes: the
-store is well only when every activity is, and has been for ``STEADY_S``.
+store is well only when every loop is served, and has been for ``STEADY_S``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ CAUSES_REPORTED = 8
 """Per outage: causes beyond these are not reported, so that a log cannot be filled."""
 
 
-class Activity(StrEnum):
-    """What a daemon does with the store; each has one loop."""
+class StoreLoop(StrEnum):
+    """The loops of a daemon that use the store, by what they are for."""
 
     LEASE = "lease"
     DECIDING = "deciding"
@@ -30,7 +30,7 @@ class Activity(StrEnum):
     WEBHOOK = "webhook"
 
 
-class Change(StrEnum):
+class HealthChange(StrEnum):
     """What is worth a line in the log."""
 
     LOST = "lost"
@@ -41,8 +41,8 @@ class Change(StrEnum):
 class StoreState(Struct, frozen=True):
     """What a daemon knows of its store."""
 
-    failing: dict[Activity, str] = {}
-    """The cause, a sentence, of each activity whose latest attempt failed."""
+    failing: dict[StoreLoop, str] = {}
+    """The cause, a sentence, for each loop whose latest attempt failed."""
     down: bool = False
     """As it was last reported."""
     reported: tuple[str, ...] = ()
@@ -62,26 +62,24 @@ class StoreState(Struct, frozen=True):
         return tuple(now) or (self.reported[-1:] if self.down else ())
 
 
-Step = tuple[StoreState, Change | None]
+Step = tuple[StoreState, HealthChange | None]
 
 
-def failed(state: StoreState, activity: Activity, cause: str, now: float) -> Step:
+def failed(state: StoreState, loop: StoreLoop, cause: str, now: float) -> Step:
     """After an attempt that failed with ``cause`` at ``now`` (monotonic seconds)."""
-    after = structs.replace(
-        state, failing={**state.failing, activity: cause}, down=True, failed_at=now
-    )
+    after = structs.replace(state, failing={**state.failing, loop: cause}, down=True, failed_at=now)
     if not state.down:
-        return structs.replace(after, reported=(cause,)), Change.LOST
+        return structs.replace(after, reported=(cause,)), HealthChange.LOST
     if cause in state.reported or len(state.reported) >= CAUSES_REPORTED:
         return after, None
-    return structs.replace(after, reported=(*state.reported, cause)), Change.OTHER_CAUSE
+    return structs.replace(after, reported=(*state.reported, cause)), HealthChange.OTHER_CAUSE
 
 
-def worked(state: StoreState, activity: Activity, now: float) -> Step:
+def worked(state: StoreState, loop: StoreLoop, now: float) -> Step:
     """After an attempt that succeeded, or where there is nothing to attempt any more."""
-    failing = {a: cause for a, cause in state.failing.items() if a is not activity}
-    written = state.written or activity is Activity.HEARTBEAT
+    failing = {a: cause for a, cause in state.failing.items() if a is not loop}
+    written = state.written or loop is StoreLoop.HEARTBEAT
     after = structs.replace(state, failing=failing, written=written)
     if state.down and not failing and now - (state.failed_at or 0.0) >= STEADY_S:
-        return structs.replace(after, down=False, reported=(), failed_at=None), Change.BACK
+        return structs.replace(after, down=False, reported=(), failed_at=None), HealthChange.BACK
     return after, None

@@ -10,7 +10,7 @@ import structlog
 from tmd.core.errors import StoreUnavailable
 from tmd.core.model import JobRecord
 from tmd.core.obeying import Receipt
-from tmd.core.store_health import Activity
+from tmd.core.store_health import StoreLoop
 from tmd.daemon.agents import AgentServer
 from tmd.daemon.bus import Bell, Store
 from tmd.daemon.records import Records
@@ -45,9 +45,9 @@ class Executor:
             try:
                 await self.turn()
             except StoreUnavailable as error:
-                await self._store_health.failed(Activity.RECORDS, error)
+                await self._store_health.failed(StoreLoop.RECORDS, error)
                 continue
-            self._store_health.worked(Activity.RECORDS)
+            self._store_health.worked(StoreLoop.RECORDS)
             await self.bell.heard(self._poll_s)
 
     async def turn(self) -> None:

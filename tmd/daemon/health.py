@@ -14,7 +14,7 @@ import structlog
 
 from tmd.core.errors import StoreUnavailable
 from tmd.core.findings import Memory
-from tmd.core.store_health import Activity
+from tmd.core.store_health import StoreLoop
 from tmd.core.triage import restored
 from tmd.core.unreadable import UNREADABLE
 from tmd.daemon.bus import Bell, Store
@@ -48,9 +48,9 @@ class Health:
             try:
                 await self._serve()
             except StoreUnavailable as error:
-                await self._store_health.failed(Activity.REQUESTS, error)
+                await self._store_health.failed(StoreLoop.REQUESTS, error)
                 continue
-            self._store_health.worked(Activity.REQUESTS)
+            self._store_health.worked(StoreLoop.REQUESTS)
             await self.bell.heard(LOOK_S)
 
     async def _serve(self) -> None:

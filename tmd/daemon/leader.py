@@ -24,7 +24,7 @@ from tmd.core.model import ClusterView, JobRecord, Severity, Signal, State, Verd
 from tmd.core.patience import Seen, seen
 from tmd.core.planning import form, steer
 from tmd.core.readiness import NO_FIT_STANDBY, unprotected
-from tmd.core.store_health import Activity
+from tmd.core.store_health import StoreLoop
 from tmd.core.unread import left_alone
 from tmd.daemon.bus import Bell, Store
 from tmd.daemon.judging import guarded, rulings
@@ -38,7 +38,7 @@ MOST_REVISIONS = 16
 """Of one job in one turn: a guard against decisions that never come to rest."""
 
 
-Report = Callable[[Signal], None]
+RaiseFinding = Callable[[Signal], None]
 
 
 class LeaderConfig(Struct, frozen=True):
@@ -89,10 +89,10 @@ class Candidate:
         try:
             answer = await self._store.acquire(config.holder, ttl_s=config.ttl_s, floor=floor)
         except StoreUnavailable as error:
-            await self._store_health.failed(Activity.LEASE, error)
+            await self._store_health.failed(StoreLoop.LEASE, error)
             self._note(self.leading)
             return None
-        self._store_health.worked(Activity.LEASE)
+        self._store_health.worked(StoreLoop.LEASE)
         self.lease = updated(self.lease, answer, sent_at=sent_at, ttl_s=config.ttl_s)
         self._note(isinstance(answer, Granted))
         return answer
@@ -129,7 +129,7 @@ class Leader:
         candidate: Candidate,
         policies: Sequence[Policy],
         store_health: StoreHealth,
-        report: Report = lambda _: None,
+        report: RaiseFinding = lambda _: None,
     ) -> None:
         """``report`` takes findings about jobs, to be raised on the host of the leader."""
         self.bell = candidate.elected
@@ -159,7 +159,7 @@ class Leader:
                 try:
                     patience = await self.turn()
                 except StoreUnavailable as error:
-                    await self._store_health.failed(Activity.DECIDING, error)
+                    await self._store_health.failed(StoreLoop.DECIDING, error)
                     continue
                 except StaleLease as error:
                     log.warning("a newer leader exists", error=str(error))
@@ -167,7 +167,7 @@ class Leader:
                 except Conflict as error:
                     log.info("decided on an old record, deciding again", error=str(error))
                     continue
-                self._store_health.worked(Activity.DECIDING)
+                self._store_health.worked(StoreLoop.DECIDING)
             await self.bell.heard(patience)
 
     async def turn(self) -> float:

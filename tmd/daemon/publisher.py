@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from tmd.core.errors import StoreUnavailable
 from tmd.core.model import HostStatus
-from tmd.core.store_health import Activity
+from tmd.core.store_health import StoreLoop
 from tmd.daemon.bus import Store
 from tmd.daemon.records import Records
 from tmd.daemon.roster import Roster
@@ -50,10 +50,10 @@ class Publisher:
             try:
                 await self._store.put_host(self.status(), ttl_s=self._config.ttl_s, wake=wake)
             except StoreUnavailable as error:
-                await self._store_health.failed(Activity.HEARTBEAT, error)
+                await self._store_health.failed(StoreLoop.HEARTBEAT, error)
                 wake = True
                 continue
-            self._store_health.worked(Activity.HEARTBEAT)
+            self._store_health.worked(StoreLoop.HEARTBEAT)
             wake = await self._roster.urgent.heard(self._config.heartbeat_s)
 
     def status(self) -> HostStatus:

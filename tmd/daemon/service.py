@@ -21,7 +21,7 @@ from tmd.config import Settings
 from tmd.core.errors import ConfigError, StoreUnavailable
 from tmd.core.findings import Rules
 from tmd.core.model import Signal, Strategy
-from tmd.core.store_health import Activity
+from tmd.core.store_health import StoreLoop
 from tmd.daemon.agents import AgentServer, Door, uids_of
 from tmd.daemon.bus import Bell, Store, Topic
 from tmd.daemon.executor import Executor
@@ -172,7 +172,7 @@ class Service:
                     for bell in bells[topic]:
                         bell.ring()
             except StoreUnavailable as error:
-                await self.store_health.failed(Activity.WAKE_UPS, error)
+                await self.store_health.failed(StoreLoop.WAKE_UPS, error)
 
 
 def _leader_config(settings: Settings, holder: str) -> LeaderConfig:

@@ -8,7 +8,7 @@ import random
 import structlog
 
 from tmd.core.errors import StoreUnavailable
-from tmd.core.store_health import Activity, Change, StoreState, failed, worked
+from tmd.core.store_health import HealthChange, StoreLoop, StoreState, failed, worked
 
 log = structlog.get_logger("tmd.store")
 
@@ -25,25 +25,25 @@ class StoreHealth:
 
     def __init__(self) -> None:
         self.state = StoreState()
-        self._pauses: dict[Activity, float] = {}
+        self._pauses: dict[StoreLoop, float] = {}
 
-    def worked(self, activity: Activity) -> None:
+    def worked(self, loop: StoreLoop) -> None:
         """The latest attempt succeeded, or there is nothing to attempt at present."""
-        self._pauses.pop(activity, None)
-        self.state, change = worked(self.state, activity, _now())
-        if change is Change.BACK:
+        self._pauses.pop(loop, None)
+        self.state, change = worked(self.state, loop, _now())
+        if change is HealthChange.BACK:
             log.info("store is back")
 
-    async def failed(self, activity: Activity, error: StoreUnavailable) -> None:
+    async def failed(self, loop: StoreLoop, error: StoreUnavailable) -> None:
         """Note the failure, then pause with jitter: longer after each failure in a row."""
         cause = str(error)
-        self.state, change = failed(self.state, activity, cause, _now())
-        if change is Change.LOST:
-            log.warning("store away, nothing new is decided", activity=activity, error=cause)
-        elif change is Change.OTHER_CAUSE:
-            log.warning("store away for another reason as well", activity=activity, error=cause)
-        pause = self._pauses.get(activity, FIRST_S)
-        self._pauses[activity] = min(2 * pause, LONGEST_S)
+        self.state, change = failed(self.state, loop, cause, _now())
+        if change is HealthChange.LOST:
+            log.warning("store away, nothing new is decided", loop=loop, error=cause)
+        elif change is HealthChange.OTHER_CAUSE:
+            log.warning("store away for another reason as well", loop=loop, error=cause)
+        pause = self._pauses.get(loop, FIRST_S)
+        self._pauses[loop] = min(2 * pause, LONGEST_S)
         await asyncio.sleep(pause * random.uniform(0.5, 1.0))
 
 

@@ -23,7 +23,7 @@ from tmd.core.model import Alert, Severity, Signal, State, Strategy
 from tmd.core.rationing import BURST, PER_SECOND, Allowance
 from tmd.core.requests import HealthyRequest
 from tmd.core.retuning import farewells, with_strategy
-from tmd.core.store_health import Activity
+from tmd.core.store_health import StoreLoop
 from tmd.daemon.bus import Bell, Store
 from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector
@@ -320,10 +320,10 @@ class Watcher:
                     await self._replay_if_lost()
                     while await self._publish_batch():
                         await self._write()
-                    self._store_health.worked(Activity.ALERTS)
+                    self._store_health.worked(StoreLoop.ALERTS)
                 except StoreUnavailable as error:
                     await self._write()
-                    await self._store_health.failed(Activity.ALERTS, error)
+                    await self._store_health.failed(StoreLoop.ALERTS, error)
                     continue
                 await self.posted.heard(60.0)
         finally:

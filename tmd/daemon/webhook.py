@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from tmd.core.errors import StoreUnavailable
 from tmd.core.notices import Notice, Told, of_alerts, of_migrations, payload
-from tmd.core.store_health import Activity
+from tmd.core.store_health import StoreLoop
 from tmd.daemon.bus import Bell, Store
 from tmd.daemon.leader import Candidate
 from tmd.daemon.store_health import StoreHealth
@@ -74,10 +74,10 @@ class Webhook:
                 try:
                     more = self._candidate.leading and await self._turn(session)
                 except StoreUnavailable as error:
-                    await self._store_health.failed(Activity.WEBHOOK, error)
+                    await self._store_health.failed(StoreLoop.WEBHOOK, error)
                     continue
                 if not self._candidate.leading:
-                    self._store_health.worked(Activity.WEBHOOK)
+                    self._store_health.worked(StoreLoop.WEBHOOK)
                     self._told = None  # another one goes on from the store; so do we if we lead
                 if not more:
                     await self.bell.heard(config.poll_s)
@@ -97,7 +97,7 @@ class Webhook:
             told = await self._remember(told.plus([notice], cursor, shown))
         if found and told.cursor != found[-1][0]:
             await self._remember(told.plus([], found[-1][0], shown))
-        self._store_health.worked(Activity.WEBHOOK)
+        self._store_health.worked(StoreLoop.WEBHOOK)
         return len(found) == BATCH
 
     async def _known(self) -> Told:
