@@ -21,6 +21,7 @@ from msgspec import Meta, field, structs
 
 from tmd.core.errors import ConfigError
 from tmd.core.model import Strategy
+from tmd.core.reasons import in_words, os_reason
 from tmd.schema import Invalid, Positive, Problem, Secret, Section, Text, plain, read
 from tmd.sections import (
     MIN_SECRET,
@@ -212,9 +213,9 @@ def read_file(path: Path | None) -> dict[str, Any]:
     except FileNotFoundError:
         raise ConfigError(f"there is no configuration file {path}") from None
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot read {path}: {os_reason(error)}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+        raise ConfigError(f"{path} is not valid TOML: {in_words(error)}") from error
 
 
 def load(path: Path | None = None) -> Settings:

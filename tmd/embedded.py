@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import socket
@@ -23,9 +24,11 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from tmd.core.errors import TmdError
+from tmd.core.errors import ConfigError, TmdError
+from tmd.daemon import lua
 
 START_S = 10.0
+REMEDY = "install redis-server or valkey-server, or run: pip install 'tmd[embedded]'"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -46,7 +49,8 @@ def redis(folder: Path | None = None, *, binary: str | None = None) -> Iterator[
     ``folder`` takes the socket (default: a temporary one); ``binary`` chooses the server.
 
     Raises:
-        TmdError: nothing that could serve is installed, or it did not start.
+        ConfigError: nothing that could serve is installed.
+        TmdError: it did not start.
     """
     binary = binary or find_binary()
     if binary is None:
@@ -57,6 +61,17 @@ def redis(folder: Path | None = None, *, binary: str | None = None) -> Iterator[
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tmd-redis-")))
         yield stack.enter_context(_process(binary, folder))
+
+
+def check() -> None:
+    """Return if :func:`redis` can serve here.
+
+    Raises:
+        ConfigError: it cannot; the message says what is missing and how to get it.
+    """
+    if find_binary() is None:
+        with fake():
+            pass
 
 
 def find_binary() -> str | None:
@@ -138,19 +153,19 @@ def fake() -> Iterator[EmbeddedRedis]:
     """fakeredis in this process, reached over TCP. Slow, but always installable.
 
     Raises:
-        TmdError: fakeredis is not installed.
+        ConfigError: fakeredis or its Lua is not installed, or too old for the store's scripts.
     """
     try:
         from fakeredis import TcpFakeServer
     except ImportError:
-        raise TmdError(
-            "no Redis to run: install redis-server or valkey-server, or 'pip install tmd[embedded]'"
-        ) from None
+        raise ConfigError(f"no Redis to run: {REMEDY}") from None
     server = TcpFakeServer(("127.0.0.1", 0), server_type="redis")
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, name="tmd-fakeredis", daemon=True)
     thread.start()
     try:
+        if lacking := _lacking(server.server_address[1]):
+            raise ConfigError(f"no Redis to run: the installed fakeredis lacks {lacking}; {REMEDY}")
         yield EmbeddedRedis(
             url=f"redis://127.0.0.1:{server.server_address[1]}",
             kind="fakeredis (in this process, for trying out only)",
@@ -159,3 +174,33 @@ def fake() -> Iterator[EmbeddedRedis]:
         server.shutdown()
         server.server_close()
         thread.join(timeout=5)
+
+
+_PROBE = """
+local unknown = {}
+for _, name in ipairs(ARGV) do
+  local said = redis.pcall(name)
+  local text = type(said) == 'table' and said.err
+  if text and string.find(string.lower(tostring(text)), 'unknown') then
+    table.insert(unknown, name)
+  end
+end
+return table.concat(unknown, ', ')
+"""
+
+
+def _lacking(port: int) -> str:
+    """What the store's scripts need and the server does not have; empty if nothing."""
+    texts = [text for text in vars(lua).values() if isinstance(text, str)]
+    names = sorted({name for text in texts for name in re.findall(r"redis\.call\('(\w+)'", text)})
+    words = [word.encode() for word in ("EVAL", _PROBE, "0", *names)]
+    asked = b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+    with socket.create_connection(("127.0.0.1", port), timeout=START_S) as connection:
+        connection.sendall(b"*%d\r\n%b" % (len(words), asked))
+        with connection.makefile("rb") as answers:
+            answer = answers.readline().decode(errors="replace").strip()
+            if answer.startswith("-"):
+                return f"Lua scripts ({answer.removeprefix('-')})"
+            # fakeredis answers with a simple string, servers with one that has its length before.
+            long = answer.startswith("$")
+            return answers.readline().decode().strip() if long else answer.removeprefix("+")

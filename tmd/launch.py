@@ -31,6 +31,7 @@ from tmd.config import load
 from tmd.core.environment import FOREIGN, Slot, announced
 from tmd.core.errors import TmdError, WireError
 from tmd.core.model import Exit
+from tmd.core.reasons import in_words
 from tmd.core.restarts import pause_s
 from tmd.daemon import logs
 from tmd.joining import Joining
@@ -134,7 +135,9 @@ class Launcher:
                     preexec_fn=die_with_parent,
                 )
             except OSError as error:
-                raise CannotStart(f"cannot start {shlex.join(spec.command)}: {error}") from error
+                raise CannotStart(
+                    f"cannot start {shlex.join(spec.command)}: {in_words(error)}"
+                ) from error
         self._awaited[worker] = time.monotonic() + JOIN_S
         pidfd = os.pidfd_open(child.pid)
         self._children[pidfd] = (worker, slot, child)
@@ -296,7 +299,7 @@ class Launcher:
             for message in _messages(self._inbox):
                 self._obey(message)
         except (OSError, WireError) as error:
-            log.warning("daemon not reachable, workers go on", error=str(error))
+            log.warning("daemon not reachable, workers go on", error=in_words(error))
             part = b""
         if not part:
             self._hang_up()
@@ -381,5 +384,5 @@ def _run(spec: LaunchSpec) -> int:
     try:
         return Launcher(spec).run()
     except CannotStart as error:
-        typer.echo(f"tmd launch: {error}", err=True)
+        typer.echo(f"tmd launch: {in_words(error)}", err=True)
         return 2

@@ -42,6 +42,7 @@ from tmd.core.model import (
     WorkerStatus,
 )
 from tmd.core.pace import Pace
+from tmd.core.reasons import in_words, os_reason
 from tmd.core.requests import DrainRequest
 
 __all__ = [
@@ -78,6 +79,8 @@ __all__ = [
     "WorkerEvent",
     "WorkerStatus",
     "bare_python",
+    "in_words",
+    "os_reason",
 ]
 
 API_VERSION = 1

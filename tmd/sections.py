@@ -16,6 +16,7 @@ from tmd.core.errors import ConfigError
 from tmd.core.findings import Rules
 from tmd.core.limits import Limits, ShadowLimits, Understudies
 from tmd.core.model import Strategy
+from tmd.core.reasons import in_words, os_reason
 from tmd.schema import Invalid, NotNegative, Positive, Secret, Section
 
 MIN_SECRET = 16
@@ -151,7 +152,7 @@ class Http(Section, frozen=True):
         try:
             place(self.listen)
         except ValueError as error:
-            raise Invalid(str(error), "listen") from None
+            raise Invalid(in_words(error), "listen") from None
 
     @property
     def address(self) -> tuple[str, int] | None:
@@ -228,4 +229,4 @@ def read_secret(path: Path, key: str) -> str:
             raise ConfigError(f"{path} can be read by everybody: chmod 640 {path}")
         return path.read_text().strip()
     except OSError as error:
-        raise ConfigError(f"{key} {path}: {error.strerror}") from error
+        raise ConfigError(f"{key} {path}: {os_reason(error)}") from error

@@ -26,6 +26,7 @@ from tmd.plugin import (
     Signal,
     State,
     bare_python,
+    in_words,
 )
 
 UNUSABLE_CODE = "exec.unusable"
@@ -141,7 +142,9 @@ def judge(status: int, output: bytes) -> Outcome:
     try:
         said = msgspec.json.decode(output, type=_Said)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return Outcome(Health.UNKNOWN, f"ended with status {status} and no JSON message: {error}")
+        return Outcome(
+            Health.UNKNOWN, f"ended with status {status} and no JSON message: {in_words(error)}"
+        )
     return Outcome(health, said.message, said.evidence)
 
 
@@ -195,7 +198,7 @@ async def run(check: Check, output_limit: int) -> Outcome:
     try:
         warden = Child.start(command, stdin=True, stderr=True, env=environment)
     except (OSError, ValueError) as error:
-        return Outcome(Health.UNKNOWN, f"cannot be started: {error}")
+        return Outcome(Health.UNKNOWN, f"cannot be started: {in_words(error)}")
     try:
         async with asyncio.timeout(check.timeout_s):
             output = await _output(warden, output_limit)

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import AsyncIterator
 from typing import ClassVar
 
-from tmd.plugin import Detector, DetectorConfig, DetectorContext, Signal
+from tmd.plugin import Detector, DetectorConfig, DetectorContext, Signal, in_words
 
 from .judge import Judge
 from .probe import Ended, Hung, Probe
@@ -52,9 +52,9 @@ class NvmlDetector(Detector):
                     hung = 0
                 except Hung as error:
                     hung += 1
-                    signals = list(judge.hung(hung, str(error)))
+                    signals = list(judge.hung(hung, in_words(error)))
                 except Ended as error:
-                    signals = list(judge.failed(str(error)))
+                    signals = list(judge.failed(in_words(error)))
                 for signal in signals:
                     yield signal
                 await ctx.sleep(config.interval_s * min(2 ** max(0, hung - 1), LONGEST_PAUSE))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from tmd.plugin import bare_python
+from tmd.plugin import bare_python, in_words
 
 from .report import Report
 
@@ -58,7 +58,7 @@ class Probe:
             raise Hung(f"the driver did not answer within {deadline_s:g} s") from None
         except (OSError, EOFError, msgspec.DecodeError) as error:
             self._abandon()
-            raise Ended(f"the NVML worker ended: {error or type(error).__name__}") from None
+            raise Ended(f"the NVML worker ended: {in_words(error)}") from None
 
     @property
     def pid(self) -> int | None:

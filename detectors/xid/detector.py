@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from msgspec import structs
 
-from tmd.plugin import Detector, DetectorConfig, DetectorContext, Severity, Signal, State
+from tmd.plugin import Detector, DetectorConfig, DetectorContext, Severity, Signal, State, os_reason
 
 from . import events, kernellog, memory, sxids, table
 from .findings import Findings
@@ -127,7 +127,7 @@ class XidDetector(Detector):
                 "with kernel.dmesg_restrict=1 the daemon needs CAP_SYSLOG"
             )
         except OSError as error:
-            return f"{config.source} cannot be opened: {error.strerror}"
+            return f"{config.source} cannot be opened: {os_reason(error)}"
         return None
 
     def _no_events(self, config: XidConfig, *, log: bool) -> str | None:
@@ -255,7 +255,7 @@ class Follower:
         try:
             self.keep()
         except OSError as error:
-            problem = f"after a restart XIDs will be told again: {self._file}: {error.strerror}"
+            problem = f"after a restart XIDs will be told again: {self._file}: {os_reason(error)}"
         yield from self._not_kept.tell(problem)
 
     def _lost(self, now: float, overwritten: int) -> Iterator[Signal]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from tmd.plugin import PluginError, bare_python
+from tmd.plugin import PluginError, bare_python, in_words
 
 from .said import Said
 from .waiting import readable
@@ -129,7 +129,7 @@ class Events:
                 bufsize=0,
             )
         except (OSError, PluginError) as error:  # must not end the reading of the log
-            self._failed(now, f"the listener cannot be started: {error}")
+            self._failed(now, f"the listener cannot be started: {in_words(error)}")
             return
         assert self.fd is not None
         os.set_blocking(self.fd, False)

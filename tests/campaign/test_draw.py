@@ -1,10 +1,15 @@
 """A random campaign is a function of its seed."""
 
+from pathlib import Path
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tmd.campaign import draw, reading
+from tmd.campaign.campaign import why_not
 from tmd.campaign.faults import KINDS
+from tmd.campaign.main import drawable
 
 POOL = draw.pool(reading.stories((), KINDS))
 
@@ -34,6 +39,21 @@ def test_ranks_are_exchanged_in_faults_and_in_what_is_expected_alike(seed: int) 
         assert all(0 <= rank < draw.STANDARD.ranks for rank in after)
         if original.expect.moved is not None and set(original.expect.moved) <= names.keys():
             assert found.expect.moved == tuple(sorted(names[r] for r in original.expect.moved))
+
+
+def test_a_seed_gives_the_same_plays_whatever_the_machine_can_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What cannot be played here is drawn all the same, and skipped by its name."""
+    stories = reading.stories((), KINDS)
+    able = draw.drawn(drawable(stories), 1, 100)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    unable = draw.drawn(drawable(stories), 1, 100)
+    reasons = {s.faults[0].kind: why_not(unable, s) for s in unable.scenarios}
+
+    assert unable == able
+    assert reasons["control.redis-gone"].endswith("install redis-server or valkey-server")
+    assert reasons["process.kill"] == ""
 
 
 def test_what_needs_another_cluster_is_not_drawn() -> None:

@@ -86,6 +86,24 @@ async def test_a_reset_ends_what_is_open_and_refusal_what_comes(tmp_path: Path) 
             assert await reader.readexactly(5) == b"again"
 
 
+async def test_what_is_relayed_may_listen_on_a_port(tmp_path: Path) -> None:
+    """As the Redis does that lives in the process of a campaign."""
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.readexactly(5))
+        writer.close()
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with Relay() as relay:
+        await relay.unix(tmp_path / "door", f"127.0.0.1:{port}", Weather())
+        async with dialled(tmp_path / "door") as (reader, writer):
+            writer.write(b"hello")
+
+            assert await reader.read() == b"hello"
+    server.close()
+
+
 async def test_a_question_at_the_desk_is_answered(tmp_path: Path) -> None:
     """One line each."""
 

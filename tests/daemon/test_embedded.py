@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tmd import embedded
-from tmd.core.errors import TmdError
+from tmd.core.errors import ConfigError, TmdError
+from tmd.daemon import lua
 
 
 def alive(pid):
@@ -68,6 +69,14 @@ def test_a_server_that_does_not_start_is_a_clear_error(tmp_path):
         pytest.raises(TmdError, match="did not start"),
         embedded.redis(tmp_path, binary="/bin/false"),
     ):
+        pass
+
+
+def test_a_server_in_this_process_must_know_the_commands_of_the_store(monkeypatch):
+    """Said at once, with what is missing."""
+    pytest.importorskip("fakeredis", reason="needs fakeredis: pip install 'tmd[embedded]'")
+    monkeypatch.setattr(lua, "LATER", "redis.call('XLATER', KEYS[1])", raising=False)
+    with pytest.raises(ConfigError, match="lacks XLATER; install redis-server"), embedded.fake():
         pass
 
 

@@ -21,6 +21,24 @@ faults = [{ kind = "process.kill", where = "rank 1", when = "at forward" }]
 expect = { plans = ["planned done"], alerts = ["trainer.exited"] }
 within_s = 5
 """
+NO_SERVER = """
+[cluster]
+ranks = 2
+standbys = 1
+[job]
+steps = 160
+pace_s = 0.02
+[[scenario]]
+name = "kill"
+faults = [{ kind = "process.kill", where = "rank 1", when = "at forward" }]
+expect = { plans = ["failover done"], moved = [1], alerts = ["trainer.exited"] }
+[[scenario]]
+name = "reset"
+faults = [{ kind = "control.reset", where = "all" }]
+[[scenario]]
+name = "gone"
+faults = [{ kind = "control.redis-gone", for_s = 1.0 }]
+"""
 
 
 @pytest.mark.timeout(300)
@@ -39,6 +57,28 @@ def test_a_short_campaign_ends_as_expected(tmp_path: Path, short: Path) -> None:
     assert all(r["seen"]["fired"] for r in told["results"])
     assert "identical to the undisturbed runs" in output
     assert "process.kill" in page.read_text()
+    assert left_behind(short) == []
+
+
+@pytest.mark.timeout(200)
+def test_without_a_redis_server_the_embedded_one_serves(
+    tmp_path: Path, short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What needs a server with a process of its own is skipped by name, with the remedy."""
+    pytest.importorskip("fakeredis", reason="needs fakeredis: pip install 'tmd[embedded]'")
+    file, facts = tmp_path / "file.toml", tmp_path / "facts.json"
+    file.write_text(NO_SERVER)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    run = start(short, *RUN, str(file), "--json", str(facts))
+    output, _ = run.communicate(timeout=180)
+    told = json.loads(facts.read_text())
+    skipped = {r["scenario"]["name"]: r["seen"]["skipped"] for r in told["results"]}
+
+    assert run.returncode == 0, output
+    assert told["endings"][0]["steps"] == 160
+    assert (skipped["kill"], skipped["reset"]) == ("", "")
+    assert skipped["gone"].endswith("install redis-server or valkey-server")
+    assert f"gone  not possible here  {skipped['gone']}" in output
     assert left_behind(short) == []
 
 

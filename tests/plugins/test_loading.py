@@ -137,6 +137,7 @@ def test_what_ships_imports_only_the_public_api():
         "tmd.core.checkpoints",
         "tmd.core.errors",
         "tmd.core.membership",
+        "tmd.core.reasons",
         "tmd.core.snapshots",
         "tmd.core.fuse",
         "tmd.core.model",

@@ -19,6 +19,7 @@ from tmd.campaign.oracle import Oracle, differences, read_run, repeated
 from tmd.campaign.play import Play
 from tmd.campaign.scenario import Network, Scenario, Server, Story
 from tmd.campaign.stage import TTL_S, Stage
+from tmd.core.reasons import in_words
 from tmd.demo.report import Trace
 
 END_S = 120.0
@@ -138,7 +139,7 @@ class _Cluster:
                 self._audience.begins(self._story.name, "running to the end, for comparison")
                 return seen, await self._finish(stage)
         except (TimeoutError, OSError, RuntimeError) as error:
-            return seen, [f"the cluster did not come about or to an end: {error or 'in time'}"]
+            return seen, [f"the cluster did not come about or to an end: {in_words(error)}"]
 
     def _result(self, trace: Trace, scenario: Scenario, seen: Observed) -> Result:
         costs = () if seen.trouble else costs_of(trace, seen)

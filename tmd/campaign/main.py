@@ -17,11 +17,13 @@ from msgspec import structs
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from tmd import embedded
 from tmd.campaign import draw, page, reading
-from tmd.campaign.campaign import Outcome, Result, run, why_not
+from tmd.campaign.campaign import Outcome, Result, run
 from tmd.campaign.faults import KINDS
 from tmd.campaign.scenario import Scenario, Story
 from tmd.core.errors import ConfigError, TmdError
+from tmd.core.reasons import in_words
 
 INTERRUPTED = 130
 SEEDS = 1 << 32
@@ -65,7 +67,8 @@ def play(
     stories = reading.stories(files or (), KINDS)
     stories = chosen(stories, only or ())
     if rounds:
-        stories = (draw.drawn(able(stories), seed, rounds),)
+        stories = (draw.drawn(drawable(stories), seed, rounds),)
+    embedded.check()
     # With facts on stdout, words go to stderr.
     console = Console(stderr=json == Path("-"), highlight=False)
     command = repeat_command(files or (), only or (), seed, rounds)
@@ -76,7 +79,7 @@ def play(
         console.print("interrupted; everything that was started has been ended")
         raise typer.Exit(INTERRUPTED) from None
     except (RuntimeError, TimeoutError) as error:
-        raise TmdError(f"the campaign failed: {error}") from error
+        raise TmdError(f"the campaign failed: {in_words(error)}") from error
     if json is not None:
         _write(facts(outcome, seed, command), json)
     if report is not None:
@@ -105,14 +108,13 @@ def chosen(stories: Sequence[Story], names: Sequence[str]) -> tuple[Story, ...]:
     return tuple(story for story in cut if story.scenarios)
 
 
-def able(stories: Sequence[Story]) -> list[Scenario]:
-    """What can be drawn on this machine.
+def drawable(stories: Sequence[Story]) -> list[Scenario]:
+    """What can be drawn, whatever this machine can do: a seed gives the same plays everywhere.
 
     Raises:
         ConfigError: nothing.
     """
-    plain = Story(name=draw.NAME, cluster=draw.STANDARD)
-    found = [scenario for scenario in draw.pool(stories) if not why_not(plain, scenario)]
+    found = draw.pool(stories)
     if not found:
         raise ConfigError("--rounds: none of these scenarios may be drawn for the usual cluster")
     return found

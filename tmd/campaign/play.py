@@ -16,6 +16,7 @@ from tmd.campaign.scenario import Expected, FaultPart, Scenario
 from tmd.campaign.stage import Stage, live_plan, now
 from tmd.core.errors import StoreUnavailable, TmdError
 from tmd.core.model import FINAL, Alert, ClusterView, MigrationPlan, State
+from tmd.core.reasons import in_words
 from tmd.demo.cluster import workers
 
 START_S = 120.0
@@ -202,7 +203,7 @@ class Play:
             fired = f"{len(self._fired)} of {len(self._scenario.faults)} faults were there"
             limit = f"not within {self._scenario.within_s:g} s, {fired}"
             return f"{limit}\n{await self._stage.describe()}"
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {in_words(error)}"
 
     async def _observed(self, trouble: str, seconds: float) -> Observed:
         view = ClusterView()

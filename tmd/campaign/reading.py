@@ -12,6 +12,7 @@ from typing import Any
 
 from tmd.campaign.scenario import ClusterPart, Expected, FaultPart, JobPart, Scenario, Story
 from tmd.core.errors import ConfigError
+from tmd.core.reasons import in_words
 from tmd.schema import Problem, S, Section, read
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
@@ -52,7 +53,7 @@ def load(file: Path, kinds: Collection[str]) -> Story:
     try:
         values = tomllib.loads(file.read_text())
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: {error}") from error
+        raise ConfigError(f"{file}: {in_words(error)}") from error
     story, problems = parse(file.stem, values, kinds)
     if story is None:
         raise ConfigError("\n".join(f"{file}: {_sentence(problem)}" for problem in problems))

@@ -11,10 +11,12 @@ import contextlib
 import socket
 import struct
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Self
 
-Dial = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Dial = Callable[[], Awaitable[Streams]]
 PIECE = 1 << 16
 RESET = struct.pack("ii", 1, 0)
 
@@ -90,6 +92,13 @@ class Weather:
                 target.write_eof()
 
 
+def _dialling(target: Path | str) -> Dial:
+    if isinstance(target, Path):
+        return partial(asyncio.open_unix_connection, target)
+    host, _, port = target.rpartition(":")
+    return partial(asyncio.open_connection, host, int(port))
+
+
 class Relay:
     """Doors of this program; all are shut when the context is left."""
 
@@ -107,23 +116,16 @@ class Relay:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def unix(self, path: Path, target: Path, weather: Weather) -> None:
-        """Whoever dials ``path`` reaches ``target``."""
-
-        async def dial() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-            return await asyncio.open_unix_connection(target)
-
-        server = await asyncio.start_unix_server(self._serving(weather, dial), path)
+    async def unix(self, path: Path, target: Path | str, weather: Weather) -> None:
+        """Whoever dials ``path`` reaches ``target``, a Unix socket or ``<host>:<port>``."""
+        serving = self._serving(weather, _dialling(target))
+        server = await asyncio.start_unix_server(serving, path)
         self._servers.append(server)
 
     async def tcp(self, address: str, weather: Weather) -> int:
         """A port of the loopback; whoever dials it reaches ``address``."""
-        host, _, port = address.rpartition(":")
-
-        async def dial() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-            return await asyncio.open_connection(host, int(port))
-
-        server = await asyncio.start_server(self._serving(weather, dial), "127.0.0.1", 0)
+        serving = self._serving(weather, _dialling(address))
+        server = await asyncio.start_server(serving, "127.0.0.1", 0)
         self._servers.append(server)
         return int(server.sockets[0].getsockname()[1])
 

@@ -13,6 +13,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from tmd.core.model import Phase
+from tmd.core.reasons import in_words
 from tmd.schema import Invalid, NotNegative, Positive, Section
 
 POINTS = (
@@ -72,7 +73,7 @@ class ClusterPart(Section, frozen=True):
         try:
             tomllib.loads(self.config)
         except tomllib.TOMLDecodeError as error:
-            raise Invalid(f"it is not valid TOML: {error}", "config") from None
+            raise Invalid(f"it is not valid TOML: {in_words(error)}", "config") from None
 
 
 class JobPart(Section, frozen=True):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from tmd import embedded
-from tmd.core.errors import TmdError
+from tmd.core.errors import ConfigError, TmdError
 from tmd.lifeline import die_with_parent
 
 START_S = 10.0
@@ -28,7 +28,7 @@ sentinel failover-timeout {service} 5000
 
 
 class Private:
-    """A private server behind a Unix socket; nothing is kept when it ends."""
+    """A private server; nothing is kept when it ends."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -44,13 +44,19 @@ class Private:
         self._stack.close()
 
     @property
-    def socket(self) -> Path:
-        return self._folder / "redis.sock"
+    def address(self) -> Path | str:
+        """Where it listens: a Unix socket, or ``<host>:<port>`` if it lives in this process."""
+        kind, _, place = self.url.partition("://")
+        return Path(place) if kind == "unix" else place
 
     @property
     def url(self) -> str:
         assert self._server is not None
         return self._server.url
+
+    def tell(self, command: str) -> str:
+        """One command in Redis' inline form, and what came back at once."""
+        return _ask(self.address, command)
 
     @property
     def pid(self) -> int:
@@ -120,21 +126,22 @@ class WithSentinel:
 
     def master(self) -> int:
         """The port that the Sentinel names; 0 if it names none."""
-        said = _ask(
-            self._ports["sentinel"], f"SENTINEL get-master-addr-by-name {SERVICE}"
-        ).splitlines()
+        said = self._ask("sentinel", f"SENTINEL get-master-addr-by-name {SERVICE}").splitlines()
         return int(said[4]) if len(said) > 4 else 0
 
     def in_step(self) -> bool:
         """Whether the Sentinel knows a replica that follows the master."""
         return (
             b"flags=slave" in self._flags()
-            and b"master_link_status:up" in _ask(self._ports["second"], "INFO replication").encode()
+            and b"master_link_status:up" in self._ask("second", "INFO replication").encode()
         )
 
     def _flags(self) -> bytes:
-        said = _ask(self._ports["sentinel"], f"SENTINEL replicas {SERVICE}")
+        said = self._ask("sentinel", f"SENTINEL replicas {SERVICE}")
         return b"flags=slave" if "\nslave\r" in said or "\nslave\n" in said else b""
+
+    def _ask(self, name: str, command: str) -> str:
+        return _ask(f"127.0.0.1:{self._ports[name]}", command)
 
     def kill_master(self) -> int:
         """Kill -9; the port of the one that is gone."""
@@ -158,7 +165,7 @@ class WithSentinel:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError):
-                if "PONG" in _ask(self._ports[name], "PING"):
+                if "PONG" in self._ask(name, "PING"):
                     return
             time.sleep(0.02)
         raise TmdError(f"{command[0]} did not start (see {self._folder / name}.log)")
@@ -168,19 +175,31 @@ def server_binary() -> str:
     """A server that can also be a Sentinel.
 
     Raises:
-        TmdError: none is installed.
+        ConfigError: none is installed.
     """
     for name in ("redis-server", "valkey-server"):
         if found := shutil.which(name):
             return found
-    raise TmdError("no redis-server or valkey-server is installed")
+    raise ConfigError(
+        "there is no server that can be a Sentinel: install redis-server or valkey-server"
+    )
 
 
-def _ask(port: int, command: str) -> str:
+def _ask(address: Path | str, command: str) -> str:
     """One command in Redis' inline form, and what came back at once."""
-    with socket.create_connection(("127.0.0.1", port), timeout=2.0) as connection:
+    with _connected(address) as connection:
         connection.sendall(command.encode() + b"\r\n")
         return connection.recv(1 << 16).decode(errors="replace")
+
+
+def _connected(address: Path | str) -> socket.socket:
+    if isinstance(address, str):
+        host, _, port = address.rpartition(":")
+        return socket.create_connection((host, int(port)), timeout=2.0)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(2.0)
+    connection.connect(str(address))
+    return connection
 
 
 def _free_ports(count: int) -> list[int]:

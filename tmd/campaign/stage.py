@@ -113,7 +113,7 @@ class Stage:
             self.private = stack.enter_context(Private(self.folder / "redis"))
             for host in self.hosts:
                 door = self.folder / f"redis-{host}"
-                await self._relay.unix(door, self.private.socket, self.control[host])
+                await self._relay.unix(door, self.private.address, self.control[host])
                 own[host]["TMD_REDIS__URL"] = f"unix://{door}"
         if part.network is Network.RELAYED:
             await self._relay.desk(self.folder / "desk", self._way)

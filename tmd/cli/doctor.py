@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from tmd.cli.common import ConfigOption, JsonOption, print_json
 from tmd.core.errors import ConfigError, StoreUnavailable
+from tmd.core.reasons import in_words
 
 if TYPE_CHECKING:
     from tmd.config import Settings
@@ -61,7 +62,7 @@ def _secret(settings: Settings) -> Point:
     try:
         settings.secret()
     except ConfigError as error:
-        return Point("secret", False, True, str(error))
+        return Point("secret", False, True, in_words(error))
     return Point("secret", True, True, "readable")
 
 
@@ -73,7 +74,7 @@ def _redis(settings: Settings) -> Iterator[Point]:
     try:
         store = open_store(settings)
     except ConfigError as error:
-        yield Point("redis", False, True, str(error))
+        yield Point("redis", False, True, in_words(error))
         return
 
     async def ask() -> float:
@@ -87,7 +88,7 @@ def _redis(settings: Settings) -> Iterator[Point]:
     try:
         ahead = asyncio.run(ask())
     except StoreUnavailable as error:
-        yield Point("redis", False, True, str(error))
+        yield Point("redis", False, True, in_words(error))
         return
     yield Point("redis", True, True, "answers reads and writes")
     near = abs(ahead) < CLOCK_S
@@ -116,9 +117,8 @@ def _ports(address: str) -> Point:
             listener.bind(where)
             listener.listen(1)
     except OSError as error:
-        text = (
-            f"cannot listen at {address}: {error}; set [host] advertise to an address of this host"
-        )
+        remedy = "set [host] advertise to an address of this host"
+        text = f"cannot listen at {address}: {in_words(error)}; {remedy}"
         return Point("ports", False, True, text)
     if address.startswith("127.") or address == "::1":
         text = f"{address} is reached from this host only; set [host] advertise"

@@ -12,6 +12,7 @@ import typer
 from tmd.cli.common import ConfigOption, JsonOption, print_json, with_store
 from tmd.core.errors import ConfigError, TmdError
 from tmd.core.model import Severity
+from tmd.core.reasons import os_reason
 
 if TYPE_CHECKING:
     from tmd import wire
@@ -195,7 +196,7 @@ def _ask(settings: Settings, request: wire.Request) -> wire.Injected:
         answer = wire.decode(_exchange(settings.host.socket, wire.encode(request)))
     except OSError as error:
         raise TmdError(
-            f"no daemon answers at {settings.host.socket}: {error.strerror or error}; "
+            f"no daemon answers at {settings.host.socket}: {os_reason(error)}; "
             "is tmd running on this host, and may this user use its socket?"
         ) from None
     if isinstance(answer, wire.Injected):

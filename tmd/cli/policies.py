@@ -11,6 +11,7 @@ import typer
 
 from tmd.cli.common import ConfigOption, JsonOption, print_json, with_store
 from tmd.core.errors import TmdError
+from tmd.core.reasons import in_words, os_reason
 from tmd.core.unreadable import UNREADABLE
 
 if TYPE_CHECKING:
@@ -54,9 +55,11 @@ def _read(file: Path) -> ClusterView:
     try:
         return msgspec.json.decode(file.read_bytes(), type=ClusterView)
     except OSError as error:
-        raise TmdError(f"cannot read {file}: {error.strerror}") from None
+        raise TmdError(f"cannot read {file}: {os_reason(error)}") from None
     except UNREADABLE as error:
-        raise TmdError(f"{file} is no view as 'tmd status --json' prints it: {error}") from None
+        raise TmdError(
+            f"{file} is no view as 'tmd status --json' prints it: {in_words(error)}"
+        ) from None
 
 
 def _tell(view: ClusterView, settings: Settings, as_json: bool) -> None:

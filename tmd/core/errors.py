@@ -13,9 +13,14 @@ TmdError
 └── StateMismatch       the state to be moved does not fit; the message names tensors and shapes
 """
 
+from tmd.core.reasons import kind_in_words
+
 
 class TmdError(Exception):
-    """Base of all errors raised by tmd."""
+    """Base of all errors raised by tmd. None of them is without words."""
+
+    def __str__(self) -> str:
+        return super().__str__() or kind_in_words(self)
 
 
 class ConfigError(TmdError):

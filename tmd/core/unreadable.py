@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+from tmd.core.reasons import in_words
+
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What decoding with msgspec raises for them."""
 LONGEST = 200
@@ -14,5 +16,5 @@ LONGEST = 200
 
 def brief(error: object) -> str:
     """What ``error`` says, cut short: it may quote whatever a stranger has sent."""
-    text = str(error)
+    text = in_words(error) if isinstance(error, BaseException) else str(error)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

@@ -14,6 +14,7 @@ import structlog
 
 from tmd.core.errors import StoreUnavailable
 from tmd.core.findings import Memory
+from tmd.core.reasons import in_words
 from tmd.core.store_health import StoreLoop
 from tmd.core.triage import restored
 from tmd.core.unreadable import UNREADABLE
@@ -74,7 +75,7 @@ def _read(file: Path) -> Memory:
     except FileNotFoundError:
         return Memory()
     except (OSError, *UNREADABLE) as error:
-        log.warning("cannot read what was raised before", file=str(file), error=str(error))
+        log.warning("cannot read what was raised before", file=str(file), error=in_words(error))
         return Memory()
 
 
@@ -85,4 +86,4 @@ def _write(file: Path, memory: Memory) -> None:
         fresh.write_bytes(msgspec.json.encode(memory))
         os.replace(fresh, file)
     except OSError as error:
-        log.warning("cannot save what was raised", file=str(file), error=str(error))
+        log.warning("cannot save what was raised", file=str(file), error=in_words(error))

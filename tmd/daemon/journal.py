@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import structlog
 
 from tmd.core.model import Alert
+from tmd.core.reasons import in_words
 from tmd.daemon.ledger import Bounds, Ledger
 
 log = structlog.get_logger("tmd.journal")
@@ -113,7 +114,7 @@ class Journal:
         log.warning(
             "journal not writable, alerts are kept in memory",
             path=str(self._path),
-            error=str(error) or type(error).__name__,
+            error=in_words(error),
             carried=carried,
         )
 
@@ -232,6 +233,8 @@ def _opened(path: Path, bounds: Bounds) -> Ledger:
         raise
     except sqlite3.DatabaseError as error:
         aside = path.with_name(f"{path.name}.broken")
-        log.warning("journal is damaged, a new one is begun", aside=str(aside), error=str(error))
+        log.warning(
+            "journal is damaged, a new one is begun", aside=str(aside), error=in_words(error)
+        )
         path.replace(aside)
         return Ledger(str(path), bounds)

@@ -24,6 +24,7 @@ from tmd.core.model import ClusterView, JobRecord, Severity, Signal, State, Verd
 from tmd.core.patience import Seen, seen
 from tmd.core.planning import form, steer
 from tmd.core.readiness import NO_FIT_STANDBY, unprotected
+from tmd.core.reasons import in_words
 from tmd.core.store_health import StoreLoop
 from tmd.core.unread import left_alone
 from tmd.daemon.bus import Bell, Store
@@ -116,7 +117,7 @@ class Candidate:
                 await self._store.release(self._config.holder)
             log.info("lease released")
         except (StoreUnavailable, TimeoutError) as error:
-            log.warning("lease not released, it will lapse", error=str(error))
+            log.warning("lease not released, it will lapse", error=in_words(error))
 
 
 class Leader:
@@ -162,10 +163,10 @@ class Leader:
                     await self._store_health.failed(StoreLoop.DECIDING, error)
                     continue
                 except StaleLease as error:
-                    log.warning("a newer leader exists", error=str(error))
+                    log.warning("a newer leader exists", error=in_words(error))
                     await self._candidate.step_down(error.fence)
                 except Conflict as error:
-                    log.info("decided on an old record, deciding again", error=str(error))
+                    log.info("decided on an old record, deciding again", error=in_words(error))
                     continue
                 self._store_health.worked(StoreLoop.DECIDING)
             await self.bell.heard(patience)

@@ -15,6 +15,7 @@ import time
 import structlog
 
 from tmd.core.model import Activity, Exit
+from tmd.core.reasons import in_words
 from tmd.daemon.roster import Roster
 from tmd.robust_futex import Watch
 
@@ -59,7 +60,7 @@ class Lifelines:
         try:
             self._watches[worker] = Watch(fd, thread, told)
         except OSError as error:
-            log.info("exits will be noticed late", worker=worker, reason=str(error))
+            log.info("exits will be noticed late", worker=worker, reason=in_words(error))
 
     def close(self) -> None:
         for worker in list(self._open):

@@ -13,6 +13,7 @@ from msgspec import Struct
 from tmd.config import Plugins, Settings
 from tmd.core.errors import ConfigError, PluginError
 from tmd.core.findings import AT_ONCE, Rules
+from tmd.core.reasons import in_words
 from tmd.plugin import (
     DETECTOR_GROUP,
     POLICY_GROUP,
@@ -158,7 +159,9 @@ def _converted(own: dict[str, Any], kind: type[T], section: str, what: str) -> T
         return msgspec.convert(own, kind, strict=False)
     except msgspec.ValidationError as error:
         known = ", ".join(getattr(kind, "__struct_fields__", ())) or "none"
-        raise ConfigError(f"[{section}]: {error}; own keys of this {what} are: {known}") from None
+        raise ConfigError(
+            f"[{section}]: {in_words(error)}; own keys of this {what} are: {known}"
+        ) from None
 
 
 def _instance(point: EntryPoint, base: type, origin: Origin) -> Any:
@@ -180,7 +183,7 @@ def _instance(point: EntryPoint, base: type, origin: Origin) -> Any:
     try:
         return cls()
     except Exception as error:  # abstract methods missing, or its own constructor failed
-        raise PluginError(f"{origin} cannot be created: {error}") from error
+        raise PluginError(f"{origin} cannot be created: {in_words(error)}") from error
 
 
 def describe(point: EntryPoint) -> Origin:

@@ -14,6 +14,7 @@ import structlog
 from tmd.core.duties import duty
 from tmd.core.model import JobRecord, Kind
 from tmd.core.obeying import Receipt, received
+from tmd.core.reasons import in_words
 from tmd.wire import Order
 
 log = structlog.get_logger("tmd.executor")
@@ -78,7 +79,9 @@ def _read(file: Path) -> dict[str, int]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError) as error:
-        log.warning("cannot read the lease epochs obeyed before", file=str(file), error=str(error))
+        log.warning(
+            "cannot read the lease epochs obeyed before", file=str(file), error=in_words(error)
+        )
         return {}
 
 
@@ -89,4 +92,4 @@ def _write(file: Path, obeyed: dict[str, int]) -> None:
         fresh.write_text(json.dumps(obeyed))
         os.replace(fresh, file)
     except OSError as error:
-        log.warning("cannot save the lease epochs obeyed", file=str(file), error=str(error))
+        log.warning("cannot save the lease epochs obeyed", file=str(file), error=in_words(error))

@@ -11,6 +11,7 @@ from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 
 from tmd.core.errors import ConfigError
+from tmd.core.reasons import in_words
 
 
 def connect(url: str, timeout_s: float) -> Redis:
@@ -36,7 +37,7 @@ def connect(url: str, timeout_s: float) -> Redis:
     try:
         return Redis.from_url(url, **options)
     except ValueError as error:
-        raise ConfigError(f"[redis] url: {error}") from None
+        raise ConfigError(f"[redis] url: {in_words(error)}") from None
 
 
 def _sentinel(url: str, options: dict[str, Any]) -> Redis:
@@ -52,7 +53,7 @@ def _sentinel(url: str, options: dict[str, Any]) -> Redis:
         places = [(host, int(port or 26379)) for host, _, port in pairs]
         number = int(db or 0)
     except ValueError as error:
-        raise ConfigError(f"[redis] url: {error}") from None
+        raise ConfigError(f"[redis] url: {in_words(error)}") from None
     sentinel = Sentinel(places, sentinel_kwargs=options, **options)  # type: ignore[no-untyped-call]
     client: Redis = sentinel.master_for(
         service, db=number, username=user or None, password=password or None

@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from tmd.core.reasons import in_words
+
 
 class Cause(Struct, frozen=True):
     """A kind of failure: how its text is recognised, what it means, what to do."""
@@ -159,5 +161,4 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _brief(error: BaseException) -> str:
-    text = str(error).strip().rstrip(".")
-    return text[:200] if text else type(error).__name__
+    return in_words(error).rstrip(".")[:200]

@@ -21,6 +21,7 @@ from tmd.config import Settings
 from tmd.core.errors import ConfigError, StoreUnavailable
 from tmd.core.findings import Rules
 from tmd.core.model import Signal, Strategy
+from tmd.core.reasons import os_reason
 from tmd.core.store_health import StoreLoop
 from tmd.daemon.agents import AgentServer, Door, uids_of
 from tmd.daemon.bus import Bell, Store, Topic
@@ -232,7 +233,9 @@ async def serve(settings: Settings, read: Callable[[], Settings], file: Path | N
     try:
         settings.host.state_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"[host] state_dir {settings.host.state_dir}: {error.strerror}") from None
+        raise ConfigError(
+            f"[host] state_dir {settings.host.state_dir}: {os_reason(error)}"
+        ) from None
     store = open_store(settings)
     lease_store = open_store(settings, min(settings.redis.timeout_s, settings.leader.answer_s))
     try:

@@ -21,6 +21,7 @@ from tmd.core.findings import AT_ONCE, Origin, Rules
 from tmd.core.injection import injector
 from tmd.core.model import Alert, Severity, Signal, State, Strategy
 from tmd.core.rationing import BURST, PER_SECOND, Allowance
+from tmd.core.reasons import in_words
 from tmd.core.requests import HealthyRequest
 from tmd.core.retuning import farewells, with_strategy
 from tmd.core.store_health import StoreLoop
@@ -272,7 +273,7 @@ class Watcher:
             except Exception as error:
                 # Whatever a foreign detector raises is contained here.
                 log.exception("detector failed", detector=loaded.origin.name)
-                problem = f"{type(error).__name__}: {error}"
+                problem = f"{type(error).__name__}: {in_words(error)}"
             if asyncio.get_running_loop().time() - started > RESTART_S[1]:
                 pause = RESTART_S[0]
             self._report_failure(loaded, problem)

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from tmd import embedded
 from tmd.core.errors import TmdError
+from tmd.core.reasons import in_words
 from tmd.demo import train
 from tmd.demo.cluster import ClusterSpec, LocalCluster
 from tmd.demo.report import compare, events_of, median_step, read_trace
@@ -40,7 +41,7 @@ def demo(
             console.print("interrupted; everything that was started has been ended")
             raise typer.Exit(130) from None
         except (TimeoutError, RuntimeError) as error:
-            raise TmdError(f"the demo failed: {error}") from error
+            raise TmdError(f"the demo failed: {in_words(error)}") from error
     if json is not None:
         json.write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=2))
     raise typer.Exit(0 if well else 1)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tmd.core.errors import LinkError, LinkRefused
 from tmd.core.model import Member
+from tmd.core.reasons import in_words
 from tmd.fabric.handshake import Answer, Lane, Verdict, dialer
 from tmd.fabric.link import Link
 
@@ -32,7 +33,7 @@ class Caller:
             return Link(sock, member.worker, self.worker, epoch)
         except OSError as e:
             sock.close()
-            raise LinkError(f"link to {member.worker} broke at once: {e}") from e
+            raise LinkError(f"link to {member.worker} broke at once: {in_words(e)}") from e
 
     def probe(self, member: Member, *, timeout: float) -> Answer | None:
         """What ``member`` says of itself, or ``None`` if it does not answer."""
@@ -51,7 +52,9 @@ class Caller:
         try:
             sock = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout)
         except OSError as e:
-            raise LinkError(f"cannot reach {member.worker} at {member.address}: {e}") from e
+            raise LinkError(
+                f"cannot reach {member.worker} at {member.address}: {in_words(e)}"
+            ) from e
         try:
             return sock, self._converse(sock, member, group, lane, epoch, deadline)
         except LinkError:
@@ -59,7 +62,7 @@ class Caller:
             raise
         except OSError as e:
             sock.close()
-            raise LinkError(f"handshake with {member.worker} failed: {e}") from e
+            raise LinkError(f"handshake with {member.worker} failed: {in_words(e)}") from e
 
     def _converse(
         self,

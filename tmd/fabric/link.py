@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from struct import Struct, pack
 
 from tmd.core.errors import LinkError
+from tmd.core.reasons import in_words
 from tmd.fabric.frame import HEADER_SIZE
 
 Buffer = bytes | bytearray | memoryview
@@ -112,7 +113,7 @@ class Link:
         try:
             yield self.sock
         except OSError as e:
-            raise LinkError(f"link to {self.peer} broke: {e}") from e
+            raise LinkError(f"link to {self.peer} broke: {in_words(e)}") from e
         finally:
             with self._lock:
                 self._users -= 1

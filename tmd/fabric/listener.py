@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 from tmd.core.errors import LinkRefused
+from tmd.core.reasons import in_words
 from tmd.fabric.handshake import Hello, Seal, Talk, acceptor
 
 HALF_OPEN = 64
@@ -115,7 +116,7 @@ class Listener:
         try:
             outcome = guest.hear()
         except (LinkRefused, OSError) as e:
-            return self._drop(guest, str(e))
+            return self._drop(guest, in_words(e))
         if outcome is None:
             return
         self._forget(guest)

@@ -24,6 +24,7 @@ import msgspec
 
 from tmd.config import Plugins
 from tmd.core.errors import PluginError
+from tmd.core.reasons import in_words
 from tmd.daemon.plugins import load
 from tmd.plugin import ClusterView, Detector, DetectorConfig, Policy, Signal
 from tmd.testing.context import FakeContext
@@ -70,7 +71,9 @@ def check_config(detector: Detector) -> None:
     try:
         config = detector.Config()
     except TypeError as error:
-        raise BrokenContract(f"a key of {detector.name} has no default: {error}") from error
+        raise BrokenContract(
+            f"a key of {detector.name} has no default: {in_words(error)}"
+        ) from error
     if not isinstance(config, DetectorConfig):
         raise BrokenContract(f"the Config of {detector.name} does not derive from DetectorConfig")
     try:
@@ -163,4 +166,4 @@ def _loaded(point: EntryPoint, base: type) -> object:
     try:
         return load([point], base, Plugins())[point.name][0]
     except PluginError as error:
-        raise BrokenContract(str(error)) from error
+        raise BrokenContract(in_words(error)) from error

@@ -19,6 +19,7 @@ from tmd import wire
 from tmd.core.duties import Duty
 from tmd.core.errors import TmdError, WireError
 from tmd.core.model import WorkerStatus
+from tmd.core.reasons import in_words
 from tmd.robust_futex import Held
 
 HEARTBEAT_S = 0.5
@@ -77,8 +78,8 @@ class Agent:
             except OSError as error:
                 if time.monotonic() >= deadline:
                     raise TmdError(
-                        f"no tmd daemon answers on {self._path} ({error}); is it running? "
-                        "see 'tmd daemon' and TMD_SOCKET"
+                        f"no tmd daemon answers on {self._path} ({in_words(error)}); "
+                        "is it running? see 'tmd daemon' and TMD_SOCKET"
                     ) from error
             time.sleep(pause)
             pause = min(2 * pause, RECONNECT_S[1])

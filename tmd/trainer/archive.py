@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from tmd.core.checkpoints import PARTIAL, name_of
 from tmd.core.errors import StateMismatch
+from tmd.core.reasons import in_words
 from tmd.trainer.data import Position
 from tmd.trainer.naming import Path as Name
 from tmd.trainer.naming import dotted
@@ -194,7 +195,7 @@ def flaw(folder: Path, step: int, share: int = 0, shares: int = 1) -> str:
             if _digest(place / name) != seal.files[name]:
                 return f"{name} is not what was written"
     except (OSError, MsgspecError) as error:
-        return f"{SEAL} cannot be read: {error}"
+        return f"{SEAL} cannot be read: {in_words(error)}"
     return ""
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tmd.core.errors import LinkError
 from tmd.core.limits import ShadowLimits
+from tmd.core.reasons import in_words
 from tmd.fabric import Link
 from tmd.trainer.data import Position
 from tmd.trainer.state import Layout, Layouts, TensorSpec, dtype_of
@@ -242,7 +243,7 @@ def _understanding(link: Link) -> Iterator[None]:
         yield
     except Exception as error:
         # Bytes of no meaning can fail in any way: bad msgpack, a depth, a type, a size.
-        raise LinkError(f"{link.peer} does not speak this protocol: {error}") from error
+        raise LinkError(f"{link.peer} does not speak this protocol: {in_words(error)}") from error
 
 
 def _size(spec: TensorSpec) -> int:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tmd.core.errors import LinkError
 from tmd.core.limits import ShadowLimits
+from tmd.core.reasons import in_words
 from tmd.fabric import Link
 from tmd.trainer import frames
 from tmd.trainer.data import Position
@@ -201,7 +202,7 @@ class Mirror:
             yield
         except Exception as error:
             log.warning("rank cannot be shown any more: %s", error)
-            self.drop(f"this rank cannot be shown: {error}")
+            self.drop(f"this rank cannot be shown: {in_words(error)}")
 
     def _announce(self, step: int, position: Position, quiet: bool, *, with_rest: bool) -> None:
         # A joiner of a plan may get the rank at any vote, so each of its steps is compared.
@@ -246,10 +247,10 @@ class Mirror:
             while self._sent_something() or not self.over:
                 pass
         except LinkError as error:
-            self.drop(str(error))
+            self.drop(in_words(error))
         except Exception as error:
             log.warning("rank cannot be shown any more: %s", error)
-            self.drop(f"this rank cannot be shown: {error}")
+            self.drop(f"this rank cannot be shown: {in_words(error)}")
         finally:
             self._outbox.forget()
             if self._last_words is not None:
@@ -321,4 +322,4 @@ class Mirror:
                     case _:
                         self.drop(f"unexpected {type(frame).__name__} from the joiner")
         except LinkError as error:
-            self.drop(str(error))
+            self.drop(in_words(error))

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 from tmd.core.duties import Duty, Resume, Sync, Train
+from tmd.core.reasons import in_words
 from tmd.fabric import Link
 from tmd.trainer import transfer
 from tmd.trainer.transfer import Digest
@@ -148,7 +149,7 @@ class _Comparison:
         except BaseException as error:
             if not self.over.is_set():
                 log.warning("rank %d, with %s: %s", self.duty.rank, self._link.peer, error)
-            self.end(str(error))
+            self.end(in_words(error))
             return
         if not equal:
             why = "source and joiner have different states: one of them is corrupt"

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tmd.core.checkpoints import REFUSED, complete, name_of
 from tmd.core.errors import ConfigError, StateMismatch
+from tmd.core.reasons import in_words
 from tmd.trainer.archive import ABSENT, Reading, flaw
 from tmd.trainer.checkpoints import prune
 from tmd.trainer.naming import PRIVATE, Names, Placing, bare, dotted, prefix_of
@@ -71,7 +72,7 @@ def _looked_into(folder: Path, keep: int) -> str:
         prune(folder, keep, partial_before=NEVER)
         return " ".join(map(str, complete(os.listdir(folder))))
     except OSError as error:
-        return f"{UNUSABLE}{error}"
+        return f"{UNUSABLE}{in_words(error)}"
 
 
 def check(reading: Reading, claims: Claims, place: Placing, size: int) -> None:
@@ -178,4 +179,6 @@ def opened(folder: Path, step: int) -> Reading:
     try:
         return Reading(folder, step)
     except OSError as error:
-        raise StateMismatch(f"{folder / name_of(step)} cannot be read: {error}") from error
+        raise StateMismatch(
+            f"{folder / name_of(step)} cannot be read: {in_words(error)}"
+        ) from error

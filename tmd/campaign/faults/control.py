@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 
+from tmd import embedded
 from tmd.campaign.faults.process import STOPPED, send
 from tmd.campaign.kind import Kind, Mend, Unfired, nothing
 from tmd.campaign.relay import Weather
@@ -15,6 +15,7 @@ from tmd.campaign.servers import Private, server_binary
 from tmd.campaign.stage import Stage
 from tmd.campaign.waiting import until
 from tmd.core.errors import TmdError
+from tmd.core.reasons import in_words
 
 DELAY_S = 0.3
 
@@ -120,37 +121,29 @@ async def _stopped(stage: Stage, fault: FaultPart) -> Mend:
 
 async def _full(stage: Stage, fault: FaultPart) -> Mend:
     """Every write is refused for want of memory, every read is answered."""
-    return await _set(stage, "maxmemory 1", "maxmemory 0", b"OOM ")
+    return await _set(stage, "maxmemory 1", "maxmemory 0", "OOM ")
 
 
 async def _read_only(stage: Stage, fault: FaultPart) -> Mend:
     """As a master that has become a replica: writes are refused."""
-    return await _command(stage, "REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE", b"READONLY ")
+    return await _command(stage, "REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE", "READONLY ")
 
 
-async def _set(stage: Stage, now: str, later: str, proof: bytes) -> Mend:
+async def _set(stage: Stage, now: str, later: str, proof: str) -> Mend:
     return await _command(stage, f"CONFIG SET {now}", f"CONFIG SET {later}", proof)
 
 
-async def _command(stage: Stage, now: str, later: str, proof: bytes) -> Mend:
+async def _command(stage: Stage, now: str, later: str, proof: str) -> Mend:
     server = _private(stage)
-    _tell(server, now)
-    said = _tell(server, "SET tmd-campaign-probe 1")
+    server.tell(now)
+    said = server.tell("SET tmd-campaign-probe 1")
     if proof not in said:
         raise Unfired(f"Redis still takes what is written: {said!r}")
 
     async def restore() -> None:
-        _tell(server, later)
+        server.tell(later)
 
     return restore
-
-
-def _tell(server: Private, command: str) -> bytes:
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(2.0)
-        connection.connect(str(server.socket))
-        connection.sendall(command.encode() + b"\r\n")
-        return connection.recv(4096)
 
 
 async def _failed_over(stage: Stage, fault: FaultPart) -> Mend:
@@ -164,11 +157,18 @@ async def _failed_over(stage: Stage, fault: FaultPart) -> Mend:
     return nothing
 
 
+def _no_server() -> str:
+    """A server that lives in this process cannot be killed, stopped or filled."""
+    if embedded.find_binary():
+        return ""
+    return "needs a Redis with a process of its own: install redis-server or valkey-server"
+
+
 def _no_sentinel() -> str:
     try:
         server_binary()
     except TmdError as error:
-        return str(error)
+        return in_words(error)
     return ""
 
 
@@ -178,11 +178,16 @@ KINDS = (
     Kind("control.answers-lost", "Redis hears a daemon, which hears nothing", _deaf),
     Kind("control.slow", "every answer of Redis comes late", _slow),
     Kind("control.reset", "connections to Redis are reset", _reset),
-    Kind("control.redis-empty", "Redis is restarted and knows nothing", _empty),
-    Kind("control.redis-gone", "Redis is killed, and comes back empty later", _gone),
-    Kind("control.redis-stopped", "Redis stops, and goes on later", _stopped),
-    Kind("control.redis-full", "Redis is out of memory", _full, unable=_no_sentinel),
-    Kind("control.redis-read-only", "Redis has become a replica", _read_only, unable=_no_sentinel),
+    Kind("control.redis-empty", "Redis is restarted and knows nothing", _empty, unable=_no_server),
+    Kind(
+        "control.redis-gone",
+        "Redis is killed, and comes back empty later",
+        _gone,
+        unable=_no_server,
+    ),
+    Kind("control.redis-stopped", "Redis stops, and goes on later", _stopped, unable=_no_server),
+    Kind("control.redis-full", "Redis is out of memory", _full, unable=_no_server),
+    Kind("control.redis-read-only", "Redis has become a replica", _read_only, unable=_no_server),
     Kind(
         "control.redis-failed-over",
         "a Sentinel makes the replica master",

@@ -1,0 +1,180 @@
+"""Errors without a text: what is said of them, and that nobody formats one as it is."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tmd.campaign.reading import load as load_story
+from tmd.campaign.scenario import Story
+from tmd.config import load
+from tmd.core import errors
+from tmd.core.errors import ConfigError, TmdError
+from tmd.core.reasons import in_words, os_reason
+from tmd.core.unreadable import brief
+from tmd.sections import read_secret
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("tmd", "detectors", "policies")
+ELSEWHERE = {
+    "tmd/core/reasons.py": "says it",
+    "tmd/core/errors.py": "says it",
+    "tmd/schema.py": "takes the text of a validation apart",
+    "tmd/daemon/redis_errors.py": "looks for words in the text",
+    "detectors/xid/listener.py": "runs without tmd; its own error always has a text",
+    "tmd/daemon/web/server.py": "answers with an error of the store, or of the system",
+}
+OURS = {name for name, kind in vars(errors).items() if isinstance(kind, type)}
+"""Errors of tmd: :class:`TmdError` sees to it that they have words."""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (TimeoutError(), "timed out"),
+        (asyncio.CancelledError(), "cancelled"),
+        (OSError(), "the operating system gives no reason"),
+        (ConnectionAbortedError(), "connection aborted error"),
+        (KeyError(), "key error"),
+        (KeyError(""), "key error"),
+        (KeyError("port"), "there is no 'port'"),
+        (AssertionError(), "an assertion does not hold"),
+        (EOFError(), "the data ends too early"),
+        (RuntimeError(" "), "runtime error"),
+        (ValueError("too long"), "too long"),
+        (OSError(2, "No such file"), "[Errno 2] No such file"),
+        (msgspec.ValidationError(), "validation error"),
+        (TmdError(), "tmd error"),
+        (ConfigError(), "config error"),
+        (ConfigError("no key"), "no key"),
+    ],
+)
+def test_every_error_has_words(error: BaseException, said: str) -> None:
+    assert in_words(error) == said
+    assert brief(error) == said
+
+
+@pytest.mark.parametrize("name", sorted(OURS - {"StaleLease"}))
+def test_errors_of_ours_have_words_wherever_they_are_formatted(name: str) -> None:
+    assert str(getattr(errors, name)())
+
+
+def test_the_reason_of_the_system_needs_no_number_and_no_file() -> None:
+    assert os_reason(OSError(13, "Permission denied", "/x")) == "Permission denied"
+    assert os_reason(OSError()) == "the operating system gives no reason"
+    assert os_reason(TimeoutError()) == "timed out"
+
+
+def formatted(tree: ast.Module) -> Iterator[ast.AST]:
+    """Each place where a caught exception, or one that a function is given, becomes text."""
+    for scope in ast.walk(tree):
+        if isinstance(scope, ast.ExceptHandler) and scope.name and scope.type:
+            kinds = [n for n in ast.walk(scope.type) if isinstance(n, ast.Name)]
+            if not {n.id for n in kinds} <= OURS:
+                yield from _texts_of(scope.name, scope)
+        elif isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
+            for argument in scope.args.args:
+                said = ast.unparse(argument.annotation) if argument.annotation else ""
+                if said.endswith(("Exception", "Error")) and said not in OURS:
+                    yield from _texts_of(argument.arg, scope)
+
+
+def _texts_of(name: str, scope: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.walk(scope):
+        plain = isinstance(node, ast.FormattedValue) and node.conversion == -1
+        if plain and _is(name, node.value):
+            yield node
+        called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        if called and node.func.id == "str" and node.args and _is(name, node.args[0]):
+            yield node
+
+
+def _is(name: str, node: ast.AST) -> bool:
+    if isinstance(node, ast.BoolOp):
+        return any(_is(name, value) for value in node.values)
+    if isinstance(node, ast.Attribute) and node.attr == "strerror":
+        node = node.value
+    return isinstance(node, ast.Name) and node.id == name
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'try: a()\nexcept OSError as e: say(f"no: {e}")',
+        'try: a()\nexcept OSError as e: say(f"no: {e.strerror}")',
+        "try: a()\nexcept (WireError, OSError) as e: say(str(e))",
+        'try: a()\nexcept OSError as e: say(f"no: {e or 1}")',
+        "def tell(error: BaseException): say(str(error))",
+    ],
+)
+def test_a_plain_format_is_found(code: str) -> None:
+    """The next test can fail."""
+    assert list(formatted(ast.parse(code)))
+
+
+def test_nobody_formats_an_error_that_may_be_empty() -> None:
+    """Each goes through a function that always has words."""
+    found = [
+        f"{file.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}"
+        for folder in FOLDERS
+        for file in sorted((ROOT / folder).rglob("*.py"))
+        if str(file.relative_to(ROOT)) not in ELSEWHERE
+        for node in formatted(ast.parse(file.read_text()))
+    ]
+
+    assert found == []
+
+
+EMPTY = (OSError(), TimeoutError(), PermissionError())
+
+
+@pytest.mark.parametrize("error", EMPTY, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("reader", ["configuration", "scenario", "secret"])
+def test_a_file_that_cannot_be_read_for_no_reason(
+    error: OSError, reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sentence ends with words, whatever the system raises."""
+
+    def fail(*_: object, **__: object) -> str:
+        raise error
+
+    file = tmp_path / "file.toml"
+    file.write_text("")
+    file.chmod(0o600)
+    for name in ("read_text", "read_bytes", "open"):
+        monkeypatch.setattr(Path, name, fail)
+    reads = {
+        "configuration": lambda: load(file),
+        "scenario": lambda: load_story(file, ()),
+        "secret": lambda: read_secret(file, "[cluster] secret_file"),
+    }
+    with pytest.raises(ConfigError) as raised:
+        reads[reader]()
+
+    assert str(raised.value).endswith(in_words(error))
+
+
+def test_a_cluster_that_does_not_come_about_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit that is reached raises an error without a text."""
+    from tmd.campaign import campaign
+
+    class Late:
+        def __init__(self, *_: object) -> None: ...
+
+        async def __aenter__(self) -> None:
+            raise TimeoutError
+
+        async def __aexit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(campaign, "Stage", Late)
+    cluster = campaign._Cluster(Story(name="s"), tmp_path, (), None, None)
+    _, said = asyncio.run(cluster._on_stage([]))
+
+    assert said == ["the cluster did not come about or to an end: timed out"]

@@ -1,0 +1,45 @@
+"""What an error says, in words: some say nothing, and then their kind must.
+
+Imports nothing: processes use it that have nothing installed.
+"""
+
+from __future__ import annotations
+
+import re
+
+WORDS = {
+    "TimeoutError": "timed out",
+    "CancelledError": "cancelled",
+    "KeyboardInterrupt": "interrupted",
+    "MemoryError": "out of memory",
+    "EOFError": "the data ends too early",
+    "FileNotFoundError": "no such file or folder",
+    "FileExistsError": "it exists already",
+    "PermissionError": "permission denied",
+    "BrokenPipeError": "the other side has closed the connection",
+    "ConnectionResetError": "the other side has reset the connection",
+    "ConnectionRefusedError": "connection refused",
+    "OSError": "the operating system gives no reason",
+    "AssertionError": "an assertion does not hold",
+}
+"""Name of a class -> what its instances say if they say nothing themselves."""
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+
+
+def in_words(error: BaseException) -> str:
+    """The text of ``error``, never empty: without a text, its kind in words."""
+    text = str(error).strip()
+    if text in ("", "''", '""', "None"):  # a KeyError quotes its key, also an empty one
+        return kind_in_words(error)
+    return f"there is no {text}" if type(error) is KeyError else text
+
+
+def os_reason(error: OSError) -> str:
+    """What the system says, without number and file, for sentences that name the file anyway."""
+    return error.strerror or in_words(error)
+
+
+def kind_in_words(error: BaseException) -> str:
+    """``ConnectionAbortedError``: "connection aborted error"."""
+    name = type(error).__name__
+    return WORDS.get(name) or " ".join(word.lower() for word in _HUMP.split(name))
