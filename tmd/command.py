@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from tmd.extras import lacking_trainer
+
 WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 """Options of the interpreter that take the next argument, too."""
 
@@ -27,7 +29,10 @@ def missing(command: Sequence[str]) -> str:
     """Why ``command`` cannot be started, with the remedy; empty if nothing speaks against it."""
     program = command[0]
     if found := shutil.which(program):
-        return _missing_script(found, command[1:]) if _is_python(found) else ""
+        if not _is_python(found):
+            return ""
+        lacking = lacking_trainer() if _is_ours(found) else ""
+        return _missing_script(found, command[1:]) or lacking
     if os.sep not in program:
         return f"there is no program {program} in PATH: name a Python file, -m MODULE or a program"
     return _unreadable(Path(program)) or f"{program} is not executable: run chmod +x {program}"

@@ -17,7 +17,7 @@ from msgspec import structs
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tmd import embedded
+from tmd import embedded, extras
 from tmd.campaign import draw, page, reading
 from tmd.campaign.campaign import Outcome, Result, run
 from tmd.campaign.faults import KINDS
@@ -68,6 +68,7 @@ def play(
     stories = chosen(stories, only or ())
     if rounds:
         stories = (draw.drawn(drawable(stories), seed, rounds),)
+    extras.need_trainer("tmd campaign run")
     embedded.check()
     # With facts on stdout, words go to stderr.
     console = Console(stderr=json == Path("-"), highlight=False)

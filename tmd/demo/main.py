@@ -13,10 +13,9 @@ import msgspec
 import typer
 from rich.console import Console
 
-from tmd import embedded
+from tmd import embedded, extras
 from tmd.core.errors import TmdError
 from tmd.core.reasons import in_words
-from tmd.demo import train
 from tmd.demo.cluster import ClusterSpec, LocalCluster
 from tmd.demo.report import compare, events_of, median_step, read_trace
 from tmd.demo.screen import Screen, print_report
@@ -24,6 +23,7 @@ from tmd.demo.story import Told, play, run_golden
 
 ACTIVE = ("host-1", "host-2", "host-3", "host-4")
 STANDBY = ("host-5",)
+SCRIPT = Path(__file__).with_name("train.py")
 
 
 def demo(
@@ -32,8 +32,9 @@ def demo(
     json: Annotated[Path | None, typer.Option(help="Write the facts to this file.")] = None,
 ) -> None:
     """Train a small GPT on five hosts that are processes; drain one, kill another, compare."""
+    extras.need_trainer("tmd demo")
     console = Console()
-    script = (train.__file__, "--steps", str(steps), "--seed", str(seed))
+    script = (str(SCRIPT), "--steps", str(steps), "--seed", str(seed))
     with tempfile.TemporaryDirectory(prefix="tmd-demo-") as folder:
         try:
             well, facts = asyncio.run(_run(console, Path(folder), script, steps))
