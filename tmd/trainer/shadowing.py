@@ -15,7 +15,6 @@ from tmd.core.duties import Duty, Follow, Keep, Prepare, Sync, Wait, is_rehearsa
 from tmd.core.errors import LinkError, StateMismatch
 from tmd.core.limits import ShadowLimits
 from tmd.core.model import Activity, Rehearsal
-from tmd.core.reasons import in_words
 from tmd.fabric import Fabric, Link
 from tmd.trainer import frames
 from tmd.trainer.agent import Agent
@@ -198,12 +197,12 @@ class Shadowing:
         duty, suspect = following.duty, isinstance(error, Differs)
         if isinstance(duty, Follow):
             self._done_with = duty
-            self._rehearsed(following, duty, refusal=in_words(error), suspect=suspect)
+            self._rehearsed(following, duty, refusal=str(error), suspect=suspect)
             return
-        verdict = Rehearsal(following.step, following.seconds, in_words(error), suspect=suspect)
+        verdict = Rehearsal(following.step, following.seconds, str(error), suspect=suspect)
         self._voice.tell_rehearsed(duty.plays, verdict)
         self.end()
-        self._home.refuse(duty, in_words(error))
+        self._home.refuse(duty, str(error))
 
     def _rehearsed(
         self,
@@ -228,7 +227,7 @@ class Shadowing:
             if hopeless:
                 # Slow is not unfit: it may have a rank, but need not be tried again.
                 self._done_with = duty
-                self._rehearsed(following, duty, note=in_words(error))
+                self._rehearsed(following, duty, note=str(error))
             else:
                 self._stand_by_with_state(following, error)
         elif hopeless:
@@ -242,7 +241,7 @@ class Shadowing:
             # Still wanted: have the state copied at the switch.
             self.end()
             log.warning("plan %s: shadow lost its rank: %s", duty.plan, error)
-            self._home.expect_state(duty, in_words(error), self._voice.status.timings)
+            self._home.expect_state(duty, str(error), self._voice.status.timings)
 
     def _called_again(self, duty: Prepare, error: LinkError) -> bool:
         """Begin anew over another link, if there is time: nobody has been told to switch."""
@@ -262,8 +261,7 @@ class Shadowing:
         return True
 
     def _lateness(self, following: Following, error: LinkError) -> str:
-        late = f"{following.lag_s:.3f} s behind at steps of {following.step_s:.3f} s"
-        return f"{in_words(error)}: {late}"
+        return f"{error}: {following.lag_s:.3f} s behind at steps of {following.step_s:.3f} s"
 
     def _take(self, following: Following) -> None:
         """The vote has given this worker the rank, and it has the state."""
