@@ -41,7 +41,12 @@ def test_functions_stay_short() -> None:
 def test_every_package_is_packaged() -> None:
     """The explicit list in pyproject is the tree."""
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    folders = {"tmd": "tmd", "detectors": "tmd_detectors", "policies": "tmd_policies"}
+    folders = {
+        "tmd": "tmd",
+        "detectors": "tmd_detectors",
+        "policies": "tmd_policies",
+        "systemd": "tmd_systemd",
+    }
     found = {
         ".".join((folders[place], *f.parent.relative_to(ROOT / place).parts))
         for place in folders

@@ -21,6 +21,7 @@ from tmd.cli import (
     events,
     injecting,
     inspecting,
+    installing,
     observing,
     operating,
     policies,
@@ -94,10 +95,12 @@ app.command()(injecting.inject)
 app.command()(inspecting.plugins)
 app.command()(observing.scan)
 app.command()(doctor.doctor)
+app.command()(installing.man)
 app.add_typer(observing.detectors, name="detectors")
 app.add_typer(inspecting.config, name="config")
 app.add_typer(policies.policy, name="policy")
 app.add_typer(standbys.standby, name="standby")
+app.add_typer(installing.systemd, name="systemd")
 app.add_typer(xids.xid, name="xid")
 
 
@@ -126,6 +129,15 @@ def daemon(config: ConfigOption = None) -> None:
     # Another program from here on: what has read this line would stay in the daemon's memory.
     options = [] if config is None else ["--config", str(config)]
     os.execv(sys.executable, [sys.executable, "-m", "tmd.daemon", *options])
+
+
+def verbs() -> Any:
+    """The whole command with every verb loaded, also the lazy ones."""
+    root = typer.main.get_command(app)
+    assert isinstance(root, TyperGroup)
+    for verb in LAZY:
+        root.add_command(_load(verb), verb)
+    return root
 
 
 def main() -> None:

@@ -1,0 +1,1 @@
+"""What operators install; the wheel has it as the package ``tmd_systemd``."""

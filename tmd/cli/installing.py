@@ -1,0 +1,111 @@
+"""Verbs that install: config init, systemd install, man."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tmd import __version__
+from tmd.cli import manual, shipped
+from tmd.cli.inspecting import config
+
+systemd = typer.Typer(help="Run the daemon as a service of systemd.", no_args_is_help=True)
+
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Write nothing; say what would be written.")
+]
+HIDDEN = ("/home/", "/root/", "/run/user/")
+"""What the unit hides from the daemon: ProtectHome=yes."""
+
+
+@config.command("init")
+def init(
+    to: Annotated[Path, typer.Option(help="Folder for the files.")] = Path(shipped.FOLDER),
+    force: ForceOption = False,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Write a configuration to start from: tmd.toml, a new cluster secret, Redis' users."""
+    to = to.absolute()
+    files = shipped.configuration(to, secrets.token_hex(32))
+    _write(files, force=force, dry_run=dry_run)
+    if not dry_run:
+        typer.echo(f"Next: set [redis] url in {to / 'tmd.toml'}, replace both CHANGE-ME passwords")
+        typer.echo(f"in {to / 'redis.acl'} and load it into Redis, copy tmd.toml and secret to the")
+        typer.echo(f"other hosts, and run: tmd config check -c {to / 'tmd.toml'}")
+
+
+@systemd.command("install")
+def install(
+    to: Annotated[Path, typer.Option(help="Folder for the unit.")] = Path("/etc/systemd/system"),
+    settings: Annotated[
+        Path, typer.Option("--config", "-c", help="Configuration file of the daemon.")
+    ] = Path(shipped.FOLDER) / "tmd.toml",
+    force: ForceOption = False,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Install the unit tmd.service, for the Python environment that runs this command."""
+    python = Path(sys.executable)
+    has_program = (python.parent / "tmd-daemon").exists()
+    command = shipped.daemon_command(python, has_program=has_program)
+    unit = shipped.unit(to.absolute(), command, settings.absolute())
+    if str(python).startswith(HIDDEN):
+        typer.echo(
+            f"tmd: the unit hides {python.parents[1]} from the daemon (ProtectHome=yes): "
+            "install tmd elsewhere, for example in a virtual environment /opt/tmd",
+            err=True,
+        )
+    if dry_run:
+        typer.echo(unit.text, nl=False)
+    _write((unit,), force=force, dry_run=dry_run)
+    if dry_run:
+        return
+    if problem := _verified(unit.path):
+        typer.echo(f"tmd: systemd-analyze verify {unit.path}: {problem}", err=True)
+        raise typer.Exit(1)
+    typer.echo("Next: tmd man --to /usr/local/share/man")
+    typer.echo("      systemctl daemon-reload && systemctl enable --now tmd")
+    typer.echo("      journalctl -u tmd -f")
+
+
+def man(
+    to: Annotated[
+        Path | None,
+        typer.Option(help="Write man8/tmd.8 below this folder. [default: print the page]"),
+    ] = None,
+) -> None:
+    """Print the manual page tmd(8), or install it: tmd man --to /usr/local/share/man."""
+    from tmd import cli
+
+    text = manual.page(cli.verbs(), __version__)
+    if to is None:
+        typer.echo(text, nl=False)
+        return
+    page = shipped.File(to.absolute() / "man8" / "tmd.8", text, 0o644)
+    # The page is made from the program: an older one is worth nothing.
+    _write((page,), force=True, dry_run=False)
+
+
+def _write(files: tuple[shipped.File, ...], *, force: bool, dry_run: bool) -> None:
+    if not dry_run:
+        shipped.write(files, force=force)
+    for file in files:
+        said = "would write" if dry_run else "wrote"
+        typer.echo(f"{said} {file.path} (mode {file.mode:04o})", err=dry_run)
+
+
+def _verified(unit: Path) -> str:
+    """What systemd says against the unit; empty also where its checker is not installed."""
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        return ""
+    done = subprocess.run(
+        [program, "verify", "--man=no", str(unit)], capture_output=True, text=True, timeout=60
+    )
+    return done.stderr.strip() if done.returncode else ""

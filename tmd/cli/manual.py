@@ -1,0 +1,114 @@
+"""The manual page tmd(8), made from the verbs themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+HEAD = """\
+.TH TMD 8 "" "tmd {version}" "System Administration"
+.SH NAME
+tmd \\- keep a distributed PyTorch training job running while machines fail
+.SH SYNOPSIS
+.B tmd
+.RI [ options ]
+.I verb
+.RI [ arguments ]
+.SH DESCRIPTION
+A warm standby takes over the rank of a machine that fails, slows down or is drained, inside the
+running job.
+.B tmd daemon
+runs on each host, normally as the systemd service
+.IR tmd.service .
+.B tmd launch
+starts the workers of a job.
+.SH VERBS
+"""
+TAIL = """\
+.SH FILES
+.TP
+.I /etc/tmd/tmd.toml
+The configuration.
+.B tmd config init
+writes one to start from.
+.TP
+.I /etc/tmd/secret
+The secret of the cluster, the same on all hosts.
+.SH ENVIRONMENT
+.TP
+.B TMD_CONFIG
+The configuration file, instead of
+.IR /etc/tmd/tmd.toml .
+.TP
+.BI TMD_ SECTION __ KEY
+Sets one key of the configuration, for example
+.BR TMD_REDIS__URL .
+.SH EXIT STATUS
+0 if it is done, 1 if it failed, 2 if the usage or the configuration is wrong, 130 after an
+interrupt. Verbs with more than these say so above.
+.SH SEE ALSO
+.BR systemctl (1),
+.BR journalctl (1)
+"""
+
+
+def page(root: Any, version: str) -> str:
+    """The page of the command ``root``, whose groups have all their verbs loaded."""
+    return "".join([HEAD.format(version=version), *map(_entry, _verbs(root, ("tmd",))), TAIL])
+
+
+def _verbs(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Each verb that does something, with the words that call it."""
+    inner: dict[str, Any] = getattr(command, "commands", {})
+    for name in sorted(inner):
+        below = (*path, name)
+        if getattr(inner[name], "commands", None):
+            yield from _verbs(inner[name], below)
+        else:
+            yield below, inner[name]
+
+
+def _entry(verb: tuple[tuple[str, ...], Any]) -> str:
+    path, command = verb
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    options = [p for p in command.params if p.param_type_name == "option" and not p.hidden]
+    names = " ".join(_shown(p) for p in arguments)
+    lines = [f".SS {_plain(' '.join(path))} {_plain(names)}".rstrip()]
+    lines += [_plain(text) for text in _paragraphs(command.help)]
+    for parameter in (*arguments, *options):
+        lines += [".TP", f".B {_plain(_usage(parameter))}", _plain(_words(parameter))]
+    return "\n".join(lines) + "\n"
+
+
+def _shown(argument: Any) -> str:
+    name = argument.name.upper() + ("..." if argument.nargs == -1 else "")
+    return name if argument.required else f"[{name}]"
+
+
+def _usage(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return _shown(parameter)
+    value = "" if parameter.is_flag else f" {parameter.name.upper()}"
+    negative = "".join(f" / {name}" for name in parameter.secondary_opts)
+    return ", ".join(sorted(parameter.opts, key=len)) + negative + value
+
+
+def _words(parameter: Any) -> str:
+    said = " ".join((parameter.help or "").split()) or "See above."
+    default = parameter.default
+    plain = isinstance(default, str | int | float) and not isinstance(default, bool)
+    return f"{said} [default: {default}]" if plain and "[default" not in said else said
+
+
+def _paragraphs(text: str | None) -> Sequence[str]:
+    paragraphs = [" ".join(part.split()) for part in (text or "").split("\n\n")]
+    return [line for part in paragraphs if part for line in (".PP", part)][1:]
+
+
+def _plain(text: str) -> str:
+    """As roff text: nothing of it is a command, and hyphens can be copied."""
+    if text == ".PP":
+        return text
+    text = text.replace("\\", "\\e").replace("-", "\\-")
+    text = "".join(c if c.isascii() else f"\\[u{ord(c):04X}]" for c in text)
+    return f"\\&{text}" if text.startswith((".", "'")) else text

@@ -1,0 +1,89 @@
+"""The files for operators that come with tmd, and what they become on this machine."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+from pathlib import Path
+
+from msgspec import Struct
+
+from tmd.core.errors import ConfigError
+from tmd.core.reasons import os_reason
+
+PACKAGE = "tmd_systemd"
+"""The folder ``systemd`` of the source tree."""
+FOLDER = "/etc/tmd"
+"""Where the shipped files expect each other."""
+
+
+class File(Struct, frozen=True):
+    """A file to be written."""
+
+    path: Path
+    text: str
+    mode: int
+
+
+def text_of(name: str) -> str:
+    """The shipped file ``name``."""
+    return (resources.files(PACKAGE) / name).read_text()
+
+
+def configuration(folder: Path, secret: str) -> tuple[File, ...]:
+    """What ``folder`` needs: the configuration, the cluster's secret, the users of Redis."""
+    settings = text_of("tmd.toml").replace(f"{FOLDER}/", f"{folder}/")
+    return (
+        File(folder / "tmd.toml", settings, 0o644),
+        File(folder / "secret", secret + "\n", 0o600),
+        File(folder / "redis.acl", text_of("redis.acl"), 0o600),
+    )
+
+
+def unit(folder: Path, command: str, settings: Path) -> File:
+    """The unit that runs ``command`` with the configuration file ``settings``."""
+    text = text_of("tmd.service")
+    text = re.sub(r"(?m)^ExecStart=.*$", lambda _: f"ExecStart={command}", text)
+    text = text.replace(f"{FOLDER}/tmd.toml", str(settings))
+    return File(folder / "tmd.service", text.replace(f"{FOLDER}/", f"{settings.parent}/"), 0o644)
+
+
+def daemon_command(python: Path, *, has_program: bool) -> str:
+    """How the daemon of the environment of ``python`` is started, quoted for systemd."""
+    program = python.parent / "tmd-daemon"
+    return _quoted(program) if has_program else f"{_quoted(python)} -m tmd.daemon"
+
+
+def _quoted(path: Path) -> str:
+    text = str(path).replace("%", "%%").replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text}"' if " " in text or '"' in text else text
+
+
+def write(files: tuple[File, ...], *, force: bool) -> None:
+    """Write all of them, or none if one is there already.
+
+    Raises:
+        ConfigError: one is there and ``force`` is not given, or the folder cannot be written.
+    """
+    present = [str(file.path) for file in files if file.path.exists()]
+    if present and not force:
+        raise ConfigError(f"{', '.join(present)} is there already: --force overwrites it")
+    for file in files:
+        try:
+            file.path.parent.mkdir(parents=True, exist_ok=True)
+            _replace(file)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot write {file.path}: {os_reason(error)}; run this as root, or name another "
+                "folder with --to"
+            ) from None
+
+
+def _replace(file: File) -> None:
+    # Never readable by others, not for a moment; and a reader sees the old file or the new one.
+    draft = file.path.with_name(f".{file.path.name}.new")
+    draft.unlink(missing_ok=True)
+    draft.touch(mode=0o600, exist_ok=False)
+    draft.write_text(file.text)
+    draft.chmod(file.mode)
+    draft.replace(file.path)
