@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import ast
 import asyncio
-from collections.abc import Iterator
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 import pytest
+from tmd_detectors import exec as exec_detector
+from tmd_detectors.xid import table
 
 from tmd.campaign.reading import load as load_story
 from tmd.campaign.scenario import Story
+from tmd.cli import doctor, policies
 from tmd.config import load
 from tmd.core import errors
 from tmd.core.errors import ConfigError, TmdError
+from tmd.core.model import Member
 from tmd.core.reasons import in_words, os_reason
 from tmd.core.unreadable import brief
+from tmd.daemon import plugins
+from tmd.fabric.dial import Caller
+from tmd.fabric.handshake import Lane
+from tmd.plugin import Detector, DetectorContext, Signal
 from tmd.sections import read_secret
 
 ROOT = Path(__file__).parents[2]
@@ -130,15 +141,59 @@ def test_nobody_formats_an_error_that_may_be_empty() -> None:
     assert found == []
 
 
-EMPTY = (OSError(), TimeoutError(), PermissionError())
+class Broken(Detector):
+    """A plug-in that cannot be created."""
+
+    name = "broken"
+    error: ClassVar[BaseException]
+
+    def __init__(self) -> None:
+        raise self.error
+
+    async def watch(self, ctx: DetectorContext) -> AsyncIterator[Signal]:
+        return
+        yield
+
+
+def _created() -> None:
+    point = EntryPoint("broken", f"{__name__}:Broken", "tmd.detectors")
+    plugins._instance(point, Detector, plugins.describe(point))
+
+
+def _looked() -> None:
+    raise TmdError(doctor._ports("127.0.0.1").text)
+
+
+def _executed() -> None:
+    check = exec_detector.Check(name="c", command=("true",))
+    raise TmdError(asyncio.run(exec_detector.run(check, 100)).message)
+
+
+def _dialled() -> None:
+    member = Member("h/j/0.1", "h", "127.0.0.1:1")
+    Caller("h/j/0.2", b"key").dial(member, "", Lane.RAW, 1, timeout=1.0)
+
+
+EMPTY = (OSError(), TimeoutError(), PermissionError(), ConnectionAbortedError())
+PLACES: dict[str, Callable[[Path], object]] = {
+    "configuration": lambda file: load(file),
+    "scenario": lambda file: load_story(file, ()),
+    "secret": lambda file: read_secret(file, "[cluster] secret_file"),
+    "view": lambda file: policies._read(file),
+    "xid table": lambda file: table.load(str(file)),
+    "plug-in": lambda _: _created(),
+    "ports": lambda _: _looked(),
+    "check": lambda _: _executed(),
+    "link": lambda _: _dialled(),
+}
 
 
 @pytest.mark.parametrize("error", EMPTY, ids=lambda e: type(e).__name__)
-@pytest.mark.parametrize("reader", ["configuration", "scenario", "secret"])
-def test_a_file_that_cannot_be_read_for_no_reason(
-    error: OSError, reader: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("place", PLACES)
+def test_what_fails_without_a_reason_is_said_in_words(
+    error: OSError, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sentence ends with words, whatever the system raises."""
+    """Where the system, or a plug-in, raises an error without a text."""
 
     def fail(*_: object, **__: object) -> str:
         raise error
@@ -148,15 +203,15 @@ def test_a_file_that_cannot_be_read_for_no_reason(
     file.chmod(0o600)
     for name in ("read_text", "read_bytes", "open"):
         monkeypatch.setattr(Path, name, fail)
-    reads = {
-        "configuration": lambda: load(file),
-        "scenario": lambda: load_story(file, ()),
-        "secret": lambda: read_secret(file, "[cluster] secret_file"),
-    }
-    with pytest.raises(ConfigError) as raised:
-        reads[reader]()
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    monkeypatch.setattr(socket, "create_connection", fail)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", fail)
+    monkeypatch.setattr(Broken, "error", error, raising=False)
+    with pytest.raises(TmdError) as raised:
+        PLACES[place](file)
 
-    assert str(raised.value).endswith(in_words(error))
+    assert f": {in_words(error)}" in str(raised.value)
+    assert not str(raised.value).endswith((":", ": None"))
 
 
 def test_a_cluster_that_does_not_come_about_says_why(
