@@ -62,7 +62,7 @@ def _secret(settings: Settings) -> Point:
     try:
         settings.secret()
     except ConfigError as error:
-        return Point("secret", False, True, in_words(error))
+        return Point("secret", False, True, str(error))
     return Point("secret", True, True, "readable")
 
 
@@ -74,7 +74,7 @@ def _redis(settings: Settings) -> Iterator[Point]:
     try:
         store = open_store(settings)
     except ConfigError as error:
-        yield Point("redis", False, True, in_words(error))
+        yield Point("redis", False, True, str(error))
         return
 
     async def ask() -> float:
@@ -88,7 +88,7 @@ def _redis(settings: Settings) -> Iterator[Point]:
     try:
         ahead = asyncio.run(ask())
     except StoreUnavailable as error:
-        yield Point("redis", False, True, in_words(error))
+        yield Point("redis", False, True, str(error))
         return
     yield Point("redis", True, True, "answers reads and writes")
     near = abs(ahead) < CLOCK_S

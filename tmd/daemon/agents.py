@@ -21,7 +21,7 @@ from tmd.core.duties import Duty
 from tmd.core.errors import ConfigError, WireError
 from tmd.core.limits import ShadowLimits
 from tmd.core.model import WorkerStatus
-from tmd.core.reasons import in_words, os_reason
+from tmd.core.reasons import os_reason
 from tmd.daemon.handing import Listener, peer_of
 from tmd.daemon.injections import Injections, Peer
 from tmd.daemon.lifelines import Lifelines
@@ -173,8 +173,8 @@ class AgentServer:
         try:
             await self._converse(reader, writer)
         except WireError as error:
-            log.warning("client rejected", reason=in_words(error), pid=_peer(writer)[0])
-            _send(writer, wire.Rejected(reason=in_words(error)))
+            log.warning("client rejected", reason=str(error), pid=_peer(writer)[0])
+            _send(writer, wire.Rejected(reason=str(error)))
         except (ConnectionError, asyncio.IncompleteReadError):
             pass  # it went away; what that means is told by its launcher
         finally:

@@ -163,10 +163,10 @@ class Leader:
                     await self._store_health.failed(StoreLoop.DECIDING, error)
                     continue
                 except StaleLease as error:
-                    log.warning("a newer leader exists", error=in_words(error))
+                    log.warning("a newer leader exists", error=str(error))
                     await self._candidate.step_down(error.fence)
                 except Conflict as error:
-                    log.info("decided on an old record, deciding again", error=in_words(error))
+                    log.info("decided on an old record, deciding again", error=str(error))
                     continue
                 self._store_health.worked(StoreLoop.DECIDING)
             await self.bell.heard(patience)

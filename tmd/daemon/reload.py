@@ -13,7 +13,6 @@ from msgspec import structs
 
 from tmd.config import Settings
 from tmd.core.errors import ConfigError, PluginError
-from tmd.core.reasons import in_words
 from tmd.daemon import logs
 from tmd.daemon.bus import Bell
 from tmd.daemon.injections import Injections
@@ -80,7 +79,7 @@ class Reloader:
             ahead = taken_over(self._settings, after)
             detectors, policies = load_detectors(ahead), load_policies(ahead)
         except (ConfigError, PluginError) as error:
-            log.error("configuration not reloaded, the old one stays", error=in_words(error))
+            log.error("configuration not reloaded, the old one stays", error=str(error))
             return "configuration not reloaded: it is wrong"
         needs_restart = fixed(self._settings, after)
         self._settings = ahead

@@ -8,7 +8,6 @@ import random
 import structlog
 
 from tmd.core.errors import StoreUnavailable
-from tmd.core.reasons import in_words
 from tmd.core.store_health import HealthChange, StoreLoop, StoreState, failed, worked
 
 log = structlog.get_logger("tmd.store")

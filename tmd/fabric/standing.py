@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from tmd.core.errors import LinkError
 from tmd.core.model import Member, Membership
-from tmd.core.reasons import in_words
 from tmd.fabric.counters import LinkCounters
 from tmd.fabric.dial import Caller
 from tmd.fabric.handshake import Lane
@@ -189,7 +188,7 @@ class Standing:
     def blame(self, error: LinkError) -> None:
         """Poison because of ``error``, unless that is only the echo of an earlier poison."""
         suspect = error.worker if isinstance(error, Lost) else ""
-        self.poison(in_words(error), suspect)
+        self.poison(str(error), suspect)
 
     def close_silently(self) -> None:
         """Give the epoch up without telling anybody here."""

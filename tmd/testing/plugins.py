@@ -166,4 +166,4 @@ def _loaded(point: EntryPoint, base: type) -> object:
     try:
         return load([point], base, Plugins())[point.name][0]
     except PluginError as error:
-        raise BrokenContract(in_words(error)) from error
+        raise BrokenContract(str(error)) from error

@@ -10,7 +10,6 @@ from msgspec import msgpack
 
 from tmd.core.errors import LinkError
 from tmd.core.model import Membership
-from tmd.core.reasons import in_words
 from tmd.fabric import Fabric
 
 T = TypeVar("T")
@@ -68,6 +67,6 @@ def gather(fabric: Fabric, own: Any, kind: type[T]) -> tuple[T, ...]:
             offset *= 2
     except LinkError as error:
         raise RuntimeError(
-            f"a rank was lost while the job was being set up ({in_words(error)}); start it again"
+            f"a rank was lost while the job was being set up ({error}); start it again"
         ) from error
     return tuple(said[rank] for rank in range(size))

@@ -15,7 +15,6 @@ from tmd.core.duties import Arm, Duty, Prepare, Sync
 from tmd.core.errors import LinkError, StateMismatch
 from tmd.core.limits import ShadowLimits
 from tmd.core.model import Activity, Move, Rehearsal
-from tmd.core.reasons import in_words
 from tmd.fabric import Fabric, Link, Neutral
 from tmd.trainer.agent import Agent
 from tmd.trainer.carrier import Carrier
@@ -112,7 +111,7 @@ class Handover:
                     cancel=lambda: self._agent.duty != duty,
                 )
         except LinkError as error:
-            refusal = in_words(error)
+            refusal = str(error)
         except OtherRole:
             assert link is not None
             link.close()
@@ -281,7 +280,7 @@ class Handover:
         except StateMismatch as error:
             self._await(None)
             log.warning("plan %s refused: %s", duty.plan, error)
-            self._voice.say(Activity.REFUSED, plan=duty.plan, detail=in_words(error))
+            self._voice.say(Activity.REFUSED, plan=duty.plan, detail=str(error))
             return False
         except LinkError as error:
             log.warning("state not received for plan %s: %s", duty.plan, error)

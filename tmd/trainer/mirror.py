@@ -247,7 +247,7 @@ class Mirror:
             while self._sent_something() or not self.over:
                 pass
         except LinkError as error:
-            self.drop(in_words(error))
+            self.drop(str(error))
         except Exception as error:
             log.warning("rank cannot be shown any more: %s", error)
             self.drop(f"this rank cannot be shown: {in_words(error)}")
@@ -322,4 +322,4 @@ class Mirror:
                     case _:
                         self.drop(f"unexpected {type(frame).__name__} from the joiner")
         except LinkError as error:
-            self.drop(in_words(error))
+            self.drop(str(error))

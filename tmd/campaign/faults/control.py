@@ -15,7 +15,6 @@ from tmd.campaign.servers import Private, server_binary
 from tmd.campaign.stage import Stage
 from tmd.campaign.waiting import until
 from tmd.core.errors import TmdError
-from tmd.core.reasons import in_words
 
 DELAY_S = 0.3
 
@@ -168,7 +167,7 @@ def _no_sentinel() -> str:
     try:
         server_binary()
     except TmdError as error:
-        return in_words(error)
+        return str(error)
     return ""
 
 
