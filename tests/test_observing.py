@@ -182,7 +182,7 @@ def test_doctor_finds_a_redis_that_is_away(config, tmp_path):
     done = tmd("doctor", "--json", "-c", config(more=more))
 
     assert done.returncode == 1
-    assert "is it running" in points(done)["redis"]["text"]
+    assert "start Redis" in points(done)["redis"]["text"]
 
 
 def test_doctor_finds_an_address_of_another_host(config):
