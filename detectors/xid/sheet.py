@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from msgspec import Struct, ValidationError, convert
 
-from tmd.plugin import PluginError
+from tmd.plugin import PluginError, in_words
 
 Row = TypeVar("Row", bound=Struct)
 
@@ -38,7 +38,7 @@ def text(file: str | Path | None, shipped: str, what: str) -> tuple[list[str], s
         place = Path(file) if file is not None else files(__package__) / shipped
         return place.read_text(encoding="utf-8").splitlines(), name
     except (OSError, UnicodeDecodeError) as error:
-        raise PluginError(f"{what} table {name}: {error}") from None
+        raise PluginError(f"{what} table {name}: {in_words(error)}") from None
 
 
 def rows(
@@ -63,7 +63,8 @@ def rows(
             given = {str(k): v for k, v in values.items() if v}
             read = convert(given, row, strict=False)
         except ValidationError as error:
-            raise PluginError(f"{what} table {name}: {what} {values.get(key)}: {error}") from None
+            wrong = f"{what} {values.get(key)}: {in_words(error)}"
+            raise PluginError(f"{what} table {name}: {wrong}") from None
         number = getattr(read, key)
         if number in found:
             raise PluginError(f"{what} table {name}: {what} {number} stands there twice")

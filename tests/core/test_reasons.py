@@ -12,11 +12,12 @@ from typing import ClassVar
 
 import msgspec
 import pytest
-from tmd_detectors import exec as exec_detector
+from tmd_detectors.exec import detector as exec_detector
 from tmd_detectors.xid import table
 
 from tmd.campaign.reading import load as load_story
 from tmd.campaign.scenario import Story
+from tmd.child import Child
 from tmd.cli import doctor, policies
 from tmd.config import load
 from tmd.core import errors
@@ -38,6 +39,7 @@ ELSEWHERE = {
     "tmd/schema.py": "takes the text of a validation apart",
     "tmd/daemon/redis_errors.py": "looks for words in the text",
     "detectors/xid/listener.py": "runs without tmd; its own error always has a text",
+    "detectors/exec/warden.py": "runs without tmd, and falls back to the name of the type",
     "tmd/daemon/web/server.py": "answers with an error of the store, or of the system",
 }
 OURS = {name for name, kind in vars(errors).items() if isinstance(kind, type)}
@@ -205,7 +207,7 @@ def test_what_fails_without_a_reason_is_said_in_words(
         monkeypatch.setattr(Path, name, fail)
     monkeypatch.setattr(socket, "getaddrinfo", fail)
     monkeypatch.setattr(socket, "create_connection", fail)
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", fail)
+    monkeypatch.setattr(Child, "start", fail)
     monkeypatch.setattr(Broken, "error", error, raising=False)
     with pytest.raises(TmdError) as raised:
         PLACES[place](file)
