@@ -123,7 +123,7 @@ async def test_a_restarted_daemon_raises_no_second_alert_for_an_exit(tmp_path, r
 
 
 async def test_a_redis_that_lost_everything_is_told_again(tmp_path, redis):
-    """The record comes back with its revision, and decisions go on."""
+    """The record comes back with its revision, decisions go on, and the logs say so."""
     async with Cluster(tmp_path, redis) as cluster:
         _, second, _ = await cluster.formed()
         before = await cluster.record()
@@ -145,6 +145,12 @@ async def test_a_redis_that_lost_everything_is_told_again(tmp_path, redis):
                 return bool(jobs) and jobs[0] == before
 
             await cluster.until(restored, "the record is back")
+
+            async def said():
+                logs = [p.read_text() for p in tmp_path.glob("h*/log")]
+                return all("store is back" in log for log in logs)
+
+            await cluster.until(said, "each daemon says once that Redis serves all its loops")
             launcher = await cluster.launcher("h1")
             await launcher.exited("h1/job/0.a", -9)
             await second.duty(lambda d: isinstance(d, Hold), timeout_s=WITHIN_S)

@@ -21,6 +21,19 @@ faults = [{ kind = "process.kill", where = "rank 1", when = "at forward" }]
 expect = { plans = ["planned done"], alerts = ["trainer.exited"] }
 within_s = 5
 """
+MORE_THAN_A_JOB = """
+[cluster]
+ranks = 2
+standbys = 1
+[job]
+steps = 200
+pace_s = 0.02
+[[scenario]]
+name = "kill"
+faults = [{ kind = "process.kill", where = "rank 1", when = "at forward" }]
+expect = { plans = ["failover done"], moved = [1], alerts = ["trainer.exited"] }
+repeat = 8
+"""
 NO_SERVER = """
 [cluster]
 ranks = 2
@@ -58,6 +71,23 @@ def test_a_short_campaign_ends_as_expected(tmp_path: Path, short: Path) -> None:
     assert "identical to the undisturbed runs" in output
     assert "process.kill" in page.read_text()
     assert left_behind(short) == []
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("redis_binary")
+def test_a_job_that_runs_out_of_steps_is_followed_by_another(tmp_path: Path, short: Path) -> None:
+    """The scenarios that are left are played on a cluster of their own, and all are as expected."""
+    file, facts = tmp_path / "file.toml", tmp_path / "facts.json"
+    file.write_text(MORE_THAN_A_JOB)
+    run = start(short, *RUN, str(file), "--json", str(facts))
+    output, _ = run.communicate(timeout=280)
+    told = json.loads(facts.read_text())
+
+    assert run.returncode == 0, output
+    assert [r["deviations"] for r in told["results"]] == [[]] * 8
+    assert len(told["endings"]) > 1
+    assert {e["steps"] for e in told["endings"]} == {200}
 
 
 @pytest.mark.timeout(200)

@@ -113,7 +113,7 @@ class _Cluster:
         said += unlawful(history)
         if seen and not history:
             said.append("the daemons have recorded no history")
-        whole = not said and len(seen) == len(scenarios) and not seen[-1].trouble
+        whole = not said and bool(seen) and not seen[-1].trouble
         if seen:
             golden = await self._oracle.ask(story)
             plans = [plan for s in observed for plan in s.plans]
@@ -127,12 +127,14 @@ class _Cluster:
         ], ending
 
     async def _on_stage(self, scenarios: Sequence[Scenario]) -> tuple[list[Observed], list[str]]:
-        """What each scenario showed, up to one that left the cluster in pieces, and what was wrong
-        with the cluster or the end of its job."""
+        """What each scenario showed, up to one that left the cluster in pieces or to the last for
+        which the job has steps, and what was wrong with the cluster or the end of its job."""
         seen: list[Observed] = []
         try:
             async with Stage(self._story, self._folder, self._fork) as stage:
                 for number, scenario in enumerate(scenarios):
+                    if number and await stage.nears_its_end():
+                        break
                     seen.append(await self._scenario(stage, scenario, number))
                     if seen[-1].trouble:
                         return seen, []

@@ -20,7 +20,7 @@ from tmd.campaign.forking import NETWORK
 from tmd.campaign.namespaces import Namespaces
 from tmd.campaign.places import FOLDER, ORDERS, RELAY
 from tmd.campaign.relay import Relay, Weather
-from tmd.campaign.scenario import FaultPart, Network, Server, Story
+from tmd.campaign.scenario import FaultPart, JobPart, Network, Server, Story
 from tmd.campaign.servers import Private, WithSentinel
 from tmd.campaign.waiting import until
 from tmd.core.errors import StoreUnavailable
@@ -29,6 +29,9 @@ from tmd.demo.cluster import ClusterSpec, LocalCluster, describe, ready, workers
 
 JOB = Path(__file__).with_name("job.py")
 FOREVER = 1_000_000
+ENOUGH = 0.9
+"""Of the steps to the one in which the job waits: beyond, another cluster plays what is left. On a
+loaded machine a scenario takes longer, and the job goes on meanwhile."""
 TTL_S = 3.0
 """Lifetime of the leader's lease in :data:`tmd.demo.cluster.CONFIG`."""
 
@@ -229,6 +232,11 @@ class Stage:
         goal = max(w.step for w in workers(view)) + count
         await self.until(lambda v: ready(v, len(self.ranks), 0, goal))
 
+    async def nears_its_end(self) -> bool:
+        """Whether so few steps are left that the job might stand before a scenario is over."""
+        view = await self.until(lambda v: bool(workers(v)))
+        return max(w.step for w in workers(view)) > ENOUGH * _last_step(self.story.job)
+
     async def targets(self, where: str) -> list[str]:
         """The hosts that ``where`` means now, or as soon as there are some."""
         word, _, named = where.partition(" ")
@@ -317,10 +325,15 @@ def live_plan(view: ClusterView) -> MigrationPlan | None:
     return plan if plan is not None and plan.phase not in FINAL else None
 
 
+def _last_step(part: JobPart) -> int:
+    """Where the job waits until it is hurried."""
+    return part.steps - part.steps // 10
+
+
 def script(story: Story) -> tuple[str, ...]:
     """The training script and its arguments; they do not disturb an undisturbed run."""
     part = story.job
-    last = part.steps - part.steps // 10
+    last = _last_step(part)
     numbers = ("--steps", str(part.steps), "--pace", str(part.pace_s), "--last", str(last))
     return (str(JOB), *numbers, *part.arguments)
 

@@ -170,6 +170,7 @@ class Service:
         while True:
             try:
                 async for topic in self._store.wakes():
+                    self.store_health.worked(StoreLoop.WAKE_UPS)
                     for bell in bells[topic]:
                         bell.ring()
             except StoreUnavailable as error:
