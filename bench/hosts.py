@@ -136,7 +136,7 @@ def running(lab: Lab, name: str, more: str, **environment: str) -> Iterator[Daem
     with log.open("ab") as output:
         started = time.perf_counter()
         process = subprocess.Popen(
-            [sys.executable, "-m", PROGRAM, "--config", str(config)],
+            [sys.executable, "-P", "-m", PROGRAM, "--config", str(config)],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

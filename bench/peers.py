@@ -38,9 +38,9 @@ def install(venv: Path) -> str:
     Raises:
         RuntimeError: it cannot be installed here.
     """
-    pip = (str(venv / "bin" / "python"), "-m", "pip", "--disable-pip-version-check")
+    pip = (str(venv / "bin" / "python"), "-P", "-m", "pip", "--disable-pip-version-check")
     if not (venv / "bin" / "torchft_lighthouse").exists():
-        call((sys.executable, "-m", "venv", str(venv)))
+        call((sys.executable, "-P", "-m", "venv", str(venv)))
         (venv / ".gitignore").write_text("*\n")
         # The CPU build first: the same library without gigabytes of CUDA packages.
         with contextlib.suppress(RuntimeError):
@@ -79,7 +79,7 @@ def under_torchft(venv: Path, folder: Path, quick: bool) -> list[dict[str, Any]]
         *("--kill-rank", str(KILLED_RANK), "--kill-step", str(step), *(TINY if quick else ())),
     )
     torchrun = (
-        *(str(venv / "bin" / "python"), "-m", "torch.distributed.run", "--nnodes=1"),
+        *(str(venv / "bin" / "python"), "-P", "-m", "torch.distributed.run", "--nnodes=1"),
         *("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--max-restarts=3"),
         *("--monitor-interval=0.1", "--nproc-per-node=1", "-m", "bench.torchft_train", *arguments),
     )

@@ -62,7 +62,7 @@ def torchrun(arguments: Sequence[str], ranks: int, folder: Path, within_s: float
     folder.mkdir(parents=True)
     trace, log = folder / "trace", folder / "log"
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=3"),
+        *(sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--max-restarts=3"),
         *("--monitor-interval=0.1", f"--nproc-per-node={ranks}", "-m", "bench.torchrun_train"),
         *("--trace", str(trace), *arguments),
     ]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
+from layouts import BATCH, CLASSES, WIDTH, local
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -28,7 +29,6 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 import tmd.trainer
-from tests.e2e.layouts import BATCH, CLASSES, WIDTH, local
 from tmd.campaign.points import Injector
 from tmd.trainer import Session, replicas_along
 from tmd.trainer.transfer import digest_of

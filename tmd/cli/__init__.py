@@ -128,7 +128,7 @@ def daemon(config: ConfigOption = None) -> None:
     """Run the daemon of this host until SIGTERM or SIGINT; SIGHUP reads the configuration again."""
     # Another program from here on: what has read this line would stay in the daemon's memory.
     options = [] if config is None else ["--config", str(config)]
-    os.execv(sys.executable, [sys.executable, "-m", "tmd.daemon", *options])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "tmd.daemon", *options])
 
 
 def verbs() -> Any:

@@ -194,7 +194,7 @@ class LocalCluster:
     async def _start(self, host: str, name: str, *arguments: str | Path) -> Process:
         with (self.folder(host) / f"{name}.log").open("ab") as output:
             return await asyncio.create_subprocess_exec(
-                *(*self.spec.prefix, sys.executable, "-m", "tmd.cli", *map(str, arguments)),
+                *(*self.spec.prefix, sys.executable, "-P", "-m", "tmd.cli", *map(str, arguments)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -104,7 +104,7 @@ def check_import(point: EntryPoint) -> None:
         "EntryPoint(*sys.argv[1:]).load()\n"
         "print(*{'torch', 'redis'} & set(sys.modules))"
     )
-    command = [sys.executable, "-c", code, point.name, point.value, point.group]
+    command = [sys.executable, "-P", "-c", code, point.name, point.value, point.group]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode != 0:
         raise BrokenContract(f"{point.name} cannot be imported alone: {done.stderr}")

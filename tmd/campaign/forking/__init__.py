@@ -40,7 +40,7 @@ def fork_server(*, compiler: bool) -> Iterator[tuple[str, ...]]:
 @contextmanager
 def _served(address: Path, compiler: bool) -> Iterator[None]:
     server = subprocess.Popen(
-        (sys.executable, "-m", "tmd.campaign.forking.server", str(address)),
+        (sys.executable, "-P", "-m", "tmd.campaign.forking.server", str(address)),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1", COMPILER: str(compiler)},

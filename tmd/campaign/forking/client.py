@@ -17,7 +17,7 @@ STATUS = struct.Struct("!i")
 
 def is_known(command: list[str]) -> bool:
     """Whether it is a launcher, or a script of the undisturbed run."""
-    return command[1:4] == ["-m", "tmd.cli", "launch"] or command[1].endswith(".py")
+    return command[1:5] == ["-P", "-m", "tmd.cli", "launch"] or command[1].endswith(".py")
 
 
 def ask(server: socket.socket, command: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""``python -m tmd.campaign.forking.server SOCKET``: has imported torch, and forks.
+"""``python -P -m tmd.campaign.forking.server SOCKET``: has imported torch, and forks.
 
 Ends when its standard input does.
 """
@@ -136,7 +136,7 @@ def become(order: Order) -> None:
     if order.command[1].endswith(".py"):
         run_script(order.command)
         return
-    sys.argv = ["tmd", *order.command[3:]]
+    sys.argv = ["tmd", *order.command[4:]]
     vars(tmd.launch)["subprocess"] = SimpleNamespace(Popen=Worker, STDOUT=subprocess.STDOUT)
     tmd.cli.main()
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any
 
 import structlog
@@ -23,6 +24,7 @@ DESCRIPTORS = range(3, 4096)
 def run_script(command: Sequence[str]) -> None:
     """What ``python SCRIPT ARGUMENTS`` does; ``command`` begins with the interpreter."""
     sys.argv = list(command[1:])
+    sys.path.insert(0, str(Path(command[1]).resolve().parent))
     runpy.run_path(command[1], run_name="__main__")
 
 
