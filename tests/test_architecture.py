@@ -82,3 +82,19 @@ def test_nothing_of_ours_pickles_or_evaluates() -> None:
             found += [f"{file.name}:{n}" for n in names]
 
     assert found == []
+
+
+def test_verbs_print_through_one_door_only() -> None:
+    """Whatever else writes to a terminal could be told by a host to reset it, or lie."""
+    banned = {"print", "echo", "secho", "Console", "Text"}
+    found = []
+    for file in sorted((ROOT / "tmd" / "cli").glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            called = node.func
+            name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+            if name in banned or (name == "write" and "std" in ast.unparse(called)):
+                found.append(f"{file.name}:{node.lineno} {name}")
+
+    assert {f.partition(":")[0] for f in found} == {"output.py"}

@@ -15,12 +15,14 @@ import tomllib
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from msgspec import Meta, field, structs
+from msgspec import field, structs
 
 from tmd.core.errors import ConfigError
 from tmd.core.model import Strategy
+from tmd.core.names import wrong_name, wrong_plain
+from tmd.core.printable import printable
 from tmd.core.reasons import in_words, os_reason
 from tmd.schema import Invalid, Positive, Problem, Secret, Section, Text, plain, read
 from tmd.sections import (
@@ -46,12 +48,16 @@ _SOCKET_PATH_LIMIT = 100
 
 
 class Cluster(Section, frozen=True):
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]+$")] = "default"
+    name: str = "default"
     """Clusters of different names share a Redis without seeing each other."""
     secret: Secret | None = None
     """Keys of all jobs' links derive from it. Better in TMD_CLUSTER__SECRET or secret_file."""
     secret_file: Path | None = None
     """File with the secret; must not be readable by others."""
+
+    def __post_init__(self) -> None:
+        if wrong := wrong_plain(self.name):
+            raise Invalid(wrong, "name")
 
 
 class Redis(Section, frozen=True):
@@ -62,7 +68,7 @@ class Redis(Section, frozen=True):
 
 
 class Host(Section, frozen=True):
-    name: Annotated[str, Meta(pattern=r"^[^/|\s]+$")] = field(default_factory=socket.gethostname)
+    name: str = field(default_factory=socket.gethostname)
     """Unique in the cluster."""
     standby: bool = False
     """Workers here start as standbys and never get a rank when a job forms."""
@@ -82,6 +88,11 @@ class Host(Section, frozen=True):
     """A host not heard from for so long is silent."""
 
     def __post_init__(self) -> None:
+        if wrong := wrong_name(self.name):
+            raise Invalid(wrong, "name")
+        for number, user in enumerate(self.users, start=1):
+            if wrong := wrong_name(user):
+                raise Invalid(f"entry {number}: {wrong}", "users")
         if self.socket == Path():
             structs.force_setattr(self, "socket", self.runtime_dir / "tmd.sock")
         if len(os.fsencode(self.socket)) > _SOCKET_PATH_LIMIT:
@@ -230,10 +241,11 @@ def load(path: Path | None = None) -> Settings:
     for key, name in named.items():
         if key[0] not in Settings.__struct_fields__:
             known = Settings.__struct_fields__
-            raise ConfigError(f"{name}: unknown section{_nearest(key[0], known)}")
+            raise ConfigError(printable(f"{name}: unknown section{_nearest(key[0], known)}"))
     settings, problems = parse(_overlaid(values, named))
     if settings is None:
-        raise ConfigError("\n".join(_explain(problem, file, values) for problem in problems))
+        said = (printable(_explain(problem, file, values)) for problem in problems)
+        raise ConfigError("\n".join(said))
     return settings
 
 

@@ -29,8 +29,10 @@ from tmd import wire
 from tmd.command import command_of, missing
 from tmd.config import load
 from tmd.core.environment import FOREIGN, Slot, announced
-from tmd.core.errors import TmdError, WireError
+from tmd.core.errors import ConfigError, TmdError, WireError
 from tmd.core.model import Exit
+from tmd.core.names import wrong_name
+from tmd.core.printable import printable
 from tmd.core.reasons import in_words
 from tmd.core.restarts import pause_s
 from tmd.daemon import logs
@@ -357,9 +359,11 @@ def launch(
     Exit status: 0 if all workers ended well, 2 if the command cannot be started, else that of a
     worker that failed and was not started again.
     """
+    if why := wrong_name(job):
+        raise ConfigError(f"--job: {why}")
     command = command_of(script)
     if why := missing(command):
-        typer.echo(f"tmd launch: {why}", err=True)
+        typer.echo(printable(f"tmd launch: {why}"), err=True)
         raise typer.Exit(2)
     settings = load(config)
     logs.configure(settings.log, host=settings.host.name)
@@ -384,5 +388,5 @@ def _run(spec: LaunchSpec) -> int:
     try:
         return Launcher(spec).run()
     except CannotStart as error:
-        typer.echo(f"tmd launch: {in_words(error)}", err=True)
+        typer.echo(printable(f"tmd launch: {in_words(error)}"), err=True)
         return 2

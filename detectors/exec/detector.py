@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import string
 from collections.abc import AsyncIterator, Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -33,19 +34,26 @@ UNUSABLE_CODE = "exec.unusable"
 END_S = 10.0
 """The warden gives up before."""
 WARDEN = Path(__file__).with_name("warden.py")
+NAMED = frozenset(string.ascii_letters + string.digits + "_-")
 Positive = Annotated[float, Meta(gt=0)]
 
 
 class Check(Struct, frozen=True, forbid_unknown_fields=True):
     """One entry of ``[[detectors.exec.checks]]``."""
 
-    name: Annotated[str, Meta(pattern="^[A-Za-z0-9_-]+$")]
+    name: str
     command: Annotated[tuple[str, ...], Meta(min_length=1)]
     """Program and arguments; no shell looks at them."""
     every_s: Positive = 60.0
     """From the end of one run to the start of the next."""
     timeout_s: Positive = 30.0
     """Then it is killed, with all that it has started, wherever that went."""
+
+    def __post_init__(self) -> None:
+        bad = next((c for c in self.name if c not in NAMED), "")
+        if bad or not self.name:
+            what = f"has {bad!a} in its name" if bad else "has no name"
+            raise ValueError(f"a check {what}; allowed are ASCII letters, digits, '_' and '-'")
 
 
 class ExecConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):

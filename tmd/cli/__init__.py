@@ -30,6 +30,7 @@ from tmd.cli import (
     xids,
 )
 from tmd.cli.common import ConfigOption
+from tmd.cli.output import say, say_lines
 from tmd.core.errors import ConfigError, PluginError, TmdError
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
@@ -106,7 +107,7 @@ app.add_typer(xids.xid, name="xid")
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"tmd {__version__}")
+        say(f"tmd {__version__}")
         raise typer.Exit
 
 
@@ -156,5 +157,7 @@ def main() -> None:
 
 
 def _fail(error: TmdError | str, code: int) -> None:
-    typer.echo(f"tmd: {error}", err=True)
+    # Only what is wrong with a configuration has several lines of ours.
+    tell = say_lines if isinstance(error, ConfigError) else say
+    tell(f"tmd: {error}", err=True)
     raise SystemExit(code) from None

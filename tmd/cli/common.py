@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
+
+from tmd.cli.output import say
 
 if TYPE_CHECKING:
     from tmd.config import Settings
@@ -69,14 +71,7 @@ def say_once(line: str, said: set[str]) -> None:
     """Print ``line`` on stderr unless it is in ``said``."""
     if line not in said:
         said.add(line)
-        typer.echo(line, err=True)
-
-
-def print_json(value: Any) -> None:
-    """What ``--json`` prints, indented."""
-    import msgspec
-
-    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2).decode())
+        say(line, err=True)
 
 
 def user() -> str:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import typer
 from msgspec import Struct
 
-from tmd.cli.common import ConfigOption, JsonOption, print_json
+from tmd.cli.common import ConfigOption, JsonOption
+from tmd.cli.output import print_json, say
 from tmd.core.errors import ConfigError, StoreUnavailable
 from tmd.core.reasons import in_words
 
@@ -43,7 +44,7 @@ def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     else:
         for point in points:
             mark = "ok  " if point.ok else "FAIL" if point.needed else "no  "
-            typer.echo(f"{mark}  {point.name:<20}  {point.text}".rstrip())
+            say(f"{mark}  {point.name:<20}  {point.text}".rstrip())
     if any(point.needed and not point.ok for point in points):
         raise typer.Exit(1)
 
@@ -116,7 +117,7 @@ def _ports(address: str) -> Point:
         with socket.socket(family, kind, number) as listener:
             listener.bind(where)
             listener.listen(1)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         remedy = "set [host] advertise to an address of this host"
         text = f"cannot listen at {address}: {in_words(error)}; {remedy}"
         return Point("ports", False, True, text)

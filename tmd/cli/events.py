@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tmd.cli.common import ConfigOption, JsonOption, with_store
+from tmd.cli.output import say, say_json
 from tmd.core.errors import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -34,7 +35,10 @@ def events(
 
     async def tell(store: RedisStore, _: Settings) -> None:
         async for alert in _following(store) if follow else _present(store):
-            typer.echo(_line(alert, as_json))
+            if as_json:
+                say_json(alert)
+            else:
+                say(_line(alert))
 
     with_store(config, tell)
 
@@ -58,7 +62,7 @@ async def _following(store: RedisStore) -> AsyncIterator[Alert]:
             found = await store.alerts(cursor, limit=1000)
         except StoreUnavailable as error:
             if not away:
-                typer.echo(f"{error}; going on when it is back", err=True)
+                say(f"{error}; going on when it is back", err=True)
             away = True
             await asyncio.sleep(AWAY_S)
             continue
@@ -75,11 +79,7 @@ async def _following(store: RedisStore) -> AsyncIterator[Alert]:
             await asyncio.sleep(LOOK_S)
 
 
-def _line(alert: Alert, as_json: bool) -> str:
-    if as_json:
-        import msgspec
-
-        return msgspec.json.encode(alert).decode()
+def _line(alert: Alert) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(alert.at))
     words = (when, alert.host, alert.state.value, alert.severity.value, alert.code, alert.entity)
     return "  ".join((*words, alert.message)).rstrip()

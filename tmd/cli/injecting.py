@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tmd.cli.common import ConfigOption, JsonOption, print_json, with_store
+from tmd.cli.common import ConfigOption, JsonOption, with_store
+from tmd.cli.output import print_json, say
 from tmd.core.errors import ConfigError, TmdError
 from tmd.core.model import Severity
+from tmd.core.printable import printable
 from tmd.core.reasons import os_reason
 
 if TYPE_CHECKING:
@@ -105,7 +107,8 @@ def _about(entity: str, gpu: str, switch: str) -> str:
         raise ConfigError("--gpu, --switch and --entity say the same thing: give one of them")
     place = address(gpu or switch)
     if place is None:
-        raise ConfigError(f"'{gpu or switch}' is no PCI address; it looks like 0000:3b:00.0")
+        given = printable(gpu or switch)
+        raise ConfigError(f"'{given}' is no PCI address; it looks like 0000:3b:00.0")
     return f"{GPU if gpu else ENTITY}{place}"
 
 
@@ -132,7 +135,7 @@ def _signal(
     if code == "sxid":
         return _of_sxid(settings, number, about, severity, message)
     if number is not None:
-        raise ConfigError(f"a number goes with 'xid' and 'sxid' only, not with '{code}'")
+        raise ConfigError(f"a number goes with 'xid' and 'sxid' only, not with '{printable(code)}'")
     return Signal(code, about or HOST, severity or Severity.WARNING, message=message)
 
 
@@ -240,11 +243,11 @@ def _foretell(answer: wire.Injected, config: Path | None, as_json: bool) -> None
     if as_json:
         print_json({"alert": alert, "hold_s": answer.hold_s, "off": answer.off, **found})
         return
-    typer.echo(f"would be raised: {_line(alert)}")
+    say(f"would be raised: {_line(alert)}")
     for line in lines(found):
-        typer.echo(line)
+        say(line)
     if answer.off:
-        typer.echo(answer.off, err=True)
+        say(answer.off, err=True)
 
 
 def _with(view: ClusterView, alert: Alert) -> ClusterView:
@@ -268,11 +271,11 @@ def _tell_raised(answer: wire.Injected, for_s: float, as_json: bool) -> None:
     if as_json:
         print_json({"alert": alert, "hold_s": answer.hold_s, "for_s": for_s})
         return
-    typer.echo(f"injected on {alert.host}: {_line(alert)}")
+    say(f"injected on {alert.host}: {_line(alert)}")
     if answer.hold_s:
-        typer.echo(f"it counts once it has held for {answer.hold_s:g} s")
+        say(f"it counts once it has held for {answer.hold_s:g} s")
     lasts = f"it ends after {for_s:g} s" if for_s else "it stays until the daemon ends"
-    typer.echo(f"{lasts}, or with 'tmd inject --clear'")
+    say(f"{lasts}, or with 'tmd inject --clear'")
 
 
 def _tell_ended(answer: wire.Injected, as_json: bool) -> None:
@@ -280,7 +283,7 @@ def _tell_ended(answer: wire.Injected, as_json: bool) -> None:
         print_json({"alerts": answer.alerts})
         return
     for alert in answer.alerts:
-        typer.echo(f"ended: {_line(alert)}")
+        say(f"ended: {_line(alert)}")
 
 
 def _line(alert: Alert) -> str:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tmd.cli.common import ConfigOption, JsonOption, print_json
+from tmd.cli.common import ConfigOption, JsonOption
+from tmd.cli.output import draw, print_json, say, say_lines, table
+from tmd.core.printable import ascii_json
 
 if TYPE_CHECKING:
     from tmd.config import Settings
@@ -73,18 +75,14 @@ def _use(settings: Settings, kind: str, origin: Origin, plugin: Any) -> tuple[st
 
 
 def _print_plugins(rows: list[dict[str, str]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("name", "kind", "use", "from", "class", box=box.SIMPLE_HEAD)
+    found = []
     for row in rows:
         use = f"{row['use']}: {row['sources']}" if row["sources"] else row["use"]
-        table.add_row(row["name"], row["kind"], use, row["distribution"], row["target"])
-    Console().print(table)
+        found.append((row["name"], row["kind"], use, row["distribution"], row["target"]))
+    draw(table(("name", "kind", "use", "from", "class"), found))
     for row in rows:
         if row["problem"]:
-            typer.echo(row["problem"], err=True)
+            say_lines(row["problem"], err=True)
 
 
 @config.command("check")
@@ -102,7 +100,7 @@ def check(config: ConfigOption = None) -> None:
     uids_of(settings.host.users)
     detectors, policies = load_detectors(settings), load_policies(settings)
     place = find_file(config) or "the environment"
-    typer.echo(f"{place} is good: {len(detectors)} detectors, {len(policies)} policies")
+    say(f"{place} is good: {len(detectors)} detectors, {len(policies)} policies")
 
 
 @config.command("show")
@@ -120,14 +118,14 @@ def show(
     in_file = read_file(file)
     named = variables()
     for section, values in _sections(settings).items():
-        typer.echo(f"[{section}]")
+        say(f"[{section}]")
         path = tuple(section.split("."))
         for key, value in values.items():
             line = f"{key} = {_toml(value)}"
             if origin:
                 line += f"  # {_origin((*path, key), in_file, str(file), named)}"
-            typer.echo(line)
-        typer.echo("")
+            say(line)
+        say("")
 
 
 def _sections(settings: Settings) -> dict[str, dict[str, Any]]:
@@ -155,7 +153,7 @@ def _toml(value: Any) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(map(_toml, value)) + "]"
     # JSON's strings, numbers and booleans are TOML's too; nothing stands for "not set".
-    return '""' if value is None else json.dumps(value, ensure_ascii=False)
+    return '""' if value is None else ascii_json(json.dumps(value, ensure_ascii=False))
 
 
 def _origin(

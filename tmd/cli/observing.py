@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tmd.cli.common import ConfigOption, JsonOption, print_json
+from tmd.cli.common import ConfigOption, JsonOption
+from tmd.cli.output import draw, print_json, say, say_json, say_lines, table
 from tmd.core.errors import PluginError
 
 if TYPE_CHECKING:
@@ -33,11 +33,11 @@ def list_(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         found = [{**row, "keys": keys.get(row["name"], [])} for row in rows]
         print_json(found)
     else:
-        table = [(row["name"], row["use"], ", ".join(keys.get(row["name"], []))) for row in rows]
-        _print_table(("name", "use", "own keys"), table)
+        shown = [(row["name"], row["use"], ", ".join(keys.get(row["name"], []))) for row in rows]
+        draw(table(("name", "use", "own keys"), shown))
     for row in rows:
         if row["problem"]:
-            typer.echo(row["problem"], err=True)
+            say_lines(row["problem"], err=True)
     if any(row["problem"] for row in rows):
         raise typer.Exit(1)
 
@@ -60,12 +60,15 @@ def run(
         raise PluginError(f"no detector '{name}' is installed and enabled; there are {names}")
     why_not = known[name].why_not()
     if why_not is not None:
-        typer.echo(f"tmd: {name} cannot work on this host: {why_not}", err=True)
+        say(f"tmd: {name} cannot work on this host: {why_not}", err=True)
         raise typer.Exit(1)
-    typer.echo(f"watching with {name}; Ctrl-C ends it", err=True)
+    say(f"watching with {name}; Ctrl-C ends it", err=True)
 
     def hear(detector: str, signal: Signal) -> None:
-        typer.echo(_json_line(detector, signal) if as_json else _line(detector, signal))
+        if as_json:
+            say_json(_facts(detector, signal))
+        else:
+            say(_line(detector, signal))
 
     watch(settings, [known[name]], hear)
 
@@ -123,23 +126,11 @@ def _loaded(settings: Settings, rows: list[dict[str, str]]) -> list[LoadedDetect
 def _print_scan(alerts: tuple[Alert, ...], unused: dict[str, str]) -> None:
     rows = [(a.severity.value, a.code, a.entity, a.message) for a in alerts]
     if rows:
-        _print_table(("severity", "code", "entity", "message"), rows)
+        draw(table(("severity", "code", "entity", "message"), rows))
     else:
-        typer.echo("nothing was found")
+        say("nothing was found")
     for name, reason in unused.items():
-        typer.echo(f"{name} did not look: {reason}", err=True)
-
-
-def _print_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(*head, box=box.SIMPLE_HEAD)
-    for row in rows:
-        table.add_row(*map(escape, row))
-    Console().print(table)
+        say(f"{name} did not look: {reason}", err=True)
 
 
 def _line(detector: str, signal: Signal) -> str:
@@ -147,7 +138,7 @@ def _line(detector: str, signal: Signal) -> str:
     return "  ".join((detector, *words)).rstrip()
 
 
-def _json_line(detector: str, signal: Signal) -> str:
-    import msgspec
+def _facts(detector: str, signal: Signal) -> dict[str, Any]:
+    from msgspec import structs
 
-    return msgspec.json.encode({"detector": detector, **msgspec.structs.asdict(signal)}).decode()
+    return {"detector": detector, **structs.asdict(signal)}

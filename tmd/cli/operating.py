@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from tmd.cli.common import ConfigOption, say_once, snapshot_when_back, user, with_store
+from tmd.cli.output import say
 from tmd.core.errors import TmdError
 
 if TYPE_CHECKING:
@@ -65,9 +66,9 @@ def drain(
             _foretell(view, request, settings)
             return
         await store.drain(request)
-        typer.echo(f"drain of {host} requested")
+        say(f"drain of {host} requested")
         if view.paused:
-            typer.echo("the cluster is paused: nothing moves before 'tmd resume'", err=True)
+            say("the cluster is paused: nothing moves before 'tmd resume'", err=True)
             raise typer.Exit(STUCK)
         if wait:
             await _until_empty(store, host, patience_s=timeout)
@@ -84,7 +85,7 @@ def _foretell(view: ClusterView, request: DrainRequest, settings: Settings) -> N
 
     others = tuple(d for d in view.drains if d.host != request.host)
     for line in lines(outlook(structs.replace(view, drains=(*others, request)), settings)):
-        typer.echo(line)
+        say(line)
 
 
 def undrain(host: HostArgument, config: ConfigOption = None) -> None:
@@ -93,7 +94,7 @@ def undrain(host: HostArgument, config: ConfigOption = None) -> None:
     async def ask(store: RedisStore, _: Settings) -> None:
         if not await store.undrain(host):
             raise TmdError(f"no drain of {host} is requested; 'tmd status' shows which are")
-        typer.echo(f"drain of {host} withdrawn")
+        say(f"drain of {host} withdrawn")
 
     with_store(config, ask)
 
@@ -118,9 +119,9 @@ def set_healthy(
             host=host, id=uuid.uuid4().hex, code=code, by=user(), at=time.time()
         )
         await store.declare_healthy(request)
-        typer.echo(f"{host} declared healthy" + (f" of {code}" if code else ""))
+        say(f"{host} declared healthy" + (f" of {code}" if code else ""))
         if view.host(host) is None:
-            typer.echo(f"{host} is silent: it hears of this when its daemon is back", err=True)
+            say(f"{host} is silent: it hears of this when its daemon is back", err=True)
 
     with_store(config, ask)
 
@@ -130,7 +131,7 @@ def pause(config: ConfigOption = None) -> None:
 
     async def ask(store: RedisStore, _: Settings) -> None:
         await store.set_paused(True)
-        typer.echo("paused: a job that loses a worker waits for 'tmd resume'")
+        say("paused: a job that loses a worker waits for 'tmd resume'")
 
     with_store(config, ask)
 
@@ -146,9 +147,9 @@ def resume(config: ConfigOption = None) -> None:
             breaker = Breaker(reason=before.reason, at=time.time(), by=user())
             await store.set_breaker(breaker)
             await store.publish_alert(told(breaker, settings.host.name))
-            typer.echo("circuit breaker closed")
+            say("circuit breaker closed")
         await store.set_paused(False)
-        typer.echo("resumed")
+        say("resumed")
 
     with_store(config, ask)
 
@@ -173,7 +174,7 @@ async def _until_empty(store: RedisStore, host: str, *, patience_s: float) -> No
             f"{host} still holds ranks after {patience_s:g} s; the drain stays requested, "
             "'tmd status' shows what it waits for"
         ) from None
-    typer.echo(f"{host} holds no rank")
+    say(f"{host} holds no rank")
 
 
 def _hindrances(view: ClusterView, host: str) -> list[str]:
@@ -187,8 +188,8 @@ def _hindrances(view: ClusterView, host: str) -> list[str]:
 
 def _give_up(host: str, why: list[str]) -> NoReturn:
     for line in why:
-        typer.echo(line, err=True)
-    typer.echo(
+        say(line, err=True)
+    say(
         f"nothing moves now: the drain of {host} stays requested and is carried out once a fit "
         f"standby comes; 'tmd undrain {host}' withdraws it",
         err=True,

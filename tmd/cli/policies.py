@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tmd.cli.common import ConfigOption, JsonOption, print_json, with_store
+from tmd.cli.common import ConfigOption, JsonOption, with_store
+from tmd.cli.output import print_json, say
 from tmd.core.errors import TmdError
 from tmd.core.reasons import in_words, os_reason
 from tmd.core.unreadable import UNREADABLE
@@ -68,7 +69,7 @@ def _tell(view: ClusterView, settings: Settings, as_json: bool) -> None:
         print_json(found)
         return
     for line in lines(found):
-        typer.echo(line)
+        say(line)
 
 
 def outlook(view: ClusterView, settings: Settings) -> dict[str, Any]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tmd.cli.common import ConfigOption, JsonOption, snapshot_when_back, user, with_store
+from tmd.cli.output import say, say_json
 from tmd.cli.status import verdicts_of
 from tmd.core.errors import TmdError
 
@@ -50,13 +51,14 @@ def rehearse(
         request = RehearsalRequest(host=host, id=uuid.uuid4().hex, by=user(), at=time.time())
         await store.rehearse(request)
         if not wait:
-            typer.echo(
-                f"rehearsal on {host} requested; 'tmd status' shows the verdict", err=as_json
-            )
+            say(f"rehearsal on {host} requested; 'tmd status' shows the verdict", err=as_json)
             return
         done = await _verdicts(store, request, timeout)
         for status in done:
-            typer.echo(_json_line(status) if as_json else _line(status))
+            if as_json:
+                say_json(_facts(status))
+            else:
+                say(_line(status))
         if any(verdict.refusal for w in done for verdict in w.rehearsed):
             raise typer.Exit(1)
 
@@ -74,9 +76,7 @@ def _check(view: ClusterView, host: str) -> None:
     if not _waiting(view, host):
         raise TmdError(f"no standby waits on {host}; 'tmd status' shows what its workers do")
     if view.paused:
-        typer.echo(
-            "the cluster is paused; a rehearsal is no migration, it is done all the same", err=True
-        )
+        say("the cluster is paused; a rehearsal is no migration, it is done all the same", err=True)
 
 
 def _waiting(view: ClusterView, host: str) -> list[WorkerStatus]:
@@ -129,8 +129,5 @@ def _line(status: WorkerStatus) -> str:
     return f"{status.worker}: {what}"
 
 
-def _json_line(status: WorkerStatus) -> str:
-    import msgspec
-
-    shown = {"worker": status.worker, "rehearsed": status.rehearsed, "shadow": status.shadow}
-    return msgspec.json.encode(shown).decode()
+def _facts(status: WorkerStatus) -> dict[str, Any]:
+    return {"worker": status.worker, "rehearsed": status.rehearsed, "shadow": status.shadow}

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tmd.cli.common import ConfigOption, JsonOption, print_json, with_store
+from tmd.cli.common import ConfigOption, JsonOption, with_store
+from tmd.cli.output import add, cell, console, draw, print_json, table
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -47,27 +48,24 @@ def status(
         elif watch:
             await _watch(store, settings.cluster.name)
         else:
-            from rich.console import Console
-
             view, leader = await store.snapshot(), await store.leader()
-            Console().print(render(view, settings.cluster.name, leader))
+            draw(render(view, settings.cluster.name, leader))
 
     with_store(config, show)
 
 
 async def _watch(store: RedisStore, cluster: str) -> None:
     from rich.live import Live
-    from rich.text import Text
 
     from tmd.core.errors import StoreUnavailable
 
-    with Live(screen=True, auto_refresh=False) as live:
+    with Live(console=console(), screen=True, auto_refresh=False) as live:
         while True:
             try:
                 shown = render(await store.snapshot(), cluster, await store.leader())
                 live.update(shown, refresh=True)
             except StoreUnavailable as error:
-                live.update(Text(f"{error}; trying again"), refresh=True)
+                live.update(cell(f"{error}; trying again"), refresh=True)
             await asyncio.sleep(WATCH_S)
 
 
@@ -77,44 +75,34 @@ async def _watch(store: RedisStore, cluster: str) -> None:
 def render(view: ClusterView, cluster: str, leader: str) -> Group:
     """The view as tables for a terminal."""
     from rich.console import Group
-    from rich.text import Text
 
     led = f"led by {leader.partition('#')[0]}" if leader else "no leader"
     paused = "   PAUSED: no new migrations" if view.paused else ""
     parts: list[RenderableType] = [
-        Text(f"cluster {cluster}   {led}{paused}", style="bold"),
+        cell(f"cluster {cluster}   {led}{paused}", "bold"),
         _hosts(view),
     ]
     if view.breaker.open:
         words = f"CIRCUIT BREAKER OPEN: {view.breaker.reason}; 'tmd resume' closes it"
-        parts.append(Text(words, style="bold red"))
+        parts.append(cell(words, "bold red"))
     for record in view.jobs:
         parts += _job(view, record)
     alerts = _alerts(view)
     return Group(*parts, *([alerts] if alerts.row_count else []))
 
 
-def _table(title: str, *columns: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    return Table(
-        *columns, title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
-    )
-
-
 def _hosts(view: ClusterView) -> Table:
-    table = _table("hosts", "host", "role", "workers", "alerts", "heard")
+    shown = table(("host", "role", "workers", "alerts", "heard"), title="hosts")
     roles = _drain_roles(view)
     for host in view.hosts:
         role = roles.get(host.host, "standby" if host.standby else "active")
         heard = f"{max(0.0, time.time() - host.at):.1f} s ago"
-        table.add_row(host.host, role, str(len(host.workers)), str(len(host.alerts)), heard)
+        add(shown, host.host, role, str(len(host.workers)), str(len(host.alerts)), heard)
     known = {h.host for h in view.hosts}
     members = {m.host for r in view.jobs for m in r.membership.members}
     for name in sorted((members | roles.keys()) - known):
-        table.add_row(name, "silent", "-", "-", "-", style="red")
-    return table
+        add(shown, name, "silent", "-", "-", "-", style="red")
+    return shown
 
 
 def _drain_roles(view: ClusterView) -> dict[str, str]:
@@ -136,30 +124,32 @@ def _drain_roles(view: ClusterView) -> dict[str, str]:
 def _job(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:
     from tmd.core.checkpoints import newest
 
-    table = _table(
-        f"job {record.job}: {record.state.value}, epoch {record.membership.epoch}",
-        *("rank", "host", "worker", "activity", "step", "loss", "s/step", ""),
+    shown = table(
+        ("rank", "host", "worker", "activity", "step", "loss", "s/step", ""),
+        title=f"job {record.job}: {record.state.value}, epoch {record.membership.epoch}",
     )
     workers, exits = view.workers(record.job), view.exits(record.job)
     for rank, member in enumerate(record.membership.members):
         known = workers.pop(member.worker, None)
         ended = exits.get(member.worker)
         silent = _how_it_ended(ended) if ended else "not heard"
-        table.add_row(str(rank), member.host, member.worker, *_cells(known, silent))
+        add(shown, str(rank), member.host, member.worker, *_cells(known, silent))
     for host in view.hosts:
         for worker in host.workers:
             if worker.worker in workers:
-                table.add_row("-", host.host, worker.worker, *_cells(worker, ""))
-    yield table
+                add(shown, "-", host.host, worker.worker, *_cells(worker, ""))
+    yield shown
     told = view.workers(record.job).values()
     saved = newest(w.saved for w in told)
     if saved is not None:
-        yield f"  checkpoint of step {saved.step}, {max(0.0, time.time() - saved.at):.0f} s ago"
+        yield cell(
+            f"  checkpoint of step {saved.step}, {max(0.0, time.time() - saved.at):.0f} s ago"
+        )
     missed = [w.missed for w in told if w.missed]
     for step, reason in sorted({(m.step, m.reason) for m in missed}):
-        yield f"  no checkpoint of step {step}: {reason}"
+        yield cell(f"  no checkpoint of step {step}: {reason}")
     if record.detail:
-        yield f"  {record.detail}"
+        yield cell(f"  {record.detail}")
     yield from _protection(view, record)
     plans = list(record.history[-HISTORY_SHOWN:])
     if record.plan is not None and record.plan not in plans:
@@ -170,16 +160,14 @@ def _job(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:
 
 def _protection(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:
     """What stands between the next loss and a rank that is taken over at once."""
-    from rich.text import Text
-
     from tmd.core.readiness import unprotected
 
     for worker in view.workers(record.job).values():
         if worker.unfit and worker.rank is None:
-            yield Text(f"  {worker.worker} is unfit: {worker.unfit}", style="red")
+            yield cell(f"  {worker.worker} is unfit: {worker.unfit}", "red")
     gap = unprotected(view, record)
     if gap is not None:
-        yield Text(f"  NO STANDBY: {gap.sentence}", style="bold red")
+        yield cell(f"  NO STANDBY: {gap.sentence}", "bold red")
 
 
 def _how_it_ended(ended: Exit) -> str:
@@ -229,23 +217,24 @@ def _shadowing(shadow: ShadowStatus) -> str:
 
 
 def _plans(plans: list[MigrationPlan]) -> Table:
-    table = _table("migrations", "plan", "kind", "phase", "moves", "seconds", "why")
+    shown = table(("plan", "kind", "phase", "moves", "seconds", "why"), title="migrations")
     for plan in plans:
         moves = ", ".join(
             f"{m.rank}: {m.leaver.host} -> {m.joiner.host if m.joiner else '?'}" for m in plan.moves
         )
         seconds = f"{plan.timeline[-1].at - plan.timeline[0].at:.2f}" if plan.timeline else "-"
         why = "; ".join(filter(None, (plan.outcome or plan.reason, plan.how)))
-        table.add_row(plan.id, plan.kind.value, plan.phase.value, moves or "-", seconds, why)
-    return table
+        add(shown, plan.id, plan.kind.value, plan.phase.value, moves or "-", seconds, why)
+    return shown
 
 
 def _alerts(view: ClusterView) -> Table:
-    table = _table("alerts", "host", "severity", "code", "entity", "count", "message")
+    shown = table(("host", "severity", "code", "entity", "count", "message"), title="alerts")
     for host in view.hosts:
         for alert in host.alerts:
-            table.add_row(
+            add(
+                shown,
                 *(alert.host, alert.severity.value, alert.code, alert.entity),
                 *(str(alert.count), alert.message),
             )
-    return table
+    return shown

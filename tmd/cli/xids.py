@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tmd.cli.common import ConfigOption, JsonOption, print_json
+from tmd.cli.common import ConfigOption, JsonOption
+from tmd.cli.output import print_json, say
+from tmd.core.printable import printable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,7 +61,7 @@ def explain(
     row = table.rows.get(wanted)
     if row is None:
         known = f"{what}s {min(table.rows)} to {max(table.rows)} of {table.as_of}"
-        typer.echo(
+        say(
             f"tmd: {what} {wanted} is not in the table ({known}); tmd raises an alert for it and "
             f"moves nothing. Look it up in {_ELSEWHERE[what]}.",
             err=True,
@@ -69,11 +71,11 @@ def explain(
     if as_json:
         print_json(facts)
         return
-    typer.echo(f"{what} {wanted}: {facts.pop('name' if what == 'SXid' else 'meaning')}")
+    say(f"{what} {wanted}: {facts.pop('name' if what == 'SXid' else 'meaning')}")
     del facts[what.lower()]
     for name, value in facts.items():
         if value:
-            typer.echo(f"  {name.replace('_', ' ') + ':':<18}{value}")
+            say(f"  {name.replace('_', ' ') + ':':<18}{value}")
 
 
 @xid.command("list")
@@ -92,10 +94,10 @@ def list_(
         return
     for row in rows:
         if sxid:
-            typer.echo(f"{row.sxid:>5}  {row.verdict.value:<6}{row.scope.value:<8}{row.name}")
+            say(f"{row.sxid:>5}  {row.verdict.value:<6}{row.scope.value:<8}{row.name}")
         else:
-            typer.echo(f"{row.xid:>4}  {row.verdict.value:<6}{row.kind:<10}{row.meaning}")
-    typer.echo(f"source: {table.origin}")
+            say(f"{row.xid:>4}  {row.verdict.value:<6}{row.kind:<10}{row.meaning}")
+    say(f"source: {table.origin}")
 
 
 def _wanted(words: list[str]) -> tuple[str, int]:
@@ -103,7 +105,8 @@ def _wanted(words: list[str]) -> tuple[str, int]:
     *kind, number = words
     what = {(): "XID", ("xid",): "XID", ("sxid",): "SXid"}.get(tuple(w.lower() for w in kind))
     if what is None or not (number.isascii() and number.isdigit() and len(number) <= 9):
-        raise typer.BadParameter(f"'{' '.join(words)}' is neither NUMBER nor 'sxid NUMBER'")
+        said = printable(" ".join(words))
+        raise typer.BadParameter(f"'{said}' is neither NUMBER nor 'sxid NUMBER'")
     return what, int(number)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tmd.config import find_file, load
 from tmd.core.errors import ConfigError, PluginError, TmdError
+from tmd.core.printable import printable_lines
 from tmd.daemon import logs
 from tmd.daemon.service import serve
 
@@ -29,7 +30,7 @@ def main() -> None:
         logs.configure(settings.log, host=settings.host.name)
         asyncio.run(serve(settings, lambda: load(file), find_file(file)))
     except TmdError as error:
-        print(f"tmd: {error}", file=sys.stderr)
+        print(printable_lines(f"tmd: {error}"), file=sys.stderr)
         wrong = isinstance(error, ConfigError | PluginError)
         raise SystemExit(USAGE if wrong else FAILED) from None
     except KeyboardInterrupt:

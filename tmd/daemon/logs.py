@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from typing import TextIO
 
 import structlog
-from structlog.typing import EventDict, Processor, WrappedLogger
+from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
 from tmd.config import Log
+from tmd.core.printable import printable, printable_lines
 from tmd.core.rationing import Allowance
 
 BURST, PER_SECOND = 200, 10.0
@@ -47,6 +50,18 @@ class Rationing:
         return kind if len(self._known) < KINDS else ""
 
 
+def _visible(_: WrappedLogger, __: str, line: EventDict) -> EventDict:
+    """A processor: a terminal obeys nothing that hosts, kernels and scripts have said."""
+    return {key: printable(v) if isinstance(v, str) else v for key, v in line.items()}
+
+
+def _traceback(out: TextIO, failure: ExcInfo) -> None:
+    """The traceback of ``failure`` for people; what an exception says is not ours either."""
+    said = io.StringIO()
+    structlog.dev.plain_traceback(said, failure)
+    out.write(printable_lines(said.getvalue()))
+
+
 def configure(config: Log, **bound: str) -> None:
     """Set up structlog for this process, or anew; ``bound`` stands in every line."""
     if config.format == "json":
@@ -56,8 +71,8 @@ def configure(config: Log, **bound: str) -> None:
         ]
     else:
         colors = sys.stderr.isatty()
-        formatter = structlog.dev.plain_traceback
-        render = [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=formatter)]
+        renderer = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_traceback)
+        render = [_visible, renderer]
     structlog.configure(
         processors=[
             Rationing(),

@@ -1,0 +1,104 @@
+"""The one way from a verb to the terminal. Nothing that passes here is obeyed by a terminal.
+
+Verbs print what hosts, kernels and scripts say: neither escape sequences nor Rich's markup in it
+may act. ``tests/test_architecture.py`` checks that no verb prints in another way.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from tmd.core.printable import ascii_json, printable, printable_lines
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+
+def say(line: str = "", *, err: bool = False) -> None:
+    """Print one line."""
+    _write(printable(line), err)
+
+
+def say_lines(text: str, *, err: bool = False) -> None:
+    """Print a text of several lines, such as all that is wrong with a configuration."""
+    _write(printable_lines(text), err)
+
+
+def print_json(value: Any) -> None:
+    """What ``--json`` prints, indented."""
+    import msgspec
+
+    _write(ascii_json(msgspec.json.format(_encoded(value), indent=2).decode()), err=False)
+
+
+def say_json(value: Any) -> None:
+    """The same on one line, for streams."""
+    _write(ascii_json(_encoded(value).decode()), err=False)
+
+
+def cell(text: str, style: str = "") -> Text:
+    """Text in a table, without markup."""
+    from rich.text import Text
+
+    return Text(printable(text), style=style)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]] = (), title: str = "") -> Table:
+    """A table whose title and cells are plain text."""
+    from rich import box
+    from rich.table import Table
+
+    shown = cell(title, "bold") if title else None
+    made = Table(*head, title=shown, title_justify="left", box=box.SIMPLE_HEAD)
+    for row in rows:
+        add(made, *row)
+    return made
+
+
+def add(made: Table, *row: str, style: str | None = None) -> None:
+    """A row of plain text."""
+    made.add_row(*map(cell, row), style=style)
+
+
+def console() -> Console:
+    """Rich's, that interprets nothing in what it is given."""
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class Plain(Console):
+        """The last look at whatever comes, whoever made it; Rich's own codes are apart from it."""
+
+        def render(
+            self, renderable: RenderableType, options: ConsoleOptions | None = None
+        ) -> Iterator[Segment]:
+            for text, style, control in super().render(renderable, options):
+                yield Segment(text if control else printable_lines(text), style, control)
+
+    return Plain(markup=False, emoji=False, highlight=False)
+
+
+def draw(renderable: RenderableType) -> None:
+    """Print a table, or several."""
+    console().print(renderable)
+
+
+def _encoded(value: Any) -> bytes:
+    import json
+
+    import msgspec
+
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:  # half a character: msgspec knows no escape for it, JSON does
+        return json.dumps(msgspec.to_builtins(value)).encode()
+
+
+def _write(text: str, err: bool) -> None:
+    stream: TextIO = sys.stderr if err else sys.stdout
+    encoding = stream.encoding or "utf-8"
+    # A terminal of another encoding shows what it lacks as an escape, too.
+    print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
