@@ -298,7 +298,7 @@ def test_the_token_must_be_private_and_long(write, tmp_path):
     token.chmod(0o600)
     http = load(write(f"[http]\ntoken_file = '{token}'")).http
 
-    assert http.token() == "0123456789abcdef"
+    assert http.token().reveal() == "0123456789abcdef"
     token.write_text("short")
     with pytest.raises(ConfigError, match=r"\[http\] token_file"):
         http.token()

@@ -37,6 +37,7 @@ from tmd.sections import (
     Triage,
     Webhook,
     read_secret,
+    without_password,
 )
 
 ENV_PREFIX = "TMD_"
@@ -65,6 +66,10 @@ class Redis(Section, frozen=True):
     """redis://, rediss://, unix:// or redis+sentinel://host:port,host:port/service/db."""
     timeout_s: Positive = 2.0
     """Longest wait for one answer."""
+
+    def __repr__(self) -> str:
+        shown = None if self.url is None else without_password(self.url)
+        return f"Redis(url={shown!r}, timeout_s={self.timeout_s!r})"
 
 
 class Host(Section, frozen=True):

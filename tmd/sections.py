@@ -5,6 +5,7 @@ Used through :mod:`tmd.config`; each key is documented where it is declared.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -17,7 +18,7 @@ from tmd.core.findings import Rules
 from tmd.core.limits import Limits, ShadowLimits, Understudies
 from tmd.core.model import Strategy
 from tmd.core.reasons import in_words, os_reason
-from tmd.schema import Invalid, NotNegative, Positive, Secret, Section
+from tmd.schema import MASK, Invalid, NotNegative, Positive, Secret, Section
 
 MIN_SECRET = 16
 _LIMITS = Limits()
@@ -159,7 +160,7 @@ class Http(Section, frozen=True):
         """Host and port, or ``None`` if nothing is to be served."""
         return place(self.listen)
 
-    def token(self) -> str | None:
+    def token(self) -> Secret | None:
         """The token; read now.
 
         Raises:
@@ -173,7 +174,7 @@ class Http(Section, frozen=True):
                 f"[http] token_file {self.token_file}: at least {MIN_SECRET} printable ASCII "
                 "characters are needed, for example the output of 'openssl rand -hex 32'"
             )
-        return token
+        return Secret(token)
 
 
 class Webhook(Section, frozen=True):
@@ -201,6 +202,12 @@ def _is_web(url: str) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname)
     except ValueError:
         return False
+
+
+def without_password(url: str) -> str:
+    """``url`` as it may be shown. A password may hold characters that would have to be quoted."""
+    shown = re.sub(r"//([^:@/]*:).*@", rf"//\1{MASK}@", url, flags=re.DOTALL)
+    return re.sub(r"([?&](?:password|secret|token)=)[^&]*", rf"\1{MASK}", shown)
 
 
 def place(listen: str) -> tuple[str, int] | None:

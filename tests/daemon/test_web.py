@@ -27,6 +27,7 @@ from tmd.daemon.web.parts import Local, Parts
 from tmd.daemon.web.reading import PAGE_LIMIT
 from tmd.daemon.web.server import MOST_CONNECTIONS, Web
 from tmd.daemon.web.stream import MOST_STREAMS
+from tmd.schema import Secret
 from tmd.testing import MemoryStore
 from tmd.testing.clients import worker_status
 
@@ -83,7 +84,9 @@ async def serving(store=None, token=TOKEN, serving_trainers=True):
         return Local("h1", serving_trainers, True, lease, alerts, served.store_state)
 
     served = Served(store)
-    parts = Parts(store.client(), local, token, frozenset({"node7"}))
+    parts = Parts(
+        store.client(), local, None if token is None else Secret(token), frozenset({"node7"})
+    )
     web = Web(("127.0.0.1", 0), parts)
     async with running(web) as (task,):
         async with asyncio.timeout(WITHIN_S):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from tmd.daemon.web.guard import Asked, host_name, refusal
+from tmd.schema import Secret
 
 TOKEN = "0123456789abcdef"
 NAMES = frozenset({"node7", "10.0.0.7"})
@@ -17,7 +18,7 @@ GOOD = Asked(
 
 
 def code(**changes):
-    problem = refusal(structs.replace(GOOD, **changes), TOKEN, NAMES)
+    problem = refusal(structs.replace(GOOD, **changes), Secret(TOKEN), NAMES)
     return problem.code if problem else None
 
 
@@ -70,7 +71,9 @@ def test_without_a_token_nobody_is_let_in():
 @given(st.text(), st.text(), st.text())
 def test_no_header_makes_it_fail_or_lets_a_stranger_in(host, authorization, origin):
     problem = refusal(
-        structs.replace(GOOD, host=host, authorization=authorization, origin=origin), TOKEN, NAMES
+        structs.replace(GOOD, host=host, authorization=authorization, origin=origin),
+        Secret(TOKEN),
+        NAMES,
     )
 
     assert problem is not None

@@ -14,6 +14,7 @@ from tests.values import alert, plan
 from tmd.core.election import Lease
 from tmd.daemon.store_health import StoreHealth
 from tmd.daemon.webhook import Webhook, WebhookConfig
+from tmd.schema import Secret
 from tmd.testing import MemoryStore
 from tmd.testing.clients import until
 
@@ -72,8 +73,8 @@ class Elected:
 async def telling(receiver, store, elected, **changes):
     config = WebhookConfig(
         cluster="c",
-        url=receiver.url,
-        headers={"Authorization": "Bearer x"},
+        url=Secret(receiver.url),
+        headers={"Authorization": Secret("Bearer x")},
         alerts=True,
         migrations=True,
         timeout_s=0.3,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -130,19 +129,17 @@ def show(
 
 def _sections(settings: Settings) -> dict[str, dict[str, Any]]:
     from tmd.schema import shown
+    from tmd.sections import without_password
 
     values = shown(settings)
-    values["redis"]["url"] = _without_password(values["redis"]["url"])
+    url = values["redis"]["url"]
+    values["redis"]["url"] = without_password(url) if url else url
     own = {f"policies.{name}": keys for name, keys in values["policies"].pop("own").items()}
     detectors = {name: shown(settings.detector(name)) for name in values.pop("detectors")}
     for name, keys in detectors.items():
         others = keys.pop("own")
         own[f"detectors.{name}"] = keys | others
     return {**values, **own}
-
-
-def _without_password(url: str | None) -> str | None:
-    return re.sub(r"//([^/@]*:)[^/@]*@", r"//\1**********@", url) if url else url
 
 
 def _toml(value: Any) -> str:

@@ -11,6 +11,8 @@ import asyncio
 import sys
 from pathlib import Path
 
+import structlog
+
 from tmd.config import find_file, load
 from tmd.core.errors import ConfigError, PluginError, TmdError
 from tmd.core.printable import printable_lines
@@ -33,6 +35,10 @@ def main() -> None:
         print(printable_lines(f"tmd: {error}"), file=sys.stderr)
         wrong = isinstance(error, ConfigError | PluginError)
         raise SystemExit(USAGE if wrong else FAILED) from None
+    except Exception:
+        # As a line of the log, in its form and bounds, and not as Python would print it.
+        structlog.get_logger("tmd.daemon").exception("the daemon has failed")
+        raise SystemExit(FAILED) from None
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
 

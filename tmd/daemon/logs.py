@@ -8,19 +8,26 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import TextIO
+from typing import Any, TextIO
 
 import structlog
+from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
 from tmd.config import Log
 from tmd.core.printable import printable, printable_lines
 from tmd.core.rationing import Allowance
 
+FRAMES, CAUSES, WORDS = 20, 5, 2000
+"""Of a failure in the log: frames of each exception, exceptions, characters of each text."""
 BURST, PER_SECOND = 200, 10.0
 """Lines of one kind: about one event, at one level, with one code if they have one."""
 KINDS = 500
 """That are told apart, of those that were lately in use; all others share one allowance."""
+
+
+_without_locals = ExceptionDictTransformer(show_locals=False, max_frames=FRAMES)
+"""Local variables hold configurations, and in them secrets; nobody reads them in a log anyway."""
 
 
 class Rationing:
@@ -55,6 +62,24 @@ def _visible(_: WrappedLogger, __: str, line: EventDict) -> EventDict:
     return {key: printable(v) if isinstance(v, str) else v for key, v in line.items()}
 
 
+def _bounded(_: WrappedLogger, __: str, line: EventDict) -> EventDict:
+    """A processor: a failure is a few KiB, however long it was handed on and grouped."""
+    return {key: _cut(value, depth=6) for key, value in line.items()}
+
+
+def _cut(value: Any, depth: int) -> Any:
+    if isinstance(value, str):
+        return value if len(value) <= WORDS else f"{value[:WORDS]}..."
+    if depth == 0 and isinstance(value, dict | list | tuple):
+        return "..."
+    if isinstance(value, dict):
+        return {key: _cut(each, depth - 1) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        most = CAUSES if value and isinstance(value[0], dict) and "frames" in value[0] else FRAMES
+        return [_cut(item, depth - 1) for item in value[:most]]
+    return value
+
+
 def _traceback(out: TextIO, failure: ExcInfo) -> None:
     """The traceback of ``failure`` for people; what an exception says is not ours either."""
     said = io.StringIO()
@@ -66,7 +91,8 @@ def configure(config: Log, **bound: str) -> None:
     """Set up structlog for this process, or anew; ``bound`` stands in every line."""
     if config.format == "json":
         render: list[Processor] = [
-            structlog.processors.dict_tracebacks,
+            structlog.processors.ExceptionRenderer(_without_locals),
+            _bounded,
             structlog.processors.JSONRenderer(),
         ]
     else:

@@ -11,7 +11,12 @@ from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 
 from tmd.core.errors import ConfigError
-from tmd.core.reasons import in_words
+
+MISREAD = (
+    "[redis] url: its host, port, database or an option cannot be read; write "
+    "redis://user:password@host:6379/0, and in the password %2F for '/', %40 for '@', %3A for ':'"
+)
+"""No part of the URL is shown: which part the password is in is just what is not understood."""
 
 
 def connect(url: str, timeout_s: float) -> Redis:
@@ -26,18 +31,21 @@ def connect(url: str, timeout_s: float) -> Redis:
         "retry": Retry(NoBackoff(), 0),
         "protocol": 2,
     }
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ConfigError(MISREAD) from None
     if parts.scheme == "redis+sentinel":
         return _sentinel(url, options)
     if parts.scheme not in ("redis", "rediss", "unix"):
         raise ConfigError(
-            f"[redis] url: '{parts.scheme}://' is not understood; "
+            "[redis] url: what it begins with is not understood; "
             "use redis://, rediss://, unix:// or redis+sentinel://"
         )
     try:
         return Redis.from_url(url, **options)
-    except ValueError as error:
-        raise ConfigError(f"[redis] url: {in_words(error)}") from None
+    except (ValueError, TypeError):
+        raise ConfigError(MISREAD) from None
 
 
 def _sentinel(url: str, options: dict[str, Any]) -> Redis:
@@ -52,8 +60,8 @@ def _sentinel(url: str, options: dict[str, Any]) -> Redis:
         pairs = [place.partition(":") for place in hosts.split(",")]
         places = [(host, int(port or 26379)) for host, _, port in pairs]
         number = int(db or 0)
-    except ValueError as error:
-        raise ConfigError(f"[redis] url: {in_words(error)}") from None
+    except ValueError:
+        raise ConfigError(MISREAD) from None
     sentinel = Sentinel(places, sentinel_kwargs=options, **options)  # type: ignore[no-untyped-call]
     client: Redis = sentinel.master_for(
         service, db=number, username=user or None, password=password or None

@@ -207,8 +207,8 @@ def _webhook(
         return None
     config = WebhookConfig(
         cluster=settings.cluster.name,
-        url=section.url.reveal(),
-        headers={name: value.reveal() for name, value in section.headers.items()},
+        url=section.url,
+        headers=section.headers,
         alerts="alerts" in section.events,
         migrations="migrations" in section.events,
         timeout_s=section.timeout_s,

@@ -20,6 +20,7 @@ from tmd.core.store_health import StoreLoop
 from tmd.daemon.bus import Bell, Store
 from tmd.daemon.leader import Candidate
 from tmd.daemon.store_health import StoreHealth
+from tmd.schema import Secret
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -33,8 +34,8 @@ MAY_PASS = frozenset({408, 425, 429})
 
 class WebhookConfig(Struct, frozen=True):
     cluster: str
-    url: str
-    headers: Mapping[str, str]
+    url: Secret
+    headers: Mapping[str, Secret]
     alerts: bool
     migrations: bool
     timeout_s: float
@@ -65,9 +66,10 @@ class Webhook:
         from aiohttp import ClientSession, ClientTimeout, DummyCookieJar
 
         config = self._config
+        headers = {name: value.reveal() for name, value in config.headers.items()}
         async with ClientSession(
             timeout=ClientTimeout(total=config.timeout_s),
-            headers={**config.headers, "Content-Type": "application/json"},
+            headers={**headers, "Content-Type": "application/json"},
             cookie_jar=DummyCookieJar(),
         ) as session:
             while True:
@@ -142,7 +144,9 @@ class Webhook:
 
         try:
             # A redirect is not followed: it would take the headers to another place.
-            async with session.post(self._config.url, data=body, allow_redirects=False) as answer:
+            async with session.post(
+                self._config.url.reveal(), data=body, allow_redirects=False
+            ) as answer:
                 if 200 <= answer.status < 300:
                     return "", False
                 return f"HTTP {answer.status}", answer.status in MAY_PASS or answer.status >= 500

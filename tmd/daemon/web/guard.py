@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from tmd.schema import Secret
+
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -34,7 +36,7 @@ class Asked(Struct, frozen=True):
     content_type: str = ""
 
 
-def refusal(asked: Asked, token: str | None, names: frozenset[str]) -> Problem | None:
+def refusal(asked: Asked, token: Secret | None, names: frozenset[str]) -> Problem | None:
     """Why the state must not be changed by this request; ``names`` are hosts that mean us."""
     if token is None:
         message = "no token is configured: set [http] token_file to allow changes over HTTP"
@@ -52,9 +54,9 @@ def refusal(asked: Asked, token: str | None, names: frozenset[str]) -> Problem |
     return None
 
 
-def _is_bearer(authorization: str, token: str) -> bool:
+def _is_bearer(authorization: str, token: Secret) -> bool:
     scheme, _, given = authorization.partition(" ")
-    same = hmac.compare_digest(given.strip().encode(), token.encode())
+    same = hmac.compare_digest(given.strip().encode(), token.reveal().encode())
     return same and scheme.lower() == "bearer"
 
 

@@ -15,6 +15,7 @@ from tmd.core.model import Severity
 from tmd.core.store_health import StoreState
 from tmd.daemon.bus import Store
 from tmd.daemon.web.guard import Problem
+from tmd.schema import Secret
 
 
 class Local(Struct, frozen=True):
@@ -36,7 +37,7 @@ class Parts(Struct, frozen=True):
 
     store: Store
     local: Callable[[], Local]
-    token: str | None
+    token: Secret | None
     names: frozenset[str]
     """Names in a Host header that mean us, besides those of the loopback."""
 

@@ -1,0 +1,184 @@
+"""No secret in any line of a log, error or repr, however things fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import structlog
+
+from tests.test_cli import ENVIRONMENT
+from tmd.config import Log, load, parse
+from tmd.core.errors import ConfigError
+from tmd.daemon import logs
+from tmd.daemon.redis_client import connect
+from tmd.daemon.service import _webhook
+from tmd.daemon.web.parts import Parts
+
+CANARY = "canary-7f3a"
+SECRETS = {
+    "cluster": {"secret": f"{CANARY}-cluster-secret"},
+    "redis": {"url": f"redis://tmd:{CANARY}-password@127.0.0.1:1/0", "timeout_s": 0.2},
+    "webhook": {
+        "url": f"http://127.0.0.1:1/{CANARY}/hook",
+        "headers": {"Authorization": f"Bearer {CANARY}"},
+    },
+}
+MOST = 64 * 1024
+
+
+@pytest.fixture(params=["console", "json"])
+def form(request):
+    yield request.param
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+
+
+def deep(number, settings):
+    """A failure far down, with causes, and secrets in local variables all the way."""
+    word = settings.cluster.secret.reveal()
+    if number:
+        try:
+            deep(number - 1, settings)
+        except ValueError as error:
+            raise ValueError("y" * 5000) from error
+    raise ValueError("x" * len(word) * 1000)
+
+
+def test_a_failure_is_logged_without_local_variables_and_in_bounds(form, capsys):
+    settings, _ = parse(SECRETS)
+    logs.configure(Log(format=form))
+    try:
+        deep(60, settings)
+    except ValueError:
+        structlog.get_logger().exception("detector failed", settings=settings)
+    said = capsys.readouterr().err
+
+    assert "detector failed" in said
+    assert "in deep" in said or '"name": "deep"' in said
+    assert CANARY not in said
+    assert len(said) < 10 * MOST if form == "console" else len(said) < MOST
+    if form == "json":
+        assert "locals" not in json.loads(said)["exception"][0]["frames"][0]
+
+
+def test_no_repr_shows_a_secret(tmp_path):
+    token = tmp_path / "token"
+    token.write_text(f"{CANARY}-a-token")
+    token.chmod(0o600)
+    settings, problems = parse({**SECRETS, "http": {"token_file": str(token)}})
+
+    assert problems == []
+    assert CANARY in settings.secret().decode()
+    assert CANARY in settings.http.token().reveal()
+    shown = [settings, settings.redis, settings.webhook, settings.cluster, settings.http.token()]
+    shown += [_webhook(settings, None, None, None)._config]
+    shown += [Parts(None, None, settings.http.token(), frozenset())]
+    assert [s for s in shown if CANARY in f"{s!r} {s}"] == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis://:pass/{CANARY}@host:6379/0",
+        f"redis://:{CANARY}/x@host:6379/0",
+        f"redis://user:{CANARY}@host:port/0",
+        f"redis://host:{CANARY}",
+        f"redis://[{CANARY}",
+        f"{CANARY}://host",
+        f"redis://h:1/0?socket_timeout={CANARY}",
+        f"redis+sentinel://:{CANARY}/y@host:1/service",
+        f"redis+sentinel://host:{CANARY}/service",
+        f"redis+sentinel://host:1/service/{CANARY}",
+    ],
+)
+def test_a_url_that_cannot_be_read_is_not_shown(url):
+    with pytest.raises(ConfigError) as caught:
+        connect(url, 1.0)
+
+    assert CANARY not in str(caught.value)
+    assert "[redis] url" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis://:{CANARY}@host/0",
+        f"redis://user:{CANARY}/a@b@host/0",
+        f"unix:///run/redis.sock?db=1&password={CANARY}",
+        f"redis+sentinel://:{CANARY}@a:1,b:2/s",
+    ],
+)
+def test_config_show_masks_passwords(tmp_path, url):
+    file = tmp_path / "tmd.toml"
+    file.write_text(f"[redis]\nurl = {json.dumps(url)}\n")
+    command = [sys.executable, "-P", "-m", "tmd.cli", "config", "show", "-c", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
+
+    assert done.returncode == 0, done.stderr
+    assert CANARY not in done.stdout + done.stderr + repr(load(file))
+    assert "**********" in done.stdout
+
+
+def test_a_daemon_that_can_reach_nothing_tells_no_secret(form, tmp_path):
+    """Redis away, a token, a webhook; everything that is worth a line is logged."""
+    token = tmp_path / "token"
+    token.write_text(f"{CANARY}-a-token")
+    token.chmod(0o600)
+    environment = {
+        **ENVIRONMENT,
+        "TMD_CLUSTER__SECRET": SECRETS["cluster"]["secret"],
+        "TMD_REDIS__URL": SECRETS["redis"]["url"],
+        "TMD_WEBHOOK__URL": SECRETS["webhook"]["url"],
+        "TMD_WEBHOOK__HEADERS": json.dumps(SECRETS["webhook"]["headers"]),
+        "TMD_HTTP__LISTEN": "127.0.0.1:0",
+        "TMD_HTTP__TOKEN_FILE": str(token),
+        "TMD_HOST__RUNTIME_DIR": str(tmp_path),
+        "TMD_HOST__STATE_DIR": str(tmp_path / "state"),
+        "TMD_LOG__FORMAT": form,
+        "TMD_LOG__LEVEL": "debug",
+    }
+    command = [sys.executable, "-P", "-m", "tmd.daemon"]
+    said = []
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as daemon:
+        watch = threading.Timer(60, daemon.kill)
+        watch.start()
+        try:
+            for line in daemon.stderr:
+                said.append(line)
+                if "127.0.0.1:1" in line:
+                    daemon.terminate()
+        finally:
+            watch.cancel()
+            daemon.kill()
+    text = "".join(said)
+
+    assert daemon.returncode == 0, text
+    assert "127.0.0.1:1" in text
+    assert CANARY not in text
+
+
+def test_a_daemon_that_fails_logs_it_in_its_form(form, tmp_path, monkeypatch, capsys):
+    """A mistake of ours ends the daemon; the reason is a line of the log like others."""
+    from tmd.daemon import __main__ as program
+
+    def broken(*_):
+        secret = os.environ["TMD_CLUSTER__SECRET"]
+        raise RuntimeError(f"{len(secret)} \x1b[2J")
+
+    monkeypatch.setenv("TMD_CLUSTER__SECRET", SECRETS["cluster"]["secret"])
+    monkeypatch.setenv("TMD_LOG__FORMAT", form)
+    monkeypatch.setattr(sys, "argv", ["tmd-daemon"])
+    monkeypatch.setattr(program, "serve", broken)
+    with pytest.raises(SystemExit) as ended:
+        program.main()
+    said = capsys.readouterr().err
+
+    assert ended.value.code == 1
+    assert "the daemon has failed" in said
+    assert "\x1b" not in said
+    assert CANARY not in said
