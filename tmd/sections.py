@@ -17,6 +17,7 @@ from tmd.core.errors import ConfigError
 from tmd.core.findings import Rules
 from tmd.core.limits import Limits, ShadowLimits, Understudies
 from tmd.core.model import Strategy
+from tmd.core.names import wrong_plain
 from tmd.core.reasons import in_words, os_reason
 from tmd.schema import MASK, Invalid, NotNegative, Positive, Secret, Section
 
@@ -145,6 +146,9 @@ class Http(Section, frozen=True):
     listen: str = ""
     """host:port for health, metrics, state and the page; a port alone means the loopback, empty
     means none. Whoever can connect can read."""
+    names: tuple[str, ...] = ()
+    """Further names in a Host header that mean this daemon, besides its host name, its addresses
+    and those of the loopback: a name under which a proxy or Prometheus asks."""
     token_file: Path | None = None
     """File with the bearer token of requests that change something; without it they are refused.
     Must not be readable by others."""
@@ -154,6 +158,9 @@ class Http(Section, frozen=True):
             place(self.listen)
         except ValueError as error:
             raise Invalid(in_words(error), "listen") from None
+        for number, name in enumerate(self.names, start=1):
+            if wrong := wrong_plain(name):
+                raise Invalid(f"entry {number}: {wrong}; without a port", "names")
 
     @property
     def address(self) -> tuple[str, int] | None:

@@ -11,21 +11,26 @@ from contextlib import asynccontextmanager, suppress
 import aiohttp
 import msgspec
 import pytest
+import structlog
 from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests import values
 from tests.daemon.tasks import running
 from tests.values import alert
+from tmd.config import Log
 from tmd.core import store_health
 from tmd.core.checkpoints import Missed, Saved
 from tmd.core.election import Lease
 from tmd.core.errors import ConfigError
 from tmd.core.model import Activity, HostStatus, Kind, Mark, Phase, Severity
+from tmd.daemon import logs
 from tmd.daemon.bus import state_of
+from tmd.daemon.logs import BURST
+from tmd.daemon.web.guests import Patience
 from tmd.daemon.web.parts import Local, Parts
 from tmd.daemon.web.reading import PAGE_LIMIT
-from tmd.daemon.web.server import MOST_CONNECTIONS, Web
+from tmd.daemon.web.server import MOST_READS, Web
 from tmd.daemon.web.stream import MOST_STREAMS
 from tmd.schema import Secret
 from tmd.testing import MemoryStore
@@ -75,7 +80,7 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(store=None, token=TOKEN, serving_trainers=True):
+async def serving(store=None, token=TOKEN, serving_trainers=True, patience=None):
     store = store or MemoryStore()
 
     def local():
@@ -87,7 +92,7 @@ async def serving(store=None, token=TOKEN, serving_trainers=True):
     parts = Parts(
         store.client(), local, None if token is None else Secret(token), frozenset({"node7"})
     )
-    web = Web(("127.0.0.1", 0), parts)
+    web = Web(("127.0.0.1", 0), parts, patience)
     async with running(web) as (task,):
         async with asyncio.timeout(WITHIN_S):
             await web.listening.wait()
@@ -426,28 +431,157 @@ async def test_the_store_away_is_said(served):
 # --- bounds ---------------------------------------------------------------------------------------
 
 
-async def test_connections_are_limited_and_come_free_again(served):
-    opened = []
-    try:
-        while len(opened) < MOST_CONNECTIONS:
-            opened.append(await asyncio.open_connection("127.0.0.1", served.port))
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+async def knock(served, said=b""):
+    """A connection on which ``said`` is sent."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    writer.write(said)
+    await writer.drain()
+    return reader, writer
+
+
+async def ended(reader):
+    """Once the server has closed the connection."""
+    with suppress(ConnectionError):
         async with asyncio.timeout(WITHIN_S):
-            refused = await reader.read()
-        writer.close()
+            while await reader.read(1 << 16):
+                pass
+    return True
+
+
+HALF = b"GET /v1/state HTTP/1.1\r\nHost: localhost\r\n"
+
+
+@pytest.mark.parametrize("said", [b"", HALF], ids=["silent", "half"])
+async def test_whoever_keeps_connections_open_makes_room(served, said):
+    """The one that has waited longest is dropped; the others stay."""
+    most = Patience().connections
+    opened = [await knock(served, said) for _ in range(most)]
+    try:
+        healthy = await served.get("/healthz")
+        dropped = await ended(opened[0][0])
+        _, last = opened[-1]
+        last.write(b"\r\n" if said else HALF + b"\r\n")
+        async with asyncio.timeout(WITHIN_S):
+            answer = await opened[-1][0].readline()
     finally:
         for _, writer in opened:
             writer.close()
-    async with asyncio.timeout(WITHIN_S):
-        while True:
-            try:
-                answer = await served.get("/healthz")
-                break
-            except aiohttp.ClientError:
-                await asyncio.sleep(0.01)
 
-    assert refused == b""
-    assert answer[0] == 200
+    assert healthy == (200, {"ok": True})
+    assert dropped
+    assert answer == b"HTTP/1.1 200 OK\r\n"
+
+
+async def test_a_flood_of_every_kind_does_not_keep_a_probe_out(served, monkeypatch):
+    """Streams, reads that Redis does not answer, and half-open connections, all at once."""
+    store = served.parts.store
+    begun, stuck = asyncio.Semaphore(0), asyncio.Event()
+
+    async def never(*_, **__):
+        begun.release()
+        await stuck.wait()
+        return await type(store).snapshot(store)
+
+    monkeypatch.setattr(store, "snapshot", never)
+    request = b"GET /v1/%s HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    opened = []
+    try:
+        for _ in range(MOST_READS):
+            opened.append(await knock(served, request % b"state"))
+            async with asyncio.timeout(WITHIN_S):
+                await begun.acquire()
+        opened += [await knock(served, request % b"stream") for _ in range(2 * MOST_STREAMS)]
+        opened += [await knock(served, HALF) for _ in range(2 * Patience().connections)]
+        one_more = await served.get("/v1/state")
+        healthy = await served.get("/healthz")
+        stuck.set()
+        async with asyncio.timeout(WITHIN_S):
+            first = await opened[0][0].readline()
+    finally:
+        stuck.set()
+        for _, writer in opened:
+            writer.close()
+
+    assert (one_more[0], one_more[1]["error"]["code"]) == (503, "too_busy")
+    assert healthy == (200, {"ok": True})
+    assert first == b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "patience"),
+    [
+        (b"", Patience(first_s=0.05)),
+        (HALF, Patience(first_s=0.05)),
+        (b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n" + HALF, Patience(next_s=0.05)),
+        (
+            b"POST /v1/pause HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "
+            + TOKEN.encode()
+            + b"\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{",
+            Patience(answer_s=0.05),
+        ),
+    ],
+    ids=["silent", "half", "half after a whole one", "half a body"],
+)
+async def test_a_client_that_does_not_go_on_is_dropped(said, patience):
+    async with serving(patience=patience) as served:
+        reader, writer = await knock(served, said)
+        dropped = await ended(reader)
+        writer.close()
+        healthy = await served.get("/healthz")
+
+    assert dropped
+    assert healthy[0] == 200
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+ROUTES = ("/", "/readyz", "/metrics", "/v1/state", "/v1/events", "/v1/stream", "/nothing")
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_a_page_whose_name_leads_here_reads_nothing(served, path):
+    """DNS rebinding: the browser sends the name of the page."""
+    async with served.client.get(path, headers={"Host": "evil.example:7471"}) as response:
+        said = await response.json()
+
+    assert (response.status, said["error"]["code"]) == (403, "wrong_host")
+    assert "[http] names" in said["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "node7:80", "NODE7.", "10.1.2.3:7471", "[fe80::1]:1"]
+)
+async def test_our_names_and_addresses_are_answered(served, host):
+    async with served.client.get("/v1/state", headers={"Host": host}) as response:
+        assert response.status == 200
+
+
+async def test_a_probe_may_use_any_name(served):
+    async with served.client.get("/healthz", headers={"Host": "evil.example"}) as response:
+        assert response.status == 200
+
+
+@pytest.mark.parametrize("form", ["console", "json"])
+async def test_nonsense_fills_no_log(served, capsys, form):
+    """What a library says of it are lines like ours: in the same form, and at a rate."""
+    logs.configure(Log(format=form))
+    try:
+        for _ in range(BURST + 300):
+            reader, writer = await knock(served, b"GET / HTTP/9.x\r\nA\x1b[2J: \x00\r\n\r\n")
+            await ended(reader)
+            writer.close()
+    finally:
+        structlog.reset_defaults()
+        structlog.contextvars.clear_contextvars()
+    said = capsys.readouterr().err
+    lines = said.splitlines()
+
+    assert BURST <= len(lines) < BURST + 300
+    assert len(said) < 500 * len(lines)
+    assert "\x1b" not in said
+    if form == "json":
+        assert {json.loads(line)["logger"] for line in lines} == {"aiohttp.server"}
 
 
 async def test_a_port_that_is_taken_is_an_error_that_names_the_key(served):

@@ -20,6 +20,8 @@ from tmd.core.rationing import Allowance
 
 FRAMES, CAUSES, WORDS = 20, 5, 2000
 """Of a failure in the log: frames of each exception, exceptions, characters of each text."""
+BRIEF = 300
+"""Characters about what a client has sent."""
 BURST, PER_SECOND = 200, 10.0
 """Lines of one kind: about one event, at one level, with one code if they have one."""
 KINDS = 500
@@ -87,6 +89,29 @@ def _traceback(out: TextIO, failure: ExcInfo) -> None:
     out.write(printable_lines(said.getvalue()))
 
 
+class _Forwarding(logging.Handler):
+    """What libraries say by :mod:`logging` becomes lines like ours: in form, bound and number."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        told: dict[str, Any] = {"logger": record.name}
+        if record.args:
+            told["said"] = record.getMessage()
+        error = record.exc_info[1] if record.exc_info else None
+        if type(error).__module__.startswith("aiohttp."):
+            # A client has sent nonsense: where that was found is of no interest.
+            told["problem"] = f"{type(error).__name__}: {error}"[:BRIEF]
+        elif error is not None:
+            told["exc_info"] = error
+        # Without its arguments the text is the same each time, so that there is one allowance.
+        structlog.get_logger(record.name).log(record.levelno, str(record.msg), **told)
+
+
+def _forward() -> None:
+    root = logging.getLogger()
+    if not any(isinstance(handler, _Forwarding) for handler in root.handlers):
+        root.addHandler(_Forwarding())
+
+
 def configure(config: Log, **bound: str) -> None:
     """Set up structlog for this process, or anew; ``bound`` stands in every line."""
     if config.format == "json":
@@ -114,4 +139,5 @@ def configure(config: Log, **bound: str) -> None:
         # A reload may change the level: loggers that were used before must hear of it.
         cache_logger_on_first_use=False,
     )
+    _forward()
     structlog.contextvars.bind_contextvars(**bound)

@@ -148,8 +148,9 @@ class Service:
                 store=self.store_health.state,
             )
 
+        host = settings.host
         names = frozenset(
-            n.lower() for n in (address[0], settings.host.name, settings.host.advertise)
+            n.lower() for n in (address[0], host.name, host.advertise, *settings.http.names)
         )
         return Web(address, Parts(store, local, settings.http.token(), names))
 

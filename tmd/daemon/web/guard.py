@@ -8,6 +8,7 @@ rebinding), is refused.
 from __future__ import annotations
 
 import hmac
+from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -44,7 +45,8 @@ def refusal(asked: Asked, token: Secret | None, names: frozenset[str]) -> Proble
     if not _is_bearer(asked.authorization, token):
         return Problem(401, "wrong_token", "send 'Authorization: Bearer <token>'")
     if host_name(asked.host) not in names | LOCAL_NAMES:
-        return Problem(403, "wrong_host", "the Host header does not name this daemon")
+        message = "the Host header does not name this daemon: see [http] names"
+        return Problem(403, "wrong_host", message)
     if asked.origin and _place(asked.origin) != asked.host.lower():
         return Problem(403, "cross_origin", "requests of other sites' pages are refused")
     if asked.fetch_site not in ("", "same-origin", "none"):
@@ -52,6 +54,30 @@ def refusal(asked: Asked, token: Secret | None, names: frozenset[str]) -> Proble
     if asked.content_type != "application/json":
         return Problem(415, "wrong_content_type", "send 'Content-Type: application/json'")
     return None
+
+
+def misnamed(host: str, names: frozenset[str]) -> Problem | None:
+    """Why a request to ``host`` gets nothing; ``names`` are hosts that mean us.
+
+    A page that leads a name of its own here sends that name. It cannot send an address, and a
+    client that sends no name at all is no browser.
+    """
+    name = host_name(host).rstrip(".")
+    if not host or name in names | LOCAL_NAMES or _is_address(name):
+        return None
+    message = (
+        "the Host header does not name this daemon: ask by its address or host name, or add the "
+        "name to [http] names"
+    )
+    return Problem(403, "wrong_host", message)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_bearer(authorization: str, token: Secret) -> bool:

@@ -3,36 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import structlog
-from aiohttp import web
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Middleware
 
 from tmd.core.errors import ConfigError, StoreUnavailable
 from tmd.daemon.web import acting
-from tmd.daemon.web.guard import Problem
+from tmd.daemon.web.guard import Problem, misnamed
+from tmd.daemon.web.guests import Guests, Patience
 from tmd.daemon.web.parts import PARTS, Parts, Refused, complaint
 from tmd.daemon.web.reading import Metrics, Page, events, healthz, readyz, state
 from tmd.daemon.web.stream import Streams
 
 log = structlog.get_logger("tmd.web")
 
-MOST_CONNECTIONS = 64
 LARGEST_BODY = 16 * 1024
-KEEPALIVE_S = 15.0
+MOST_READS, MOST_CHANGES = 16, 8
+"""Under way at once. With the streams they are fewer than the connections: a probe gets in."""
+PROBES = frozenset({"/healthz", "/readyz"})
+"""Ask nothing of Redis, so they are not counted."""
+STREAM = "/v1/stream"
 
+GUESTS: web.AppKey[Guests] = web.AppKey("guests", Guests)
+PATIENCE: web.AppKey[Patience] = web.AppKey("patience", Patience)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Web:
     """Serves while :meth:`run` runs."""
 
-    def __init__(self, address: tuple[str, int], parts: Parts) -> None:
+    def __init__(
+        self, address: tuple[str, int], parts: Parts, patience: Patience | None = None
+    ) -> None:
         self.listening = asyncio.Event()
         self.port = 0
         """The one that is listened at, once ``listening``."""
         self._address = address
         self._parts = parts
+        self._patience = patience or Patience()
 
     async def run(self) -> None:
         """Until cancelled.
@@ -41,14 +52,17 @@ class Web:
             ConfigError: the address cannot be listened at.
         """
         runner = web.AppRunner(
-            application(self._parts),
+            app := application(self._parts),
             access_log=None,
-            keepalive_timeout=KEEPALIVE_S,
+            # Nobody is counted any more before its guest is: see `Guests`.
+            keepalive_timeout=2 * self._patience.next_s,
             shutdown_timeout=1.0,
         )
+        app[PATIENCE] = self._patience
+        app[GUESTS] = guests = Guests(lambda: _handlers(runner)(), self._patience)
         await runner.setup()
         try:
-            server = await self._listen(runner)
+            server = await self._listen(guests)
             self.port = server.sockets[0].getsockname()[1]
             log.info("http serves", host=self._address[0], port=self.port)
             self.listening.set()
@@ -59,18 +73,10 @@ class Web:
         finally:
             await runner.cleanup()
 
-    async def _listen(self, runner: web.AppRunner) -> asyncio.Server:
+    async def _listen(self, guests: Guests) -> asyncio.Server:
         host, port = self._address
-        handlers = runner.server
-        assert handlers is not None
-
-        def accept() -> asyncio.BaseProtocol:
-            if len(handlers.connections) >= MOST_CONNECTIONS:
-                return _Full()
-            return handlers()
-
         try:
-            return await asyncio.get_running_loop().create_server(accept, host, port)
+            return await asyncio.get_running_loop().create_server(guests.welcome, host, port)
         except OSError as error:
             reason = error.strerror or str(error)
             raise ConfigError(
@@ -79,16 +85,15 @@ class Web:
             ) from None
 
 
-class _Full(asyncio.Protocol):
-    """There are enough connections: this one is closed at once."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.close()
+def _handlers(runner: web.AppRunner) -> web.Server:
+    assert runner.server is not None
+    return runner.server
 
 
 def application(parts: Parts) -> web.Application:
     """All routes."""
-    app = web.Application(client_max_size=LARGEST_BODY, middlewares=[_errors])
+    middlewares = [_attended, _errors, _named, _places()]
+    app = web.Application(client_max_size=LARGEST_BODY, middlewares=middlewares)
     app[PARTS] = parts
     streams, metrics, page = Streams(), Metrics(), Page()
     app.on_shutdown.append(streams.close)
@@ -104,6 +109,56 @@ def application(parts: Parts) -> web.Application:
     app.router.add_post("/v1/pause", acting.pause)
     app.router.add_post("/v1/resume", acting.resume)
     return app
+
+
+@web.middleware
+async def _attended(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The client that sends its body, or reads its answer, too slowly is dropped."""
+    with request.app[GUESTS].answering(request.protocol):
+        if request.path == STREAM:
+            return await handler(request)
+        try:
+            async with asyncio.timeout(request.app[PATIENCE].answer_s):
+                response = await handler(request)
+                await response.prepare(request)
+                await response.write_eof()
+                return response
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+            raise ConnectionResetError("too slow") from None
+
+
+@web.middleware
+async def _named(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Other sites' pages must not read what we show: their names may lead here (DNS rebinding)."""
+    if request.path != "/healthz":
+        problem = misnamed(request.headers.get(hdrs.HOST, ""), request.app[PARTS].names)
+        if problem is not None:
+            raise Refused(problem)
+    return await handler(request)
+
+
+def _places() -> Middleware:
+    """For requests that ask something of Redis."""
+    taken: Counter[bool] = Counter()
+
+    @web.middleware
+    async def place(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path in PROBES or request.path == STREAM:
+            return await handler(request)
+        changes = request.method == hdrs.METH_POST
+        most = MOST_CHANGES if changes else MOST_READS
+        if taken[changes] >= most:
+            said = f"{most} requests of this kind are being answered; try again"
+            raise Refused(Problem(503, "too_busy", said))
+        taken[changes] += 1
+        try:
+            return await handler(request)
+        finally:
+            taken[changes] -= 1
+
+    return place
 
 
 @web.middleware

@@ -25,6 +25,8 @@ LOOK_S = 1.0
 QUIET_S = 15.0
 """Without news for so long a comment is sent: a connection that broke is noticed."""
 BATCH = 200
+READ_S = 30.0
+"""A client that does not read for so long loses its stream."""
 
 
 class Streams:
@@ -52,7 +54,7 @@ class Streams:
                 headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
             )
             await response.prepare(request)
-            with suppress(ConnectionResetError):
+            with suppress(ConnectionResetError, TimeoutError):
                 await self._tell(response, store, cursor)
             return response
         finally:
@@ -81,7 +83,8 @@ class Streams:
             if not news and clock() - spoke_at > QUIET_S:
                 news = b": quiet\n\n"
             if news:
-                await response.write(news)
+                async with asyncio.timeout(READ_S):
+                    await response.write(news)
                 spoke_at = clock()
             if len(found) < BATCH:
                 await asyncio.sleep(LOOK_S)
