@@ -132,6 +132,7 @@ def running(lab: Lab, name: str, more: str, **environment: str) -> Iterator[Daem
     folder.mkdir()
     config, log = folder / "tmd.toml", folder / "log"
     text = CONFIG.format(name=name, redis=lab.redis, folder=folder)
+    config.touch(mode=0o600)  # it holds the secret
     config.write_text(text + more.format(tree=lab.folder / "tree"))
     with log.open("ab") as output:
         started = time.perf_counter()

@@ -36,6 +36,8 @@ from tmd.sections import (
     Shadow,
     Triage,
     Webhook,
+    inline_secrets,
+    is_public,
     read_secret,
     without_password,
 )
@@ -232,6 +234,22 @@ def read_file(path: Path | None) -> dict[str, Any]:
         raise ConfigError(f"cannot read {path}: {os_reason(error)}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {in_words(error)}") from error
+
+
+def refuse_exposed(file: Path | None) -> None:
+    """Secrets in a file are as safe as the file: the rule is that of ``secret_file``.
+
+    Raises:
+        ConfigError: everybody on this host can read a secret in ``file``.
+    """
+    if file is None or not is_public(file):
+        return
+    keys = inline_secrets(read_file(file))
+    if keys:
+        raise ConfigError(
+            f"{file} can be read by everybody and holds a secret, {', '.join(keys)}: chmod 640 "
+            f"{file}, or keep it in [cluster] secret_file or a TMD_<SECTION>__<KEY> variable"
+        )
 
 
 def load(path: Path | None = None) -> Settings:

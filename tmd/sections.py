@@ -232,6 +232,29 @@ def place(listen: str) -> tuple[str, int] | None:
     return host or "127.0.0.1", int(port)
 
 
+def inline_secrets(values: dict[str, Any]) -> list[str]:
+    """Keys of the configuration file ``values`` that hold a secret."""
+    redis = values.get("redis", {}).get("url")
+    webhook = values.get("webhook", {})
+    found = {
+        "[cluster] secret": values.get("cluster", {}).get("secret"),
+        "[redis] url": isinstance(redis, str) and without_password(redis) != redis,
+        "[webhook] url": webhook.get("url"),
+        "[webhook] headers": webhook.get("headers"),
+    }
+    return [key for key, secret in found.items() if secret]
+
+
+def is_public(path: Path) -> bool:
+    """Whether everybody may read ``path``: itself, and get there through each folder above."""
+    try:
+        place = path.resolve(strict=True)
+        above = all(folder.stat().st_mode & 0o001 for folder in place.parents)
+        return above and bool(place.stat().st_mode & 0o004)
+    except OSError:
+        return False
+
+
 def read_secret(path: Path, key: str) -> str:
     """Contents of a file that others must not be able to read; ``key`` names it in errors.
 

@@ -36,9 +36,10 @@ class Point(Struct, frozen=True):
 
 def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     """Say what this host can and cannot do and observe. Exit status 1 if something needed fails."""
-    from tmd.config import load
+    from tmd.config import find_file, load
 
-    points = list(examine(load(config)))
+    settings = load(config)
+    points = [_exposure(find_file(config)), *examine(settings)]
     if as_json:
         print_json(points)
     else:
@@ -57,6 +58,16 @@ def examine(settings: Settings) -> Iterator[Point]:
     yield _folder("state folder", settings.host.state_dir)
     yield _ports(settings.host.advertise)
     yield from _detectors(settings)
+
+
+def _exposure(file: Path | None) -> Point:
+    from tmd.config import refuse_exposed
+
+    try:
+        refuse_exposed(file)
+    except ConfigError as error:
+        return Point("configuration", False, True, str(error))
+    return Point("configuration", True, True, str(file or "the environment"))
 
 
 def _secret(settings: Settings) -> Point:

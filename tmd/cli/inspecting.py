@@ -87,12 +87,13 @@ def _print_plugins(rows: list[dict[str, str]]) -> None:
 @config.command("check")
 def check(config: ConfigOption = None) -> None:
     """Check everything the daemon would need, without starting it."""
-    from tmd.config import find_file, load
+    from tmd.config import find_file, load, refuse_exposed
     from tmd.daemon.agents import uids_of
     from tmd.daemon.plugins import load_detectors, load_policies
     from tmd.daemon.redis_client import connect
 
     settings = load(config)
+    refuse_exposed(find_file(config))
     settings.secret()
     settings.http.token()
     connect(settings.redis_url(), settings.redis.timeout_s)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 from pathlib import Path
 
 import structlog
 
-from tmd.config import find_file, load
+from tmd.config import Settings, find_file, load, refuse_exposed
 from tmd.core.errors import ConfigError, PluginError, TmdError
 from tmd.core.printable import printable_lines
 from tmd.daemon import logs
@@ -27,10 +28,12 @@ def main() -> None:
     parser = argparse.ArgumentParser("tmd-daemon", description=main.__doc__)
     parser.add_argument("-c", "--config", type=Path, help="default: $TMD_CONFIG, /etc/tmd/tmd.toml")
     file: Path | None = parser.parse_args().config
+    # What is written here, such as findings and the journal of alerts, is for this user only.
+    os.umask(0o077)
     try:
-        settings = load(file)
+        settings = _read(file)
         logs.configure(settings.log, host=settings.host.name)
-        asyncio.run(serve(settings, lambda: load(file), find_file(file)))
+        asyncio.run(serve(settings, lambda: _read(file), find_file(file)))
     except TmdError as error:
         print(printable_lines(f"tmd: {error}"), file=sys.stderr)
         wrong = isinstance(error, ConfigError | PluginError)
@@ -41,6 +44,12 @@ def main() -> None:
         raise SystemExit(FAILED) from None
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
+
+
+def _read(file: Path | None) -> Settings:
+    settings = load(file)
+    refuse_exposed(find_file(file))
+    return settings
 
 
 if __name__ == "__main__":

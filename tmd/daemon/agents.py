@@ -278,7 +278,7 @@ def uids_of(users: tuple[str, ...]) -> frozenset[int]:
 
 def _bind(path: Path, uids: frozenset[int]) -> Listener:
     """A listening socket at ``path``. One left behind by a dead daemon is replaced."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_way(path.parent)
     listener = Listener(uids)
     try:
         if path.is_socket():
@@ -287,7 +287,8 @@ def _bind(path: Path, uids: frozenset[int]) -> Listener:
                     raise ConfigError(f"another daemon is serving {path}: stop it first")
             path.unlink()
         listener.bind(str(path))
-        path.chmod(0o666 if len(uids) > 2 else 0o600)  # who may really use it is decided by its uid
+        # Who may really use it is decided by the uid. Root and our own user need no permission.
+        path.chmod(0o666 if uids - {0, os.geteuid()} else 0o600)
         listener.listen(128)
         listener.setblocking(False)
     except OSError as error:
@@ -297,6 +298,14 @@ def _bind(path: Path, uids: frozenset[int]) -> Listener:
         listener.close()
         raise
     return listener
+
+
+def _make_way(folder: Path) -> None:
+    """Users must get through to the socket, whatever our umask is."""
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for place in missing:
+        place.chmod(0o755)
 
 
 async def _receive(reader: asyncio.StreamReader) -> wire.Message:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import signal
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -232,12 +233,7 @@ async def serve(settings: Settings, read: Callable[[], Settings], file: Path | N
         ConfigError: something in ``settings`` cannot be used on this host.
     """
     notifier = Notifier()
-    try:
-        settings.host.state_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"[host] state_dir {settings.host.state_dir}: {os_reason(error)}"
-        ) from None
+    _own_folder(settings.host.state_dir)
     store = open_store(settings)
     lease_store = open_store(settings, min(settings.redis.timeout_s, settings.leader.answer_s))
     try:
@@ -258,6 +254,24 @@ async def serve(settings: Settings, read: Callable[[], Settings], file: Path | N
     finally:
         await store.close()
         await lease_store.close()
+
+
+def _own_folder(folder: Path) -> None:
+    """The state folder: made for us alone, and what others could read in it before is closed.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    try:
+        if not folder.exists():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700)
+        for file in folder.iterdir():
+            mode = file.lstat().st_mode
+            if stat.S_ISREG(mode) and mode & 0o077:
+                file.chmod(0o600)
+    except OSError as error:
+        raise ConfigError(f"[host] state_dir {folder}: {error.strerror}") from None
 
 
 @contextmanager

@@ -164,6 +164,7 @@ class LocalCluster:
             watch_no_hardware="".join(f"[detectors.{n}]\nenabled = false\n" for n in unseen),
             more=spec.more_config + own,
         )
+        self.config(host).touch(mode=0o600)  # it holds the secret
         self.config(host).write_text(text)
 
     async def start_daemon(self, host: str) -> None:
