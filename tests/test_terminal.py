@@ -13,9 +13,11 @@ import tomllib
 import pytest
 import structlog
 from msgspec import structs
+from rich.markup import escape
 
 from tests import values
 from tests.test_cli import ENVIRONMENT, runner
+from tmd.cli import output
 from tmd.config import Log, load
 from tmd.core.checkpoints import Missed
 from tmd.core.fuse import Breaker
@@ -267,3 +269,13 @@ def test_the_log(form, capsys):
 
     assert "[/][bold]x" in text
     assert [c for c in text if c != "\n" and escaped(c) != c] == []
+
+
+@pytest.mark.parametrize("err", [False, True])
+def test_the_console_of_demo_and_campaign(capsys, err):
+    """It reads markup, which is ours; nothing else in the text acts."""
+    output.console(markup=True, stderr=err).print(f"[bold]{escape(HOSTILE)}[/]")
+    said = "".join(capsys.readouterr())
+
+    assert "[/][bold]x" in said.replace("\n", "")
+    assert [c for c in said if c != "\n" and escaped(c) != c] == []

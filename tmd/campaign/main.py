@@ -22,6 +22,7 @@ from tmd.campaign import draw, page, reading
 from tmd.campaign.campaign import Outcome, Result, run
 from tmd.campaign.faults import KINDS
 from tmd.campaign.scenario import Scenario, Story
+from tmd.cli import output
 from tmd.core.errors import ConfigError, TmdError
 from tmd.core.reasons import in_words
 
@@ -71,7 +72,7 @@ def play(
     extras.need_trainer("tmd campaign run")
     embedded.check()
     # With facts on stdout, words go to stderr.
-    console = Console(stderr=json == Path("-"), highlight=False)
+    console = output.console(markup=True, stderr=json == Path("-"))
     command = repeat_command(files or (), only or (), seed, rounds)
     console.print(f"[dim]{command}[/]")
     try:

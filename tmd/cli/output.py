@@ -64,8 +64,8 @@ def add(made: Table, *row: str, style: str | None = None) -> None:
     made.add_row(*map(cell, row), style=style)
 
 
-def console() -> Console:
-    """Rich's, that interprets nothing in what it is given."""
+def console(*, markup: bool = False, stderr: bool = False) -> Console:
+    """Rich's, that interprets nothing in what it is given; ``markup``: but for markup of ours."""
     from rich.console import Console
     from rich.segment import Segment
 
@@ -78,7 +78,7 @@ def console() -> Console:
             for text, style, control in super().render(renderable, options):
                 yield Segment(text if control else printable_lines(text), style, control)
 
-    return Plain(markup=False, emoji=False, highlight=False)
+    return Plain(markup=markup, stderr=stderr, emoji=False, highlight=False)
 
 
 def draw(renderable: RenderableType) -> None:

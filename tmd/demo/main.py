@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from tmd import embedded, extras
+from tmd.cli import output
 from tmd.core.errors import TmdError
 from tmd.core.reasons import in_words
 from tmd.demo.cluster import ClusterSpec, LocalCluster
@@ -33,7 +34,7 @@ def demo(
 ) -> None:
     """Train a small GPT on five hosts that are processes; drain one, kill another, compare."""
     extras.need_trainer("tmd demo")
-    console = Console()
+    console = output.console(markup=True)
     script = (str(SCRIPT), "--steps", str(steps), "--seed", str(seed))
     with tempfile.TemporaryDirectory(prefix="tmd-demo-") as folder:
         try:
