@@ -20,6 +20,7 @@ from tmd.daemon.web.guard import Asked, refusal
 from tmd.fabric import handshake
 from tmd.fabric.frame import HEADER_SIZE, Header, check
 from tmd.fabric.handshake import Answer, Lane, Verdict
+from tmd.schema import Secret
 from tmd.testing.clients import worker_status
 
 KEY = b"k" * 32
@@ -159,7 +160,7 @@ HEADERS = tuple(
 def http_headers(data: bytes) -> object:
     text = data[:HEADER_LIMIT].decode("latin-1")
     words = [w.strip('" []') for w in text.split(",")] + [""] * 5
-    return refusal(Asked(*words[:5]), "token", frozenset({"h1"}))
+    return refusal(Asked(*words[:5]), Secret("token"), frozenset({"h1"}))
 
 
 TARGETS = (

@@ -11,6 +11,7 @@ that is installed, built-in or not::
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import tempfile
@@ -105,7 +106,17 @@ def check_import(point: EntryPoint) -> None:
         "print(*{'torch', 'redis'} & set(sys.modules))"
     )
     command = [sys.executable, "-P", "-c", code, point.name, point.value, point.group]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    # From where this process imports, and not from wherever it happens to be.
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    path = os.pathsep.join(filter(None, (*given, *sys.path)))
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )
     if done.returncode != 0:
         raise BrokenContract(f"{point.name} cannot be imported alone: {done.stderr}")
     if done.stdout.strip():
