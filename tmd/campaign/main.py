@@ -15,6 +15,7 @@ import msgspec
 import typer
 from msgspec import structs
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tmd import embedded, extras
@@ -74,7 +75,7 @@ def play(
     # With facts on stdout, words go to stderr.
     console = output.console(markup=True, stderr=json == Path("-"))
     command = repeat_command(files or (), only or (), seed, rounds)
-    console.print(f"[dim]{command}[/]")
+    console.print(f"[dim]{escape(command)}[/]")
     try:
         outcome = asyncio.run(_watched(stories, console))
     except KeyboardInterrupt:
@@ -178,7 +179,8 @@ class Screen:
         seen = result.seen
         mark = "[yellow]not possible here[/]" if seen.skipped else MARKS[not result.deviations]
         more = f"  {seen.skipped}" if seen.skipped else f"  {seen.seconds:.1f} s"
-        self._console.print(f"{result.story}: {result.scenario.name}  {mark}{more}")
+        named = escape(f"{result.story}: {result.scenario.name}")
+        self._console.print(f"{named}  {mark}{escape(more)}")
         self._bar.advance(self._task)
 
 
@@ -186,13 +188,15 @@ def tell(console: Console, outcome: Outcome, how_again: Callable[[Result], str])
     """The end: what deviated, and how to see it again."""
     for result in outcome.results:
         for text in result.deviations:
-            console.print(f"[red]{result.story}: {result.scenario.name}:[/] ", end="")
+            console.print(
+                f"{result.story}: {result.scenario.name}: ", end="", style="red", markup=False
+            )
             console.print(text, markup=False)
         if result.deviations:
             console.print(f"  again: {how_again(result)}", markup=False)
     for ending in outcome.endings:
         for text in ending.deviations:
-            console.print(f"[red]{ending.story}: the job:[/] ", end="")
+            console.print(f"{ending.story}: the job: ", end="", style="red", markup=False)
             console.print(text, markup=False)
     console.print(page.summary(outcome))
 
@@ -230,8 +234,10 @@ def catalogue(
     used = {fault.kind for s in stories for scenario in s.scenarios for fault in scenario.faults}
     for kind in KINDS.values():
         reason = f"  (not possible here: {kind.unable()})" if kind.unable() else ""
-        typer.echo(f"{kind.name:28} {kind.about}{reason}")
+        output.say(f"{kind.name:28} {kind.about}{reason}")
     for story in stories:
-        typer.echo(f"\n{story.name}: {', '.join(s.name for s in story.scenarios)}")
+        output.say()
+        output.say(f"{story.name}: {', '.join(s.name for s in story.scenarios)}")
     count = sum(len(story.scenarios) for story in stories)
-    typer.echo(f"\n{len(KINDS)} kinds, {len(used)} of them in {count} scenarios")
+    output.say()
+    output.say(f"{len(KINDS)} kinds, {len(used)} of them in {count} scenarios")

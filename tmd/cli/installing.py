@@ -14,6 +14,7 @@ import typer
 from tmd import __version__
 from tmd.cli import manual, shipped
 from tmd.cli.inspecting import config
+from tmd.cli.output import say, say_lines, say_page
 
 systemd = typer.Typer(help="Run the daemon as a service of systemd.", no_args_is_help=True)
 
@@ -36,9 +37,9 @@ def init(
     files = shipped.configuration(to, secrets.token_hex(32))
     _write(files, force=force, dry_run=dry_run)
     if not dry_run:
-        typer.echo(f"Next: set [redis] url in {to / 'tmd.toml'}, replace both CHANGE-ME passwords")
-        typer.echo(f"in {to / 'redis.acl'} and load it into Redis, copy tmd.toml and secret to the")
-        typer.echo(f"other hosts, and run: tmd config check -c {to / 'tmd.toml'}")
+        say(f"Next: set [redis] url in {to / 'tmd.toml'}, replace both CHANGE-ME passwords")
+        say(f"in {to / 'redis.acl'} and load it into Redis, copy tmd.toml and secret to the")
+        say(f"other hosts, and run: tmd config check -c {to / 'tmd.toml'}")
 
 
 @systemd.command("install")
@@ -56,22 +57,22 @@ def install(
     command = shipped.daemon_command(python, has_program=has_program)
     unit = shipped.unit(to.absolute(), command, settings.absolute())
     if str(python).startswith(HIDDEN):
-        typer.echo(
+        say(
             f"tmd: the unit hides {python.parents[1]} from the daemon (ProtectHome=yes): "
             "install tmd elsewhere, for example in a virtual environment /opt/tmd",
             err=True,
         )
     if dry_run:
-        typer.echo(unit.text, nl=False)
+        say_page(unit.text)
     _write((unit,), force=force, dry_run=dry_run)
     if dry_run:
         return
     if problem := _verified(unit.path):
-        typer.echo(f"tmd: systemd-analyze verify {unit.path}: {problem}", err=True)
+        say_lines(f"tmd: systemd-analyze verify {unit.path}: {problem}", err=True)
         raise typer.Exit(1)
-    typer.echo("Next: tmd man --to /usr/local/share/man")
-    typer.echo("      systemctl daemon-reload && systemctl enable --now tmd")
-    typer.echo("      journalctl -u tmd -f")
+    say("Next: tmd man --to /usr/local/share/man")
+    say("      systemctl daemon-reload && systemctl enable --now tmd")
+    say("      journalctl -u tmd -f")
 
 
 def man(
@@ -85,7 +86,7 @@ def man(
 
     text = manual.page(cli.verbs(), __version__)
     if to is None:
-        typer.echo(text, nl=False)
+        say_page(text)
         return
     page = shipped.File(to.absolute() / "man8" / "tmd.8", text, 0o644)
     # The page is made from the program: an older one is worth nothing.
@@ -97,7 +98,7 @@ def _write(files: tuple[shipped.File, ...], *, force: bool, dry_run: bool) -> No
         shipped.write(files, force=force)
     for file in files:
         said = "would write" if dry_run else "wrote"
-        typer.echo(f"{said} {file.path} (mode {file.mode:04o})", err=dry_run)
+        say(f"{said} {file.path} (mode {file.mode:04o})", err=dry_run)
 
 
 def _verified(unit: Path) -> str:

@@ -28,6 +28,11 @@ def say_lines(text: str, *, err: bool = False) -> None:
     _write(printable_lines(text), err)
 
 
+def say_page(text: str) -> None:
+    """Print a text of ours in full, such as a manual page."""
+    _write("\n".join(map(printable, text.rstrip("\n").split("\n"))), err=False)
+
+
 def print_json(value: Any) -> None:
     """What ``--json`` prints, indented."""
     import msgspec

@@ -22,7 +22,6 @@ from tmd.config import Settings
 from tmd.core.errors import ConfigError, StoreUnavailable
 from tmd.core.findings import Rules
 from tmd.core.model import Signal, Strategy
-from tmd.core.reasons import os_reason
 from tmd.core.store_health import StoreLoop
 from tmd.daemon.agents import AgentServer, Door, uids_of
 from tmd.daemon.bus import Bell, Store, Topic
@@ -271,7 +270,7 @@ def _own_folder(folder: Path) -> None:
             if stat.S_ISREG(mode) and mode & 0o077:
                 file.chmod(0o600)
     except OSError as error:
-        raise ConfigError(f"[host] state_dir {folder}: {error.strerror}") from None
+        raise ConfigError(f"[host] state_dir {folder}: {os_reason(error)}") from None
 
 
 @contextmanager
