@@ -22,6 +22,7 @@ from tmd.config import Settings
 from tmd.core.errors import ConfigError, StoreUnavailable
 from tmd.core.findings import Rules
 from tmd.core.model import Signal, Strategy
+from tmd.core.reasons import os_reason
 from tmd.core.store_health import StoreLoop
 from tmd.daemon.agents import AgentServer, Door, uids_of
 from tmd.daemon.bus import Bell, Store, Topic
