@@ -526,7 +526,7 @@ def test_redis_away_is_a_sentence(tmp_path, config):
     done = tmd("status", "-c", config, env=env)
 
     assert done.returncode == 1
-    assert "start Redis, or mend [redis] url" in done.stderr
+    assert "of unix:// it is the socket: start Redis" in done.stderr
     assert "Traceback" not in done.stderr
 
 

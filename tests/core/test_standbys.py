@@ -15,6 +15,7 @@ from tmd.core.model import (
     ClusterView,
     Exit,
     HostStatus,
+    JobState,
     Kind,
     Member,
     Membership,
@@ -22,11 +23,12 @@ from tmd.core.model import (
     Phase,
     Rehearsal,
     Severity,
+    ShadowStatus,
     Strategy,
     Urgency,
     Verdict,
 )
-from tmd.core.planning import form, steer
+from tmd.core.planning import form, steer, unformed
 from tmd.core.requests import DrainRequest
 from tmd.core.standbys import MOST_REASONS, candidates, lasting, reasons
 from tmd.testing.clients import worker_status
@@ -243,14 +245,14 @@ def test_a_planned_move_records_its_choice():
     assert [line.split(":")[0] for line in plan.choice] == ["rank 0", "not h3/job/0.a"]
 
 
-def recovering(*hosts, **changes):
+def recovering(*hosts, replicas=(0, 1), **changes):
     """The record after a loss of one of two ranks that are replicas, with ``hosts`` beside them."""
     members = (*RECORD.membership.members, member("h4"))
     record = structs.replace(RECORD, world_size=2, membership=Membership(1, members))
     wish = Verdict("job", "h1/job/0.a", Urgency.FAILED, "c", "r")
     survivor = worker_status("h4/job/0.a", activity=Activity.STUCK)
     survivor = structs.replace(
-        survivor, world_size=2, rank=1, epoch=1, step=5, replicas=(0, 1), plan="job-2"
+        survivor, world_size=2, rank=1, epoch=1, step=5, replicas=replicas, plan="job-2"
     )
     dead = HostStatus("h1", "i", exits=(Exit("h1/job/0.a", "job", -9, 0.0),))
     cluster = view(dead, HostStatus("h4", "i", workers=(survivor,)), *hosts, **changes)
@@ -263,3 +265,53 @@ def test_a_failover_records_its_choice():
 
     assert settled.plan.phase is Phase.SYNC
     assert settled.plan.choice[0].startswith("rank 0: h2/job/0.a")
+
+
+# --- reasons that a reader would miss -------------------------------------------------------------
+
+
+def test_a_planned_move_says_that_the_only_standby_is_on_a_host_that_ails():
+    training = worker_status("h1/job/0.a", activity=Activity.TRAINING)
+    holder = HostStatus("h1", "i", workers=(structs.replace(training, world_size=1, step=5),))
+    cluster = view(holder, standby("h2", DEGRADED))
+    wish = Verdict("job", "h1/job/0.a", Urgency.DRAIN, "c", "r")
+    after = steer(RECORD, cluster, [wish], now=0.0, age=0.0, limits=Limits())
+
+    assert after.detail.endswith("waits for 1 standby: not h2/job/0.a: its host ails")
+
+
+def test_a_clean_host_is_taken_before_one_with_a_finding_that_may_not_act():
+    """Also where the other one has rehearsed."""
+    found = structs.replace(FATAL, strategy=Strategy.OBSERVE)
+    after = recovering(
+        standby("h2", found, world_size=2, rehearsed=DONE), standby("h3", world_size=2)
+    )
+
+    assert [m.joiner.host for m in after.plan.moves] == ["h3"]
+
+
+def test_a_state_that_only_a_drained_standby_has_is_waited_for():
+    """It exists once, there is no snapshot, and its hot standby is on a drained host."""
+    follows = ShadowStatus(rank=0, copied=1.0, verified=5)
+    keeper = standby("h2", world_size=2, shadow=follows, step=5)
+    drained = {"drains": (DrainRequest("h2", "r"),)}
+    held = recovering(keeper, replicas=(1,), **drained)
+    given_back = recovering(keeper, replicas=(1,))
+    gone = recovering(replicas=(1,))
+
+    assert held.state is JobState.RUNNING
+    assert held.detail.startswith(
+        "only h2/job/0.a has the state of rank 0, and its host is drained"
+    )
+    assert given_back.plan.phase is Phase.SYNC
+    assert gone.state is JobState.FAILED
+
+
+def test_a_job_that_cannot_form_because_of_a_drain_says_so():
+    fresh = structs.replace(worker_status("h1/job/0.a"), world_size=1)
+    hosts = (HostStatus("h1", "i", workers=(fresh,)),)
+
+    assert unformed(ClusterView(hosts=hosts), "job") == ""
+    assert "h1 drained" in unformed(
+        ClusterView(hosts=hosts, drains=(DrainRequest("h1", "r"),)), "job"
+    )

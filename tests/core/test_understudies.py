@@ -435,3 +435,25 @@ def test_what_a_lost_rank_was_built_as_is_known_from_the_rehearsal() -> None:
 
     assert assigned([3], [member("s")], facts) == {}
     assert assigned([2], [member("s")], facts) == {2: member("s")}
+
+
+def test_a_standby_that_refused_a_move_rehearses_another_rank_by_itself() -> None:
+    """The source of the move may be the one that computes other bits; a rehearsal settles it."""
+    refusal = Rehearsal(step=9, seconds=1.0, refusal="other bits", suspect=True, refused_rank=1)
+    wanted = Understudies(rehearse=True)
+    record, view, facts = cluster(worker("s", rehearsed=(refusal,)))
+    (study,) = understudied(record, view, facts, wanted)
+    settled = worker("s", rehearsed=(structs.replace(refusal, refused_rank=None),))
+    record, view, facts = cluster(settled)
+
+    assert (study.member.worker, study.rank, study.stay) == ("s", 0, False)
+    assert understudied(record, view, facts, wanted) == ()
+
+
+def test_a_rehearsal_that_found_nothing_out_leaves_a_refusal_standing() -> None:
+    refusal = Rehearsal(step=9, seconds=1.0, refusal="other bits", suspect=True, refused_rank=1)
+    before = noted((), refusal, 1, ("r", "r"))
+    (after,) = noted(before, Rehearsal(0, 0.0, note="too slow", request="q"), 1, ("r", "r"))
+
+    assert (after.refusal, after.suspect, after.request) == ("other bits", True, "q")
+    assert after.refused_rank is None

@@ -131,6 +131,28 @@ async def test_an_epoch_that_no_member_wrote_does_not_stop_elections(cluster, te
     assert 10 < first.epoch < second.epoch <= 10**15 + 1
 
 
+@pytest.mark.parametrize("epoch", ["900000000000000", "999999999999999"])
+async def test_a_lease_of_ours_with_an_epoch_that_no_member_has_is_not_believed(cluster, epoch):
+    """It would lead with it, and no later epoch could be told from a forged one."""
+    store, stranger, prefix = cluster
+    await stranger.set(prefix + "leader", f"h1#1|{epoch}", px=200)
+    first = await store.acquire("h1#1", ttl_s=0.2, floor=0)
+    await asyncio.sleep(0.25)
+    second = await store.acquire("h1#1", ttl_s=5, floor=0)
+
+    assert isinstance(first, Denied)
+    assert second.epoch < int(epoch)
+
+
+async def test_alerts_behind_a_page_of_forged_ones_are_found(cluster):
+    store, stranger, prefix = cluster
+    for _ in range(7):
+        await stranger.xadd(prefix + "alerts", {"alert": b"{}"})
+    await store.publish_alert(alert(id="real"))
+
+    assert [a.id for _, a in await store.alerts("", limit=3)] == ["real"]
+
+
 async def test_a_fence_in_the_future_is_outbid(cluster):
     """The leader that is refused leads again under an epoch above the fence."""
     store, stranger, prefix = cluster

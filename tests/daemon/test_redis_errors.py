@@ -97,7 +97,8 @@ async def test_nobody_listens():
 async def test_a_socket_that_is_not_there(tmp_path):
     said = await refusal(f"unix://{tmp_path}/none.sock")
 
-    assert said.startswith(f"redis at {tmp_path}/none.sock: the Unix socket does not exist")
+    assert said.startswith(f"redis at {tmp_path}/none.sock: a file that is needed does not exist")
+    assert "of unix:// it is the socket: start Redis" in said
 
 
 async def test_something_that_does_not_answer():

@@ -72,8 +72,8 @@ def drain(
             raise typer.Exit(STUCK)
         if wait:
             await _until_empty(store, host, patience_s=timeout)
-        elif why := _hindrances(await store.snapshot(), host):
-            _give_up(host, why)
+        else:
+            await _unless_stuck(store, host)
 
     with_store(config, ask)
 
@@ -175,6 +175,16 @@ async def _until_empty(store: RedisStore, host: str, *, patience_s: float) -> No
             "'tmd status' shows what it waits for"
         ) from None
     say(f"{host} holds no rank")
+
+
+async def _unless_stuck(store: RedisStore, host: str) -> None:
+    """Return once a plan can be made; end with a status of its own if none can be for a while."""
+    said: set[str] = set()
+    until = time.monotonic() + SETTLE_S
+    while why := _hindrances(await snapshot_when_back(store, said), host):
+        if time.monotonic() >= until:
+            _give_up(host, why)
+        await asyncio.sleep(LOOK_S)
 
 
 def _hindrances(view: ClusterView, host: str) -> list[str]:

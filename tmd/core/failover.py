@@ -28,7 +28,7 @@ from tmd.core.model import (
     WorkerStatus,
 )
 from tmd.core.rollback import Cast, cast_back, newest_of
-from tmd.core.standbys import assigned, shortfall
+from tmd.core.standbys import assigned, barred, line, shortfall
 
 HOLDER_OFFSETS = (1, 2)
 """Ranks ``r + 1`` and ``r + 2`` keep what is particular to rank ``r`` (its rank-local state)."""
@@ -151,14 +151,10 @@ def _settled(
     if plan.rollback is not None or lost:
         cast, back = cast_back(spare, owners, record.world_size, facts, resume, plan)
         if back is None:
-            return _lost(record, facts, lost or cast.lost), ""
+            return _lost(record, facts, lost or cast.lost, resume)
         plan, resume = structs.replace(plan, rollback=back, how=back.sentence), back.step
-    if cast.vacant:
-        ranks = ", ".join(map(str, cast.vacant))
-        why = shortfall(cast.vacant, facts.view, record, facts, left_out=plan.rejected)
-        return record, f"no standby for rank {ranks}: {why}"
-    if cast.missing:
-        return record, cast.missing
+    if missing := cast.missing or _vacant(record, plan, facts, cast.vacant):
+        return record, missing
     plan = structs.replace(
         transition(plan, Event.HALTED, now),
         new=record.membership.replaced({**owners, **cast.joiners}, plan.new.epoch),
@@ -168,6 +164,14 @@ def _settled(
         whole=newest_of(record.world_size, owners.values(), facts),
     )
     return structs.replace(record, plan=plan, detail=""), ""
+
+
+def _vacant(record: JobRecord, plan: MigrationPlan, facts: Facts, ranks: Sequence[int]) -> str:
+    """What is waited for if nobody takes ``ranks``; empty if there are none."""
+    if not ranks:
+        return ""
+    why = shortfall(ranks, facts.view, record, facts, left_out=plan.rejected)
+    return f"no standby for rank {', '.join(map(str, ranks))}: {why}"
 
 
 def _cast(
@@ -303,6 +307,19 @@ def _shadow(rank: int, spare: Sequence[Member], facts: Facts, resume: int) -> Me
     return None
 
 
+def _kept_by_drained(record: JobRecord, facts: Facts, ranks: Sequence[int], resume: int) -> str:
+    """Which standby on a drained host has the state of one of ``ranks``; empty if none has."""
+    drained = barred(facts.view)
+    for standby in line(facts.view, record, facts):
+        if standby.member.host not in drained or facts.failing(standby.member.worker):
+            continue
+        for rank in ranks:
+            if _shadow(rank, [standby.member], facts, resume) is not None:
+                worker = standby.member.worker
+                return f"only {worker} has the state of rank {rank}, and {standby.refusal}"
+    return ""
+
+
 def _has_state(facts: Facts, shadow: Member, resume: int) -> bool:
     status = facts.status[shadow.worker]
     return status.activity is Activity.STANDBY and _reaches(status, resume)
@@ -312,10 +329,15 @@ def _advice(facts: Facts) -> str:
     return advice(status.saved for status in facts.status.values())
 
 
-def _lost(record: JobRecord, facts: Facts, ranks: Sequence[int]) -> JobRecord:
+def _lost(
+    record: JobRecord, facts: Facts, ranks: Sequence[int], resume: int
+) -> tuple[JobRecord, str]:
+    """The job has failed, unless an operator can give the state back."""
+    if kept := _kept_by_drained(record, facts, ranks, resume):
+        return record, kept
     names = ", ".join(str(rank) for rank in ranks)
     detail = (
         f"the state of rank {names} existed once and is lost, and there is no snapshot of all "
         f"ranks to go back to: {_advice(facts)}"
     )
-    return structs.replace(record, state=JobState.FAILED, detail=detail)
+    return structs.replace(record, state=JobState.FAILED, detail=detail), ""

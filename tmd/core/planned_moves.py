@@ -71,7 +71,7 @@ def _joiners(
     short = [r for r in ranks if r not in found]
     if not short:
         return found, ""
-    why = shortfall(short, view, record, facts, left_out=sorted(refused))
+    why = shortfall(short, view, record, facts, left_out=sorted(refused), lasts=True)
     return found, f"moving the ranks of {host} waits for {len(short)} standby: {why}"
 
 

@@ -77,6 +77,21 @@ def form(view: ClusterView, job: str, before: JobRecord | None = None) -> JobRec
     )
 
 
+def unformed(view: ClusterView, job: str) -> str:
+    """Why a job whose workers have come is not formed; empty if no operator is the reason."""
+    waiting = {
+        host.host: w.world_size
+        for host in view.hosts
+        for w in host.workers
+        if w.job == job and w.activity is Activity.STARTING and w.address
+    }
+    held = sorted(waiting.keys() & barred(view))
+    if not held:
+        return ""
+    names = ", ".join(held)
+    return f"the job is not formed: {names} drained ('tmd undrain HOST' gives a host back)"
+
+
 def steer(
     record: JobRecord,
     view: ClusterView,

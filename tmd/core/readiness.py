@@ -28,8 +28,9 @@ class Gap(Struct, frozen=True):
 
 
 def unprotected(view: ClusterView, record: JobRecord) -> Gap | None:
-    """The gap in the protection of a job; ``None`` if there is none, or a plan is under way."""
-    if record.state is not JobState.RUNNING or is_live(record.plan):
+    """The gap in the protection of a job; ``None`` if there is none, a plan is under way, or a
+    host is not understood that may have standbys."""
+    if record.state is not JobState.RUNNING or is_live(record.plan) or view.unread:
         return None
     facts = Facts(view, record.job)
     spare = candidates(view, record, facts)

@@ -52,6 +52,9 @@ class Rehearsal(Struct, frozen=True):
     """Those that were built so; empty if that is not known."""
     suspect: bool = False
     """It computed other bits: its machine must have no rank at all."""
+    refused_rank: int | None = None
+    """Set if the worker refused a planned move of this rank instead of failing a rehearsal. The
+    source of the move may be wrong: a rehearsal, of another rank if there is one, settles that."""
 
     @property
     def has_shown(self) -> bool:
@@ -78,6 +81,10 @@ def noted(before: Verdicts, verdict: Rehearsal, rank: int, roles: Sequence[str])
     role = roles[rank] if rank < len(roles) else ""
     ranks = tuple(r for r, each in enumerate(roles) if each == role)
     others = tuple(v for v in before if v.role != role and (not roles or v.role in roles))
+    last = next((v for v in before if v.role == role), None)
+    if verdict.note and last is not None and last.refusal:
+        # Nothing was found out, so what was found before still holds.
+        verdict = structs.replace(last, request=verdict.request, refused_rank=None)
     return (*others, structs.replace(verdict, role=role, ranks=ranks))
 
 
@@ -106,7 +113,8 @@ def unfitness(verdicts: Verdicts) -> str:
 
 
 def ranges(ranks: Sequence[int]) -> str:
-    """``ranks`` as ``0-2, 5``."""
-    ends = [r for r in ranks if r + 1 not in ranks]
-    begins = [r for r in ranks if r - 1 not in ranks]
+    """``ranks`` as ``0-2, 5``. Of any number of ranks: it is asked for many at each look."""
+    known = set(ranks)
+    ends = [r for r in ranks if r + 1 not in known]
+    begins = [r for r in ranks if r - 1 not in known]
     return ", ".join(f"{a}-{b}" if a != b else f"{a}" for a, b in zip(begins, ends, strict=True))

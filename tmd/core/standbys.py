@@ -219,22 +219,24 @@ def assigned(
     late: Collection[str] = (),
 ) -> dict[int, Member]:
     """A standby for each rank, as far as they go: the nearest to it, then one on a sound host, one
-    that has rehearsed it, one that need not be built again, else the first in line. Never one that
-    is unfit.
+    on a host without grave findings that may not act, one that has rehearsed it, one that need not
+    be built again, else the first in line. Never one that is unfit.
 
     ``idle_first``: there is time, so those that follow a rank are left to do so.
     ``late``: workers that are taken only if there is nobody else.
     """
     found: dict[int, Member] = {}
     sound = set(lasting(facts.view, spare))
+    doubted = {h.host for h in facts.view.hosts if any(map(_is_grave, h.alerts))}
 
-    def order(rank: int, member: Member) -> tuple[bool, int, bool, bool, bool]:
+    def order(rank: int, member: Member) -> tuple[bool, int, bool, bool, bool, bool]:
         status = facts.status[member.worker]
         distance = _distance(status, rank)
         return (
             member.worker in late,
             abs(distance - IDLE) if idle_first else distance,
             member not in sound,
+            member.host in doubted,
             not _has_rehearsed(status, rank, facts),
             _builds(status, rank),
         )
@@ -289,12 +291,19 @@ def shortfall(
     facts: Facts,
     *,
     left_out: Sequence[str] = (),
+    lasts: bool = False,
 ) -> str:
-    """Why no standby takes ``ranks``: what stands in the way of each one there is."""
+    """Why no standby takes ``ranks``: what stands in the way of each one there is.
+
+    ``lasts``: one on a host that should be left itself is not taken.
+    """
+
+    def in_the_way(standby: Standby) -> str:
+        failed = standby.refusal or _failure(standby.member, ranks, facts, left_out)
+        return failed or ("its host ails" if lasts and standby.standing.ails else "")
+
     found = [
-        f"not {s.member.worker}: {why}"
-        for s in line(view, record, facts)
-        if (why := s.refusal or _failure(s.member, ranks, facts, left_out))
+        f"not {s.member.worker}: {why}" for s in line(view, record, facts) if (why := in_the_way(s))
     ]
     starting = sum(
         w.job == record.job and w.activity is Activity.STARTING

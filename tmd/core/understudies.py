@@ -83,14 +83,19 @@ def to_rehearse(
     or that somebody asks for; ``None`` if there is none.
 
     First what it is built as, then the commonest; never rank 0 if there is another one like it:
-    there scripts print and save. Who is suspect is tried again only if somebody asks for it.
+    there scripts print and save. Who is suspect is tried again only if somebody asks for it, or if
+    it refused a planned move: then another rank is tried first, since the source of that move may
+    be the one that computes other bits.
     """
-    suspect = any(v.suspect for v in status.rehearsed)
+    suspect = any(v.suspect and v.refused_rank is None for v in status.rehearsed)
+    refused = {v.refused_rank for v in status.rehearsed}
+    roles = {role: sorted(ranks, key=refused.__contains__) for role, ranks in roles.items()}
 
     def is_due(role: str, rank: int) -> bool:
         if request and not _has_answered(status, rank, role, request):
             return True
-        unknown = verdict_on(status.rehearsed, rank, role) is None
+        verdict = verdict_on(status.rehearsed, rank, role)
+        unknown = verdict is None or verdict.refused_rank is not None
         return wanted.rehearse and unknown and not suspect
 
     due = [ranks for role, ranks in roles.items() if is_due(role, ranks[0])]
@@ -101,7 +106,9 @@ def to_rehearse(
 def _has_answered(status: WorkerStatus, rank: int, role: str, request: str) -> bool:
     """Whether it has rehearsed ``role``; because of ``request``, if there is one."""
     verdict = verdict_on(status.rehearsed, rank, role)
-    return verdict is not None and (not request or verdict.request == request)
+    if verdict is None or verdict.refused_rank is not None:
+        return False
+    return not request or verdict.request == request
 
 
 def _another(

@@ -22,6 +22,7 @@ from tmd.core.errors import ConfigError, WireError
 from tmd.core.limits import ShadowLimits
 from tmd.core.model import WorkerStatus
 from tmd.core.reasons import os_reason
+from tmd.core.shadows import Verdicts
 from tmd.daemon.handing import Listener, peer_of
 from tmd.daemon.injections import Injections, Peer
 from tmd.daemon.lifelines import Lifelines
@@ -86,15 +87,19 @@ class LauncherLink:
         self.writer = writer
         self.asked: set[str] = set()
         self._noted: dict[str, str] = {}
+        self._seen: dict[str, Verdicts] = {}
 
     def note(self, status: WorkerStatus) -> None:
         """Say once why a standby gets no rank, and once that this is over."""
         mine = self.takes_notices and status.worker in self.workers
-        if not mine or status.unfit == self._noted.get(status.worker, ""):
+        if not mine or status.rehearsed == self._seen.get(status.worker, ()):
             return
-        self._noted[status.worker] = status.unfit
-        text = f"standby is unfit: {status.unfit}" if status.unfit else "standby is fit again"
-        _send(self.writer, wire.Notice(worker=status.worker, text=text))
+        self._seen[status.worker] = status.rehearsed
+        unfit, before = status.unfit, self._noted.get(status.worker, "")
+        if unfit != before:
+            self._noted[status.worker] = unfit
+            text = f"standby is unfit: {unfit}" if unfit else "standby is fit again"
+            _send(self.writer, wire.Notice(worker=status.worker, text=text))
 
     def push(self, records: Records, roster: Roster) -> None:
         for worker in self.workers:

@@ -22,7 +22,7 @@ from tmd.core.limits import Limits, Understudies
 from tmd.core.migration import is_live
 from tmd.core.model import ClusterView, JobRecord, Severity, Signal, State, Verdict
 from tmd.core.patience import Seen, seen
-from tmd.core.planning import form, steer
+from tmd.core.planning import ENDED, form, steer, unformed
 from tmd.core.readiness import NO_FIT_STANDBY, unprotected
 from tmd.core.reasons import in_words
 from tmd.core.store_health import StoreLoop
@@ -155,7 +155,7 @@ class Leader:
         while True:
             patience = self._config.poll_s
             if not self._candidate.leading:
-                self._note_gaps({})  # whoever leads now finds them anew
+                self._note_gaps({}, "this host does not lead any more")
             else:
                 try:
                     patience = await self.turn()
@@ -183,7 +183,7 @@ class Leader:
             patience = min(patience, await self._decide(view, job))
         for gone in self._seen.keys() - names:
             del self._seen[gone]
-        self._note_gaps(self._unprotected(view))
+        self._note_gaps(self._unprotected(view), "a fit standby came, or the job has ended")
         return patience
 
     def _unprotected(self, view: ClusterView) -> dict[str, str]:
@@ -197,10 +197,10 @@ class Leader:
                 lacking[record.job] = self._gaps[record.job]
         return lacking
 
-    def _note_gaps(self, lacking: dict[str, str]) -> None:
-        """Report what is lacking anew or for another reason, and what is not any more."""
+    def _note_gaps(self, lacking: dict[str, str], over: str) -> None:
+        """Report what is lacking anew or for another reason, and what is not any more: ``over``."""
         for job in self._gaps.keys() - lacking.keys():
-            self._report(_gap(job, State.CLEARED, "a fit standby came, or another leader looks"))
+            self._report(_gap(job, State.CLEARED, over))
         for job, why in lacking.items():
             if self._gaps.get(job) != why:
                 self._report(_gap(job, State.RAISED, why))
@@ -228,8 +228,11 @@ class Leader:
     def _next(
         self, view: ClusterView, record: JobRecord | None, job: str, age: float
     ) -> JobRecord | None:
-        if record is None:
-            return form(view, job)
+        if record is None or record.state in ENDED:
+            formed = form(view, job, before=record)
+            if formed is None and (why := unformed(view, job)):
+                self._say(job, why)
+            return formed or record
         if why := left_alone(record, view):
             self._say(job, f"nothing is decided: {why}")
             return record

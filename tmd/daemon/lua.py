@@ -49,6 +49,7 @@ local floor = tonumber(ARGV[4])
 if held ~= '' then
   local holder, digits = string.match(held, '^(.*)|(%d+)$')
   local epoch, left = number(digits), redis.call('PTTL', KEYS[1])
+  if epoch and epoch >= FORGED_FROM then epoch = nil end
   -- No member writes a lease without an epoch or an expiry, or one for hours. It gets the expiry of
   -- one of ours, once, so that it lapses.
   local ttl = tonumber(ARGV[3])

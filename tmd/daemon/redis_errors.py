@@ -78,6 +78,10 @@ REPLIES = (
     ),
 )
 
+FILES = (
+    "of unix:// it is the socket: start Redis, or join its group; of rediss:// one of those that "
+    "[redis] url names"
+)
 CONNECTIONS: tuple[tuple[type[BaseException], str, str], ...] = (
     (
         ssl.SSLCertVerificationError,
@@ -95,12 +99,8 @@ CONNECTIONS: tuple[tuple[type[BaseException], str, str], ...] = (
         "nothing listens there",
         "start Redis, or mend [redis] url",
     ),
-    (FileNotFoundError, "the Unix socket does not exist", "start Redis, or mend [redis] url"),
-    (
-        PermissionError,
-        "the Unix socket of Redis may not be opened",
-        "put the user of this process into the group of the socket",
-    ),
+    (FileNotFoundError, "a file that is needed does not exist", FILES),
+    (PermissionError, "a file that is needed may not be opened by this user", FILES),
     (
         TimeoutError,
         "Redis does not answer in time",

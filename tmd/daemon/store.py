@@ -130,14 +130,15 @@ class RedisStore:
         return text(await self._run(lua.LEADER, ["leader"]))
 
     async def alerts(self, after: str, *, limit: int) -> list[tuple[str, Alert]]:
-        first = f"({after}" if after else "-"
-        entries = await self._run(lua.ALERTS, ["alerts"], first, limit)
-        # The text stands in a field of its own, for subscribers that do not know the secret.
-        found = [
-            (text(cursor), self._codec.opened(seal + b" " + body, Alert))
-            for cursor, body, seal in entries
-        ]
-        return [(cursor, alert) for cursor, alert in found if alert is not None]
+        while True:
+            first = f"({after}" if after else "-"
+            entries = await self._run(lua.ALERTS, ["alerts"], first, limit)
+            # The text stands in a field of its own, for subscribers that do not know the secret.
+            read = [(text(c), self._codec.opened(s + b" " + b, Alert)) for c, b, s in entries]
+            found = [(cursor, alert) for cursor, alert in read if alert is not None]
+            if found or len(entries) < limit:
+                return found
+            after = read[-1][0]  # a page of nothing but forged ones hides nothing behind it
 
     async def newest_alert(self) -> str:
         entries = await self._ask(self._redis.xrevrange(self._key("alerts"), count=1))

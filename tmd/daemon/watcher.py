@@ -258,11 +258,11 @@ class Watcher:
 
     async def _supervise(self, watched: Watched) -> None:
         loaded = watched.loaded
-        await _supported(loaded)
         pause = RESTART_S[0]
         while True:
             started = asyncio.get_running_loop().time()
             try:
+                await _supported(loaded)
                 await self._watch(watched)
                 problem = "ended, though it should watch for ever"
             except asyncio.CancelledError:

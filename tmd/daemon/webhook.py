@@ -92,6 +92,7 @@ class Webhook:
         cursors = {id(alert): cursor for cursor, alert in found}
         ended = of_migrations(await self._store.jobs()) if self._config.migrations else []
         shown = [notice.id for notice in ended]
+        self._store_health.worked(StoreLoop.WEBHOOK)
         for notice in told.untold([*alerts, *ended]):
             if not await self._deliver(session, notice):
                 return False
@@ -99,7 +100,6 @@ class Webhook:
             told = await self._remember(told.plus([notice], cursor, shown))
         if found and told.cursor != found[-1][0]:
             await self._remember(told.plus([], found[-1][0], shown))
-        self._store_health.worked(StoreLoop.WEBHOOK)
         return len(found) == BATCH
 
     async def _known(self) -> Told:

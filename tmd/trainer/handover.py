@@ -138,7 +138,8 @@ class Handover:
         for rank in dict.fromkeys((duty.plays, duty.rank)):
             if refusal := self._carrier.refusal(rank, offer):
                 # The model does not change: the same would come of it after a loss.
-                self._voice.tell_rehearsed(rank, Rehearsal(0, 0.0, refusal), offer.roles)
+                verdict = Rehearsal(0, 0.0, refusal, refused_rank=rank)
+                self._voice.tell_rehearsed(rank, verdict, offer.roles)
                 return refusal
         self._carrier.learn(offer)
         return ""

@@ -191,15 +191,15 @@ class Shadowing:
     def _unfit(self, following: Following, error: StateMismatch) -> None:
         """This worker cannot be the rank; one that computed other bits cannot be any rank.
 
-        The verdict outlives the move: what makes a worker unfit in a move makes it unfit after a
-        loss, until a rehearsal shows otherwise.
+        The verdict outlives the move, until a rehearsal shows otherwise.
         """
         duty, suspect = following.duty, isinstance(error, Differs)
         if isinstance(duty, Follow):
             self._done_with = duty
             self._rehearsed(following, duty, refusal=str(error), suspect=suspect)
             return
-        verdict = Rehearsal(following.step, following.seconds, str(error), suspect=suspect)
+        found = (following.step, following.seconds, str(error))
+        verdict = Rehearsal(*found, suspect=suspect, refused_rank=duty.plays)
         self._voice.tell_rehearsed(duty.plays, verdict)
         self.end()
         self._home.refuse(duty, str(error))
