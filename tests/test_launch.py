@@ -27,16 +27,24 @@ def config(tmp_path: Path) -> Path:
 class Started:
     """A launcher and the pipe on which its worker says its pid."""
 
-    def __init__(self, config: Path, script: str, *options: str) -> None:
+    def __init__(
+        self,
+        config: Path,
+        script: str,
+        *options: str,
+        command: tuple[str, ...] = (),
+        says: bool = False,
+    ) -> None:
+        """``command`` replaces the script; with ``says`` its own words are read with the output."""
         file = config.with_name("script.py")
         file.write_text(script)
         self.process = subprocess.Popen(
             (
                 *(sys.executable, "-m", "tmd.cli", "launch", "-c", str(config)),
-                *("--job", "j", "--nnodes", "1", *options, "--", str(file)),
+                *("--job", "j", "--nnodes", "1", *options, "--", *(command or (str(file),))),
             ),
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT if says else subprocess.DEVNULL,
             text=True,
         )
 
@@ -44,6 +52,16 @@ class Started:
         """The next line that a worker prints."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
+
+    def until(self, words: str) -> str:
+        """The first line with ``words``; all that came if there is none."""
+        assert self.process.stdout is not None
+        lines = []
+        for line in self.process.stdout:
+            lines.append(line)
+            if words in line:
+                return line
+        raise AssertionError(f"{words!r} is not in:\n{''.join(lines)}")
 
     def said(self) -> list[str]:
         """All that is still printed, once everything has ended."""
@@ -54,8 +72,10 @@ class Started:
 def launch(config: Path) -> Iterator[Callable[..., Started]]:
     started: list[Started] = []
 
-    def start(script: str, *options: str) -> Started:
-        started.append(Started(config, script, *options))
+    def start(
+        script: str, *options: str, command: tuple[str, ...] = (), says: bool = False
+    ) -> Started:
+        started.append(Started(config, script, *options, command=command, says=says))
         return started[-1]
 
     yield start
@@ -242,3 +262,66 @@ def test_a_script_that_fails_before_it_joins_is_said_to(config: Path) -> None:
     assert "the script failed before it joined" in again
     assert "1.0" in again
     assert "not started again: --max-restarts is used up" in never
+
+
+# --- a restart that the operating system refuses --------------------------------------------------
+
+
+HEALTHY = """
+import os
+if os.environ["LOCAL_RANK"] == "0":
+    with open({fifo!r}) as fifo:
+        fifo.read()
+    open({witness!r}, "w").close()
+"""
+"""Slot 0 ends well once somebody has opened and closed the other end of the fifo."""
+
+
+def test_a_restart_that_is_refused_is_tried_again(
+    config: Path, launch: Callable[..., Started]
+) -> None:
+    """The log cannot be opened for a while. The worker beside it stays alive."""
+    folder, fifo, witness = (config.with_name(name) for name in ("logs", "fifo", "witness"))
+    os.mkfifo(fifo)
+    fails_once = f"""
+elif os.environ["TMD_RESTARTS"] == "0":
+    os.rename({str(folder)!r}, {str(folder)!r} + ".away")
+    open({str(folder)!r}, "w").close()
+    os._exit(7)
+else:
+    open({str(fifo)!r}, "w").close()
+"""
+    started = launch(
+        HEALTHY.format(fifo=str(fifo), witness=str(witness)) + fails_once,
+        *("--nproc-per-node", "2", "--max-restarts", "6", "--log-dir", str(folder)),
+        says=True,
+    )
+    refused = started.until("a worker cannot be started again")
+    folder.unlink()
+    started.said()
+
+    assert str(folder) in refused
+    assert witness.exists()
+    assert started.process.returncode == 0
+
+
+def test_restarts_that_are_refused_are_counted(
+    config: Path, launch: Callable[..., Started]
+) -> None:
+    """The worker beside it ends well; the exit status is that of a command that cannot start."""
+    program, fifo, witness = (config.with_name(name) for name in ("program", "fifo", "witness"))
+    os.mkfifo(fifo)
+    vanishes = f"else:\n    os.unlink({str(program)!r})\n    os._exit(7)\n"
+    healthy = HEALTHY.format(fifo=str(fifo), witness=str(witness))
+    program.write_text(f"#!{sys.executable}\n{healthy}{vanishes}")
+    program.chmod(0o755)
+    started = launch(
+        "", "--nproc-per-node", "2", "--max-restarts", "1", command=(str(program),), says=True
+    )
+    refused = started.until("not started again: --max-restarts is used up")
+    fifo.open("w").close()
+    started.said()
+
+    assert f"cannot start {program}: [Errno 2]" in refused
+    assert witness.exists()
+    assert started.process.returncode == 2

@@ -17,9 +17,9 @@ import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Annotated
+from typing import Annotated
 
 import structlog
 import typer
@@ -29,7 +29,7 @@ from tmd import wire
 from tmd.command import command_of, missing
 from tmd.config import load
 from tmd.core.environment import FOREIGN, Slot, announced
-from tmd.core.errors import ConfigError, TmdError, WireError
+from tmd.core.errors import ConfigError, WireError
 from tmd.core.model import Exit
 from tmd.core.names import wrong_name
 from tmd.core.printable import printable
@@ -37,12 +37,14 @@ from tmd.core.reasons import in_words
 from tmd.core.restarts import pause_s
 from tmd.daemon import logs
 from tmd.joining import Joining
-from tmd.lifeline import die_with_parent
 from tmd.signals import signals
+from tmd.starting import CannotStart, start
 
 RECONNECT_S = 0.5
 GRACE_S = 5.0
 """How long workers may take to end after SIGTERM before they get SIGKILL."""
+NOT_STARTED = 2
+"""Exit status when the command of a worker cannot be started."""
 RESTART_S = 1.0
 """Pause before a worker is started again; doubled each time. Importing torch takes seconds of a
 core, which on the same host belong to the recovery first."""
@@ -55,10 +57,6 @@ UNJOINED = (
 )
 
 log = structlog.get_logger("tmd.launch")
-
-
-class CannotStart(TmdError):
-    """The operating system refuses the command of a worker."""
 
 
 class LaunchSpec(Struct, frozen=True):
@@ -101,7 +99,7 @@ class Launcher:
         """Start everything and stay until all workers have ended; returns the exit status.
 
         Raises:
-            CannotStart: the operating system refuses the command.
+            CannotStart: the operating system refuses the command at a first start.
         """
         with (
             tempfile.TemporaryDirectory(prefix="tmd-launch-") as folder,
@@ -126,22 +124,9 @@ class Launcher:
     def _spawn(self, slot: int) -> None:
         spec = self._spec
         worker = f"{spec.host}/{spec.job}/{slot}.{uuid.uuid4().hex[:6]}"
-        with self._log_file(worker) as output:
-            try:
-                child = subprocess.Popen(
-                    spec.command,
-                    env=self._environment(worker, slot),
-                    stdout=output,
-                    stderr=subprocess.STDOUT if output else None,
-                    process_group=0,
-                    preexec_fn=die_with_parent,
-                )
-            except OSError as error:
-                raise CannotStart(
-                    f"cannot start {shlex.join(spec.command)}: {in_words(error)}"
-                ) from error
+        log_file = spec.log_dir and spec.log_dir / f"{worker.replace('/', '_')}.log"
+        child, pidfd = start(spec.command, self._environment(worker, slot), log_file)
         self._awaited[worker] = time.monotonic() + JOIN_S
-        pidfd = os.pidfd_open(child.pid)
         self._children[pidfd] = (worker, slot, child)
         self._selector.register(pidfd, selectors.EVENT_READ, self._reap)
         self._introduce()
@@ -165,15 +150,6 @@ class Launcher:
             variables["TMD_TRACE"] = str(spec.trace)
         return variables
 
-    @contextlib.contextmanager
-    def _log_file(self, worker: str) -> Iterator[IO[bytes] | None]:
-        if self._spec.log_dir is None:
-            yield None
-            return
-        self._spec.log_dir.mkdir(parents=True, exist_ok=True)
-        with (self._spec.log_dir / f"{worker.replace('/', '_')}.log").open("ab") as file:
-            yield file
-
     def _reap(self, pidfd: int) -> None:
         worker, slot, child = self._children.pop(pidfd)
         self._selector.unregister(pidfd)
@@ -192,20 +168,23 @@ class Launcher:
             self._failed(worker, slot, code, joined=joined)
 
     def _failed(self, worker: str, slot: int, code: int, *, joined: bool) -> None:
+        status = code if code > 0 else 128 - code
+        why = {} if joined else {"why": f"the script failed before it joined: {UNJOINED}"}
+        self._try_again(slot, status, joined=joined, facts={"worker": worker, **why})
+
+    def _try_again(
+        self, slot: int, status: int, *, joined: bool, facts: Mapping[str, object]
+    ) -> None:
+        """After a pause, if a restart is left; else ``status`` is an exit status of the job."""
         done, allowed = self._restarts[slot], self._spec.max_restarts
-        why = "" if joined else f"the script failed before it joined: {UNJOINED}"
         if done < allowed:
             pause = pause_s(done, self._spec.restart_delay_s, joined=joined)
             self._restarts[slot] += 1
             self._due[slot] = time.monotonic() + pause
-            told = {"worker": worker, "in_s": pause, "restarts_left": allowed - done - 1}
-            log.warning("starting it again", **told, **({"why": why} if why else {}))
+            log.warning("starting it again", in_s=pause, restarts_left=allowed - done - 1, **facts)
         else:
-            self._worst = max(self._worst, code if code > 0 else 128 - code)
-            log.error(
-                "not started again: --max-restarts is used up",
-                **{"worker": worker, "max_restarts": allowed, **({"why": why} if why else {})},
-            )
+            self._worst = max(self._worst, status)
+            log.error("not started again: --max-restarts is used up", max_restarts=allowed, **facts)
 
     def _remind(self) -> None:
         now = time.monotonic()
@@ -217,7 +196,13 @@ class Launcher:
     def _respawn(self) -> None:
         for slot in [slot for slot, at in self._due.items() if at <= time.monotonic()]:
             del self._due[slot]
-            self._spawn(slot)
+            try:
+                self._spawn(slot)
+            except CannotStart as error:
+                # The workers beside it are well. What is refused now may be granted later.
+                facts = {"slot": slot, "error": in_words(error)}
+                log.warning("a worker cannot be started again", **facts)
+                self._try_again(slot, NOT_STARTED, joined=False, facts=facts)
 
     def _kill_all(self, number: signal.Signals = signal.SIGKILL) -> None:
         for _, _, child in self._children.values():
@@ -364,7 +349,7 @@ def launch(
     command = command_of(script)
     if why := missing(command):
         typer.echo(printable(f"tmd launch: {why}"), err=True)
-        raise typer.Exit(2)
+        raise typer.Exit(NOT_STARTED)
     settings = load(config)
     logs.configure(settings.log, host=settings.host.name)
     spec = LaunchSpec(
@@ -389,4 +374,4 @@ def _run(spec: LaunchSpec) -> int:
         return Launcher(spec).run()
     except CannotStart as error:
         typer.echo(printable(f"tmd launch: {in_words(error)}"), err=True)
-        return 2
+        return NOT_STARTED
