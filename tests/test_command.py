@@ -2,6 +2,10 @@
 
 import os
 import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -23,6 +27,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / package / "__init__.py").write_text("raise RuntimeError('imported')")
         (tmp_path / package / "inner.py").touch()
     (tmp_path / "runs" / "__main__.py").touch()
+    (tmp_path / "json").mkdir()  # no package: that of the Python path comes before it
+    (tmp_path / "extends").mkdir()
+    (tmp_path / "extends" / "__init__.py").write_text("__path__.append('/elsewhere')")
     return tmp_path
 
 
@@ -38,6 +45,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         [PYTHON, "runs"],
         ["env", "A=1", "python", "nothing.py"],
         ["-m", "json.tool"],
+        ["-m", "extends.elsewhere"],
+        [PYTHON, "-um", "runs"],
+        [PYTHON, "-mruns", "--lr", "1"],
+        [PYTHON, "-Ic", "pass"],
+        [PYTHON, "-uWdefault", "train.py"],
+        [PYTHON, "-uW", "default", "train.py"],
+        [PYTHON, "-u", "--", "train.py"],
+        [PYTHON, "--unheard-of", "nothing.py"],
+        [PYTHON, "-uZ", "nothing.py"],
     ],
     ids=" ".join,
 )
@@ -53,6 +69,10 @@ def test_what_is_there_is_not_refused(here: Path, script: list[str]) -> None:
         (["folder.py"], ("folder.py (in ", "is a folder: name the Python file in it")),
         ([PYTHON, "-u", "trian.py"], ("there is no file trian.py",)),
         ([PYTHON, "-u"], ("is given nothing to run",)),
+        ([PYTHON, "-uW", "default", "trian.py"], ("there is no file trian.py",)),
+        ([PYTHON, "-u", "--", "trian.py"], ("there is no file trian.py",)),
+        ([PYTHON, "-um", "nothing"], ("there is no module nothing in the Python path",)),
+        ([PYTHON, "-um"], ("-m is given nothing: name a module",)),
         (["-m", "nothing.at.all"], ("there is no module nothing in the Python path",)),
         (["-m", "runs.nothing"], ("there is no module nothing in runs",)),
         (["-m", "runs.inner.deep"], ("runs.inner is a module, not a package",)),
@@ -81,3 +101,44 @@ def test_a_file_that_cannot_be_read_is_refused(here: Path, monkeypatch: pytest.M
 
     assert "train.py (in " in why
     assert "cannot be read by this user: check its permissions" in why
+
+
+class Editable(MetaPathFinder):
+    """Finds one package in a folder that is not in the Python path."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: object = None
+    ) -> ModuleSpec | None:
+        if fullname != "afar":
+            return None
+        package = [str(self._folder)]
+        return spec_from_file_location(
+            fullname, self._folder / "__init__.py", submodule_search_locations=package
+        )
+
+
+def test_a_module_of_an_editable_installation_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its finder stands beside that of the Python path. Nothing is imported."""
+    (tmp_path / "__init__.py").write_text("raise RuntimeError('imported')")
+    (tmp_path / "train.py").touch()
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Editable(tmp_path)])
+
+    assert missing(command_of(["-m", "afar.train"])) == ""
+    assert "there is no module nothing in afar" in missing(command_of(["-m", "afar.nothing"]))
+
+
+def test_a_finder_that_fails_does_not_speak_against_a_module(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Broken(MetaPathFinder):
+        def find_spec(self, *_: object) -> ModuleSpec | None:
+            raise RuntimeError("broken")
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Broken()])
+
+    assert missing(command_of(["-m", "nothing"])) == ""

@@ -6,16 +6,21 @@ A script that is not there fails on every try. It is refused before the first on
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Sequence
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from tmd.extras import lacking_trainer
 
-WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-"""Options of the interpreter that take the next argument, too."""
+LONG = "--check-hash-based-pycs"
+"""The one long option of the interpreter before a script; it takes the next argument, too."""
+PLAIN = frozenset("bBdEiIOPqRsSuvx")
+"""Short options of the interpreter that may stand together in one argument, as in ``-um``."""
+WITH_VALUE = frozenset("cmWX")
+"""Those that take what is left of their argument or, if nothing is, the next one."""
 
 
 def command_of(script: Sequence[str]) -> tuple[str, ...]:
@@ -39,21 +44,30 @@ def missing(command: Sequence[str]) -> str:
 
 
 def _is_python(program: str) -> bool:
-    return Path(program).name.startswith("python")
+    return re.fullmatch(r"python(\d+(\.\d+)?t?)?", Path(program).name) is not None
 
 
 def _missing_script(python: str, arguments: Sequence[str]) -> str:
     """Of what the interpreter is asked to run; of other ways than a file and ``-m`` nothing."""
     rest = iter(arguments)
     for argument in rest:
-        if argument == "-m":
-            module = next(rest, "")
-            return _missing_module(module) if _is_ours(python) else ""
-        if argument in WITH_VALUE:
+        if argument in ("-", ""):
+            return ""
+        if argument == "--" or not argument.startswith("-"):
+            script = next(rest, "") if argument == "--" else argument
+            return _unreadable(Path(script), may_be_folder=True) if script else ""
+        if argument == LONG:
             next(rest, "")
-        elif not argument.startswith("-"):
-            return _unreadable(Path(argument), may_be_folder=True)
-        elif argument == "-" or argument.startswith("-c"):
+            continue
+        letters = argument[1:].lstrip("".join(PLAIN))
+        if not letters:
+            continue
+        if letters[0] not in WITH_VALUE:
+            return ""  # an option that we do not know may take the next argument
+        value = letters[1:] or next(rest, "")
+        if letters[0] == "m":
+            return _missing_module(value) if _is_ours(python) else ""
+        if letters[0] == "c":
             return ""
     return f"{python} is given nothing to run: name a Python file or -m MODULE"
 
@@ -78,22 +92,56 @@ def _unreadable(file: Path, *, may_be_folder: bool = False) -> str:
 
 def _missing_module(module: str) -> str:
     """Looked up without importing anything: a package may do much when it is imported."""
-    if not all(module.split(".")):
-        return f"-m is given {module or 'nothing'}: name a module, as -m package.module"
-    path: list[str] | None = [str(Path.cwd()), *sys.path]
     names = module.split(".")
+    if not all(names):
+        return f"-m is given {module or 'nothing'}: name a module, as -m package.module"
+    try:
+        return _not_found(names)
+    except Exception:
+        # A foreign finder may raise anything. Python itself shall say what is wrong.
+        return ""
+
+
+def _not_found(names: Sequence[str]) -> str:
+    module = ".".join(names)
+    parent: ModuleSpec | None = None
     for count, name in enumerate(names, start=1):
-        spec = PathFinder.find_spec(name, path)
+        spec = _spec(".".join(names[:count]), parent)
         if spec is None:
-            if count == 1 and name in sys.builtin_module_names:
+            if parent is not None and _may_extend(parent):
                 return ""
-            where = f"in {'.'.join(names[: count - 1])}" if count > 1 else "in the Python path"
+            where = f"in {parent.name}" if parent else "in the Python path"
             return f"there is no module {name} {where}: check -m {module}, on this host"
-        path = (
-            None if spec.submodule_search_locations is None else [*spec.submodule_search_locations]
-        )
-        if path is None and count < len(names):
-            return f"{'.'.join(names[:count])} is a module, not a package: check -m {module}"
-    if path is not None and PathFinder.find_spec("__main__", path) is None:
+        if spec.submodule_search_locations is None and count < len(names):
+            if _may_extend(spec):
+                return ""
+            return f"{spec.name} is a module, not a package: check -m {module}"
+        parent = spec
+    assert parent is not None
+    is_package = parent.submodule_search_locations is not None
+    if is_package and _spec(f"{module}.__main__", parent) is None and not _may_extend(parent):
         return f"{module} is a package without a __main__.py: name a module in it"
     return ""
+
+
+def _spec(name: str, parent: ModuleSpec | None) -> ModuleSpec | None:
+    """As ``python -m`` finds it: the working directory comes first.
+
+    Every finder is asked. Editable installations have finders of their own.
+    """
+    if parent is None:
+        if found := PathFinder.find_spec(name, [str(Path.cwd()), *sys.path]):
+            return found
+        path = None
+    else:
+        path = [*(parent.submodule_search_locations or ())]
+    specs = (finder.find_spec(name, path) for finder in sys.meta_path)
+    return next((spec for spec in specs if spec is not None), None)
+
+
+def _may_extend(package: ModuleSpec) -> bool:
+    """Whether its code, which is not run here, may add folders in which modules are found."""
+    if package.origin is None:
+        return False  # a namespace package has no code
+    source = getattr(package.loader, "get_source", lambda _: None)(package.name)
+    return source is None or "__path__" in source
