@@ -130,6 +130,38 @@ def test_the_unit_reads_the_configuration_that_is_named(tmp_path: Path) -> None:
     assert "/etc/tmd/" not in re.sub(r"(?m)^#.*$", "", text)
 
 
+@pytest.mark.parametrize(
+    ("folder", "assignment", "secret"),
+    [
+        ("/etc/tmd/prod", "TMD_CONFIG=/etc/tmd/prod/tmd.toml", "/etc/tmd/prod/secret"),
+        ("/etc/tmd", "TMD_CONFIG=/etc/tmd/tmd.toml", "/etc/tmd/secret"),
+        ("/a b", '"TMD_CONFIG=/a b/tmd.toml"', "/a b/secret"),
+        ("/it's", '"TMD_CONFIG=/it\'s/tmd.toml"', "/it's/secret"),
+        ("/100%", "TMD_CONFIG=/100%%/tmd.toml", "/100%%/secret"),
+    ],
+)
+def test_the_unit_names_the_configuration_as_systemd_reads_it(
+    folder: str, assignment: str, secret: str
+) -> None:
+    """Also below the usual folder. A credential's path is not unquoted."""
+    unit = shipped.unit(Path("/unit"), "/bin/true", Path(folder) / "tmd.toml")
+    changed = {
+        "Environment=TMD_CONFIG=/etc/tmd/tmd.toml": f"Environment={assignment}",
+        "LoadCredential=tmd-secret:/etc/tmd/secret": f"LoadCredential=tmd-secret:{secret}",
+        "ExecStart=/usr/bin/env tmd-daemon": "ExecStart=/bin/true",
+    }
+
+    lines = [line for line in unit.text.splitlines() if not line.startswith("#")]
+    shipped_lines = [line for line in UNIT.splitlines() if not line.startswith("#")]
+    assert lines == [changed.get(line, line) for line in shipped_lines]
+
+
+def test_a_path_that_no_unit_can_name_is_refused() -> None:
+    """A line break would begin another line of the unit."""
+    with pytest.raises(ConfigError, match="another folder"):
+        shipped.unit(Path("/unit"), "/bin/true", Path("/a\nExecStartPre=/b/tmd.toml"))
+
+
 def test_a_dry_run_prints_the_unit_and_installs_nothing(tmp_path: Path) -> None:
     done = tmd("systemd", "install", "--to", tmp_path, "--dry-run")
 
@@ -151,7 +183,7 @@ def test_systemd_takes_the_installed_unit(tmp_path: Path) -> None:
     """A unit that its checker refuses is an error."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("no systemd-analyze: install systemd")
-    good = tmd("systemd", "install", "--to", tmp_path)
+    good = tmd("systemd", "install", "--to", tmp_path, "-c", "/a b/100%n/tmd.toml")
     unit = tmp_path / "tmd.service"
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(unit)], capture_output=True, text=True
@@ -168,6 +200,7 @@ def test_systemd_takes_the_installed_unit(tmp_path: Path) -> None:
         ("/usr/bin/python3", False, "/usr/bin/python3 -m tmd.daemon"),
         ("/opt/a b/bin/python", True, '"/opt/a b/bin/tmd-daemon"'),
         ("/opt/100%/bin/python", True, "/opt/100%%/bin/tmd-daemon"),
+        ("/opt/it's/bin/python", True, '"/opt/it\'s/bin/tmd-daemon"'),
     ],
 )
 def test_the_command_of_an_environment(python: str, has_program: bool, command: str) -> None:

@@ -15,6 +15,11 @@ PACKAGE = "tmd_systemd"
 """The folder ``systemd`` of the source tree."""
 FOLDER = "/etc/tmd"
 """Where the shipped files expect each other."""
+_HERE = re.compile(
+    rf"(?m)(?P<start>^ExecStart=.*$)|(?P<settings>TMD_CONFIG={FOLDER}/tmd\.toml)"
+    rf"|{FOLDER}/(?P<name>[\w.-]+)"
+)
+"""What the unit says of this machine."""
 
 
 class File(Struct, frozen=True):
@@ -41,22 +46,39 @@ def configuration(folder: Path, secret: str) -> tuple[File, ...]:
 
 
 def unit(folder: Path, command: str, settings: Path) -> File:
-    """The unit that runs ``command`` with the configuration file ``settings``."""
-    text = text_of("tmd.service")
-    text = re.sub(r"(?m)^ExecStart=.*$", lambda _: f"ExecStart={command}", text)
-    text = text.replace(f"{FOLDER}/tmd.toml", str(settings))
-    return File(folder / "tmd.service", text.replace(f"{FOLDER}/", f"{settings.parent}/"), 0o644)
+    """The unit that runs ``command`` with the configuration file ``settings``.
+
+    Raises:
+        ConfigError: no unit can name ``settings``.
+    """
+    if not str(settings).isprintable():
+        raise ConfigError(
+            f"systemd cannot read the path {str(settings)!a}: move the configuration to another "
+            "folder, with only printable characters in its name"
+        )
+
+    def here(found: re.Match[str]) -> str:
+        match found.lastgroup:
+            case "start":
+                return f"ExecStart={command}"
+            case "settings":
+                return _quoted(f"TMD_CONFIG={settings}")
+            case _:
+                # Of a credential, systemd takes the rest of the line as it is.
+                return str(settings.parent / found["name"]).replace("%", "%%")
+
+    return File(folder / "tmd.service", _HERE.sub(here, text_of("tmd.service")), 0o644)
 
 
 def daemon_command(python: Path, *, has_program: bool) -> str:
     """How the daemon of the environment of ``python`` is started, quoted for systemd."""
     program = python.parent / "tmd-daemon"
-    return _quoted(program) if has_program else f"{_quoted(python)} -m tmd.daemon"
+    return _quoted(str(program)) if has_program else f"{_quoted(str(python))} -m tmd.daemon"
 
 
-def _quoted(path: Path) -> str:
-    text = str(path).replace("%", "%%").replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{text}"' if " " in text or '"' in text else text
+def _quoted(word: str) -> str:
+    text = word.replace("%", "%%").replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text}"' if any(c in "\"'" or c.isspace() for c in text) else text
 
 
 def write(files: tuple[File, ...], *, force: bool) -> None:
