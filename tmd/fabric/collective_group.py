@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tmd.fabric import coalescing
 from tmd.fabric.collectives import on_tensors
 from tmd.fabric.collectives.on_tensors import Body
 from tmd.fabric.frame import Kind
@@ -35,9 +36,6 @@ Nested = list[list[Tensor]]
 
 class CollectiveGroup(Identity):
     """Everything in which all ranks of the group take part."""
-
-    _together: list[Work] | None = None
-    """Operations since coalescing began; ``None`` outside of it."""
 
     def _submit(
         self,
@@ -62,8 +60,7 @@ class CollectiveGroup(Identity):
         return self._begun(self._runner.submit(call, inline=_waits(opts), results=outputs))
 
     def _begun(self, work: Work) -> Work:
-        if self._together is not None:
-            self._together.append(work)
+        coalescing.note(self, work)
         return work
 
     # --- reductions ----------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from math import inf
 
 from tmd.core.errors import LinkError
 from tmd.core.model import Member, Membership
+from tmd.fabric import coalescing
 from tmd.fabric.admission import Admission
 from tmd.fabric.control import SHIFT, VOTE, Control
 from tmd.fabric.counters import LinkCounters
@@ -276,8 +277,7 @@ class Fabric:
 
     def poison(self, reason: str) -> None:
         """Give up the present epoch: pending operations complete without error, links close."""
-        standing = self.standing
-        if standing is not None:
+        if (standing := self.standing) is not None:
             standing.poison(reason)
 
     @property
@@ -309,6 +309,7 @@ class Fabric:
 
     def reduce_min(self, values: Sequence[int]) -> tuple[int, ...]:
         """The vote: element-wise minimum over the world. Raises LinkError if it broke."""
+        coalescing.end_all()
         if self._sandbox is not None:
             return self._sandbox.source.vote(values)
         result = self._control.reduce_min(self._held(), values)

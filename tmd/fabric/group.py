@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tmd.core.errors import LinkError
+from tmd.fabric import coalescing
 from tmd.fabric.collective_group import CollectiveGroup, Tensors
 from tmd.fabric.frame import Header, Kind
 from tmd.fabric.inbox import ANY, Wanted
@@ -110,13 +111,12 @@ class Group(CollectiveGroup):
     @untraced
     def _start_coalescing(self, device: torch.device) -> None:
         """Nothing to gain from: operations start at once."""
-        self._together = []
+        coalescing.begin(self)
 
     @untraced
     def _end_coalescing(self, device: torch.device) -> Joint:
         """Complete when what was called meanwhile is; ranks that called nothing do not matter."""
-        together, self._together = self._together or [], None
-        return Joint(together)
+        return Joint(coalescing.end(self))
 
     def _need_rank(self, rank: int) -> None:
         if not 0 <= rank < self.size():
