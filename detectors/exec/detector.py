@@ -31,8 +31,8 @@ from tmd.plugin import (
 )
 
 UNUSABLE_CODE = "exec.unusable"
-END_S = 10.0
-"""The warden gives up before."""
+END_S = 4.0
+"""The warden gives up before, and a reload of the daemon waits for longer."""
 WARDEN = Path(__file__).with_name("warden.py")
 NAMED = frozenset(string.ascii_letters + string.digits + "_-")
 Positive = Annotated[float, Meta(gt=0)]

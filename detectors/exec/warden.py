@@ -4,7 +4,8 @@ It is the subreaper of its descendants (prctl, PR_SET_CHILD_SUBREAPER): one that
 or whose parent ends, becomes its child, and cannot get away. When the daemon closes its end of
 stdin, and so also when the daemon is killed, all of them are stopped, so that none forks any more,
 then killed, and reaped. Each signal goes through a pidfd whose process was found below the warden
-after it was opened: nobody else's process can be meant.
+after it was opened: nobody else's process can be meant. Only where pidfds are refused a signal goes
+to a number that has just been found below the warden.
 
 On stderr it says one line: ``status N`` (negative: a signal) once the command has ended, or
 ``cannot REASON`` if there is none to start.
@@ -18,12 +19,15 @@ import select
 import signal
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 SUBREAPER, DEATH_SIGNAL = 36, 1
 """PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG."""
-PATIENCE_S = 5.0
-"""What was killed may hang in a driver, and what runs as another user is not ours to kill."""
+PATIENCE_S = 2.0
+"""Less than a reload of the daemon waits for a detector.
+
+What was killed may hang in a driver, and what runs as another user is not ours to kill."""
 TURN_S = 0.02
 REPORT = 2
 
@@ -131,17 +135,25 @@ def end() -> None:
 def _send(pids: Iterable[int], number: int) -> None:
     for pid in pids:
         try:
-            fd = os.pidfd_open(pid)
+            _send_by_pidfd(pid, number)
         except ProcessLookupError:
-            continue
-        try:
-            # Asked again: the number may have gone to another process before the pidfd was opened.
-            if _is_below(pid):
-                signal.pidfd_send_signal(fd, number)
+            continue  # it has ended
         except OSError:
-            pass  # it has ended, or runs as another user
-        finally:
-            os.close(fd)
+            # No pidfds: an old kernel, a filter of system calls, a limit. Or it runs as another
+            # user, and this is refused, too.
+            with suppress(OSError):
+                if _is_below(pid):
+                    os.kill(pid, number)
+
+
+def _send_by_pidfd(pid: int, number: int) -> None:
+    fd = os.pidfd_open(pid)
+    try:
+        # Asked again: the number may have gone to another process before the pidfd was opened.
+        if _is_below(pid):
+            signal.pidfd_send_signal(fd, number)
+    finally:
+        os.close(fd)
 
 
 def _is_below(pid: int) -> bool:
@@ -163,7 +175,11 @@ def _parent(pid: int) -> int:
 
 def _descendants() -> Iterator[int]:
     children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return  # out of descriptors, say; the next turn asks again
+    for name in names:
         if name.isdigit():
             children.setdefault(_parent(int(name)), []).append(int(name))
     found = children.get(os.getpid(), [])

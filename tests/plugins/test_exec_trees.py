@@ -11,7 +11,10 @@ import sys
 from contextlib import ExitStack, suppress
 
 import pytest
-from tmd_detectors.exec.detector import Check, Health, run
+from tmd_detectors.exec import warden
+from tmd_detectors.exec.detector import END_S, Check, Health, run
+
+from tmd.daemon.watcher import STOP_S
 
 WITHIN_S = 60.0
 
@@ -225,12 +228,77 @@ async def test_a_check_whose_warden_is_killed_is_no_word_about_the_host(watch):
     command = (sys.executable, "-S", "-c", REPORTS + "stay()", str(watch.fifo))
     running = asyncio.create_task(run(Check("mine", command), 1000))
     await watch.until(1)
-    warden = next(iter(watch.alive))
-    os.kill(warden, signal.SIGKILL)
+    os.kill(next(iter(watch.alive)), signal.SIGKILL)
     outcome = await running
 
     assert outcome == type(outcome)(Health.UNKNOWN, "was ended, and its warden with it")
     assert watch.left() == []
+
+
+REFUSED = """
+import ctypes, errno, os, signal, sys
+from tmd_detectors.exec import warden
+
+def refused(*_):
+    raise OSError(getattr(errno, sys.argv[2]), "refused")
+
+owner = getattr(sys.modules[sys.argv[1]], "__dict__")
+owner[sys.argv[3]] = refused
+reader, writer = os.pipe()
+if os.fork() == 0:
+    ctypes.CDLL(None).prctl(warden.DEATH_SIGNAL, signal.SIGKILL)
+    os.setsid()
+    os.write(writer, b"1")
+    signal.pause()
+os.read(reader, 1)
+warden.end()
+try:
+    os.waitpid(-1, os.WNOHANG)
+except ChildProcessError:
+    print("nothing is left")
+"""
+
+
+@pytest.mark.parametrize("error", ["ENOSYS", "EPERM", "EMFILE"])
+@pytest.mark.parametrize(
+    ("module", "call"), [("os", "pidfd_open"), ("signal", "pidfd_send_signal")]
+)
+def test_a_tree_is_ended_where_pidfds_are_refused(module, call, error):
+    """By an old kernel, a filter of system calls, or a limit."""
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSED, module, error, call],
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+    )
+
+    assert (done.stdout, done.stderr) == ("nothing is left\n", "")
+
+
+def test_a_tree_is_ended_although_proc_cannot_be_read_at_first():
+    """The system may be out of file descriptors for a moment."""
+    once = """
+import os
+from tmd_detectors.exec import warden
+listdir = os.listdir
+def refused(path):
+    os.listdir = listdir
+    raise OSError(23, "refused")
+os.listdir = refused
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", once + REFUSED, "os", "ENOSYS", "pidfd_open"],
+        capture_output=True,
+        text=True,
+        timeout=WITHIN_S,
+    )
+
+    assert (done.stdout, done.stderr) == ("nothing is left\n", "")
+
+
+def test_the_end_of_a_check_takes_less_than_a_reload_waits():
+    """Or a check that cannot be killed would end the detector: two at once may not run."""
+    assert warden.PATIENCE_S < END_S < STOP_S
 
 
 def test_checks_leave_no_warnings_of_the_event_loop():
