@@ -3,12 +3,16 @@
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tmd import wire
+from tmd.joining import Joining, mark
 
 CONFIG = """\
 [host]
@@ -325,3 +329,50 @@ def test_restarts_that_are_refused_are_counted(
     assert f"cannot start {program}: [Errno 2]" in refused
     assert witness.exists()
     assert started.process.returncode == 2
+
+
+def test_a_worker_that_was_seen_to_join_stays_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its mark is a file in a folder that is cleaned up after days."""
+    joining = Joining(str(tmp_path))
+    for name, value in joining.variables("h1/j/0.a").items():
+        monkeypatch.setenv(name, value)
+    before = joining.has("h1/j/0.a")
+    mark()
+    marked = joining.has("h1/j/0.a")
+    for file in tmp_path.iterdir():
+        file.unlink()
+
+    assert (before, marked) == (False, True)
+    assert joining.has("h1/j/0.a")
+    assert not joining.has("h1/j/1.b")
+
+
+def test_a_launcher_remembers_who_has_joined(config: Path, launch: Callable[..., Started]) -> None:
+    """A turn of its loop sees the mark. What becomes of the file after that does not matter."""
+    fifo = config.with_name("fifo")
+    os.mkfifo(fifo)
+    script = f"""
+import os
+from tmd.joining import VARIABLE, mark
+mark()
+print("mark", os.environ[VARIABLE], flush=True)
+open({str(fifo)!r}).read()
+"""
+    started = launch(script, says=True)
+    file = Path(started.until("mark ").split()[-1])
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        door.bind(str(config.with_name("tmd.sock")))
+        door.listen()
+        daemon, _ = door.accept()
+    with daemon:
+        # The second one is read in a later turn than the first one.
+        for text in ("one", "two"):
+            daemon.sendall(wire.encode(wire.Notice("w", f"turn {text}")))
+            started.until(f"turn {text}")
+        file.unlink()
+        fifo.open("w").close()
+        ended = started.until("worker ended")
+
+    assert "joined=True" in ended

@@ -93,7 +93,8 @@ class Launcher:
         self._worst = 0
         self._joining = Joining("")
         self._awaited: dict[str, float] = {}
-        """Workers that have not joined yet as far as is known, and when that is worth a word."""
+        """Workers that have not joined yet as far as is known, and when to look again."""
+        self._reminded: set[str] = set()
 
     def run(self) -> int:
         """Start everything and stay until all workers have ended; returns the exit status.
@@ -158,7 +159,9 @@ class Launcher:
         self._exits = [*self._exits, Exit(worker, self._spec.job, code, time.time())][-64:]
         self._tell(wire.Exited(self._exits[-1]))
         self._awaited.pop(worker, None)
+        self._reminded.discard(worker)
         joined = self._joining.has(worker)
+        self._joining.forget(worker)
         log.info("worker ended", worker=worker, code=code, joined=joined)
         if self._stopping:
             return
@@ -187,10 +190,16 @@ class Launcher:
             log.error("not started again: --max-restarts is used up", max_restarts=allowed, **facts)
 
     def _remind(self) -> None:
+        self._joining.look(worker for worker, _, _ in self._children.values())
         now = time.monotonic()
         for worker in [worker for worker, at in self._awaited.items() if at <= now]:
             del self._awaited[worker]
-            if not self._joining.has(worker):
+            if self._joining.has(worker):
+                continue
+            # Nothing else may wake the loop for days, and the file may go in the meantime.
+            self._awaited[worker] = now + JOIN_S
+            if worker not in self._reminded:
+                self._reminded.add(worker)
                 log.warning(f"after {JOIN_S:.0f} s " + UNJOINED, worker=worker)
 
     def _respawn(self) -> None:
