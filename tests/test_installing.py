@@ -81,7 +81,23 @@ def test_what_is_there_is_overwritten_only_by_force(name: str, tmp_path: Path) -
     assert f"{tmp_path / name} is there already: --force overwrites it" in refused.stderr
     assert before == {name: "mine"}
     assert forced.returncode == 0, forced.stderr
-    assert "mine" not in contents(tmp_path).values()
+    assert (contents(tmp_path)[name] == "mine") == (name == "secret")
+
+
+def test_a_secret_is_replaced_only_by_an_option_of_its_own(tmp_path: Path) -> None:
+    """The other hosts of a live cluster have it, too. What is kept is named."""
+    (tmp_path / "secret").write_text("mine")
+    forced = tmd("config", "init", "--to", tmp_path, "--force")
+    after = contents(tmp_path)
+    renewed = tmd("config", "init", "--to", tmp_path, "--force", "--new-secret")
+
+    assert after["secret"] == "mine"
+    assert sorted(after) == list(FILES)
+    assert f"kept {tmp_path / 'secret'}" in forced.stdout
+    assert "--new-secret" in forced.stdout
+    assert renewed.returncode == 0, renewed.stderr
+    assert len(contents(tmp_path)["secret"].strip()) == 64
+    assert "kept" not in renewed.stdout
 
 
 def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:

@@ -29,13 +29,28 @@ HIDDEN = ("/home/", "/root/", "/run/user/")
 @config.command("init")
 def init(
     to: Annotated[Path, typer.Option(help="Folder for the files.")] = Path(shipped.FOLDER),
-    force: ForceOption = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite files that are there, but not the secret.")
+    ] = False,
+    new_secret: Annotated[
+        bool,
+        typer.Option("--new-secret", help="With --force: replace the cluster secret, too."),
+    ] = False,
     dry_run: DryRunOption = False,
 ) -> None:
     """Write a configuration to start from: tmd.toml, a new cluster secret, Redis' users."""
     to = to.absolute()
     files = shipped.configuration(to, secrets.token_hex(32))
-    _write(files, force=force, dry_run=dry_run)
+    secret = to / shipped.SECRET
+    keeps = force and not new_secret and secret.exists()
+    _write(
+        tuple(file for file in files if not (keeps and file.path == secret)),
+        force=force,
+        dry_run=dry_run,
+    )
+    if keeps:
+        said = "would keep" if dry_run else "kept"
+        say(f"{said} {secret}, which other hosts may have: --new-secret replaces it", err=dry_run)
     if not dry_run:
         say(f"Next: set [redis] url in {to / 'tmd.toml'}, replace both CHANGE-ME passwords")
         say(f"in {to / 'redis.acl'} and load it into Redis, copy tmd.toml and secret to the")

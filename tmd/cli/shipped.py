@@ -13,6 +13,8 @@ from tmd.core.reasons import os_reason
 
 PACKAGE = "tmd_systemd"
 """The folder ``systemd`` of the source tree."""
+SECRET = "secret"
+"""The file of the cluster's secret."""
 FOLDER = "/etc/tmd"
 """Where the shipped files expect each other."""
 _HERE = re.compile(
@@ -40,7 +42,7 @@ def configuration(folder: Path, secret: str) -> tuple[File, ...]:
     settings = text_of("tmd.toml").replace(f"{FOLDER}/", f"{folder}/")
     return (
         File(folder / "tmd.toml", settings, 0o644),
-        File(folder / "secret", secret + "\n", 0o600),
+        File(folder / SECRET, secret + "\n", 0o600),
         File(folder / "redis.acl", text_of("redis.acl"), 0o600),
     )
 
