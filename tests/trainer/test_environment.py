@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -55,6 +55,31 @@ def test_nobody_is_told_who_has_not_read_or_has_read_the_truth(
         environment.settle({"RANK": "0", "GROUP_RANK": "7"}, environment.unwatch())
 
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        lambda: {**os.environ},
+        lambda: dict(os.environ),
+        lambda: os.environ.copy(),
+        lambda: {name: os.environ[name] for name in os.environ},
+        lambda: dict(os.environ.items()),
+    ],
+    ids=["unpacked", "dict", "copy", "names", "items"],
+)
+def test_a_copy_of_all_is_no_reading_but_what_follows_is(
+    caplog: pytest.LogCaptureFixture, copied: Callable[[], dict[str, str]]
+) -> None:
+    """As for the environment of a child process."""
+    assert copied()["RANK"] == "7"
+    assert next(name for name in os.environ if name == "RANK")  # left in the midst
+    with caplog.at_level(logging.WARNING):
+        assert os.environ["GROUP_RANK"] == "7"
+        environment.settle({"RANK": "0", "GROUP_RANK": "0"}, environment.unwatch())
+
+    (line,) = caplog.messages
+    assert "read GROUP_RANK=7 before" in line
 
 
 def test_the_true_place_counts_hosts_in_the_order_of_their_ranks() -> None:

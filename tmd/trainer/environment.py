@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping
-from types import FrameType
+import threading
+from collections.abc import Iterator, KeysView, Mapping
+from types import CodeType, FrameType
 
 MAY_CHANGE = frozenset(
     {"RANK", "ROLE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
@@ -27,11 +28,34 @@ class Reading(os._Environ[str]):
 
     def __getitem__(self, name: str) -> str:
         value = super().__getitem__(name)
+        if name == _passing.name or _instruction(sys._getframe(1)) == _passing.copier:
+            return value  # a copy of everything, as for a child process, is no reading
         if name in MAY_CHANGE and name not in _seen and (where := _reader(sys._getframe(1))):
             _seen[name] = where, value
         return value
 
+    def keys(self) -> KeysView[str]:
+        # dict() and {**...} ask for all names first, then for each value, in one instruction.
+        _passing.copier = _instruction(sys._getframe(1))
+        return super().keys()
 
+    def __iter__(self) -> Iterator[str]:
+        try:
+            for name in super().__iter__():
+                _passing.name = name
+                yield name
+        finally:
+            _passing.name = ""
+
+
+class _Passing(threading.local):
+    name = ""
+    """At which variable this thread is that goes through all of them."""
+    copier: tuple[CodeType, int] | None = None
+    """The instruction that has last asked for all names."""
+
+
+_passing = _Passing()
 _seen: dict[str, tuple[str, str]] = {}
 
 
@@ -60,6 +84,10 @@ def settle(truth: Mapping[str, str], seen: Mapping[str, tuple[str, str]]) -> Non
                 "%s read %s=%s before tmd.trainer.join(), and it is %s now: read it after join()",
                 *(where, name, value, now),
             )
+
+
+def _instruction(frame: FrameType) -> tuple[CodeType, int]:
+    return frame.f_code, frame.f_lasti
 
 
 def _reader(frame: FrameType | None) -> str:
