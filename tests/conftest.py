@@ -15,8 +15,8 @@ def redis_binary():
     binary = embedded.find_binary()
     if binary is None:
         if os.environ.get("CI"):
-            pytest.fail("no redis-server or valkey-server in PATH")
-        pytest.skip("no redis-server or valkey-server in PATH")
+            pytest.fail("no redis-server or valkey-server in PATH: install one of them")
+        pytest.skip("no redis-server or valkey-server in PATH: install one of them")
     return binary
 
 

@@ -47,7 +47,7 @@ def encrypted(binary: str, folder: Path, name: str = "127.0.0.1") -> Iterator[tu
 def _certificate(folder: Path, name: str) -> tuple[Path, Path]:
     openssl = shutil.which("openssl")
     if openssl is None:
-        pytest.skip("no openssl to make a certificate with")
+        pytest.skip("no openssl to make a certificate with: install openssl")
     certificate, key = folder / "redis.crt", folder / "redis.key"
     subprocess.run(
         [

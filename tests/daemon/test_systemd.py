@@ -139,7 +139,7 @@ def analyze():
     """A function that lets systemd itself look at the unit. Also CI may lack it."""
     program = shutil.which("systemd-analyze")
     if program is None:
-        pytest.skip("no systemd-analyze in PATH")
+        pytest.skip("no systemd-analyze in PATH: install systemd")
     known = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=30).stdout
 
     def run(*arguments):

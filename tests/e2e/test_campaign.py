@@ -39,7 +39,7 @@ NO_SERVER = """
 ranks = 2
 standbys = 1
 [job]
-steps = 160
+steps = 400
 pace_s = 0.02
 [[scenario]]
 name = "kill"

@@ -29,9 +29,9 @@ from tmd.demo.cluster import ClusterSpec, LocalCluster, describe, ready, workers
 
 JOB = Path(__file__).with_name("job.py")
 FOREVER = 1_000_000
-ENOUGH = 0.9
-"""Of the steps to the one in which the job waits: beyond, another cluster plays what is left. On a
-loaded machine a scenario takes longer, and the job goes on meanwhile."""
+SPARE, LEAST_SPARE = 0.1, 60
+"""Of the steps to the one in which the job waits, and at least so many: with fewer left another
+cluster plays the rest. On a loaded machine a scenario takes longer, and the job goes on."""
 TTL_S = 3.0
 """Lifetime of the leader's lease in :data:`tmd.demo.cluster.CONFIG`."""
 
@@ -235,7 +235,8 @@ class Stage:
     async def nears_its_end(self) -> bool:
         """Whether so few steps are left that the job might stand before a scenario is over."""
         view = await self.until(lambda v: bool(workers(v)))
-        return max(w.step for w in workers(view)) > ENOUGH * _last_step(self.story.job)
+        last = _last_step(self.story.job)
+        return max(w.step for w in workers(view)) > last - max(SPARE * last, LEAST_SPARE)
 
     async def targets(self, where: str) -> list[str]:
         """The hosts that ``where`` means now, or as soon as there are some."""

@@ -50,7 +50,7 @@ def shim(tmp_path_factory):
     if compiler is None:
         if os.environ.get("CI"):
             pytest.fail("no C compiler in PATH")
-        pytest.skip("no C compiler in PATH to build the NVML shim")
+        pytest.skip("no C compiler in PATH to build the NVML shim: install gcc")
     folder = tmp_path_factory.mktemp("shim")
     target = folder / "libnvidia-ml.so.1"
     flags = ["-shared", "-fPIC", "-Wall", "-Werror", f"-Wl,-soname,{target.name}"]
