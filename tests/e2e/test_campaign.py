@@ -105,7 +105,7 @@ def test_without_a_redis_server_the_embedded_one_serves(
     skipped = {r["scenario"]["name"]: r["seen"]["skipped"] for r in told["results"]}
 
     assert run.returncode == 0, output
-    assert told["endings"][0]["steps"] == 160
+    assert told["endings"][0]["steps"] == 400
     assert (skipped["kill"], skipped["reset"]) == ("", "")
     assert skipped["gone"].endswith("install redis-server or valkey-server")
     assert f"gone  not possible here  {skipped['gone']}" in output
