@@ -99,6 +99,16 @@ class Child:
             await _ended(self._process.pid)
         return status
 
+    def abandon(self) -> None:
+        """Kill it and close all pipes without waiting for its end, which :meth:`status` tells."""
+        self._process.kill()
+        self._close()
+
+    def _close(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+
     async def end(self, within_s: float, *, kill: bool = True) -> bool:
         """Close all pipes, kill it unless told not to, and wait; whether it has ended.
 
@@ -106,9 +116,7 @@ class Child:
         """
         if kill:
             self._process.kill()
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if pipe is not None:
-                pipe.close()
+        self._close()
         try:
             async with asyncio.timeout(within_s):
                 await self.status()
