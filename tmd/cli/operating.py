@@ -181,10 +181,14 @@ async def _unless_stuck(store: RedisStore, host: str) -> None:
     """Return once a plan can be made; end with a status of its own if none can be for a while."""
     said: set[str] = set()
     until = time.monotonic() + SETTLE_S
-    while why := _hindrances(await snapshot_when_back(store, said), host):
-        if time.monotonic() >= until:
-            _give_up(host, why)
-        await asyncio.sleep(LOOK_S)
+    try:
+        async with asyncio.timeout(2 * SETTLE_S):
+            while why := _hindrances(await snapshot_when_back(store, said), host):
+                if time.monotonic() >= until:
+                    _give_up(host, why)
+                await asyncio.sleep(LOOK_S)
+    except TimeoutError:
+        say("whether anything moves is not known: 'tmd status' shows it", err=True)
 
 
 def _hindrances(view: ClusterView, host: str) -> list[str]:
