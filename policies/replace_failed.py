@@ -118,7 +118,7 @@ class ReplaceFailed(Policy):
 
 def _how_it_ended(ended: Exit) -> str:
     if ended.code is None:
-        return "the kernel is ending it"
+        return "its process is ending"
     return (
         f"ended with signal {-ended.code}" if ended.code < 0 else f"ended with status {ended.code}"
     )
