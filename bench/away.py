@@ -19,7 +19,7 @@ from bench import rivals
 from bench.measure import Report, options, summary
 from bench.steady import RANKS, TINY
 from tmd.campaign.servers import Private
-from tmd.core.model import Alert, State
+from tmd.core.values.model import Alert, State
 from tmd.demo import train
 from tmd.demo.cluster import ClusterSpec, LocalCluster, ready
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 import tmd.trainer
 from tmd.demo.train import GPT, StandardLibrary, arguments
-from tmd.trainer import warming
+from tmd.trainer.worker import warmup
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
     own, sys.argv[1:] = parser.parse_known_args()
     args = arguments()
     if own.cold:
-        warming.SHADOW_STEPS = 0
+        warmup.SHADOW_STEPS = 0
     torch.manual_seed(args.seed)
     session = tmd.trainer.join()
     dist.init_process_group("tmd")

@@ -25,11 +25,11 @@ import msgspec
 from bench import rivals
 from bench.measure import Report, each, in_turn, options
 from tmd import embedded
-from tmd.core.model import ClusterView, HostStatus, MigrationPlan
+from tmd.core.values.model import ClusterView, HostStatus, MigrationPlan
 from tmd.demo import story, train
 from tmd.demo.cluster import ClusterSpec, LocalCluster, host_of, ready, workers
 from tmd.demo.report import PARTS, events_of, read_trace
-from tmd.demo.story import DRAINED_RANK, KILLED_RANK, Told
+from tmd.demo.story import DRAINED_RANK, KILLED_RANK, StoryTimes
 
 RANKS = ("host-1", "host-2", "host-3", "host-4")
 STANDBY = ("host-5",)
@@ -52,7 +52,7 @@ def under_tmd(folder: Path, script: tuple[str, ...], args: argparse.Namespace) -
 
 async def disturbed(folder: Path, command: tuple[str, ...], args: argparse.Namespace) -> Facts:
     """One run with ``args.events`` drains and as many kills, in turn."""
-    told = Told()
+    told = StoryTimes()
     quiet = 5 if args.quick else QUIET_STEPS
     with embedded.redis() as redis:
         spec = ClusterSpec(
@@ -86,7 +86,7 @@ async def run_on(cluster: LocalCluster, steps: int) -> ClusterView:
 
 async def event(
     cluster: LocalCluster,
-    told: Told,
+    told: StoryTimes,
     quiet: int,
     rank: int,
     act: Callable[[LocalCluster, HostStatus], Awaitable[None]],

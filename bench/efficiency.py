@@ -27,12 +27,12 @@ from typing import Any
 from bench.downtime import PATIENCE_S, RANKS, STANDBY, TINY, drain, run_on
 from bench.measure import Report, each, in_turn, options, summary
 from tmd import embedded
-from tmd.core.errors import StoreUnavailable
-from tmd.core.model import Activity
+from tmd.core.values.errors import StoreUnavailable
+from tmd.core.values.model import Activity
 from tmd.demo import story, train
 from tmd.demo.cluster import ClusterSpec, LocalCluster, host_of, workers
 from tmd.demo.report import events_of, median_step, read_trace
-from tmd.demo.story import Told
+from tmd.demo.story import StoryTimes
 
 EVERY_S = 10.0
 SAMPLE_S = 0.2
@@ -82,7 +82,7 @@ def _cpu_seconds(pid: int) -> float | None:
 
 async def run(folder: Path, script: tuple[str, ...], seconds: float, *, moves: bool) -> Facts:
     """One run of ``seconds``; with ``moves`` a drain every ten of them, rank after rank."""
-    told = Told()
+    told = StoryTimes()
     command = (train.__file__, "--steps", "100000", *script)
     with embedded.redis() as redis:
         spec = ClusterSpec(folder, redis.url, "bench", RANKS, STANDBY, command)
@@ -124,7 +124,7 @@ async def run(folder: Path, script: tuple[str, ...], seconds: float, *, moves: b
     ]
 
 
-async def _move(cluster: LocalCluster, told: Told, rank: int) -> None:
+async def _move(cluster: LocalCluster, told: StoryTimes, rank: int) -> None:
     view = await cluster.until(
         lambda v: any(w.activity is Activity.STANDBY for w in workers(v)),
         "a standby waits",

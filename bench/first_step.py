@@ -22,11 +22,11 @@ from bench import by_hand_train
 from bench.downtime import PATIENCE_S, RANKS, STANDBY, TINY, drain, kill
 from bench.measure import Report, each, in_turn, options
 from tmd import embedded
-from tmd.core.model import Activity, ClusterView, MigrationPlan, Phase
+from tmd.core.values.model import Activity, ClusterView, MigrationPlan, Phase
 from tmd.demo import story, train
 from tmd.demo.cluster import ClusterSpec, LocalCluster, host_of, workers
-from tmd.demo.report import Event, Trace, events_of, read_trace
-from tmd.demo.story import Told
+from tmd.demo.report import DemoEvent, DemoTrace, events_of, read_trace
+from tmd.demo.story import StoryTimes
 
 ACTS = ("kill", "drain")
 NEVER = "[shadow]\nrehearse = false\n"
@@ -58,7 +58,7 @@ def command(args: argparse.Namespace, way: str) -> tuple[str, ...]:
 
 async def run(folder: Path, script: tuple[str, ...], way: str, act: str) -> Facts:
     """One run with one kill or drain."""
-    told, rehearsed = Told(), way == "rehearsed"
+    told, rehearsed = StoryTimes(), way == "rehearsed"
     with embedded.redis() as redis:
         spec = ClusterSpec(
             folder, redis.url, "bench", RANKS, STANDBY, script, more_config=WAYS[way]
@@ -93,7 +93,7 @@ async def run(folder: Path, script: tuple[str, ...], way: str, act: str) -> Fact
     ]
 
 
-def first_step(trace: Trace, plan: MigrationPlan, event: Event) -> float:
+def first_step(trace: DemoTrace, plan: MigrationPlan, event: DemoEvent) -> float:
     """Seconds of the first step in the new epoch, to the commit of the last rank."""
     lines = [trace.of_rank(rank) for rank in trace.ranks]
     new = [next(x for x in of_rank if x["epoch"] >= plan.new.epoch) for of_rank in lines]

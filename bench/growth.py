@@ -29,8 +29,8 @@ from bench import stayers
 from bench.measure import Report, in_turn, median_of, options, summary
 from tests.fabric.pool import Pool, pool
 from tmd import wire
-from tmd.core.duties import Arm
-from tmd.core.model import Member, Membership, Move
+from tmd.core.planning.directives import Arm
+from tmd.core.values.model import Member, Membership, Move
 
 SIZES = (4, 8, 16, 32)
 GROUPS = 4
@@ -54,7 +54,7 @@ def once(processes: Pool, size: int) -> Facts:
     now = Membership(epoch=1, members=tuple(everybody[:size]))
     later = now.replaced({leaving: joiner}, 2)
     move = Move(rank=leaving, leaver=now.members[leaving], joiner=joiner)
-    order = wire.encode(wire.Order(1, 1, Arm("bench-2", later, (move,))))
+    order = wire.encode(wire.DirectiveOrder(1, 1, Arm("bench-2", later, (move,))))
     processes.run(stayers.enter, now, leaving)
     before = processes.run(stayers.step)
     # Twice: the first time some of it is new to the processes.

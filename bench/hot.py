@@ -24,11 +24,11 @@ from typing import Any
 from bench.downtime import PATIENCE_S, RANKS, STEP_S, facts, kill
 from bench.measure import Report, each
 from bench.sizes import Comparison, Facts, Runs, Subject, compare, disturbed
-from tmd.core.model import Activity, ClusterView, MigrationPlan
+from tmd.core.values.model import Activity, ClusterView, MigrationPlan
 from tmd.demo import story
 from tmd.demo.cluster import LocalCluster, host_of, workers
-from tmd.demo.report import PARTS, Event, Trace, gap_s
-from tmd.demo.story import Told
+from tmd.demo.report import PARTS, DemoEvent, DemoTrace, gap_s
+from tmd.demo.story import StoryTimes
 
 FOLLOWED = len(RANKS) - 1
 """The rank that the first hot standby follows."""
@@ -72,7 +72,7 @@ async def killed(subject: Subject) -> Facts:
     """One run with ``--events`` kills of the worker whose rank is followed."""
     args, hot = subject.args, subject.way == "hot"
 
-    async def disturb(cluster: LocalCluster, told: Told) -> None:
+    async def disturb(cluster: LocalCluster, told: StoryTimes) -> None:
         for _ in range(args.events):
             view = await run_on(cluster, args.quiet, hot=hot)
             # At no particular point of a step.
@@ -86,7 +86,7 @@ async def killed(subject: Subject) -> Facts:
     return [{**facts(e, plan), **costs(trace, e, plan)} for e, plan in found]
 
 
-def costs(trace: Trace, event: Event, plan: MigrationPlan) -> dict[str, float | None]:
+def costs(trace: DemoTrace, event: DemoEvent, plan: MigrationPlan) -> dict[str, float | None]:
     """What a loss costs, by the name of the measure, in seconds."""
     return {
         "beyond_step_s": event.idle_s if event.repeated_steps else None,
@@ -94,7 +94,7 @@ def costs(trace: Trace, event: Event, plan: MigrationPlan) -> dict[str, float | 
     }
 
 
-def set_back(trace: Trace, event: Event, plan: MigrationPlan) -> float:
+def set_back(trace: DemoTrace, event: DemoEvent, plan: MigrationPlan) -> float:
     """Seconds between the last commit before a loss and the first after it, less that step, and
     less the same once more if it was repeated."""
     return gap_s(trace, plan) - (1 + min(event.repeated_steps, 1)) * event.median_step_s

@@ -27,11 +27,11 @@ from bench.downtime import drain, facts, run_on
 from bench.measure import Report, each, in_turn, options
 from tests.e2e import layouts, stages
 from tmd import embedded
-from tmd.core.model import HostStatus
+from tmd.core.values.model import HostStatus
 from tmd.demo import story
 from tmd.demo.cluster import ClusterSpec, LocalCluster
 from tmd.demo.report import events_of, median_step, read_trace
-from tmd.demo.story import Told
+from tmd.demo.story import StoryTimes
 
 ACTIVE, STANDBY, PER_HOST = ("h1", "h2"), ("h3",), 2
 RANKS = len(ACTIVE) * PER_HOST
@@ -62,7 +62,7 @@ def until(trace: Path, phase: float) -> float:
 
 async def disturbed(folder: Path, layout: str, repeat: int, args: argparse.Namespace) -> Facts:
     """One run with ``args.events`` drains and, where the state has replicas, as many losses."""
-    told = Told()
+    told = StoryTimes()
     pace = ("--steps", "100000", "--pace", str(args.pace))
     script, more = stages.__file__, ()
     if layout not in STAGED:

@@ -21,10 +21,10 @@ from typing import Any
 from bench.downtime import drain, event, facts, restarted, run_on
 from bench.measure import Report, each, summary
 from bench.sizes import Comparison, Facts, Runs, Subject, compare, disturbed
-from tmd.core.model import MigrationPlan
+from tmd.core.values.model import MigrationPlan
 from tmd.demo.cluster import LocalCluster
-from tmd.demo.report import Trace
-from tmd.demo.story import DRAINED_RANK, Told
+from tmd.demo.report import DemoTrace
+from tmd.demo.story import DRAINED_RANK, StoryTimes
 
 RESTART, NOTHING = "torchrun", "nothing"
 WAYS = {"shadow": "", "copy": "enabled = false\n", RESTART: "", NOTHING: ""}
@@ -50,7 +50,7 @@ async def undisturbed(subject: Subject) -> Facts:
     """One run with as many steps as one with moves has, as a rule."""
     quiet, moves, begin = subject.args.quiet, subject.args.events, 0.0
 
-    async def look_on(cluster: LocalCluster, _: Told) -> None:
+    async def look_on(cluster: LocalCluster, _: StoryTimes) -> None:
         nonlocal begin
         await run_on(cluster, quiet)
         begin = time.time()
@@ -78,7 +78,7 @@ async def moved(subject: Subject) -> Facts:
     """One run with ``--events`` drains."""
     args = subject.args
 
-    async def disturb(cluster: LocalCluster, told: Told) -> None:
+    async def disturb(cluster: LocalCluster, told: StoryTimes) -> None:
         for _ in range(args.events):
             await event(cluster, told, args.quiet, DRAINED_RANK, drain)
         await run_on(cluster, args.quiet)
@@ -98,7 +98,7 @@ async def moved(subject: Subject) -> Facts:
     ]
 
 
-def source_growth(trace: Trace, plan: MigrationPlan) -> int:
+def source_growth(trace: DemoTrace, plan: MigrationPlan) -> int:
     """By how much the peak memory of a leaver grew from the request to its last step."""
     move = plan.moves[0]
     own = [x for x in trace.of_rank(move.rank) if x["worker"] == move.leaver.worker]
@@ -107,13 +107,13 @@ def source_growth(trace: Trace, plan: MigrationPlan) -> int:
     return int(own[-1]["rss_peak"] - before[-1]["rss_peak"]) if before else 0
 
 
-def stayers_growth(trace: Trace, first: MigrationPlan) -> int:
+def stayers_growth(trace: DemoTrace, first: MigrationPlan) -> int:
     """By how much the peak of any stayer grew from before the first move to the end of the run."""
     stayers = [r for r in trace.ranks if r != first.moves[0].rank]
     return growth(trace, stayers, first.timeline[0].at)
 
 
-def growth(trace: Trace, ranks: Sequence[int], begin: float) -> int:
+def growth(trace: DemoTrace, ranks: Sequence[int], begin: float) -> int:
     """By how many bytes the peak of any of ``ranks`` grew from ``begin`` to the end of the run."""
     grown = []
     for rank in ranks:

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 from bench.downtime import RANKS, STANDBY, TINY
 from bench.measure import Report, in_turn, options
 from tmd import embedded
-from tmd.core.limits import ShadowLimits
-from tmd.core.model import MigrationPlan
+from tmd.core.values.limits import ShadowLimits
+from tmd.core.values.model import MigrationPlan
 from tmd.demo import train
 from tmd.demo.cluster import ClusterSpec, LocalCluster
-from tmd.demo.report import Event, Trace, events_of, read_trace
-from tmd.demo.story import Told
+from tmd.demo.report import DemoEvent, DemoTrace, events_of, read_trace
+from tmd.demo.story import StoryTimes
 
 SIZES: dict[str, tuple[str, ...]] = {
     "10M": (),
@@ -39,10 +39,10 @@ class Oracle:
     """Every run of a size must have the losses of the first, as far as both went."""
 
     def __init__(self) -> None:
-        self._first: dict[str, Trace] = {}
+        self._first: dict[str, DemoTrace] = {}
         self.compared: dict[str, int] = {}
 
-    def check(self, size: str, trace: Trace) -> None:
+    def check(self, size: str, trace: DemoTrace) -> None:
         """Raises RuntimeError if a loss differs by a bit."""
         first = self._first.setdefault(size, trace)
         common = first.commits.keys() & trace.commits.keys()
@@ -61,7 +61,7 @@ class Subject(NamedTuple):
     folder: Path
     script: tuple[str, ...]
     args: argparse.Namespace
-    check: Callable[[Trace], None]
+    check: Callable[[DemoTrace], None]
 
 
 class Comparison(NamedTuple):
@@ -81,12 +81,12 @@ class Comparison(NamedTuple):
 
 async def disturbed(
     subject: Subject,
-    disturb: Callable[[LocalCluster, Told], Awaitable[None]],
+    disturb: Callable[[LocalCluster, StoryTimes], Awaitable[None]],
     *,
     max_restarts: int = 0,
-) -> tuple[Trace, list[tuple[Event, MigrationPlan]]]:
+) -> tuple[DemoTrace, list[tuple[DemoEvent, MigrationPlan]]]:
     """One run, which ends with ``disturb``; what came of each event."""
-    told = Told()
+    told = StoryTimes()
     command = (train.__file__, "--steps", "100000", *subject.script)
     with embedded.redis() as redis:
         spec = ClusterSpec(

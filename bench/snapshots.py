@@ -18,7 +18,7 @@ from bench import rivals, sharded_train
 from bench.measure import Report, each, in_turn, options, summary
 from bench.steady import RANKS, RUN_S
 from tmd import embedded
-from tmd.core.model import ClusterView
+from tmd.core.values.model import ClusterView
 from tmd.demo.cluster import ClusterSpec, LocalCluster, workers
 
 TINY = ("--width", "64", "--depth", "2", "--heads", "4")

@@ -14,8 +14,8 @@ import msgspec
 
 from bench.hosts import DETECTORS, Daemon, Lab, running, settled
 from bench.listening import Heard, Subscriber
-from tmd.core.duties import Train, Wait
-from tmd.core.model import Activity
+from tmd.core.planning.directives import Train, Wait
+from tmd.core.values.model import Activity
 from tmd.testing.clients import FakeLauncher, FakeTrainer, connected, worker_status
 
 LINES = 6

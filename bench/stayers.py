@@ -14,10 +14,10 @@ from torch import Tensor
 
 from tests.fabric.circle import KEY, PATIENCE, member, sync
 from tmd import wire
-from tmd.core.duties import Arm
-from tmd.core.model import Member, Membership
+from tmd.core.planning.directives import Arm
+from tmd.core.values.model import Member, Membership
 from tmd.fabric import Fabric, Group, GroupView, Neutral
-from tmd.trainer.arming import Arming
+from tmd.trainer.worker.arming import Arming
 
 SMALL, LARGE = 1000, 300_000
 """Elements: by recursive doubling, and by the ring."""

@@ -30,13 +30,13 @@ class StragglerDetector(Detector):
     deadline_s: ClassVar[float | None] = 30.0
 
     async def watch(self, ctx: DetectorContext) -> AsyncIterator[Signal]:
-        findings = Findings()
+        findings = StragglerFindings()
         async for event in ctx.worker_events():
             for found in findings.observe(event):
                 yield found
 
 
-class Findings:
+class StragglerFindings:
     """Folds events into signals; says each thing once."""
 
     def __init__(self) -> None:

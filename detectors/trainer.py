@@ -58,7 +58,7 @@ class TrainerDetector(Detector):
     async def watch(self, ctx: DetectorContext) -> AsyncIterator[Signal]:
         config = ctx.config
         assert isinstance(config, TrainerConfig)
-        findings, kills = Findings(config), Kills(Path(config.proc_root))
+        findings, kills = TrainerFindings(config), Kills(Path(config.proc_root))
         async for event in ctx.worker_events():
             if event.exit is None:
                 kills.look(ctx.now())
@@ -94,7 +94,7 @@ class Kills:
         return int(found[1]) if found else None
 
 
-class Findings:
+class TrainerFindings:
     """Folds events into signals; says each thing once."""
 
     def __init__(self, config: TrainerConfig) -> None:

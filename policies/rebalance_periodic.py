@@ -14,8 +14,8 @@ from tmd.plugin import (
     ClusterView,
     JobRecord,
     JobState,
-    Kind,
     Phase,
+    PlanKind,
     Policy,
     PolicyConfig,
     Urgency,
@@ -78,7 +78,7 @@ def _longest_in_place(record: JobRecord) -> str:
     """The host that got its latest rank before all others did."""
     came = {m.host: -1 for m in record.membership.members}
     for number, plan in enumerate(record.history):
-        if plan.kind is Kind.PLANNED and plan.phase is not Phase.DONE:
+        if plan.kind is PlanKind.PLANNED and plan.phase is not Phase.DONE:
             continue
         for move in plan.moves:
             if move.joiner is not None and move.joiner.host in came:

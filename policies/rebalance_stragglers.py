@@ -16,10 +16,10 @@ from tmd.plugin import (
     HostStatus,
     JobRecord,
     JobState,
-    Kind,
     Member,
     MigrationPlan,
     Phase,
+    PlanKind,
     Policy,
     PolicyConfig,
     Severity,
@@ -100,7 +100,7 @@ class RebalanceStragglers(Policy):
     def _cost(self, record: JobRecord) -> float:
         """Seconds of the job that a move costs: the dearest of the latest ones."""
         assert isinstance(self.config, RebalanceStragglersConfig)
-        done = [p for p in record.history if p.kind is Kind.PLANNED and p.phase is Phase.DONE]
+        done = [p for p in record.history if p.kind is PlanKind.PLANNED and p.phase is Phase.DONE]
         return max(self.config.cost_s, *map(_measured, done[-REMEMBERED:]), 0.0)
 
     def _evidence(

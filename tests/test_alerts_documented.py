@@ -20,8 +20,8 @@ import pytest
 from tests.values import alert
 from tmd import embedded
 from tmd.config import store_key
-from tmd.core.errors import StoreUnavailable
-from tmd.core.model import Alert
+from tmd.core.values.errors import StoreUnavailable
+from tmd.core.values.model import Alert
 from tmd.daemon.store import RedisStore
 
 ROOT = Path(__file__).parents[1]

@@ -20,8 +20,8 @@ from tests.values import member, worker
 from tmd import __version__, embedded
 from tmd.cli.status import verdicts_of
 from tmd.config import load
-from tmd.core.fuse import Breaker
-from tmd.core.model import (
+from tmd.core.values.breaker_state import Breaker
+from tmd.core.values.model import (
     Activity,
     HostStatus,
     Mark,
@@ -32,8 +32,8 @@ from tmd.core.model import (
     State,
     Strategy,
 )
-from tmd.core.requests import DrainRequest
-from tmd.core.shadows import noted
+from tmd.core.values.requests import DrainRequest
+from tmd.core.values.shadows import noted
 from tmd.daemon.redis_client import connect
 from tmd.daemon.store import open_store
 from tmd.testing.clients import worker_status

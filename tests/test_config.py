@@ -9,10 +9,10 @@ import pytest
 from msgspec import structs
 
 from tmd.config import LimitsSection, Settings, find_file, load
-from tmd.core.errors import ConfigError
-from tmd.core.findings import Rules
-from tmd.core.limits import Limits
-from tmd.core.model import Strategy
+from tmd.core.alerts.findings import Rules
+from tmd.core.values.errors import ConfigError
+from tmd.core.values.limits import PlanLimits
+from tmd.core.values.model import Strategy
 
 
 @pytest.fixture(autouse=True)
@@ -44,11 +44,11 @@ def test_everything_has_a_default(write):
     assert settings.host.name == socket.gethostname()
     assert settings.host.socket.name == "tmd.sock"
     assert settings.policies.enabled == ("replace_failed", "drain_requested")
-    assert settings.limits.limits() == Limits()
+    assert settings.limits.limits() == PlanLimits()
 
 
 def test_limits_are_those_of_the_core():
-    assert set(LimitsSection.__struct_fields__) == set(structs.asdict(Limits()))
+    assert set(LimitsSection.__struct_fields__) == set(structs.asdict(PlanLimits()))
 
 
 def test_variables_win_over_the_file(write, monkeypatch):

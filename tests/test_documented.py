@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tmd.core.migration import TABLE
+from tmd.core.planning.migration import TABLE
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

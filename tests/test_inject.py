@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.test_cli import ENVIRONMENT, config, record, store, tmd  # noqa: F401 - fixtures
-from tmd.core.model import State, Strategy
+from tmd.core.values.model import State, Strategy
 
 WITHIN_S = 20.0
 GPU = "0000:3b:00.0"

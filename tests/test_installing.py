@@ -15,7 +15,7 @@ import pytest
 from tmd import cli
 from tmd.cli import manual, shipped
 from tmd.config import load
-from tmd.core.errors import ConfigError
+from tmd.core.values.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
 FILES = ("redis.acl", "secret", "tmd.toml")

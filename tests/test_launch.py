@@ -369,7 +369,7 @@ open({str(fifo)!r}).read()
     with daemon:
         # The second one is read in a later turn than the first one.
         for text in ("one", "two"):
-            daemon.sendall(wire.encode(wire.Notice("w", f"turn {text}")))
+            daemon.sendall(wire.encode(wire.LauncherNotice("w", f"turn {text}")))
             started.until(f"turn {text}")
         file.unlink()
         fifo.open("w").close()

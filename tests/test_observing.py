@@ -13,7 +13,7 @@ import pytest
 from tests.test_cli import ENVIRONMENT, tmd
 from tests.values import alert
 from tmd.cli.observing import DEGRADED, FAILED, HEALTHY, health
-from tmd.core.model import Severity
+from tmd.core.values.model import Severity
 
 ONLY_EXEC = "[plugins]\nallow = ['exec']\n"
 

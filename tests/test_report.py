@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tests.values import failover
-from tmd.core.model import (
+from tmd.core.values.model import (
     JobRecord,
     JobState,
     Mark,
@@ -16,10 +16,10 @@ from tmd.core.model import (
     Move,
     Phase,
 )
-from tmd.demo.report import Trace, compare, events_of
+from tmd.demo.report import DemoTrace, compare, events_of
 
 
-def trace(**changed: Any) -> Trace:
+def trace(**changed: Any) -> DemoTrace:
     """Two ranks, three steps; ``changed`` is loss by ``r<rank>s<step>``, ``None`` for no line."""
     commits = {}
     for rank in range(2):
@@ -27,7 +27,7 @@ def trace(**changed: Any) -> Trace:
             loss = changed.get(f"r{rank}s{step}", f"loss {rank} {step}")
             if loss is not None:
                 commits[rank, step] = {"loss": loss}
-    return Trace(commits, ())
+    return DemoTrace(commits, ())
 
 
 def lost_before(resume: int) -> list[MigrationPlan]:
@@ -64,7 +64,7 @@ def test_only_the_last_line_of_a_lost_rank_may_be_missing() -> None:
 
 
 def test_a_line_too_many_is_a_difference() -> None:
-    golden = Trace({k: v for k, v in trace().commits.items() if k != (1, 2)}, ())
+    golden = DemoTrace({k: v for k, v in trace().commits.items() if k != (1, 2)}, ())
 
     assert "first that of rank 1 in step 2" in compare(trace(), golden, []).difference
 
@@ -94,7 +94,7 @@ def lost_at(
             commits[rank, step] = {**line, "links_opened": 3, "rss_peak": 0}
         else:
             undone.append({**line, "undone": step})
-    (event,) = events_of(Trace(commits, tuple(undone)), [plan], {plan.id: fault}, {})
+    (event,) = events_of(DemoTrace(commits, tuple(undone)), [plan], {plan.id: fault}, {})
     return event.idle_s
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tmd.robust_futex import Held, Watch
+from tmd.robust_futex import FutexWatch, Held
 
 PATIENCE = 10
 HOLDER = """
@@ -64,8 +64,8 @@ class Holder:
         fd, self.thread = map(int, self._line().split())
         self.fd = os.open(f"/proc/{process.pid}/fd/{fd}", os.O_RDWR)
 
-    def watch(self, told: Told) -> Watch:
-        return Watch(self.fd, self.thread, told)
+    def watch(self, told: Told) -> FutexWatch:
+        return FutexWatch(self.fd, self.thread, told)
 
     def do(self, what: str) -> None:
         """Let it do something, and wait for it."""
@@ -106,7 +106,7 @@ def holder():
         yield holder
 
 
-def over(watch: Watch) -> None:
+def over(watch: FutexWatch) -> None:
     """Wait until it waits no more."""
     watch.waits.join(PATIENCE)
     assert not watch.waits.is_alive()
@@ -178,7 +178,7 @@ def test_two_may_watch_one_after_the_other(holder):
 
 def refused(fd: int, thread: int, why: str) -> None:
     with pytest.raises(OSError, match=why):
-        Watch(fd, thread, lambda: None)
+        FutexWatch(fd, thread, lambda: None)
 
 
 def test_a_thread_that_holds_nothing_is_refused():

@@ -19,10 +19,10 @@ from tests import values
 from tests.test_cli import ENVIRONMENT, runner
 from tmd.cli import output
 from tmd.config import Log, load
-from tmd.core.checkpoints import Missed
-from tmd.core.fuse import Breaker
-from tmd.core.model import Activity, Exit, HostStatus, Rehearsal, Severity, Strategy
-from tmd.core.printable import escaped, printable
+from tmd.core.values.breaker_state import Breaker
+from tmd.core.values.checkpoints import MissedCheckpoint
+from tmd.core.values.model import Activity, Exit, HostStatus, Rehearsal, Severity, Strategy
+from tmd.core.values.printable import escaped, printable
 from tmd.daemon import logs
 from tmd.testing.clients import worker_status
 
@@ -75,7 +75,7 @@ def cluster(config):
         activity=Activity.TRAINING,
         detail=HOSTILE,
         rank=0,
-        missed=Missed(3, HOSTILE, 1),
+        missed=MissedCheckpoint(3, HOSTILE, 1),
     )
     idle = worker_status(f"{HOSTILE}/job/1.a", activity=Activity.STANDBY)
     idle = structs.replace(idle, rehearsed=(Rehearsal(1, 0.5, refusal=HOSTILE),))

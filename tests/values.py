@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from tmd.core.model import (
+from tmd.core.values.model import (
     Alert,
     JobRecord,
     JobState,
-    Kind,
     Member,
     Membership,
     MigrationPlan,
     Phase,
+    PlanKind,
     Severity,
     State,
     Strategy,
@@ -48,7 +48,7 @@ def plan(membership, **changes):
     """One that moved nobody."""
     plain = MigrationPlan(
         id="job-2",
-        kind=Kind.PLANNED,
+        kind=PlanKind.PLANNED,
         phase=Phase.DONE,
         moves=(),
         old=membership,
@@ -63,7 +63,7 @@ def failover(record, *dead):
     """Of the job of ``record``: it names ``dead`` and waits for the others to halt."""
     return plan(
         record.membership,
-        kind=Kind.FAILOVER,
+        kind=PlanKind.FAILOVER,
         phase=Phase.RECOVER,
         cause="trainer.stalled",
         reason="silent",

@@ -19,23 +19,23 @@ from typing import Any, Literal
 
 from msgspec import field, structs
 
-from tmd.core.errors import ConfigError
-from tmd.core.model import Strategy
-from tmd.core.names import wrong_name, wrong_plain
-from tmd.core.printable import printable
-from tmd.core.reasons import in_words, os_reason
+from tmd.core.values.errors import ConfigError
+from tmd.core.values.model import Strategy
+from tmd.core.values.names import wrong_name, wrong_plain
+from tmd.core.values.printable import printable
+from tmd.core.values.reasons import in_words, os_reason
 from tmd.schema import Invalid, Positive, Problem, Secret, Section, Text, plain, read
 from tmd.sections import (
     MIN_SECRET,
     BreakerSection,
     DetectorSection,
     Http,
-    Inject,
+    InjectSection,
     LimitsSection,
     Policies,
-    Shadow,
+    ShadowSection,
     Triage,
-    Webhook,
+    WebhookSection,
     inline_secrets,
     is_public,
     read_secret,
@@ -108,7 +108,7 @@ class Host(Section, frozen=True):
             raise Invalid("ttl_s must be at least twice heartbeat_s")
 
 
-class Leader(Section, frozen=True):
+class LeaderSection(Section, frozen=True):
     candidate: bool = True
     """Whether this daemon may lead."""
     ttl_s: Positive = 9.0
@@ -150,17 +150,17 @@ class Settings(Section, frozen=True):
     cluster: Cluster = Cluster()
     redis: Redis = Redis()
     host: Host = field(default_factory=Host)
-    leader: Leader = Leader()
+    leader: LeaderSection = LeaderSection()
     limits: LimitsSection = LimitsSection()
-    shadow: Shadow = Shadow()
+    shadow: ShadowSection = ShadowSection()
     policies: Policies = Policies()
     plugins: Plugins = Plugins()
     breaker: BreakerSection = BreakerSection()
     triage: Triage = Triage()
-    inject: Inject = Inject()
+    inject: InjectSection = InjectSection()
     detectors: dict[str, DetectorSection] = {}
     http: Http = Http()
-    webhook: Webhook = Webhook()
+    webhook: WebhookSection = WebhookSection()
     log: Log = Log()
 
     def redis_url(self) -> str:

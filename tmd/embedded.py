@@ -24,7 +24,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from tmd.core.errors import ConfigError, TmdError
+from tmd.core.values.errors import ConfigError, TmdError
 from tmd.daemon import lua
 
 START_S = 10.0

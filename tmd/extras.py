@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from tmd.core.errors import ConfigError
+from tmd.core.values.errors import ConfigError
 
 TRAINER = ("torch", "numpy", "xxhash")
 """What the ``trainer`` extra installs."""

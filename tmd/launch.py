@@ -28,13 +28,13 @@ from msgspec import Struct
 from tmd import wire
 from tmd.command import command_of, missing
 from tmd.config import load
-from tmd.core.environment import FOREIGN, Slot, announced
-from tmd.core.errors import ConfigError, WireError
-from tmd.core.model import Exit
-from tmd.core.names import wrong_name
-from tmd.core.printable import printable
-from tmd.core.reasons import in_words
-from tmd.core.restarts import pause_s
+from tmd.core.planning.restarts import pause_s
+from tmd.core.values.environment import FOREIGN, Slot, announced
+from tmd.core.values.errors import ConfigError, WireError
+from tmd.core.values.model import Exit
+from tmd.core.values.names import wrong_name
+from tmd.core.values.printable import printable
+from tmd.core.values.reasons import in_words
 from tmd.daemon import logs
 from tmd.joining import Joining
 from tmd.signals import signals
@@ -307,7 +307,7 @@ class Launcher:
                     if worker == message.worker:
                         log.warning("ending worker", worker=worker, reason=message.reason)
                         child.kill()
-            case wire.Notice():
+            case wire.LauncherNotice():
                 log.warning("daemon notes", worker=message.worker, text=message.text)
             case wire.Rejected():
                 log.error("rejected by the daemon", reason=message.reason)

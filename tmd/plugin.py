@@ -17,8 +17,8 @@ from typing import ClassVar, Protocol
 from msgspec import Struct
 
 from tmd.child import Child
-from tmd.core.errors import PluginError
-from tmd.core.model import (
+from tmd.core.values.errors import PluginError
+from tmd.core.values.model import (
     Activity,
     Alert,
     ClusterView,
@@ -26,13 +26,13 @@ from tmd.core.model import (
     HostStatus,
     JobRecord,
     JobState,
-    Kind,
     Mark,
     Member,
     Membership,
     MigrationPlan,
     Move,
     Phase,
+    PlanKind,
     Severity,
     Signal,
     State,
@@ -41,9 +41,9 @@ from tmd.core.model import (
     Verdict,
     WorkerStatus,
 )
-from tmd.core.pace import Pace
-from tmd.core.reasons import in_words, os_reason
-from tmd.core.requests import DrainRequest
+from tmd.core.values.pace import Pace
+from tmd.core.values.reasons import in_words, os_reason
+from tmd.core.values.requests import DrainRequest
 
 __all__ = [
     "API_VERSION",
@@ -59,7 +59,6 @@ __all__ = [
     "HostStatus",
     "JobRecord",
     "JobState",
-    "Kind",
     "Mark",
     "Member",
     "Membership",
@@ -67,6 +66,7 @@ __all__ = [
     "Move",
     "Pace",
     "Phase",
+    "PlanKind",
     "PluginError",
     "Policy",
     "PolicyConfig",

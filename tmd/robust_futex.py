@@ -111,7 +111,7 @@ class Held:
         return thread
 
 
-class Watch:
+class FutexWatch:
     """A thread that waits until the holder of a futex begins to end; then it calls ``told``.
 
     Args:

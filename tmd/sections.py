@@ -12,17 +12,17 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta, structs
 
-from tmd.core.breaker import BreakerRules
-from tmd.core.errors import ConfigError
-from tmd.core.findings import Rules
-from tmd.core.limits import Limits, ShadowLimits, Understudies
-from tmd.core.model import Strategy
-from tmd.core.names import wrong_plain
-from tmd.core.reasons import in_words, os_reason
+from tmd.core.alerts.breaker import BreakerRules
+from tmd.core.alerts.findings import Rules
+from tmd.core.values.errors import ConfigError
+from tmd.core.values.limits import PlanLimits, ShadowLimits, Understudies
+from tmd.core.values.model import Strategy
+from tmd.core.values.names import wrong_plain
+from tmd.core.values.reasons import in_words, os_reason
 from tmd.schema import MASK, Invalid, NotNegative, Positive, Secret, Section
 
 MIN_SECRET = 16
-_LIMITS = Limits()
+_LIMITS = PlanLimits()
 _SHADOW = ShadowLimits()
 _BREAKER = BreakerRules()
 
@@ -46,11 +46,11 @@ class LimitsSection(Section, frozen=True):
     hold_s: NotNegative = _LIMITS.hold_s
     """Longest wait for a standby after a loss; 0 waits for ever."""
 
-    def limits(self) -> Limits:
-        return Limits(**structs.asdict(self))
+    def limits(self) -> PlanLimits:
+        return PlanLimits(**structs.asdict(self))
 
 
-class Shadow(Section, frozen=True):
+class ShadowSection(Section, frozen=True):
     enabled: bool = _SHADOW.enabled
     """A joiner lives the life of its rank before a planned switch; else the state is copied at the
     switch, while all wait."""
@@ -136,7 +136,7 @@ class Triage(Section, frozen=True):
         return Rules(detector.hold_s, self.repeats, self.window_h * 3600)
 
 
-class Inject(Section, frozen=True):
+class InjectSection(Section, frozen=True):
     enabled: bool = False
     """Whether 'tmd inject' may raise findings here that nobody has found. Whoever may use the
     daemon's socket may then do so, and policies act on them."""
@@ -184,7 +184,7 @@ class Http(Section, frozen=True):
         return Secret(token)
 
 
-class Webhook(Section, frozen=True):
+class WebhookSection(Section, frozen=True):
     url: Secret | None = None
     """The leader POSTs JSON here; Slack's incoming webhooks understand it. The URL is a secret."""
     headers: dict[str, Secret] = {}

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from tmd.core.errors import TmdError
-from tmd.core.reasons import in_words
+from tmd.core.values.errors import TmdError
+from tmd.core.values.reasons import in_words
 from tmd.lifeline import die_with_parent
 
 

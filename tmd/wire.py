@@ -12,11 +12,11 @@ import struct
 import msgspec
 from msgspec import Struct
 
-from tmd.core.duties import Duty
-from tmd.core.errors import WireError
-from tmd.core.limits import ShadowLimits
-from tmd.core.model import Alert, Exit, Signal, WorkerStatus
-from tmd.core.unreadable import UNREADABLE, brief
+from tmd.core.planning.directives import Directive
+from tmd.core.values.decode_errors import UNREADABLE, brief
+from tmd.core.values.errors import WireError
+from tmd.core.values.limits import ShadowLimits
+from tmd.core.values.model import Alert, Exit, Signal, WorkerStatus
 
 VERSION = 1
 MAX_FRAME = 4 << 20
@@ -24,7 +24,7 @@ _LENGTH = struct.Struct("<I")
 HEADER_SIZE = _LENGTH.size
 
 
-class Hello(Struct, frozen=True, tag=True):
+class TrainerHello(Struct, frozen=True, tag=True):
     """First message of a trainer; repeated after every reconnect."""
 
     version: int
@@ -37,7 +37,7 @@ class Hello(Struct, frozen=True, tag=True):
 
 
 class Welcome(Struct, frozen=True, tag=True):
-    """The daemon's answer to :class:`Hello`."""
+    """The daemon's answer to :class:`TrainerHello`."""
 
     host: str
     key: bytes
@@ -45,18 +45,18 @@ class Welcome(Struct, frozen=True, tag=True):
     shadow: ShadowLimits = ShadowLimits()
 
 
-class Report(Struct, frozen=True, tag=True):
+class StatusReport(Struct, frozen=True, tag=True):
     """Trainer: my present status. Also the heartbeat of its agent thread."""
 
     status: WorkerStatus
 
 
-class Order(Struct, frozen=True, tag=True):
+class DirectiveOrder(Struct, frozen=True, tag=True):
     """Daemon: your present duty. Refused if ``lease_epoch`` is below one obeyed before (I5)."""
 
     lease_epoch: int
     revision: int
-    duty: Duty
+    duty: Directive
 
 
 class LauncherHello(Struct, frozen=True, tag=True):
@@ -67,7 +67,7 @@ class LauncherHello(Struct, frozen=True, tag=True):
     pid: int
     workers: tuple[str, ...]
     notices: bool = False
-    """Whether it understands :class:`Notice`; launchers of before do not."""
+    """Whether it understands :class:`LauncherNotice`; launchers of before do not."""
 
 
 class Exited(Struct, frozen=True, tag=True):
@@ -83,7 +83,7 @@ class Kill(Struct, frozen=True, tag=True):
     reason: str
 
 
-class Notice(Struct, frozen=True, tag=True):
+class LauncherNotice(Struct, frozen=True, tag=True):
     """Daemon: what people who look after this worker should read in the launcher's log."""
 
     worker: str
@@ -128,14 +128,14 @@ class Rejected(Struct, frozen=True, tag=True):
 
 Request = Inject | Withdraw
 Message = (
-    Hello
+    TrainerHello
     | Welcome
-    | Report
-    | Order
+    | StatusReport
+    | DirectiveOrder
     | LauncherHello
     | Exited
     | Kill
-    | Notice
+    | LauncherNotice
     | Request
     | Injected
     | Rejected

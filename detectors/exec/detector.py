@@ -38,7 +38,7 @@ NAMED = frozenset(string.ascii_letters + string.digits + "_-")
 Positive = Annotated[float, Meta(gt=0)]
 
 
-class Check(Struct, frozen=True, forbid_unknown_fields=True):
+class ExecCheck(Struct, frozen=True, forbid_unknown_fields=True):
     """One entry of ``[[detectors.exec.checks]]``."""
 
     name: str
@@ -57,7 +57,7 @@ class Check(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ExecConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
-    checks: tuple[Check, ...] = ()
+    checks: tuple[ExecCheck, ...] = ()
     output_limit: Annotated[int, Meta(gt=0)] = 65536
     """Bytes of stdout that a check may write."""
 
@@ -68,17 +68,17 @@ class ExecConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"two checks are named {', '.join(twice)}")
 
 
-class Health(StrEnum):
+class CheckHealth(StrEnum):
     HEALTHY = "healthy"
     DEGRADED = "degraded"
     FAILED = "failed"
     UNKNOWN = "unknown"  # the check itself does not work
 
 
-class Outcome(Struct, frozen=True):
+class CheckOutcome(Struct, frozen=True):
     """What one run of a check has said."""
 
-    health: Health
+    health: CheckHealth
     message: str = ""
     evidence: tuple[str, ...] = ()
 
@@ -114,12 +114,12 @@ class ExecDetector(Detector):
 
 
 async def _repeat(
-    check: Check,
+    check: ExecCheck,
     output_limit: int,
     ctx: DetectorContext,
     news: asyncio.Queue[Signal | BaseException],
 ) -> None:
-    findings = Findings(check)
+    findings = ExecFindings(check)
     while True:
         outcome = await run(check, output_limit)
         for found in findings.observe(outcome):
@@ -135,38 +135,39 @@ class _Said(Struct, frozen=True):
     evidence: tuple[str, ...] = ()
 
 
-_BY_STATUS = {0: Health.HEALTHY, 1: Health.DEGRADED, 2: Health.FAILED}
-_SEVERITY = {Health.DEGRADED: Severity.DEGRADED, Health.FAILED: Severity.FATAL}
+_BY_STATUS = {0: CheckHealth.HEALTHY, 1: CheckHealth.DEGRADED, 2: CheckHealth.FAILED}
+_SEVERITY = {CheckHealth.DEGRADED: Severity.DEGRADED, CheckHealth.FAILED: Severity.FATAL}
 
 
-def judge(status: int, output: bytes) -> Outcome:
+def judge(status: int, output: bytes) -> CheckOutcome:
     """What an exit status (negative: a signal) and stdout mean."""
     health = _BY_STATUS.get(status)
     if health is None:
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-        return Outcome(Health.UNKNOWN, f"{how}; 0, 1 and 2 have a meaning")
-    if health is Health.HEALTHY and not output.strip():
-        return Outcome(health)
+        return CheckOutcome(CheckHealth.UNKNOWN, f"{how}; 0, 1 and 2 have a meaning")
+    if health is CheckHealth.HEALTHY and not output.strip():
+        return CheckOutcome(health)
     try:
         said = msgspec.json.decode(output, type=_Said)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        return Outcome(
-            Health.UNKNOWN, f"ended with status {status} and no JSON message: {in_words(error)}"
+        return CheckOutcome(
+            CheckHealth.UNKNOWN,
+            f"ended with status {status} and no JSON message: {in_words(error)}",
         )
-    return Outcome(health, said.message, said.evidence)
+    return CheckOutcome(health, said.message, said.evidence)
 
 
-class Findings:
+class ExecFindings:
     """Folds the outcomes of one check into signals; says each thing once."""
 
-    def __init__(self, check: Check) -> None:
+    def __init__(self, check: ExecCheck) -> None:
         self._check = check
-        self._health = Health.HEALTHY
+        self._health = CheckHealth.HEALTHY
         self._unusable = False
 
-    def observe(self, outcome: Outcome) -> Iterator[Signal]:
+    def observe(self, outcome: CheckOutcome) -> Iterator[Signal]:
         """A check that does not work leaves what is known of the host as it is."""
-        unusable = outcome.health is Health.UNKNOWN
+        unusable = outcome.health is CheckHealth.UNKNOWN
         if unusable != self._unusable:
             self._unusable = unusable
             entity = f"check:{self._check.name}"
@@ -175,12 +176,12 @@ class Findings:
         if unusable or outcome.health is self._health:
             return
         before, self._health = self._health, outcome.health
-        if before is not Health.HEALTHY:
-            yield self._finding(before, State.CLEARED, Outcome(before))
-        if outcome.health is not Health.HEALTHY:
+        if before is not CheckHealth.HEALTHY:
+            yield self._finding(before, State.CLEARED, CheckOutcome(before))
+        if outcome.health is not CheckHealth.HEALTHY:
             yield self._finding(outcome.health, State.RAISED, outcome)
 
-    def _finding(self, health: Health, state: State, outcome: Outcome) -> Signal:
+    def _finding(self, health: CheckHealth, state: State, outcome: CheckOutcome) -> Signal:
         return Signal(
             code=f"exec.{self._check.name}",
             entity="host",
@@ -198,7 +199,7 @@ def _state(holds: bool) -> State:
 # --- running --------------------------------------------------------------------------------------
 
 
-async def run(check: Check, output_limit: int) -> Outcome:
+async def run(check: ExecCheck, output_limit: int) -> CheckOutcome:
     """Run it once. When this returns or is cancelled the warden has ended all that it started."""
     # Secrets of ours may stand in the environment.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TMD_")}
@@ -206,26 +207,26 @@ async def run(check: Check, output_limit: int) -> Outcome:
     try:
         warden = Child.start(command, stdin=True, stderr=True, env=environment)
     except (OSError, ValueError) as error:
-        return Outcome(Health.UNKNOWN, f"cannot be started: {in_words(error)}")
+        return CheckOutcome(CheckHealth.UNKNOWN, f"cannot be started: {in_words(error)}")
     try:
         async with asyncio.timeout(check.timeout_s):
             output = await _output(warden, output_limit)
             if output is None:
-                return Outcome(Health.UNKNOWN, f"wrote more than {output_limit} bytes")
+                return CheckOutcome(CheckHealth.UNKNOWN, f"wrote more than {output_limit} bytes")
             return _outcome(await _said(warden), output)
     except TimeoutError:
-        return Outcome(Health.UNKNOWN, f"ran for more than {check.timeout_s:g} s")
+        return CheckOutcome(CheckHealth.UNKNOWN, f"ran for more than {check.timeout_s:g} s")
     finally:
         # Hung up on, it ends all below it, which killing it would not.
         await asyncio.shield(warden.end(END_S, kill=False))
 
 
-def _outcome(said: str, output: bytes) -> Outcome:
+def _outcome(said: str, output: bytes) -> CheckOutcome:
     word, _, rest = said.partition(" ")
     if word == "cannot":
-        return Outcome(Health.UNKNOWN, f"cannot be started: {rest}")
+        return CheckOutcome(CheckHealth.UNKNOWN, f"cannot be started: {rest}")
     if word != "status":
-        return Outcome(Health.UNKNOWN, "was ended, and its warden with it")
+        return CheckOutcome(CheckHealth.UNKNOWN, "was ended, and its warden with it")
     return judge(int(rest), output)
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 from tmd.plugin import Detector, DetectorConfig, DetectorContext, Severity, Signal, State
 
 from .facts import Question
-from .judge import HOST, Findings, Limits
+from .judge import HOST, HostFindings, HostLimits
 from .probe import ask
 
 UNREADABLE = "host.unreadable"
@@ -20,10 +20,10 @@ ANSWER_S = 20.0
 AVOID_S = (600.0, 4 * 3600.0)
 """A file system that did not answer is left alone for so long, doubled each time up to the second:
 every try may leave a process behind that cannot end."""
-_LIMITS = Limits()
+_LIMITS = HostLimits()
 
 
-class HostConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
+class HostDetectorConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     poll_s: float = 60.0
     disks: tuple[str, ...] = ("/", "/tmp", "/var", "/dev/shm")
     """Paths whose file systems are looked at. One on the network is asked by a process that may
@@ -43,9 +43,9 @@ class HostConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     """Out-of-memory kills and hung tasks are over after so long without another."""
     proc_root: str = "/proc"
 
-    def limits(self) -> Limits:
+    def limits(self) -> HostLimits:
         """What the judge needs of it."""
-        return Limits(
+        return HostLimits(
             disk_free_percent=self.disk_free_percent,
             pressure_percent=self.pressure_percent,
             clock_offset_s=self.clock_offset_s,
@@ -57,15 +57,15 @@ class HostConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
 
 class HostDetector(Detector):
     name: ClassVar[str] = "host"
-    Config: ClassVar[type[DetectorConfig]] = HostConfig
+    Config: ClassVar[type[DetectorConfig]] = HostDetectorConfig
 
     def supported(self) -> str | None:
         return None if sys.platform == "linux" else "it reads /proc, which only Linux has"
 
     async def watch(self, ctx: DetectorContext) -> AsyncIterator[Signal]:
         config = ctx.config
-        assert isinstance(config, HostConfig)
-        findings, avoided, misses = Findings(config.limits()), Avoided(), 0
+        assert isinstance(config, HostDetectorConfig)
+        findings, avoided, misses = HostFindings(config.limits()), Avoided(), 0
         while True:
             paths = tuple(p for p in config.disks if not avoided.holds(p, ctx.now()))
             question = Question(paths, config.driver_processes, config.proc_root)

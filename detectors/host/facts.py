@@ -26,7 +26,7 @@ class Clock(NamedTuple):
     offset_s: float
 
 
-class Facts(NamedTuple):
+class HostFacts(NamedTuple):
     """``None`` is what this kernel does not tell."""
 
     read_only: dict[str, bool] = {}
@@ -49,10 +49,10 @@ class Space(NamedTuple):
     files: float
 
 
-class Answer(NamedTuple):
+class HostReading(NamedTuple):
     """All of it."""
 
-    facts: Facts
+    facts: HostFacts
     spaces: tuple[Space, ...] = ()
     hangs: str | None = None
     """The path whose file system did not answer; nothing is known of those after it."""

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from tmd.plugin import Severity, Signal, State
 
-from .facts import Answer, Clock, Process, Space
+from .facts import Clock, HostReading, Process, Space
 
 HOST = "host"
 DISK_FULL, DISK_READ_ONLY, DISK_HANGS = "host.disk_full", "host.disk_read_only", "host.disk_hangs"
@@ -19,7 +19,7 @@ SLACK = 1.2
 """A value must be so much better than its limit before a finding is over."""
 
 
-class Limits(Struct, frozen=True):
+class HostLimits(Struct, frozen=True):
     disk_free_percent: float = 3.0
     pressure_percent: float = 20.0
     clock_offset_s: float = 0.1
@@ -28,10 +28,10 @@ class Limits(Struct, frozen=True):
     stuck_checks: int = 5
 
 
-class Findings:
+class HostFindings:
     """Folds answers into signals."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: HostLimits) -> None:
         self._limits = limits
         self._raised: set[tuple[str, str]] = set()
         self._was_writable: set[str] = set()
@@ -40,7 +40,7 @@ class Findings:
         self._sleeping: dict[tuple[int, int], tuple[Process, int]] = {}
         self._unsynchronised_since: float | None = None
 
-    def observe(self, answer: Answer, now: float) -> Iterator[Signal]:
+    def observe(self, answer: HostReading, now: float) -> Iterator[Signal]:
         """Signals of what has changed."""
         facts = answer.facts
         for path, read_only in facts.read_only.items():

@@ -10,13 +10,13 @@ import msgspec
 
 from tmd.plugin import Child, bare_python
 
-from .facts import Answer, Clock, Facts, Question, Space
+from .facts import Clock, HostFacts, HostReading, Question, Space
 
 READER = Path(__file__).with_name("reader.py")
 END_S = 1.0
 
 
-async def ask(question: Question, timeout_s: float) -> Answer | None:
+async def ask(question: Question, timeout_s: float) -> HostReading | None:
     """An answer, whole or as far as it came; ``None`` if not even the facts did.
 
     The reader is ended in any case; one that cannot end is left to the kernel.
@@ -38,14 +38,14 @@ async def ask(question: Question, timeout_s: float) -> Answer | None:
     return parse(lines, question.paths, late=late.expired())
 
 
-def parse(lines: list[bytes], paths: tuple[str, ...], *, late: bool) -> Answer | None:
+def parse(lines: list[bytes], paths: tuple[str, ...], *, late: bool) -> HostReading | None:
     """The answer of a reader that was asked for ``paths``; ``late``: it had to be ended."""
     try:
-        facts = msgspec.json.decode(lines[0], type=Facts)
+        facts = msgspec.json.decode(lines[0], type=HostFacts)
         spaces = [msgspec.json.decode(x, type=Space | None) for x in lines[1 : len(paths) + 1]]
         clocks = [msgspec.json.decode(x, type=Clock | None) for x in lines[len(paths) + 1 :]]
     except (IndexError, msgspec.DecodeError):
         return None
     hangs = paths[len(spaces)] if late and len(spaces) < len(paths) else None
     known = tuple(space for space in spaces if space is not None)
-    return Answer(facts, known, hangs, clocks[0] if clocks else None)
+    return HostReading(facts, known, hangs, clocks[0] if clocks else None)

@@ -15,18 +15,18 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from .facts import Clock, Facts, Process, Question, Space
+from .facts import Clock, HostFacts, Process, Question, Space
 
 UNSYNCHRONISED, NANOSECONDS = 0x0040, 0x2000
 """STA_UNSYNC and STA_NANO of <sys/timex.h>."""
 TIME_ERROR = 5
 
 
-def facts(question: Question) -> Facts:
+def facts(question: Question) -> HostFacts:
     """What can be read without waiting for a device."""
     proc = Path(question.proc_root)
     mounts = parse_mounts(_text(proc / "self/mountinfo"))
-    return Facts(
+    return HostFacts(
         read_only={path: read_only(path, mounts) for path in question.paths},
         pressure_percent=parse_pressure(_text(proc / "pressure/memory")),
         oom_kills=parse_vmstat(_text(proc / "vmstat"), "oom_kill"),

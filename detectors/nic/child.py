@@ -9,14 +9,14 @@ import json
 import os
 from typing import NamedTuple
 
-from .reader import Reader
-from .snapshot import Scope
+from .reader import NicReader
+from .snapshot import ScopeReading
 
 
 class Request(NamedTuple):
     """What it is told on its command line."""
 
-    scope: Scope
+    scope: ScopeReading
     counters: tuple[str, ...]
     sys_root: str = "/sys"
     proc_root: str = "/proc"
@@ -24,7 +24,7 @@ class Request(NamedTuple):
 
 def main(argument: str) -> None:
     request = Request(*json.loads(argument))
-    scope = Scope(*request.scope)
-    reader = Reader(scope, request.counters, request.sys_root, request.proc_root)
+    scope = ScopeReading(*request.scope)
+    reader = NicReader(scope, request.counters, request.sys_root, request.proc_root)
     while os.read(0, 1):
         print(json.dumps(reader.read()), flush=True)

@@ -26,7 +26,7 @@ class Rule(Struct, frozen=True):
     severity: Severity
 
 
-class Finding(Struct, frozen=True):
+class NicFinding(Struct, frozen=True):
     severity: Severity
     message: str
 
@@ -93,11 +93,11 @@ class CounterHistory:
         self._quiet_s = quiet_s
         self._last: dict[str, tuple[int, float]] = {}
         self._growths: dict[str, deque[_Growth]] = {name: deque() for name in RULES}
-        self._held: dict[str, tuple[Finding, float]] = {}
+        self._held: dict[str, tuple[NicFinding, float]] = {}
         """name -> what was found, and when last."""
         self._strikes: deque[float] = deque(maxlen=STRIKES)
 
-    def observe(self, counters: Mapping[str, int], now: float) -> dict[str, Finding]:
+    def observe(self, counters: Mapping[str, int], now: float) -> dict[str, NicFinding]:
         """What holds after this reading, by name of the counter.
 
         A counter that is missing was not readable: its next reading covers the longer time.
@@ -113,7 +113,7 @@ class CounterHistory:
         pegged = sorted(name for name, value in counters.items() if PEGS.get(name) == value)
         if pegged:
             text = f"{', '.join(pegged)} at the highest value: further errors cannot be seen"
-            findings[SATURATED] = Finding(Severity.INFO, text)
+            findings[SATURATED] = NicFinding(Severity.INFO, text)
         return findings
 
     def _read(self, name: str, value: int, now: float) -> None:
@@ -128,16 +128,16 @@ class CounterHistory:
         while growths and now - growths[0].at >= longest:
             growths.popleft()
 
-    def _exceeded(self, name: str, now: float) -> Finding | None:
+    def _exceeded(self, name: str, now: float) -> NicFinding | None:
         found = None
         for rule in RULES[name]:
             amount = _within(self._growths[name], rule.window_s, now)
             if amount > rule.limit:
                 text = f"{name} grew by {amount:.0f} in {rule.window_s:.0f} s"
-                found = Finding(rule.severity, text)
+                found = NicFinding(rule.severity, text)
         return found
 
-    def _hold(self, name: str, found: Finding, now: float) -> None:
+    def _hold(self, name: str, found: NicFinding, now: float) -> None:
         held = self._held.get(name)
         if held is not None and held[0].severity.grade > found.severity.grade:
             found = held[0]
@@ -150,7 +150,7 @@ class CounterHistory:
             self._strikes.append(now)
         if len(self._strikes) == STRIKES and now - self._strikes[0] < STRIKES_WINDOW_S:
             text = f"errors at a high rate {STRIKES} times within an hour, last {name}"
-            self._hold(REPEATED, Finding(Severity.DEGRADED, text), now)
+            self._hold(REPEATED, NicFinding(Severity.DEGRADED, text), now)
 
 
 def _within(growths: deque[_Growth], window_s: float, now: float) -> float:

@@ -10,10 +10,10 @@ from tmd.plugin import Detector, DetectorConfig, DetectorContext, Severity, Sign
 
 from .child import Request
 from .counters import RULES
-from .judge import Findings, Rules
+from .judge import NicFindings, NicRules
 from .links import LinkLimits
-from .probe import Probe
-from .snapshot import Scope
+from .probe import NicProbe
+from .snapshot import ScopeReading
 
 UNREADABLE = "nic.unreadable"
 MISSES = 2
@@ -53,7 +53,7 @@ class NicConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     sys_root: str = "/sys"
     proc_root: str = "/proc"
 
-    def rules(self) -> Rules:
+    def rules(self) -> NicRules:
         """What the judge needs of it."""
         links = LinkLimits(
             down_hold_s=self.down_hold_s,
@@ -64,11 +64,13 @@ class NicConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
             flap_window_s=self.flap_window_s,
             flap_hold_s=self.flap_hold_s,
         )
-        return Rules(expect=self.expect, named=self.interfaces, quiet_s=self.quiet_s, links=links)
+        return NicRules(
+            expect=self.expect, named=self.interfaces, quiet_s=self.quiet_s, links=links
+        )
 
     def request(self) -> Request:
         """What the probe needs of it."""
-        scope = Scope(self.interfaces, self.exclude, self.no_counters)
+        scope = ScopeReading(self.interfaces, self.exclude, self.no_counters)
         return Request(scope, tuple(RULES), self.sys_root, self.proc_root)
 
 
@@ -83,7 +85,7 @@ class NicDetector(Detector):
     async def watch(self, ctx: DetectorContext) -> AsyncIterator[Signal]:
         config = ctx.config
         assert isinstance(config, NicConfig)
-        findings, probe, misses = Findings(config.rules()), Probe(config.request()), 0
+        findings, probe, misses = NicFindings(config.rules()), NicProbe(config.request()), 0
         try:
             while True:
                 snapshot = await probe.read(PATIENCE_S)

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from tmd.plugin import Severity, Signal, State
 
-from .counters import CounterHistory, Finding
+from .counters import CounterHistory, NicFinding
 from .links import LinkHistory, LinkLimits
 from .snapshot import Medium, Port, Snapshot
 
@@ -18,7 +18,7 @@ MISSES = 3
 """Consecutive snapshots in which something is missed before it is gone: a reset takes a moment."""
 
 
-class Rules(Struct, frozen=True):
+class NicRules(Struct, frozen=True):
     """What the operator has said."""
 
     expect: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class Rules(Struct, frozen=True):
 class _Memory:
     """What is known of one port."""
 
-    def __init__(self, port: Port, rules: Rules) -> None:
+    def __init__(self, port: Port, rules: NicRules) -> None:
         self.port = port
         self.link = LinkHistory(rules.links, expected=port.name in rules.expect)
         self.counters = CounterHistory(rules.quiet_s)
@@ -43,10 +43,10 @@ class _Memory:
         self.node_misses = 0
 
 
-class Findings:
+class NicFindings:
     """Folds snapshots into signals."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: NicRules) -> None:
         self._rules = rules
         self._ports: dict[str, _Memory] = {}
         """By identity."""
@@ -96,7 +96,7 @@ class Findings:
         memory.node_misses = memory.node_misses + 1 if missing else 0
         if memory.node_misses >= MISSES:
             text = f"no device {', '.join(sorted(missing))} any more"
-            holds[NODES] = Finding(Severity.FATAL, text)
+            holds[NODES] = NicFinding(Severity.FATAL, text)
         memory.nodes |= set(port.nodes)
         yield from self._say(memory, holds)
 
@@ -106,11 +106,11 @@ class Findings:
         if not memory.link.expected or GONE in memory.raised:
             return
         if memory.misses >= MISSES and lasts >= self._rules.links.down_hold_s:
-            gone = Finding(Severity.FATAL, f"not there for {lasts:.0f} s")
-            held = {code: Finding(severity, "") for code, severity in memory.raised.items()}
+            gone = NicFinding(Severity.FATAL, f"not there for {lasts:.0f} s")
+            held = {code: NicFinding(severity, "") for code, severity in memory.raised.items()}
             yield from self._say(memory, {**held, GONE: gone})
 
-    def _say(self, memory: _Memory, holds: dict[str, Finding]) -> Iterator[Signal]:
+    def _say(self, memory: _Memory, holds: dict[str, NicFinding]) -> Iterator[Signal]:
         """Signals for what is new, worse or over."""
         for code, finding in holds.items():
             severity = self._bounded(memory.port, finding.severity)

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from tmd.plugin import Severity
 
-from .counters import Finding
+from .counters import NicFinding
 
 DOWN, DROP, FLAP, SLOW = "down", "drop", "flap", "slow"
 
@@ -53,7 +53,7 @@ class LinkHistory:
 
     def observe(
         self, up: bool | None, link_downed: int | None, rate_mb: float | None, now: float
-    ) -> dict[str, Finding]:
+    ) -> dict[str, NicFinding]:
         """What holds after this reading."""
         if up is True:
             self._came_up(now)
@@ -73,33 +73,33 @@ class LinkHistory:
         self._down_since = None
         self._recovered_at = now
 
-    def _outage(self, now: float) -> dict[str, Finding]:
+    def _outage(self, now: float) -> dict[str, NicFinding]:
         if self._down_since is None:
             return {}
         lasts = now - self._down_since
         self._dropped = self._dropped or now - self._unbroken[0] >= self._limits.drop_s
         if lasts < self._limits.down_hold_s:
             return {}
-        return {DOWN: Finding(Severity.FATAL, f"down for {lasts:.0f} s")}
+        return {DOWN: NicFinding(Severity.FATAL, f"down for {lasts:.0f} s")}
 
-    def _past(self, now: float) -> dict[str, Finding]:
+    def _past(self, now: float) -> dict[str, NicFinding]:
         found = {}
         limits = self._limits
         if self._down_since is None and now - self._recovered_at >= limits.drop_hold_s:
             self._dropped = False
         if self._dropped:
             text = f"was or is down for more than {limits.drop_s:.0f} s"
-            found[DROP] = Finding(Severity.DEGRADED, text)
+            found[DROP] = NicFinding(Severity.DEGRADED, text)
         if len(self._flaps) == limits.flaps and now - self._flaps[0] < limits.flap_window_s:
             self._flapping = True
         elif self._flapping and 0 < limits.flap_hold_s <= now - self._flaps[-1]:
             self._flapping = False
         if self._flapping:
             text = f"went down and came back {limits.flaps} times or more"
-            found[FLAP] = Finding(Severity.DEGRADED, text)
+            found[FLAP] = NicFinding(Severity.DEGRADED, text)
         return found
 
-    def _rate(self, up: bool | None, rate_mb: float | None, now: float) -> dict[str, Finding]:
+    def _rate(self, up: bool | None, rate_mb: float | None, now: float) -> dict[str, NicFinding]:
         if up is not True or rate_mb is None:
             return {}
         self._best_rate = max(self._best_rate, rate_mb)
@@ -111,4 +111,4 @@ class LinkHistory:
         if now - self._slow_since < self._limits.down_hold_s:
             return {}
         text = f"{rate_mb:.0f} Mb/s; it had {self._best_rate:.0f}"
-        return {SLOW: Finding(Severity.WARNING, text)}
+        return {SLOW: NicFinding(Severity.WARNING, text)}

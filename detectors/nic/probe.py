@@ -24,7 +24,7 @@ ABANDONED = 3
 """Children that do not die, at most: each keeps memory, and another would hang as well."""
 
 
-class Probe:
+class NicProbe:
     """Owns the child. Closed by :meth:`close`."""
 
     def __init__(self, request: Request) -> None:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 
-from .snapshot import Medium, Port, Scope, Snapshot
+from .snapshot import Medium, Port, ScopeReading, Snapshot
 from .topology import gpus, nearest
 
 ETHERNET_TYPE = "1"
@@ -24,12 +24,12 @@ PHYS_DISABLED = "3"
 EFA_DRIVER = "efa"
 
 
-class Reader:
+class NicReader:
     """Takes snapshots; remembers the files that refuse to be read."""
 
     def __init__(
         self,
-        scope: Scope,
+        scope: ScopeReading,
         counters: Iterable[str],
         sys_root: str = "/sys",
         proc_root: str = "/proc",

@@ -41,7 +41,7 @@ class Snapshot(NamedTuple):
     ports: tuple[Port, ...] = ()
 
 
-class Scope(NamedTuple):
+class ScopeReading(NamedTuple):
     """Which ports are looked at; all patterns are those of a shell (``mlx5_*``)."""
 
     interfaces: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from typing import ClassVar
 from tmd.plugin import Detector, DetectorConfig, DetectorContext, Signal, in_words
 
 from .judge import Judge
-from .probe import Ended, Hung, Probe
+from .probe import Ended, Hung, NvmlProbe
 
 LIBRARY = "libnvidia-ml.so.1"
 LONGEST_PAUSE = 8
@@ -42,7 +42,7 @@ class NvmlDetector(Detector):
         config = ctx.config
         assert isinstance(config, NvmlConfig)
         judge = Judge(config.gpus)
-        probe = Probe(config.sysfs)
+        probe = NvmlProbe(config.sysfs)
         hung = 0
         try:
             while True:

@@ -14,7 +14,7 @@ from msgspec import Struct
 from tmd.plugin import Severity, Signal, State
 
 from .meanings import ACTIONS, BROKEN, DRIVER_NOT_LOADED, SLOWED, UNKNOWN, slowed
-from .report import IDLE, NONE, Gpu, Report
+from .report import IDLE, NONE, Gpu, NvmlReport
 
 HOST = "host"
 SLOW_WINDOW_S = 600.0
@@ -29,12 +29,12 @@ COOL = 5
 MEMORY_FACTS = ("remap_pending", "remap_failed", "sram_threshold")
 
 
-class Finding(Struct, frozen=True):
+class NvmlFinding(Struct, frozen=True):
     severity: Severity
     message: str
 
 
-Holds = dict[str, Finding | None]
+Holds = dict[str, NvmlFinding | None]
 """Code -> what holds; ``None``: does not. A code that is absent was not looked at."""
 
 
@@ -62,14 +62,14 @@ class Judge:
 
     def __init__(self, gpus: int) -> None:
         self._gpus = gpus
-        self._told: dict[tuple[str, str], Finding] = {}
+        self._told: dict[tuple[str, str], NvmlFinding] = {}
         self._histories: dict[str, History] = {}
         self._worked = False
         """The driver has answered once since the start."""
         self._shown: set[str] = set()
         """GPUs that NVML has shown since the start."""
 
-    def observe(self, report: Report, now: float) -> Iterator[Signal]:
+    def observe(self, report: NvmlReport, now: float) -> Iterator[Signal]:
         self._worked = self._worked or not report.codes
         yield from self._tell(HOST, self._about_host(report), report.codes)
         if not report.codes:
@@ -85,21 +85,21 @@ class Judge:
         """No answer ``times`` in a row; 0 ends it. A job that still makes steps shows that the GPU
         computes, so even a driver that stays wedged is left in good time, not at once."""
         severity = Severity.DEGRADED if times > 1 else Severity.WARNING
-        holds = Finding(severity, problem) if times else None
+        holds = NvmlFinding(severity, problem) if times else None
         yield from self._tell(HOST, {"nvml.hung": holds}, {})
 
     def failed(self, problem: str) -> Iterator[Signal]:
-        yield from self._tell(HOST, {"nvml.failed": Finding(Severity.WARNING, problem)}, {})
+        yield from self._tell(HOST, {"nvml.failed": NvmlFinding(Severity.WARNING, problem)}, {})
 
     # --- the host ---------------------------------------------------------------------------------
 
-    def _about_host(self, report: Report) -> Holds:
+    def _about_host(self, report: NvmlReport) -> Holds:
         holds: Holds = {"nvml.failed": None}
         known = self._history(HOST)
         code = next((c for c in report.codes.values() if c in BROKEN), None)
         if code is None and report.codes:
             words = ", ".join(f"{name} returned {n}" for name, n in report.codes.items())
-            return {"nvml.failed": Finding(Severity.WARNING, words)}
+            return {"nvml.failed": NvmlFinding(Severity.WARNING, words)}
         # What never worked may be a host that is not meant to have a driver.
         severity = Severity.FATAL if self._worked else Severity.WARNING
         passing = code == UNKNOWN and not known.steady("unknown", code == UNKNOWN)
@@ -109,22 +109,22 @@ class Judge:
         elif not passing:
             what = BROKEN[code]
             reload = "; load the driver" if code == DRIVER_NOT_LOADED else ""
-            holds["nvml.driver"] = Finding(severity, f"NVML: {what} ({code}){reload}")
+            holds["nvml.driver"] = NvmlFinding(severity, f"NVML: {what} ({code}){reload}")
         if code is None and self._gpus:
             few = known.steady("count", len(report.gpus) < self._gpus)
             message = f"NVML shows {len(report.gpus)} GPUs, {self._gpus} are expected"
-            holds["nvml.count"] = Finding(Severity.WARNING, message) if few else None
+            holds["nvml.count"] = NvmlFinding(Severity.WARNING, message) if few else None
         return holds
 
-    def _missing(self, pci: str, report: Report) -> Finding | None:
+    def _missing(self, pci: str, report: NvmlReport) -> NvmlFinding | None:
         """NVML does not show a GPU that it has shown, or that sysfs says its driver holds. In a
         container the latter may be by design."""
         gone = pci not in {g.pci for g in report.gpus}
         if not self._history(pci).steady("missing", gone):
             return None
         if pci in self._shown:
-            return Finding(Severity.FATAL, "NVML does not show it any more; reboot, inspect")
-        return Finding(Severity.WARNING, "sysfs shows it and NVML does not")
+            return NvmlFinding(Severity.FATAL, "NVML does not show it any more; reboot, inspect")
+        return NvmlFinding(Severity.WARNING, "sysfs shows it and NVML does not")
 
     def _history(self, entity: str) -> History:
         return self._histories.setdefault(entity, History())
@@ -139,7 +139,7 @@ class Judge:
             known.steady("unknown", False)
             holds["nvml.gpu_broken"] = None
         elif not passing:
-            holds["nvml.gpu_broken"] = Finding(Severity.FATAL, f"{BROKEN[code]} ({code})")
+            holds["nvml.gpu_broken"] = NvmlFinding(Severity.FATAL, f"{BROKEN[code]} ({code})")
         if gpu.recovery is not None:
             holds["nvml.recovery_action"] = _recovery(gpu.recovery)
         holds |= _memory(gpu, known)
@@ -170,11 +170,11 @@ class Judge:
             yield Signal(code, entity, finding.severity, message=finding.message, evidence=evidence)
 
 
-def _recovery(action: int) -> Finding | None:
+def _recovery(action: int) -> NvmlFinding | None:
     if action == NONE:
         return None
     severity, meaning = ACTIONS.get(action, (Severity.WARNING, f"an action of number {action}"))
-    return Finding(severity, f"the driver asks for {meaning}")
+    return NvmlFinding(severity, f"the driver asks for {meaning}")
 
 
 def _memory(gpu: Gpu, known: History) -> Holds:
@@ -187,7 +187,7 @@ def _memory(gpu: Gpu, known: History) -> Holds:
     for fact, message in zip(MEMORY_FACTS, messages, strict=True):
         value = getattr(gpu, fact)
         if value is not None:
-            holds[f"nvml.{fact}"] = Finding(Severity.DEGRADED, message) if value else None
+            holds[f"nvml.{fact}"] = NvmlFinding(Severity.DEGRADED, message) if value else None
     if gpu.uncorrected is not None:
         holds |= _uncorrected(gpu.uncorrected, gpu, known)
     return holds
@@ -202,7 +202,7 @@ def _uncorrected(count: int, gpu: Gpu, known: History) -> Holds:
         return {"nvml.ecc": None}
     # The driver contains some of them: if it asks for no recovery, the job survives.
     severity = Severity.FATAL if gpu.recovery is None else Severity.DEGRADED
-    return {"nvml.ecc": Finding(severity, f"{count - before} uncorrectable ECC errors; reset")}
+    return {"nvml.ecc": NvmlFinding(severity, f"{count - before} uncorrectable ECC errors; reset")}
 
 
 def _heat(gpu: Gpu, known: History, now: float) -> Holds:
@@ -215,7 +215,7 @@ def _heat(gpu: Gpu, known: History, now: float) -> Holds:
         often = len(known.slow) >= SLOW_LOOKS
         severity = Severity.DEGRADED if often else Severity.WARNING
         if gpu.reasons & SLOWED:
-            holds["nvml.slowed"] = Finding(
+            holds["nvml.slowed"] = NvmlFinding(
                 severity, f"the hardware slows it: {slowed(gpu.reasons)}"
             )
         elif not known.slow:
@@ -224,14 +224,14 @@ def _heat(gpu: Gpu, known: History, now: float) -> Holds:
         limit = gpu.slowdown - (COOL if known.hot else 0)
         known.hot = gpu.temperature >= limit
         message = f"{gpu.temperature} °C, slows down at {gpu.slowdown} °C"
-        holds["nvml.hot"] = Finding(Severity.WARNING, message) if known.hot else None
+        holds["nvml.hot"] = NvmlFinding(Severity.WARNING, message) if known.hot else None
     if gpu.width is not None and gpu.max_width is not None and gpu.reasons is not None:
         # An idle GPU may drop lanes to save power.
         narrow = gpu.width < gpu.max_width and not gpu.reasons & IDLE
         message = f"PCIe runs with {gpu.width} of {gpu.max_width} lanes under load"
         if not gpu.reasons & IDLE:
             steady = known.steady("narrow", narrow)
-            holds["nvml.pcie_narrow"] = Finding(Severity.WARNING, message) if steady else None
+            holds["nvml.pcie_narrow"] = NvmlFinding(Severity.WARNING, message) if steady else None
     return holds
 
 
@@ -242,11 +242,13 @@ def _links(gpu: Gpu, known: History) -> Holds:
         down = sorted(link for link, up in gpu.links.items() if not up and link in known.up)
         message = f"NVLink {', '.join(map(str, down))} went down"
         steady = known.steady("down", bool(down))
-        holds["nvml.link_down"] = Finding(Severity.DEGRADED, message) if steady else None
+        holds["nvml.link_down"] = NvmlFinding(Severity.DEGRADED, message) if steady else None
     if gpu.link_errors is not None:
         before, known.link_errors = known.link_errors, gpu.link_errors
         known.bad.append(before is not None and gpu.link_errors > before)
         bad = sum(known.bad)
         message = f"NVLink replayed or recovered in {bad} of the last {len(known.bad)} looks"
-        holds["nvml.link_errors"] = Finding(Severity.DEGRADED, message) if bad > LINK_BAD else None
+        holds["nvml.link_errors"] = (
+            NvmlFinding(Severity.DEGRADED, message) if bad > LINK_BAD else None
+        )
     return holds

@@ -10,7 +10,7 @@ import msgspec
 
 from tmd.plugin import Child, bare_python, in_words
 
-from .report import Report
+from .report import NvmlReport
 
 ABANDONED = 3
 """Workers that do not die, at most: each keeps memory, and asking a wedged driver again helps
@@ -29,7 +29,7 @@ class Ended(Exception):
     """The worker process is gone."""
 
 
-class Probe:
+class NvmlProbe:
     """At most one worker at work, which :meth:`close` ends. Never waits for one: a process inside a
     wedged driver cannot be killed."""
 
@@ -38,7 +38,7 @@ class Probe:
         self._worker: Child | None = None
         self._abandoned: list[Child] = []
 
-    async def ask(self, deadline_s: float) -> Report:
+    async def ask(self, deadline_s: float) -> NvmlReport:
         """One look at the GPUs.
 
         Raises:
@@ -49,7 +49,7 @@ class Probe:
         try:
             async with asyncio.timeout(deadline_s):
                 line = await _exchange(worker)
-            return msgspec.json.decode(line, type=Report)
+            return msgspec.json.decode(line, type=NvmlReport)
         except TimeoutError:
             self._abandon()
             raise Hung(f"the driver did not answer within {deadline_s:g} s") from None

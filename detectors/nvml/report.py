@@ -43,7 +43,7 @@ class Gpu(NamedTuple):
     """PCIe lanes."""
 
 
-class Report(NamedTuple):
+class NvmlReport(NamedTuple):
     """One look at the host."""
 
     codes: dict[str, int] = {}

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pynvml as nvml
 
-from .report import Gpu, Report
+from .report import Gpu, NvmlReport
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ NVIDIA = "0x10de"
 UNCORRECTED, VOLATILE = 1, 0
 
 
-class Call:
+class NvmlCall:
     """Makes calls and notes the return codes of those that fail."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Call:
             return None
 
 
-class Worker:
+class NvmlReader:
     """Remembers which GPU had which index: one that is lost does not tell any more."""
 
     def __init__(self, sysfs: str) -> None:
@@ -47,20 +47,20 @@ class Worker:
         self._ready = False
         self._known: dict[int, tuple[str, str]] = {}
 
-    def look(self) -> Report:
-        call = Call()
+    def look(self) -> NvmlReport:
+        call = NvmlCall()
         bound = tuple(sorted(_bound(self._sysfs)))
         if not self._ready:
             call(nvml.nvmlInit)
             self._ready = not call.codes
         if not self._ready:
-            return Report(codes=call.codes, bound=bound)
+            return NvmlReport(codes=call.codes, bound=bound)
         count = call(nvml.nvmlDeviceGetCount)
         gpus = [self._gpu(index) for index in range(count or 0)]
-        return Report(call.codes, tuple(g for g in gpus if g is not None), bound)
+        return NvmlReport(call.codes, tuple(g for g in gpus if g is not None), bound)
 
     def _gpu(self, index: int) -> Gpu | None:
-        call = Call()
+        call = NvmlCall()
         handle = call(nvml.nvmlDeviceGetHandleByIndex, index)
         if handle is not None:
             info, uuid = (
@@ -78,7 +78,7 @@ class Worker:
         return Gpu(pci, uuid, call.codes, **facts)
 
 
-def _memory(call: Call, handle: Any) -> dict[str, Any]:
+def _memory(call: NvmlCall, handle: Any) -> dict[str, Any]:
     rows = call(nvml.nvmlDeviceGetRemappedRows, handle)
     sram = nvml.c_nvmlEccSramErrorStatus_v1_t()
     sram.version = nvml.nvmlEccSramErrorStatus_v1
@@ -92,7 +92,7 @@ def _memory(call: Call, handle: Any) -> dict[str, Any]:
     }
 
 
-def _clocks(call: Call, handle: Any) -> dict[str, Any]:
+def _clocks(call: NvmlCall, handle: Any) -> dict[str, Any]:
     threshold = nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
     return {
         "reasons": call(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle),
@@ -103,7 +103,7 @@ def _clocks(call: Call, handle: Any) -> dict[str, Any]:
     }
 
 
-def _links(call: Call, handle: Any) -> dict[str, Any]:
+def _links(call: NvmlCall, handle: Any) -> dict[str, Any]:
     states = {}
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
         state = call(nvml.nvmlDeviceGetNvLinkState, handle, link)
@@ -118,7 +118,7 @@ def _links(call: Call, handle: Any) -> dict[str, Any]:
     return {"links": states, "link_errors": sum(known) if known else None}
 
 
-def _field(call: Call, handle: Any, number: int) -> int | None:
+def _field(call: NvmlCall, handle: Any, number: int) -> int | None:
     values = call(nvml.nvmlDeviceGetFieldValues, handle, [number])
     if values is None:
         return None
@@ -154,6 +154,6 @@ def _word(file: str) -> str:
 
 
 def main(sysfs: str) -> None:
-    worker = Worker(sysfs)
+    worker = NvmlReader(sysfs)
     for _ in sys.stdin:
         print(json.dumps(worker.look()), flush=True)

@@ -12,11 +12,11 @@ from msgspec import structs
 from tmd.plugin import Detector, DetectorConfig, DetectorContext, Severity, Signal, State, os_reason
 
 from . import events, kernellog, memory, sxids, table
-from .findings import Findings
-from .lines import LOST_TEXT, PREFIX, Fault, Reader
+from .findings import XidFindings
+from .lines import LOST_TEXT, PREFIX, XidLine, XidLineReader
 from .merge import MERGE_S, Merge, fault
 from .records import KERNEL, parse
-from .said import Said
+from .said import XidEvent
 from .switches import Switches
 from .switchlines import MARK, read
 from .waiting import readable
@@ -112,11 +112,11 @@ class XidDetector(Detector):
             if heard is not None:
                 await heard.close()
 
-    def _log(self, config: XidConfig) -> kernellog.Source | None:
+    def _log(self, config: XidConfig) -> kernellog.KernelLogSource | None:
         """The log; ``None`` if it cannot be read and events stand in for it."""
         if self._no_log(config) is not None and self._no_events(config, log=False) is None:
             return None
-        return kernellog.Source(Path(config.source), self._open)
+        return kernellog.KernelLogSource(Path(config.source), self._open)
 
     def _no_log(self, config: XidConfig) -> str | None:
         try:
@@ -139,23 +139,25 @@ class XidDetector(Detector):
         return events.why_not(self._library)
 
 
-class Known(NamedTuple):
+class KnownLines(NamedTuple):
     """What the numbers mean."""
 
-    xids: table.Table
-    sxids: sxids.Table
+    xids: table.XidTable
+    sxids: sxids.SxidTable
 
 
-def load(config: XidConfig) -> Known:
+def load(config: XidConfig) -> KnownLines:
     """The tables that are configured.
 
     Raises:
         PluginError: see :func:`table.load`.
     """
-    return Known(table.load(config.table or None), sxids.load(config.sxid_table or None))
+    return KnownLines(table.load(config.table or None), sxids.load(config.sxid_table or None))
 
 
-def _troubles(log: kernellog.Source | None, heard: events.Events | None) -> tuple[int, str, str]:
+def _troubles(
+    log: kernellog.KernelLogSource | None, heard: events.Events | None
+) -> tuple[int, str, str]:
     """How often records were lost, and why log and events are not heard now."""
     if log is None:
         return 0, "", heard.problem if heard is not None else ""
@@ -168,7 +170,7 @@ class Follower:
     def __init__(
         self,
         config: XidConfig,
-        known: Known,
+        known: KnownLines,
         file: Path,
         now: float,
         merge: Merge | None = None,
@@ -177,10 +179,10 @@ class Follower:
         self._file = file
         self._boot = kernellog.boot_id()
         kept = memory.recall(file, self._boot)
-        self.findings = Findings(known.xids, kept, now)
+        self.findings = XidFindings(known.xids, kept, now)
         self.switches = Switches(known.sxids, kept.switches, now)
         self._sequence = kernellog.Sequence(kept.seq, kept.at)
-        self._reader = Reader()
+        self._reader = XidLineReader()
         self._merge = merge
         """Only where events are heard."""
         self._flushed = self._kept = now
@@ -208,14 +210,14 @@ class Follower:
             self._judged = True
             yield from self.switches.observe(broken, now)
             return
-        found: Fault | None = self._reader.take(text, record.at)
+        found: XidLine | None = self._reader.take(text, record.at)
         if found is not None:
             self._judged = True
             yield from self.findings.observe(found, now)
             if self._merge is not None and self._merge.line(found, now):
                 yield from self.findings.confirmed(found)
 
-    def hear(self, said: Said, now: float) -> Iterator[Signal]:
+    def hear(self, said: XidEvent, now: float) -> Iterator[Signal]:
         """One event, which waits for its line."""
         assert self._merge is not None
         told = fault(said, now)

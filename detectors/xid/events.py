@@ -16,7 +16,7 @@ import msgspec
 
 from tmd.plugin import PluginError, bare_python, in_words
 
-from .said import Said
+from .said import XidEvent
 from .waiting import readable
 
 LIBRARY = "libnvidia-ml.so.1"
@@ -70,7 +70,7 @@ class Events:
         assert self._child.stdout is not None
         return self._child.stdout.fileno()
 
-    def take(self, now: float) -> list[Said]:
+    def take(self, now: float) -> list[XidEvent]:
         """The XIDs that were told since the last time."""
         if self._child is None:
             self._start(now)
@@ -101,8 +101,8 @@ class Events:
             for child in self._abandoned:
                 await _end_of(child)
 
-    def _heard(self, line: bytes) -> Said:
-        said = msgspec.json.decode(line, type=Said)
+    def _heard(self, line: bytes) -> XidEvent:
+        said = msgspec.json.decode(line, type=XidEvent)
         if said.ended:
             self._last = said.ended
         elif said.gpus:

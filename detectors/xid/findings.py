@@ -13,9 +13,9 @@ from msgspec import Struct, structs
 
 from tmd.plugin import Severity, Signal, State
 
-from .lines import Fault
-from .memory import Memory, Met
-from .table import Table, Verdict
+from .lines import XidLine
+from .memory import Met, XidMemory
+from .table import XidTable, XidVerdict
 from .verdicts import Judgement, judge
 
 COMPANION_S = 5.0
@@ -31,7 +31,7 @@ Key = tuple[str, int]
 """PCI address and XID."""
 
 
-class Finding(Struct):
+class XidFinding(Struct):
     signal: Signal
     at: float
     """Of its latest line, seconds since boot."""
@@ -46,23 +46,23 @@ class Finding(Struct):
         return self.signal.severity in (Severity.FATAL, Severity.DEGRADED)
 
 
-class Findings:
+class XidFindings:
     """What holds on this host."""
 
-    def __init__(self, table: Table, memory: Memory, now: float) -> None:
+    def __init__(self, table: XidTable, memory: XidMemory, now: float) -> None:
         self._table = table
         self._met: dict[tuple[str, int], dict[int, float]] = {}
         for met in memory.met:
             self._met.setdefault((met.pci, met.xid), {})[met.pid] = met.at
-        self._standing: dict[Key, Finding] = {
-            _key(s): Finding(s, at=float("-inf"), seen=now) for s in memory.standing
+        self._standing: dict[Key, XidFinding] = {
+            _key(s): XidFinding(s, at=float("-inf"), seen=now) for s in memory.standing
         }
 
     def restated(self) -> list[Signal]:
         """What still holds of what was found before the restart."""
         return [f.signal for f in self._standing.values()]
 
-    def observe(self, fault: Fault, now: float) -> Iterator[Signal]:
+    def observe(self, fault: XidLine, now: float) -> Iterator[Signal]:
         known = self._standing.get((fault.pci, fault.xid))
         if known is not None and known.line == fault.line and fault.xid != LINK:
             _count(known, fault, now)  # the same words of the same process: nothing can be new
@@ -74,7 +74,7 @@ class Findings:
                 _count(cause, fault, now)
                 return
         verdict = judge(row, fault, self._processes(fault))
-        if verdict.what is Verdict.CLEAR:
+        if verdict.what is XidVerdict.CLEAR:
             yield from self._ended(fault, row.cancels if row is not None else None)
             return
         if fault.xid == LINK and verdict.severity is not Severity.WARNING:
@@ -83,7 +83,7 @@ class Findings:
             yield from self._symptoms_of(fault)
         yield from self._raise(fault, verdict, now)
 
-    def confirmed(self, fault: Fault) -> Iterator[Signal]:
+    def confirmed(self, fault: XidLine) -> Iterator[Signal]:
         """The other source told of what was observed already: not once more, but better known."""
         finding = self._standing.get((fault.pci, fault.xid))
         if finding is None or CONFIRMED in finding.signal.evidence:
@@ -106,18 +106,18 @@ class Findings:
             if not finding.grave and now - finding.seen >= quiet_s:
                 yield self._clear(key, f"not seen for {quiet_s:g} s")
 
-    def memory(self, boot: str, seq: int | None) -> Memory:
+    def memory(self, boot: str, seq: int | None) -> XidMemory:
         grave = tuple(f.signal for f in self._standing.values() if f.grave)
         met = tuple(
             Met(pci, xid, pid, at)
             for (pci, xid), pids in self._met.items()
             for pid, at in pids.items()
         )
-        return Memory(boot=boot, seq=seq, standing=grave, met=met)
+        return XidMemory(boot=boot, seq=seq, standing=grave, met=met)
 
     # --- one line ---------------------------------------------------------------------------------
 
-    def _raise(self, fault: Fault, verdict: Judgement, now: float) -> Iterator[Signal]:
+    def _raise(self, fault: XidLine, verdict: Judgement, now: float) -> Iterator[Signal]:
         key = (fault.pci, fault.xid)
         known = self._standing.get(key)
         if known is not None and not _changes(known, verdict, fault):
@@ -134,10 +134,10 @@ class Findings:
             evidence=(*verdict.evidence, f"table: {self._table.origin}"),
             count=1,
         )
-        self._standing[key] = Finding(signal, at=fault.at, seen=now, line=fault.line)
+        self._standing[key] = XidFinding(signal, at=fault.at, seen=now, line=fault.line)
         yield structs.replace(signal, count=1 + untold)
 
-    def _processes(self, fault: Fault) -> int:
+    def _processes(self, fault: XidLine) -> int:
         """How many different processes met this XID on this GPU within a day."""
         met = self._met.setdefault((fault.pci, fault.xid), {}) if fault.pid is not None else {}
         for pid in [p for p, at in met.items() if fault.at - at > REPEAT_S]:
@@ -146,7 +146,7 @@ class Findings:
             met[fault.pid] = fault.at
         return max(1, len(met))
 
-    def _cause(self, fault: Fault) -> Finding | None:
+    def _cause(self, fault: XidLine) -> XidFinding | None:
         """The latest finding of the GPU that ``fault`` may be a symptom of."""
         near = [
             f
@@ -155,13 +155,13 @@ class Findings:
         ]
         return max(near, key=lambda f: f.at, default=None)
 
-    def _symptoms_of(self, fault: Fault) -> Iterator[Signal]:
+    def _symptoms_of(self, fault: XidLine) -> Iterator[Signal]:
         for key, finding in list(self._standing.items()):
             ours = key[0] == fault.pci and self._is_symptom(key[1])
             if ours and _near(finding.at, fault.at):
                 yield self._clear(key, f"goes with XID {fault.xid}")
 
-    def _without_the_other_end(self, fault: Fault, verdict: Judgement) -> Judgement:
+    def _without_the_other_end(self, fault: XidLine, verdict: Judgement) -> Judgement:
         """Both ends of a broken link report it: one fault, not two GPUs."""
         for (pci, xid), finding in self._standing.items():
             other = xid == LINK and pci != fault.pci and finding.grave
@@ -170,7 +170,7 @@ class Findings:
                 return structs.replace(verdict, severity=Severity.WARNING, message=message)
         return verdict
 
-    def _ended(self, fault: Fault, cancels: int | None) -> Iterator[Signal]:
+    def _ended(self, fault: XidLine, cancels: int | None) -> Iterator[Signal]:
         """``fault`` cancels one XID of its GPU; XID 154 with None all that a reset can cure."""
         for key in list(self._standing):
             row = self._table.rows.get(key[1])
@@ -187,14 +187,14 @@ class Findings:
         return row is not None and row.symptom
 
 
-def _changes(known: Finding, verdict: Judgement, fault: Fault) -> bool:
+def _changes(known: XidFinding, verdict: Judgement, fault: XidLine) -> bool:
     """Worse is news; less is news only by the driver's own clear word."""
     new, old = verdict.severity.grade, known.signal.severity.grade
-    less = new < old and fault.xid == DIRECTIVE and verdict.what is Verdict.DRAIN
+    less = new < old and fault.xid == DIRECTIVE and verdict.what is XidVerdict.DRAIN
     return new > old or less
 
 
-def _count(finding: Finding, fault: Fault, now: float) -> None:
+def _count(finding: XidFinding, fault: XidLine, now: float) -> None:
     finding.untold += 1
     finding.at = fault.at
     finding.seen = now

@@ -88,7 +88,7 @@ class KernelLog:
         os.close(self._fd)
 
 
-class Source:
+class KernelLogSource:
     """The log at ``place``, which is opened again when it breaks off.
 
     A log that is opened again begins with the oldest record that it still has: what was written

@@ -26,7 +26,7 @@ _FATAL_WORDS = frozenset({"fatal"})
 _DOWN = ("link down", "link_down", "link is down")
 
 
-class Fault(Struct, frozen=True):
+class XidLine(Struct, frozen=True):
     """One XID on one GPU."""
 
     pci: str
@@ -43,7 +43,7 @@ class Fault(Struct, frozen=True):
     line: str = ""
 
 
-class Link(Struct, frozen=True):
+class NvlinkLine(Struct, frozen=True):
     """NVLink5 (XID 144 to 150): ``UNIT Fatal XC0 i0 Link 08 (0x… 0x… …)``."""
 
     unit: str
@@ -58,16 +58,16 @@ class Link(Struct, frozen=True):
         return self.words[0] >> 20 & 0x3F if self.words else None
 
 
-class Reader:
+class XidLineReader:
     """Lines to faults. Remembers one line: the text of a lost GPU may come as three; and some
     that were read before: in a storm few are different."""
 
     def __init__(self) -> None:
-        self._known: dict[str, Fault | None] = {}
+        self._known: dict[str, XidLine | None] = {}
         self._named = ""
         self._left = 0
 
-    def take(self, text: str, at: float) -> Fault | None:
+    def take(self, text: str, at: float) -> XidLine | None:
         said = untimed(text)
         body = said.removeprefix(PREFIX)
         if body == said and not (said.startswith("GPU ") and said.endswith(_BARE_LOST)):
@@ -87,9 +87,9 @@ class Reader:
         self._left = 0 if own is None else self._left
         if not pci:
             return None
-        return Fault(pci=pci, xid=LOST, at=at, detail="told without an XID", line=text[:_LONGEST])
+        return XidLine(pci=pci, xid=LOST, at=at, detail="told without an XID", line=text[:_LONGEST])
 
-    def _xid(self, body: str, text: str, at: float) -> Fault | None:
+    def _xid(self, body: str, text: str, at: float) -> XidLine | None:
         if text not in self._known:
             if len(self._known) >= DIFFERENT:
                 self._known.clear()
@@ -98,7 +98,7 @@ class Reader:
         return None if known is None else structs.replace(known, at=at)
 
 
-def _xid(body: str, text: str, at: float) -> Fault | None:
+def _xid(body: str, text: str, at: float) -> XidLine | None:
     place, closed, rest = body[len("Xid (") :].partition("): ")
     words = place.split()
     pci = address(words[0].removeprefix("PCI:")) if words else None
@@ -108,7 +108,7 @@ def _xid(body: str, text: str, at: float) -> Fault | None:
         return None
     pid, process, detail = _process(said.strip())
     instance = next((w for w in words[1:] if w.startswith("GPU-I:")), "")
-    return Fault(pci, xid, at, pid, process, instance, detail[:_LONGEST], text[:_LONGEST])
+    return XidLine(pci, xid, at, pid, process, instance, detail[:_LONGEST], text[:_LONGEST])
 
 
 def _of_gpu(body: str) -> str | None:
@@ -130,7 +130,7 @@ def _process(said: str) -> tuple[int | None, str, str]:
     return number(pid.strip("'\" ,")), known, rest
 
 
-def link(fault: Fault) -> Link | None:
+def link(fault: XidLine) -> NvlinkLine | None:
     """The NVLink5 fields of ``fault``, if its line has their form."""
     said, opened, words = fault.detail.partition("(")
     names = said.split()
@@ -138,7 +138,7 @@ def link(fault: Fault) -> Link | None:
         return None
     after = dict(pairwise(names)).get("Link", "")
     values = [_hexadecimal(w) for w in words.partition(")")[0].replace(",", " ").split()[:16]]
-    return Link(
+    return NvlinkLine(
         unit=names[0],
         fatal=names[1].lower() == "fatal",
         number=number(after),
@@ -146,7 +146,7 @@ def link(fault: Fault) -> Link | None:
     )
 
 
-def says_fatal(fault: Fault) -> bool:
+def says_fatal(fault: XidLine) -> bool:
     """Whether the line itself calls the fault fatal, or the link down."""
     decoded = link(fault)
     if decoded is not None:

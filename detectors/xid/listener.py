@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pynvml as nvml
 
-from .said import Said
+from .said import XidEvent
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ def main(wait_ms: str) -> None:
         try:
             _listen(int(wait_ms))
         except Failed as error:
-            _say(Said(ended=str(error)))
+            _say(XidEvent(ended=str(error)))
 
 
 def _listen(wait_ms: int) -> None:
@@ -43,7 +43,7 @@ def _listen(wait_ms: int) -> None:
     names, deaf = _registered(events)
     if not names:
         raise Failed("; ".join(deaf) or "the driver shows no GPU")
-    _say(Said(gpus=len(names), deaf=tuple(deaf)))
+    _say(XidEvent(gpus=len(names), deaf=tuple(deaf)))
     while True:
         _say(_waited(events, names, wait_ms))
 
@@ -69,18 +69,18 @@ def _registered(events: Any) -> tuple[dict[int, str], list[str]]:
     return names, deaf
 
 
-def _waited(events: Any, names: dict[int, str], wait_ms: int) -> Said:
+def _waited(events: Any, names: dict[int, str], wait_ms: int) -> XidEvent:
     try:
         event = nvml.nvmlEventSetWait_v2(events, wait_ms)
     except nvml.NVMLError as error:
         if error.value == nvml.NVML_ERROR_TIMEOUT:
-            return Said()
+            return XidEvent()
         raise Failed(f"nvmlEventSetWait_v2 returned {error.value}") from None
     xid = int(event.eventData)
     if not event.eventType & XID or not xid:
-        return Said()  # events of other kinds carry no number
+        return XidEvent()  # events of other kinds carry no number
     known = names.get(_number(event.device))
-    return Said(
+    return XidEvent(
         xid,
         known or _pci(_call(nvml.nvmlDeviceGetPciInfo, event.device)),
         "" if event.gpuInstanceId == NOWHERE else f"GPU-I:{event.gpuInstanceId:02d}",
@@ -112,5 +112,5 @@ def _pci(info: Any) -> str:
     return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
 
 
-def _say(said: Said) -> None:
+def _say(said: XidEvent) -> None:
     print(json.dumps(said), flush=True)

@@ -21,7 +21,7 @@ class Met(Struct, frozen=True):
     """Seconds since boot."""
 
 
-class Memory(Struct, frozen=True):
+class XidMemory(Struct, frozen=True):
     boot: str = ""
     seq: int | None = None
     """Last record that was judged."""
@@ -34,16 +34,16 @@ class Memory(Struct, frozen=True):
     """Findings about NVSwitches that only a new boot or an operator ends."""
 
 
-def recall(file: Path, boot: str) -> Memory:
+def recall(file: Path, boot: str) -> XidMemory:
     """What was kept in this boot; nothing after a new boot, which ends all findings."""
     try:
-        kept = msgspec.json.decode(file.read_bytes(), type=Memory)
+        kept = msgspec.json.decode(file.read_bytes(), type=XidMemory)
     except (OSError, msgspec.DecodeError):
-        return Memory(boot)
-    return kept if kept.boot == boot else Memory(boot)
+        return XidMemory(boot)
+    return kept if kept.boot == boot else XidMemory(boot)
 
 
-def keep(file: Path, memory: Memory) -> None:
+def keep(file: Path, memory: XidMemory) -> None:
     """Replace the file at once: whoever reads it sees the old or the new one.
 
     Raises:

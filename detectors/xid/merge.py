@@ -7,8 +7,8 @@ judged only if none comes. They are matched by when they arrive, as their clocks
 
 from __future__ import annotations
 
-from .lines import Fault
-from .said import Said
+from .lines import XidLine
+from .said import XidEvent
 
 MERGE_S = 2.0
 """A line and an event within so long are one fault."""
@@ -33,9 +33,9 @@ class Merge:
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
         self._lines: dict[tuple[str, int], float] = {}
-        self._waiting: dict[tuple[str, int], tuple[float, Fault]] = {}
+        self._waiting: dict[tuple[str, int], tuple[float, XidLine]] = {}
 
-    def line(self, fault: Fault, now: float) -> bool:
+    def line(self, fault: XidLine, now: float) -> bool:
         """Take a line; whether an event has told of it before."""
         waited = False
         for key in ((fault.pci, fault.xid), (fault.pci, UNNAMED)):
@@ -43,7 +43,7 @@ class Merge:
             waited = self._waiting.pop(key, None) is not None or waited
         return waited
 
-    def event(self, fault: Fault, now: float) -> bool:
+    def event(self, fault: XidLine, now: float) -> bool:
         """Take an event; whether a line has told of it before."""
         key = (fault.pci, fault.xid)
         if now - self._lines.get(key, float("-inf")) <= MERGE_S:
@@ -52,18 +52,18 @@ class Merge:
         self._waiting[key] = (since, fault)
         return False
 
-    def alone(self, now: float) -> list[Fault]:
+    def alone(self, now: float) -> list[XidLine]:
         """Events for which no line has come, each once."""
         self._lines = {k: at for k, at in self._lines.items() if now - at <= MERGE_S}
         found = [k for k, (at, _) in self._waiting.items() if now - at >= self._patience_s]
         return [self._waiting.pop(key)[1] for key in found]
 
 
-def fault(said: Said, now: float) -> Fault:
+def fault(said: XidEvent, now: float) -> XidLine:
     """What an event says, as if it were a line."""
     detail = "NVML has no number for it" if said.xid == UNNAMED else ""
     if said.action is not None:
         action = ACTIONS.get(said.action, f"action {said.action}")
         detail = f"NVML field 230: GPU recovery action changed to {action}"
     line = f"NVML event: XID {said.xid} of {said.pci}{', ' if detail else ''}{detail}"
-    return Fault(said.pci, said.xid, now, instance=said.instance, detail=detail, line=line)
+    return XidLine(said.pci, said.xid, now, instance=said.instance, detail=detail, line=line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Said(NamedTuple):
+class XidEvent(NamedTuple):
     """One line. An empty one: a wait is over and nothing had happened."""
 
     xid: int = 0

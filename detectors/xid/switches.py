@@ -14,9 +14,9 @@ from msgspec import Struct, structs
 
 from tmd.plugin import Severity, Signal, State
 
-from .switchlines import Said, SwitchFault
-from .sxids import Fatality, Row, Scope, Table
-from .table import Verdict
+from .switchlines import StatedSeverity, SwitchFault
+from .sxids import Fatality, SxidRow, SxidScope, SxidTable
+from .table import XidVerdict
 from .verdicts import SEVERITIES, Judgement
 
 PREFIX = "xid.sxid."
@@ -32,7 +32,7 @@ Key = tuple[str, int]
 """PCI address and SXid."""
 
 
-class Standing(Struct):
+class SwitchError(Struct):
     """One error of one switch."""
 
     signal: Signal
@@ -55,7 +55,7 @@ class Standing(Struct):
         return structs.replace(self.signal, count=count, evidence=evidence)
 
 
-def judge(row: Row | None, fault: SwitchFault) -> Judgement:
+def judge(row: SxidRow | None, fault: SwitchFault) -> Judgement:
     """What one line means by its row and its own word."""
     what, rule = _rule(row, fault)
     where = f" on link {fault.link}" if fault.link is not None else ""
@@ -63,33 +63,33 @@ def judge(row: Row | None, fault: SwitchFault) -> Judgement:
         message = f"SXid {fault.sxid} is not in the table{where}: {fault.detail or 'no text'}"
     else:
         message = f"{row.name}{where} (SXid {fault.sxid}); {row.action}"
-        if what is Verdict.FAIL:
+        if what is XidVerdict.FAIL:
             message += f"; {_FABRIC[row.fatal]}"
-        elif row.scope is Scope.LINK and fault.link is not None:
+        elif row.scope is SxidScope.LINK and fault.link is not None:
             message += "; the log does not say which GPU is on the link"
     severity = SEVERITIES.get(what, Severity.INFO)
     return Judgement(what, severity, message, (fault.line, f"rule: {rule}"))
 
 
-def _rule(row: Row | None, fault: SwitchFault) -> tuple[Verdict, str]:
-    fatal = fault.said is Said.FATAL
+def _rule(row: SxidRow | None, fault: SwitchFault) -> tuple[XidVerdict, str]:
+    fatal = fault.said is StatedSeverity.FATAL
     if row is None:
-        return Verdict.ALERT, "not in the table"
-    if row.verdict is Verdict.FAIL:
+        return XidVerdict.ALERT, "not in the table"
+    if row.verdict is XidVerdict.FAIL:
         if fatal:
-            return Verdict.FAIL, "the table and the line call it fatal"
-        return Verdict.ALERT, "the table calls it fatal, the line does not"
+            return XidVerdict.FAIL, "the table and the line call it fatal"
+        return XidVerdict.ALERT, "the table calls it fatal, the line does not"
     if fatal and row.fatal is Fatality.NO:
-        return Verdict.ALERT, "the line calls it fatal, the table does not"
+        return XidVerdict.ALERT, "the line calls it fatal, the table does not"
     return row.verdict, "by the table"
 
 
 class Switches:
     """What holds of the NVSwitches of this host."""
 
-    def __init__(self, table: Table, kept: Iterable[Signal], now: float) -> None:
+    def __init__(self, table: SxidTable, kept: Iterable[Signal], now: float) -> None:
         self._table = table
-        self._standing = {_key(s): Standing(s, now) for s in kept}
+        self._standing = {_key(s): SwitchError(s, now) for s in kept}
 
     def restated(self) -> list[Signal]:
         """What still holds of what was found before the restart."""
@@ -103,7 +103,7 @@ class Switches:
             return
         row = self._table.rows.get(fault.sxid)
         verdict = judge(row, fault)
-        if verdict.what is Verdict.CLEAR:
+        if verdict.what is XidVerdict.CLEAR:
             yield from self._ended((fault.pci, row.cancels or 0) if row else key, fault)
             return
         if known is None or verdict.severity.grade > known.signal.severity.grade:
@@ -129,7 +129,7 @@ class Switches:
         """What must survive a restart of the daemon."""
         return tuple(s.signal for s in self._standing.values() if s.grave)
 
-    def _raise(self, key: Key, verdict: Judgement, known: Standing | None, now: float) -> Signal:
+    def _raise(self, key: Key, verdict: Judgement, known: SwitchError | None, now: float) -> Signal:
         pci, sxid = key
         signal = Signal(
             code=f"{PREFIX}{sxid}",
@@ -140,7 +140,7 @@ class Switches:
             count=1,
         )
         untold = known.untold if known is not None else 0
-        self._standing[key] = Standing(signal, now, known.links if known is not None else [])
+        self._standing[key] = SwitchError(signal, now, known.links if known is not None else [])
         return structs.replace(signal, count=1 + untold)
 
     def _note(self, key: Key, link: int | None) -> None:

@@ -16,7 +16,7 @@ MARK = "nvidia-nvswitch"
 _LONGEST = 500
 
 
-class Said(StrEnum):
+class StatedSeverity(StrEnum):
     """The severity that the line itself states."""
 
     FATAL = "fatal"
@@ -24,7 +24,11 @@ class Said(StrEnum):
     NOTHING = "nothing"
 
 
-_WORDS = {"fatal": Said.FATAL, "non-fatal": Said.NONFATAL, "nonfatal": Said.NONFATAL}
+_WORDS = {
+    "fatal": StatedSeverity.FATAL,
+    "non-fatal": StatedSeverity.NONFATAL,
+    "nonfatal": StatedSeverity.NONFATAL,
+}
 
 
 class SwitchFault(Struct, frozen=True):
@@ -33,7 +37,7 @@ class SwitchFault(Struct, frozen=True):
     pci: str
     """``0000:05:00.0``"""
     sxid: int
-    said: Said = Said.NOTHING
+    said: StatedSeverity = StatedSeverity.NOTHING
     link: int | None = None
     detail: str = ""
     """What stands behind number and severity."""
@@ -65,7 +69,9 @@ def _fault(pci: str, sxid: int, detail: str, line: str) -> SwitchFault:
         detail = rest.strip()
         return SwitchFault(pci, sxid, said, _link(detail), detail[:_LONGEST], line)
     follows = detail.startswith(("Severity ", "Data {"))
-    return SwitchFault(pci, sxid, Said.NOTHING, _link(detail), detail[:_LONGEST], line, follows)
+    return SwitchFault(
+        pci, sxid, StatedSeverity.NOTHING, _link(detail), detail[:_LONGEST], line, follows
+    )
 
 
 def _link(detail: str) -> int | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from . import sheet
-from .table import Verdict
+from .table import XidVerdict
 
 SHIPPED = "sxid.csv"
 
@@ -22,7 +22,7 @@ class Fatality(StrEnum):
     ALWAYS = "always"  # the whole fabric of the host
 
 
-class Scope(StrEnum):
+class SxidScope(StrEnum):
     """What the error is about."""
 
     LINK = "link"
@@ -30,14 +30,14 @@ class Scope(StrEnum):
     OTHER = "other"
 
 
-class Row(Struct, frozen=True, forbid_unknown_fields=True):
+class SxidRow(Struct, frozen=True, forbid_unknown_fields=True):
     """One SXid."""
 
     sxid: int
     name: str
     fatal: Fatality
-    scope: Scope
-    verdict: Verdict
+    scope: SxidScope
+    verdict: XidVerdict
     """``fail`` counts only if the line itself says Fatal, else it is ``alert``."""
     action: str = ""
     """What the operator should do."""
@@ -47,17 +47,17 @@ class Row(Struct, frozen=True, forbid_unknown_fields=True):
     """The SXid of the same switch that this one ends."""
 
     def __post_init__(self) -> None:
-        if self.verdict in (Verdict.DRAIN, Verdict.TEXT):
+        if self.verdict in (XidVerdict.DRAIN, XidVerdict.TEXT):
             raise ValueError(f"an SXid has no verdict {self.verdict.value}")
-        if self.verdict is Verdict.FAIL and self.fatal is Fatality.NO:
+        if self.verdict is XidVerdict.FAIL and self.fatal is Fatality.NO:
             raise ValueError("what is not fatal cannot have the verdict fail")
 
 
-class Table(sheet.Sheet, frozen=True):
-    rows: Mapping[int, Row]
+class SxidTable(sheet.Sheet, frozen=True):
+    rows: Mapping[int, SxidRow]
 
 
-def load(file: str | Path | None = None) -> Table:
+def load(file: str | Path | None = None) -> SxidTable:
     """The table in ``file``, or the shipped one.
 
     Raises:
@@ -66,7 +66,7 @@ def load(file: str | Path | None = None) -> Table:
     return parse(*sheet.text(file, SHIPPED, "SXid"))
 
 
-def parse(lines: Iterable[str], name: str) -> Table:
+def parse(lines: Iterable[str], name: str) -> SxidTable:
     """See :func:`load`; ``name`` is for the errors."""
-    rows, facts = sheet.rows(lines, Row, "sxid", "SXid", name)
-    return Table(rows=rows, source=facts.source, as_of=facts.as_of)
+    rows, facts = sheet.rows(lines, SxidRow, "sxid", "SXid", name)
+    return SxidTable(rows=rows, source=facts.source, as_of=facts.as_of)

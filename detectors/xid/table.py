@@ -17,7 +17,7 @@ from . import sheet
 SHIPPED = "xid.csv"
 
 
-class Verdict(StrEnum):
+class XidVerdict(StrEnum):
     """What may follow an XID."""
 
     FAIL = "fail"  # the GPU cannot go on: move its rank now
@@ -28,12 +28,12 @@ class Verdict(StrEnum):
     CLEAR = "clear"  # ends another one
 
 
-class Row(Struct, frozen=True, forbid_unknown_fields=True):
+class XidRow(Struct, frozen=True, forbid_unknown_fields=True):
     """One XID."""
 
     xid: int
     meaning: str
-    verdict: Verdict
+    verdict: XidVerdict
     catalogue: str = ""
     """NVIDIA's bucket of immediate actions; empty where its catalogue has none."""
     gpud: str = ""
@@ -46,11 +46,11 @@ class Row(Struct, frozen=True, forbid_unknown_fields=True):
     """What the operator should do."""
     migrate: str = ""
     """The rule behind ``verdict`` in words."""
-    fatal: Verdict | None = None
+    fatal: XidVerdict | None = None
     """Instead of ``verdict``, if the line itself says fatal or link down."""
-    second: Verdict | None = None
+    second: XidVerdict | None = None
     """Instead, once two different processes met it on one GPU within 24 hours."""
-    third: Verdict | None = None
+    third: XidVerdict | None = None
     """Instead, once three did."""
     until: str = ""
     """``boot``: only a new boot or an operator ends it; else also XID 154 with None."""
@@ -62,10 +62,10 @@ class Row(Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         self.by_subcode()  # a wrong one is an error of the table, told when it is read
 
-    def by_subcode(self) -> dict[int, Verdict]:
+    def by_subcode(self) -> dict[int, XidVerdict]:
         """Verdicts by sub-code."""
         pairs = (word.partition("=") for word in self.subcodes.split())
-        return {int(number): Verdict(verdict) for number, _, verdict in pairs}
+        return {int(number): XidVerdict(verdict) for number, _, verdict in pairs}
 
     @property
     def symptom(self) -> bool:
@@ -73,11 +73,11 @@ class Row(Struct, frozen=True, forbid_unknown_fields=True):
         return self.kind == "CONTEXT"
 
 
-class Table(sheet.Sheet, frozen=True):
-    rows: Mapping[int, Row]
+class XidTable(sheet.Sheet, frozen=True):
+    rows: Mapping[int, XidRow]
 
 
-def load(file: str | Path | None = None) -> Table:
+def load(file: str | Path | None = None) -> XidTable:
     """The table in ``file``, or the shipped one.
 
     Raises:
@@ -86,7 +86,7 @@ def load(file: str | Path | None = None) -> Table:
     return parse(*sheet.text(file, SHIPPED, "XID"))
 
 
-def parse(lines: Iterable[str], name: str) -> Table:
+def parse(lines: Iterable[str], name: str) -> XidTable:
     """See :func:`load`; ``name`` is for the errors."""
-    rows, facts = sheet.rows(lines, Row, "xid", "XID", name)
-    return Table(rows=rows, source=facts.source, as_of=facts.as_of)
+    rows, facts = sheet.rows(lines, XidRow, "xid", "XID", name)
+    return XidTable(rows=rows, source=facts.source, as_of=facts.as_of)

@@ -6,14 +6,14 @@ from msgspec import Struct
 
 from tmd.plugin import Severity
 
-from .lines import Fault, Link, link, says_fatal
-from .table import Row, Verdict
+from .lines import NvlinkLine, XidLine, link, says_fatal
+from .table import XidRow, XidVerdict
 
 SEVERITIES = {
-    Verdict.FAIL: Severity.FATAL,
-    Verdict.DRAIN: Severity.DEGRADED,
-    Verdict.ALERT: Severity.WARNING,
-    Verdict.NOTE: Severity.INFO,
+    XidVerdict.FAIL: Severity.FATAL,
+    XidVerdict.DRAIN: Severity.DEGRADED,
+    XidVerdict.ALERT: Severity.WARNING,
+    XidVerdict.NOTE: Severity.INFO,
 }
 INSPECT = {(149, 4): "the cartridge", (149, 10): "the physical layer"}
 """Sub-codes of an NVLink event for which a reset is not enough."""
@@ -23,14 +23,14 @@ LINK_EVENTS = ("NETIR_LINK_EVT", "NETIR_LINK_DOWN")
 
 
 class Judgement(Struct, frozen=True):
-    what: Verdict
+    what: XidVerdict
     severity: Severity
     message: str
     """Human reason and next step."""
     evidence: tuple[str, ...] = ()
 
 
-def judge(row: Row | None, fault: Fault, processes: int) -> Judgement:
+def judge(row: XidRow | None, fault: XidLine, processes: int) -> Judgement:
     """``processes``: how many different ones met the XID on this GPU within a day."""
     what, rule = _rule(row, fault, processes)
     if row is None:
@@ -47,10 +47,10 @@ def judge(row: Row | None, fault: Fault, processes: int) -> Judgement:
     )
 
 
-def _rule(row: Row | None, fault: Fault, processes: int) -> tuple[Verdict, str]:
+def _rule(row: XidRow | None, fault: XidLine, processes: int) -> tuple[XidVerdict, str]:
     if row is None:
-        return Verdict.ALERT, "not in the table"
-    if row.verdict is Verdict.TEXT:
+        return XidVerdict.ALERT, "not in the table"
+    if row.verdict is XidVerdict.TEXT:
         return asked(fault.detail), "by the text of the line"
     exempt = _by_subcode(row, fault)
     if exempt is not None:
@@ -64,7 +64,7 @@ def _rule(row: Row | None, fault: Fault, processes: int) -> tuple[Verdict, str]:
     return row.verdict, "by the table"
 
 
-def _by_subcode(row: Row, fault: Fault) -> tuple[Verdict, str] | None:
+def _by_subcode(row: XidRow, fault: XidLine) -> tuple[XidVerdict, str] | None:
     decoded = link(fault)
     if decoded is None or decoded.subcode is None or decoded.unit not in LINK_EVENTS:
         return None
@@ -72,25 +72,25 @@ def _by_subcode(row: Row, fault: Fault) -> tuple[Verdict, str] | None:
     return None if verdict is None else (verdict, f"by the table: sub-code {decoded.subcode}")
 
 
-def asked(text: str) -> Verdict:
+def asked(text: str) -> XidVerdict:
     """XID 154: which recovery the driver now asks for. The text names the old and the new one."""
     action = text.lower().rpartition(" to ")[2]
     if "drain" in action:
-        return Verdict.DRAIN
+        return XidVerdict.DRAIN
     if "reset" in action or "reboot" in action:
-        return Verdict.FAIL
-    return Verdict.CLEAR if "none" in action else Verdict.ALERT
+        return XidVerdict.FAIL
+    return XidVerdict.CLEAR if "none" in action else XidVerdict.ALERT
 
 
-def _next_step(row: Row, fault: Fault) -> str:
+def _next_step(row: XidRow, fault: XidLine) -> str:
     decoded = link(fault)
     part = INSPECT.get((fault.xid, decoded.subcode or 0)) if decoded is not None else None
     if part is not None:
         return f"inspect {part}"
-    return fault.detail if row.verdict is Verdict.TEXT else row.action
+    return fault.detail if row.verdict is XidVerdict.TEXT else row.action
 
 
-def _evidence(fault: Fault, rule: str) -> list[str]:
+def _evidence(fault: XidLine, rule: str) -> list[str]:
     found = [fault.line, f"rule: {rule}"]
     if fault.pid is not None:
         found.append(f"process {fault.pid} {fault.process}".rstrip())
@@ -102,7 +102,7 @@ def _evidence(fault: Fault, rule: str) -> list[str]:
     return found
 
 
-def _spelled(decoded: Link) -> str:
+def _spelled(decoded: NvlinkLine) -> str:
     words = [f"NVLink unit {decoded.unit}", "fatal" if decoded.fatal else "not fatal"]
     if decoded.number is not None:
         words.append(f"link {decoded.number}")

@@ -6,7 +6,7 @@ from msgspec import structs
 from tests.campaign.values import observed, plan
 from tmd.campaign.judge import deviations, late_decisions
 from tmd.campaign.scenario import Expected, FaultPart, Scenario
-from tmd.core.model import Mark, Phase
+from tmd.core.values.model import Mark, Phase
 
 ONE = FaultPart(kind="process.kill", where="rank 1")
 LOSS = Expected(plans=("failover done",), moved=(1,), alerts=("trainer.exited",))

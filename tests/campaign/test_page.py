@@ -7,10 +7,10 @@ import pytest
 
 from tests.campaign.values import observed, plan
 from tmd.campaign import page, picture
-from tmd.campaign.campaign import Ending, Outcome, Result
+from tmd.campaign.campaign import CampaignOutcome, Ending, Result
 from tmd.campaign.costs import Cost
 from tmd.campaign.scenario import FaultPart, Scenario
-from tmd.core.errors import ConfigError
+from tmd.core.values.errors import ConfigError
 from tmd.demo.report import PARTS
 
 COST = Cost("p10", "failover", "trainer.exited", 0.25, dict.fromkeys(PARTS, 0.05), 1)
@@ -20,8 +20,8 @@ BAD = Result("process", KILL, observed(), ("plans: none | <instead>",))
 SKIPPED = Result("cable", KILL, observed(skipped="needs root"))
 
 
-def outcome(*results: Result) -> Outcome:
-    return Outcome(results, (Ending("process", 100, (), 3.0),), 4.0)
+def outcome(*results: Result) -> CampaignOutcome:
+    return CampaignOutcome(results, (Ending("process", 100, (), 3.0),), 4.0)
 
 
 @pytest.mark.parametrize("suffix", page.SUFFIXES)
@@ -40,8 +40,8 @@ def test_a_report_names_kinds_costs_deviations_and_what_was_skipped(
 
 def test_a_campaign_is_well_only_if_the_job_is() -> None:
     """Losses that differ are no detail."""
-    same = Outcome((GOOD,), (Ending("process", 100, (), 3.0),), 4.0)
-    other = Outcome((GOOD,), (Ending("process", 100, ("losses differ",), 3.0),), 4.0)
+    same = CampaignOutcome((GOOD,), (Ending("process", 100, (), 3.0),), 4.0)
+    other = CampaignOutcome((GOOD,), (Ending("process", 100, ("losses differ",), 3.0),), 4.0)
 
     assert same.well
     assert "identical" in page.summary(same)

@@ -7,7 +7,7 @@ import pytest
 
 from tmd.campaign import reading
 from tmd.campaign.faults import KINDS
-from tmd.core.errors import ConfigError
+from tmd.core.values.errors import ConfigError
 
 GOOD = """
 [[scenario]]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from tests import values
 from tmd.campaign.judge import Observed
-from tmd.core.model import (
+from tmd.core.values.model import (
     Alert,
-    Kind,
     Mark,
     Member,
     Membership,
     MigrationPlan,
     Move,
     Phase,
+    PlanKind,
     State,
     Strategy,
 )
@@ -26,7 +26,7 @@ def plan(what: str, *ranks: int, at: float = 10.0, outcome: str = "") -> Migrati
     return values.plan(
         Membership(1, MEMBERS),
         id=f"p{at:g}",
-        kind=Kind(kind),
+        kind=PlanKind(kind),
         phase=Phase(phase),
         moves=tuple(Move(rank, MEMBERS[rank]) for rank in ranks),
         new=Membership(2, MEMBERS),

@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.core.simulation import Simulation
-from tmd.core.links import in_vain
-from tmd.core.model import JobState
+from tmd.core.planning.links import in_vain
+from tmd.core.values.model import JobState
 
 HOSTS = st.sampled_from(["h0", "h1", "h2"])
 

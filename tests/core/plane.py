@@ -13,12 +13,12 @@ from msgspec import structs
 
 from tests.core.simulation import Simulation
 from tests.core.workers import JOB
-from tmd.core.duties import Duty, duty
-from tmd.core.limits import Limits
-from tmd.core.model import ClusterView, JobRecord, WorkerStatus
-from tmd.core.obeying import Receipt, received
-from tmd.core.patience import Seen, seen
-from tmd.core.planning import form, steer
+from tmd.core.planning.deadlines import Seen, seen
+from tmd.core.planning.directives import Directive, directive_of
+from tmd.core.planning.election import Receipt, received
+from tmd.core.planning.planning import form, steer
+from tmd.core.values.limits import PlanLimits
+from tmd.core.values.model import ClusterView, JobRecord, WorkerStatus
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Daemon:
 class Orders:
     """What one worker has been sent and has not read, and the highest lease epoch it obeyed."""
 
-    unread: list[tuple[int, Duty]] = field(default_factory=list)
+    unread: list[tuple[int, Directive]] = field(default_factory=list)
     obeyed: int = 0
 
 
@@ -115,7 +115,7 @@ class Plane(Simulation):
                 self.verdicts(),
                 now=0.0,
                 age=self.now - daemon.seen.since,
-                limits=Limits(),
+                limits=PlanLimits(),
                 wanted=self.wanted,
             )
         if after is not None and after is not before:
@@ -211,7 +211,7 @@ class Plane(Simulation):
         """The daemon of the host orders what follows from the record that it obeys."""
         daemon = self.daemon(self.workers[name].host)
         if daemon.known is not None:
-            order = (daemon.known.lease_epoch, duty(daemon.known, name))
+            order = (daemon.known.lease_epoch, directive_of(daemon.known, name))
             self.inbox(name).unread.append(order)
 
     def hear(self, name: str) -> None:

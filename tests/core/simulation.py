@@ -7,22 +7,22 @@ numbers. Statuses and records reach the other side only when told to: late, repe
 from __future__ import annotations
 
 from tests.core.workers import JOB, LIVING, Worker, live, study, take_over
-from tmd.core.duties import (
+from tmd.core.planning.directives import (
     Arm,
     Finish,
-    Follow,
     Hold,
-    Keep,
+    HoldState,
     Leave,
     Prepare,
     Resume,
+    ShadowRank,
     Sync,
     Train,
     Wait,
-    duty,
 )
-from tmd.core.limits import Limits, Understudies
-from tmd.core.model import (
+from tmd.core.planning.planning import form, steer
+from tmd.core.values.limits import PlanLimits, Understudies
+from tmd.core.values.model import (
     Activity,
     ClusterView,
     Exit,
@@ -33,9 +33,8 @@ from tmd.core.model import (
     Verdict,
     WorkerStatus,
 )
-from tmd.core.planning import form, steer
-from tmd.core.requests import DrainRequest
-from tmd.core.snapshots import Kept, keepers
+from tmd.core.values.requests import DrainRequest
+from tmd.core.values.snapshots import Kept, keepers
 
 
 class Simulation:
@@ -139,7 +138,7 @@ class Simulation:
             self.verdicts(),
             now=0.0,
             age=age,
-            limits=Limits(),
+            limits=PlanLimits(),
             wanted=self.wanted,
         )
         changed = after is not self.record
@@ -232,7 +231,7 @@ class Simulation:
             # A rank that was won is taken before anything else is heard of; but between a vote and
             # its boundary a member hears whatever comes.
             self.boundary(name)
-        self._obey(worker, duty(self.record, name))
+        self._obey(worker, directive_of(self.record, name))
 
     def snapshot(self, aware: set[int] | None = None) -> None:
         """Of this step: every rank has its own copy; those ``aware``, or all, had theirs brought.
@@ -308,7 +307,7 @@ class Simulation:
             case Wait():
                 worker.state = worker.life = None
                 worker.say(activity=Activity.STANDBY, plan="", rank=None, armed=0, shadow=None)
-            case Follow() | Keep():
+            case ShadowRank() | HoldState():
                 study(worker, order)
             case Arm() if doing is Activity.TRAINING and not worker.poisoned:
                 if order.membership.epoch > worker.status.epoch and worker.switch is None:

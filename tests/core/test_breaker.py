@@ -9,16 +9,16 @@ from msgspec import structs
 
 from tests.plugins.clusters import RECORD, cluster, finding, host, planned
 from tests.values import worker
-from tmd.core.blast import contained
-from tmd.core.breaker import BreakerRules, held_back, tripped
-from tmd.core.fuse import Breaker
-from tmd.core.model import (
+from tmd.core.alerts.breaker import BreakerRules, held_back, tripped
+from tmd.core.alerts.correlated_faults import contained
+from tmd.core.values.breaker_state import Breaker
+from tmd.core.values.model import (
     ClusterView,
     Exit,
     HostStatus,
-    Kind,
     Mark,
     Phase,
+    PlanKind,
     Severity,
     Strategy,
     Urgency,
@@ -86,7 +86,7 @@ def test_more_moves_by_policies_than_allowed_open_it():
 
 @pytest.mark.parametrize(
     "changes",
-    [{"request": "r"}, {"kind": Kind.FAILOVER}, {"policy": ""}],
+    [{"request": "r"}, {"kind": PlanKind.FAILOVER}, {"policy": ""}],
     ids=["operator", "failover", "nobody's"],
 )
 def test_other_migrations_do_not_count(changes):

@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tmd.core.checkpoints import (
+from tmd.core.values.checkpoints import (
     PARTIAL,
     REFUSED,
-    Missed,
-    Saved,
+    MissedCheckpoint,
+    SavedCheckpoint,
     advice,
     complete,
     is_due,
@@ -58,7 +58,10 @@ def test_the_newest_always_stay(
 
 def test_the_newest_that_anybody_knows_of_is_named() -> None:
     """Without one it is only said what would help."""
-    old, new = Saved(10, 5.0, "/c/step-00000010"), Saved(20, 4.0, "/c/step-00000020")
+    old, new = (
+        SavedCheckpoint(10, 5.0, "/c/step-00000010"),
+        SavedCheckpoint(20, 4.0, "/c/step-00000020"),
+    )
 
     assert "from step 20 (/c/step-00000020)" in advice([old, None, new])
     assert "tmd launch" in advice([new])
@@ -70,8 +73,8 @@ def test_what_came_to_nothing_is_over_with_a_later_one_that_is_complete() -> Non
     first = missed_too(None, 10, "no space")
     second = missed_too(first, 20, "x" * 1000)
 
-    assert (first, second.count) == (Missed(10, "no space", 1), 2)
+    assert (first, second.count) == (MissedCheckpoint(10, "no space", 1), 2)
     assert len(second.reason) < 300
-    assert still_missed(second, Saved(10, 0.0, "c")) == second
-    assert still_missed(second, Saved(30, 0.0, "c")) is None
-    assert still_missed(None, Saved(30, 0.0, "c")) is None
+    assert still_missed(second, SavedCheckpoint(10, 0.0, "c")) == second
+    assert still_missed(second, SavedCheckpoint(30, 0.0, "c")) is None
+    assert still_missed(None, SavedCheckpoint(30, 0.0, "c")) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tmd.core.election import SAFE_PART, Denied, Granted, Lease, next_attempt, updated
+from tmd.core.planning.election import SAFE_PART, Denied, Granted, Lease, next_attempt, updated
 
 TIMES = st.floats(min_value=0, max_value=1e6)
 TTLS = st.floats(min_value=0.1, max_value=60)

@@ -4,9 +4,9 @@ import pytest
 from msgspec import structs
 
 from tests import values
-from tmd.core import failover
-from tmd.core.migration import Facts
-from tmd.core.model import ClusterView, Exit, HostStatus, JobState
+from tmd.core.planning import failover
+from tmd.core.planning.migration import PlanFacts
+from tmd.core.values.model import ClusterView, Exit, HostStatus, JobState
 
 HOSTS = ("h1", "h2")
 
@@ -22,7 +22,7 @@ def settled(*codes: int | None) -> tuple[JobState, str]:
         HostStatus(host, "1", exits=(Exit(values.worker(host), record.job, code, 0.0),))
         for host, code in zip(HOSTS, codes, strict=True)
     )
-    facts = Facts(ClusterView(hosts=hosts, jobs=(record,)), record.job)
+    facts = PlanFacts(ClusterView(hosts=hosts, jobs=(record,)), record.job)
     after, missing = failover.settle(record, plan, facts, (), 0.0)
     return after.state, missing
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from tmd.core.findings import BANNED, Origin, Rules
-from tmd.core.injection import (
+from tmd.core.alerts.findings import BANNED, Origin, Rules
+from tmd.core.alerts.injection import (
     MARK,
     foretold,
     forgetful,
@@ -16,9 +16,9 @@ from tmd.core.injection import (
     standing,
     unended,
 )
-from tmd.core.model import Severity, Signal, State, Strategy
-from tmd.core.retuning import with_strategy
-from tmd.core.triage import Board, fold
+from tmd.core.alerts.reconfiguration import with_strategy
+from tmd.core.alerts.triage import Board, fold
+from tmd.core.values.model import Severity, Signal, State, Strategy
 
 KNOWN = ("nic", "xid")
 SIGNAL = Signal("xid.79", "pci:0000:3b:00.0", Severity.FATAL, message="lost")

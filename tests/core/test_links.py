@@ -6,10 +6,18 @@ import pytest
 from msgspec import structs
 
 from tests.values import member, plan, record, worker
-from tmd.core.limits import Limits
-from tmd.core.links import IN_VAIN, LINK_BROKEN
-from tmd.core.model import Activity, ClusterView, HostStatus, JobState, Kind, Membership, Phase
-from tmd.core.planning import steer
+from tmd.core.planning.links import IN_VAIN, LINK_BROKEN
+from tmd.core.planning.planning import steer
+from tmd.core.values.limits import PlanLimits
+from tmd.core.values.model import (
+    Activity,
+    ClusterView,
+    HostStatus,
+    JobState,
+    Membership,
+    Phase,
+    PlanKind,
+)
 from tmd.testing.clients import worker_status
 
 STEP = 7
@@ -23,7 +31,7 @@ MEMBERSHIP = Membership(2, tuple(map(member, HOSTS)))
 BROKE_BEFORE = plan(
     structs.replace(MEMBERSHIP, epoch=1),
     new=MEMBERSHIP,
-    kind=Kind.FAILOVER,
+    kind=PlanKind.FAILOVER,
     phase=Phase.RESUME,
     cause=LINK_BROKEN,
     resume=STEP,
@@ -51,7 +59,7 @@ STANDBY = HostStatus("s1", "i", workers=(WAITING,), standby=True)
 def after(named, *, record=RECORD, spare=True, **changes):
     hosts = [stuck(f"h{n}", n, named[f"h{n}"], **changes) for n in ALL]
     view = ClusterView(hosts=(*hosts, STANDBY) if spare else tuple(hosts), jobs=(record,))
-    return steer(record, view, (), now=0.0, age=1.0, limits=Limits())
+    return steer(record, view, (), now=0.0, age=1.0, limits=PlanLimits())
 
 
 def test_the_one_whom_most_peers_name_is_replaced_the_second_time():
@@ -86,7 +94,7 @@ def test_who_has_given_its_rank_back_is_not_waited_for():
     (before,) = hosts[3].workers
     back = structs.replace(before, activity=Activity.STANDBY, rank=None)
     view = ClusterView(hosts=(*hosts[:3], structs.replace(hosts[3], workers=(back,)), STANDBY))
-    plan = steer(RECORD, view, (), now=0.0, age=1.0, limits=Limits()).plan
+    plan = steer(RECORD, view, (), now=0.0, age=1.0, limits=PlanLimits()).plan
 
     assert plan.id != BROKE_BEFORE.id
     assert plan.dead == ()

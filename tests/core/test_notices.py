@@ -8,8 +8,8 @@ from msgspec import structs
 
 from tests import values
 from tests.values import alert, member
-from tmd.core.model import Move, Phase, Severity, State
-from tmd.core.notices import REMEMBERED, Told, of_alerts, of_migrations, payload
+from tmd.core.alerts.notices import REMEMBERED, Announced, of_alerts, of_migrations, payload
+from tmd.core.values.model import Move, Phase, Severity, State
 
 ALERT = alert(
     code="nic.down",
@@ -57,7 +57,7 @@ def test_each_word_about_a_finding_is_told_once():
     worse = structs.replace(ALERT, severity=Severity.FATAL)
     over = structs.replace(ALERT, state=State.CLEARED)
     first = of_alerts([ALERT])
-    told = Told().plus(first, "7")
+    told = Announced().plus(first, "7")
 
     assert told.untold(of_alerts([ALERT, worse, over])) == of_alerts([worse, over])
     assert told.cursor == "7"
@@ -67,7 +67,7 @@ def test_a_migration_that_the_records_show_is_never_told_again():
     """However many there are; those that are shown no more are forgotten some time."""
     many = of_migrations([record(*(plan(n) for n in range(3 * REMEMBERED)))])
     shown = [n.id for n in many]
-    told = Told().plus(many, "", shown)
+    told = Announced().plus(many, "", shown)
     after = told.plus([], "", shown[:5])
 
     assert told.untold(many) == []

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tmd.core.names import wrong_name, wrong_plain
-from tmd.core.printable import LONGEST, MOST_LINES, ascii_json, printable, printable_lines
+from tmd.core.values.names import wrong_name, wrong_plain
+from tmd.core.values.printable import LONGEST, MOST_LINES, ascii_json, printable, printable_lines
 
 ANY = st.text(st.characters(codec=None, categories=None), max_size=40)
 BAD = ("\x1b", "\x07", "\x9b", "\u202e", "\u200b", "\u2028", "\ufeff", "\ud800", "\U000e0041")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from tmd.core.findings import Origin, Rules
-from tmd.core.model import Severity, Signal, State, Strategy
-from tmd.core.rationing import BURST, EVIDENCE, LONGEST, MOST, PER_SECOND, TOO_MANY, Allowance
-from tmd.core.triage import REMEMBERED, Board, declared_healthy, fold
+from tmd.core.alerts.findings import Origin, Rules
+from tmd.core.alerts.quota import BURST, EVIDENCE, LONGEST, MOST, PER_SECOND, TOO_MANY, Allowance
+from tmd.core.alerts.triage import REMEMBERED, Board, declared_healthy, fold
+from tmd.core.values.model import Severity, Signal, State, Strategy
 
 ORIGIN = Origin("h1", "d", Strategy.ACT)
 OTHER = Origin("h1", "other", Strategy.ACT)

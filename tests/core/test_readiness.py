@@ -6,10 +6,18 @@ import pytest
 from msgspec import structs
 
 from tests.values import member, plan, record
-from tmd.core.model import Activity, ClusterView, HostStatus, JobState, Move, Phase, Rehearsal
-from tmd.core.planned_moves import hindrance
-from tmd.core.readiness import unprotected
-from tmd.core.requests import DrainRequest
+from tmd.core.planning.planned_moves import hindrance
+from tmd.core.planning.readiness import unprotected
+from tmd.core.values.model import (
+    Activity,
+    ClusterView,
+    HostStatus,
+    JobState,
+    Move,
+    Phase,
+    Rehearsal,
+)
+from tmd.core.values.requests import DrainRequest
 from tmd.testing.clients import worker_status
 
 RECORD = record("h1", "h2")

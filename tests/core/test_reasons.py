@@ -20,22 +20,22 @@ from tmd.campaign.scenario import Story
 from tmd.child import Child
 from tmd.cli import doctor, policies
 from tmd.config import load
-from tmd.core import errors
-from tmd.core.errors import ConfigError, TmdError
-from tmd.core.model import Member
-from tmd.core.reasons import in_words, os_reason
-from tmd.core.unreadable import brief
+from tmd.core.values import errors
+from tmd.core.values.decode_errors import brief
+from tmd.core.values.errors import ConfigError, TmdError
+from tmd.core.values.model import Member
+from tmd.core.values.reasons import in_words, os_reason
 from tmd.daemon import plugins
 from tmd.fabric.dial import Caller
-from tmd.fabric.handshake import Lane
+from tmd.fabric.handshake import LinkPurpose
 from tmd.plugin import Detector, DetectorContext, Signal
 from tmd.sections import read_secret
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("tmd", "detectors", "policies")
 ELSEWHERE = {
-    "tmd/core/reasons.py": "says it",
-    "tmd/core/errors.py": "says it",
+    "tmd/core/values/reasons.py": "says it",
+    "tmd/core/values/errors.py": "says it",
     "tmd/schema.py": "takes the text of a validation apart",
     "tmd/daemon/redis_errors.py": "looks for words in the text",
     "detectors/xid/listener.py": "runs without tmd; its own error always has a text",
@@ -167,13 +167,13 @@ def _looked() -> None:
 
 
 def _executed() -> None:
-    check = exec_detector.Check(name="c", command=("true",))
+    check = exec_detector.ExecCheck(name="c", command=("true",))
     raise TmdError(asyncio.run(exec_detector.run(check, 100)).message)
 
 
 def _dialled() -> None:
     member = Member("h/j/0.1", "h", "127.0.0.1:1")
-    Caller("h/j/0.2", b"key").dial(member, "", Lane.RAW, 1, timeout=1.0)
+    Caller("h/j/0.2", b"key").dial(member, "", LinkPurpose.RAW, 1, timeout=1.0)
 
 
 EMPTY = (OSError(), TimeoutError(), PermissionError(), ConnectionAbortedError())

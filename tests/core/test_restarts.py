@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tmd.core.restarts import LEAST_UNJOINED_S, LONGEST_S, pause_s
+from tmd.core.planning.restarts import LEAST_UNJOINED_S, LONGEST_S, pause_s
 
 
 def test_each_pause_is_twice_as_long_up_to_a_bound() -> None:

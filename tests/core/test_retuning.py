@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tmd.core import triage
-from tmd.core.findings import Origin, Rules
-from tmd.core.model import Severity, Signal, State, Strategy
-from tmd.core.retuning import farewells, with_strategy
+from tmd.core.alerts import triage
+from tmd.core.alerts.findings import Origin, Rules
+from tmd.core.alerts.reconfiguration import farewells, with_strategy
+from tmd.core.values.model import Severity, Signal, State, Strategy
 
 
 def board(*detectors):

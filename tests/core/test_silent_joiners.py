@@ -4,11 +4,11 @@ from msgspec import structs
 
 from tests.core.simulation import Simulation
 from tests.core.workers import JOB
-from tmd.core.limits import Limits
-from tmd.core.migration import Event, Facts, failover_event
-from tmd.core.model import Activity, Phase
+from tmd.core.planning.migration import PlanEvent, PlanFacts, failover_event
+from tmd.core.values.limits import PlanLimits
+from tmd.core.values.model import Activity, Phase
 
-SILENT_S = Limits().silent_s
+SILENT_S = PlanLimits().silent_s
 
 
 def moving() -> Simulation:
@@ -81,9 +81,9 @@ def test_while_training_stands_still_a_silent_host_is_not_waited_for() -> None:
     view = sim.view()
     gone = structs.replace(view, hosts=tuple(h for h in view.hosts if h.host != joiner.host))
 
-    assert failover_event(sim.plan, Facts(view, JOB), SILENT_S, Limits()) is None
+    assert failover_event(sim.plan, PlanFacts(view, JOB), SILENT_S, PlanLimits()) is None
     for seen, age in ((view, SILENT_S + 0.1), (gone, 0.0)):
-        assert failover_event(sim.plan, Facts(seen, JOB), age, Limits()) == (
-            Event.JOINER_LOST,
+        assert failover_event(sim.plan, PlanFacts(seen, JOB), age, PlanLimits()) == (
+            PlanEvent.JOINER_LOST,
             f"joiner {joiner.worker} is not heard from",
         )

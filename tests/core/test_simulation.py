@@ -6,8 +6,8 @@ from hypothesis.stateful import rule
 from tests.core.machine import Machine
 from tests.core.proof import thorough
 from tests.core.simulation import Simulation
-from tmd.core.model import Activity, JobState, Phase
-from tmd.core.snapshots import Rollback
+from tmd.core.values.model import Activity, JobState, Phase
+from tmd.core.values.snapshots import Rollback
 
 
 class Cluster(Machine):

@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tmd.core.snapshots import EVERY, Kept, Rollback, is_due, keepers, newest_whole, wanted_every
+from tmd.core.values.snapshots import (
+    EVERY,
+    Kept,
+    Rollback,
+    is_due,
+    keepers,
+    newest_whole,
+    wanted_every,
+)
 
 hosts = st.lists(st.sampled_from("abcde"), min_size=2, max_size=12)
 copies = st.lists(st.builds(Kept, st.integers(0, 3), st.integers(0, 5)))

@@ -4,10 +4,18 @@ from msgspec import structs
 
 from tests.core.test_understudies import cluster, worker
 from tests.values import alert
-from tmd.core.duties import Prepare, duty
-from tmd.core.limits import Limits
-from tmd.core.model import Activity, Alert, JobRecord, MigrationPlan, Severity, Urgency, Verdict
-from tmd.core.planning import steer
+from tmd.core.planning.directives import Prepare, directive_of
+from tmd.core.planning.planning import steer
+from tmd.core.values.limits import PlanLimits
+from tmd.core.values.model import (
+    Activity,
+    Alert,
+    JobRecord,
+    MigrationPlan,
+    Severity,
+    Urgency,
+    Verdict,
+)
 
 WANTED = Verdict(job="j", worker="a", urgency=Urgency.DRAIN, cause="drain", reason="asked")
 
@@ -30,14 +38,14 @@ def planned(
             status = structs.replace(status, replicas=replicas[status.rank])
         hosts.append(structs.replace(host, workers=(status,), alerts=raised))
     view = structs.replace(view, hosts=tuple(hosts))
-    after = steer(record, view, [WANTED], now=0.0, age=0.0, limits=Limits())
+    after = steer(record, view, [WANTED], now=0.0, age=0.0, limits=PlanLimits())
     assert after.plan is not None
     return after, after.plan
 
 
 def test_the_leaver_shows_its_own_rank() -> None:
     record, plan = planned()
-    joins = duty(record, "s")
+    joins = directive_of(record, "s")
 
     assert plan.moves[0].source == plan.moves[0].leaver
     assert isinstance(joins, Prepare)
@@ -47,7 +55,7 @@ def test_the_leaver_shows_its_own_rank() -> None:
 def test_a_replica_shows_its_rank_where_the_leavers_host_ails() -> None:
     """A warning is not enough, and the replica's own host must be sound."""
     record, plan = planned(ailing("h-a", Severity.DEGRADED))
-    joins = duty(record, "s")
+    joins = directive_of(record, "s")
 
     assert plan.moves[0].source is not None
     assert plan.moves[0].source.worker == "b"

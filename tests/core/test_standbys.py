@@ -7,20 +7,22 @@ from msgspec import structs
 
 from tests.plugins.clusters import planned
 from tests.values import alert, member, record
-from tmd.core.findings import BANNED
-from tmd.core.limits import Limits
-from tmd.core.migration import Facts
-from tmd.core.model import (
+from tmd.core.alerts.findings import BANNED
+from tmd.core.planning.migration import PlanFacts
+from tmd.core.planning.planning import form, steer, unformed
+from tmd.core.planning.standbys import MOST_REASONS, candidates, lasting, reasons
+from tmd.core.values.limits import PlanLimits
+from tmd.core.values.model import (
     Activity,
     ClusterView,
     Exit,
     HostStatus,
     JobState,
-    Kind,
     Member,
     Membership,
     Move,
     Phase,
+    PlanKind,
     Rehearsal,
     Severity,
     ShadowStatus,
@@ -28,9 +30,7 @@ from tmd.core.model import (
     Urgency,
     Verdict,
 )
-from tmd.core.planning import form, steer, unformed
-from tmd.core.requests import DrainRequest
-from tmd.core.standbys import MOST_REASONS, candidates, lasting, reasons
+from tmd.core.values.requests import DrainRequest
 from tmd.testing.clients import worker_status
 
 RECORD = record("h1")
@@ -57,7 +57,7 @@ def view(*hosts, **changes):
 
 
 def chosen(cluster):
-    return [m.host for m in candidates(cluster, RECORD, Facts(cluster, "job"))]
+    return [m.host for m in candidates(cluster, RECORD, PlanFacts(cluster, "job"))]
 
 
 FATAL = structs.replace(DEGRADED, severity=Severity.FATAL)
@@ -75,7 +75,7 @@ def test_a_host_that_ails_is_better_than_none_for_the_dead_only():
     both, alone = view(ailing, idle), view(ailing)
 
     def for_planned_moves(cluster):
-        spare = candidates(cluster, RECORD, Facts(cluster, "job"))
+        spare = candidates(cluster, RECORD, PlanFacts(cluster, "job"))
         return [m.host for m in lasting(cluster, spare)]
 
     assert (chosen(both), chosen(alone)) == (["h3", "h2"], ["h2"])
@@ -110,7 +110,7 @@ def test_a_drained_host_gets_no_rank_while_the_drain_is_listed(leave, served):
     cluster = view(standby("h2"), drains=(DrainRequest("h2", "r", leave=leave),))
     cluster = structs.replace(cluster, jobs=(record,))
 
-    assert candidates(cluster, record, Facts(cluster, "job")) == []
+    assert candidates(cluster, record, PlanFacts(cluster, "job")) == []
 
 
 def test_a_soft_drain_lets_the_host_come_back_once_it_holds_no_rank():
@@ -119,7 +119,7 @@ def test_a_soft_drain_lets_the_host_come_back_once_it_holds_no_rank():
     served = structs.replace(RECORD, history=(planned(1, request="r"),))
 
     assert chosen(waiting) == []
-    assert [m.host for m in candidates(waiting, served, Facts(waiting, "job"))] == ["h1"]
+    assert [m.host for m in candidates(waiting, served, PlanFacts(waiting, "job"))] == ["h1"]
 
 
 def test_a_planned_move_that_only_a_drained_host_could_help_waits_and_says_why():
@@ -127,7 +127,7 @@ def test_a_planned_move_that_only_a_drained_host_could_help_waits_and_says_why()
     holder = HostStatus("h1", "i", workers=(structs.replace(training, world_size=1, step=5),))
     cluster = view(holder, standby("h2"), drains=(DrainRequest("h2", "r"),))
     wish = Verdict("job", "h1/job/0.a", Urgency.DRAIN, "c", "r")
-    after = steer(RECORD, cluster, [wish], now=0.0, age=0.0, limits=Limits())
+    after = steer(RECORD, cluster, [wish], now=0.0, age=0.0, limits=PlanLimits())
 
     assert after.plan is None
     assert after.detail == (
@@ -174,7 +174,7 @@ def test_a_new_job_takes_no_ranks_to_drained_hosts():
 
 def failover(host):
     move = Move(rank=0, leaver=Member("x", host, "x:1"))
-    return planned(1, kind=Kind.FAILOVER, moves=(move,))
+    return planned(1, kind=PlanKind.FAILOVER, moves=(move,))
 
 
 DONE = (Rehearsal(step=5, seconds=1.0),)
@@ -182,13 +182,13 @@ DONE = (Rehearsal(step=5, seconds=1.0),)
 
 def test_first_those_that_rehearsed_then_those_whose_host_was_never_left():
     """Because of a loss, or because a policy wanted it; an operator's drain says nothing."""
-    moved = structs.replace(failover("h3"), kind=Kind.PLANNED)
-    drained = structs.replace(failover("h4"), kind=Kind.PLANNED, request="r")
+    moved = structs.replace(failover("h3"), kind=PlanKind.PLANNED)
+    drained = structs.replace(failover("h4"), kind=PlanKind.PLANNED, request="r")
     record = structs.replace(RECORD, history=(failover("h2"), moved, drained))
     spare = [standby(h, rehearsed=DONE) for h in ("h2", "h3", "h4")] + [standby("h1b")]
     cluster = structs.replace(view(*spare), jobs=(record,))
 
-    found = [m.host for m in candidates(cluster, record, Facts(cluster, "job"))]
+    found = [m.host for m in candidates(cluster, record, PlanFacts(cluster, "job"))]
     assert found == ["h4", "h2", "h3", "h1b"]
 
 
@@ -210,7 +210,7 @@ def test_the_choice_says_why_this_one_and_why_not_the_others():
         jobs=(record,),
     )
     chosen = member("h2")
-    told = reasons({0: chosen}, cluster, record, Facts(cluster, "job"))
+    told = reasons({0: chosen}, cluster, record, PlanFacts(cluster, "job"))
 
     assert told[0] == ("rank 0: h2/job/0.a: it follows no rank, its host holds none, rehearsed")
     why = dict(line.removeprefix("not ").split(": ", 1) for line in told[1:])
@@ -231,7 +231,7 @@ def test_a_plan_does_not_tell_of_a_thousand_standbys():
     cluster = structs.replace(view(*pool), jobs=(record,))
     chosen = Member("h2/job/0.a", "h2", "h2:1")
 
-    assert len(reasons({0: chosen}, cluster, record, Facts(cluster, "job"))) == MOST_REASONS
+    assert len(reasons({0: chosen}, cluster, record, PlanFacts(cluster, "job"))) == MOST_REASONS
 
 
 def test_a_planned_move_records_its_choice():
@@ -239,7 +239,7 @@ def test_a_planned_move_records_its_choice():
     holder = HostStatus("h1", "i", workers=(structs.replace(training, world_size=1, step=5),))
     cluster = view(holder, standby("h2"), standby("h3"))
     wish = Verdict("job", "h1/job/0.a", Urgency.DRAIN, "c", "r")
-    plan = steer(RECORD, cluster, [wish], now=0.0, age=0.0, limits=Limits()).plan
+    plan = steer(RECORD, cluster, [wish], now=0.0, age=0.0, limits=PlanLimits()).plan
 
     assert [m.joiner.host for m in plan.moves] == ["h2"]
     assert [line.split(":")[0] for line in plan.choice] == ["rank 0", "not h3/job/0.a"]
@@ -256,8 +256,8 @@ def recovering(*hosts, replicas=(0, 1), **changes):
     )
     dead = HostStatus("h1", "i", exits=(Exit("h1/job/0.a", "job", -9, 0.0),))
     cluster = view(dead, HostStatus("h4", "i", workers=(survivor,)), *hosts, **changes)
-    opened = steer(record, cluster, [wish], now=0.0, age=0.0, limits=Limits())
-    return steer(opened, cluster, [wish], now=0.0, age=Limits().settle_s, limits=Limits())
+    opened = steer(record, cluster, [wish], now=0.0, age=0.0, limits=PlanLimits())
+    return steer(opened, cluster, [wish], now=0.0, age=PlanLimits().settle_s, limits=PlanLimits())
 
 
 def test_a_failover_records_its_choice():
@@ -275,7 +275,7 @@ def test_a_planned_move_says_that_the_only_standby_is_on_a_host_that_ails():
     holder = HostStatus("h1", "i", workers=(structs.replace(training, world_size=1, step=5),))
     cluster = view(holder, standby("h2", DEGRADED))
     wish = Verdict("job", "h1/job/0.a", Urgency.DRAIN, "c", "r")
-    after = steer(RECORD, cluster, [wish], now=0.0, age=0.0, limits=Limits())
+    after = steer(RECORD, cluster, [wish], now=0.0, age=0.0, limits=PlanLimits())
 
     assert after.detail.endswith("waits for 1 standby: not h2/job/0.a: its host ails")
 

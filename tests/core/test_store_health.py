@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tmd.core.store_health import (
+from tmd.core.alerts.store_health import (
     CAUSES_REPORTED,
     STEADY_S,
     HealthChange,

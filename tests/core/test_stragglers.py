@@ -15,18 +15,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tmd.core.pace import Pace
-from tmd.core.stragglers import (
+from tmd.core.planning.stragglers import (
     BLOCK,
     CLEAR_S,
     HOLD_S,
     LEAST_STEPS,
-    Told,
+    PeerTimings,
+    StragglerWatch,
     Trend,
-    Watch,
     followed,
     judged,
 )
+from tmd.core.values.pace import Pace
 
 
 class Job:
@@ -37,7 +37,7 @@ class Job:
         self.ranks = ranks
         self.uneven = uneven
         self.speed = [1.0] * ranks
-        self.watches = [Watch()] * ranks
+        self.watches = [StragglerWatch()] * ranks
         self.paces = [Pace(0, 1.0)] * ranks
         self.trend = Trend()
         self.step = 0
@@ -70,7 +70,7 @@ class Job:
     def tell(self, busy):
         for rank in range(self.ranks):
             others = tuple(b for r, b in enumerate(busy) if r != rank)
-            told = Told(self.step, busy[rank], others, self.ranks)
+            told = PeerTimings(self.step, busy[rank], others, self.ranks)
             self.watches[rank], self.paces[rank] = judged(self.watches[rank], told)
         self.ever_slow |= self.slow
 
@@ -310,12 +310,12 @@ def test_a_straggler_is_not_told_for_single_milliseconds():
     """A tenth of a 20 ms step is the scheduler's; half of it is not."""
 
     def slow(by_s):
-        random_, watch, pace = random.Random(3), Watch(), None
+        random_, watch, pace = random.Random(3), StragglerWatch(), None
         for block in range(1, 120):
             extra = by_s if block > 60 else 0.0
             others = tuple(0.020 * random_.lognormvariate(0.0, 0.01) for _ in range(3))
             own = 0.020 * random_.lognormvariate(0.0, 0.01) + extra
-            watch, pace = judged(watch, Told(block * BLOCK, own, others, 4))
+            watch, pace = judged(watch, PeerTimings(block * BLOCK, own, others, 4))
         return pace.slow_since is not None
 
     assert not slow(0.003)

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from tmd.core.findings import BANNED, DAY_S, DECLARED, Origin, Rules
-from tmd.core.model import Severity, Signal, State, Strategy
-from tmd.core.triage import Board, declared_healthy, restored, ripened
-from tmd.core.triage import fold as fold_all
+from tmd.core.alerts.findings import BANNED, DAY_S, DECLARED, Origin, Rules
+from tmd.core.alerts.triage import Board, declared_healthy, restored, ripened
+from tmd.core.alerts.triage import fold as fold_all
+from tmd.core.values.model import Severity, Signal, State, Strategy
 
 ORIGIN = Origin(host="h1", detector="d", strategy=Strategy.ACT)
 SIGNAL = Signal(code="a.b", entity="gpu:0", severity=Severity.DEGRADED, message="m", job="j")

@@ -4,21 +4,23 @@ from msgspec import structs
 
 from tests.plugins.clusters import planned
 from tests.values import alert
-from tmd.core.duties import Follow, Hold, Keep, Prepare, Wait, duty
-from tmd.core.failover import open_failover
-from tmd.core.limits import Understudies
-from tmd.core.migration import Facts
-from tmd.core.model import (
+from tmd.core.planning.directives import Hold, HoldState, Prepare, ShadowRank, Wait, directive_of
+from tmd.core.planning.failover import open_failover
+from tmd.core.planning.hot_standbys import answered, roles_of, to_rehearse, understudied
+from tmd.core.planning.migration import PlanFacts
+from tmd.core.planning.standbys import assigned, candidates, reasons
+from tmd.core.values.limits import Understudies
+from tmd.core.values.model import (
     Activity,
     ClusterView,
     HostStatus,
     JobRecord,
     JobState,
-    Kind,
     Member,
     Membership,
     Move,
     Phase,
+    PlanKind,
     Rehearsal,
     Severity,
     ShadowStatus,
@@ -26,10 +28,8 @@ from tmd.core.model import (
     Understudy,
     WorkerStatus,
 )
-from tmd.core.requests import DrainRequest, RehearsalRequest
-from tmd.core.shadows import noted
-from tmd.core.standbys import assigned, candidates, reasons
-from tmd.core.understudies import answered, roles_of, to_rehearse, understudied
+from tmd.core.values.requests import DrainRequest, RehearsalRequest
+from tmd.core.values.shadows import noted
 
 
 def worker(name: str, activity: Activity = Activity.STANDBY, **more: object) -> WorkerStatus:
@@ -43,7 +43,9 @@ def member(name: str) -> Member:
     return Member(worker=name, host=f"h-{name}", address=f"{name}:1")
 
 
-def cluster(*standbys: WorkerStatus, trains: bool = True) -> tuple[JobRecord, ClusterView, Facts]:
+def cluster(
+    *standbys: WorkerStatus, trains: bool = True
+) -> tuple[JobRecord, ClusterView, PlanFacts]:
     """A job of two ranks, a and b, and some standbys, each on a host of its own."""
     doing = Activity.TRAINING if trains else Activity.STUCK
     ranks = [worker(n, doing, rank=i, epoch=1, step=9) for i, n in enumerate("ab")]
@@ -55,7 +57,7 @@ def cluster(*standbys: WorkerStatus, trains: bool = True) -> tuple[JobRecord, Cl
         job="j", world_size=2, state=JobState.RUNNING, membership=membership, proposed=1
     )
     view = ClusterView(hosts=hosts, jobs=(record,))
-    return record, view, Facts(view, "j")
+    return record, view, PlanFacts(view, "j")
 
 
 def test_hot_standbys_cover_different_ranks() -> None:
@@ -78,7 +80,7 @@ def test_a_hot_standby_whose_host_is_drained_is_followed_by_another() -> None:
     (first,) = understudied(record, view, facts, wanted)
     busy = structs.replace(record, understudies=(first,))
     drained = structs.replace(view, drains=(DrainRequest(first.member.host, "r"),))
-    (second,) = understudied(busy, drained, Facts(drained, "j"), wanted)
+    (second,) = understudied(busy, drained, PlanFacts(drained, "j"), wanted)
 
     assert (first.member.worker, second.member.worker) == ("s", "t")
     assert second.stay
@@ -201,8 +203,8 @@ def test_a_standby_is_told_that_a_plan_goes_on() -> None:
     record, _, _ = cluster(worker("s"))
     live = structs.replace(record, plan=planned(1, phase=Phase.RECOVER))
 
-    assert duty(record, "s") == Wait()
-    assert duty(live, "s") == Wait(busy=True)
+    assert directive_of(record, "s") == Wait()
+    assert directive_of(live, "s") == Wait(busy=True)
 
 
 # --- ranks that are not built alike ---------------------------------------------------------------
@@ -211,7 +213,7 @@ ROLES = ("first", "middle", "middle", "last")
 """A pipeline of four stages; those in the middle look alike."""
 
 
-def pipeline(*standbys: WorkerStatus) -> tuple[JobRecord, ClusterView, Facts]:
+def pipeline(*standbys: WorkerStatus) -> tuple[JobRecord, ClusterView, PlanFacts]:
     """A job of four ranks, and some standbys."""
     ranks = [
         worker(n, Activity.TRAINING, rank=i, epoch=1, step=9, world_size=4, role=ROLES[i])
@@ -226,7 +228,7 @@ def pipeline(*standbys: WorkerStatus) -> tuple[JobRecord, ClusterView, Facts]:
         job="j", world_size=4, state=JobState.RUNNING, membership=membership, proposed=1
     )
     view = ClusterView(hosts=hosts, jobs=(record,))
-    return record, view, Facts(view, "j")
+    return record, view, PlanFacts(view, "j")
 
 
 def rehearsed(*ranks: int, **more: object) -> tuple[Rehearsal, ...]:
@@ -375,10 +377,12 @@ def test_a_shadow_is_told_whether_its_rank_can_still_say_anything() -> None:
     record = structs.replace(record, understudies=(hot,))
     told = {}
     for dead in ("a", "b"):
-        plan = structs.replace(planned(2, phase=Phase.RECOVER), kind=Kind.FAILOVER, dead=(dead,))
-        told[dead] = duty(structs.replace(record, plan=plan), "s")
+        plan = structs.replace(
+            planned(2, phase=Phase.RECOVER), kind=PlanKind.FAILOVER, dead=(dead,)
+        )
+        told[dead] = directive_of(structs.replace(record, plan=plan), "s")
 
-    assert told == {"a": Keep(plan.id), "b": Keep(plan.id, over=True)}
+    assert told == {"a": HoldState(plan.id), "b": HoldState(plan.id, over=True)}
 
 
 def test_survivors_are_told_for_which_ranks_a_hot_standby_may_be_asked() -> None:
@@ -392,7 +396,7 @@ def test_survivors_are_told_for_which_ranks_a_hot_standby_may_be_asked() -> None
         "hot": (Understudy(member=member("s"), rank=0, stay=True),),
         "rehearsal": (Understudy(member=member("s"), rank=0, stay=False),),
     }.items():
-        told[name] = duty(structs.replace(record, understudies=studies), "a")
+        told[name] = directive_of(structs.replace(record, understudies=studies), "a")
 
     plan = record.plan.id
     plain = Hold(plan, epoch=1)
@@ -408,8 +412,10 @@ def test_a_plan_comes_before_a_rehearsal() -> None:
     plan = planned(2, phase=Phase.PREPARE, moves=(move,), old=record.membership, new=moved)
     busy = structs.replace(record, understudies=(study,), plan=plan)
 
-    assert duty(structs.replace(busy, plan=None), "s") == Follow(3, 4, member("d"), stay=False)
-    assert isinstance(duty(busy, "s"), Prepare)
+    assert directive_of(structs.replace(busy, plan=None), "s") == ShadowRank(
+        3, 4, member("d"), stay=False
+    )
+    assert isinstance(directive_of(busy, "s"), Prepare)
     assert understudied(busy, view, facts, Understudies(rehearse=True)) == (study,)
     assert assigned([1], [member("s")], facts) == {1: member("s")}
 
@@ -422,7 +428,7 @@ def test_who_was_late_or_ails_is_taken_last_whatever_it_has_rehearsed() -> None:
 
     assert assigned([3], both, facts) == {3: member("t")}
     assert assigned([3], both, facts, late=("t",)) == {3: member("s")}
-    ailing = Facts(structs.replace(view, hosts=tuple(hosts)), "j")
+    ailing = PlanFacts(structs.replace(view, hosts=tuple(hosts)), "j")
     assert assigned([3], both, ailing) == {3: member("s")}
 
 
@@ -431,7 +437,7 @@ def test_what_a_lost_rank_was_built_as_is_known_from_the_rehearsal() -> None:
     some = noted(rehearsed(2), Rehearsal(0, 0.0, "other shapes"), 3, ROLES)
     _, view, _ = pipeline(worker("s", rehearsed=some))
     silent = structs.replace(view, hosts=tuple(h for h in view.hosts if h.host != "h-d"))
-    facts = Facts(silent, "j")
+    facts = PlanFacts(silent, "j")
 
     assert assigned([3], [member("s")], facts) == {}
     assert assigned([2], [member("s")], facts) == {2: member("s")}

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from tmd.core.duties import Arm, Follow, Keep, Prepare
-from tmd.core.model import Activity, ShadowStatus, WorkerStatus
-from tmd.core.snapshots import Kept
+from tmd.core.planning.directives import Arm, HoldState, Prepare, ShadowRank
+from tmd.core.values.model import Activity, ShadowStatus, WorkerStatus
+from tmd.core.values.snapshots import Kept
 
 JOB = "sim"
 LIVING = (Activity.SHADOWING, Activity.IN_STEP)
@@ -18,7 +18,7 @@ LIVING = (Activity.SHADOWING, Activity.IN_STEP)
 class Life:
     """``state`` is that of the rank after the last commit that was mirrored."""
 
-    duty: Prepare | Follow
+    duty: Prepare | ShadowRank
     state: tuple[int, ...] | None = None
     won: bool = False
     """The vote that was mirrored last has given the rank to this worker."""
@@ -94,18 +94,18 @@ def live(worker: Worker, order: Prepare) -> None:
         worker.say(activity=Activity.IN_STEP, plan=order.plan)
 
 
-def study(worker: Worker, order: Follow | Keep) -> None:
+def study(worker: Worker, order: ShadowRank | HoldState) -> None:
     """Follow a rank without a plan; in a recovery keep what there is."""
     life = worker.life
     if worker.status.activity not in (Activity.STANDBY, *LIVING):
         return
-    if isinstance(order, Follow) and (life is None or life.duty != order):
+    if isinstance(order, ShadowRank) and (life is None or life.duty != order):
         worker.life = Life(order)
         worker.say(activity=Activity.SHADOWING, plan="", shadow=ShadowStatus(order.rank))
     elif life is not None and life.state is not None:
         shadow = ShadowStatus(life.duty.rank, verified=len(life.state))
         # Who cannot be called again leaves what is here: a recovery may come that can use it.
-        kept = isinstance(order, Keep) or life.lost
+        kept = isinstance(order, HoldState) or life.lost
         doing = Activity.STANDBY if kept else Activity.IN_STEP
         worker.say(activity=doing, plan="", shadow=shadow, step=len(life.state))
     else:

@@ -8,9 +8,9 @@ import sys
 import time
 
 from tmd.config import store_key
-from tmd.core.duties import Train, Wait
-from tmd.core.errors import StoreUnavailable
-from tmd.core.model import Activity
+from tmd.core.planning.directives import Train, Wait
+from tmd.core.values.errors import StoreUnavailable
+from tmd.core.values.model import Activity
 from tmd.daemon.store import RedisStore
 from tmd.testing.clients import FakeLauncher, FakeTrainer, connected, worker_status
 

@@ -15,11 +15,11 @@ from msgspec import structs
 
 from tests.values import failover
 from tmd import wire
-from tmd.core.duties import Leave, Train
-from tmd.core.errors import ConfigError
-from tmd.core.model import Activity, Exit, Rehearsal
+from tmd.core.planning.directives import Leave, Train
+from tmd.core.values.errors import ConfigError
+from tmd.core.values.model import Activity, Exit, Rehearsal
 from tmd.daemon import agents, lifelines
-from tmd.daemon.agents import AgentServer, Door, uids_of
+from tmd.daemon.agents import AgentServer, AgentSocket, uids_of
 from tmd.daemon.records import Records
 from tmd.daemon.roster import Roster
 from tmd.testing.clients import FakeLauncher, FakeTrainer, connected, until, worker_status
@@ -34,7 +34,7 @@ class Host:
         self.path = folder / "run" / "tmd.sock"
         self.roster = Roster()
         self.records = Records(folder)
-        door = Door(
+        door = AgentSocket(
             path=self.path,
             host="h1",
             uids=uids_of(()),
@@ -187,7 +187,7 @@ async def test_a_trainer_named_dead_is_told_to_leave(host, record):
 TRAINER = """
 import socket, sys, time
 from tmd import wire
-from tmd.core.model import Activity
+from tmd.core.values.model import Activity
 from tmd.testing.clients import worker_status
 with socket.socket(socket.AF_UNIX) as s:
     s.connect(sys.argv[1])
@@ -289,7 +289,7 @@ async def test_descriptors_that_come_are_closed(host, monkeypatch, trusted):
     before = open_files()
     with tempfile.TemporaryFile() as file, socket.socket(socket.AF_UNIX) as client:
         await asyncio.to_thread(client.connect, str(host.path))
-        hello = wire.encode(wire.Hello(wire.VERSION, worker_status(ONE), 0, 1))
+        hello = wire.encode(wire.TrainerHello(wire.VERSION, worker_status(ONE), 0, 1))
         for part in (hello[:9], hello[9:19]):
             socket.send_fds(client, [part], [file.fileno()])
         client.sendall(hello[19:])
@@ -318,11 +318,11 @@ async def test_a_launcher_must_say_how_a_worker_ended(host):
     [
         (b"GET / HTTP/1.1\r\n\r\n", "not a tmd peer"),
         (b"\x03\x00\x00\x00abc", "bad message"),
-        (wire.encode(wire.Report(worker_status(ONE))), "expected a hello"),
-        (wire.encode(wire.Hello(99, worker_status(ONE), 0)), "install the same tmd"),
+        (wire.encode(wire.StatusReport(worker_status(ONE))), "expected a hello"),
+        (wire.encode(wire.TrainerHello(99, worker_status(ONE), 0)), "install the same tmd"),
         (wire.encode(wire.LauncherHello(0, "job", 1, ())), "install the same tmd"),
         (
-            wire.encode(wire.Hello(wire.VERSION, worker_status(ONE), 0))[4:].join(
+            wire.encode(wire.TrainerHello(wire.VERSION, worker_status(ONE), 0))[4:].join(
                 [b"\xff\xff\xff\xff", b""]
             ),
             "limit",
@@ -344,7 +344,7 @@ async def test_a_stranger_is_told_why_and_disturbs_nobody(host, record, data, re
 async def test_a_trainer_cannot_speak_for_another(host):
     async with connected(host.path) as connection:
         await FakeTrainer(connection, worker_status(ONE)).hello()
-        await connection.send(wire.Report(worker_status(TWO)))
+        await connection.send(wire.StatusReport(worker_status(TWO)))
 
         assert TWO in await rejected(connection)
         assert [s.worker for s in host.roster.statuses] == [ONE]
@@ -365,7 +365,7 @@ async def test_silence_instead_of_a_hello_ends_the_connection(host, monkeypatch)
 
 
 async def test_a_user_that_is_not_listed_is_rejected(tmp_path):
-    door = Door(path=tmp_path / "s", host="h", uids=frozenset(), key_of=lambda _: b"")
+    door = AgentSocket(path=tmp_path / "s", host="h", uids=frozenset(), key_of=lambda _: b"")
     host = Host(tmp_path)
     host.server, host.path = AgentServer(door, host.roster, host.records), door.path
     async with host.serving(), connected(host.path) as connection:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tmd import embedded
-from tmd.core.errors import ConfigError, TmdError
+from tmd.core.values.errors import ConfigError, TmdError
 from tmd.daemon import lua
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.daemon.tasks import running
-from tmd.core.errors import StoreUnavailable
-from tmd.core.model import Severity, Signal, Strategy
+from tmd.core.values.errors import StoreUnavailable
+from tmd.core.values.model import Severity, Signal, Strategy
 from tmd.daemon.journal import Journal
 from tmd.daemon.roster import Roster
 from tmd.daemon.store_health import StoreHealth

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.daemon.tasks import running
-from tmd.daemon.agents import AgentServer, Door
+from tmd.daemon.agents import AgentServer, AgentSocket
 from tmd.daemon.executor import Executor
 from tmd.daemon.records import Records
 from tmd.daemon.roster import Roster
@@ -25,7 +25,7 @@ def data():
 @pytest.fixture
 def executor(data, tmp_path):
     records = Records(tmp_path)
-    door = Door(path=tmp_path / "s", host="h1", uids=frozenset(), key_of=lambda _: b"")
+    door = AgentSocket(path=tmp_path / "s", host="h1", uids=frozenset(), key_of=lambda _: b"")
     server = AgentServer(door, Roster(), records)
     return Executor(data.client(), records, server, StoreHealth(), poll_s=1.0)
 

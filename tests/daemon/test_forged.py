@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from msgspec import json as codec
 
 from tests.values import alert
-from tmd.core.errors import StoreUnavailable
-from tmd.core.fuse import Breaker
-from tmd.core.model import Exit, HostStatus
-from tmd.core.notices import Told
-from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
+from tmd.core.alerts.notices import Announced
+from tmd.core.values.breaker_state import Breaker
+from tmd.core.values.errors import StoreUnavailable
+from tmd.core.values.model import Exit, HostStatus
+from tmd.core.values.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon.redis_client import connect
-from tmd.daemon.seal import Seal
+from tmd.daemon.seal import RecordSeal
 from tmd.daemon.store import RedisStore
 
 KEY = b"known to the members"
@@ -36,7 +36,7 @@ async def cluster(redis_url):
 
 def forged(value):
     """As a stranger would write it who has read the source but not the secret."""
-    return Seal(b"a guess").sealed(type(value).__name__, codec.encode(value))
+    return RecordSeal(b"a guess").sealed(type(value).__name__, codec.encode(value))
 
 
 @pytest.mark.parametrize("value", [codec.encode(DRAIN), forged(DRAIN), b"", b"\xff\x00", b"0" * 99])
@@ -99,7 +99,7 @@ async def test_a_forged_alert_is_not_told_on(cluster):
     await stranger.xadd(prefix + "alerts", {"alert": codec.encode(one), "seal": "0" * 64})
     await stranger.xadd(prefix + "alerts", {"text": "hello"})
     await store.publish_alert(alert(id="2"))
-    await stranger.set(prefix + "told-outside", forged(Told()))
+    await stranger.set(prefix + "told-outside", forged(Announced()))
 
     assert [a.id for _, a in await store.alerts("", limit=9)] == ["2"]
     assert await store.told() is None
@@ -138,7 +138,7 @@ async def test_people_can_read_what_is_stored(cluster):
 
 @given(st.binary(max_size=200), st.binary(min_size=1, max_size=8), st.integers(0, 1 << 16))
 def test_any_change_breaks_the_seal(body, change, place):
-    seal = Seal(KEY)
+    seal = RecordSeal(KEY)
     value = seal.sealed("K", body)
     at = place % len(value)
     spoilt = value[:at] + change + value[at + len(change) :]

@@ -10,8 +10,8 @@ from redis.exceptions import NoPermissionError
 
 from tests.daemon.redises import encrypted, guarded, member_url, subscriber_url
 from tests.values import alert
-from tmd.core.errors import StoreUnavailable
-from tmd.core.model import HostStatus
+from tmd.core.values.errors import StoreUnavailable
+from tmd.core.values.model import HostStatus
 from tmd.daemon.bus import Topic
 from tmd.daemon.redis_client import connect
 from tmd.daemon.store import RedisStore

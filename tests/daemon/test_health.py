@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tests.daemon.tasks import running
-from tmd.core.findings import BANNED, DECLARED, Rules
-from tmd.core.model import Severity, Signal, State, Strategy
-from tmd.core.requests import HealthyRequest
-from tmd.daemon.health import Health
+from tmd.core.alerts.findings import BANNED, DECLARED, Rules
+from tmd.core.values.model import Severity, Signal, State, Strategy
+from tmd.core.values.requests import HealthyRequest
+from tmd.daemon.health import HostHealth
 from tmd.daemon.journal import Journal
 from tmd.daemon.roster import Roster
 from tmd.daemon.store_health import StoreHealth
@@ -29,7 +29,7 @@ async def daemon(data, state_dir, host="h1"):
     """The parts of one daemon that matter here, while the block lasts."""
     store, store_health = data.client(), StoreHealth()
     watcher = Watcher(host, "boot", [], Roster(), store, store_health, Journal(None))
-    health = Health(host, watcher, store, store_health, state_dir)
+    health = HostHealth(host, watcher, store, store_health, state_dir)
     async with running(watcher, health):
         yield watcher, health
 

@@ -13,12 +13,12 @@ from tests.daemon.cluster import Cluster
 from tests.daemon.hostile import KEYS, STRINGS, TYPES, heal, strike
 from tests.values import alert
 from tests.values import record as record_of
-from tmd.core.election import Denied, Granted
-from tmd.core.errors import Conflict, StaleLease, StoreUnavailable
-from tmd.core.fuse import Breaker
-from tmd.core.model import HostStatus
-from tmd.core.notices import Told
-from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
+from tmd.core.alerts.notices import Announced
+from tmd.core.planning.election import Denied, Granted
+from tmd.core.values.breaker_state import Breaker
+from tmd.core.values.errors import Conflict, StaleLease, StoreUnavailable
+from tmd.core.values.model import HostStatus
+from tmd.core.values.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon.redis_client import connect
 from tmd.daemon.store import RedisStore
 
@@ -59,7 +59,7 @@ def calls(store):
         store.restore_job(RECORD),
         store.publish_alert(alert()),
         store.holds_alert(alert()),
-        store.put_told(Told()),
+        store.put_told(Announced()),
         store.drain(DrainRequest("h1", "d")),
         store.undrain("h1"),
         store.rehearse(RehearsalRequest("h1", "r")),

@@ -12,13 +12,13 @@ from msgspec import structs
 
 from tests.daemon.tasks import running
 from tmd import wire
-from tmd.core.findings import Rules
-from tmd.core.injection import MOST, unended
-from tmd.core.model import Severity, Signal, State, Strategy
-from tmd.core.requests import HealthyRequest
+from tmd.core.alerts.findings import Rules
+from tmd.core.alerts.injection import MOST, unended
+from tmd.core.values.model import Severity, Signal, State, Strategy
+from tmd.core.values.requests import HealthyRequest
 from tmd.daemon.injections import Injections, Peer
 from tmd.daemon.journal import Journal
-from tmd.daemon.plugins import LoadedDetector, Origin
+from tmd.daemon.plugins import LoadedDetector, PluginOrigin
 from tmd.daemon.roster import Roster
 from tmd.daemon.store_health import StoreHealth
 from tmd.daemon.watcher import Watcher
@@ -44,7 +44,7 @@ class Nic(Detector):
 
 def loaded(folder, strategy=Strategy.ACT, hold_s=0.0):
     rules = Rules(hold_s=hold_s, repeats=1)
-    origin = Origin("nic", "t", "d")
+    origin = PluginOrigin("nic", "t", "d")
     return LoadedDetector(Nic(), DetectorConfig(), strategy, origin, folder / "nic", rules)
 
 

@@ -17,8 +17,8 @@ import structlog
 from tests import values
 from tests.daemon.tasks import running
 from tmd import embedded
-from tmd.core.errors import StoreUnavailable
-from tmd.core.model import Severity, Signal, Strategy
+from tmd.core.values.errors import StoreUnavailable
+from tmd.core.values.model import Severity, Signal, Strategy
 from tmd.daemon.journal import Journal
 from tmd.daemon.ledger import Bounds, Ledger
 from tmd.daemon.roster import Roster

@@ -8,12 +8,12 @@ from tmd_policies.drain_requested import DrainRequested
 
 from tests.plugins.clusters import RECORD, cluster, finding, host, planned
 from tests.values import worker
-from tmd.core.breaker import BreakerRules
-from tmd.core.fuse import Breaker
-from tmd.core.limits import Limits
-from tmd.core.model import Activity, Phase, State, Strategy, Urgency, Verdict
-from tmd.core.requests import DrainRequest
-from tmd.daemon.judging import foreseen, rulings, told, withheld
+from tmd.core.alerts.breaker import BreakerRules
+from tmd.core.values.breaker_state import Breaker
+from tmd.core.values.limits import PlanLimits
+from tmd.core.values.model import Activity, Phase, State, Strategy, Urgency, Verdict
+from tmd.core.values.requests import DrainRequest
+from tmd.daemon.policy_runner import foreseen, rulings, told, withheld
 from tmd.plugin import Policy
 
 RULES = BreakerRules()
@@ -90,7 +90,7 @@ def stepping(*hosts, **changes):
 def test_what_would_be_done_is_foreseen():
     view = stepping(ailing())
     found = rulings([DrainDegraded()], view, RULES)
-    (outlook,) = foreseen(found, view, Limits(), now=0.0)
+    (outlook,) = foreseen(found, view, PlanLimits(), now=0.0)
 
     assert outlook.plan.phase is Phase.PREPARE
     assert [m.joiner.host for m in outlook.plan.moves] == ["h4"]
@@ -100,7 +100,7 @@ def test_what_would_be_done_is_foreseen():
 def test_what_a_pause_keeps_from_being_done_is_foreseen():
     view = stepping(ailing(), paused=True)
     found = rulings([DrainDegraded()], view, RULES)
-    (outlook,) = foreseen(found, view, Limits(), now=0.0)
+    (outlook,) = foreseen(found, view, PlanLimits(), now=0.0)
 
     assert outlook.plan is None
     assert "tmd resume" in outlook.waits
@@ -109,7 +109,7 @@ def test_what_a_pause_keeps_from_being_done_is_foreseen():
 def test_a_plan_that_is_over_is_not_foreseen_again():
     over = planned(2)
     view = stepping(record=structs.replace(RECORD, plan=over, history=(over,)))
-    (outlook,) = foreseen([], view, Limits(), now=0.0)
+    (outlook,) = foreseen([], view, PlanLimits(), now=0.0)
 
     assert (outlook.plan, outlook.waits) == (None, "")
 

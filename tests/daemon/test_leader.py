@@ -13,11 +13,11 @@ from tmd_policies.replace_failed import ReplaceFailed
 
 from tests.daemon.tasks import running
 from tests.plugins.clusters import finding
-from tmd.core.election import Lease
-from tmd.core.errors import StaleLease
-from tmd.core.fuse import Breaker
-from tmd.core.limits import Limits
-from tmd.core.model import (
+from tmd.core.planning.election import Lease
+from tmd.core.values.breaker_state import Breaker
+from tmd.core.values.errors import StaleLease
+from tmd.core.values.limits import PlanLimits
+from tmd.core.values.model import (
     Activity,
     ClusterView,
     Exit,
@@ -28,7 +28,7 @@ from tmd.core.model import (
     Urgency,
     Verdict,
 )
-from tmd.core.requests import DrainRequest
+from tmd.core.values.requests import DrainRequest
 from tmd.daemon.leader import Candidate, Leader, LeaderConfig
 from tmd.daemon.records import Records
 from tmd.daemon.store_health import StoreHealth
@@ -38,7 +38,7 @@ from tmd.testing.clients import until, worker_status
 
 pytestmark = pytest.mark.looptime
 
-LIMITS = Limits(settle_s=0.5, prepare_s=60)
+LIMITS = PlanLimits(settle_s=0.5, prepare_s=60)
 EPOCH = 5_000
 
 

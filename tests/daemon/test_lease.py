@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.daemon.tasks import running
-from tmd.core.limits import Limits
+from tmd.core.values.limits import PlanLimits
 from tmd.daemon.leader import Candidate, LeaderConfig
 from tmd.daemon.records import Records
 from tmd.daemon.store_health import StoreHealth
@@ -20,7 +20,7 @@ TTL, RENEW = 9.0, 3.0
 
 
 def candidate(store, name, tmp_path):
-    config = LeaderConfig(name, ttl_s=TTL, renew_s=RENEW, poll_s=1.0, limits=Limits())
+    config = LeaderConfig(name, ttl_s=TTL, renew_s=RENEW, poll_s=1.0, limits=PlanLimits())
     return Candidate(store.client(), config, Records(tmp_path / name), StoreHealth())
 
 

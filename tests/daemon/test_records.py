@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec import structs
 
 from tests.values import failover
-from tmd.core.duties import Train as TrainDuty
-from tmd.core.obeying import Receipt
+from tmd.core.planning.directives import Train as TrainDuty
+from tmd.core.planning.election import Receipt
 from tmd.daemon.records import Records, condemned
 
 

@@ -8,8 +8,8 @@ import socket
 import pytest
 
 from tests.daemon.redises import encrypted, guarded
-from tmd.core.errors import StoreUnavailable
-from tmd.core.model import HostStatus
+from tmd.core.values.errors import StoreUnavailable
+from tmd.core.values.model import HostStatus
 from tmd.daemon.redis_client import connect
 from tmd.daemon.redis_errors import explained, misplaced, shown
 from tmd.daemon.store import RedisStore

@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tmd.config import load, store_key
-from tmd.core.model import Severity, Signal, State, Strategy
+from tmd.core.values.model import Severity, Signal, State, Strategy
 from tmd.daemon.journal import Journal
-from tmd.daemon.plugins import LoadedDetector, Origin
+from tmd.daemon.plugins import LoadedDetector, PluginOrigin
 from tmd.daemon.reload import fixed, taken_over
 from tmd.daemon.roster import Roster
 from tmd.daemon.store import RedisStore
@@ -53,7 +53,7 @@ class Telling(Detector):
 
 
 def loaded(tmp_path, detector, number=0, strategy=Strategy.ACT):
-    origin = Origin(detector.name, "t", "d")
+    origin = PluginOrigin(detector.name, "t", "d")
     folder = tmp_path / detector.name
     return LoadedDetector(detector, Config(number=number), strategy, origin, folder)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from tmd.core.model import Activity, Exit
+from tmd.core.values.model import Activity, Exit
 from tmd.daemon.roster import EXITS_KEPT, QUIET_FIELDS, Roster, is_urgent
 from tmd.testing.clients import worker_status
 

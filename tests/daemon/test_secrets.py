@@ -13,7 +13,7 @@ import structlog
 
 from tests.test_cli import ENVIRONMENT
 from tmd.config import Log, load, parse
-from tmd.core.errors import ConfigError
+from tmd.core.values.errors import ConfigError
 from tmd.daemon import logs
 from tmd.daemon.redis_client import connect
 from tmd.daemon.service import _webhook

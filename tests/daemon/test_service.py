@@ -10,10 +10,10 @@ from pathlib import Path
 
 from tests.daemon.cluster import WITHIN_S, Cluster
 from tmd import embedded, wire
-from tmd.core.duties import Hold, Sync, Train
-from tmd.core.errors import StoreUnavailable
-from tmd.core.model import Activity, Exit, HostStatus, Kind, Phase, Severity, Signal
-from tmd.core.requests import DrainRequest
+from tmd.core.planning.directives import Hold, Sync, Train
+from tmd.core.values.errors import StoreUnavailable
+from tmd.core.values.model import Activity, Exit, HostStatus, Phase, PlanKind, Severity, Signal
+from tmd.core.values.requests import DrainRequest
 from tmd.daemon.store import RedisStore
 from tmd.testing.clients import connected
 
@@ -189,7 +189,7 @@ async def test_an_injected_finding_moves_a_rank_as_a_real_one(tmp_path, redis):
         (alert, *_) = await cluster.alerts()
 
         assert answer.alerts == (alert,)
-        assert (plan.kind, plan.cause) == (Kind.PLANNED, "nic.down")
+        assert (plan.kind, plan.cause) == (PlanKind.PLANNED, "nic.down")
         assert "INJECTED by" in plan.reason
         assert [m.leaver.host for m in plan.moves] == ["h1"]
 

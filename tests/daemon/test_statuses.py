@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tmd.core.errors import StoreUnavailable
+from tmd.core.values.errors import StoreUnavailable
 from tmd.daemon.statuses import read_hosts
 
 PLAIN = b'{"host":"h1","incarnation":"i"}'

@@ -10,22 +10,22 @@ import pytest
 from msgspec import structs
 
 from tests import values
-from tmd.core.election import Denied, Granted
-from tmd.core.errors import ConfigError, Conflict, StaleLease, StoreUnavailable
-from tmd.core.fuse import Breaker
-from tmd.core.model import (
+from tmd.core.alerts.notices import Announced
+from tmd.core.planning.election import Denied, Granted
+from tmd.core.values.breaker_state import Breaker
+from tmd.core.values.errors import ConfigError, Conflict, StaleLease, StoreUnavailable
+from tmd.core.values.model import (
     ClusterView,
     HostStatus,
-    Kind,
     Mark,
     Move,
     Phase,
+    PlanKind,
     Severity,
     State,
     Strategy,
 )
-from tmd.core.notices import Told
-from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
+from tmd.core.values.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon.bus import Topic
 from tmd.daemon.redis_client import connect
 from tmd.daemon.store import RedisStore
@@ -150,7 +150,7 @@ async def test_a_record_is_stored_whole(store, record):
     plain = record()
     plan = values.plan(
         plain.membership,
-        kind=Kind.FAILOVER,
+        kind=PlanKind.FAILOVER,
         moves=(Move(rank=0, leaver=plain.membership.members[0]),),
         reason='"quoted" \u2192 text',
         timeline=(Mark(Phase.RECOVER, 0.1), Mark(Phase.DONE, 0.2)),
@@ -276,10 +276,10 @@ async def test_the_newest_alert_is_a_cursor(store):
 
 async def test_what_was_told_outside_is_kept(store):
     before = await store.told()
-    await store.put_told(Told(cursor="1-0", alerts=("a",), migrations=("b",)))
+    await store.put_told(Announced(cursor="1-0", alerts=("a",), migrations=("b",)))
 
     assert before is None
-    assert await store.told() == Told(cursor="1-0", alerts=("a",), migrations=("b",))
+    assert await store.told() == Announced(cursor="1-0", alerts=("a",), migrations=("b",))
 
 
 async def test_changes_wake_the_others(clients, record):

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 import pytest
 from msgspec import structs
 
-from tmd.core.model import Exit, Severity, Signal, State, Strategy
-from tmd.core.rationing import BURST, MOST, PER_SECOND
+from tmd.core.alerts.quota import BURST, MOST, PER_SECOND
+from tmd.core.values.model import Exit, Severity, Signal, State, Strategy
 from tmd.daemon.journal import Journal
-from tmd.daemon.plugins import LoadedDetector, Origin
+from tmd.daemon.plugins import LoadedDetector, PluginOrigin
 from tmd.daemon.roster import Roster
 from tmd.daemon.store_health import StoreHealth
 from tmd.daemon.watcher import ASK_S, Watcher
@@ -30,7 +30,7 @@ def watching(tmp_path):
     """A watcher of the given detectors, while the block lasts."""
 
     def loaded(detector):
-        origin = Origin(name=detector.name, target="t", distribution="d")
+        origin = PluginOrigin(name=detector.name, target="t", distribution="d")
         folder = tmp_path / "state" / detector.name
         return LoadedDetector(detector, DetectorConfig(), Strategy.ACT, origin, folder)
 

@@ -19,11 +19,11 @@ from tests import values
 from tests.daemon.tasks import running
 from tests.values import alert
 from tmd.config import Log
-from tmd.core import store_health
-from tmd.core.checkpoints import Missed, Saved
-from tmd.core.election import Lease
-from tmd.core.errors import ConfigError
-from tmd.core.model import Activity, HostStatus, Kind, Mark, Phase, Severity
+from tmd.core.alerts import store_health
+from tmd.core.planning.election import Lease
+from tmd.core.values.checkpoints import MissedCheckpoint, SavedCheckpoint
+from tmd.core.values.errors import ConfigError
+from tmd.core.values.model import Activity, HostStatus, Mark, Phase, PlanKind, Severity
 from tmd.daemon import logs
 from tmd.daemon.bus import state_of
 from tmd.daemon.logs import BURST
@@ -115,9 +115,9 @@ async def served():
 def plan(record):
     """A function that makes a finished migration."""
 
-    def make(number, kind=Kind.FAILOVER, phase=Phase.DONE):
-        begin = Phase.RECOVER if kind is Kind.FAILOVER else Phase.PREPARE
-        middle = Phase.SYNC if kind is Kind.FAILOVER else Phase.SWITCH
+    def make(number, kind=PlanKind.FAILOVER, phase=Phase.DONE):
+        begin = Phase.RECOVER if kind is PlanKind.FAILOVER else Phase.PREPARE
+        middle = Phase.SYNC if kind is PlanKind.FAILOVER else Phase.SWITCH
         return values.plan(
             record().membership,
             id=f"job-{number}",
@@ -199,7 +199,7 @@ async def test_events_come_in_pages(served):
 
 async def test_metrics_tell_of_cluster_and_daemon(served, record, plan):
     """A migration is counted once, however often it is scraped."""
-    history = (plan(2), plan(3, Kind.PLANNED), plan(4, phase=Phase.ABORTED))
+    history = (plan(2), plan(3, PlanKind.PLANNED), plan(4, phase=Phase.ABORTED))
     await fill(served.store, record(history=history))
     await served.metrics()
     found = await served.metrics()
@@ -222,12 +222,12 @@ async def test_metrics_tell_of_checkpoints_if_there_are_any(served, record):
     """The newest that anybody knows of, and how many have come to nothing since."""
     await fill(served.store, record())
     none = await served.metrics()
-    await speak(served.store, missed=Missed(20, "No space left", 2))
+    await speak(served.store, missed=MissedCheckpoint(20, "No space left", 2))
     failing = await served.metrics()
-    saved = Saved(10, 1.0, "c")
-    await speak(served.store, missed=Missed(20, "No space left", 1), saved=saved)
+    saved = SavedCheckpoint(10, 1.0, "c")
+    await speak(served.store, missed=MissedCheckpoint(20, "No space left", 1), saved=saved)
     later = await served.metrics()
-    await speak(served.store, saved=Saved(30, 2.0, "c"))
+    await speak(served.store, saved=SavedCheckpoint(30, 2.0, "c"))
     whole = await served.metrics()
 
     assert not [name for name in none if "checkpoint" in name[0]]

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from tests.daemon.tasks import running
 from tests.values import alert, plan
-from tmd.core.election import Lease
+from tmd.core.planning.election import Lease
 from tmd.daemon.store_health import StoreHealth
 from tmd.daemon.webhook import Webhook, WebhookConfig
 from tmd.schema import Secret

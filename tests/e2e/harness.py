@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from tmd.campaign.forking import fork_server
-from tmd.core.model import (
+from tmd.core.values.model import (
     FINAL,
     Activity,
     ClusterView,
@@ -20,7 +20,7 @@ from tmd.core.model import (
     WorkerStatus,
 )
 from tmd.demo.cluster import ClusterSpec, LocalCluster, ready, workers
-from tmd.demo.report import Trace, read_trace
+from tmd.demo.report import DemoTrace, read_trace
 from tmd.demo.story import run_golden
 from tmd.testing.clients import until
 
@@ -56,7 +56,7 @@ def forked(*, compiler: bool) -> Iterator[None]:
 class Golden(Struct, frozen=True):
     """What an undisturbed run gives: the oracle."""
 
-    trace: Trace
+    trace: DemoTrace
     weights: dict[str, str]
 
 

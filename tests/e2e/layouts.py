@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, DistributedSampler, Sampler, TensorData
 import tmd.trainer
 from tmd.campaign.points import Injector
 from tmd.trainer import replicas_along
-from tmd.trainer.transfer import digest_of
+from tmd.trainer.state.digests import digest_of
 
 WIDTH, CLASSES, BATCH = 32, 8, 8
 injector = Injector()

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tmd.trainer
 from tmd.campaign.job import Net, Optimizer, injector
-from tmd.trainer.transfer import digest_of
+from tmd.trainer.state.digests import digest_of
 
 ACCUMULATE = 2
 OVERFLOWS = (12, 40, 90)

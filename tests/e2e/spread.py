@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.e2e.conftest import golden_of
 from tests.e2e.harness import LONG, PACE, Golden, Run, running
-from tmd.core.model import MigrationPlan
+from tmd.core.values.model import MigrationPlan
 from tmd.demo.cluster import ready
 from tmd.embedded import EmbeddedRedis
 

@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import tmd.trainer
 from tmd.campaign.points import Injector
 from tmd.trainer import Session, replicas_along
-from tmd.trainer.transfer import digest_of
+from tmd.trainer.state.digests import digest_of
 
 MICROBATCHES = 4
 injector = Injector()

@@ -16,12 +16,12 @@ from tests.e2e.spread import built, drained, script, spread, undisturbed
 from tests.marks import thorough
 from tmd import embedded
 from tmd.campaign.job import Net
-from tmd.core.checkpoints import REFUSED, complete, name_of
-from tmd.core.model import ClusterView, JobState, Severity, State
+from tmd.core.values.checkpoints import REFUSED, complete, name_of
+from tmd.core.values.model import ClusterView, JobState, Severity, State
 from tmd.demo.cluster import workers
 from tmd.demo.report import read_trace
 from tmd.embedded import EmbeddedRedis
-from tmd.trainer.transfer import digest_of
+from tmd.trainer.state.digests import digest_of
 
 # One at a time: steps of a millisecond do not wait for a disk.
 LONE = ("--every", "20")

@@ -8,7 +8,7 @@ import pytest
 from tests.e2e.harness import GATE, STOP_AND_COPY, Golden, Run, live_plan, running
 from tests.marks import thorough
 from tmd import embedded
-from tmd.core.model import Phase
+from tmd.core.values.model import Phase
 from tmd.demo.cluster import ready
 from tmd.embedded import EmbeddedRedis
 

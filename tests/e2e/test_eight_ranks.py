@@ -8,7 +8,7 @@ import pytest
 from tests.e2e.conftest import golden_of
 from tests.e2e.harness import LONG, PACE, Run, running
 from tests.e2e.spread import script
-from tmd.core.model import Kind, MigrationPlan, Phase
+from tmd.core.values.model import MigrationPlan, Phase, PlanKind
 from tmd.demo.cluster import ready
 from tmd.demo.report import may_miss, read_trace
 from tmd.embedded import EmbeddedRedis
@@ -88,7 +88,7 @@ async def test_a_host_of_eight_ranks_moves_and_another_is_lost(
         assert [m.rank for m in moved.moves] == [2, 3]
         assert moved.how == "live shadow"
         assert links == {rank: needed(rank, (2, 3)) for rank in stayers}
-        assert (lost.kind, lost.phase) == (Kind.FAILOVER, Phase.DONE)
+        assert (lost.kind, lost.phase) == (PlanKind.FAILOVER, Phase.DONE)
         assert [m.rank for m in lost.moves] == [4, 5]
         assert lost.rollback is None
         await run.ends_like(golden, lost=1, unwritten=may_miss([lost]))

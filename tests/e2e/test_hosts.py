@@ -7,7 +7,7 @@ import pytest
 
 from tests.e2e.conftest import golden_of
 from tests.e2e.harness import LONG, Golden, Run, history, running
-from tmd.core.model import Activity, Kind, Phase
+from tmd.core.values.model import Activity, Phase, PlanKind
 from tmd.demo.cluster import ready, workers
 from tmd.embedded import EmbeddedRedis
 
@@ -69,7 +69,7 @@ async def test_all_ranks_of_a_host_are_lost_at_once(
         run.let_go("data")
         plan = await run.done()
 
-        assert plan.kind is Kind.FAILOVER
+        assert plan.kind is PlanKind.FAILOVER
         assert [m.rank for m in plan.moves] == [2, 3]
         # Who dies after a vote has committed but not written it down.
         step = (plan.resume or 1) - 1

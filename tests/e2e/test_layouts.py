@@ -16,7 +16,7 @@ from tests.e2e.spread import (
     undisturbed,
 )
 from tests.marks import thorough
-from tmd.core.model import Activity, ClusterView, Kind, Phase
+from tmd.core.values.model import Activity, ClusterView, Phase, PlanKind
 from tmd.demo.cluster import ready, workers
 from tmd.demo.report import may_miss
 from tmd.embedded import EmbeddedRedis
@@ -52,7 +52,7 @@ async def test_a_host_moves_and_then_another_is_lost(
         assert [m.rank for m in moved.moves] == [2, 3]
         assert moved.how == "live shadow"
         assert built(run, "s1") == ([2, 3, 3] if layout in UNLIKE else [])
-        assert (lost.kind, lost.phase) == (Kind.FAILOVER, Phase.DONE)
+        assert (lost.kind, lost.phase) == (PlanKind.FAILOVER, Phase.DONE)
         assert [m.rank for m in lost.moves] == [0, 1]
         await run.ends_like(golden, lost=1, unwritten=may_miss([lost]))
 
@@ -85,7 +85,7 @@ async def test_a_host_is_lost_of_which_no_standby_has_built_a_rank(
         await run.cluster.lose("h1")
         lost = (await run.plans(1))[0]
 
-        assert (lost.kind, lost.phase) == (Kind.FAILOVER, Phase.DONE)
+        assert (lost.kind, lost.phase) == (PlanKind.FAILOVER, Phase.DONE)
         assert lost.rollback is None
         assert built(run, "s1") == [0, 3, 3]
         await run.ends_like(golden, lost=1, unwritten=may_miss([lost]))
@@ -108,7 +108,7 @@ async def test_a_stage_dies_between_two_microbatches(
         lost = (await run.plans(1))[0]
 
         assert run.fired("backward")
-        assert (lost.kind, lost.phase) == (Kind.FAILOVER, Phase.DONE)
+        assert (lost.kind, lost.phase) == (PlanKind.FAILOVER, Phase.DONE)
         assert [m.rank for m in lost.moves] == [rank]
         assert lost.resume == 20
         await run.ends_like(golden, lost=1)
@@ -149,7 +149,7 @@ async def test_a_stage_dies_in_the_very_first_step(
         lost = (await run.plans(1))[0]
 
         assert run.fired("backward")
-        assert (lost.kind, lost.phase) == (Kind.FAILOVER, Phase.DONE)
+        assert (lost.kind, lost.phase) == (PlanKind.FAILOVER, Phase.DONE)
         await run.ends_like(golden, lost=1)
 
 
@@ -167,7 +167,7 @@ async def test_stages_that_exist_once_live_on_in_their_hot_shadows(
         await run.cluster.lose("h2")
         lost = await run.done()
 
-        assert (lost.kind, lost.rollback) == (Kind.FAILOVER, None)
+        assert (lost.kind, lost.rollback) == (PlanKind.FAILOVER, None)
         assert [(m.rank, m.source) for m in lost.moves] == [(2, None), (3, None)]
         assert built(run, "s1") == [2, 3, 3]
         await run.ends_like(golden, lost=1, unwritten=may_miss([lost]))
@@ -197,7 +197,7 @@ async def test_a_standby_rehearses_each_stage_once_and_takes_either(
         assert told.count('"duty": "Follow"') == 2 * PER_HOST
         assert before == [2, 2, 3, 3]
         assert run.fired("backward")
-        assert (lost.kind, lost.phase) == (Kind.FAILOVER, Phase.DONE)
+        assert (lost.kind, lost.phase) == (PlanKind.FAILOVER, Phase.DONE)
         assert [m.rank for m in lost.moves] == [1]
         assert lost.choice[0].endswith("its host holds none, rehearsed")
         assert built(run, "s1") == [1, 2, 2, 3, 3]
@@ -255,7 +255,7 @@ async def test_a_hot_standby_is_asked_for_a_rank_of_another_stage(
         lost = await run.done()
 
         assert [w.shadow.rank for w in workers(view) if w.shadow] == [3]
-        assert (lost.kind, lost.rollback) == (Kind.FAILOVER, None)
+        assert (lost.kind, lost.rollback) == (PlanKind.FAILOVER, None)
         assert [m.rank for m in lost.moves] == [0]
         assert built(run, "s1") == [0, 3]
         await run.ends_like(golden, lost=1, unwritten=may_miss([lost]))

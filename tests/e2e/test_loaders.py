@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.e2e.conftest import golden_of
 from tests.e2e.harness import LONG, PACE, running
-from tmd.core.model import Kind, Phase
+from tmd.core.values.model import Phase, PlanKind
 from tmd.demo.cluster import host_of, workers
 from tmd.demo.report import may_miss
 from tmd.embedded import EmbeddedRedis
@@ -39,6 +39,6 @@ async def test_what_loader_processes_draw_is_the_same_on_every_host(
 
         assert all(v.has_shown for v in verdicts)
         assert moved.how == "live shadow"
-        assert (lost.kind, lost.phase) == (Kind.FAILOVER, Phase.DONE)
+        assert (lost.kind, lost.phase) == (PlanKind.FAILOVER, Phase.DONE)
         assert held is not None
         assert held.host != "h1"

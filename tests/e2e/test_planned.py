@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.harness import GATE, STOP_AND_COPY, Golden, history, live_plan, running
-from tmd.core.model import Activity, Kind, Phase
+from tmd.core.values.model import Activity, Phase, PlanKind
 from tmd.demo.cluster import workers
 from tmd.embedded import EmbeddedRedis
 
@@ -32,8 +32,8 @@ async def test_drain_hands_over_and_the_leaver_stands_by(
         )
         run.let_go("between")
 
-        assert plan.kind is Kind.PLANNED
-        assert [p.kind for p in history(view)] == [Kind.PLANNED]
+        assert plan.kind is PlanKind.PLANNED
+        assert [p.kind for p in history(view)] == [PlanKind.PLANNED]
         await run.ends_like(golden)
 
 
@@ -89,7 +89,7 @@ async def test_a_joiner_that_dies_after_the_switch_gives_the_rank_back(
         plan = await run.done("trainer")
 
         assert run.fired("receiving")
-        assert plan.kind is Kind.FAILOVER
+        assert plan.kind is PlanKind.FAILOVER
         assert plan.moves[0].joiner is not None
         assert plan.moves[0].joiner.host == "h2"
         await run.ends_like(golden, lost=1)
@@ -108,7 +108,7 @@ async def test_a_leaver_that_dies_in_prepare_is_a_failover(
         leaver = next(w for w in workers(view) if w.rank == 1)
         kill(leaver.pid)
         await run.cluster.until(
-            lambda v: (p := live_plan(v)) is not None and p.kind is Kind.FAILOVER, "a failover"
+            lambda v: (p := live_plan(v)) is not None and p.kind is PlanKind.FAILOVER, "a failover"
         )
         run.let_go("preparing")
         plan = await run.done("trainer")
@@ -132,7 +132,7 @@ async def test_a_leaver_that_dies_while_it_hands_over(
         plan = await run.done("leaver")
 
         assert run.fired("sending")
-        assert plan.kind is Kind.FAILOVER
+        assert plan.kind is PlanKind.FAILOVER
         await run.ends_like(golden, lost=1, unwritten=[(1, 5)])
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.e2e.conftest import golden_of
 from tests.e2e.harness import LONG, PACE, Golden, running
-from tmd.core.model import Activity, Kind
+from tmd.core.values.model import Activity, PlanKind
 from tmd.demo.cluster import workers
 from tmd.embedded import EmbeddedRedis
 
@@ -67,7 +67,7 @@ async def test_a_standby_with_a_disabled_scaler_rehearses_and_takes_a_rank(
 
         assert verdict.has_shown, verdict
         assert run.fired("backward")
-        assert plan.kind is Kind.FAILOVER
+        assert plan.kind is PlanKind.FAILOVER
         await run.ends_like(unscaled_golden, lost=1)
 
 
@@ -90,5 +90,5 @@ async def test_a_rich_script_goes_on_after_a_loss(
         plan = await run.done("trainer")
 
         assert run.fired("backward")
-        assert plan.kind is Kind.FAILOVER
+        assert plan.kind is PlanKind.FAILOVER
         await run.ends_like(rich_golden, lost=1)

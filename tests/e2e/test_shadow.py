@@ -22,7 +22,7 @@ from tests.e2e.harness import (
     running,
 )
 from tests.marks import thorough
-from tmd.core.model import Activity, Kind, MigrationPlan, Phase
+from tmd.core.values.model import Activity, MigrationPlan, Phase, PlanKind
 from tmd.demo.cluster import ready, workers
 from tmd.embedded import EmbeddedRedis
 
@@ -92,7 +92,7 @@ async def test_the_joiner_takes_over_without_a_copy_at_the_switch(
         assert shadow.rank == 1
         assert shadow.copied == 1
         assert shadow.note == ""
-        assert plan.kind is Kind.PLANNED
+        assert plan.kind is PlanKind.PLANNED
         assert "lag" in plan.timings
         assert not run.fired("receiving")
         await run.ends_like(long_golden)
@@ -126,7 +126,7 @@ async def test_a_joiner_that_dies_once_it_has_the_vote_gives_the_rank_back(
         plan = await run.done("trainer")
 
         assert run.fired("taking")
-        assert plan.kind is Kind.FAILOVER
+        assert plan.kind is PlanKind.FAILOVER
         assert plan.moves[0].joiner is not None
         assert plan.moves[0].joiner.host == "h2"
         await run.ends_like(long_golden, lost=1)
@@ -159,7 +159,7 @@ async def test_a_stayer_that_dies_while_another_rank_is_followed(
         stayer = next(w for w in workers(await run.cluster.view()) if w.rank == 2)
         os.kill(stayer.pid, signal.SIGKILL)
         await run.cluster.until(
-            lambda v: v.jobs[0].plan is not None and v.jobs[0].plan.kind is Kind.FAILOVER,
+            lambda v: v.jobs[0].plan is not None and v.jobs[0].plan.kind is PlanKind.FAILOVER,
             "the loss is known",
         )
         run.let_go("shadowing")
@@ -396,7 +396,7 @@ async def test_an_optimizer_that_no_tail_can_follow_is_copied_in_one_wait(
         await drained(run)
         plan = await run.done("drain")
 
-        assert plan.kind is Kind.PLANNED
+        assert plan.kind is PlanKind.PLANNED
         assert "copied while training waited once" in run.cluster.log("s1")
         await run.ends_like(long_golden)
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.e2e.conftest import golden_of
 from tests.e2e.harness import LONG, PACE, Golden, Run, running
-from tmd.core.model import Activity, JobState, Kind, Phase
+from tmd.core.values.model import Activity, JobState, Phase, PlanKind
 from tmd.demo.cluster import workers
 from tmd.embedded import EmbeddedRedis
 
@@ -105,7 +105,7 @@ async def test_a_shard_that_is_lost_lives_on_in_its_hot_shadow(
         plan = await run.done("trainer")
 
         assert run.fired("backward")
-        assert (plan.kind, plan.phase) == (Kind.FAILOVER, Phase.DONE)
+        assert (plan.kind, plan.phase) == (PlanKind.FAILOVER, Phase.DONE)
         assert plan.moves[0].source is None
         assert plan.rollback is None
         await run.ends_like(sharded_golden, lost=1)

@@ -22,18 +22,18 @@ from tests.e2e.harness import (
     live_plan,
     running,
 )
-from tmd.core.breaker import BreakerRules
-from tmd.core.model import (
+from tmd.core.alerts.breaker import BreakerRules
+from tmd.core.values.model import (
     Activity,
     Alert,
     ClusterView,
-    Kind,
     MigrationPlan,
     Phase,
+    PlanKind,
     Severity,
     State,
 )
-from tmd.daemon.judging import OPEN, rulings
+from tmd.daemon.policy_runner import OPEN, rulings
 from tmd.demo.cluster import host_of, workers
 from tmd.embedded import EmbeddedRedis
 
@@ -100,11 +100,11 @@ async def test_what_the_hardware_says_moves_whom_it_should_and_nobody_else(
             done = history(await run.cluster.view())
 
         assert [(p.cause, p.kind, p.phase) for p in done] == [
-            ("xid.94", Kind.PLANNED, Phase.DONE),
-            ("nic.down", Kind.PLANNED, Phase.DONE),
-            ("xid.79", Kind.PLANNED, Phase.ABORTED),
-            ("xid.79", Kind.FAILOVER, Phase.DONE),
-            ("drain", Kind.PLANNED, Phase.DONE),
+            ("xid.94", PlanKind.PLANNED, Phase.DONE),
+            ("nic.down", PlanKind.PLANNED, Phase.DONE),
+            ("xid.79", PlanKind.PLANNED, Phase.ABORTED),
+            ("xid.79", PlanKind.FAILOVER, Phase.DONE),
+            ("drain", PlanKind.PLANNED, Phase.DONE),
         ]
 
 

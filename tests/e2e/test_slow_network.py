@@ -11,7 +11,7 @@ import pytest
 
 from tests.e2e.conftest import golden_of
 from tests.e2e.harness import LONG, PACE, Golden, running
-from tmd.core.model import Activity
+from tmd.core.values.model import Activity
 from tmd.demo.cluster import workers
 from tmd.embedded import EmbeddedRedis
 

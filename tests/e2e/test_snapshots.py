@@ -9,7 +9,7 @@ import pytest
 from tests.e2e.conftest import golden_of
 from tests.e2e.harness import PACE, Golden, Run, running
 from tests.e2e.spread import built, drained, spread, undisturbed
-from tmd.core.model import JobState, Kind, MigrationPlan, Phase
+from tmd.core.values.model import JobState, MigrationPlan, Phase, PlanKind
 from tmd.embedded import EmbeddedRedis
 
 SHARDED = ("--steps", "60", "--sharded")
@@ -38,7 +38,7 @@ def repeated(run: Run) -> set[int]:
 
 def rolled_back(run: Run, plan: MigrationPlan) -> int:
     """The step that all went back to; as many were repeated as the plan says."""
-    assert (plan.kind, plan.phase) == (Kind.FAILOVER, Phase.DONE)
+    assert (plan.kind, plan.phase) == (PlanKind.FAILOVER, Phase.DONE)
     assert plan.rollback is not None
     step, repeats = plan.rollback.step, plan.rollback.repeats
     assert plan.resume == step
@@ -162,7 +162,7 @@ async def test_a_step_is_torn_after_its_vote_and_then_another_by_a_loss(
         await run.ends_like(undisturbed(tmp_path, "zero"), lost=1)
 
         assert run.fired(TORN)
-        assert (torn.kind, torn.phase, torn.moves) == (Kind.FAILOVER, Phase.DONE, ())
+        assert (torn.kind, torn.phase, torn.moves) == (PlanKind.FAILOVER, Phase.DONE, ())
         assert (torn.rollback, torn.resume) == (None, 13)
         assert run.fired(DEADLY)
         assert [m.rank for m in lost.moves] == [1]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tests.e2e.harness import Run, history, live_plan, running
 from tests.plugins.nvml.driver import Script
-from tmd.core.model import Alert, ClusterView, Kind, MigrationPlan
+from tmd.core.values.model import Alert, ClusterView, MigrationPlan, PlanKind
 from tmd.demo.cluster import host_of, workers
 from tmd.embedded import EmbeddedRedis
 
@@ -50,7 +50,7 @@ async def test_the_slow_rank_alone_is_named_and_moved_once_its_host_is_to_blame(
         assert (move.rank, move.leaver.host) == (2, "h3")
         assert move.joiner is not None
         assert move.joiner.host == "s1"
-        assert (plan.kind, plan.policy) == (Kind.PLANNED, "rebalance_stragglers")
+        assert (plan.kind, plan.policy) == (PlanKind.PLANNED, "rebalance_stragglers")
         assert "nvml.slowed of pci:0000:3b:00.0 on its host" in plan.reason
         assert history(view) == (plan,)
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.e2e.harness import LONG, PACE, Golden, Run, history, running
 from tests.marks import thorough
-from tmd.core.links import LINK_BROKEN
-from tmd.core.model import Activity, ClusterView, Kind, Phase
+from tmd.core.planning.links import LINK_BROKEN
+from tmd.core.values.model import Activity, ClusterView, Phase, PlanKind
 from tmd.demo.cluster import workers
 from tmd.embedded import EmbeddedRedis
 
@@ -88,7 +88,7 @@ async def test_a_loss_with_a_hot_standby_copies_no_state(
         plan = await run.done("trainer")
 
         assert run.fired(point)
-        assert plan.kind is Kind.FAILOVER
+        assert plan.kind is PlanKind.FAILOVER
         assert [m.rank for m in plan.moves] == [rank]
         await run.ends_like(long_golden, lost=1, unwritten=[(rank, 120)])
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.e2e.harness import EPOCHS, Golden, live_plan, running
 from tests.marks import thorough
-from tmd.core.model import Kind
+from tmd.core.values.model import PlanKind
 from tmd.embedded import EmbeddedRedis
 
 PLACES = (
@@ -37,7 +37,7 @@ async def test_kill_9_at_every_place_of_a_step(
         plans = await run.plans(len(PLACES))
 
         assert all(run.fired(place) for place in PLACES)
-        assert [p.kind for p in plans] == [Kind.FAILOVER] * len(PLACES)
+        assert [p.kind for p in plans] == [PlanKind.FAILOVER] * len(PLACES)
         assert all([m.rank for m in p.moves] == [rank] for p in plans)
         assert all(
             p.resume in (step, step + 1) for p, step in zip(plans, steps.values(), strict=True)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.e2e.spread import PER_HOST, RANKS, spread, undisturbed
 from tests.e2e.test_snapshots import DEADLY, DIVIDED, TORN, rolled_back
-from tmd.core.model import Kind, Phase
+from tmd.core.values.model import Phase, PlanKind
 from tmd.demo.cluster import ready, workers
 from tmd.demo.report import may_miss
 from tmd.embedded import EmbeddedRedis
@@ -33,7 +33,7 @@ async def test_a_step_is_torn_after_a_vote_that_switches(
 
         assert run.fired(TORN)
         assert [m.rank for m in moved.moves] == [2, 3]
-        assert (torn.kind, torn.phase, torn.rollback) == (Kind.FAILOVER, Phase.DONE, None)
+        assert (torn.kind, torn.phase, torn.rollback) == (PlanKind.FAILOVER, Phase.DONE, None)
         assert {m.host for m in view.jobs[0].membership.members} == {"h1", "s1"}
 
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from tmd.core.model import Member, Membership
+from tmd.core.values.model import Member, Membership
 from tmd.fabric import Fabric, Group, Neutral
 
 KEY = b"a key of thirty-two bytes or so."

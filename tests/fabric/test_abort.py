@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from tests.fabric.circle import Circle, at_once, circle, member, sync
 from tests.fabric.pool import pool
-from tmd.core.errors import LinkError
-from tmd.core.model import Member, Membership
+from tmd.core.values.errors import LinkError
+from tmd.core.values.model import Member, Membership
 from tmd.fabric import Fabric, Group
 
 pytestmark = pytest.mark.timeout(60)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from tests.fabric.circle import circle, member
-from tmd.core.errors import LinkError
+from tmd.core.values.errors import LinkError
 from tmd.fabric import inbox, raw
 from tmd.fabric.inbox import Inbox, Message, Wanted
-from tmd.fabric.standing import Standing
 
 
 def message(tag: int, size: int) -> Message:
@@ -18,7 +17,7 @@ def message(tag: int, size: int) -> Message:
 
 
 class Epoch:
-    """What an inbox knows of a standing."""
+    """What an inbox knows of an epoch view."""
 
     epoch = since = 1
 
@@ -28,7 +27,7 @@ def wanted(tag: int, size: int) -> Wanted:
         raise AssertionError("nobody delivers here")
 
     into = memoryview(bytearray(size))
-    return Wanted(1, tag, cast("Standing", Epoch()), 0, into, deliver, deadline=0.0)
+    return Wanted(1, tag, cast("EpochView", Epoch()), 0, into, deliver, deadline=0.0)
 
 
 def test_messages_that_nobody_asked_for_are_read_up_to_a_bound(

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.fabric.circle import at_once, circle, sync
-from tmd.fabric.gauge import Gauge, Waits, busy_between
-from tmd.fabric.staging import Staged
+from tmd.fabric.staging import HostCopies
+from tmd.fabric.wait_timer import Waits, WaitTimer, busy_between
 
 BEGIN = Waits(at=100.0, total_s=5.0, called_at=99.0, total_before_s=5.0, settled_at=99.5)
 
@@ -41,7 +41,7 @@ def test_busy_is_what_is_left_of_the_step(end, busy):
 
 
 def test_waits_of_several_threads_count_once():
-    gauge = Gauge()
+    gauge = WaitTimer()
     with gauge:
         inside = time.monotonic()
         with gauge:
@@ -55,7 +55,7 @@ def test_waits_of_several_threads_count_once():
 
 def test_waiting_for_the_own_device_is_work():
     """And an operation begins when the device has come to it, not when the script called it."""
-    gauge = Gauge()
+    gauge = WaitTimer()
     begin = gauge.read()
     gauge.called()
     with gauge:
@@ -78,8 +78,8 @@ class Event:
 
 
 def test_staging_tells_the_devices_time_from_waiting():
-    gauge, event = Gauge(), Event()
-    staged = Staged([torch.ones(2)], (), gauge)
+    gauge, event = WaitTimer(), Event()
+    staged = HostCopies([torch.ones(2)], (), gauge)
     staged._queued.append(event)
     begin = gauge.read()
     with gauge, staged:

@@ -14,12 +14,12 @@ import torch.distributed as dist
 
 from tests.fabric.circle import KEY, Circle, at_once, circle, member, sync
 from tests.trainer.wire import linked
-from tmd.core.errors import LinkError, LinkRefused
-from tmd.core.model import Member
+from tmd.core.values.errors import LinkError, LinkRefused
+from tmd.core.values.model import Member
 from tmd.fabric import Fabric, Link, Neutral
 from tmd.fabric.dial import Caller
-from tmd.fabric.frame import Header, Kind
-from tmd.fabric.handshake import MAGIC, NONCE, PROOF, Lane, Talk, acceptor, dialer
+from tmd.fabric.frame import FrameHeader, FrameKind
+from tmd.fabric.handshake import MAGIC, NONCE, PROOF, LinkPurpose, Talk, acceptor, dialer
 from tmd.fabric.listener import HALF_OPEN
 from tmd.fabric.transfer import receive, send
 
@@ -87,7 +87,7 @@ def test_wrong_key_is_refused_and_logged_once(
     with caplog.at_level(logging.WARNING, "tmd.fabric"):
         for _ in range(3):
             with pytest.raises(LinkRefused, match="another key"):
-                stranger.dial(member(pair.fabrics[1]), "0", Lane.COLLECTIVE, 1, timeout=5)
+                stranger.dial(member(pair.fabrics[1]), "0", LinkPurpose.COLLECTIVE, 1, timeout=5)
     assert len(caplog.records) == 1
 
 
@@ -109,14 +109,14 @@ def test_impostor_without_the_key_is_not_believed() -> None:
     thread.start()
     with listening:
         with pytest.raises(LinkRefused, match="does not hold the key"):
-            Caller("w0", KEY).dial(me, "0", Lane.COLLECTIVE, 1, timeout=5)
+            Caller("w0", KEY).dial(me, "0", LinkPurpose.COLLECTIVE, 1, timeout=5)
         thread.join(5)
 
 
 def test_replayed_handshake_is_refused(pair: Circle) -> None:
     host, port = endpoint(pair.fabrics[1])
     said: list[bytes] = []
-    talk = dialer(KEY, "w0", "w1", "spy", Lane.RAW, -1)
+    talk = dialer(KEY, "w0", "w1", "spy", LinkPurpose.RAW, -1)
     with socket.create_connection((host, port)) as sock:
         said.append(_bytes(next(talk)))
         sock.sendall(said[0])
@@ -157,7 +157,7 @@ def test_a_proof_cannot_be_reflected() -> None:
     """An acceptor that is fed its own kind of proof refuses it: the role is part of it."""
     answer = acceptor(KEY, "w1")
     assert isinstance(next(answer), int)
-    opening = _bytes(next(dialer(KEY, "w0", "w1", "0", Lane.COLLECTIVE, 1)))
+    opening = _bytes(next(dialer(KEY, "w0", "w1", "0", LinkPurpose.COLLECTIVE, 1)))
     want = answer.send(opening[:8])
     assert want == len(opening) - 8
     challenge = _bytes(answer.send(opening[8:]))
@@ -167,7 +167,7 @@ def test_a_proof_cannot_be_reflected() -> None:
 
 
 def test_a_call_for_somebody_else_is_refused() -> None:
-    call = dialer(KEY, "w0", "w2", "0", Lane.COLLECTIVE, 1)
+    call = dialer(KEY, "w0", "w2", "0", LinkPurpose.COLLECTIVE, 1)
     with pytest.raises(LinkRefused, match="w2"):
         converse(call, acceptor(KEY, "w1"))
 
@@ -175,17 +175,17 @@ def test_a_call_for_somebody_else_is_refused() -> None:
 def test_callers_of_an_older_epoch_and_non_members_are_refused(pair: Circle) -> None:
     target = member(pair.fabrics[1])
     with pytest.raises(LinkRefused, match="epoch 0 is over"):
-        Caller("w0", KEY).dial(target, "0", Lane.COLLECTIVE, 0, timeout=5)
+        Caller("w0", KEY).dial(target, "0", LinkPurpose.COLLECTIVE, 0, timeout=5)
     with pytest.raises(LinkRefused, match="no member"):
-        Caller("w9", KEY).dial(target, "0", Lane.COLLECTIVE, 1, timeout=5)
+        Caller("w9", KEY).dial(target, "0", LinkPurpose.COLLECTIVE, 1, timeout=5)
     with pytest.raises(LinkRefused, match="too far"):
-        Caller("w0", KEY).dial(target, "0", Lane.COLLECTIVE, 1 << 20, timeout=5)
+        Caller("w0", KEY).dial(target, "0", LinkPurpose.COLLECTIVE, 1 << 20, timeout=5)
     assert pair.fabrics[1].counters.refused == 3
 
 
 def test_a_future_epoch_is_kept_aside(pair: Circle) -> None:
     target = pair.fabrics[1]
-    link = Caller("w7", KEY).dial(member(target), "0", Lane.COLLECTIVE, 2, timeout=5)
+    link = Caller("w7", KEY).dial(member(target), "0", LinkPurpose.COLLECTIVE, 2, timeout=5)
     assert target.parked == 1
     target.discard(2)
     assert hung_up(link.sock)
@@ -291,21 +291,21 @@ def ends() -> Iterator[tuple[Link, Link]]:
         link.close()
 
 
-EXPECTED = Header(5, 17, Kind.ALLREDUCE, 8)
+EXPECTED = FrameHeader(5, 17, FrameKind.ALLREDUCE, 8)
 
 
 @pytest.mark.parametrize(
     ("sent", "told"),
     [
-        (Header(4, 17, Kind.ALLREDUCE, 8), "of epoch 4"),
-        (Header(5, 18, Kind.ALLREDUCE, 8), "allreduce #18"),
-        (Header(5, 17, Kind.BROADCAST, 8), "broadcast #17"),
-        (Header(5, 17, Kind.ALLREDUCE, 9), "type 9"),
-        (Header(5, 17, 77, 8), "unknown kind 77"),
+        (FrameHeader(4, 17, FrameKind.ALLREDUCE, 8), "of epoch 4"),
+        (FrameHeader(5, 18, FrameKind.ALLREDUCE, 8), "allreduce #18"),
+        (FrameHeader(5, 17, FrameKind.BROADCAST, 8), "broadcast #17"),
+        (FrameHeader(5, 17, FrameKind.ALLREDUCE, 9), "type 9"),
+        (FrameHeader(5, 17, 77, 8), "unknown kind 77"),
     ],
 )
 def test_a_message_of_something_else_names_both_sides(
-    ends: tuple[Link, Link], sent: Header, told: str
+    ends: tuple[Link, Link], sent: FrameHeader, told: str
 ) -> None:
     send(ends[0], sent.packed(8), memoryview(b"12345678"))
     with pytest.raises(LinkError, match=told) as caught:

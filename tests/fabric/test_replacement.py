@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tests.fabric.circle import KEY, PATIENCE, Circle, circle, member
-from tmd.core.errors import LinkError
-from tmd.core.model import Membership
-from tmd.fabric import Fabric, GroupTable, GroupView, Link, Neutral, Standing
+from tmd.core.values.errors import LinkError
+from tmd.core.values.model import Membership
+from tmd.fabric import EpochView, Fabric, GroupTable, GroupView, Link, Neutral
 from tmd.fabric.inbox import Inbox
 from tmd.fabric.topology import neighbours
 
@@ -406,7 +406,7 @@ def test_a_message_that_comes_while_an_epoch_is_entered_is_read_once(
         readers: list[str] = []
         abort, attach = receiver._abort, c.of(receiver).attach
 
-        def meanwhile(standing: Standing) -> None:
+        def meanwhile(standing: EpochView) -> None:
             """Between being in the new epoch and having taken over what had waited for it."""
             monkeypatch.setattr(receiver, "_abort", abort)
             abort(standing)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.fabric.circle import KEY, circle, sync
 from tests.fabric.pool import pool
-from tmd.core.model import Member, Membership
+from tmd.core.values.model import Member, Membership
 from tmd.fabric import Fabric, Group, GroupView, Neutral
 from tmd.fabric.work import Work
 

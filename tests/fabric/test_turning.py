@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from tests.fabric.circle import KEY
 from tests.fabric.pool import pool
-from tmd.fabric import Fabric, Neutral, turning
+from tmd.fabric import Fabric, Neutral, rank_remap
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -77,17 +77,17 @@ def test_what_was_looked_for_ahead_is_not_looked_for_while_others_wait(
 ) -> None:
     """Until something has run since."""
     looked = []
-    monkeypatch.setattr(turning, "_all_even", lambda: looked.append(True) or True)
-    monkeypatch.setattr(turning._Shards, "ran", -1)
-    monkeypatch.setattr(turning._Meshes, "any", True)
-    monkeypatch.setattr(turning._Meshes, "leave_out", False)
-    monkeypatch.setitem(sys.modules, turning.SPEC, ModuleType(turning.SPEC))
+    monkeypatch.setattr(rank_remap, "_all_even", lambda: looked.append(True) or True)
+    monkeypatch.setattr(rank_remap._Shards, "ran", -1)
+    monkeypatch.setattr(rank_remap._Meshes, "any", True)
+    monkeypatch.setattr(rank_remap._Meshes, "leave_out", False)
+    monkeypatch.setitem(sys.modules, rank_remap.SPEC, ModuleType(rank_remap.SPEC))
     if ahead:
-        turning.look_ahead(7)
-        turning.look_ahead(7)
+        rank_remap.look_ahead(7)
+        rank_remap.look_ahead(7)
     before = len(looked)
-    turning.turn([], moved=True, ran=7)
+    rank_remap.turn([], moved=True, ran=7)
     at_turn = len(looked) - before
-    turning.turn([], moved=True, ran=8)
+    rank_remap.turn([], moved=True, ran=8)
 
     assert (before, at_turn, len(looked)) == ((1, 0, 2) if ahead else (0, 1, 2))

@@ -10,22 +10,22 @@ import msgspec
 
 from tests.core.plane import Plane
 from tmd import wire
-from tmd.core.duties import Wait
-from tmd.core.errors import LinkError, LinkRefused, StoreUnavailable, TmdError, WireError
-from tmd.core.model import Exit, HostStatus, JobRecord, Severity, Signal
-from tmd.core.requests import DrainRequest
+from tmd.core.planning.directives import Wait
+from tmd.core.values.errors import LinkError, LinkRefused, StoreUnavailable, TmdError, WireError
+from tmd.core.values.model import Exit, HostStatus, JobRecord, Severity, Signal
+from tmd.core.values.requests import DrainRequest
 from tmd.daemon.codec import decoded
-from tmd.daemon.seal import Seal
+from tmd.daemon.seal import RecordSeal
 from tmd.daemon.web.guard import Asked, refusal
 from tmd.fabric import handshake
-from tmd.fabric.frame import HEADER_SIZE, Header, check
-from tmd.fabric.handshake import Answer, Lane, Verdict
+from tmd.fabric.frame import HEADER_SIZE, FrameHeader, check
+from tmd.fabric.handshake import HandshakeReply, HandshakeVerdict, LinkPurpose
 from tmd.schema import Secret
 from tmd.testing.clients import worker_status
 
 KEY = b"k" * 32
 STATUS = worker_status("h1/job/0.a")
-SEAL = Seal(KEY)
+SEAL = RecordSeal(KEY)
 
 
 class Target(NamedTuple):
@@ -45,10 +45,10 @@ class Target(NamedTuple):
 FRAMES = tuple(
     wire.encode(message)
     for message in (
-        wire.Hello(wire.VERSION, STATUS, 3),
+        wire.TrainerHello(wire.VERSION, STATUS, 3),
         wire.Welcome("h1", KEY),
-        wire.Report(STATUS),
-        wire.Order(5, 7, Wait()),
+        wire.StatusReport(STATUS),
+        wire.DirectiveOrder(5, 7, Wait()),
         wire.LauncherHello(wire.VERSION, "job", 1, ("h1/job/0.a",)),
         wire.Exited(Exit("h1/job/0.a", "job", -9, 1.0)),
         wire.Kill("h1/job/0.a", "named dead"),
@@ -68,7 +68,7 @@ def socket_frame(data: bytes) -> object:
 
 def _said() -> tuple[bytes, bytes]:
     """All that the dialer and the acceptor of one good handshake say."""
-    dialer = handshake.dialer(KEY, "h1/job/0.a", "h2/job/0.b", "world", Lane.COLLECTIVE, 3)
+    dialer = handshake.dialer(KEY, "h1/job/0.a", "h2/job/0.b", "world", LinkPurpose.COLLECTIVE, 3)
     acceptor = handshake.acceptor(KEY, "h2/job/0.b")
     opening = next(dialer)
     assert isinstance(opening, bytes)
@@ -84,7 +84,7 @@ def _said() -> tuple[bytes, bytes]:
     try:
         acceptor.send(proof)
     except StopIteration as done:
-        answer = done.value[1](Answer(Verdict.ACCEPTED, epoch=3))
+        answer = done.value[1](HandshakeReply(HandshakeVerdict.ACCEPTED, epoch=3))
     return opening + proof, challenge + answer
 
 
@@ -98,7 +98,7 @@ def accepting(data: bytes) -> object:
 
 def calling(data: bytes) -> object:
     """A stranger answers."""
-    talk = handshake.dialer(KEY, "h1/job/0.a", "h2/job/0.b", "world", Lane.COLLECTIVE, 3)
+    talk = handshake.dialer(KEY, "h1/job/0.a", "h2/job/0.b", "world", LinkPurpose.COLLECTIVE, 3)
     return _talk(talk, data)
 
 
@@ -117,7 +117,7 @@ def _talk(talk: handshake.Talk[object], data: bytes) -> object:
         return done.value
 
 
-EXPECTED = Header(3, 7, 1, 2).packed(4096)
+EXPECTED = FrameHeader(3, 7, 1, 2).packed(4096)
 
 
 def message_header(data: bytes) -> object:

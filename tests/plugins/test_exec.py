@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tmd_detectors.exec.detector import (
-    Check,
+    CheckHealth,
+    CheckOutcome,
+    ExecCheck,
     ExecConfig,
     ExecDetector,
-    Findings,
-    Health,
-    Outcome,
+    ExecFindings,
     judge,
     run,
 )
 
 from tmd.config import parse
-from tmd.core.errors import ConfigError
+from tmd.core.values.errors import ConfigError
 from tmd.daemon.plugins import installed, load_detectors
 from tmd.plugin import DETECTOR_GROUP, Severity, State
 from tmd.testing import FakeContext
@@ -32,7 +32,7 @@ SAYS = b'{"message": "hot", "evidence": ["90 C"]}'
 
 
 def check(*command, **changes):
-    return Check(name="mine", command=command, **{"timeout_s": 30.0, **changes})
+    return ExecCheck(name="mine", command=command, **{"timeout_s": 30.0, **changes})
 
 
 def shell(script, **changes):
@@ -45,17 +45,17 @@ def shell(script, **changes):
 @pytest.mark.parametrize(
     ("status", "output", "health"),
     [
-        (0, b"", Health.HEALTHY),
-        (0, SAYS, Health.HEALTHY),
-        (1, SAYS, Health.DEGRADED),
-        (2, SAYS, Health.FAILED),
-        (1, b"", Health.UNKNOWN),  # a script that crashed
-        (2, b"usage: ...", Health.UNKNOWN),
-        (0, b"all is well", Health.UNKNOWN),
-        (1, b'{"evidence": []}', Health.UNKNOWN),
-        (3, SAYS, Health.UNKNOWN),
-        (127, b"", Health.UNKNOWN),
-        (-11, SAYS, Health.UNKNOWN),
+        (0, b"", CheckHealth.HEALTHY),
+        (0, SAYS, CheckHealth.HEALTHY),
+        (1, SAYS, CheckHealth.DEGRADED),
+        (2, SAYS, CheckHealth.FAILED),
+        (1, b"", CheckHealth.UNKNOWN),  # a script that crashed
+        (2, b"usage: ...", CheckHealth.UNKNOWN),
+        (0, b"all is well", CheckHealth.UNKNOWN),
+        (1, b'{"evidence": []}', CheckHealth.UNKNOWN),
+        (3, SAYS, CheckHealth.UNKNOWN),
+        (127, b"", CheckHealth.UNKNOWN),
+        (-11, SAYS, CheckHealth.UNKNOWN),
     ],
 )
 def test_only_what_is_clear_is_about_the_host(status, output, health):
@@ -67,21 +67,21 @@ def test_no_output_breaks_the_judge(status, output):
     """Without a JSON message nothing is ever said about the host."""
     outcome = judge(status, output)
 
-    if outcome.health in (Health.DEGRADED, Health.FAILED):
+    if outcome.health in (CheckHealth.DEGRADED, CheckHealth.FAILED):
         assert isinstance(msgspec.json.decode(output)["message"], str)
 
 
 def test_findings_follow_the_health_of_the_host():
-    findings = Findings(check("x"))
+    findings = ExecFindings(check("x"))
     story = [
-        Outcome(Health.HEALTHY),
-        Outcome(Health.DEGRADED, "hot", ("90 C",)),
-        Outcome(Health.DEGRADED, "hot"),
-        Outcome(Health.FAILED, "melted"),
-        Outcome(Health.UNKNOWN, "late"),
-        Outcome(Health.UNKNOWN, "late"),
-        Outcome(Health.DEGRADED, "hot"),
-        Outcome(Health.HEALTHY),
+        CheckOutcome(CheckHealth.HEALTHY),
+        CheckOutcome(CheckHealth.DEGRADED, "hot", ("90 C",)),
+        CheckOutcome(CheckHealth.DEGRADED, "hot"),
+        CheckOutcome(CheckHealth.FAILED, "melted"),
+        CheckOutcome(CheckHealth.UNKNOWN, "late"),
+        CheckOutcome(CheckHealth.UNKNOWN, "late"),
+        CheckOutcome(CheckHealth.DEGRADED, "hot"),
+        CheckOutcome(CheckHealth.HEALTHY),
     ]
     raised, cleared = State.RAISED, State.CLEARED
 
@@ -108,19 +108,19 @@ def test_findings_follow_the_health_of_the_host():
 async def test_a_real_command_is_heard():
     outcome = await run(shell("""echo '{"message": "hot", "evidence": ["90 C"]}'; exit 1"""), 1000)
 
-    assert outcome == Outcome(Health.DEGRADED, "hot", ("90 C",))
+    assert outcome == CheckOutcome(CheckHealth.DEGRADED, "hot", ("90 C",))
 
 
 async def test_no_shell_looks_at_the_command():
     outcome = await run(check("/bin/echo", '{"message": "$HOME; exit 2"}'), 1000)
 
-    assert outcome == Outcome(Health.HEALTHY, "$HOME; exit 2")
+    assert outcome == CheckOutcome(CheckHealth.HEALTHY, "$HOME; exit 2")
 
 
 async def test_a_command_that_is_not_there():
     outcome = await run(check("/no/such/program"), 1000)
 
-    assert outcome.health is Health.UNKNOWN
+    assert outcome.health is CheckHealth.UNKNOWN
     assert "cannot be started" in outcome.message
 
 
@@ -134,7 +134,7 @@ async def test_secrets_of_the_daemon_stay_with_it(monkeypatch):
 async def test_too_much_output_ends_the_check():
     outcome = await run(check("/usr/bin/env", "yes"), 1000)
 
-    assert outcome == Outcome(Health.UNKNOWN, "wrote more than 1000 bytes")
+    assert outcome == CheckOutcome(CheckHealth.UNKNOWN, "wrote more than 1000 bytes")
 
 
 async def test_a_late_check_is_killed_with_all_it_started(tmp_path):
@@ -150,7 +150,7 @@ async def test_a_late_check_is_killed_with_all_it_started(tmp_path):
     finally:
         os.close(reader)
 
-    assert outcome == Outcome(Health.UNKNOWN, "ran for more than 0.5 s")
+    assert outcome == CheckOutcome(CheckHealth.UNKNOWN, "ran for more than 0.5 s")
     assert ended
     assert rest == b""
 
@@ -160,8 +160,8 @@ async def test_checks_run_beside_each_other_and_never_over_themselves(tmp_path):
     log = tmp_path / "log"
     said = """{ echo '{"message": "five runs"}'; exit 1; }"""
     script = f"printf + >> {log}; printf - >> {log}; test $(wc -c < {log}) -lt 10 || {said}"
-    hangs = Check(name="hangs", command=("/bin/sleep", "1000"), timeout_s=1000)
-    again = Check(name="again", command=("/bin/sh", "-c", script), every_s=0.001)
+    hangs = ExecCheck(name="hangs", command=("/bin/sleep", "1000"), timeout_s=1000)
+    again = ExecCheck(name="again", command=("/bin/sh", "-c", script), every_s=0.001)
     async with aclosing(
         ExecDetector().watch(FakeContext(ExecConfig(checks=(hangs, again))))
     ) as signals:
@@ -207,7 +207,7 @@ def configured(**section):
 def test_checks_come_from_the_configuration():
     config = configured(checks=[{"name": "disk", "command": ["/bin/true"], "every_s": 5}])
 
-    assert config.checks == (Check(name="disk", command=("/bin/true",), every_s=5.0),)
+    assert config.checks == (ExecCheck(name="disk", command=("/bin/true",), every_s=5.0),)
 
 
 @pytest.mark.parametrize(

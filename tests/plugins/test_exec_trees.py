@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 from tmd_detectors.exec import warden
-from tmd_detectors.exec.detector import END_S, Check, Health, run
+from tmd_detectors.exec.detector import END_S, CheckHealth, ExecCheck, run
 
 from tmd.daemon.watcher import STOP_S
 
@@ -151,7 +151,7 @@ def stranger():
 
 @pytest.mark.parametrize("tree", TREES)
 async def test_a_check_that_is_stopped_leaves_nothing(tree, watch, stranger):
-    check = Check(name="mine", command=watch.command(tree), timeout_s=1000)
+    check = ExecCheck(name="mine", command=watch.command(tree), timeout_s=1000)
     running = asyncio.create_task(run(check, 1000))
     await watch.until(SEEN.get(tree, 2))
     running.cancel()
@@ -164,11 +164,11 @@ async def test_a_check_that_is_stopped_leaves_nothing(tree, watch, stranger):
 
 @pytest.mark.parametrize("tree", ["a session of its own", "a double fork", "a flood"])
 async def test_a_check_that_is_late_leaves_nothing(tree, watch, stranger):
-    late = asyncio.create_task(run(Check("mine", watch.command(tree), timeout_s=2.0), 1000))
+    late = asyncio.create_task(run(ExecCheck("mine", watch.command(tree), timeout_s=2.0), 1000))
     await watch.until(2)
     outcome = await late
 
-    assert outcome.health is Health.UNKNOWN
+    assert outcome.health is CheckHealth.UNKNOWN
     assert outcome.message == "ran for more than 2 s"
     assert watch.left() == []
     assert stranger.poll() is None
@@ -180,14 +180,14 @@ async def test_a_check_that_has_said_its_word_leaves_nothing(watch):
     ends = f"{left}\nopen(sys.argv[1] + '.go').readline()\nos._exit(0)"
     os.mkfifo(f"{watch.fifo}.go")
     command = (sys.executable, "-S", "-c", REPORTS + ends, str(watch.fifo))
-    running = asyncio.create_task(run(Check("mine", command), 1000))
+    running = asyncio.create_task(run(ExecCheck("mine", command), 1000))
     await watch.until(1)
     go = os.open(f"{watch.fifo}.go", os.O_RDWR)
     os.write(go, b"go\n")
     outcome = await running
     os.close(go)
 
-    assert outcome.health is Health.HEALTHY
+    assert outcome.health is CheckHealth.HEALTHY
     assert watch.left() == []
 
 
@@ -226,12 +226,12 @@ async def test_a_daemon_that_is_killed_leaves_nothing(tree, watch, daemon, stran
 
 async def test_a_check_whose_warden_is_killed_is_no_word_about_the_host(watch):
     command = (sys.executable, "-S", "-c", REPORTS + "stay()", str(watch.fifo))
-    running = asyncio.create_task(run(Check("mine", command), 1000))
+    running = asyncio.create_task(run(ExecCheck("mine", command), 1000))
     await watch.until(1)
     os.kill(next(iter(watch.alive)), signal.SIGKILL)
     outcome = await running
 
-    assert outcome == type(outcome)(Health.UNKNOWN, "was ended, and its warden with it")
+    assert outcome == type(outcome)(CheckHealth.UNKNOWN, "was ended, and its warden with it")
     assert watch.left() == []
 
 

@@ -19,11 +19,11 @@ from tests.values import member, worker
 from tmd.plugin import (
     Activity,
     JobState,
-    Kind,
     Mark,
     Membership,
     Move,
     Phase,
+    PlanKind,
     Severity,
     Strategy,
     Urgency,
@@ -171,7 +171,7 @@ def test_the_cost_of_a_move_is_what_moves_have_cost():
     """From the switch to the first commit after it; only planned moves that were done count."""
     marks = (Mark(Phase.PREPARE, 0.0), Mark(Phase.SWITCH, 50.0), Mark(Phase.DONE, 150.0))
     failover = planned(
-        1, kind=Kind.FAILOVER, timeline=(Mark(Phase.SWITCH, 0), Mark(Phase.DONE, 999))
+        1, kind=PlanKind.FAILOVER, timeline=(Mark(Phase.SWITCH, 0), Mark(Phase.DONE, 999))
     )
     record = structs.replace(RECORD, history=(failover, planned(2, timeline=marks)))
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tmd_detectors.host.facts import Answer, Clock, Facts, Process, Space
-from tmd_detectors.host.judge import Findings, Limits
+from tmd_detectors.host.facts import Clock, HostFacts, HostReading, Process, Space
+from tmd_detectors.host.judge import HostFindings, HostLimits
 
 from tmd.plugin import Severity, State
 
@@ -14,10 +14,10 @@ DRIVER = Process(pid=7, started=1, name="nvidia-modeset", ticks=5)
 @pytest.fixture
 def see():
     """Show facts at a time; returns (code, entity, severity or None if cleared)."""
-    findings = Findings(Limits())
+    findings = HostFindings(HostLimits())
 
     def observe(now=0.0, spaces=(), hangs=None, clock=None, **facts):
-        answer = Answer(Facts(**facts), spaces, hangs, clock)
+        answer = HostReading(HostFacts(**facts), spaces, hangs, clock)
         return [
             (s.code, s.entity, s.severity if s.state is State.RAISED else None)
             for s in findings.observe(answer, now)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tmd_detectors.host import reader
-from tmd_detectors.host.detector import Avoided, HostConfig, HostDetector
-from tmd_detectors.host.facts import Clock, Facts, Process, Question, Space
+from tmd_detectors.host.detector import Avoided, HostDetector, HostDetectorConfig
+from tmd_detectors.host.facts import Clock, HostFacts, Process, Question, Space
 from tmd_detectors.host.probe import ask, parse
 
 from tmd.plugin import Severity
@@ -92,7 +92,9 @@ def test_only_processes_of_the_driver_are_told(tmp_path):
 
 
 def test_a_kernel_that_tells_nothing_is_no_error(tmp_path):
-    assert reader.facts(Question(("/",), ("*",), str(tmp_path))) == Facts(read_only={"/": False})
+    assert reader.facts(Question(("/",), ("*",), str(tmp_path))) == HostFacts(
+        read_only={"/": False}
+    )
 
 
 def test_free_space_of_a_real_file_system(tmp_path):
@@ -175,7 +177,7 @@ def test_a_silent_file_system_is_left_alone_for_longer_and_longer():
 
 async def test_the_detector_finds_a_file_system_that_is_too_full():
     """Every real file system has less than 101 % free."""
-    context = FakeContext(HostConfig(poll_s=0.01, disks=("/",), disk_free_percent=101))
+    context = FakeContext(HostDetectorConfig(poll_s=0.01, disks=("/",), disk_free_percent=101))
     async with aclosing(HostDetector().watch(context)) as signals:
         signal = await anext(signals)
 

@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from tmd.config import Plugins, parse
-from tmd.core.errors import ConfigError, PluginError
+from tmd.core.values.errors import ConfigError, PluginError
 from tmd.daemon.plugins import installed, load, load_detectors, load_policies
 from tmd.plugin import (
     DETECTOR_GROUP,
@@ -134,17 +134,17 @@ def test_what_ships_imports_only_the_public_api():
         "tmd",
         "tmd.child",
         "tmd.core",
-        "tmd.core.checkpoints",
-        "tmd.core.errors",
-        "tmd.core.membership",
-        "tmd.core.reasons",
-        "tmd.core.snapshots",
-        "tmd.core.fuse",
-        "tmd.core.model",
-        "tmd.core.pace",
-        "tmd.core.requests",
-        "tmd.core.unreadable",
-        "tmd.core.shadows",
+        "tmd.core.values.checkpoints",
+        "tmd.core.values.errors",
+        "tmd.core.values.membership",
+        "tmd.core.values.reasons",
+        "tmd.core.values.snapshots",
+        "tmd.core.values.breaker_state",
+        "tmd.core.values.model",
+        "tmd.core.values.pace",
+        "tmd.core.values.requests",
+        "tmd.core.values.decode_errors",
+        "tmd.core.values.shadows",
         "tmd.plugin",
     }
 

@@ -12,8 +12,8 @@ from contextlib import ExitStack, aclosing
 import pytest
 from tmd_detectors.nic.child import Request
 from tmd_detectors.nic.detector import NicConfig, NicDetector
-from tmd_detectors.nic.probe import Probe
-from tmd_detectors.nic.snapshot import Scope
+from tmd_detectors.nic.probe import NicProbe
+from tmd_detectors.nic.snapshot import ScopeReading
 
 from tests.plugins.sysfs import Tree
 from tmd.plugin import Severity, State
@@ -84,8 +84,8 @@ async def test_a_reader_that_never_returns_is_said_and_left_behind(tmp_path):
     place = tree.sys / port / "state"
     place.unlink()
     os.mkfifo(place)
-    request = Request(Scope(), (), str(tree.sys), str(tree.proc))
-    probe = Probe(request)
+    request = Request(ScopeReading(), (), str(tree.sys), str(tree.proc))
+    probe = NicProbe(request)
     try:
         hung = await probe.read(timeout_s=0.5)
         place.unlink()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tmd_detectors.nic.counters import CounterHistory
-from tmd_detectors.nic.judge import Findings, Rules
+from tmd_detectors.nic.judge import NicFindings, NicRules
 from tmd_detectors.nic.links import LinkLimits
 from tmd_detectors.nic.snapshot import Medium, Port, Snapshot
 
@@ -30,7 +30,7 @@ RAISED, CLEARED = State.RAISED, State.CLEARED
 @pytest.fixture
 def see():
     """Show ports at a time; returns (code, severity or None if cleared)."""
-    findings = Findings(Rules())
+    findings = NicFindings(NicRules())
 
     def observe(now, *ports):
         return said(findings.observe(Snapshot(ports), now))
@@ -65,7 +65,7 @@ def test_a_port_that_was_never_up_is_no_fault(see):
 
 
 def test_an_expected_port_that_was_never_up_is_one():
-    findings = Findings(Rules(expect=("mlx5_0/1",)))
+    findings = NicFindings(NicRules(expect=("mlx5_0/1",)))
     first = said(findings.observe(Snapshot((DOWN,)), 0))
 
     assert first == []
@@ -130,7 +130,7 @@ def test_short_or_rare_outages_are_not(see):
 
 
 def test_flapping_can_hold_until_a_person_acts():
-    findings = Findings(Rules(links=LinkLimits(flap_hold_s=0)))
+    findings = NicFindings(NicRules(links=LinkLimits(flap_hold_s=0)))
 
     def see(now, *ports):
         return said(findings.observe(Snapshot(ports), now))
@@ -168,7 +168,7 @@ def test_a_hold_alone_does_not_make_it_gone(see):
 
 
 def test_an_expected_port_that_is_not_there_from_the_start():
-    findings = Findings(Rules(expect=("mlx5_0/1",)))
+    findings = NicFindings(NicRules(expect=("mlx5_0/1",)))
     empty = [said(findings.observe(Snapshot(), t)) for t in (0, 5, 10)]
 
     assert empty == [[], [], [("nic.gone", Severity.FATAL)]]
@@ -198,7 +198,7 @@ def test_plain_ethernet_that_nobody_named_is_only_a_warning():
     """It may carry anything; whom the operator names counts in full."""
     up = PORT._replace(name="eth1", identity="eth1", medium=Medium.ETHERNET)
     down = up._replace(up=False)
-    stranger, named = Findings(Rules()), Findings(Rules(named=("eth*",)))
+    stranger, named = NicFindings(NicRules()), NicFindings(NicRules(named=("eth*",)))
     found = []
     for findings in (stranger, named):
         list(findings.observe(Snapshot((up,)), 0))
@@ -209,7 +209,7 @@ def test_plain_ethernet_that_nobody_named_is_only_a_warning():
 
 
 def test_a_signal_names_port_identity_and_gpu():
-    findings = Findings(Rules())
+    findings = NicFindings(NicRules())
     near = PORT._replace(near=("pci:0000:3b:00.0",))
     list(findings.observe(Snapshot((near,)), 0))
     list(findings.observe(Snapshot((near._replace(up=False),)), 1))
@@ -345,7 +345,7 @@ def test_a_counter_that_only_falls_is_never_a_finding(values, step):
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 400)), max_size=80))
 def test_what_is_cleared_was_raised_and_nothing_is_raised_twice(story):
-    findings, now, raised = Findings(Rules()), 0, set()
+    findings, now, raised = NicFindings(NicRules()), 0, set()
     for up, seconds in story:
         now += seconds
         for signal in findings.observe(Snapshot((PORT if up else DOWN,)), now):

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tmd_detectors.nic.counters import RULES
-from tmd_detectors.nic.reader import Reader, _default_v4, _default_v6, _ib_rate
-from tmd_detectors.nic.snapshot import Medium, Scope
+from tmd_detectors.nic.reader import NicReader, _default_v4, _default_v6, _ib_rate
+from tmd_detectors.nic.snapshot import Medium, ScopeReading
 from tmd_detectors.nic.topology import nearest
 
 from tests.plugins.sysfs import Tree
@@ -19,7 +19,7 @@ def tree(tmp_path):
 
 
 def read(tree, **scope):
-    snapshot = Reader(Scope(**scope), RULES, tree.sys, tree.proc).read()
+    snapshot = NicReader(ScopeReading(**scope), RULES, tree.sys, tree.proc).read()
     return {port.name: port for port in snapshot.ports}
 
 
@@ -150,7 +150,7 @@ def test_a_file_that_refused_is_never_read_again(tree):
     place = tree.sys / port / "counters/port_rcv_errors"
     place.unlink()
     place.symlink_to("/sys/class/net/lo/speed")
-    reader = Reader(Scope(), RULES, tree.sys, tree.proc)
+    reader = NicReader(ScopeReading(), RULES, tree.sys, tree.proc)
 
     first = reader.read().ports[0].counters
     place.unlink()
@@ -215,7 +215,7 @@ def test_default_routes_of_ipv6():
 
 
 def test_an_empty_host_has_no_ports(tmp_path):
-    reader = Reader(Scope(), RULES, tmp_path / "none", tmp_path / "none")
+    reader = NicReader(ScopeReading(), RULES, tmp_path / "none", tmp_path / "none")
 
     assert reader.read().ports == ()
 
@@ -225,7 +225,7 @@ def test_a_default_route_that_moves_changes_no_port_in_scope(tree):
     tree.interface("eth0", tree.pci("0000:00/0000:00:01.0"))
     tree.interface("eth1", tree.pci("0000:00/0000:00:02.0"))
     tree.default_route("eth0")
-    reader = Reader(Scope(), RULES, tree.sys, tree.proc)
+    reader = NicReader(ScopeReading(), RULES, tree.sys, tree.proc)
     before = [port.name for port in reader.read().ports]
     tree.default_route("eth1")
     after = [port.name for port in reader.read().ports]

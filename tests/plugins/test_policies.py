@@ -18,8 +18,8 @@ from tmd.plugin import (
     Exit,
     HostStatus,
     JobState,
-    Kind,
     Phase,
+    PlanKind,
     Severity,
     Strategy,
     Urgency,
@@ -61,7 +61,7 @@ def failed(cluster):
     return [(v.worker, v.cause) for v in verdicts]
 
 
-def plan(kind=Kind.FAILOVER, phase=Phase.RECOVER, dead=(), new=RECORD.membership):
+def plan(kind=PlanKind.FAILOVER, phase=Phase.RECOVER, dead=(), new=RECORD.membership):
     return values.plan(
         RECORD.membership,
         kind=kind,
@@ -251,7 +251,7 @@ def test_a_drain_of_a_host_without_ranks_wants_nothing():
 
 def test_a_drain_is_served_once():
     """Afterwards the host may take ranks again."""
-    done = structs.replace(plan(kind=Kind.PLANNED, phase=Phase.DONE), request="r")
+    done = structs.replace(plan(kind=PlanKind.PLANNED, phase=Phase.DONE), request="r")
     record = structs.replace(RECORD, history=(done,))
     old, new = DrainRequest(host="h2", id="r"), DrainRequest(host="h2", id="r2")
 

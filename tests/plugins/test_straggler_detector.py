@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from msgspec import structs
-from tmd_detectors.straggler import JOB_SLOW, SLOW, Findings, StragglerDetector
+from tmd_detectors.straggler import JOB_SLOW, SLOW, StragglerDetector, StragglerFindings
 
 from tmd.plugin import Activity, Exit, Pace, Severity, State, WorkerEvent
 from tmd.testing import FakeContext
@@ -23,7 +23,7 @@ def event(pace, *, activity=Activity.TRAINING, rank=1, **changes):
 
 
 def told(*events):
-    findings = Findings()
+    findings = StragglerFindings()
     return [(s.code, s.state) for e in events for s in findings.observe(e)]
 
 
@@ -31,7 +31,7 @@ RAISED, CLEARED = (SLOW, State.RAISED), (SLOW, State.CLEARED)
 
 
 def test_a_slow_worker_is_told_once_with_figures_and_cleared_once():
-    findings = Findings()
+    findings = StragglerFindings()
     events = (event(WELL), event(SLOWED), event(SLOWED), event(WELL), event(WELL))
     raised, cleared = [s for e in events for s in findings.observe(e)]
 
@@ -75,7 +75,7 @@ def test_a_job_that_got_slower_is_told_by_rank_0_alone():
 
 
 def test_it_is_about_the_job():
-    (signal,) = Findings().observe(event(structs.replace(WELL, group_slow=True), rank=0))
+    (signal,) = StragglerFindings().observe(event(structs.replace(WELL, group_slow=True), rank=0))
 
     assert (signal.entity, signal.severity) == ("job:job", Severity.WARNING)
 

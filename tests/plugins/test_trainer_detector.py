@@ -17,14 +17,14 @@ from tmd_detectors.trainer import (
     REFUSED,
     STALLED,
     UNFIT,
-    Findings,
     Kills,
     TrainerConfig,
     TrainerDetector,
+    TrainerFindings,
 )
 
-from tmd.core.checkpoints import Missed
-from tmd.core.shadows import Rehearsal
+from tmd.core.values.checkpoints import MissedCheckpoint
+from tmd.core.values.shadows import Rehearsal
 from tmd.plugin import Activity, Exit, Severity, State, WorkerEvent
 from tmd.testing import FakeContext
 from tmd.testing.clients import worker_status
@@ -49,7 +49,7 @@ def ends(code, forgotten=False):
 @pytest.fixture
 def see():
     """Feed an event; returns the (code, state) of the signals."""
-    findings = Findings(CONFIG)
+    findings = TrainerFindings(CONFIG)
 
     def observe(event, now=0.0):
         return [(s.code, s.state) for s in findings.observe(event, now)]
@@ -58,7 +58,7 @@ def see():
 
 
 def test_an_exit_with_an_error_is_fatal_and_belongs_to_the_job():
-    (signal,) = Findings(CONFIG).observe(ends(-9), 0.0)
+    (signal,) = TrainerFindings(CONFIG).observe(ends(-9), 0.0)
 
     assert (signal.code, signal.entity, signal.job) == (EXITED, WORKER, "job")
     assert signal.severity is Severity.FATAL
@@ -148,7 +148,7 @@ def test_a_new_epoch_is_progress(see):
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])
 def test_a_loss_that_is_no_number_is_told_and_moves_nothing(loss):
     """A WARNING: a new host would compute the same."""
-    findings = Findings(CONFIG)
+    findings = TrainerFindings(CONFIG)
     wrong, right = structs.replace(STATUS, loss=loss), structs.replace(STATUS, loss=1.5)
     first = list(findings.observe(speaks(wrong), 0.0))
     again = list(findings.observe(speaks(wrong), 1.0))
@@ -173,7 +173,7 @@ def test_the_exit_of_a_trainer_ends_what_was_said_of_its_loss(see):
 
 
 def test_a_kill_for_memory_is_told_beside_the_exit():
-    findings = Findings(CONFIG)
+    findings = TrainerFindings(CONFIG)
     said = [(s.code, s.severity) for s in findings.observe(ends(-9), 0.0, starved=True)]
     again = list(findings.observe(ends(-9), 1.0))
     over = {s.code for s in findings.observe(ends(-9, forgotten=True), 2.0)}
@@ -224,9 +224,9 @@ async def test_the_detector_joins_exit_and_count(tmp_path, code, count, starved)
 
 def test_a_checkpoint_that_came_to_nothing_is_told_until_there_is_one(see):
     """For people: a new host would have the same disk."""
-    missed = structs.replace(STATUS, missed=Missed(10, "No space left on device", 1))
-    again = structs.replace(STATUS, missed=Missed(20, "No space left on device", 2))
-    (signal,) = Findings(CONFIG).observe(speaks(missed), 0.0)
+    missed = structs.replace(STATUS, missed=MissedCheckpoint(10, "No space left on device", 1))
+    again = structs.replace(STATUS, missed=MissedCheckpoint(20, "No space left on device", 2))
+    (signal,) = TrainerFindings(CONFIG).observe(speaks(missed), 0.0)
 
     assert (signal.code, signal.entity) == (NO_CHECKPOINT, WORKER)
     assert signal.severity is Severity.WARNING
@@ -237,7 +237,7 @@ def test_a_checkpoint_that_came_to_nothing_is_told_until_there_is_one(see):
 
 
 def test_a_checkpoint_of_a_worker_that_has_ended_is_nobodys_any_more(see):
-    see(speaks(structs.replace(STATUS, missed=Missed(10, "No space left on device", 1))))
+    see(speaks(structs.replace(STATUS, missed=MissedCheckpoint(10, "No space left on device", 1))))
 
     assert see(ends(0)) == [(NO_CHECKPOINT, State.CLEARED)]
 
@@ -251,7 +251,7 @@ def test_a_standby_that_is_unfit_is_a_finding_with_its_reason_until_it_rehearses
     refusal = Rehearsal(step=5, seconds=1.0, refusal="the model differs", ranks=(0, 1, 3))
     unfit = structs.replace(STANDBY, rehearsed=(refusal,))
     fit = structs.replace(STANDBY, rehearsed=(Rehearsal(step=9, seconds=1.0),))
-    findings = Findings(CONFIG)
+    findings = TrainerFindings(CONFIG)
     raised, *more = findings.observe(speaks(unfit), 0.0)
     (cleared,) = findings.observe(speaks(fit), 1.0)
 
@@ -265,7 +265,7 @@ def test_a_standby_that_refuses_a_plan_is_a_finding_with_its_reason(see):
     said = structs.replace(
         STANDBY, activity=Activity.REFUSED, plan="job-2", detail="0.9 s behind at steps of 0.1 s"
     )
-    (signal,) = Findings(CONFIG).observe(speaks(said), 0.0)
+    (signal,) = TrainerFindings(CONFIG).observe(speaks(said), 0.0)
 
     assert signal.message == "it refused a rank in plan job-2: 0.9 s behind at steps of 0.1 s"
     assert see(speaks(said)) == [(REFUSED, State.RAISED)]
@@ -275,7 +275,7 @@ def test_a_standby_that_refuses_a_plan_is_a_finding_with_its_reason(see):
 def test_the_end_of_a_standby_is_told_from_that_of_a_rank():
     def message(status):
         event = structs.replace(ends(1), status=status)
-        (signal,) = Findings(CONFIG).observe(event, 0.0)
+        (signal,) = TrainerFindings(CONFIG).observe(event, 0.0)
         return signal.message
 
     assert message(STANDBY) == "ended with status 1 as a standby"

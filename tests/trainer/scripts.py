@@ -10,7 +10,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tmd.trainer.state import Registry
+from tmd.trainer.state.state import Registry
 
 Optimize = Callable[[nn.Module], Sequence[Optimizer]]
 Build = Callable[[], nn.Module]

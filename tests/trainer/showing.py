@@ -10,9 +10,9 @@ from torch import nn
 from tests.trainer.scripts import Script
 from tests.trainer.tailing import Source
 from tests.trainer.wire import Ear, linked
-from tmd.core.limits import ShadowLimits
+from tmd.core.values.limits import ShadowLimits
 from tmd.fabric import Link
-from tmd.trainer.frames import Begin, Boundary
+from tmd.trainer.protocol.frames import Begin, Boundary
 
 FAST = ShadowLimits(copy_mb_s=1e6)
 UNREAD = 8 << 10

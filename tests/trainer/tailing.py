@@ -18,23 +18,25 @@ from torch import Tensor
 from tests.fabric.circle import KEY, member
 from tests.trainer.scripts import Script
 from tests.trainer.wire import PATIENCE, Facts, linked
-from tmd.core.duties import Prepare
-from tmd.core.errors import LinkError, StateMismatch, TmdError
-from tmd.core.limits import ShadowLimits
-from tmd.core.model import Membership
+from tmd.core.planning.directives import Prepare
+from tmd.core.values.errors import LinkError, StateMismatch, TmdError
+from tmd.core.values.limits import ShadowLimits
+from tmd.core.values.model import Membership
 from tmd.fabric import Fabric, Link, Neutral
-from tmd.trainer import frames, mirror
-from tmd.trainer.data import Feed, Position
-from tmd.trainer.following import Following
-from tmd.trainer.frames import Boundary, Follow, Frame, Tail, Unit
-from tmd.trainer.meter import Meter
-from tmd.trainer.mirror import Mirror
-from tmd.trainer.replaying import Replaying
-from tmd.trainer.shadow import Arrival, Shadow
-from tmd.trainer.takeover import WalkOn
-from tmd.trainer.transfer import Offer, digest_of
-from tmd.trainer.units import Units, whole_digest
-from tmd.trainer.window import Window
+from tmd.trainer.protocol import frames
+from tmd.trainer.protocol.frames import Boundary, Frame, ShadowRequest, Tail, Unit
+from tmd.trainer.protocol.offers import Offer
+from tmd.trainer.protocol.take_over import AdvanceToNextLoop
+from tmd.trainer.shadow import source as source_module
+from tmd.trainer.shadow.meter import Meter
+from tmd.trainer.shadow.receiver import Arrival, ShadowReceiver
+from tmd.trainer.shadow.replay import ReplaySession
+from tmd.trainer.shadow.session import ShadowSession
+from tmd.trainer.shadow.source import ShadowSource
+from tmd.trainer.state.data import Feed, Position
+from tmd.trainer.state.digests import digest_of
+from tmd.trainer.state.units import Units, whole_digest
+from tmd.trainer.state.window import Window
 
 LIMITS = ShadowLimits(copy_mb_s=1e-6, lag=1e9)
 """A byte in a second: no unit leaves before the clock is moved on. And no lag is too large."""
@@ -73,7 +75,7 @@ class Source:
         self.looks = looks
         self.units = Units(script.registry())
         self.window = Window()
-        self.mirror: Mirror | None = None
+        self.mirror: ShadowSource | None = None
         self.step = 0
         self.call = 0
         """The ``batches()`` call that it is in."""
@@ -82,8 +84,10 @@ class Source:
         self.pictures: dict[int, Picture] = {}
         self._look()
 
-    def show(self, link: Link, limits: ShadowLimits = LIMITS) -> Mirror:
-        self.mirror = Mirror(link, Follow("plan", 0), self.units, self.window, limits, Meter())
+    def show(self, link: Link, limits: ShadowLimits = LIMITS) -> ShadowSource:
+        self.mirror = ShadowSource(
+            link, ShadowRequest("plan", 0), self.units, self.window, limits, Meter()
+        )
         shown = self.mirror
         self.script.before = lambda number: shown.before_optimizer(self.step, number)
         return shown
@@ -115,7 +119,7 @@ class Source:
             self.commit()
 
 
-class Watched(Following):
+class Watched(ShadowSession):
     """Says what it has done."""
 
     facts: Facts
@@ -139,11 +143,11 @@ class Watched(Following):
         self.tails += bool(set(tail.units) - self._missing)
 
 
-class Replayed(Watched, Replaying):
+class Replayed(Watched, ReplaySession):
     """The same, of a rehearsal."""
 
 
-class Telling(Shadow):
+class Telling(ShadowReceiver):
     """Keeps what it has told the source, and says when something has arrived."""
 
     def __init__(self, link: Link, facts: Facts) -> None:
@@ -230,7 +234,7 @@ class Joiner(Facts):
         except (LinkError, StateMismatch) as error:
             with self.changing():
                 self.error = error
-        except WalkOn:
+        except AdvanceToNextLoop:
             with self.changing():
                 self.walked_on = True
 
@@ -357,8 +361,8 @@ def pair(
     """``make(seed)`` builds the script; the source has ``trained`` steps behind it."""
     clock = Clock()
     with pytest.MonkeyPatch.context() as patch, linked() as (near, far):
-        patch.setattr(mirror, "time", clock)
-        patch.setattr(mirror, "IDLE_S", 0.002)
+        patch.setattr(source_module, "time", clock)
+        patch.setattr(source_module, "IDLE_S", 0.002)
         patch.setattr(frames, "CHECK_EVERY", 1)
         made = Pair(make, near, far, clock, kind)
         try:

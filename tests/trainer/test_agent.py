@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tmd import wire
-from tmd.core.errors import TmdError
-from tmd.core.model import Activity, WorkerStatus
-from tmd.trainer import agent as module
-from tmd.trainer.agent import Agent
+from tmd.core.values.errors import TmdError
+from tmd.core.values.model import Activity, WorkerStatus
+from tmd.trainer.worker import agent as module
+from tmd.trainer.worker.agent import Agent
 
 STATUS = WorkerStatus("h1/j/0.a", "j", 1, "", 1, Activity.STARTING)
 WELCOME = wire.Welcome("h1", b"k" * 32)

@@ -15,18 +15,18 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.optim import SGD, AdamW
 from torch.optim.lr_scheduler import StepLR
 
-from tmd.core.checkpoints import name_of
-from tmd.core.errors import StateMismatch
-from tmd.trainer import archive
-from tmd.trainer.data import Position
-from tmd.trainer.naming import Names
-from tmd.trainer.placing import placing
-from tmd.trainer.replicas import Partition, all_different
-from tmd.trainer.resuming import check, restore
-from tmd.trainer.saving import Saving, ordered
-from tmd.trainer.staging import Staged
-from tmd.trainer.state import Registry
-from tmd.trainer.transfer import digest_of
+from tmd.core.values.checkpoints import name_of
+from tmd.core.values.errors import StateMismatch
+from tmd.trainer.checkpoints import archive
+from tmd.trainer.checkpoints.naming import Names
+from tmd.trainer.checkpoints.placing import placing
+from tmd.trainer.checkpoints.resuming import check, restore
+from tmd.trainer.checkpoints.saving import Saving, ordered
+from tmd.trainer.checkpoints.staging import StagedState
+from tmd.trainer.state.data import Position
+from tmd.trainer.state.digests import digest_of
+from tmd.trainer.state.replicas import Partition, all_different
+from tmd.trainer.state.state import Registry
 
 STEP, SEED, WIDTH = 10, 7, 3
 
@@ -61,20 +61,22 @@ class Stage:
         return digest_of([*layer.state_dict().values(), *kept])
 
 
-def saved(folder: Path, stages: Sequence[Stage], alike: Partition | None = None) -> archive.Reading:
+def saved(
+    folder: Path, stages: Sequence[Stage], alike: Partition | None = None
+) -> archive.CheckpointReader:
     size = len(stages)
     for rank, stage in enumerate(stages):
         names = Names(stage.registry, alike or all_different(size))
-        staged = Staged(names, rank, STEP, Position(0, STEP), SEED)
+        staged = StagedState(names, rank, STEP, Position(0, STEP), SEED)
         staged.finish()
         assert staged.broken is None
         archive.write_part(folder, staged, size)
     archive.join_parts(folder, STEP, size)
-    return archive.Reading(folder, STEP)
+    return archive.CheckpointReader(folder, STEP)
 
 
 def gone_on(
-    reading: archive.Reading, stages: Sequence[Stage], alike: Partition | None = None
+    reading: archive.CheckpointReader, stages: Sequence[Stage], alike: Partition | None = None
 ) -> None:
     """All ranks go on, as a job of them does."""
     names = [Names(stage.registry, alike or all_different(len(stages))) for stage in stages]
@@ -238,15 +240,15 @@ class Two:
         return [digest_of([s["momentum_buffer"]]) for s in self.optimizer.state.values()]
 
 
-def written(folder: Path, registry: Registry) -> archive.Reading:
-    staged = Staged(Names(registry, all_different(1)), 0, STEP, Position(0, STEP), SEED)
+def written(folder: Path, registry: Registry) -> archive.CheckpointReader:
+    staged = StagedState(Names(registry, all_different(1)), 0, STEP, Position(0, STEP), SEED)
     staged.finish()
     archive.write_part(folder, staged, 1)
     archive.join_parts(folder, STEP, 1)
-    return archive.Reading(folder, STEP)
+    return archive.CheckpointReader(folder, STEP)
 
 
-def read(reading: archive.Reading, registry: Registry) -> None:
+def read(reading: archive.CheckpointReader, registry: Registry) -> None:
     names = Names(registry, all_different(1))
     claims = [names.claims(0)]
     place = placing(reading.saved, claims)

@@ -1,9 +1,9 @@
 """Taking an arm back must never be told while a vote may use it, nor once a vote has."""
 
-from tmd.core.duties import Arm, Train
-from tmd.core.model import Activity, Membership, WorkerStatus
-from tmd.trainer.arming import Arming
-from tmd.trainer.ballot import ticket
+from tmd.core.planning.directives import Arm, Train
+from tmd.core.values.model import Activity, Membership, WorkerStatus
+from tmd.trainer.protocol.step_vote import ticket
+from tmd.trainer.worker.arming import Arming
 
 
 def order(epoch: int) -> Arm:

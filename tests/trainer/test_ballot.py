@@ -3,8 +3,8 @@
 import pytest
 
 from tests.fabric.circle import circle
-from tmd.core.model import Member, Membership
-from tmd.trainer.ballot import STEPPING, agree, ticket
+from tmd.core.values.model import Member, Membership
+from tmd.trainer.protocol.step_vote import STEPPING, agree, ticket
 
 
 def membership(epoch, *hosts):

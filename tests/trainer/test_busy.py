@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.fabric.pool import pool
 from tmd.fabric import backend
-from tmd.fabric.gauge import busy_between
+from tmd.fabric.wait_timer import busy_between
 
 STEPS = 8
 WIDTH = 700

@@ -8,16 +8,16 @@ import torch
 from msgspec import structs
 from torch import nn
 
-from tmd.core.duties import Sync
-from tmd.core.errors import StateMismatch
-from tmd.core.model import Membership
+from tmd.core.planning.directives import Sync
+from tmd.core.values.errors import StateMismatch
+from tmd.core.values.model import Membership
 from tmd.fabric import GroupTable, GroupView
-from tmd.trainer.carrier import Carrier
-from tmd.trainer.local import LocalState
-from tmd.trainer.roles import OtherRole, Role
-from tmd.trainer.state import Registry
-from tmd.trainer.transfer import Offer
-from tmd.trainer.units import Units
+from tmd.trainer.protocol.offers import Offer
+from tmd.trainer.state.local import LocalState
+from tmd.trainer.state.roles import RebuildRequired, Role
+from tmd.trainer.state.state import Registry
+from tmd.trainer.state.units import Units
+from tmd.trainer.state_transfer.carrier import StateTransfer
 
 
 class Reducing(nn.Linear):
@@ -50,7 +50,7 @@ def test_an_offer_does_not_wait_for_the_step_of_others() -> None:
     """It has the buckets that the main thread saw when they were settled."""
     model = Reducing()
     registry = Registry({"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1)})
-    carrier = Carrier(NoGroups(), registry, Units(registry), [model], LocalState(registry))
+    carrier = StateTransfer(NoGroups(), registry, Units(registry), [model], LocalState(registry))
     seen = [carrier.look_at_buckets()]
     model.buckets = "1 0"
     seen += [carrier.look_at_buckets(), carrier.look_at_buckets()]
@@ -74,10 +74,10 @@ def carrier_of(
     several: bool,
     optimize: Callable[[nn.Module], torch.optim.Optimizer] = plain,
     built: tuple[GroupView, ...] = (),
-) -> tuple[Carrier, Registry]:
+) -> tuple[StateTransfer, Registry]:
     registry = Registry({"model": model, "optimizer": optimize(model)})
     parts = NoGroups(built), registry, Units(registry), [model], LocalState(registry)
-    return Carrier(*parts, several=several), registry
+    return StateTransfer(*parts, several=several), registry
 
 
 def sync(resume: int, plan: str = "p") -> Sync:
@@ -89,7 +89,7 @@ def test_where_no_step_was_committed_all_build_again() -> None:
     carrier, _ = carrier_of(nn.Linear(2, 2), several=True)
     carrier.start_over(sync(1))
     for plan in ("p", "q"):
-        with pytest.raises(OtherRole) as raised:
+        with pytest.raises(RebuildRequired) as raised:
             carrier.start_over(sync(0, plan))
         carrier.start_over(sync(0, plan))
 
@@ -142,7 +142,7 @@ def test_who_survives_does_not_go_on_with_fresh_weights() -> None:
         carrier.give(*taken)
 
 
-def offered(carrier: Carrier, *row: GroupView) -> Offer:
+def offered(carrier: StateTransfer, *row: GroupView) -> Offer:
     """By one of two ranks that are built unlike, with these groups of each."""
     known = tuple(Role(str(rank), (rank,)) for rank in range(2))
     return structs.replace(carrier.offer(carrier.layouts), groups=(row, row), roles=known)
@@ -157,8 +157,8 @@ def test_other_groups_are_told_before_another_role_is_built() -> None:
     assert "has the process groups [[0, 1], [0, 1]]" in carrier.refusal(1, other)
     assert "has the process groups [[0, 1], [0, 1]]" in carrier.start_over(duty, other)
     assert carrier.roles.known == ()
-    with pytest.raises(OtherRole):
+    with pytest.raises(RebuildRequired):
         carrier.refusal(1, offered(carrier, world))
-    with pytest.raises(OtherRole) as raised:
+    with pytest.raises(RebuildRequired) as raised:
         carrier.start_over(duty, offered(carrier, world), survives=True)
     assert raised.value.keeps

@@ -11,18 +11,18 @@ import pytest
 from torch import nn
 from torch.optim import SGD
 
-from tmd.core.checkpoints import Missed, Saved
-from tmd.trainer import archive
-from tmd.trainer.checkpoints import Checkpoints, Order
-from tmd.trainer.data import Position
-from tmd.trainer.naming import Names
-from tmd.trainer.proving import Verdict
-from tmd.trainer.replicas import all_different
-from tmd.trainer.state import Registry
+from tmd.core.values.checkpoints import MissedCheckpoint, SavedCheckpoint
+from tmd.trainer.checkpoints import archive
+from tmd.trainer.checkpoints.checkpoints import Checkpoints, CheckpointSchedule
+from tmd.trainer.checkpoints.naming import Names
+from tmd.trainer.state.data import Position
+from tmd.trainer.state.replicas import all_different
+from tmd.trainer.state.state import Registry
+from tmd.trainer.state_transfer.verification import Verdict
 
 EVERY = 10
 PATIENCE_S = 20
-Told = Queue[tuple[Saved | None, Missed | None]]
+Told = Queue[tuple[SavedCheckpoint | None, MissedCheckpoint | None]]
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def checkpoints(
     model = nn.Linear(2, 1)
     registry = Registry({"model": model, "optimizer": SGD(model.parameters(), lr=0.1)})
     names = Names(registry, all_different(size))
-    order = Order(folder, EVERY, 2)
+    order = CheckpointSchedule(folder, EVERY, 2)
     return Checkpoints(order, lambda: names, size, lambda *said: told.put(said), lambda: verdict)
 
 
@@ -53,7 +53,7 @@ def over() -> None:
             thread.join(PATIENCE_S)
 
 
-def heard(told: Told) -> tuple[int | None, Missed | None]:
+def heard(told: Told) -> tuple[int | None, MissedCheckpoint | None]:
     saved, missed = told.get(timeout=PATIENCE_S)
     return None if saved is None else saved.step, missed
 
@@ -104,7 +104,7 @@ def test_one_that_is_left_out_is_told_and_not_forgotten_for_an_older_one(
     later = heard(told)
     of.close()
 
-    missed = Missed(20, "the one before is still being written", 1)
+    missed = MissedCheckpoint(20, "the one before is still being written", 1)
     assert (left_out, before, later) == ((None, missed), (10, missed), (30, None))
 
 
@@ -119,7 +119,7 @@ def test_a_process_that_ends_writes_its_part_first(
         real(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(archive, "write_part", slowly)
-    monkeypatch.setattr("tmd.trainer.checkpoints.ENDING_S", 0.0)
+    monkeypatch.setattr("tmd.trainer.checkpoints.checkpoints.ENDING_S", 0.0)
     of = checkpoints(tmp_path, told)
     due(of, 10)
     ending = threading.Thread(target=of.close)
@@ -143,7 +143,7 @@ def test_of_a_rank_that_is_gone_rank_0_tells(tmp_path: Path, told: Told, rank: i
     of._end()  # as when the next one is due
 
     if rank == 0:
-        assert heard(told) == (None, Missed(10, "no part of rank 1, 2 in time", 1))
+        assert heard(told) == (None, MissedCheckpoint(10, "no part of rank 1, 2 in time", 1))
     assert told.empty()
 
 
@@ -171,7 +171,7 @@ def test_a_state_that_is_not_proved_is_not_written(tmp_path: Path, told: Told) -
     of.close()
 
     assert before == []
-    assert refused == (None, Missed(10, "source and joiner have different states", 1))
+    assert refused == (None, MissedCheckpoint(10, "source and joiner have different states", 1))
     assert written == (20, None)
 
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from tests.fabric.test_grouping import TABLE
 from tmd.fabric import GroupView
-from tmd.trainer.compatibility import bucket_layout, group_mismatch
+from tmd.trainer.state.compatibility import bucket_layout, group_mismatch
 
 WORLD = GroupView("0", (0, 1, 2, 3))
 THREE = GroupView("0", (0, 1, 2))

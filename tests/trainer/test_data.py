@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from tmd.trainer.data import Feed, Position, StepSampler
+from tmd.trainer.state.data import Feed, Position, StepSampler
 
 
 def feed_of(loader: Iterable[object], place: tuple[int, int] = (0, 1)) -> Feed:

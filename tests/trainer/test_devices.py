@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tmd.trainer.devices import devices_of, named
+from tmd.trainer.state.devices import devices_of, named
 
 
 def test_a_gpu_has_the_name_that_findings_give_it() -> None:

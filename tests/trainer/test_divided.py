@@ -15,17 +15,17 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from tests.trainer.test_carrier import NoGroups
 from tests.trainer.test_state import move as move_whole
 from tests.trainer.test_units import move as move_in_pieces
-from tmd.core.errors import StateMismatch
-from tmd.trainer.carrier import Carrier
-from tmd.trainer.compatibility import part_mismatch
-from tmd.trainer.data import Position
-from tmd.trainer.levelling import Levelling
-from tmd.trainer.local import LocalState
-from tmd.trainer.replicas import all_alike, all_different, partition
-from tmd.trainer.saving import Saving, ordered
-from tmd.trainer.state import Registry
-from tmd.trainer.transfer import Offer
-from tmd.trainer.units import Units, whole_digest
+from tmd.core.values.errors import StateMismatch
+from tmd.trainer.checkpoints.saving import Saving, ordered
+from tmd.trainer.protocol.offers import Offer
+from tmd.trainer.state.compatibility import part_mismatch
+from tmd.trainer.state.data import Position
+from tmd.trainer.state.local import LocalState
+from tmd.trainer.state.replicas import all_alike, all_different, partition
+from tmd.trainer.state.state import Registry
+from tmd.trainer.state.units import Units, whole_digest
+from tmd.trainer.state_transfer.carrier import StateTransfer
+from tmd.trainer.state_transfer.parameter_resync import ParameterResync
 
 SIZE = 4
 
@@ -131,9 +131,11 @@ def test_what_is_put_in_place_is_what_is_broadcast() -> None:
     assert {p.untyped_storage().data_ptr() for p in target.model.parameters()} <= held
 
 
-def carrier_of(script: Script) -> Carrier:
+def carrier_of(script: Script) -> StateTransfer:
     registry = script.registry
-    return Carrier(NoGroups(), registry, Units(registry), [script.model], LocalState(registry))
+    return StateTransfer(
+        NoGroups(), registry, Units(registry), [script.model], LocalState(registry)
+    )
 
 
 def test_the_part_of_another_rank_is_refused_with_the_remedy() -> None:
@@ -204,7 +206,7 @@ def test_parameters_are_levelled_once_in_each_epoch() -> None:
     script, done = Script(0), []
     script.whole._sync_params = lambda: done.append("zero")
     plain = Registry({"model": script.model, "optimizer": AdamW(script.model.parameters())})
-    levelling = Levelling(plain, Fabric())
+    levelling = ParameterResync(plain, Fabric())
     never = levelling.is_due(1)
     plain.renew(script.registry.named)
     seen = []
@@ -230,7 +232,7 @@ def test_what_was_computed_from_torn_parameters_is_not_used(
     if averages:
         update = average.update_parameters
         script.whole.register_step_post_hook(lambda *_: update(script.model))
-    levelling = Levelling(registry, fabric)
+    levelling = ParameterResync(registry, fabric)
     script.train(1)
     fabric.poisoned = torn
     script.train(1)
@@ -250,7 +252,9 @@ def test_what_is_computed_between_two_divided_optimizers_is_noticed() -> None:
     params = list(script.model.parameters())
     wholes = [ZeroRedundancyOptimizer(part, AdamW, lr=0.1) for part in (params[:2], params[2:])]
     average = AveragedModel(script.model)
-    levelling = Levelling(Registry({"model": [script.model, average], "optimizer": wholes}), fabric)
+    levelling = ParameterResync(
+        Registry({"model": [script.model, average], "optimizer": wholes}), fabric
+    )
     script.model(torch.ones(2, 6)).square().sum().backward()
     fabric.poisoned = True
     wholes[0].step()

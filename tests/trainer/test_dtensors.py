@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tmd.trainer.dtensors import param_groups, part
+from tmd.trainer.state.dtensors import param_groups, part
 
 RANK, SIZE = 1, 2
 

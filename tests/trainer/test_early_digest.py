@@ -13,15 +13,15 @@ from torch import Tensor
 
 from tests.trainer.scripts import Scheduled, Script, normed
 from tests.trainer.wire import Held
-from tmd.core.duties import Duty, Hold, Keep, Sync, Train, Wait
-from tmd.core.failover import HOLDER_OFFSETS, _source
-from tmd.core.model import Member, Membership
-from tmd.trainer import early_digest
-from tmd.trainer.early_digest import EarlyDigest
-from tmd.trainer.recovery import Recovery
-from tmd.trainer.shadowing import Shadowing
-from tmd.trainer.state import Layout
-from tmd.trainer.units import Units, whole_digest
+from tmd.core.planning.directives import Directive, Hold, HoldState, Sync, Train, Wait
+from tmd.core.planning.failover import HOLDER_OFFSETS, _source
+from tmd.core.values.model import Member, Membership
+from tmd.trainer.state.state import Layout
+from tmd.trainer.state.units import Units, whole_digest
+from tmd.trainer.state_transfer import early_digest
+from tmd.trainer.state_transfer.early_digest import EarlyDigest
+from tmd.trainer.worker.recovery import Recovery
+from tmd.trainer.worker.shadow_driver import ShadowDriver
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -209,7 +209,7 @@ def counted() -> tuple[Any, list[int]]:
     return SimpleNamespace(early=early), calls
 
 
-def begins(duty: Duty, rank: int | None, alike: dict[int, tuple[int, ...]]) -> bool:
+def begins(duty: Directive, rank: int | None, alike: dict[int, tuple[int, ...]]) -> bool:
     """Whether a survivor with ``rank`` of four takes its digest."""
     status = SimpleNamespace(rank=rank, world_size=4, step=STEP)
     voice: Any = SimpleNamespace(status=status, alike=lambda lost: alike.get(lost, ()))
@@ -266,19 +266,19 @@ def test_nobody_begins_without_a_rank_or_without_need() -> None:
 @pytest.mark.parametrize(
     ("duty", "has_state", "expected"),
     [
-        (Keep("plan", over=True), True, 1),
-        (Keep("plan", over=True), False, 0),
-        (Keep("plan"), True, 0),
+        (HoldState("plan", over=True), True, 1),
+        (HoldState("plan", over=True), False, 0),
+        (HoldState("plan"), True, 0),
         (Wait(), True, 0),
     ],
 )
 def test_a_hot_standby_begins_once_its_rank_is_lost(
-    duty: Keep | Wait, has_state: bool, expected: int
+    duty: HoldState | Wait, has_state: bool, expected: int
 ) -> None:
     """Whether it hears of it in a step, or only between two."""
     carrier, calls = counted()
     nobody: Any = None
-    shadowing = Shadowing(*(nobody,) * 3, carrier, *(nobody,) * 3)
+    shadowing = ShadowDriver(*(nobody,) * 3, carrier, *(nobody,) * 3)
     following: Any = SimpleNamespace(has_state=has_state, give_way=lambda duty: None, duty=None)
     shadowing.cancel_unless(duty)
     assert calls == []

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tmd.core.environment import true
-from tmd.trainer import environment
+from tmd.core.values.environment import true
+from tmd.trainer.session import environment
 
 
 @pytest.fixture(autouse=True)

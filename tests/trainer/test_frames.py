@@ -15,31 +15,32 @@ from torch import Tensor
 
 from tests.fabric.circle import at_once
 from tests.trainer.wire import linked
-from tmd.core.errors import LinkError
+from tmd.core.values.errors import LinkError
 from tmd.fabric import GroupView, Link
-from tmd.trainer import frames
-from tmd.trainer.data import Position
-from tmd.trainer.frames import (
+from tmd.trainer.protocol import frames
+from tmd.trainer.protocol.frames import (
     BODY_LIMIT,
     ENVELOPE_LIMIT,
     Begin,
     Boundary,
-    Check,
+    ControlMessage,
+    DigestCheck,
     Dropped,
     Envelope,
-    Follow,
     Frame,
     Opening,
     Output,
-    Said,
     Settled,
+    ShadowRequest,
     Tail,
     Took,
     Unit,
 )
-from tmd.trainer.outbox import Outbox
-from tmd.trainer.state import TensorSpec, flatten
-from tmd.trainer.transfer import Offer, raw
+from tmd.trainer.protocol.offers import Offer
+from tmd.trainer.protocol.outbox import Outbox
+from tmd.trainer.state.data import Position
+from tmd.trainer.state.digests import raw
+from tmd.trainer.state.state import TensorSpec, flatten
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -47,7 +48,7 @@ LAYOUT, _ = flatten({"a": [torch.ones(2), 1.5, None], 7: (b"x", "y", True), "inf
 OFFER = Offer({"model": LAYOUT}, "[0]", ((GroupView("0", (0, 1)),),), (1, 2**62), Position(1, 9))
 
 FRAMES: list[Frame] = [
-    Follow("plan", 3),
+    ShadowRequest("plan", 3),
     Begin(),
     Begin(whole=True),
     Settled(),
@@ -58,8 +59,8 @@ FRAMES: list[Frame] = [
     Boundary(3, Position(0, 3)),
     Boundary(3, Position(0, 3), LAYOUT, check=True),
     Output("0", "allreduce"),
-    Said("@vote", b"\x00\xff"),
-    Check(3, {"buffers": "00ff"}),
+    ControlMessage("@vote", b"\x00\xff"),
+    DigestCheck(3, {"buffers": "00ff"}),
     Dropped("enough", final=True),
 ]
 

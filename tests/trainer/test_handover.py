@@ -6,10 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.trainer.wire import linked
-from tmd.core.duties import Prepare
-from tmd.core.model import Member, Membership
-from tmd.trainer.handover import Handover
-from tmd.trainer.takeover import Takeover
+from tmd.core.planning.directives import Prepare
+from tmd.core.values.model import Member, Membership
+from tmd.trainer.protocol.take_over import Takeover
+from tmd.trainer.worker.rank_migration import RankMigration
 
 
 def prepare(plan: str) -> Prepare:
@@ -20,7 +20,7 @@ def test_the_source_of_a_take_over_that_another_replaces_is_told() -> None:
     """It has sent what it has to offer, and waits for an answer while this worker is built."""
     voice: Any = SimpleNamespace(say=lambda *_, **more: None)
     nobody: Any = None
-    handover = Handover(voice, *([nobody] * 6))
+    handover = RankMigration(voice, *([nobody] * 6))
     with linked() as (source, joiner):
         handover._takeover = Takeover(prepare("p"), joiner)
         handover.expect_state(prepare("q"), "", {})

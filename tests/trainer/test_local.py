@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from tmd.trainer.local import LocalState
-from tmd.trainer.state import Registry
+from tmd.trainer.state.local import LocalState
+from tmd.trainer.state.state import Registry
 
 
 def local_of(model: nn.Module, **others: object) -> LocalState:

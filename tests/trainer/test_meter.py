@@ -3,7 +3,7 @@
 import threading
 import time
 
-from tmd.trainer.meter import Meter
+from tmd.trainer.shadow.meter import Meter
 
 
 def burn(seconds: float) -> None:

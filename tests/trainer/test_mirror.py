@@ -12,20 +12,20 @@ from tests.fabric.circle import at_once
 from tests.trainer.scripts import Script
 from tests.trainer.showing import UNREAD, Show, show, wide
 from tests.trainer.wire import PATIENCE
-from tmd.core.limits import ShadowLimits
-from tmd.trainer import mirror
-from tmd.trainer.data import Position
-from tmd.trainer.frames import (
+from tmd.core.values.limits import ShadowLimits
+from tmd.trainer.protocol.frames import (
     Begin,
     Boundary,
-    Check,
+    ControlMessage,
+    DigestCheck,
     Dropped,
     Output,
-    Said,
     Settled,
     Tail,
     Unit,
 )
+from tmd.trainer.shadow import source as source_module
+from tmd.trainer.state.data import Position
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -56,12 +56,12 @@ def test_all_units_come_and_then_the_life() -> None:
         s.shown.output("0", "allreduce", [torch.ones(3)])
         s.shown.said("@vote", b"x")
         s.begin()
-        s.ear.first(Said)
+        s.ear.first(ControlMessage)
         heard = [type(frame) for frame, _ in s.ear.heard if not isinstance(frame, Tail)]
 
         assert [unit.number for unit in s.ear.of(Unit)] == [0, 1, 2, 3]
         assert heard[:5] == [*[Unit] * 4, Boundary]
-        assert heard.count(Output) == heard.count(Said) == 1
+        assert heard.count(Output) == heard.count(ControlMessage) == 1
         s.commit()
 
 
@@ -69,12 +69,12 @@ def test_a_digest_is_taken_in_one_window_without_a_pause() -> None:
     """With many units and short steps there is no time for a nap between two of them."""
     script = Script(1, build=lambda: nn.Sequential(*(nn.Linear(6, 6) for _ in range(30))))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mirror, "IDLE_S", PATIENCE)
+        patch.setattr(source_module, "IDLE_S", PATIENCE)
         with show(script) as s:
             s.arrive()
             s.begin()
 
-            assert s.ear.first(Check).parts.keys() == {
+            assert s.ear.first(DigestCheck).parts.keys() == {
                 "parameters and optimizer state",
                 "buffers",
                 "others",
@@ -123,7 +123,7 @@ def test_a_settled_joiner_gets_no_more_tails() -> None:
         while s.ear.of(Boundary)[-1].rest is not None:
             s.train(1)
             s.shown.said("@vote", b"")
-            s.ear.first(Said, len(s.ear.of(Said)) + 1)
+            s.ear.first(ControlMessage, len(s.ear.of(ControlMessage)) + 1)
         seen = len(s.ear.heard)
         s.train(3)
         s.shown.drop("the test is over")
@@ -202,10 +202,10 @@ def test_the_whole_copy_waits_until_all_is_copied() -> None:
         s.ear.say(Begin(whole=True))
         while not s.ear.of(Unit):
             s.train(1)
-        s.ear.first(Check)
+        s.ear.first(DigestCheck)
         s.train(2)
 
-        assert [type(frame) for frame, _ in s.ear.heard[:6]] == [*[Unit] * 4, Boundary, Check]
+        assert [type(frame) for frame, _ in s.ear.heard[:6]] == [*[Unit] * 4, Boundary, DigestCheck]
         assert s.ear.of(Boundary)[0].rest is not None
         assert s.ear.of(Tail) == []
 
@@ -213,7 +213,7 @@ def test_the_whole_copy_waits_until_all_is_copied() -> None:
 def test_the_whole_copy_gives_up_when_the_joiner_stops_reading() -> None:
     """Training goes on; the joiner hears that it was too slow."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mirror, "STALLED_S", 0.05)
+        patch.setattr(source_module, "STALLED_S", 0.05)
         with show(Script(1, build=wide), trained=2, buffer=UNREAD) as s:
             s.ear.may_read.clear()
             s.ear.say(Begin(whole=True))

@@ -12,10 +12,19 @@ from torch.optim import SGD
 from tests.fabric.circle import at_once
 from tests.trainer.scripts import Script
 from tests.trainer.showing import show
-from tmd.core.errors import LinkError
-from tmd.trainer.data import Position
-from tmd.trainer.frames import Begin, Boundary, Dropped, Follow, Frame, Output, Took, Unit
-from tmd.trainer.state import Leaf
+from tmd.core.values.errors import LinkError
+from tmd.trainer.protocol.frames import (
+    Begin,
+    Boundary,
+    Dropped,
+    Frame,
+    Output,
+    ShadowRequest,
+    Took,
+    Unit,
+)
+from tmd.trainer.state.data import Position
+from tmd.trainer.state.state import Leaf
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -80,7 +89,7 @@ def test_the_first_reason_is_the_one_that_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    "said", [Follow("p", 1), Unit(0, 0, Leaf(1)), Boundary(1, Position()), Output("0", "x")]
+    "said", [ShadowRequest("p", 1), Unit(0, 0, Leaf(1)), Boundary(1, Position()), Output("0", "x")]
 )
 def test_a_joiner_that_says_what_it_must_not_is_dropped(said: Frame) -> None:
     with show() as s:

@@ -11,15 +11,15 @@ import pytest
 from tests.trainer.scripts import Script
 from tests.trainer.showing import FAST
 from tests.trainer.wire import linked
-from tmd.core.errors import LinkError
+from tmd.core.values.errors import LinkError
 from tmd.fabric import Link
-from tmd.trainer import frames
-from tmd.trainer.data import Feed, Position
-from tmd.trainer.frames import Dropped, Follow, Opening
-from tmd.trainer.mirrors import Mirrors
-from tmd.trainer.transfer import Offer
-from tmd.trainer.units import Units
-from tmd.trainer.window import Window
+from tmd.trainer.protocol import frames
+from tmd.trainer.protocol.frames import Dropped, Opening, ShadowRequest
+from tmd.trainer.protocol.offers import Offer
+from tmd.trainer.shadow.sources import ShadowSources
+from tmd.trainer.state.data import Feed, Position
+from tmd.trainer.state.units import Units
+from tmd.trainer.state.window import Window
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -52,8 +52,8 @@ def answer(feed: Feed | None) -> object:
         offered = Offer(registry.collect()[0], "", (), (1,), Position())
         carrier: Any = SimpleNamespace(feed=feed, layouts=None, offer=lambda _: offered)
         fabric: Any = Door([near])
-        mirrors = Mirrors(fabric, carrier, Units(registry), Window(), FAST)
-        frames.send(far, frames.Envelope(Follow("", 0)))
+        mirrors = ShadowSources(fabric, carrier, Units(registry), Window(), FAST)
+        frames.send(far, frames.Envelope(ShadowRequest("", 0)))
         said, _ = frames.receive(far)
         mirrors.close()
     return said
@@ -91,7 +91,7 @@ def test_a_state_that_is_not_proved_is_shown_to_nobody() -> None:
     )
     fabric: Any = Door([])
     window, shown = Window(), []
-    mirrors = Mirrors(fabric, carrier, Units(registry), window, FAST)
+    mirrors = ShadowSources(fabric, carrier, Units(registry), window, FAST)
     mirror: Any = SimpleNamespace(
         over=False, wake=lambda: None, at_boundary=lambda step, *_, **more: shown.append(step)
     )

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.fabric.circle import at_once
-from tmd.trainer.frames import Output, Said, Settled
-from tmd.trainer.outbox import Entry, Outbox
+from tmd.trainer.protocol.frames import ControlMessage, Output, Settled
+from tmd.trainer.protocol.outbox import Entry, Outbox
 
 
 def taken(outbox: Outbox) -> Entry:
@@ -55,9 +55,9 @@ def test_above_the_bound_nothing_is_taken() -> None:
     """And what waits already is not harmed."""
     outbox = Outbox(100)
 
-    assert outbox.put(Said("@vote", b""), [torch.zeros(60, dtype=torch.uint8)])
-    assert not outbox.put(Said("@vote", b""), [torch.zeros(41, dtype=torch.uint8)])
-    assert outbox.put(Said("@vote", b""), [torch.zeros(40, dtype=torch.uint8)])
+    assert outbox.put(ControlMessage("@vote", b""), [torch.zeros(60, dtype=torch.uint8)])
+    assert not outbox.put(ControlMessage("@vote", b""), [torch.zeros(41, dtype=torch.uint8)])
+    assert outbox.put(ControlMessage("@vote", b""), [torch.zeros(40, dtype=torch.uint8)])
     assert outbox.held == 100
     assert [taken(outbox)[1].numel() for _ in range(2)] == [60, 40]
 

@@ -8,12 +8,12 @@ import pytest
 from msgspec import structs
 
 from tests.fabric.circle import circle
-from tmd.core.model import Activity
-from tmd.core.stragglers import BLOCK
-from tmd.fabric.gauge import Waits
+from tmd.core.planning.stragglers import BLOCK
+from tmd.core.values.model import Activity
+from tmd.fabric.wait_timer import Waits
 from tmd.testing.clients import worker_status
-from tmd.trainer.ballot import CLOSING, STEPPING, agree
-from tmd.trainer.pacing import UNKNOWN, Pacing
+from tmd.trainer.protocol.step_vote import CLOSING, STEPPING, agree
+from tmd.trainer.worker.pacing import UNKNOWN, Pacing
 
 RANKS = 3
 

@@ -8,12 +8,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from tmd.core.duties import Follow, Wait
-from tmd.core.model import Activity, Member, Rehearsal, WorkerStatus
-from tmd.trainer.pool import Pool
-from tmd.trainer.roles import OtherRole, Role, Roles
+from tmd.core.planning.directives import ShadowRank, Wait
+from tmd.core.values.model import Activity, Member, Rehearsal, WorkerStatus
+from tmd.trainer.state.roles import RebuildRequired, Role, Roles
+from tmd.trainer.worker.pool import Pool
 
-ASKED = Follow(rank=0, size=4, source=Member("w0", "h0", "a:1"), stay=False)
+ASKED = ShadowRank(rank=0, size=4, source=Member("w0", "h0", "a:1"), stay=False)
 
 
 def pool(duty: object, **status: Any) -> tuple[Pool, Mock]:
@@ -32,7 +32,7 @@ def test_what_cannot_be_built_is_refused_and_the_standby_stays_one() -> None:
     standby, shadowing = pool(ASKED)
     warming = Mock(become=Mock(side_effect=[MemoryError("too wide"), None]))
 
-    standby.become(OtherRole(0), warming, Mock())
+    standby.become(RebuildRequired(0), warming, Mock())
 
     assert [call.args[0].rank for call in warming.become.call_args_list] == [0, 3]
     shadowing.not_tried.assert_called_once_with(
@@ -45,7 +45,7 @@ def test_what_cannot_be_built_for_a_plan_is_an_error() -> None:
     standby, shadowing = pool(Wait())
 
     with pytest.raises(MemoryError):
-        standby.become(OtherRole(0), Mock(become=Mock(side_effect=MemoryError)), Mock())
+        standby.become(RebuildRequired(0), Mock(become=Mock(side_effect=MemoryError)), Mock())
 
     shadowing.not_tried.assert_not_called()
 
@@ -57,7 +57,7 @@ def test_nobody_settles_on_what_was_refused(refusal: str) -> None:
     other = None
     try:
         standby._settle()
-    except OtherRole as error:
+    except RebuildRequired as error:
         other = error.rank
 
     assert other == (None if refusal else 2)

@@ -10,12 +10,22 @@ from typing import Any
 import pytest
 
 from tests.trainer.wire import Held, linked
-from tmd.core.duties import Duty, Finish, Hold, Keep, Leave, Resume, Sync, Train, Wait
-from tmd.core.model import Activity, Member, Membership
+from tmd.core.planning.directives import (
+    Directive,
+    Finish,
+    Hold,
+    HoldState,
+    Leave,
+    Resume,
+    Sync,
+    Train,
+    Wait,
+)
+from tmd.core.values.model import Activity, Member, Membership
 from tmd.fabric import Link
-from tmd.trainer.proving import Proving
-from tmd.trainer.recovery import Recovery
-from tmd.trainer.transfer import Digest
+from tmd.trainer.state.digests import Digest
+from tmd.trainer.state_transfer.verification import StateVerification
+from tmd.trainer.worker.recovery import Recovery
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -56,7 +66,7 @@ def test_equal_states_are_found_equal_while_both_go_on(
     held: Held, links: tuple[Link, Link]
 ) -> None:
     """Neither waits before it is asked; then there is no doubt, however often it is asked."""
-    source, joiner = Proving(), Proving()
+    source, joiner = StateVerification(), StateVerification()
     source.give(DUTY, links[0], slow(held))
     joiner.take(DUTY, links[1], digest("same"))
     assert held.wait()
@@ -71,7 +81,7 @@ def test_equal_states_are_found_equal_while_both_go_on(
 
 
 def test_a_state_that_differs_is_doubted_until_it_is_given_back(links: tuple[Link, Link]) -> None:
-    source, joiner = Proving(), Proving()
+    source, joiner = StateVerification(), StateVerification()
     source.give(DUTY, links[0], digest("same"))
     joiner.take(DUTY, links[1], digest("other"))
 
@@ -85,7 +95,7 @@ def test_a_state_that_differs_is_doubted_until_it_is_given_back(links: tuple[Lin
 
 
 def test_a_source_that_dies_has_proved_nothing(links: tuple[Link, Link]) -> None:
-    joiner = Proving()
+    joiner = StateVerification()
     joiner.take(DUTY, links[1], digest("same"))
     links[0].close()
 
@@ -100,7 +110,7 @@ def test_a_digest_that_fails_proves_nothing(
     def fail() -> Digest:
         raise error
 
-    source, joiner = Proving(), Proving()
+    source, joiner = StateVerification(), StateVerification()
     source.give(DUTY, links[0], fail if side == "source" else digest("same"))
     joiner.take(DUTY, links[1], fail if side == "joiner" else digest("same"))
 
@@ -112,7 +122,7 @@ def test_a_digest_that_fails_proves_nothing(
     [
         Hold("next", 2),
         Wait(),
-        Keep("next"),
+        HoldState("next"),
         Leave(),
         Finish(),
         Sync("plan", NEW, 1, 8, ()),
@@ -123,10 +133,10 @@ def test_a_digest_that_fails_proves_nothing(
 @pytest.mark.parametrize("waits", ["source", "joiner"])
 @pytest.mark.parametrize("side", ["source", "joiner"])
 def test_another_duty_ends_it(
-    side: str, waits: str, duty: Duty, held: Held, links: tuple[Link, Link]
+    side: str, waits: str, duty: Directive, held: Held, links: tuple[Link, Link]
 ) -> None:
     """Who hears of it waits neither for the other side nor for a digest of its own."""
-    source, joiner = Proving(), Proving()
+    source, joiner = StateVerification(), StateVerification()
     source.give(DUTY, links[0], slow(held) if waits == "source" else digest("same"))
     joiner.take(DUTY, links[1], slow(held) if waits == "joiner" else digest("same"))
     assert held.wait()
@@ -139,8 +149,10 @@ def test_another_duty_ends_it(
 
 
 @pytest.mark.parametrize("duty", [DUTY, Resume("plan", NEW, 1), Train(NEW, 1)])
-def test_the_epoch_that_begins_does_not(duty: Duty, held: Held, links: tuple[Link, Link]) -> None:
-    source, joiner = Proving(), Proving()
+def test_the_epoch_that_begins_does_not(
+    duty: Directive, held: Held, links: tuple[Link, Link]
+) -> None:
+    source, joiner = StateVerification(), StateVerification()
     source.give(DUTY, links[0], slow(held))
     joiner.take(DUTY, links[1], digest("same"))
     assert held.wait()
@@ -154,7 +166,7 @@ def test_the_epoch_that_begins_does_not(duty: Duty, held: Held, links: tuple[Lin
 def test_without_a_thread_all_wait(
     links: tuple[Link, Link], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, joiner = Proving(), Proving()
+    source, joiner = StateVerification(), StateVerification()
     source.give(DUTY, links[0], digest("same"))
 
     def fail(thread: threading.Thread) -> None:
@@ -169,7 +181,7 @@ def test_without_a_thread_all_wait(
 # --- a survivor of another loss -------------------------------------------------------------------
 
 
-def recovery(why: str, duty: Duty | None, said: list[object]) -> Recovery:
+def recovery(why: str, duty: Directive | None, said: list[object]) -> Recovery:
     """Of a worker that takes part with such a verdict on its state, and is told ``duty``."""
     status = SimpleNamespace(step=7, rank=1, world_size=2, plan="plan")
 
@@ -202,8 +214,8 @@ def test_who_cannot_prove_its_state_does_not_claim_it(why: str, becomes: Activit
 def test_who_is_ready_gives_its_rank_back_if_the_plan_is_made_anew() -> None:
     """Another joiner has failed: nobody would ask this one again."""
     said: list[object] = []
-    made = recovery("", Keep("plan"), said)
-    assert made._concerns_synced(Keep("plan"))
+    made = recovery("", HoldState("plan"), said)
+    assert made._concerns_synced(HoldState("plan"))
     made.rejoin()
 
     assert said == [Activity.STANDBY]

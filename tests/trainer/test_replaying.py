@@ -11,10 +11,10 @@ from tests.trainer.scripts import Script, normed
 from tests.trainer.tailing import Pair, Replayed, Telling, pair
 from tests.trainer.test_tail_differs import flip_parameter
 from tests.trainer.wire import Held
-from tmd.core.duties import Duty, Keep, Wait
-from tmd.core.errors import LinkError
-from tmd.trainer.replaying import Replaying
-from tmd.trainer.shadow import Differs
+from tmd.core.planning.directives import Directive, HoldState, Wait
+from tmd.core.values.errors import LinkError
+from tmd.trainer.shadow.receiver import Differs
+from tmd.trainer.shadow.replay import ReplaySession
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -81,8 +81,8 @@ def test_other_bits_in_a_recorded_step_are_found() -> None:
         assert not p.joiner.following.in_step
 
 
-@pytest.mark.parametrize("duty", [Wait(), Keep("plan")])
-def test_a_replay_gives_way(duty: Duty) -> None:
+@pytest.mark.parametrize("duty", [Wait(), HoldState("plan")])
+def test_a_replay_gives_way(duty: Directive) -> None:
     """No link tells it any more: it would go on while something more urgent waits."""
     with rehearsal() as (p, held):
         p.joiner.following.give_way(duty)
@@ -100,11 +100,11 @@ def test_nothing_is_recorded_from_a_state_that_is_not_proved(
     """Where a tail goes astray would be blamed on this worker: it catches up, and tries again."""
     tried: list[int] = []
 
-    def proved(following: Replaying) -> bool:
+    def proved(following: ReplaySession) -> bool:
         tried.append(following.step)
         return len(tried) > 1
 
-    monkeypatch.setattr(Replaying, "_proved", property(proved))
+    monkeypatch.setattr(ReplaySession, "_proved", property(proved))
     with pair(Script, kind=Replayed) as p:
         p.meet()
         while p.joiner.computed == 0:
@@ -119,7 +119,7 @@ def test_nothing_is_recorded_from_a_state_that_is_not_proved(
 
 def test_a_call_that_ends_meanwhile_is_no_step_to_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is sent on to where its rank is by then, and has computed nothing on the way."""
-    monkeypatch.setattr(Replaying, "_proved", False)
+    monkeypatch.setattr(ReplaySession, "_proved", False)
     with pair(Script, kind=Replayed) as p:
         p.meet()
         p.source.call = 1

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tmd.trainer.replicas import (
+from tmd.trainer.state.replicas import (
     all_alike,
     all_different,
     checked,

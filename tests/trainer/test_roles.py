@@ -13,9 +13,9 @@ from torch.optim import SGD
 
 from tmd.fabric import GroupView
 from tmd.trainer import Session
-from tmd.trainer.roles import Role, Roles, contradiction, structure_of
-from tmd.trainer.solo import SoloGate
-from tmd.trainer.state import Registry
+from tmd.trainer.session.standalone import StandaloneHooks
+from tmd.trainer.state.roles import Role, Roles, contradiction, structure_of
+from tmd.trainer.state.state import Registry
 
 FIRST, MIDDLE, LAST = "first", "middle", "last"
 PIPELINE = tuple(
@@ -94,7 +94,7 @@ def test_structure_is_names_shapes_types_and_sizes_of_groups() -> None:
 def session(monkeypatch: pytest.MonkeyPatch) -> Session:
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "1")):
         monkeypatch.setenv(name, value)
-    return Session(SoloGate())
+    return Session(StandaloneHooks())
 
 
 def linear(session: Session) -> tuple[nn.Linear, SGD]:

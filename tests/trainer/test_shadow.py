@@ -12,31 +12,31 @@ from torch import Tensor
 
 from tests.fabric.circle import at_once
 from tests.trainer.wire import PATIENCE, Facts, linked
-from tmd.core.errors import LinkError
+from tmd.core.values.errors import LinkError
 from tmd.fabric import Link
-from tmd.trainer import frames
-from tmd.trainer.data import Position
-from tmd.trainer.frames import (
+from tmd.trainer.protocol import frames
+from tmd.trainer.protocol.frames import (
     SHIFT,
     VOTE,
     Begin,
     Boundary,
-    Check,
+    ControlMessage,
+    DigestCheck,
     Dropped,
     Frame,
     Output,
-    Said,
     Settled,
     Took,
 )
-from tmd.trainer.outbox import Outbox
-from tmd.trainer.shadow import Arrival, Lost, Shadow
-from tmd.trainer.units import digest_of_inputs
+from tmd.trainer.protocol.outbox import Outbox
+from tmd.trainer.shadow.receiver import Arrival, ShadowLost, ShadowReceiver
+from tmd.trainer.state.data import Position
+from tmd.trainer.state.units import digest_of_inputs
 
 pytestmark = pytest.mark.timeout(30)
 
 
-class Heard(Shadow):
+class Heard(ShadowReceiver):
     """Says when something has been read, and when nothing more will be."""
 
     def __init__(self, link: Link, bound: int) -> None:
@@ -104,7 +104,9 @@ def boundary(step: int) -> Boundary:
     return Boundary(step, Position(0, step))
 
 
-def ask(shadow: Shadow, group: str = "0", op: str = "allreduce", size: int = 2) -> list[float]:
+def ask(
+    shadow: ShadowReceiver, group: str = "0", op: str = "allreduce", size: int = 2
+) -> list[float]:
     """What a collective of the joiner's script comes to; -1 where nothing is filled in."""
     mine = torch.full((size,), -1.0)
     shadow.outputs(op, group, [mine], [mine])
@@ -119,8 +121,8 @@ def test_each_channel_has_its_own_order() -> None:
     """Groups run at the same time."""
     with stage() as s:
         s.say(output(1), output(2, "1"), output(4), output(5, "1"))
-        s.say(Said(VOTE, msgpack.encode([1, 2])), Said(f"{SHIFT}1", b"one"))
-        s.say(Said(f"{SHIFT}-1", b"back"), Said(VOTE, msgpack.encode([0, 0])))
+        s.say(ControlMessage(VOTE, msgpack.encode([1, 2])), ControlMessage(f"{SHIFT}1", b"one"))
+        s.say(ControlMessage(f"{SHIFT}-1", b"back"), ControlMessage(VOTE, msgpack.encode([0, 0])))
 
         assert [ask(s.shadow, "1"), ask(s.shadow, "1")] == [[2, 2], [5, 5]]
         assert [ask(s.shadow), ask(s.shadow)] == [[1, 1], [4, 4]]
@@ -192,7 +194,7 @@ def test_what_is_sent_has_no_output() -> None:
 def test_state_has_an_order_of_its_own() -> None:
     """And what was put back comes first again."""
     with stage() as s:
-        said: list[Frame] = [boundary(3), Check(3, {"a": "b"}), boundary(4)]
+        said: list[Frame] = [boundary(3), DigestCheck(3, {"a": "b"}), boundary(4)]
         s.say(said[0], output(1), said[1], said[2])
         first = s.shadow.next_state()
         s.shadow.put_back(first)
@@ -241,7 +243,7 @@ def test_forgetting_makes_room() -> None:
 def test_what_was_read_stays_good_after_the_link_has_ended() -> None:
     """The source may leave before its shadow has come as far."""
     with stage() as s:
-        s.say(boundary(3), output(1), Said(VOTE, msgpack.encode([5])))
+        s.say(boundary(3), output(1), ControlMessage(VOTE, msgpack.encode([5])))
         s.end()
 
         assert s.shadow.next_state().frame == boundary(3)
@@ -299,7 +301,7 @@ def test_once_starved_nothing_waits_any_more() -> None:
 def test_what_is_spoilt_gives_nothing_more() -> None:
     """A step that is computed from what is here already can be called off."""
     with stage() as s:
-        s.say(boundary(3), output(1), Said(VOTE, msgpack.encode([5])))
+        s.say(boundary(3), output(1), ControlMessage(VOTE, msgpack.encode([5])))
         s.shadow.spoil()
 
         assert ask(s.shadow) == [-1, -1]
@@ -315,9 +317,9 @@ def test_a_step_is_recorded_once_a_later_digest_is_here() -> None:
     """A digest can come late, or not at all for a step: then it is a later one that shows."""
     with stage() as s:
         busy = Boundary(5, Position(0, 5), quiet=False)
-        s.say(boundary(3), output(1), boundary(4), Check(3, {}), busy)
+        s.say(boundary(3), output(1), boundary(4), DigestCheck(3, {}), busy)
         waiting = lambda: s.shadow.records(3, PATIENCE)  # noqa: E731
-        held, _ = at_once([waiting, lambda: s.say(Check(5, {}), boundary(6))])
+        held, _ = at_once([waiting, lambda: s.say(DigestCheck(5, {}), boundary(6))])
         s.end()
 
         assert held is True
@@ -329,7 +331,7 @@ def test_a_step_is_recorded_once_a_later_digest_is_here() -> None:
 def test_a_step_with_outputs_under_way_is_not_recorded() -> None:
     """They come after the next step has begun; without the link they would never come."""
     with stage() as s:
-        s.say(boundary(3), Boundary(4, Position(0, 4), quiet=False), Check(4, {}))
+        s.say(boundary(3), Boundary(4, Position(0, 4), quiet=False), DigestCheck(4, {}))
         s.end()
 
         with pytest.raises(LinkError):
@@ -370,7 +372,7 @@ def test_the_sources_word_is_the_reason() -> None:
         with stage() as s:
             s.say(boundary(1), Dropped("because", final=final))
             assert s.shadow.next_state().frame == boundary(1)
-            with pytest.raises(Lost, match="because") as caught:
+            with pytest.raises(ShadowLost, match="because") as caught:
                 s.shadow.next_state()
             assert caught.value.final is final
             assert s.shadow.lost is caught.value
@@ -383,7 +385,7 @@ def test_more_than_may_wait_ends_it() -> None:
         assert not s.shadow.ended
         s.say(output(3, size=1))
 
-        with pytest.raises(Lost) as caught:
+        with pytest.raises(ShadowLost) as caught:
             s.shadow.next_state()
         assert caught.value.final
         assert ask(s.shadow, size=10) == [1] * 10
@@ -454,7 +456,7 @@ def test_a_mismatch_ends_the_waits_of_all() -> None:
 
 def test_a_vote_in_the_place_of_an_output_is_a_mismatch() -> None:
     with stage() as s:
-        s.say(Said("0", b"x"), output(1, VOTE))
+        s.say(ControlMessage("0", b"x"), output(1, VOTE))
         with pytest.raises(LinkError, match="unexpected Output"):
             s.shadow.vote([1])
         assert ask(s.shadow) == [-1, -1]

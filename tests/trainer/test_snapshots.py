@@ -12,20 +12,20 @@ import pytest
 
 from tests.trainer.scripts import Averaged, Forked, Scheduled, Script, normed
 from tests.trainer.wire import Facts
-from tmd.core.duties import Sync
-from tmd.core.errors import LinkError, StateMismatch
-from tmd.core.limits import ShadowLimits
-from tmd.core.model import Member, Membership, Move
-from tmd.core.snapshots import Kept
+from tmd.core.planning.directives import Sync
+from tmd.core.values.errors import LinkError, StateMismatch
+from tmd.core.values.limits import ShadowLimits
+from tmd.core.values.model import Member, Membership, Move
+from tmd.core.values.snapshots import Kept
 from tmd.fabric import Fabric
-from tmd.trainer.carrier import Carrier
-from tmd.trainer.data import Feed
-from tmd.trainer.local import LocalState
-from tmd.trainer.shelf import Copy
-from tmd.trainer.snapshots import Snapshots
-from tmd.trainer.taking import Stage
-from tmd.trainer.units import Units, whole_digest
-from tmd.trainer.window import Window
+from tmd.trainer.protocol.copies import StateCopy
+from tmd.trainer.snapshots.snapshots import Snapshots
+from tmd.trainer.snapshots.writer import WriterStage
+from tmd.trainer.state.data import Feed
+from tmd.trainer.state.local import LocalState
+from tmd.trainer.state.units import Units, whole_digest
+from tmd.trainer.state.window import Window
+from tmd.trainer.state_transfer.carrier import StateTransfer
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -49,7 +49,7 @@ class Rank(Facts):
         self.fabric = Fabric(f"w{number}", KEY)
         self.member = Member(f"w{number}", f"h{number}", self.fabric.address)
         self.units = Units(script.registry())
-        carrier = Carrier(
+        carrier = StateTransfer(
             self.fabric, script.registry(), self.units, [], LocalState(script.registry())
         )
         carrier.feed = Feed(range(100), 0, lambda: 0, lambda: (0, 1))
@@ -68,7 +68,7 @@ class Rank(Facts):
 
     def settled(self) -> int:
         """How far the snapshot is, once that is certain."""
-        self.until(lambda: self.snapshots.share != Stage.GOING)
+        self.until(lambda: self.snapshots.share != WriterStage.GOING)
         return self.snapshots.share
 
     def apply(self) -> None:
@@ -194,11 +194,11 @@ def test_a_step_that_is_over_too_soon_takes_no_snapshot() -> None:
         for rank in made:
             rank.snapshots.heard(least)
 
-        assert least == Stage.FAILED
+        assert least == WriterStage.FAILED
         assert all({k.step for k in rank.kept} == {0} for rank in made)
         for rank in made:
             rank.apply()
-        assert train(made, 2) == [Stage.DONE, Stage.DONE]
+        assert train(made, 2) == [WriterStage.DONE, WriterStage.DONE]
         assert all({k.step for k in rank.kept} == {4} for rank in made)
 
 
@@ -209,7 +209,7 @@ def test_a_keeper_that_is_gone_ends_the_snapshot_and_nothing_else() -> None:
         made[1].close()
         made[0].snapshots.at_boundary(2)
 
-        assert made[0].settled() == Stage.FAILED
+        assert made[0].settled() == WriterStage.FAILED
         assert {k.step for k in made[0].kept} == {0, 2}
 
 
@@ -269,7 +269,7 @@ def test_a_damaged_copy_is_never_put_back() -> None:
     with ranks([Script(1), Script(2)]) as made:
         train(made, 1)
         copy = made[0].snapshots._shelf.get(0, 0)
-        assert isinstance(copy, Copy)
+        assert isinstance(copy, StateCopy)
         copy.entries[1][1][0] ^= 1
         before = whole_digest(made[0].units, 0)
         with pytest.raises(StateMismatch, match="damaged"):
@@ -307,6 +307,6 @@ def test_a_state_that_is_not_proved_is_kept_by_nobody() -> None:
         kept = one.kept, other.kept
         train(made, 4)
 
-        assert stages == [Stage.FAILED, Stage.DONE]
+        assert stages == [WriterStage.FAILED, WriterStage.DONE]
         assert kept == ((), ())
         assert Kept(0, 4) in other.kept

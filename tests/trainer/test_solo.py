@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 from tmd.demo import train
-from tmd.demo.report import Trace, read_trace
+from tmd.demo.report import DemoTrace, read_trace
 
 SMALL = (train.__file__, "--steps", "4", "--width", "32", "--depth", "1", "--heads", "2")
 
 
-def run(folder: Path, *launcher: str) -> tuple[Trace, str]:
+def run(folder: Path, *launcher: str) -> tuple[DemoTrace, str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TMD_")}
     environment |= {"TMD_TRACE": str(folder), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

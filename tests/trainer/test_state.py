@@ -7,8 +7,8 @@ import torch
 from msgspec import msgpack
 from torch import nn
 
-from tmd.core.errors import StateMismatch
-from tmd.trainer.state import Layouts, Registry, flatten, mismatch, unflatten
+from tmd.core.values.errors import StateMismatch
+from tmd.trainer.state.state import Layouts, Registry, flatten, mismatch, unflatten
 
 
 def build(width: int = 4) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -22,7 +22,7 @@ from tests.trainer.scripts import (
     normed,
 )
 from tests.trainer.tailing import pair
-from tmd.trainer.frames import Boundary, Check
+from tmd.trainer.protocol.frames import Boundary, DigestCheck
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -182,5 +182,5 @@ def test_a_settled_joiner_hears_outputs_alone() -> None:
         del following.heard[:]
         p.together(3)
 
-        assert {type(frame) for frame in following.heard} == {Boundary, Check}
+        assert {type(frame) for frame in following.heard} == {Boundary, DigestCheck}
         p.assert_equal()

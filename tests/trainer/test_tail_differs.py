@@ -10,8 +10,8 @@ from torch import Tensor
 
 from tests.trainer.scripts import Averaged, Scheduled, Script, normed
 from tests.trainer.tailing import Pair, pair
-from tmd.core.errors import LinkError, StateMismatch
-from tmd.trainer.shadow import Differs, Lost
+from tmd.core.values.errors import LinkError, StateMismatch
+from tmd.trainer.shadow.receiver import Differs, ShadowLost
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -111,7 +111,7 @@ def test_the_sources_reason_reaches_the_joiner() -> None:
         p.source.mirror.drop("the step broke")
         p.joiner.until(lambda: p.joiner.error is not None)
 
-        assert isinstance(p.joiner.error, Lost)
+        assert isinstance(p.joiner.error, ShadowLost)
         assert (str(p.joiner.error), p.joiner.error.final) == ("the step broke", False)
 
 

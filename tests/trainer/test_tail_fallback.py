@@ -8,8 +8,8 @@ import pytest
 
 from tests.trainer.scripts import Averaged, Closed, Hiding, Scaled, Script, Sparse
 from tests.trainer.tailing import pair
-from tmd.trainer.frames import Begin
-from tmd.trainer.shadow import Differs
+from tmd.trainer.protocol.frames import Begin
+from tmd.trainer.shadow.receiver import Differs
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -8,8 +8,9 @@ import pytest
 
 from tests.fabric.circle import at_once
 from tests.trainer.wire import PATIENCE, linked
-from tmd.core.errors import LinkError
-from tmd.trainer.transfer import Digest, confirm, has_same
+from tmd.core.values.errors import LinkError
+from tmd.trainer.state.digests import Digest
+from tmd.trainer.state_transfer.transfer import confirm, has_same
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -9,7 +9,7 @@ import torch
 from torch.optim import SGD, Adagrad
 
 from tests.trainer.scripts import Averaged, Closed, Forked, Scheduled, Script, normed
-from tmd.trainer.units import Units, whole_digest
+from tmd.trainer.state.units import Units, whole_digest
 
 SCRIPTS: dict[str, Callable[[int], Script]] = {
     "AdamW": Script,

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tmd.core.model import Member, Membership
-from tmd.fabric import Lost
-from tmd.trainer.vigil import LONG, MISSES, Vigil
+from tmd.core.values.model import Member, Membership
+from tmd.fabric import PeerLost
+from tmd.trainer.worker.peer_watchdog import LONG, MISSES, PeerWatchdog
 
 HOSTS = ("h0", "h1", "h2", "h3")
 
@@ -26,7 +26,7 @@ class Standing:
     def verify(self, member):
         self.called.append(member.worker)
         if member.worker in self.frozen:
-            raise Lost(member.worker, "it does not answer")
+            raise PeerLost(member.worker, "it does not answer")
 
     def blame(self, error):
         self.blamed.append(error.worker)
@@ -35,7 +35,7 @@ class Standing:
 @pytest.fixture
 def scene():
     scene = SimpleNamespace(standing=Standing(), waits=True)
-    scene.vigil = Vigil(lambda: scene.standing, lambda: scene.waits)
+    scene.vigil = PeerWatchdog(lambda: scene.standing, lambda: scene.waits)
     return scene
 
 

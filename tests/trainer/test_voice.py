@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from tmd.core.model import Activity, Rehearsal
+from tmd.core.values.model import Activity, Rehearsal
 from tmd.testing.clients import worker_status
-from tmd.trainer import voice as voices
-from tmd.trainer.roles import Role, Roles
-from tmd.trainer.voice import Voice
+from tmd.trainer.state.roles import Role, Roles
+from tmd.trainer.worker import status_reporter as voices
+from tmd.trainer.worker.status_reporter import StatusReporter
 
 FABRIC = SimpleNamespace(address="h1:1", waiting=True, counters=SimpleNamespace(opened=2))
 AGENT = SimpleNamespace(start=lambda: None, tell=lambda: None)
@@ -22,7 +22,7 @@ def clock(monkeypatch):
 
 
 def test_how_long_it_stands_is_counted_from_its_latest_commit(clock):
-    voice = Voice(worker_status("h1/job/0.a"))
+    voice = StatusReporter(worker_status("h1/job/0.a"))
     voice.open(AGENT, FABRIC)
     voice.say(Activity.TRAINING, step=1)
     clock.now += 5.0
@@ -35,7 +35,7 @@ def test_how_long_it_stands_is_counted_from_its_latest_commit(clock):
 
 
 def test_a_standby_does_not_stand(clock):
-    voice = Voice(worker_status("h1/job/0.a"))
+    voice = StatusReporter(worker_status("h1/job/0.a"))
     voice.open(AGENT, FABRIC)
     voice.say(Activity.STANDBY)
     clock.now += 5.0
@@ -45,7 +45,7 @@ def test_a_standby_does_not_stand(clock):
 
 def test_it_says_what_the_rank_is_built_as_that_it_holds(clock):
     """And nothing of a rank that it only might be."""
-    voice, roles = Voice(worker_status("h1/job/0.a")), Roles(several=True)
+    voice, roles = StatusReporter(worker_status("h1/job/0.a")), Roles(several=True)
     voice.open(AGENT, FABRIC)
     voice.registered((), [], (1,), roles)
     voice.say(Activity.TRAINING, rank=1)
@@ -60,7 +60,7 @@ def test_it_says_what_the_rank_is_built_as_that_it_holds(clock):
 
 def test_the_latest_verdict_on_each_role_is_told(clock):
     """By the roles that were heard last; on those that are no more there is none."""
-    voice, roles = Voice(worker_status("h1/job/0.a")), Roles(several=True)
+    voice, roles = StatusReporter(worker_status("h1/job/0.a")), Roles(several=True)
     voice.open(AGENT, FABRIC)
     voice.registered((), [], (1,), roles)
     roles.known = (Role("first", (0,)), Role("last", (1,)))

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tmd.core.model import Activity
-from tmd.trainer.gate import SHADOWS
-from tmd.trainer.roles import OtherRole
-from tmd.trainer.warming import ASLEEP, Warming
+from tmd.core.values.model import Activity
+from tmd.trainer.session.hooks import SHADOWS
+from tmd.trainer.state.roles import RebuildRequired
+from tmd.trainer.worker.warmup import ASLEEP, Warmup
 
 
 class Groups:
@@ -44,9 +44,9 @@ class Carries:
         self.asked.append("rest")
 
 
-def asked(other: OtherRole) -> list[str]:
+def asked(other: RebuildRequired) -> list[str]:
     """In which order, when a worker is to be built as ``other``."""
-    warming, fabric, carries = Warming(), Groups(), Carries()
+    warming, fabric, carries = Warmup(), Groups(), Carries()
     warming.by(lambda: carries.asked.append("build"))
     warming.become(other, fabric, carries, 4)  # type: ignore[arg-type]
     assert fabric.worn == [other.rank]
@@ -56,16 +56,16 @@ def asked(other: OtherRole) -> list[str]:
 
 def test_only_who_survives_keeps_its_state() -> None:
     """A joiner's comes later: a copy of what it has would be memory for nothing."""
-    assert asked(OtherRole(2)) == ["let go", "build", "rest", "warm up"]
-    assert asked(OtherRole(2, cold=True)) == ["let go", "build", "go on"]
-    kept = asked(OtherRole(2, cold=True, keeps=True))
+    assert asked(RebuildRequired(2)) == ["let go", "build", "rest", "warm up"]
+    assert asked(RebuildRequired(2, cold=True)) == ["let go", "build", "go on"]
+    kept = asked(RebuildRequired(2, cold=True, keeps=True))
     assert kept == ["taken", "let go", "build", "give", "go on"]
 
 
 def test_a_function_that_makes_groups_is_told_so_at_once() -> None:
     """Not only when a standby is built again, in the midst of a loss."""
     fabric = SimpleNamespace(built=["world"])
-    warming = Warming()
+    warming = Warmup()
     warming.by(lambda: fabric.built.append("mesh"))
     with pytest.raises(RuntimeError, match="has made process groups"):
         warming.build(fabric)  # type: ignore[arg-type]

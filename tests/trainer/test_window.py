@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tests.fabric.circle import at_once
-from tmd.trainer.window import Window
+from tmd.trainer.state.window import Window
 
 pytestmark = pytest.mark.timeout(30)
 PATIENCE = 20.0

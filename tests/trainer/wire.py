@@ -10,10 +10,10 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from tmd.core.errors import LinkError
+from tmd.core.values.errors import LinkError
 from tmd.fabric import Link
-from tmd.trainer import frames
-from tmd.trainer.frames import Frame
+from tmd.trainer.protocol import frames
+from tmd.trainer.protocol.frames import Frame
 
 PATIENCE = 30.0
 

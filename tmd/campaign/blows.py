@@ -18,7 +18,7 @@ import torch
 
 import tmd.fabric
 from tmd import robust_futex
-from tmd.trainer.following import Following
+from tmd.trainer.shadow.session import ShadowSession
 
 EXIT_STATUS = 3
 FOREVER_S = 86_400
@@ -92,7 +92,7 @@ BLOWS: dict[str, Callable[[], object]] = {
 }
 
 
-def flip(following: Following) -> None:
+def flip(following: ShadowSession) -> None:
     """One bit of one parameter of a joiner, as a sick memory would."""
     param = following._units.params[0]
     param.detach().view(-1).view(torch.int32)[:1].bitwise_xor_(1)

@@ -17,10 +17,10 @@ from tmd.campaign.history import recorded, unlawful
 from tmd.campaign.judge import Observed, deviations, late_decisions
 from tmd.campaign.oracle import Oracle, differences, read_run, repeated
 from tmd.campaign.play import Play
-from tmd.campaign.scenario import Network, Scenario, Server, Story
-from tmd.campaign.stage import TTL_S, Stage
-from tmd.core.reasons import in_words
-from tmd.demo.report import Trace
+from tmd.campaign.scenario import Network, Scenario, ServerKind, Story
+from tmd.campaign.stage import TTL_S, CampaignStage
+from tmd.core.values.reasons import in_words
+from tmd.demo.report import DemoTrace
 
 END_S = 120.0
 """Longest time from the last scenario to the end of the job, and as much for each 1000 steps."""
@@ -45,7 +45,7 @@ class Ending(Struct, frozen=True):
     seconds: float
 
 
-class Outcome(Struct, frozen=True):
+class CampaignOutcome(Struct, frozen=True):
     """A whole campaign."""
 
     results: tuple[Result, ...]
@@ -65,7 +65,7 @@ class Audience(Protocol):
     def ended(self, result: Result) -> None: ...
 
 
-async def run(stories: Sequence[Story], audience: Audience) -> Outcome:
+async def run(stories: Sequence[Story], audience: Audience) -> CampaignOutcome:
     """Play all of them. Whatever was started has ended when this returns, however it does."""
     began = time.monotonic()
     results: list[Result] = []
@@ -83,7 +83,7 @@ async def run(stories: Sequence[Story], audience: Audience) -> Outcome:
                 results += found
                 endings += [ending] if ending else []
     results = _judged(stories, results)
-    return Outcome(tuple(results), tuple(endings), time.monotonic() - began)
+    return CampaignOutcome(tuple(results), tuple(endings), time.monotonic() - began)
 
 
 class _Cluster:
@@ -131,7 +131,7 @@ class _Cluster:
         which the job has steps, and what was wrong with the cluster or the end of its job."""
         seen: list[Observed] = []
         try:
-            async with Stage(self._story, self._folder, self._fork) as stage:
+            async with CampaignStage(self._story, self._folder, self._fork) as stage:
                 for number, scenario in enumerate(scenarios):
                     if number and await stage.nears_its_end():
                         break
@@ -143,7 +143,7 @@ class _Cluster:
         except (TimeoutError, OSError, RuntimeError) as error:
             return seen, [f"the cluster did not come about or to an end: {in_words(error)}"]
 
-    def _result(self, trace: Trace, scenario: Scenario, seen: Observed) -> Result:
+    def _result(self, trace: DemoTrace, scenario: Scenario, seen: Observed) -> Result:
         costs = () if seen.trouble else costs_of(trace, seen)
         found = tuple(deviations(scenario, seen))
         return Result(self._story.name, scenario, seen, found, costs)
@@ -153,7 +153,7 @@ class _Cluster:
         seen = Observed(scenario=scenario.name, kinds=kinds, trouble=" ".join(said))
         return Result(self._story.name, scenario, seen, tuple(said))
 
-    async def _scenario(self, stage: Stage, scenario: Scenario, number: int) -> Observed:
+    async def _scenario(self, stage: CampaignStage, scenario: Scenario, number: int) -> Observed:
         if why_not(self._story, scenario):
             return self._skip(scenario).seen
         self._audience.begins(self._story.name, scenario.name)
@@ -171,7 +171,7 @@ class _Cluster:
         self._audience.ended(result)
         return result
 
-    async def _finish(self, stage: Stage) -> list[str]:
+    async def _finish(self, stage: CampaignStage) -> list[str]:
         """Let the job end; what was wrong with that."""
         stage.hurry()
         limit = END_S * (1 + self._story.job.steps / 1000)
@@ -188,7 +188,7 @@ def why_not(story: Story, scenario: Scenario) -> str:
     kinds = [KINDS[fault.kind] for fault in scenario.faults]
     if story.cluster.network is Network.NAMESPACES:
         kinds.append(KINDS["network.cut"])
-    if story.cluster.redis is Server.SENTINEL:
+    if story.cluster.redis is ServerKind.SENTINEL:
         kinds.append(KINDS["control.redis-failed-over"])
     if story.cluster.clocks:
         kinds.append(KINDS["host.clock-back"])

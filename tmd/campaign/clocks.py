@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from tmd.core.errors import TmdError
+from tmd.core.values.errors import TmdError
 
 SOURCE = Path(__file__).with_name("clock.c")
 SECOND = 1_000_000_000

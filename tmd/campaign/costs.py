@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from tmd.campaign.judge import Observed
-from tmd.core.model import Kind, MigrationPlan, Phase
-from tmd.demo.report import Event, Trace, events_of
+from tmd.core.values.model import MigrationPlan, Phase, PlanKind
+from tmd.demo.report import DemoEvent, DemoTrace, events_of
 
 
 class Cost(Struct, frozen=True):
@@ -21,7 +21,7 @@ class Cost(Struct, frozen=True):
     repeated: int
 
 
-def costs_of(trace: Trace, seen: Observed) -> tuple[Cost, ...]:
+def costs_of(trace: DemoTrace, seen: Observed) -> tuple[Cost, ...]:
     """What each plan of ``seen`` has cost; nothing where the trace does not show it."""
     found = []
     for plan in seen.plans:
@@ -34,7 +34,7 @@ def costs_of(trace: Trace, seen: Observed) -> tuple[Cost, ...]:
     return tuple(found)
 
 
-def _cost(plan: MigrationPlan, event: Event) -> Cost:
+def _cost(plan: MigrationPlan, event: DemoEvent) -> Cost:
     lost = event.downtime_s if event.pause_s is None else event.pause_s
     return Cost(
         plan=plan.id,
@@ -46,9 +46,9 @@ def _cost(plan: MigrationPlan, event: Event) -> Cost:
     )
 
 
-def _measurable(trace: Trace, plan: MigrationPlan) -> bool:
+def _measurable(trace: DemoTrace, plan: MigrationPlan) -> bool:
     """Whether somebody stayed, and committed before and after."""
-    needed = Phase.READY if plan.kind is Kind.PLANNED else Phase.SYNC
+    needed = Phase.READY if plan.kind is PlanKind.PLANNED else Phase.SYNC
     moved = {m.rank for m in plan.moves}
     stayers = [rank for rank in trace.ranks if rank not in moved]
     if plan.phase is not Phase.DONE or not moved or not stayers:

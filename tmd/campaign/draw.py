@@ -14,7 +14,7 @@ from tmd.campaign.scenario import (
     JobPart,
     Network,
     Scenario,
-    Server,
+    ServerKind,
     Story,
 )
 
@@ -39,7 +39,7 @@ def pool(stories: Sequence[Story]) -> list[Scenario]:
 
 def _is_standard(story: Story) -> bool:
     part = story.cluster
-    plain = part.network is Network.SHARED and part.redis is Server.PRIVATE
+    plain = part.network is Network.SHARED and part.redis is ServerKind.PRIVATE
     return plain and part == STANDARD and not story.job.arguments
 
 

@@ -25,7 +25,7 @@ if "--sharded" not in sys.argv:  # FSDP2 needs the compiler's module
 
 import tmd.trainer
 from tmd.campaign.points import Injector
-from tmd.trainer.transfer import digest_of
+from tmd.trainer.state.digests import digest_of
 
 injector = Injector()
 

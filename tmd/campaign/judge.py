@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from tmd.campaign.scenario import Expected, Scenario
-from tmd.core.model import Alert, Kind, MigrationPlan, Phase, State
+from tmd.core.values.model import Alert, MigrationPlan, Phase, PlanKind, State
 
 
 class Observed(Struct, frozen=True):
@@ -43,7 +43,7 @@ def word(plan: MigrationPlan) -> str:
 def expected(scenario: Scenario, plans: Iterable[MigrationPlan]) -> Expected:
     """What is to come of it. ``plans``: those that have ended so far; one that was dropped says by
     its phases whether the vote had switched to it before."""
-    dropped = (p for p in plans if p.kind is Kind.PLANNED and p.phase is Phase.ABORTED)
+    dropped = (p for p in plans if p.kind is PlanKind.PLANNED and p.phase is Phase.ABORTED)
     voted = any(mark.phase is Phase.SWITCH for plan in dropped for mark in plan.timeline)
     return scenario.voted if voted and scenario.voted is not None else scenario.expect
 

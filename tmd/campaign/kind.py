@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from tmd.core.errors import TmdError
+from tmd.core.values.errors import TmdError
 
 if TYPE_CHECKING:
     from tmd.campaign.scenario import FaultPart
-    from tmd.campaign.stage import Stage
+    from tmd.campaign.stage import CampaignStage
 
 Mend = Callable[[], Awaitable[None]]
 """Undoes a fault; may be called twice."""
@@ -25,14 +25,14 @@ async def nothing() -> None:
     """The mending of what mends itself."""
 
 
-class Kind(Struct, frozen=True):
+class FaultKind(Struct, frozen=True):
     """One kind of fault. ``act`` returns once the fault is there, and raises :class:`Unfired` if it
     is not; a kind that has ``inside`` instead strikes by itself where the process is."""
 
     name: str
     """``<group>.<what>``."""
     about: str
-    act: Callable[[Stage, FaultPart], Awaitable[Mend]] | None = None
+    act: Callable[[CampaignStage, FaultPart], Awaitable[Mend]] | None = None
     inside: str = ""
     """The blow of :mod:`tmd.campaign.blows`."""
     unable: Callable[[], str] = str

@@ -20,12 +20,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tmd import embedded, extras
 from tmd.campaign import draw, page, reading
-from tmd.campaign.campaign import Outcome, Result, run
+from tmd.campaign.campaign import CampaignOutcome, Result, run
 from tmd.campaign.faults import KINDS
 from tmd.campaign.scenario import Scenario, Story
 from tmd.cli import output
-from tmd.core.errors import ConfigError, TmdError
-from tmd.core.reasons import in_words
+from tmd.core.values.errors import ConfigError, TmdError
+from tmd.core.values.reasons import in_words
 
 INTERRUPTED = 130
 SEEDS = 1 << 32
@@ -141,7 +141,7 @@ def _how_again(result: Result, files: Sequence[str], seed: int, rounds: int) -> 
     return repeat_command((named,), (result.scenario.name,), seed, 0)
 
 
-async def _watched(stories: Sequence[Story], console: Console) -> Outcome:
+async def _watched(stories: Sequence[Story], console: Console) -> CampaignOutcome:
     """Run while the progress is shown.
 
     Raises:
@@ -153,7 +153,7 @@ async def _watched(stories: Sequence[Story], console: Console) -> Outcome:
         loop.add_signal_handler(number, interrupted.set)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as bar:
-        playing = asyncio.create_task(run(stories, Screen(stories, console, bar)))
+        playing = asyncio.create_task(run(stories, CampaignScreen(stories, console, bar)))
         waiting = asyncio.create_task(interrupted.wait())
         await asyncio.wait((playing, waiting), return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
@@ -164,7 +164,7 @@ async def _watched(stories: Sequence[Story], console: Console) -> Outcome:
         return await playing
 
 
-class Screen:
+class CampaignScreen:
     """A bar on a terminal, and a line for each scenario that has ended."""
 
     def __init__(self, stories: Sequence[Story], console: Console, bar: Progress) -> None:
@@ -184,7 +184,7 @@ class Screen:
         self._bar.advance(self._task)
 
 
-def tell(console: Console, outcome: Outcome, how_again: Callable[[Result], str]) -> None:
+def tell(console: Console, outcome: CampaignOutcome, how_again: Callable[[Result], str]) -> None:
     """The end: what deviated, and how to see it again."""
     for result in outcome.results:
         for text in result.deviations:
@@ -201,7 +201,7 @@ def tell(console: Console, outcome: Outcome, how_again: Callable[[Result], str])
     console.print(page.summary(outcome))
 
 
-def facts(outcome: Outcome, seed: int, command: str) -> dict[str, object]:
+def facts(outcome: CampaignOutcome, seed: int, command: str) -> dict[str, object]:
     """What programs read."""
     return {
         "well": outcome.well,

@@ -10,15 +10,15 @@ from msgspec import Struct
 from tmd.campaign.judge import Observed
 from tmd.campaign.scenario import Story
 from tmd.campaign.stage import script
-from tmd.core.model import MigrationPlan
-from tmd.demo.report import Trace, compare, read_trace
+from tmd.core.values.model import MigrationPlan
+from tmd.demo.report import DemoTrace, compare, read_trace
 from tmd.demo.story import run_golden
 
 
 class Run(Struct, frozen=True):
     """What a job has left behind."""
 
-    trace: Trace
+    trace: DemoTrace
     weights: dict[str, str]
     """Digest of the final weights by rank."""
     shadows: dict[str, str] = {}
@@ -97,7 +97,7 @@ def _wrong(run: Run, golden: Run) -> list[int]:
     ]
 
 
-def repeated(trace: Trace, epochs: tuple[int, int]) -> int:
+def repeated(trace: DemoTrace, epochs: tuple[int, int]) -> int:
     """Steps that the rank that ran most of them again had to run again between two epochs."""
     counts: dict[int, set[int]] = {}
     for line in trace.undone:

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tmd.campaign import picture
-from tmd.campaign.campaign import Outcome, Result
+from tmd.campaign.campaign import CampaignOutcome, Result
 from tmd.campaign.costs import Cost
 from tmd.campaign.faults import KINDS
 from tmd.campaign.judge import decided_s
 from tmd.campaign.stage import TTL_S
-from tmd.core.errors import ConfigError
+from tmd.core.values.errors import ConfigError
 from tmd.demo.report import PARTS
 
 Row = Sequence[str]
@@ -39,13 +39,13 @@ def check(file: Path) -> None:
         raise ConfigError(f"--report {file}: there is no folder {file.absolute().parent}")
 
 
-def write(outcome: Outcome, command: str, file: Path) -> None:
+def write(outcome: CampaignOutcome, command: str, file: Path) -> None:
     """Write the report; its suffix says in which language."""
     text = as_html(outcome, command) if file.suffix == ".html" else as_markdown(outcome, command)
     file.write_text(text)
 
 
-def as_html(outcome: Outcome, command: str) -> str:
+def as_html(outcome: CampaignOutcome, command: str) -> str:
     parts = [f"<h1>{_title(outcome)}</h1>", f"<p>{html.escape(summary(outcome))}</p>"]
     parts.append(f"<p><code>{html.escape(command)}</code></p>")
     for title, head, rows in _tables(outcome):
@@ -56,7 +56,7 @@ def as_html(outcome: Outcome, command: str) -> str:
     return f"<!doctype html><html><head>{head}</head><body>{''.join(parts)}</body></html>\n"
 
 
-def as_markdown(outcome: Outcome, command: str) -> str:
+def as_markdown(outcome: CampaignOutcome, command: str) -> str:
     parts = [f"# {_title(outcome)}", summary(outcome), f"`{command}`"]
     for title, head, rows in _tables(outcome):
         parts += [f"## {title}", _markdown_table(head, rows)]
@@ -66,11 +66,11 @@ def as_markdown(outcome: Outcome, command: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _title(outcome: Outcome) -> str:
+def _title(outcome: CampaignOutcome) -> str:
     return f"Campaign: {'as expected' if outcome.well else 'DEVIATIONS'}"
 
 
-def summary(outcome: Outcome) -> str:
+def summary(outcome: CampaignOutcome) -> str:
     """One sentence for people."""
     played = [r for r in outcome.results if not r.seen.skipped]
     kinds = {kind for r in played for kind in r.seen.kinds}
@@ -84,7 +84,7 @@ def summary(outcome: Outcome) -> str:
     )
 
 
-def _tables(outcome: Outcome) -> Iterable[tuple[str, Row, list[Row]]]:
+def _tables(outcome: CampaignOutcome) -> Iterable[tuple[str, Row, list[Row]]]:
     results = outcome.results
     wrong: list[Row] = [(f"{r.story}: {r.scenario.name}", d) for r in results for d in r.deviations]
     wrong += [(f"{e.story}: the job", d) for e in outcome.endings for d in e.deviations]
@@ -112,7 +112,7 @@ def _bound(result: Result) -> float | None:
     return decided_s(result.seen) if result.scenario.expect.decided_within_leases else None
 
 
-def _kinds(outcome: Outcome) -> list[Row]:
+def _kinds(outcome: CampaignOutcome) -> list[Row]:
     counts: dict[str, Counter[str]] = {}
     for result in outcome.results:
         word = "skipped" if result.seen.skipped else "bad" if result.deviations else "good"
@@ -124,7 +124,7 @@ def _kinds(outcome: Outcome) -> list[Row]:
     ]
 
 
-def costs_by_kind(outcome: Outcome) -> dict[str, list[Cost]]:
+def costs_by_kind(outcome: CampaignOutcome) -> dict[str, list[Cost]]:
     """What each kind of fault has cost; of several faults in one scenario, under the last one."""
     found: dict[str, list[Cost]] = {}
     for result in outcome.results:
@@ -133,7 +133,7 @@ def costs_by_kind(outcome: Outcome) -> dict[str, list[Cost]]:
     return dict(sorted(found.items()))
 
 
-def _cost_rows(outcome: Outcome) -> list[Row]:
+def _cost_rows(outcome: CampaignOutcome) -> list[Row]:
     rows: list[Row] = []
     for kind, costs in costs_by_kind(outcome).items():
         lost = sorted(cost.lost_s for cost in costs)
@@ -144,7 +144,7 @@ def _cost_rows(outcome: Outcome) -> list[Row]:
     return rows
 
 
-def _scenarios(outcome: Outcome) -> list[Row]:
+def _scenarios(outcome: CampaignOutcome) -> list[Row]:
     return [
         [
             r.story,
@@ -157,7 +157,7 @@ def _scenarios(outcome: Outcome) -> list[Row]:
     ]
 
 
-def _pictures(outcome: Outcome) -> list[tuple[str, str]]:
+def _pictures(outcome: CampaignOutcome) -> list[tuple[str, str]]:
     costs = costs_by_kind(outcome)
     if not costs:
         return []

@@ -13,10 +13,10 @@ from tmd.campaign.faults import KINDS
 from tmd.campaign.judge import Observed, expected, word
 from tmd.campaign.kind import Mend, Unfired
 from tmd.campaign.scenario import Expected, FaultPart, Scenario
-from tmd.campaign.stage import Stage, live_plan, now
-from tmd.core.errors import StoreUnavailable, TmdError
-from tmd.core.model import FINAL, Alert, ClusterView, MigrationPlan, State
-from tmd.core.reasons import in_words
+from tmd.campaign.stage import CampaignStage, live_plan, now
+from tmd.core.values.errors import StoreUnavailable, TmdError
+from tmd.core.values.model import FINAL, Alert, ClusterView, MigrationPlan, State
+from tmd.core.values.reasons import in_words
 from tmd.demo.cluster import workers
 
 START_S = 120.0
@@ -40,7 +40,7 @@ class Before(Struct, frozen=True):
 class Play:
     """One scenario; :meth:`run` once."""
 
-    def __init__(self, stage: Stage, scenario: Scenario, name: str) -> None:
+    def __init__(self, stage: CampaignStage, scenario: Scenario, name: str) -> None:
         self._stage = stage
         self._scenario = scenario
         self._name = name

@@ -22,29 +22,30 @@ from msgspec import structs
 import tmd.fabric
 from tmd.campaign import blows
 from tmd.campaign.places import FAULTS, FOLDER, ORDERS, RELAY
-from tmd.core.model import Member
+from tmd.core.values.model import Member
 from tmd.fabric.collectives.op import Op
 from tmd.fabric.dial import Caller
-from tmd.fabric.frame import Kind
-from tmd.fabric.runner import Call, Runner
-from tmd.trainer import early_digest, frames, proving, transfer
-from tmd.trainer.arming import Arming
-from tmd.trainer.carrier import Carrier
-from tmd.trainer.following import Following
-from tmd.trainer.handover import Handover
-from tmd.trainer.leaving import Leaving
-from tmd.trainer.mirror import Mirror
-from tmd.trainer.recovery import Recovery
-from tmd.trainer.session import Session
-from tmd.trainer.shadowing import Shadowing
-from tmd.trainer.snapshots import Snapshots
-from tmd.trainer.units import Units
+from tmd.fabric.frame import FrameKind
+from tmd.fabric.runner import CollectiveCall, Runner
+from tmd.trainer.protocol import frames
+from tmd.trainer.session.session import Session
+from tmd.trainer.shadow.session import ShadowSession
+from tmd.trainer.shadow.source import ShadowSource
+from tmd.trainer.snapshots.snapshots import Snapshots
+from tmd.trainer.state.units import Units
+from tmd.trainer.state_transfer import early_digest, transfer, verification
+from tmd.trainer.state_transfer.carrier import StateTransfer
+from tmd.trainer.worker.arming import Arming
+from tmd.trainer.worker.leaving import Leaving
+from tmd.trainer.worker.rank_migration import RankMigration
+from tmd.trainer.worker.recovery import Recovery
+from tmd.trainer.worker.shadow_driver import ShadowDriver
 
 PACE_S = 0.05
 LOOK_S = 0.005
 
 
-class Fault(NamedTuple):
+class ArmedFault(NamedTuple):
     """``who`` is a rank, a host, or ``*`` for the first to get there. ``step`` is ``*`` for any,
     and ``+`` for any in which the process itself holds the rank."""
 
@@ -55,7 +56,7 @@ class Fault(NamedTuple):
     what: str
 
     @classmethod
-    def parse(cls, text: str) -> Fault:
+    def parse(cls, text: str) -> ArmedFault:
         head, what = text.split("=")
         name, _, place = head.rpartition(" ")
         point, where = place.split("@")
@@ -67,17 +68,17 @@ class Injector:
     """What strikes this process. Does nothing unless the environment names a folder."""
 
     def __init__(self) -> None:
-        self._faults = [Fault.parse(t) for t in os.environ.get(FAULTS, "").split(",") if t]
+        self._faults = [ArmedFault.parse(t) for t in os.environ.get(FAULTS, "").split(",") if t]
         self._folder = Path(os.environ[FOLDER]) if FOLDER in os.environ else None
         self._host = os.environ.get("TMD_WORKER", "").partition("/")[0]
-        self._ordered: list[Fault] = []
+        self._ordered: list[ArmedFault] = []
         self._orders_of = 0
         self._session: Session | None = None
         self._fabric: tmd.fabric.Fabric | None = None
-        self._following: Following | None = None
-        self._flips: Fault | None = None
+        self._following: ShadowSession | None = None
+        self._flips: ArmedFault | None = None
         self._cuts = False
-        self._paced: Fault | None = None
+        self._paced: ArmedFault | None = None
         self._broadcasts = (-1, 0)
         """How many of this step have come to their turn."""
 
@@ -92,22 +93,22 @@ class Injector:
         _after(tmd.fabric.Fabric, "reduce_min", lambda *_: self.reach("after-vote"))
         _after(Op, "swap", self._in_vote)
         _before(Runner, "_communicate", self._communicating)
-        _before(Handover, "prepare", lambda *_: self.reach("preparing"))
-        _before(Carrier, "_meet", lambda *_: self.reach("prepared"))
+        _before(RankMigration, "prepare", lambda *_: self.reach("preparing"))
+        _before(StateTransfer, "_meet", lambda *_: self.reach("prepared"))
         _before(transfer, "receive_tensors", lambda *_: self.reach("receiving"))
         _before(transfer, "send_tensors", lambda *_: self.reach("sending"))
         _before(Units, "place", lambda *_: self.reach("copying"))
-        _before(Following, "_follow", lambda *_: self.reach("tail"))
-        _before(Following, "computed", self._shadowing)
-        _before(Shadowing, "_take", lambda *_: self.reach("taking"))
+        _before(ShadowSession, "_follow", lambda *_: self.reach("tail"))
+        _before(ShadowSession, "computed", self._shadowing)
+        _before(ShadowDriver, "_take", lambda *_: self.reach("taking"))
         _before(early_digest._Work, "_run", lambda work: self.reach(f"comparing-{work.step}"))
-        _before(proving._Comparison, "_run", lambda *_: self.reach("proving"))
+        _before(verification._Comparison, "_run", lambda *_: self.reach("proving"))
         _before(frames, "send", self._sending)
         self._stand_at_checkpoints()
         _before(Snapshots, "put_back", lambda *_: self.reach("putting-back"))
         _before(Arming, "arm", lambda *_: self.reach("arming"))
-        _before(Mirror, "_next_unit", lambda *_: self.reach("showing"))
-        _before(Mirror, "output", lambda *_: self.reach("mirroring"))
+        _before(ShadowSource, "_next_unit", lambda *_: self.reach("showing"))
+        _before(ShadowSource, "output", lambda *_: self.reach("mirroring"))
         _before(Recovery, "rejoin", lambda *_: self.reach("synced"))
         _before(Leaving, "wait", lambda *_: self.reach("left"))
 
@@ -116,7 +117,7 @@ class Injector:
         them is there once the script has asked for them."""
 
         def _asked(session: Session, *_: object) -> None:
-            from tmd.trainer import archive
+            from tmd.trainer.checkpoints import archive
 
             _after(archive, "_write", lambda _, staged: self.reach(f"writing-{staged.step}"))
             _before(archive, "join_parts", lambda _, step, *__: self.reach(f"joining-{step}"))
@@ -152,7 +153,7 @@ class Injector:
         while session.step_number >= last and not hurry.exists():
             time.sleep(LOOK_S)
 
-    def _is_meant(self, fault: Fault, session: Session) -> bool:
+    def _is_meant(self, fault: ArmedFault, session: Session) -> bool:
         who = fault.who in ("*", str(session.rank), self._host)
         when = fault.step in ("*", "+", str(session.step_number))
         return who and when and (fault.step == "*" or not session.shadowing)
@@ -164,7 +165,7 @@ class Injector:
             return
         if version != self._orders_of:
             lines = (folder / ORDERS).read_text().splitlines()
-            self._ordered = [Fault.parse(line) for line in lines]
+            self._ordered = [ArmedFault.parse(line) for line in lines]
             self._orders_of = version
 
     def _before_vote(self, fabric: tmd.fabric.Fabric, *_: object) -> None:
@@ -175,15 +176,15 @@ class Injector:
         if threading.current_thread() is threading.main_thread() and op.size > 1:
             self.reach("in-vote")
 
-    def _communicating(self, runner: Runner, call: Call, *_: object) -> None:
+    def _communicating(self, runner: Runner, call: CollectiveCall, *_: object) -> None:
         """Operations of a group come to their turn one after the other, in a thread of its own."""
-        if call.kind is Kind.BROADCAST and self._session is not None:
+        if call.kind is FrameKind.BROADCAST and self._session is not None:
             step, count = self._session.step_number, self._broadcasts[1]
             number = count if self._broadcasts[0] == step else 0
             self._broadcasts = (step, number + 1)
             self.reach(f"broadcast-{number}")
 
-    def _shadowing(self, following: Following, *_: object) -> None:
+    def _shadowing(self, following: ShadowSession, *_: object) -> None:
         self._following = following
         if self._flips is not None and not self._gone(self._flips):
             blows.flip(following)
@@ -207,11 +208,11 @@ class Injector:
             return False
         return True
 
-    def _gone(self, fault: Fault) -> bool:
+    def _gone(self, fault: ArmedFault) -> bool:
         assert self._folder is not None
         return (self._folder / f"{fault.id}.go").exists()
 
-    def _strike(self, fault: Fault) -> None:
+    def _strike(self, fault: ArmedFault) -> None:
         match fault.what:
             case "sever":
                 assert self._fabric is not None

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tmd.campaign.scenario import ClusterPart, Expected, FaultPart, JobPart, Scenario, Story
-from tmd.core.errors import ConfigError
-from tmd.core.reasons import in_words
+from tmd.core.values.errors import ConfigError
+from tmd.core.values.reasons import in_words
 from tmd.schema import Problem, S, Section, read
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]*")

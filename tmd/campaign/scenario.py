@@ -12,8 +12,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from tmd.core.model import Phase
-from tmd.core.reasons import in_words
+from tmd.core.values.model import Phase
+from tmd.core.values.reasons import in_words
 from tmd.schema import Invalid, NotNegative, Positive, Section
 
 POINTS = (
@@ -35,7 +35,7 @@ class Network(StrEnum):
     NAMESPACES = "namespaces"  # a network namespace for each host, joined by a bridge
 
 
-class Server(StrEnum):
+class ServerKind(StrEnum):
     """What stands for Redis."""
 
     PRIVATE = "private"
@@ -47,7 +47,7 @@ class ClusterPart(Section, frozen=True):
     """Hosts with a rank each."""
     standbys: Annotated[int, Meta(ge=0, le=8)] = 2
     network: Network = Network.SHARED
-    redis: Server = Server.PRIVATE
+    redis: ServerKind = ServerKind.PRIVATE
     clocks: bool = False
     """Each daemon has a wall clock of its own, which can be set."""
     rehearse: bool = False

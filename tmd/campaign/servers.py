@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from tmd import embedded
-from tmd.core.errors import ConfigError, TmdError
+from tmd.core.values.errors import ConfigError, TmdError
 from tmd.lifeline import die_with_parent
 
 START_S = 10.0

@@ -20,11 +20,11 @@ from tmd.campaign.forking import NETWORK
 from tmd.campaign.namespaces import Namespaces
 from tmd.campaign.places import FOLDER, ORDERS, RELAY
 from tmd.campaign.relay import Relay, Weather
-from tmd.campaign.scenario import FaultPart, JobPart, Network, Server, Story
+from tmd.campaign.scenario import FaultPart, JobPart, Network, ServerKind, Story
 from tmd.campaign.servers import Private, WithSentinel
 from tmd.campaign.waiting import until
-from tmd.core.errors import StoreUnavailable
-from tmd.core.model import FINAL, Activity, ClusterView, MigrationPlan, WorkerStatus
+from tmd.core.values.errors import StoreUnavailable
+from tmd.core.values.model import FINAL, Activity, ClusterView, MigrationPlan, WorkerStatus
 from tmd.demo.cluster import ClusterSpec, LocalCluster, describe, ready, workers
 
 JOB = Path(__file__).with_name("job.py")
@@ -36,7 +36,7 @@ TTL_S = 3.0
 """Lifetime of the leader's lease in :data:`tmd.demo.cluster.CONFIG`."""
 
 
-class Stage:
+class CampaignStage:
     """One cluster and one job, for all scenarios of a story."""
 
     def __init__(self, story: Story, folder: Path, prefix: Sequence[str]) -> None:
@@ -110,7 +110,7 @@ class Stage:
         part, stack = self.story.cluster, self._stack
         own: dict[str, dict[str, str]] = {host: {} for host in self.hosts}
         await stack.enter_async_context(self._relay)
-        if part.redis is Server.SENTINEL:
+        if part.redis is ServerKind.SENTINEL:
             self.sentinel = stack.enter_context(WithSentinel(self.folder / "redis"))
         else:
             self.private = stack.enter_context(Private(self.folder / "redis"))

@@ -31,7 +31,7 @@ from tmd.cli import (
 )
 from tmd.cli.common import ConfigOption
 from tmd.cli.output import say, say_lines
-from tmd.core.errors import ConfigError, PluginError, TmdError
+from tmd.core.values.errors import ConfigError, PluginError, TmdError
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 

@@ -13,7 +13,7 @@ from tmd.cli.output import say
 
 if TYPE_CHECKING:
     from tmd.config import Settings
-    from tmd.core.model import ClusterView
+    from tmd.core.values.model import ClusterView
     from tmd.daemon.store import RedisStore
 
 ConfigOption = Annotated[
@@ -57,7 +57,7 @@ def with_store(config: Path | None, work: Callable[[RedisStore, Settings], Await
 async def snapshot_when_back(store: RedisStore, said: set[str]) -> ClusterView:
     """The next view that there is: what was asked for goes on while Redis is away, so a verb that
     waits for it waits on."""
-    from tmd.core.errors import StoreUnavailable
+    from tmd.core.values.errors import StoreUnavailable
 
     while True:
         try:

@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from tmd.cli.common import ConfigOption, JsonOption
 from tmd.cli.output import print_json, say
-from tmd.core.errors import ConfigError, StoreUnavailable
-from tmd.core.reasons import in_words
+from tmd.core.values.errors import ConfigError, StoreUnavailable
+from tmd.core.values.reasons import in_words
 
 if TYPE_CHECKING:
     from tmd.config import Settings

@@ -11,11 +11,11 @@ import typer
 
 from tmd.cli.common import ConfigOption, JsonOption, with_store
 from tmd.cli.output import say, say_json
-from tmd.core.errors import StoreUnavailable
+from tmd.core.values.errors import StoreUnavailable
 
 if TYPE_CHECKING:
     from tmd.config import Settings
-    from tmd.core.model import Alert
+    from tmd.core.values.model import Alert
     from tmd.daemon.store import RedisStore
 
 LOOK_S = 0.2
@@ -52,7 +52,7 @@ async def _present(store: RedisStore, cursor: str = "") -> AsyncIterator[Alert]:
 
 async def _following(store: RedisStore) -> AsyncIterator[Alert]:
     """For ever; each alert once. A Redis that is away at the beginning is an error."""
-    from tmd.core.alerts import mark
+    from tmd.core.alerts.notices import mark
 
     cursor, away = "", False
     seen: dict[str, None] = {}

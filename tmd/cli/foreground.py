@@ -7,8 +7,8 @@ import signal
 from collections.abc import Callable
 
 from tmd.config import Log, Settings
-from tmd.core.findings import AT_ONCE, Rules
-from tmd.core.model import Alert, Signal, Strategy
+from tmd.core.alerts.findings import AT_ONCE, Rules
+from tmd.core.values.model import Alert, Signal, Strategy
 from tmd.daemon import logs
 from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector

@@ -11,15 +11,15 @@ import typer
 
 from tmd.cli.common import ConfigOption, JsonOption, with_store
 from tmd.cli.output import print_json, say
-from tmd.core.errors import ConfigError, TmdError
-from tmd.core.model import Severity
-from tmd.core.printable import printable
-from tmd.core.reasons import os_reason
+from tmd.core.values.errors import ConfigError, TmdError
+from tmd.core.values.model import Severity
+from tmd.core.values.printable import printable
+from tmd.core.values.reasons import os_reason
 
 if TYPE_CHECKING:
     from tmd import wire
     from tmd.config import Settings
-    from tmd.core.model import Alert, ClusterView, Signal
+    from tmd.core.values.model import Alert, ClusterView, Signal
     from tmd.daemon.store import RedisStore
 
 ANSWER_S = 10.0
@@ -101,7 +101,7 @@ def _about(entity: str, gpu: str, switch: str) -> str:
     from tmd_detectors.xid.lines import address
     from tmd_detectors.xid.switches import ENTITY
 
-    from tmd.core.model import GPU
+    from tmd.core.values.model import GPU
 
     if sum(map(bool, (entity, gpu, switch))) > 1:
         raise ConfigError("--gpu, --switch and --entity say the same thing: give one of them")
@@ -126,7 +126,7 @@ def _signal(
     severity: Severity | None,
     message: str,
 ) -> Signal:
-    from tmd.core.model import Signal
+    from tmd.core.values.model import Signal
 
     if not code:
         raise ConfigError("inject what? For example 'tmd inject nic.down --dry-run'")
@@ -147,7 +147,7 @@ def _of_xid(
     from tmd_detectors.xid.example import first_signal
     from tmd_detectors.xid.table import load
 
-    from tmd.core.model import GPU
+    from tmd.core.values.model import GPU
 
     if number is None or not about.startswith(GPU):
         raise ConfigError("which XID of which GPU? As in 'tmd inject xid 79 --gpu 0000:3b:00.0'")

@@ -8,11 +8,11 @@ import typer
 
 from tmd.cli.common import ConfigOption, JsonOption
 from tmd.cli.output import draw, print_json, say, say_lines, table
-from tmd.core.printable import ascii_json
+from tmd.core.values.printable import ascii_json
 
 if TYPE_CHECKING:
     from tmd.config import Settings
-    from tmd.daemon.plugins import Origin
+    from tmd.daemon.plugins import PluginOrigin
 
 config = typer.Typer(help="Check or show the configuration.", no_args_is_help=True)
 
@@ -32,7 +32,7 @@ def plugins(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 def plugin_rows(settings: Settings) -> list[dict[str, str]]:
     """What is installed: name, kind, where it comes from, how it is used, what is wrong."""
-    from tmd.core.errors import ConfigError, PluginError
+    from tmd.core.values.errors import ConfigError, PluginError
     from tmd.daemon.plugins import describe, installed, load
     from tmd.plugin import DETECTOR_GROUP, POLICY_GROUP, Detector, Policy
 
@@ -55,7 +55,7 @@ def plugin_rows(settings: Settings) -> list[dict[str, str]]:
     return rows
 
 
-def _use(settings: Settings, kind: str, origin: Origin, plugin: Any) -> tuple[str, str]:
+def _use(settings: Settings, kind: str, origin: PluginOrigin, plugin: Any) -> tuple[str, str]:
     """How it is used, and what it goes by on this host."""
     from tmd.daemon.plugins import configured
 

@@ -8,11 +8,11 @@ import typer
 
 from tmd.cli.common import ConfigOption, JsonOption
 from tmd.cli.output import draw, print_json, say, say_json, say_lines, table
-from tmd.core.errors import PluginError
+from tmd.core.values.errors import PluginError
 
 if TYPE_CHECKING:
     from tmd.config import Settings
-    from tmd.core.model import Alert, Signal
+    from tmd.core.values.model import Alert, Signal
     from tmd.daemon.plugins import LoadedDetector
 
 HEALTHY, DEGRADED, FAILED = 0, 1, 2
@@ -105,7 +105,7 @@ def scan(
 
 def health(alerts: tuple[Alert, ...]) -> int:
     """The exit status that stands for ``alerts``."""
-    from tmd.core.model import Severity
+    from tmd.core.values.model import Severity
 
     severities = {alert.severity for alert in alerts} - {Severity.INFO}
     if Severity.FATAL in severities:

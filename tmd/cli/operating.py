@@ -11,12 +11,12 @@ import typer
 
 from tmd.cli.common import ConfigOption, say_once, snapshot_when_back, user, with_store
 from tmd.cli.output import say
-from tmd.core.errors import TmdError
+from tmd.core.values.errors import TmdError
 
 if TYPE_CHECKING:
     from tmd.config import Settings
-    from tmd.core.model import ClusterView, JobRecord
-    from tmd.core.requests import DrainRequest
+    from tmd.core.values.model import ClusterView, JobRecord
+    from tmd.core.values.requests import DrainRequest
     from tmd.daemon.store import RedisStore
 
 LOOK_S = 0.2
@@ -52,8 +52,8 @@ def drain(
 
     Exit status 3: the drain is requested, but nothing moves now, since the cluster is paused or no
     standby is fit; the reason is printed."""
-    from tmd.core.operators import unknown_host
-    from tmd.core.requests import DrainRequest
+    from tmd.core.values.requests import DrainRequest
+    from tmd.core.values.view_checks import unknown_host
 
     async def ask(store: RedisStore, settings: Settings) -> None:
         view = await store.snapshot()
@@ -108,8 +108,8 @@ def set_healthy(
 ) -> None:
     """Declare the findings of HOST to be over, and lift its ban. Who and when stays on record in
     'tmd events'. A detector says a thing once: what goes on is raised again if it comes anew."""
-    from tmd.core.operators import unknown_host
-    from tmd.core.requests import HealthyRequest
+    from tmd.core.values.requests import HealthyRequest
+    from tmd.core.values.view_checks import unknown_host
 
     async def ask(store: RedisStore, _: Settings) -> None:
         view = await store.snapshot()
@@ -138,8 +138,8 @@ def pause(config: ConfigOption = None) -> None:
 
 def resume(config: ConfigOption = None) -> None:
     """End a pause, and close the circuit breaker."""
-    from tmd.core.fuse import Breaker
-    from tmd.daemon.judging import told
+    from tmd.core.values.breaker_state import Breaker
+    from tmd.daemon.policy_runner import told
 
     async def ask(store: RedisStore, settings: Settings) -> None:
         before = (await store.snapshot()).breaker
@@ -155,7 +155,7 @@ def resume(config: ConfigOption = None) -> None:
 
 
 async def _until_empty(store: RedisStore, host: str, *, patience_s: float) -> None:
-    from tmd.core.operators import holdings
+    from tmd.core.values.view_checks import holdings
 
     said: set[str] = set()
     stuck_since: float | None = None
@@ -193,8 +193,8 @@ async def _unless_stuck(store: RedisStore, host: str) -> None:
 
 def _hindrances(view: ClusterView, host: str) -> list[str]:
     """Why ranks on ``host`` cannot be moved now, by job."""
-    from tmd.core.operators import holdings
-    from tmd.core.planned_moves import hindrance
+    from tmd.core.planning.planned_moves import hindrance
+    from tmd.core.values.view_checks import holdings
 
     records = holdings(view).get(host, [])
     return [f"{r.job}: {why}" for r in records if (why := hindrance(r, view, host))]
@@ -212,7 +212,7 @@ def _give_up(host: str, why: list[str]) -> NoReturn:
 
 
 def _show_progress(record: JobRecord, said: set[str]) -> None:
-    from tmd.core.migration import is_live
+    from tmd.core.planning.migration import is_live
 
     plan = record.plan
     lines = [record.detail] if record.detail else []

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from tmd.core.printable import ascii_json, printable, printable_lines
+from tmd.core.values.printable import ascii_json, printable, printable_lines
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType

@@ -11,13 +11,13 @@ import typer
 
 from tmd.cli.common import ConfigOption, JsonOption, with_store
 from tmd.cli.output import print_json, say
-from tmd.core.errors import TmdError
-from tmd.core.reasons import in_words, os_reason
-from tmd.core.unreadable import UNREADABLE
+from tmd.core.values.decode_errors import UNREADABLE
+from tmd.core.values.errors import TmdError
+from tmd.core.values.reasons import in_words, os_reason
 
 if TYPE_CHECKING:
     from tmd.config import Settings
-    from tmd.core.model import ClusterView, MigrationPlan
+    from tmd.core.values.model import ClusterView, MigrationPlan
     from tmd.daemon.store import RedisStore
 
 policy = typer.Typer(help="Say what the policies want, and why.", no_args_is_help=True)
@@ -51,7 +51,7 @@ def explain(
 def _read(file: Path) -> ClusterView:
     import msgspec
 
-    from tmd.core.model import ClusterView
+    from tmd.core.values.model import ClusterView
 
     try:
         return msgspec.json.decode(file.read_bytes(), type=ClusterView)
@@ -74,9 +74,9 @@ def _tell(view: ClusterView, settings: Settings, as_json: bool) -> None:
 
 def outlook(view: ClusterView, settings: Settings) -> dict[str, Any]:
     """All that is decided about ``view``: rulings, findings that may not act, what follows."""
-    from tmd.core.breaker import tripped
-    from tmd.daemon.judging import foreseen, rulings, withheld
+    from tmd.core.alerts.breaker import tripped
     from tmd.daemon.plugins import load_policies
+    from tmd.daemon.policy_runner import foreseen, rulings, withheld
 
     rules = settings.breaker.rules()
     found = rulings(load_policies(settings), view, rules)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from tmd.core.errors import ConfigError
-from tmd.core.reasons import os_reason
+from tmd.core.values.errors import ConfigError
+from tmd.core.values.reasons import os_reason
 
 PACKAGE = "tmd_systemd"
 """The folder ``systemd`` of the source tree."""

@@ -12,12 +12,12 @@ import typer
 from tmd.cli.common import ConfigOption, JsonOption, snapshot_when_back, user, with_store
 from tmd.cli.output import say, say_json
 from tmd.cli.status import verdicts_of
-from tmd.core.errors import TmdError
+from tmd.core.values.errors import TmdError
 
 if TYPE_CHECKING:
     from tmd.config import Settings
-    from tmd.core.model import ClusterView, WorkerStatus
-    from tmd.core.requests import RehearsalRequest
+    from tmd.core.values.model import ClusterView, WorkerStatus
+    from tmd.core.values.requests import RehearsalRequest
     from tmd.daemon.store import RedisStore
 
 LOOK_S = 0.2
@@ -44,7 +44,7 @@ def rehearse(
     """Have each standby of HOST live a step of a rank, of each kind in turn, and compare bits.
     Training goes on; a standby that computed other bits is given no rank, one that cannot be built
     as some ranks none of these. Exit status 1 if it came to that."""
-    from tmd.core.requests import RehearsalRequest
+    from tmd.core.values.requests import RehearsalRequest
 
     async def ask(store: RedisStore, _: Settings) -> None:
         _check(await store.snapshot(), host)
@@ -66,8 +66,8 @@ def rehearse(
 
 
 def _check(view: ClusterView, host: str) -> None:
-    from tmd.core.operators import unknown_host
-    from tmd.core.standbys import barred
+    from tmd.core.planning.standbys import barred
+    from tmd.core.values.view_checks import unknown_host
 
     if unknown := unknown_host(view, host):
         raise TmdError(unknown)
@@ -107,15 +107,15 @@ async def _verdicts(
 
 
 def _answered(view: ClusterView, status: WorkerStatus, request: str) -> bool:
-    from tmd.core.migration import Facts
-    from tmd.core.understudies import answered, roles_of
+    from tmd.core.planning.hot_standbys import answered, roles_of
+    from tmd.core.planning.migration import PlanFacts
 
     hot = {u.member.worker for r in view.jobs for u in r.understudies if u.stay}
     if status.worker in hot:
         followed = status.shadow is not None and status.shadow.verified is not None
         return followed or any(v.note for v in status.rehearsed)
     return any(
-        answered(status, roles_of(record, Facts(view, record.job)), request)
+        answered(status, roles_of(record, PlanFacts(view, record.job)), request)
         for record in view.jobs
         if record.job == status.job
     )

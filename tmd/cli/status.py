@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from tmd.config import Settings
-    from tmd.core.model import (
+    from tmd.core.values.model import (
         ClusterView,
         Exit,
         JobRecord,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         ShadowStatus,
         WorkerStatus,
     )
-    from tmd.core.shadows import Verdicts
+    from tmd.core.values.shadows import Verdicts
     from tmd.daemon.store import RedisStore
 
 HISTORY_SHOWN = 5
@@ -57,7 +57,7 @@ def status(
 async def _watch(store: RedisStore, cluster: str) -> None:
     from rich.live import Live
 
-    from tmd.core.errors import StoreUnavailable
+    from tmd.core.values.errors import StoreUnavailable
 
     with Live(console=console(), screen=True, auto_refresh=False) as live:
         while True:
@@ -122,7 +122,7 @@ def _drain_roles(view: ClusterView) -> dict[str, str]:
 
 
 def _job(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:
-    from tmd.core.checkpoints import newest
+    from tmd.core.values.checkpoints import newest
 
     shown = table(
         ("rank", "host", "worker", "activity", "step", "loss", "s/step", ""),
@@ -160,7 +160,7 @@ def _job(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:
 
 def _protection(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:
     """What stands between the next loss and a rank that is taken over at once."""
-    from tmd.core.readiness import unprotected
+    from tmd.core.planning.readiness import unprotected
 
     for worker in view.workers(record.job).values():
         if worker.unfit and worker.rank is None:
@@ -192,7 +192,7 @@ def _detail(worker: WorkerStatus) -> str:
 
 def verdicts_of(verdicts: Verdicts) -> str:
     """What rehearsals have shown; of which ranks, if it is not one verdict on all."""
-    from tmd.core.shadows import ranges
+    from tmd.core.values.shadows import ranges
 
     if len(verdicts) == 1:
         return _verdict(verdicts[0])

@@ -8,7 +8,7 @@ import typer
 
 from tmd.cli.common import ConfigOption, JsonOption
 from tmd.cli.output import print_json, say
-from tmd.core.printable import printable
+from tmd.core.values.printable import printable
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,1 +1,6 @@
-"""What to do: pure decisions on frozen values. No IO, no clock, no torch, no asyncio."""
+"""Decisions as pure functions on frozen values: no IO, no clock, no torch, no asyncio.
+
+``worker`` decides what one worker does next, ``planning`` decides who holds which rank, ``alerts``
+turns findings into alerts, and ``values`` holds the types that all of them share. Each package
+imports only those named after it. Daemon, trainer, CLI and tests call it; it calls nobody.
+"""

@@ -15,8 +15,8 @@ from pathlib import Path
 import structlog
 
 from tmd.config import Settings, find_file, load, refuse_exposed
-from tmd.core.errors import ConfigError, PluginError, TmdError
-from tmd.core.printable import printable_lines
+from tmd.core.values.errors import ConfigError, PluginError, TmdError
+from tmd.core.values.printable import printable_lines
 from tmd.daemon import logs
 from tmd.daemon.service import serve
 

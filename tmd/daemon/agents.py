@@ -17,13 +17,13 @@ import structlog
 from msgspec import Struct
 
 from tmd import wire
-from tmd.core.duties import Duty
-from tmd.core.errors import ConfigError, WireError
-from tmd.core.limits import ShadowLimits
-from tmd.core.model import WorkerStatus
-from tmd.core.reasons import os_reason
-from tmd.core.shadows import Verdicts
-from tmd.daemon.handing import Listener, peer_of
+from tmd.core.planning.directives import Directive
+from tmd.core.values.errors import ConfigError, WireError
+from tmd.core.values.limits import ShadowLimits
+from tmd.core.values.model import WorkerStatus
+from tmd.core.values.reasons import os_reason
+from tmd.core.values.shadows import Verdicts
+from tmd.daemon.fd_passing import AgentListener, peer_of
 from tmd.daemon.injections import Injections, Peer
 from tmd.daemon.lifelines import Lifelines
 from tmd.daemon.records import Records
@@ -37,7 +37,7 @@ BUFFER_LIMIT = 1 << 20
 log = structlog.get_logger("tmd.agents")
 
 
-class Door(Struct, frozen=True):
+class AgentSocket(Struct, frozen=True):
     """Where and for whom the socket is open."""
 
     path: Path
@@ -56,7 +56,7 @@ class TrainerLink:
         self.worker = worker
         self.job = job
         self.writer = writer
-        self.told: tuple[int, Duty] | None = None
+        self.told: tuple[int, Directive] | None = None
 
     def push(self, records: Records) -> None:
         order = records.order(self.job, self.worker)
@@ -99,7 +99,7 @@ class LauncherLink:
         if unfit != before:
             self._noted[status.worker] = unfit
             text = f"standby is unfit: {unfit}" if unfit else "standby is fit again"
-            _send(self.writer, wire.Notice(worker=status.worker, text=text))
+            _send(self.writer, wire.LauncherNotice(worker=status.worker, text=text))
 
     def push(self, records: Records, roster: Roster) -> None:
         for worker in self.workers:
@@ -119,7 +119,7 @@ class AgentServer:
 
     def __init__(
         self,
-        door: Door,
+        door: AgentSocket,
         roster: Roster,
         records: Records,
         injections: Injections | None = None,
@@ -160,7 +160,7 @@ class AgentServer:
 
     # --- one connection ---------------------------------------------------------------------------
 
-    def _watch_futex(self, hello: wire.Hello, writer: asyncio.StreamWriter) -> None:
+    def _watch_futex(self, hello: wire.TrainerHello, writer: asyncio.StreamWriter) -> None:
         peer: socket.socket = writer.get_extra_info("socket")
         handed = self._listener.taken(peer.fileno())
         if handed is None:
@@ -197,7 +197,7 @@ class AgentServer:
         except TimeoutError:
             raise WireError(f"no hello within {HELLO_S:g} s: not a tmd peer?") from None
         match first:
-            case wire.Hello():
+            case wire.TrainerHello():
                 _check_version(first.version)
                 log.info("trainer connected", worker=first.status.worker, pid=pid, uid=uid)
                 await self._trainer(first, reader, writer)
@@ -212,7 +212,7 @@ class AgentServer:
                 raise WireError(f"expected a hello, got {type(first).__name__}")
 
     async def _trainer(
-        self, hello: wire.Hello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, hello: wire.TrainerHello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         worker, job = hello.status.worker, hello.status.job
         link = TrainerLink(worker, job, writer)
@@ -229,7 +229,7 @@ class AgentServer:
         try:
             while True:
                 message = await _receive(reader)
-                if not isinstance(message, wire.Report):
+                if not isinstance(message, wire.StatusReport):
                     raise WireError(f"a trainer cannot send {type(message).__name__}")
                 if message.status.worker != worker or message.status.job != job:
                     raise WireError(f"{worker} reported as {message.status.worker}")
@@ -281,10 +281,10 @@ def uids_of(users: tuple[str, ...]) -> frozenset[int]:
     return frozenset(found)
 
 
-def _bind(path: Path, uids: frozenset[int]) -> Listener:
+def _bind(path: Path, uids: frozenset[int]) -> AgentListener:
     """A listening socket at ``path``. One left behind by a dead daemon is replaced."""
     _make_way(path.parent)
-    listener = Listener(uids)
+    listener = AgentListener(uids)
     try:
         if path.is_socket():
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

@@ -14,12 +14,12 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import structs
 
-from tmd.core.election import Answer
-from tmd.core.fuse import Breaker
-from tmd.core.model import Alert, ClusterView, HostStatus, JobRecord
-from tmd.core.notices import Told
-from tmd.core.readiness import unprotected
-from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
+from tmd.core.alerts.notices import Announced
+from tmd.core.planning.election import Answer
+from tmd.core.planning.readiness import unprotected
+from tmd.core.values.breaker_state import Breaker
+from tmd.core.values.model import Alert, ClusterView, HostStatus, JobRecord
+from tmd.core.values.requests import DrainRequest, HealthyRequest, RehearsalRequest
 
 
 class Topic(StrEnum):
@@ -65,7 +65,7 @@ class Store(Protocol):
 
     async def publish_alert(self, alert: Alert) -> None:
         """Publish on the alert channel and append to the alert stream, unless that was done
-        before: see :func:`tmd.core.alerts.mark`."""
+        before: see :func:`tmd.core.alerts.notices.mark`."""
 
     async def holds_alert(self, alert: Alert) -> bool:
         """Whether it was published here, or may have been so long ago that the store forgot it.
@@ -77,10 +77,10 @@ class Store(Protocol):
     async def newest_alert(self) -> str:
         """Cursor of the newest alert; '' if there is none."""
 
-    async def told(self) -> Told | None:
+    async def told(self) -> Announced | None:
         """What people outside were told; ``None``: nothing was ever noted."""
 
-    async def put_told(self, told: Told) -> None: ...
+    async def put_told(self, told: Announced) -> None: ...
 
     async def drain(self, request: DrainRequest) -> None: ...
 
@@ -119,7 +119,7 @@ async def state_of(store: Store) -> dict[str, Any]:
     return {"leader": await store.leader(), **msgspec.to_builtins(shown)}
 
 
-class Bell:
+class WakeEvent:
     """A wake-up that is never lost and never counted."""
 
     def __init__(self) -> None:

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
-from tmd.core.errors import StoreUnavailable
-from tmd.core.unreadable import LONGEST, UNREADABLE, brief
-from tmd.daemon.seal import Seal
+from tmd.core.values.decode_errors import LONGEST, UNREADABLE, brief
+from tmd.core.values.errors import StoreUnavailable
+from tmd.daemon.seal import RecordSeal
 
 log = structlog.get_logger("tmd.store")
 
@@ -24,7 +24,7 @@ class Codec:
     """``place`` names the keys of the cluster in what is logged."""
 
     def __init__(self, key: bytes, place: str) -> None:
-        self._seal = Seal(key)
+        self._seal = RecordSeal(key)
         self._place = place
         self._forged: set[type] = set()
         self._known: dict[type, dict[tuple[str, bytes], Any]] = {}

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import structlog
 
-from tmd.core.errors import StoreUnavailable
-from tmd.core.model import JobRecord
-from tmd.core.obeying import Receipt
-from tmd.core.store_health import StoreLoop
+from tmd.core.alerts.store_health import StoreLoop
+from tmd.core.planning.election import Receipt
+from tmd.core.values.errors import StoreUnavailable
+from tmd.core.values.model import JobRecord
 from tmd.daemon.agents import AgentServer
-from tmd.daemon.bus import Bell, Store
+from tmd.daemon.bus import Store, WakeEvent
 from tmd.daemon.records import Records
 from tmd.daemon.store_health import StoreHealth
 
@@ -31,7 +31,7 @@ class Executor:
         *,
         poll_s: float,
     ) -> None:
-        self.bell = Bell()
+        self.bell = WakeEvent()
         self._store = store
         self._records = records
         self._agents = agents

@@ -12,13 +12,13 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from tmd.core.errors import StoreUnavailable
-from tmd.core.findings import Memory
-from tmd.core.reasons import in_words
-from tmd.core.store_health import StoreLoop
-from tmd.core.triage import restored
-from tmd.core.unreadable import UNREADABLE
-from tmd.daemon.bus import Bell, Store
+from tmd.core.alerts.findings import FindingMemory
+from tmd.core.alerts.store_health import StoreLoop
+from tmd.core.alerts.triage import restored
+from tmd.core.values.decode_errors import UNREADABLE
+from tmd.core.values.errors import StoreUnavailable
+from tmd.core.values.reasons import in_words
+from tmd.daemon.bus import Store, WakeEvent
 from tmd.daemon.store_health import StoreHealth
 from tmd.daemon.watcher import Watcher
 
@@ -27,13 +27,13 @@ log = structlog.get_logger("tmd.health")
 LOOK_S = 5.0
 
 
-class Health:
+class HostHealth:
     """Serves requests for one host. ``bell`` is rung when there may be one."""
 
     def __init__(
         self, host: str, watcher: Watcher, store: Store, store_health: StoreHealth, state_dir: Path
     ) -> None:
-        self.bell = Bell()
+        self.bell = WakeEvent()
         self._host = host
         self._watcher = watcher
         self._store = store
@@ -69,17 +69,17 @@ class Health:
             _write(self._file, memory)
 
 
-def _read(file: Path) -> Memory:
+def _read(file: Path) -> FindingMemory:
     try:
-        return msgspec.json.decode(file.read_bytes(), type=Memory)
+        return msgspec.json.decode(file.read_bytes(), type=FindingMemory)
     except FileNotFoundError:
-        return Memory()
+        return FindingMemory()
     except (OSError, *UNREADABLE) as error:
         log.warning("cannot read what was raised before", file=str(file), error=in_words(error))
-        return Memory()
+        return FindingMemory()
 
 
-def _write(file: Path, memory: Memory) -> None:
+def _write(file: Path, memory: FindingMemory) -> None:
     """Replace ``file`` atomically. A full disk must not stop the daemon: it is only logged."""
     fresh = file.with_suffix(".new")
     try:

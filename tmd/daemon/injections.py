@@ -15,8 +15,8 @@ import structlog
 from msgspec import Struct, structs
 
 from tmd import wire
-from tmd.core.findings import Key, Origin
-from tmd.core.injection import (
+from tmd.core.alerts.findings import FindingKey, Origin
+from tmd.core.alerts.injection import (
     MOST,
     detector_of,
     foretold,
@@ -27,8 +27,8 @@ from tmd.core.injection import (
     standing,
     unended,
 )
-from tmd.core.model import Signal, State, Strategy
-from tmd.daemon.bus import Bell
+from tmd.core.values.model import Signal, State, Strategy
+from tmd.daemon.bus import WakeEvent
 from tmd.daemon.journal import Journal
 from tmd.daemon.roster import Roster
 from tmd.daemon.watcher import Watcher
@@ -74,9 +74,9 @@ class Injections:
         self._watcher = watcher
         self._roster = roster
         self._journal = journal
-        self._ends: dict[Key, float] = {}
+        self._ends: dict[FindingKey, float] = {}
         """When each is over, by the loop's clock."""
-        self._changed = Bell()
+        self._changed = WakeEvent()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -111,7 +111,7 @@ class Injections:
             return wire.Rejected(problem or off)
         strategy, rules = terms[detector_of(signal.code)]
         origin = Origin(self._host, injector(detector_of(signal.code)), strategy, forgetful(rules))
-        key = Key(self._host, origin.detector, signal.entity, signal.code)
+        key = FindingKey(self._host, origin.detector, signal.entity, signal.code)
         if key not in (others := standing(self._watcher.board)) and len(others) >= MOST:
             return wire.Rejected(f"{MOST} findings are injected on {self._host}: end some first")
         jobs = {status.worker: status.job for status in self._roster.statuses}
@@ -148,7 +148,7 @@ class Injections:
             return wire.Rejected(f"nothing of that kind is injected on {self._host}")
         return wire.Injected(tuple(structs.replace(a, state=State.CLEARED) for a in ended))
 
-    def _end(self, key: Key, why: str) -> None:
+    def _end(self, key: FindingKey, why: str) -> None:
         self._ends.pop(key, None)
         severity = standing(self._watcher.board).get(key)
         if severity is None:  # an operator has declared the host healthy meanwhile

@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 import structlog
 
-from tmd.core.model import Alert
-from tmd.core.reasons import in_words
+from tmd.core.values.model import Alert
+from tmd.core.values.reasons import in_words
 from tmd.daemon.ledger import Bounds, Ledger
 
 log = structlog.get_logger("tmd.journal")

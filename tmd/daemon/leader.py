@@ -15,20 +15,20 @@ from collections.abc import Callable, Sequence
 import structlog
 from msgspec import Struct, structs
 
-from tmd.core.breaker import BreakerRules
-from tmd.core.election import Answer, Granted, Lease, next_attempt, updated
-from tmd.core.errors import Conflict, StaleLease, StoreUnavailable
-from tmd.core.limits import Limits, Understudies
-from tmd.core.migration import is_live
-from tmd.core.model import ClusterView, JobRecord, Severity, Signal, State, Verdict
-from tmd.core.patience import Seen, seen
-from tmd.core.planning import ENDED, form, steer, unformed
-from tmd.core.readiness import NO_FIT_STANDBY, unprotected
-from tmd.core.reasons import in_words
-from tmd.core.store_health import StoreLoop
-from tmd.core.unread import left_alone
-from tmd.daemon.bus import Bell, Store
-from tmd.daemon.judging import guarded, rulings
+from tmd.core.alerts.breaker import BreakerRules
+from tmd.core.alerts.store_health import StoreLoop
+from tmd.core.planning.deadlines import Seen, seen
+from tmd.core.planning.election import Answer, Granted, Lease, next_attempt, updated
+from tmd.core.planning.migration import is_live
+from tmd.core.planning.planning import ENDED, form, steer, unformed
+from tmd.core.planning.readiness import NO_FIT_STANDBY, unprotected
+from tmd.core.values.errors import Conflict, StaleLease, StoreUnavailable
+from tmd.core.values.limits import PlanLimits, Understudies
+from tmd.core.values.model import ClusterView, JobRecord, Severity, Signal, State, Verdict
+from tmd.core.values.reasons import in_words
+from tmd.core.values.view_checks import left_alone
+from tmd.daemon.bus import Store, WakeEvent
+from tmd.daemon.policy_runner import guarded, rulings
 from tmd.daemon.records import Records
 from tmd.daemon.store_health import StoreHealth
 from tmd.plugin import Policy
@@ -48,7 +48,7 @@ class LeaderConfig(Struct, frozen=True):
     ttl_s: float
     renew_s: float
     poll_s: float
-    limits: Limits
+    limits: PlanLimits
     understudies: Understudies = Understudies()
     breaker: BreakerRules = BreakerRules()
 
@@ -60,8 +60,8 @@ class Candidate:
         self, store: Store, config: LeaderConfig, records: Records, store_health: StoreHealth
     ) -> None:
         self.lease = Lease()
-        self.elected = Bell()
-        self.vacant = Bell()
+        self.elected = WakeEvent()
+        self.vacant = WakeEvent()
         """Rung when the leader stepped down."""
         self._store = store
         self._config = config

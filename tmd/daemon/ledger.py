@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec import Struct
 
-from tmd.core.injection import PREFIX
-from tmd.core.model import Alert
-from tmd.core.unreadable import UNREADABLE
+from tmd.core.alerts.injection import PREFIX
+from tmd.core.values.decode_errors import UNREADABLE
+from tmd.core.values.model import Alert
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS alerts (

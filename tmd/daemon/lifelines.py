@@ -14,10 +14,10 @@ import time
 
 import structlog
 
-from tmd.core.model import Activity, Exit
-from tmd.core.reasons import in_words
+from tmd.core.values.model import Activity, Exit
+from tmd.core.values.reasons import in_words
 from tmd.daemon.roster import Roster
-from tmd.robust_futex import Watch
+from tmd.robust_futex import FutexWatch
 
 GRACE_S = 1.0
 """So long the launcher has to say how the process ended."""
@@ -33,7 +33,7 @@ class Lifelines:
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
         self._open: dict[str, int] = {}
-        self._watches: dict[str, Watch] = {}
+        self._watches: dict[str, FutexWatch] = {}
         self._graces: dict[str, asyncio.TimerHandle] = {}
 
     def watch(self, worker: str, job: str, pid: int) -> None:
@@ -58,7 +58,7 @@ class Lifelines:
         if worker in self._watches:
             return
         try:
-            self._watches[worker] = Watch(fd, thread, told)
+            self._watches[worker] = FutexWatch(fd, thread, told)
         except OSError as error:
             log.info("exits will be noticed late", worker=worker, reason=in_words(error))
 

@@ -15,8 +15,8 @@ from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
 from tmd.config import Log
-from tmd.core.printable import printable, printable_lines
-from tmd.core.rationing import Allowance
+from tmd.core.alerts.quota import Allowance
+from tmd.core.values.printable import printable, printable_lines
 
 FRAMES, CAUSES, WORDS = 20, 5, 2000
 """Of a failure in the log: frames of each exception, exceptions, characters of each text."""

@@ -11,9 +11,9 @@ import msgspec
 from msgspec import Struct
 
 from tmd.config import Plugins, Settings
-from tmd.core.errors import ConfigError, PluginError
-from tmd.core.findings import AT_ONCE, Rules
-from tmd.core.reasons import in_words
+from tmd.core.alerts.findings import AT_ONCE, Rules
+from tmd.core.values.errors import ConfigError, PluginError
+from tmd.core.values.reasons import in_words
 from tmd.plugin import (
     DETECTOR_GROUP,
     POLICY_GROUP,
@@ -27,7 +27,7 @@ from tmd.plugin import (
 T = TypeVar("T")
 
 
-class Origin(Struct, frozen=True):
+class PluginOrigin(Struct, frozen=True):
     """Where a plug-in comes from."""
 
     name: str
@@ -44,7 +44,7 @@ class LoadedDetector(Struct, frozen=True):
     detector: Detector
     config: DetectorConfig
     strategy: Strategy
-    origin: Origin
+    origin: PluginOrigin
     state_dir: Path
     """Its own folder; made when it is started."""
     rules: Rules = AT_ONCE
@@ -64,13 +64,15 @@ def installed(group: str) -> list[EntryPoint]:
     return sorted(entry_points(group=group), key=lambda e: e.name)
 
 
-def load(points: Iterable[EntryPoint], base: type, rules: Plugins) -> dict[str, tuple[Any, Origin]]:
+def load(
+    points: Iterable[EntryPoint], base: type, rules: Plugins
+) -> dict[str, tuple[Any, PluginOrigin]]:
     """Instances by name of all plug-ins in ``points`` that ``rules`` admit.
 
     Raises:
         PluginError: one cannot be imported, is no ``base``, or has a name that is taken.
     """
-    found: dict[str, tuple[Any, Origin]] = {}
+    found: dict[str, tuple[Any, PluginOrigin]] = {}
     for point in points:
         origin = describe(point)
         if (rules.allow and point.name not in rules.allow) or point.name in rules.deny:
@@ -141,7 +143,7 @@ def _ready(policy: Policy, settings: Settings) -> Policy:
     return type(policy)(config)
 
 
-def configured(detector: Detector, origin: Origin, settings: Settings) -> LoadedDetector:
+def configured(detector: Detector, origin: PluginOrigin, settings: Settings) -> LoadedDetector:
     """``detector`` with its section of ``settings``.
 
     Raises:
@@ -164,7 +166,7 @@ def _converted(own: dict[str, Any], kind: type[T], section: str, what: str) -> T
         ) from None
 
 
-def _instance(point: EntryPoint, base: type, origin: Origin) -> Any:
+def _instance(point: EntryPoint, base: type, origin: PluginOrigin) -> Any:
     try:
         cls = point.load()
     except Exception as error:  # whatever a foreign module raises while it is imported
@@ -186,8 +188,8 @@ def _instance(point: EntryPoint, base: type, origin: Origin) -> Any:
         raise PluginError(f"{origin} cannot be created: {in_words(error)}") from error
 
 
-def describe(point: EntryPoint) -> Origin:
+def describe(point: EntryPoint) -> PluginOrigin:
     """Where the plug-in of ``point`` comes from."""
     dist = point.dist
     name = f"{dist.name} {dist.version}" if dist is not None else "no distribution"
-    return Origin(name=point.name, target=point.value, distribution=name)
+    return PluginOrigin(name=point.name, target=point.value, distribution=name)

@@ -6,9 +6,9 @@ import time
 
 from msgspec import Struct
 
-from tmd.core.errors import StoreUnavailable
-from tmd.core.model import HostStatus
-from tmd.core.store_health import StoreLoop
+from tmd.core.alerts.store_health import StoreLoop
+from tmd.core.values.errors import StoreUnavailable
+from tmd.core.values.model import HostStatus
 from tmd.daemon.bus import Store
 from tmd.daemon.records import Records
 from tmd.daemon.roster import Roster
@@ -16,7 +16,7 @@ from tmd.daemon.store_health import StoreHealth
 from tmd.daemon.watcher import Watcher
 
 
-class HostConfig(Struct, frozen=True):
+class PublisherConfig(Struct, frozen=True):
     name: str
     incarnation: str
     standby: bool
@@ -29,7 +29,7 @@ class Publisher:
 
     def __init__(
         self,
-        config: HostConfig,
+        config: PublisherConfig,
         roster: Roster,
         watcher: Watcher,
         records: Records,

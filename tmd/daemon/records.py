@@ -11,11 +11,11 @@ from pathlib import Path
 
 import structlog
 
-from tmd.core.duties import duty
-from tmd.core.model import JobRecord, Kind
-from tmd.core.obeying import Receipt, received
-from tmd.core.reasons import in_words
-from tmd.wire import Order
+from tmd.core.planning.directives import directive_of
+from tmd.core.planning.election import Receipt, received
+from tmd.core.values.model import JobRecord, PlanKind
+from tmd.core.values.reasons import in_words
+from tmd.wire import DirectiveOrder
 
 log = structlog.get_logger("tmd.executor")
 
@@ -47,15 +47,15 @@ class Records:
             self._obeyed[record.job] = record.lease_epoch
             _write(self._file, self._obeyed)
 
-    def order(self, job: str, worker: str) -> Order | None:
+    def order(self, job: str, worker: str) -> DirectiveOrder | None:
         """What ``worker`` must be told; ``None`` while nothing is known of its job."""
         record = self.jobs.get(job)
         if record is None:
             return None
-        return Order(
+        return DirectiveOrder(
             lease_epoch=record.lease_epoch,
             revision=record.revision,
-            duty=duty(record, worker),
+            duty=directive_of(record, worker),
         )
 
     def condemned(self, worker: str, job: str) -> str | None:
@@ -67,7 +67,7 @@ class Records:
 def condemned(record: JobRecord, worker: str) -> str | None:
     """Why ``worker`` must be ended: a failover has named it dead, so it must not come back."""
     for plan in (record.plan, *reversed(record.history)):
-        if plan is not None and plan.kind is Kind.FAILOVER and worker in plan.dead:
+        if plan is not None and plan.kind is PlanKind.FAILOVER and worker in plan.dead:
             return f"named dead by plan {plan.id}: {plan.reason}"
     return None
 

@@ -10,7 +10,7 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 
-from tmd.core.errors import ConfigError
+from tmd.core.values.errors import ConfigError
 
 MISREAD = (
     "[redis] url: its host, port, database or an option cannot be read; write "

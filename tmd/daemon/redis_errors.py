@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from tmd.core.reasons import in_words
+from tmd.core.values.reasons import in_words
 
 
 class Cause(Struct, frozen=True):

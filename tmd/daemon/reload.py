@@ -12,9 +12,9 @@ import structlog
 from msgspec import structs
 
 from tmd.config import Settings
-from tmd.core.errors import ConfigError, PluginError
+from tmd.core.values.errors import ConfigError, PluginError
 from tmd.daemon import logs
-from tmd.daemon.bus import Bell
+from tmd.daemon.bus import WakeEvent
 from tmd.daemon.injections import Injections
 from tmd.daemon.leader import Leader
 from tmd.daemon.plugins import load_detectors, load_policies
@@ -56,7 +56,7 @@ class Reloader:
         injections: Injections,
         notifier: Notifier,
     ) -> None:
-        self.asked = Bell()
+        self.asked = WakeEvent()
         self._settings = settings
         self._read = read
         self._watcher = watcher

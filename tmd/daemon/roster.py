@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
-from tmd.core.model import Exit, WorkerStatus
-from tmd.daemon.bus import Bell
+from tmd.core.values.model import Exit, WorkerStatus
+from tmd.daemon.bus import WakeEvent
 from tmd.plugin import WorkerEvent
 
 EXITS_KEPT = 64
@@ -24,7 +24,7 @@ QUIET_FIELDS = frozenset(
 
 
 @dataclass
-class Known:
+class KnownWorker:
     """One live worker."""
 
     status: WorkerStatus
@@ -36,10 +36,10 @@ class Roster:
     """Workers and exits of one host. ``urgent`` is rung when the cluster must hear at once."""
 
     def __init__(self) -> None:
-        self.urgent = Bell()
-        self.workers: dict[str, Known] = {}
+        self.urgent = WakeEvent()
+        self.workers: dict[str, KnownWorker] = {}
         self.exits: deque[Exit] = deque()
-        self._feeds: set[Feed] = set()
+        self._feeds: set[StatusFeed] = set()
 
     @property
     def statuses(self) -> tuple[WorkerStatus, ...]:
@@ -64,7 +64,7 @@ class Roster:
             return
         known = self.workers.get(status.worker)
         if known is None:
-            known = self.workers[status.worker] = Known(status, now)
+            known = self.workers[status.worker] = KnownWorker(status, now)
             urgent = True
         else:
             urgent = is_urgent(known.status, status)
@@ -105,9 +105,9 @@ class Roster:
 
     # --- for detectors ----------------------------------------------------------------------------
 
-    def subscribe(self, now: float) -> Feed:
+    def subscribe(self, now: float) -> StatusFeed:
         """A feed that begins with all that is known. Closed by :meth:`unsubscribe`."""
-        feed = Feed()
+        feed = StatusFeed()
         self._feeds.add(feed)
         for exit_ in self.exits:
             feed.put(WorkerEvent(worker=exit_.worker, job=exit_.job, exit=exit_))
@@ -115,7 +115,7 @@ class Roster:
             feed.put(self._event(known, now))
         return feed
 
-    def unsubscribe(self, feed: Feed) -> None:
+    def unsubscribe(self, feed: StatusFeed) -> None:
         self._feeds.discard(feed)
 
     def repeat(self, now: float) -> None:
@@ -123,7 +123,7 @@ class Roster:
         for known in self.workers.values():
             self._tell(self._event(known, now))
 
-    def _event(self, known: Known, now: float) -> WorkerEvent:
+    def _event(self, known: KnownWorker, now: float) -> WorkerEvent:
         return WorkerEvent(
             worker=known.status.worker,
             job=known.status.job,
@@ -137,7 +137,7 @@ class Roster:
             feed.put(event)
 
 
-class Feed:
+class StatusFeed:
     """The latest event of each worker that has not been taken yet: bounded, never a backlog."""
 
     def __init__(self) -> None:

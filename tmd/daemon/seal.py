@@ -11,7 +11,7 @@ from __future__ import annotations
 import hmac
 
 
-class Seal:
+class RecordSeal:
     """``key``: see :meth:`tmd.config.Settings.store_key`."""
 
     def __init__(self, key: bytes) -> None:

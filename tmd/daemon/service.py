@@ -19,20 +19,20 @@ from typing import TYPE_CHECKING
 import structlog
 
 from tmd.config import Settings
-from tmd.core.errors import ConfigError, StoreUnavailable
-from tmd.core.findings import Rules
-from tmd.core.model import Signal, Strategy
-from tmd.core.reasons import os_reason
-from tmd.core.store_health import StoreLoop
-from tmd.daemon.agents import AgentServer, Door, uids_of
-from tmd.daemon.bus import Bell, Store, Topic
+from tmd.core.alerts.findings import Rules
+from tmd.core.alerts.store_health import StoreLoop
+from tmd.core.values.errors import ConfigError, StoreUnavailable
+from tmd.core.values.model import Signal, Strategy
+from tmd.core.values.reasons import os_reason
+from tmd.daemon.agents import AgentServer, AgentSocket, uids_of
+from tmd.daemon.bus import Store, Topic, WakeEvent
 from tmd.daemon.executor import Executor
-from tmd.daemon.health import Health
+from tmd.daemon.health import HostHealth
 from tmd.daemon.injections import Injections
 from tmd.daemon.journal import Journal
 from tmd.daemon.leader import Candidate, Leader, LeaderConfig
 from tmd.daemon.plugins import load_detectors, load_policies
-from tmd.daemon.publisher import HostConfig, Publisher
+from tmd.daemon.publisher import Publisher, PublisherConfig
 from tmd.daemon.records import Records
 from tmd.daemon.reload import Reloader
 from tmd.daemon.roster import Roster
@@ -74,9 +74,11 @@ class Service:
             host.name, switch, file, self.watcher, self.roster, self.journal
         )
         self.agents = AgentServer(_door(settings), self.roster, self.records, self.injections)
-        self.health = Health(host.name, self.watcher, store, self.store_health, host.state_dir)
+        self.health = HostHealth(host.name, self.watcher, store, self.store_health, host.state_dir)
         self.publisher = Publisher(
-            HostConfig(host.name, self.incarnation, host.standby, host.heartbeat_s, host.ttl_s),
+            PublisherConfig(
+                host.name, self.incarnation, host.standby, host.heartbeat_s, host.ttl_s
+            ),
             self.roster,
             self.watcher,
             self.records,
@@ -157,7 +159,7 @@ class Service:
 
     async def _wakes(self) -> None:
         """Ring the bells. Missing a wake-up costs a period, never correctness."""
-        bells: dict[Topic, tuple[Bell, ...]] = {
+        bells: dict[Topic, tuple[WakeEvent, ...]] = {
             Topic.HOSTS: (self.leader.bell,),
             Topic.JOBS: (self.executor.bell,),
             Topic.LEASE: (self.candidate.vacant,),
@@ -191,8 +193,8 @@ def _leader_config(settings: Settings, holder: str) -> LeaderConfig:
     )
 
 
-def _door(settings: Settings) -> Door:
-    return Door(
+def _door(settings: Settings) -> AgentSocket:
+    return AgentSocket(
         path=settings.host.socket,
         host=settings.host.name,
         uids=uids_of(settings.host.users),
@@ -275,7 +277,7 @@ def _own_folder(folder: Path) -> None:
 
 
 @contextmanager
-def _signals(hangup: Bell) -> Iterator[asyncio.Event]:
+def _signals(hangup: WakeEvent) -> Iterator[asyncio.Event]:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     handlers = {signal.SIGTERM: stop.set, signal.SIGINT: stop.set, signal.SIGHUP: hangup.ring}

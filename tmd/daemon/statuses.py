@@ -9,8 +9,8 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from tmd.core.model import HostStatus
-from tmd.core.unreadable import UNREADABLE
+from tmd.core.values.decode_errors import UNREADABLE
+from tmd.core.values.model import HostStatus
 from tmd.daemon.codec import decoded
 
 

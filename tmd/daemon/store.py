@@ -17,17 +17,16 @@ from typing import Any, TypeVar
 from redis.exceptions import RedisError
 
 from tmd.config import Settings
-from tmd.core.alerts import mark
-from tmd.core.election import Answer, Denied, Granted
-from tmd.core.errors import (
+from tmd.core.alerts.notices import Announced, mark
+from tmd.core.planning.election import Answer, Denied, Granted
+from tmd.core.values.breaker_state import Breaker
+from tmd.core.values.errors import (
     Conflict,
     StaleLease,
     StoreUnavailable,
 )
-from tmd.core.fuse import Breaker
-from tmd.core.model import Alert, ClusterView, HostStatus, JobRecord
-from tmd.core.notices import Told
-from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
+from tmd.core.values.model import Alert, ClusterView, HostStatus, JobRecord
+from tmd.core.values.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon import lua, redis_errors
 from tmd.daemon.bus import Topic
 from tmd.daemon.codec import Codec, paired, text
@@ -144,9 +143,9 @@ class RedisStore:
         entries = await self._ask(self._redis.xrevrange(self._key("alerts"), count=1))
         return text(entries[0][0]) if entries else ""
 
-    async def told(self) -> Told | None:
+    async def told(self) -> Announced | None:
         value = await self._run(lua.VALUE, ["told-outside"])
-        return None if value is None else self._codec.opened(value, Told)
+        return None if value is None else self._codec.opened(value, Announced)
 
     async def probe(self) -> None:
         """Write a key that vanishes by itself: Redis may answer reads and refuse writes.
@@ -223,7 +222,7 @@ class RedisStore:
         longest = self._alerts_kept
         return bool(await self._run(lua.HOLDS_ALERT, ["told"], mark(alert), longest, alert.at))
 
-    async def put_told(self, told: Told) -> None:
+    async def put_told(self, told: Announced) -> None:
         await self._ask(self._redis.set(self._key("told-outside"), self._codec.sealed(told)))
 
     async def drain(self, request: DrainRequest) -> None:

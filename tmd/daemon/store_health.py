@@ -7,8 +7,8 @@ import random
 
 import structlog
 
-from tmd.core.errors import StoreUnavailable
-from tmd.core.store_health import HealthChange, StoreLoop, StoreState, failed, worked
+from tmd.core.alerts.store_health import HealthChange, StoreLoop, StoreState, failed, worked
+from tmd.core.values.errors import StoreUnavailable
 
 log = structlog.get_logger("tmd.store")
 
@@ -19,8 +19,7 @@ LONGEST_S = 1.0
 class StoreHealth:
     """One per daemon, shared by all loops that use the store.
 
-    :func:`tmd.core.store_health.failed` and :func:`~tmd.core.store_health.worked` decide what is
-    worth a line; each loop backs off by itself.
+    :mod:`tmd.core.alerts.store_health` decides what is worth a line; each loop backs off by itself.
     """
 
     def __init__(self) -> None:

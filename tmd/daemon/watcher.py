@@ -15,17 +15,17 @@ from pathlib import Path
 
 import structlog
 
-from tmd.core import triage
-from tmd.core.errors import StoreUnavailable
-from tmd.core.findings import AT_ONCE, Origin, Rules
-from tmd.core.injection import injector
-from tmd.core.model import Alert, Severity, Signal, State, Strategy
-from tmd.core.rationing import BURST, PER_SECOND, Allowance
-from tmd.core.reasons import in_words
-from tmd.core.requests import HealthyRequest
-from tmd.core.retuning import farewells, with_strategy
-from tmd.core.store_health import StoreLoop
-from tmd.daemon.bus import Bell, Store
+from tmd.core.alerts import triage
+from tmd.core.alerts.findings import AT_ONCE, Origin, Rules
+from tmd.core.alerts.injection import injector
+from tmd.core.alerts.quota import BURST, PER_SECOND, Allowance
+from tmd.core.alerts.reconfiguration import farewells, with_strategy
+from tmd.core.alerts.store_health import StoreLoop
+from tmd.core.values.errors import StoreUnavailable
+from tmd.core.values.model import Alert, Severity, Signal, State, Strategy
+from tmd.core.values.reasons import in_words
+from tmd.core.values.requests import HealthyRequest
+from tmd.daemon.bus import Store, WakeEvent
 from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector
 from tmd.daemon.roster import Roster
@@ -132,7 +132,7 @@ class Watcher:
         self._store_health = store_health
         self._journal = journal
         self._unwritten: deque[Alert] = deque(maxlen=UNWRITTEN)
-        self.posted = Bell()
+        self.posted = WakeEvent()
         """Rung when there may be something to publish."""
         self._count = 0
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import structlog
 from msgspec import Struct
 
-from tmd.core.errors import StoreUnavailable
-from tmd.core.notices import Notice, Told, of_alerts, of_migrations, payload
-from tmd.core.store_health import StoreLoop
-from tmd.daemon.bus import Bell, Store
+from tmd.core.alerts.notices import Announced, Notice, of_alerts, of_migrations, payload
+from tmd.core.alerts.store_health import StoreLoop
+from tmd.core.values.errors import StoreUnavailable
+from tmd.daemon.bus import Store, WakeEvent
 from tmd.daemon.leader import Candidate
 from tmd.daemon.store_health import StoreHealth
 from tmd.schema import Secret
@@ -51,12 +51,12 @@ class Webhook:
     def __init__(
         self, config: WebhookConfig, candidate: Candidate, store: Store, store_health: StoreHealth
     ) -> None:
-        self.bell = Bell()
+        self.bell = WakeEvent()
         self._config = config
         self._candidate = candidate
         self._store = store
         self._store_health = store_health
-        self._told: Told | None = None
+        self._told: Announced | None = None
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -102,18 +102,18 @@ class Webhook:
             await self._remember(told.plus([], found[-1][0], shown))
         return len(found) == BATCH
 
-    async def _known(self) -> Told:
+    async def _known(self) -> Announced:
         """What was told. A cluster that has never told anything does not begin with the past."""
         told = await self._store.told() or self._told
         if told is None:
             past = of_migrations(await self._store.jobs())
             shown = [notice.id for notice in past]
-            told = Told().plus(past, await self._store.newest_alert(), shown)
+            told = Announced().plus(past, await self._store.newest_alert(), shown)
             await self._remember(told)
         self._told = told
         return told
 
-    async def _remember(self, told: Told) -> Told:
+    async def _remember(self, told: Announced) -> Announced:
         self._told = told
         await self._store.put_told(told)
         return told

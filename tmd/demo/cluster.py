@@ -23,10 +23,10 @@ from msgspec import Struct
 
 from tmd.child import send
 from tmd.config import store_key
-from tmd.core.errors import StoreUnavailable
-from tmd.core.model import Activity, Alert, ClusterView, HostStatus, WorkerStatus
-from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
-from tmd.daemon.bus import Bell
+from tmd.core.values.errors import StoreUnavailable
+from tmd.core.values.model import Activity, Alert, ClusterView, HostStatus, WorkerStatus
+from tmd.core.values.requests import DrainRequest, HealthyRequest, RehearsalRequest
+from tmd.daemon.bus import WakeEvent
 from tmd.daemon.store import RedisStore
 from tmd.lifeline import die_with_parent
 
@@ -102,7 +102,7 @@ class LocalCluster:
         self._secret = secrets.token_hex(16)
         key = store_key(self._secret.encode(), spec.job)
         self.store = RedisStore(spec.redis, spec.job, key)
-        self._bell = Bell()
+        self._bell = WakeEvent()
         self._listening: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:

@@ -15,12 +15,12 @@ from rich.console import Console
 
 from tmd import embedded, extras
 from tmd.cli import output
-from tmd.core.errors import TmdError
-from tmd.core.reasons import in_words
+from tmd.core.values.errors import TmdError
+from tmd.core.values.reasons import in_words
 from tmd.demo.cluster import ClusterSpec, LocalCluster
 from tmd.demo.report import compare, events_of, median_step, read_trace
-from tmd.demo.screen import Screen, print_report
-from tmd.demo.story import Told, play, run_golden
+from tmd.demo.screen import DemoScreen, print_report
+from tmd.demo.story import StoryTimes, play, run_golden
 
 ACTIVE = ("host-1", "host-2", "host-3", "host-4")
 STANDBY = ("host-5",)
@@ -56,7 +56,7 @@ async def _run(
         console.print(f"Redis: {redis.kind}")
         spec = ClusterSpec(folder, redis.url, "demo", ACTIVE, STANDBY, script)
         async with LocalCluster(spec) as cluster:
-            with Screen(console, steps) as screen:
+            with DemoScreen(console, steps) as screen:
                 told = await _watched(cluster, screen, steps)
             trace = read_trace(cluster.trace)
     with console.status("the same job again, undisturbed and without tmd's control plane"):
@@ -78,7 +78,7 @@ async def _run(
     return same and len(events) == 2 and len(killed) == 1, facts
 
 
-async def _watched(cluster: LocalCluster, screen: Screen, steps: int) -> Told:
+async def _watched(cluster: LocalCluster, screen: DemoScreen, steps: int) -> StoryTimes:
     """Play the story while the screen follows.
 
     Raises:

@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from tmd.core.model import Kind, MigrationPlan, Phase
+from tmd.core.values.model import MigrationPlan, Phase, PlanKind
 
 Line = dict[str, Any]
 BEFORE = 20
@@ -26,7 +26,7 @@ PARTS = ("detect", "decide", "prepare", "transfer", "resume")
 """Of the time that an event took, in order."""
 
 
-class Trace(Struct, frozen=True):
+class DemoTrace(Struct, frozen=True):
     """All lines of one run: commits by (rank, step), and steps that were spoilt."""
 
     commits: dict[tuple[int, int], Line]
@@ -41,7 +41,7 @@ class Trace(Struct, frozen=True):
         return [self.commits[key] for key in sorted(self.commits) if key[0] == rank]
 
 
-class Event(Struct, frozen=True):
+class DemoEvent(Struct, frozen=True):
     """One rank changed hands."""
 
     kind: str
@@ -64,7 +64,7 @@ class Event(Struct, frozen=True):
     """Largest growth of the peak resident size of any stayer over the event."""
 
 
-def read_trace(folder: Path) -> Trace:
+def read_trace(folder: Path) -> DemoTrace:
     """Everything the workers of a run have written. A line cut off by a kill is left out."""
     commits: dict[tuple[int, int], Line] = {}
     undone = []
@@ -78,7 +78,7 @@ def read_trace(folder: Path) -> Trace:
                 commits[line["rank"], line["step"]] = line
             elif "undone" in line:
                 undone.append(line)
-    return Trace(commits, tuple(undone))
+    return DemoTrace(commits, tuple(undone))
 
 
 def median_step(lines: Sequence[Line]) -> float:
@@ -104,7 +104,7 @@ def may_miss(plans: Iterable[MigrationPlan]) -> set[tuple[int, int]]:
     return {(m.rank, p.resume - 1) for p in plans if p.resume is not None for m in p.moves}
 
 
-def compare(run: Trace, golden: Trace, plans: Iterable[MigrationPlan]) -> Comparison:
+def compare(run: DemoTrace, golden: DemoTrace, plans: Iterable[MigrationPlan]) -> Comparison:
     """Whether every loss of every rank is the same bit for bit.
 
     ``plans``: those of the run; lines that :func:`may_miss` names may be missing, and no others.
@@ -127,8 +127,11 @@ def compare(run: Trace, golden: Trace, plans: Iterable[MigrationPlan]) -> Compar
 
 
 def events_of(
-    trace: Trace, plans: Iterable[MigrationPlan], started: dict[str, float], seen: dict[str, float]
-) -> list[Event]:
+    trace: DemoTrace,
+    plans: Iterable[MigrationPlan],
+    started: dict[str, float],
+    seen: dict[str, float],
+) -> list[DemoEvent]:
     """One event per move of each finished plan.
 
     Args:
@@ -146,15 +149,15 @@ def events_of(
 
 
 def _event(
-    trace: Trace, plan: MigrationPlan, index: int, start: float | None, seen: float | None
-) -> Event:
+    trace: DemoTrace, plan: MigrationPlan, index: int, start: float | None, seen: float | None
+) -> DemoEvent:
     move = plan.moves[index]
     gaps = _gaps(trace, plan)
     before, after = _around(gaps)
     usual = statistics.median(gap.usual for gap in gaps.values())
     begin = plan.timeline[0].at if start is None else start
-    planned = plan.kind is Kind.PLANNED
-    return Event(
+    planned = plan.kind is PlanKind.PLANNED
+    return DemoEvent(
         kind=plan.kind.value,
         cause=plan.cause,
         rank=move.rank,
@@ -179,19 +182,19 @@ class _Gap(Struct, frozen=True):
     growth: int
 
 
-def gap_s(trace: Trace, plan: MigrationPlan) -> float:
+def gap_s(trace: DemoTrace, plan: MigrationPlan) -> float:
     """Seconds from the last commit before the epoch of ``plan`` to the first in it, on the slowest
     stayer."""
     before, after = _around(_gaps(trace, plan))
     return after - before
 
 
-def _stayers(trace: Trace, plan: MigrationPlan) -> list[int]:
+def _stayers(trace: DemoTrace, plan: MigrationPlan) -> list[int]:
     moved = {m.rank for m in plan.moves}
     return [rank for rank in trace.ranks if rank not in moved]
 
 
-def _gaps(trace: Trace, plan: MigrationPlan) -> dict[int, _Gap]:
+def _gaps(trace: DemoTrace, plan: MigrationPlan) -> dict[int, _Gap]:
     """By stayer."""
     return {rank: _gap(trace.of_rank(rank), plan) for rank in _stayers(trace, plan)}
 
@@ -224,15 +227,15 @@ def _split(
     first = plan.timeline[0].at
     known = first if seen is None else seen
     transfer = plan.timings.get("transfer", 0.0)
-    if plan.kind is Kind.PLANNED:
+    if plan.kind is PlanKind.PLANNED:
         # Preparation goes on in the background; only what follows the last old commit is a pause.
         prepared, resume = marks[Phase.READY] - first, after - before - transfer - usual
     else:
         synced = marks[Phase.SYNC]
         prepared, resume = synced - first, after - synced - transfer - usual
     split = {
-        "detect": known - begin if plan.kind is Kind.FAILOVER else 0.0,
-        "decide": first - (known if plan.kind is Kind.FAILOVER else begin),
+        "detect": known - begin if plan.kind is PlanKind.FAILOVER else 0.0,
+        "decide": first - (known if plan.kind is PlanKind.FAILOVER else begin),
         "prepare": prepared,
         "transfer": transfer,
         "resume": resume,
@@ -240,7 +243,7 @@ def _split(
     return {name: round(seconds, 6) for name, seconds in split.items()}
 
 
-def _idle(trace: Trace, plan: MigrationPlan, begin: float) -> float | None:
+def _idle(trace: DemoTrace, plan: MigrationPlan, begin: float) -> float | None:
     anew = []
     for rank in trace.ranks:
         new = [line for line in trace.of_rank(rank) if line["epoch"] == plan.new.epoch]
@@ -253,7 +256,7 @@ def _idle(trace: Trace, plan: MigrationPlan, begin: float) -> float | None:
     return unknown + max(anew) - done + plan.timings.get("proof", 0.0)
 
 
-def _ends(trace: Trace, plan: MigrationPlan) -> list[float]:
+def _ends(trace: DemoTrace, plan: MigrationPlan) -> list[float]:
     """When each survivor was done with what was under way."""
     ends = [line["computed"] for line in _broken(trace, plan)]
     settled = next(m.at for m in reversed(plan.timeline) if m.phase is Phase.SYNC)
@@ -264,12 +267,12 @@ def _ends(trace: Trace, plan: MigrationPlan) -> list[float]:
     return ends
 
 
-def _broken(trace: Trace, plan: MigrationPlan) -> list[Line]:
+def _broken(trace: DemoTrace, plan: MigrationPlan) -> list[Line]:
     """Steps that came to nothing because of what ``plan`` mended."""
     return [line for line in trace.undone if plan.old.epoch <= line["epoch"] < plan.new.epoch]
 
 
-def _repeated(trace: Trace, plan: MigrationPlan) -> int:
+def _repeated(trace: DemoTrace, plan: MigrationPlan) -> int:
     """Steps that the rank that ran most of them again had to run again."""
     counts: dict[int, set[int]] = defaultdict(set)
     for line in _broken(trace, plan):

@@ -13,8 +13,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tmd.core.model import Activity, Alert, ClusterView, HostStatus
-from tmd.demo.report import PARTS, Event
+from tmd.core.values.model import Activity, Alert, ClusterView, HostStatus
+from tmd.demo.report import PARTS, DemoEvent
 
 COLOURS = {
     Activity.TRAINING: "green",
@@ -27,7 +27,7 @@ COLOURS = {
 }
 
 
-class Screen:
+class DemoScreen:
     """A live picture on a terminal; plain lines of what changed elsewhere."""
 
     def __init__(self, console: Console, steps: int) -> None:
@@ -112,7 +112,7 @@ def _brief(alert: Alert) -> str:
     return f"{alert.code} ({alert.message})"
 
 
-def print_report(console: Console, facts: dict[str, object], events: list[Event]) -> None:
+def print_report(console: Console, facts: dict[str, object], events: list[DemoEvent]) -> None:
     """The end of the demo."""
     table = Table(title="What each event cost", title_justify="left")
     table.add_column("")
@@ -138,7 +138,7 @@ def print_report(console: Console, facts: dict[str, object], events: list[Event]
         console.print("(the worker that was killed had not written down its last step yet)")
 
 
-def _rows(events: list[Event]) -> Iterator[tuple[str, list[str]]]:
+def _rows(events: list[DemoEvent]) -> Iterator[tuple[str, list[str]]]:
     def seconds(value: float | None) -> str:
         return "-" if value is None else f"{value:.3f} s"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from tmd.child import send
-from tmd.core.model import FINAL, Activity, ClusterView, MigrationPlan
+from tmd.core.values.model import FINAL, Activity, ClusterView, MigrationPlan
 from tmd.demo.cluster import LocalCluster, describe, host_of, ready, workers
 from tmd.lifeline import die_with_parent
 
@@ -24,7 +24,7 @@ KILLED_RANK = 2
 PATIENCE_S = 300.0
 
 
-class Told(Struct):
+class StoryTimes(Struct):
     """What only the one who did it knows."""
 
     started: dict[str, float] = {}
@@ -35,13 +35,13 @@ class Told(Struct):
     exits: dict[str, int] = {}
 
 
-async def play(cluster: LocalCluster, steps: int, say: Callable[[str], None]) -> Told:
+async def play(cluster: LocalCluster, steps: int, say: Callable[[str], None]) -> StoryTimes:
     """Run the story to its end.
 
     Raises:
         TimeoutError: something that had to happen did not.
     """
-    told = Told()
+    told = StoryTimes()
     ranks = len(cluster.spec.active)
     say("starting hosts")
     await cluster.until(lambda v: ready(v, ranks, 1), "all ranks train, a standby waits")
@@ -118,7 +118,7 @@ async def _at_step(cluster: LocalCluster, step: int) -> ClusterView:
     return await cluster.until(there, f"step {step} is reached", PATIENCE_S + step)
 
 
-async def event(cluster: LocalCluster, told: Told, act: Callable[[], object]) -> None:
+async def event(cluster: LocalCluster, told: StoryTimes, act: Callable[[], object]) -> None:
     """Let ``act`` disturb the job, wait until its plan is carried out, note both in ``told``.
 
     Raises:

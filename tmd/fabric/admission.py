@@ -7,12 +7,12 @@ import logging
 import socket
 import threading
 
-from tmd.core.model import Member, Membership
+from tmd.core.values.model import Member, Membership
 from tmd.fabric.counters import LinkCounters
-from tmd.fabric.handshake import Answer, Hello, Lane, Seal, Verdict
+from tmd.fabric.epoch_view import EpochView, LinkKey, Links, put
+from tmd.fabric.handshake import HandshakeReply, HandshakeVerdict, LinkHello, LinkPurpose, Seal
 from tmd.fabric.link import Link
 from tmd.fabric.raw import RawLinks
-from tmd.fabric.standing import Key, Links, Standing, put
 
 AHEAD = 1 << 16
 """How many epochs ahead a link may be; a caller further off is not of this job."""
@@ -28,18 +28,20 @@ class Admission:
 
     def __init__(self, raw: RawLinks, counters: LinkCounters) -> None:
         self.lock = threading.RLock()
-        self.standing: Standing | None = None
+        self.standing: EpochView | None = None
         self.epoch = -1
         """The newest epoch this worker has been in; nothing older is let in."""
         self._ahead: dict[int, Links] = {}
         self._raw = raw
         self._counters = counters
 
-    def admit(self, hello: Hello, sock: socket.socket, seal: Seal) -> tuple[Key, Link] | None:
+    def admit(
+        self, hello: LinkHello, sock: socket.socket, seal: Seal
+    ) -> tuple[LinkKey, Link] | None:
         """Answer the caller and store its link; returns it if it is of the present epoch."""
         with self.lock:
             answer = self._judge(hello)
-            if answer.verdict is Verdict.REFUSED:
+            if answer.verdict is HandshakeVerdict.REFUSED:
                 self._counters.refused += 1
                 # Usual for a moment after a fault, so no warning when the epoch was given up.
                 level = logging.DEBUG if answer.poisoned else logging.WARNING
@@ -49,12 +51,12 @@ class Admission:
             except OSError:
                 sock.close()
                 return None
-            if answer.verdict is Verdict.REFUSED or hello.lane is Lane.PROBE:
+            if answer.verdict is HandshakeVerdict.REFUSED or hello.lane is LinkPurpose.PROBE:
                 sock.close()
                 return None
             return self._store(hello, Link(sock, hello.worker, hello.worker, hello.epoch))
 
-    def keep(self, epoch: int, key: Key, link: Link) -> None:
+    def keep(self, epoch: int, key: LinkKey, link: Link) -> None:
         """``link`` waits for a later ``epoch``."""
         with self.lock:
             surplus = put(self._ahead.setdefault(epoch, {}), key, link)
@@ -96,32 +98,38 @@ class Admission:
             for epoch in list(self._ahead):
                 self.discard(epoch)
 
-    def _judge(self, hello: Hello) -> Answer:
+    def _judge(self, hello: LinkHello) -> HandshakeReply:
         standing = self.standing
         poisoned = standing is not None and standing.poisoned
         suspects, settled = standing.presumed if standing is not None else ((), True)
 
-        def answer(verdict: Verdict, detail: str = "") -> Answer:
+        def answer(verdict: HandshakeVerdict, detail: str = "") -> HandshakeReply:
             epoch = standing.epoch if standing is not None else -1
-            return Answer(verdict, detail, epoch, poisoned, settled, suspects)
+            return HandshakeReply(verdict, detail, epoch, poisoned, settled, suspects)
 
-        if hello.lane in (Lane.RAW, Lane.PROBE):
-            return answer(Verdict.ACCEPTED)
+        if hello.lane in (LinkPurpose.RAW, LinkPurpose.PROBE):
+            return answer(HandshakeVerdict.ACCEPTED)
         if hello.epoch < self.epoch or (hello.epoch == self.epoch and standing is None):
-            return answer(Verdict.REFUSED, f"epoch {hello.epoch} is over here, now is {self.epoch}")
+            return answer(
+                HandshakeVerdict.REFUSED, f"epoch {hello.epoch} is over here, now is {self.epoch}"
+            )
         if hello.epoch > self.epoch + AHEAD and self.epoch >= 0:
-            return answer(Verdict.REFUSED, f"epoch {hello.epoch} is too far from {self.epoch}")
+            return answer(
+                HandshakeVerdict.REFUSED, f"epoch {hello.epoch} is too far from {self.epoch}"
+            )
         if standing is None or hello.epoch > standing.epoch:
-            return answer(Verdict.ACCEPTED)
+            return answer(HandshakeVerdict.ACCEPTED)
         if poisoned:
-            return answer(Verdict.REFUSED, f"epoch {hello.epoch} was given up")
+            return answer(HandshakeVerdict.REFUSED, f"epoch {hello.epoch} was given up")
         if standing.membership.rank_of(hello.worker) is None:
-            return answer(Verdict.REFUSED, f"{hello.worker} is no member of epoch {hello.epoch}")
-        return answer(Verdict.ACCEPTED)
+            return answer(
+                HandshakeVerdict.REFUSED, f"{hello.worker} is no member of epoch {hello.epoch}"
+            )
+        return answer(HandshakeVerdict.ACCEPTED)
 
-    def _store(self, hello: Hello, link: Link) -> tuple[Key, Link] | None:
-        key = Key(hello.group, hello.lane, hello.worker)
-        if hello.lane is Lane.RAW:
+    def _store(self, hello: LinkHello, link: Link) -> tuple[LinkKey, Link] | None:
+        key = LinkKey(hello.group, hello.lane, hello.worker)
+        if hello.lane is LinkPurpose.RAW:
             self._raw.park(hello.group, link)
             return None
         if self.standing is None or hello.epoch > self.standing.epoch:

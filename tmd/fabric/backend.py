@@ -9,9 +9,9 @@ import torch.distributed as dist
 
 from tmd.fabric.fabric import Fabric
 from tmd.fabric.group import Group
+from tmd.fabric.rank_remap import teach
 from tmd.fabric.rendezvous import publish_environment
 from tmd.fabric.solo import lone_fabric
-from tmd.fabric.turning import teach
 
 NAME = "tmd"
 

@@ -17,17 +17,17 @@ from torch import Tensor
 from tmd.fabric import coalescing
 from tmd.fabric.collectives import on_tensors
 from tmd.fabric.collectives.on_tensors import Body
-from tmd.fabric.frame import Kind
+from tmd.fabric.frame import FrameKind
 from tmd.fabric.identity import Identity
 from tmd.fabric.objects import empty, under_way
 from tmd.fabric.reduction import Reduction, dtype_code, reduction
-from tmd.fabric.runner import Call
+from tmd.fabric.runner import CollectiveCall
 from tmd.fabric.untraced import untraced
 from tmd.fabric.work import Work
 
-_UNSENT = frozenset({Kind.BROADCAST, Kind.SCATTER})
+_UNSENT = frozenset({FrameKind.BROADCAST, FrameKind.SCATTER})
 """What only a root puts in: an object of which it is part may come from nobody."""
-_APART = frozenset({Kind.ALLGATHER, Kind.GATHER, Kind.SCATTER})
+_APART = frozenset({FrameKind.ALLGATHER, FrameKind.GATHER, FrameKind.SCATTER})
 """What does not work in place: on the root, too, there is nothing in its outputs yet."""
 _NAMES = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
 Tensors = list[Tensor]
@@ -39,7 +39,7 @@ class CollectiveGroup(Identity):
 
     def _submit(
         self,
-        kind: Kind,
+        kind: FrameKind,
         body: Body,
         outputs: Sequence[Tensor],
         inputs: Sequence[Tensor],
@@ -56,7 +56,7 @@ class CollectiveGroup(Identity):
         if objects:
             empty(outputs)
         objects = objects and unsent
-        call = Call(kind, body, outputs, inputs, dtype, root, detail, objects)
+        call = CollectiveCall(kind, body, outputs, inputs, dtype, root, detail, objects)
         return self._begun(self._runner.submit(call, inline=_waits(opts), results=outputs))
 
     def _begun(self, work: Work) -> Work:
@@ -70,7 +70,7 @@ class CollectiveGroup(Identity):
         tensors = [tensors] if isinstance(tensors, Tensor) else tensors
         how = _reduction("all_reduce", opts, tensors)
         body = on_tensors.allreduce(how)
-        return self._submit(Kind.ALLREDUCE, body, tensors, tensors, opts, detail=how.code)
+        return self._submit(FrameKind.ALLREDUCE, body, tensors, tensors, opts, detail=how.code)
 
     @untraced
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
@@ -83,7 +83,7 @@ class CollectiveGroup(Identity):
         how = _reduction("reduce", opts, tensors)
         body = on_tensors.reduce(how, opts.rootRank)
         return self._submit(
-            Kind.REDUCE, body, tensors, tensors, opts, root=opts.rootRank, detail=how.code
+            FrameKind.REDUCE, body, tensors, tensors, opts, root=opts.rootRank, detail=how.code
         )
 
     @untraced
@@ -119,7 +119,7 @@ class CollectiveGroup(Identity):
     def _reduce_scatter(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Work:
         how = _reduction("reduce_scatter", opts, inputs)
         body = on_tensors.reduce_scatter(how)
-        return self._submit(Kind.REDUCE_SCATTER, body, outputs, inputs, opts, detail=how.code)
+        return self._submit(FrameKind.REDUCE_SCATTER, body, outputs, inputs, opts, detail=how.code)
 
     # --- moving data ---------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class CollectiveGroup(Identity):
         tensors = [tensors] if isinstance(tensors, Tensor) else tensors
         root = opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
         body = on_tensors.broadcast(root)
-        return self._submit(Kind.BROADCAST, body, tensors, tensors, opts, root=root)
+        return self._submit(FrameKind.BROADCAST, body, tensors, tensors, opts, root=root)
 
     @untraced
     def allgather(self, outputs: Nested, inputs: Tensors, opts: Any = None) -> Work:
@@ -137,7 +137,7 @@ class CollectiveGroup(Identity):
             if mine[max(self.rank(), 0)].numel() != own.numel():
                 raise ValueError("all_gather: the output of the own rank differs from the input")
         flat = [t for mine in outputs for t in mine]
-        return self._submit(Kind.ALLGATHER, on_tensors.allgather, flat, inputs, opts)
+        return self._submit(FrameKind.ALLGATHER, on_tensors.allgather, flat, inputs, opts)
 
     @untraced
     def allgather_coalesced(self, outputs: Nested, inputs: Tensors, opts: Any = None) -> Work:
@@ -162,7 +162,7 @@ class CollectiveGroup(Identity):
                     f"all_gather of {own.numel()} elements of each of {self.size()} ranks into "
                     f"{out.numel()}"
                 )
-        return self._submit(Kind.ALLGATHER, on_tensors.allgather, outputs, inputs, opts)
+        return self._submit(FrameKind.ALLGATHER, on_tensors.allgather, outputs, inputs, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -182,7 +182,7 @@ class CollectiveGroup(Identity):
             if any(t.numel() != inputs[0].numel() for t in flat):
                 raise ValueError("gather: outputs and input differ in size")
         body = on_tensors.gather(root)
-        return self._submit(Kind.GATHER, body, flat, inputs, opts, root=root)
+        return self._submit(FrameKind.GATHER, body, flat, inputs, opts, root=root)
 
     @untraced
     def scatter(self, outputs: Tensors, inputs: Nested, opts: Any = None) -> Work:
@@ -193,7 +193,7 @@ class CollectiveGroup(Identity):
             if any(t.numel() != outputs[0].numel() for t in flat):
                 raise ValueError("scatter: inputs and output differ in size")
         body = on_tensors.scatter(root)
-        return self._submit(Kind.SCATTER, body, outputs, flat, opts, root=root)
+        return self._submit(FrameKind.SCATTER, body, outputs, flat, opts, root=root)
 
     @untraced
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
@@ -201,7 +201,7 @@ class CollectiveGroup(Identity):
         self._need_one_per_rank("all_to_all", inputs)
         if outputs[max(self.rank(), 0)].numel() != inputs[max(self.rank(), 0)].numel():
             raise ValueError("all_to_all: own output and own input differ in size")
-        return self._submit(Kind.ALLTOALL, on_tensors.alltoall, outputs, inputs, opts)
+        return self._submit(FrameKind.ALLTOALL, on_tensors.alltoall, outputs, inputs, opts)
 
     @untraced
     def all_to_all_single(
@@ -215,7 +215,7 @@ class CollectiveGroup(Identity):
         outputs = _split(output, output_split_sizes, self.size())
         inputs = _split(input, input_split_sizes, self.size())
         body = on_tensors.alltoall_single([len(t) for t in outputs], [len(t) for t in inputs])
-        return self._submit(Kind.ALLTOALL, body, [output], [input], opts)
+        return self._submit(FrameKind.ALLTOALL, body, [output], [input], opts)
 
     alltoall_base = all_to_all_single
 
@@ -223,7 +223,7 @@ class CollectiveGroup(Identity):
 
     @untraced
     def barrier(self, opts: Any = None) -> Work:
-        return self._submit(Kind.BARRIER, on_tensors.barrier, [], [], opts)
+        return self._submit(FrameKind.BARRIER, on_tensors.barrier, [], [], opts)
 
     @untraced
     def monitored_barrier(
@@ -250,7 +250,7 @@ def _reduction(name: str, opts: Any, tensors: Sequence[Tensor]) -> Reduction:
     return reduction(op, tensors[0].dtype if tensors else torch.float32, name)
 
 
-def _type_code(kind: Kind, tensors: Sequence[Tensor]) -> int:
+def _type_code(kind: FrameKind, tensors: Sequence[Tensor]) -> int:
     kinds = {t.dtype for t in tensors}
     if len(kinds) > 1:
         raise ValueError(
@@ -265,7 +265,7 @@ def _type_code(kind: Kind, tensors: Sequence[Tensor]) -> int:
     return dtype_code(next(iter(kinds))) if kinds else 0
 
 
-def _named(kind: Kind) -> str:
+def _named(kind: FrameKind) -> str:
     """As torch calls it."""
     name = kind.name.lower()
     return _NAMES.get(name, name)

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from struct import Struct, pack, unpack
 from typing import TypeVar
 
-from tmd.core.errors import LinkError
+from tmd.core.values.errors import LinkError
 from tmd.fabric.collectives.doubling import recursive_doubling
 from tmd.fabric.collectives.op import Op
-from tmd.fabric.frame import Header, Kind
+from tmd.fabric.epoch_view import EpochView
+from tmd.fabric.frame import FrameHeader, FrameKind
 from tmd.fabric.memory import Scratch
-from tmd.fabric.standing import Standing
 
 VOTE = "@vote"
 SHIFT = "@shift"
@@ -33,14 +33,14 @@ class Control:
     def __init__(self) -> None:
         self._locks = {VOTE: threading.Lock(), SHIFT: threading.Lock()}
         self._scratch = Scratch()
-        self._seq: dict[str, tuple[Standing | None, int]] = {VOTE: (None, 0), SHIFT: (None, 0)}
+        self._seq: dict[str, tuple[EpochView | None, int]] = {VOTE: (None, 0), SHIFT: (None, 0)}
 
     @property
     def busy(self) -> bool:
         """Whether a vote or a shift is going on."""
         return any(lock.locked() for lock in self._locks.values())
 
-    def reduce_min(self, standing: Standing, values: Sequence[int]) -> tuple[int, ...]:
+    def reduce_min(self, standing: EpochView, values: Sequence[int]) -> tuple[int, ...]:
         """Element-wise minimum over all ranks; raises LinkError."""
         layout = f"<{len(values)}q"
         data = memoryview(bytearray(pack(layout, *values)))
@@ -54,9 +54,9 @@ class Control:
             recursive_doubling(op, data, received, merge)
             return unpack(layout, data)
 
-        return self._run(standing, VOTE, Kind.VOTE, vote)
+        return self._run(standing, VOTE, FrameKind.VOTE, vote)
 
-    def shift(self, standing: Standing, payload: bytes, offset: int) -> bytes:
+    def shift(self, standing: EpochView, payload: bytes, offset: int) -> bytes:
         """Send to rank + offset, receive from rank - offset; raises LinkError."""
 
         def exchange(op: Op) -> bytes:
@@ -74,9 +74,9 @@ class Control:
             op.stream(to, queue, len(payload), source, arrivals, size)
             return bytes(data)
 
-        return self._run(standing, SHIFT, Kind.SHIFT, exchange)
+        return self._run(standing, SHIFT, FrameKind.SHIFT, exchange)
 
-    def _run(self, standing: Standing, group: str, kind: Kind, body: Callable[[Op], T]) -> T:
+    def _run(self, standing: EpochView, group: str, kind: FrameKind, body: Callable[[Op], T]) -> T:
         with self._locks[group]:
             if standing.poisoned:
                 raise LinkError(standing.reason or "the epoch was given up")
@@ -86,7 +86,7 @@ class Control:
             op = Op(
                 standing.rank,
                 standing.membership.size,
-                Header(standing.epoch, seq, kind),
+                FrameHeader(standing.epoch, seq, kind),
                 lambda rank: standing.link(group, rank),
                 self._scratch,
             )

@@ -6,10 +6,10 @@ import socket
 import time
 from dataclasses import dataclass
 
-from tmd.core.errors import LinkError, LinkRefused
-from tmd.core.model import Member
-from tmd.core.reasons import in_words
-from tmd.fabric.handshake import Answer, Lane, Verdict, dialer
+from tmd.core.values.errors import LinkError, LinkRefused
+from tmd.core.values.model import Member
+from tmd.core.values.reasons import in_words
+from tmd.fabric.handshake import HandshakeReply, HandshakeVerdict, LinkPurpose, dialer
 from tmd.fabric.link import Link
 
 
@@ -20,13 +20,15 @@ class Caller:
     worker: str
     key: bytes
 
-    def dial(self, member: Member, group: str, lane: Lane, epoch: int, *, timeout: float) -> Link:
+    def dial(
+        self, member: Member, group: str, lane: LinkPurpose, epoch: int, *, timeout: float
+    ) -> Link:
         """Open an authenticated link to ``member``.
 
         Raises LinkRefused if it said no, LinkError if it cannot be reached in ``timeout`` seconds.
         """
         sock, answer = self._talk(member, group, lane, epoch, timeout)
-        if answer.verdict is not Verdict.ACCEPTED:
+        if answer.verdict is not HandshakeVerdict.ACCEPTED:
             sock.close()
             raise LinkRefused(f"{member.worker} refused the link: {answer.detail}")
         try:
@@ -35,18 +37,18 @@ class Caller:
             sock.close()
             raise LinkError(f"link to {member.worker} broke at once: {in_words(e)}") from e
 
-    def probe(self, member: Member, *, timeout: float) -> Answer | None:
+    def probe(self, member: Member, *, timeout: float) -> HandshakeReply | None:
         """What ``member`` says of itself, or ``None`` if it does not answer."""
         try:
-            sock, answer = self._talk(member, "", Lane.PROBE, -1, timeout)
+            sock, answer = self._talk(member, "", LinkPurpose.PROBE, -1, timeout)
         except LinkError:
             return None
         sock.close()
         return answer
 
     def _talk(
-        self, member: Member, group: str, lane: Lane, epoch: int, timeout: float
-    ) -> tuple[socket.socket, Answer]:
+        self, member: Member, group: str, lane: LinkPurpose, epoch: int, timeout: float
+    ) -> tuple[socket.socket, HandshakeReply]:
         deadline = time.monotonic() + timeout
         host, _, port = member.address.rpartition(":")
         try:
@@ -69,10 +71,10 @@ class Caller:
         sock: socket.socket,
         member: Member,
         group: str,
-        lane: Lane,
+        lane: LinkPurpose,
         epoch: int,
         deadline: float,
-    ) -> Answer:
+    ) -> HandshakeReply:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         talk = dialer(self.key, self.worker, member.worker, group, lane, epoch)
         want = next(talk)
@@ -85,7 +87,7 @@ class Caller:
                 else:
                     want = talk.send(_exactly(sock, want, deadline, member.worker))
             except StopIteration as done:
-                answer: Answer = done.value
+                answer: HandshakeReply = done.value
                 return answer
 
 

@@ -7,24 +7,24 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
 
-from tmd.core.errors import LinkError
-from tmd.core.model import Member, Membership
+from tmd.core.values.errors import LinkError
+from tmd.core.values.model import Member, Membership
 from tmd.fabric import coalescing
 from tmd.fabric.admission import Admission
 from tmd.fabric.control import SHIFT, VOTE, Control
 from tmd.fabric.counters import LinkCounters
 from tmd.fabric.dial import Caller
-from tmd.fabric.gauge import Gauge
+from tmd.fabric.epoch_view import PROBE_PERIOD, EpochView, LinkKey, Links, put
 from tmd.fabric.grouping import Groups, GroupTable, GroupView, Participant, edges
-from tmd.fabric.handshake import Hello, Lane, Seal
+from tmd.fabric.handshake import LinkHello, LinkPurpose, Seal
 from tmd.fabric.link import Link
 from tmd.fabric.listener import Listener
+from tmd.fabric.rank_remap import turn
 from tmd.fabric.raw import RawLinks
 from tmd.fabric.sandbox import Neutral, OutputSource, Sandbox
-from tmd.fabric.standing import PROBE_PERIOD, Key, Links, Standing, put
 from tmd.fabric.tap import Tap
 from tmd.fabric.topology import dials
-from tmd.fabric.turning import turn
+from tmd.fabric.wait_timer import WaitTimer
 
 DRAIN = 60.0
 
@@ -41,7 +41,7 @@ class Fabric:
         self.on_poison: Callable[[], None] | None = None
         self.tap: Tap | None = None
         self.collectives = 0
-        self.blocked = Gauge()
+        self.blocked = WaitTimer()
         self._sandbox: Sandbox | None = None
         self._groups = Groups()
         self._rank_in_torch: int | None = None
@@ -55,7 +55,7 @@ class Fabric:
     # --- where we are --------------------------------------------------------------------------
 
     @property
-    def standing(self) -> Standing | None:
+    def standing(self) -> EpochView | None:
         """Rank and links in the present epoch; ``None`` in the sandbox."""
         return self._admission.standing
 
@@ -247,7 +247,7 @@ class Fabric:
                     surplus.close()
             for key in [k for k in links if k.worker not in workers]:
                 links.pop(key).close()
-            standing = Standing(membership, rank, self._caller, links, self.counters, self._broken)
+            standing = EpochView(membership, rank, self._caller, links, self.counters, self._broken)
             if lasts and old is not None:
                 standing.since = old.since
             # Before others admit links: to groups by their names, and into the same table.
@@ -296,12 +296,12 @@ class Fabric:
         standing = self.standing
         return standing.suspects if standing is not None else ()
 
-    def _broken(self, standing: Standing) -> None:
+    def _broken(self, standing: EpochView) -> None:
         self._abort(standing)
         if standing is self.standing and self.on_poison is not None:
             self.on_poison()
 
-    def _abort(self, standing: Standing) -> None:
+    def _abort(self, standing: EpochView) -> None:
         for group in self._groups:
             group.abandon(standing)
 
@@ -326,7 +326,7 @@ class Fabric:
             self.tap.shifted(offset, received)
         return received
 
-    def _held(self) -> Standing:
+    def _held(self) -> EpochView:
         standing = self.standing
         if standing is None:
             raise LinkError(f"{self.worker} holds no rank")
@@ -336,7 +336,7 @@ class Fabric:
 
     def connect(self, member: Member, purpose: str, *, timeout: float) -> Link:
         """Open an authenticated stream to ``member``. Raises LinkError. The caller closes it."""
-        return self._caller.dial(member, purpose, Lane.RAW, -1, timeout=timeout)
+        return self._caller.dial(member, purpose, LinkPurpose.RAW, -1, timeout=timeout)
 
     def accept(
         self, purpose: str, *, timeout: float = inf, cancel: Callable[[], bool] | None = None
@@ -344,21 +344,21 @@ class Fabric:
         """The other side of :meth:`connect`. Raises LinkError. The caller closes it."""
         return self._raw.accept(purpose, timeout=timeout, cancel=cancel)
 
-    def _admit(self, hello: Hello, sock: socket.socket, seal: Seal) -> None:
+    def _admit(self, hello: LinkHello, sock: socket.socket, seal: Seal) -> None:
         # In one step, or a group created at this moment would attach the link a second time.
         with self._admission.lock:
             placed = self._admission.admit(hello, sock, seal)
             if placed is not None:
                 self._attach(*placed)
 
-    def _attach(self, key: Key, link: Link) -> None:
+    def _attach(self, key: LinkKey, link: Link) -> None:
         group = self._groups.named(key.group)
-        if key.lane == Lane.MESSAGES and group is not None:
+        if key.lane == LinkPurpose.MESSAGES and group is not None:
             group.attach(link)
 
     def _open_ahead(self, group: str, peer: Member, epoch: int, timeout: float) -> None:
-        link = self._caller.dial(peer, group, Lane.COLLECTIVE, epoch, timeout=timeout)
-        self._admission.keep(epoch, Key(group, Lane.COLLECTIVE, peer.worker), link)
+        link = self._caller.dial(peer, group, LinkPurpose.COLLECTIVE, epoch, timeout=timeout)
+        self._admission.keep(epoch, LinkKey(group, LinkPurpose.COLLECTIVE, peer.worker), link)
 
     # --- groups --------------------------------------------------------------------------------
 

@@ -10,13 +10,13 @@ from enum import IntEnum
 from struct import Struct
 from typing import NamedTuple
 
-from tmd.core.errors import LinkError
+from tmd.core.values.errors import LinkError
 
 _LAYOUT = Struct("<QQBBHiQ")
 HEADER_SIZE = _LAYOUT.size
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a message belongs to."""
 
     ALLREDUCE = 1
@@ -33,7 +33,7 @@ class Kind(IntEnum):
     SHIFT = 12
 
 
-class Header(NamedTuple):
+class FrameHeader(NamedTuple):
     """All fields but the size are equal at both ends of a message."""
 
     epoch: int
@@ -51,16 +51,16 @@ class Header(NamedTuple):
         return _LAYOUT.pack(*self, size)
 
 
-def unpacked(raw: bytes | bytearray | memoryview) -> tuple[Header, int]:
+def unpacked(raw: bytes | bytearray | memoryview) -> tuple[FrameHeader, int]:
     """Header and size of the payload. Does not judge them."""
     *fields, size = _LAYOUT.unpack(raw)
-    return Header(*fields), size
+    return FrameHeader(*fields), size
 
 
 def _told(raw: bytes | bytearray | memoryview) -> str:
     header, size = unpacked(raw)
     try:
-        name = Kind(header.kind).name.lower()
+        name = FrameKind(header.kind).name.lower()
     except ValueError:
         name = f"unknown kind {header.kind}"
     return (

@@ -8,17 +8,17 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor
 
-from tmd.core.errors import LinkError
+from tmd.core.values.errors import LinkError
 from tmd.fabric import coalescing
 from tmd.fabric.collective_group import CollectiveGroup, Tensors
-from tmd.fabric.frame import Header, Kind
+from tmd.fabric.epoch_view import EpochView
+from tmd.fabric.frame import FrameHeader, FrameKind
 from tmd.fabric.inbox import ANY, Wanted
 from tmd.fabric.memory import view
 from tmd.fabric.objects import empty, under_way
 from tmd.fabric.reduction import dtype_code
-from tmd.fabric.runner import Told
-from tmd.fabric.staging import Staged
-from tmd.fabric.standing import Standing
+from tmd.fabric.runner import OutputRequest
+from tmd.fabric.staging import HostCopies
 from tmd.fabric.untraced import untraced
 from tmd.fabric.work import Joint, Work
 
@@ -32,18 +32,18 @@ class Group(CollectiveGroup):
         tensor = _single(tensors)
         self._need_rank(dstRank)
         work = Work(tensors, self._fabric.blocked)
-        staged = Staged([], tensors, self._fabric.blocked)
+        staged = HostCopies([], tensors, self._fabric.blocked)
 
-        def act(standing: Standing) -> None:
+        def act(standing: EpochView) -> None:
             if standing.poisoned:
                 raise LinkError(standing.reason)
             code = dtype_code(tensor.dtype)
-            header = Header(standing.epoch, 0, Kind.MESSAGE, code, 0, tag)
+            header = FrameHeader(standing.epoch, 0, FrameKind.MESSAGE, code, 0, tag)
             with staged as (_, inputs):
                 self._mailbox.send(standing, dstRank, header, view(inputs[0]))
 
         def job() -> None:
-            self._runner.guarded(work, Told("send", (), tensors), act)
+            self._runner.guarded(work, OutputRequest("send", (), tensors), act)
 
         # In the sandbox the operations of a group are begun in one order, that of the script.
         sandboxed = self._fabric.standing is None
@@ -70,7 +70,7 @@ class Group(CollectiveGroup):
         objects = under_way()
         if objects:
             empty(tensors)
-        told = Told(kind, tensors, (), f"/{source}/{tag}", objects)
+        told = OutputRequest(kind, tensors, (), f"/{source}/{tag}", objects)
         if self._fabric.standing is None:
             job = lambda: self._runner.guarded(work, told, lambda _: None)  # noqa: E731
             self._runner.lane.run(job, inline=False)
@@ -80,9 +80,11 @@ class Group(CollectiveGroup):
             )
         return self._begun(work)
 
-    def _post(self, standing: Standing, told: Told, source: int, tag: int, work: Work) -> bool:
+    def _post(
+        self, standing: EpochView, told: OutputRequest, source: int, tag: int, work: Work
+    ) -> bool:
         (tensor,) = told.outputs
-        staged = Staged([tensor], (), self._fabric.blocked)
+        staged = HostCopies([tensor], (), self._fabric.blocked)
         (host,), _ = staged.__enter__()
         awaited = ExitStack()
 

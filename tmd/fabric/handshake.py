@@ -18,8 +18,8 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from tmd.core.errors import LinkRefused
-from tmd.core.unreadable import UNREADABLE, brief
+from tmd.core.values.decode_errors import UNREADABLE, brief
+from tmd.core.values.errors import LinkRefused
 
 T = TypeVar("T")
 Talk = Generator[bytes | int, bytes, T]
@@ -35,7 +35,7 @@ _PREFIX = Layout("<4sHH")
 _LENGTH = Layout("<H")
 
 
-class Lane(StrEnum):
+class LinkPurpose(StrEnum):
     """What a link is for."""
 
     COLLECTIVE = "collective"
@@ -44,27 +44,27 @@ class Lane(StrEnum):
     PROBE = "probe"  # no link: is this worker alive, and whom does it suspect
 
 
-class Hello(Struct, frozen=True):
+class LinkHello(Struct, frozen=True):
     """Who calls whom and what for."""
 
     worker: str
     peer: str
     group: str
     """Group id, or the purpose of a raw link."""
-    lane: Lane
+    lane: LinkPurpose
     epoch: int
     nonce: bytes
 
 
-class Verdict(StrEnum):
+class HandshakeVerdict(StrEnum):
     ACCEPTED = "accepted"
     REFUSED = "refused"
 
 
-class Answer(Struct, frozen=True):
+class HandshakeReply(Struct, frozen=True):
     """What the acceptor thinks of it."""
 
-    verdict: Verdict
+    verdict: HandshakeVerdict
     detail: str = ""
     epoch: int = -1
     """Epoch the acceptor is in; -1 for none."""
@@ -74,7 +74,7 @@ class Answer(Struct, frozen=True):
     suspects: tuple[str, ...] = ()
 
 
-Seal = Callable[[Answer], bytes]
+Seal = Callable[[HandshakeReply], bytes]
 
 
 def _proof(key: bytes, role: bytes, *said: bytes) -> bytes:
@@ -84,9 +84,11 @@ def _proof(key: bytes, role: bytes, *said: bytes) -> bytes:
     return mac.digest()
 
 
-def dialer(key: bytes, worker: str, peer: str, group: str, lane: Lane, epoch: int) -> Talk[Answer]:
+def dialer(
+    key: bytes, worker: str, peer: str, group: str, lane: LinkPurpose, epoch: int
+) -> Talk[HandshakeReply]:
     """The calling side. Returns the verified answer, whatever it says."""
-    hello = msgspec.msgpack.encode(Hello(worker, peer, group, lane, epoch, os.urandom(NONCE)))
+    hello = msgspec.msgpack.encode(LinkHello(worker, peer, group, lane, epoch, os.urandom(NONCE)))
     if len(hello) > MAX_HELLO:
         raise ValueError(f"names are too long for a handshake: {len(hello)} bytes")
     opening = _PREFIX.pack(MAGIC, VERSION, len(hello)) + hello
@@ -102,12 +104,12 @@ def dialer(key: bytes, worker: str, peer: str, group: str, lane: Lane, epoch: in
     if not hmac.compare_digest(seal, _proof(key, b"tmd acceptor", opening, challenge, answer)):
         raise LinkRefused(f"{peer} does not hold the key of this job")
     try:
-        return msgspec.msgpack.decode(answer, type=Answer)
+        return msgspec.msgpack.decode(answer, type=HandshakeReply)
     except UNREADABLE as e:
         raise LinkRefused(f"{peer} sent an answer that cannot be read: {brief(e)}") from e
 
 
-def acceptor(key: bytes, worker: str) -> Talk[tuple[Hello, Seal]]:
+def acceptor(key: bytes, worker: str) -> Talk[tuple[LinkHello, Seal]]:
     """The called side. Returns who called and the function that seals the answer for it."""
     prefix = yield _PREFIX.size
     magic, version, length = _PREFIX.unpack(prefix)
@@ -124,13 +126,13 @@ def acceptor(key: bytes, worker: str) -> Talk[tuple[Hello, Seal]]:
     if not hmac.compare_digest((yield PROOF), _proof(key, b"tmd dialer", opening, challenge)):
         raise LinkRefused("does not hold the key of this job")
     try:
-        hello = msgspec.msgpack.decode(raw, type=Hello)
+        hello = msgspec.msgpack.decode(raw, type=LinkHello)
     except UNREADABLE as e:
         raise LinkRefused(f"sent a greeting that cannot be read: {brief(e)}") from e
     if hello.peer != worker:
         raise LinkRefused(f"asks for worker {hello.peer!r}, here is {worker!r}")
 
-    def seal(answer: Answer) -> bytes:
+    def seal(answer: HandshakeReply) -> bytes:
         said = msgspec.msgpack.encode(answer)
         mac = _proof(key, b"tmd acceptor", opening, challenge, said)
         return _LENGTH.pack(len(said)) + said + mac

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tmd.fabric.epoch_view import EpochView
 from tmd.fabric.fabric import Fabric
-from tmd.fabric.gauge import Gauge
 from tmd.fabric.grouping import GroupView
 from tmd.fabric.link import Link
 from tmd.fabric.mailbox import Mailbox
 from tmd.fabric.runner import Runner
-from tmd.fabric.standing import Standing
+from tmd.fabric.wait_timer import WaitTimer
 
 
 class Identity(dist.ProcessGroup):
@@ -45,7 +45,7 @@ class Identity(dist.ProcessGroup):
         self._description = "undefined"
         self._timeout = timeout
         self._runner = Runner(fabric, self.view, timeout.total_seconds(), strict=strict)
-        self._awaited = Gauge()
+        self._awaited = WaitTimer()
         self._mailbox = Mailbox(name, self.view.ranks, lambda: fabric.standing)
         fabric.join(self)
 
@@ -151,15 +151,15 @@ class Identity(dist.ProcessGroup):
         """A peer opened a link for messages to us."""
         self._mailbox.attach(link)
 
-    def abandon(self, standing: Standing) -> None:
+    def abandon(self, standing: EpochView) -> None:
         """``standing`` is over: complete what still waits in it."""
         self._mailbox.abort(standing)
 
-    def carry(self, old: Standing, new: Standing) -> None:
+    def carry(self, old: EpochView, new: EpochView) -> None:
         """``new`` follows on ``old`` by plan: what waits goes on to wait."""
         self._mailbox.carry(old, new)
 
-    def owes(self, standing: Standing, moved: frozenset[int]) -> bool:
+    def owes(self, standing: EpochView, moved: frozenset[int]) -> bool:
         """Whether a message is on its way here from a rank of ``moved``, or to this one as such."""
         if moved.isdisjoint(self.view.ranks):
             return False

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tmd.core.errors import LinkError
-from tmd.fabric.standing import Standing
+from tmd.core.values.errors import LinkError
+from tmd.fabric.epoch_view import EpochView
 
 KEPT = 256 << 20
 """Bytes of unasked messages beyond which no more are read unless somebody waits."""
@@ -35,7 +35,7 @@ class Wanted:
 
     source: int
     tag: int
-    standing: Standing
+    standing: EpochView
     dtype: int
     into: memoryview
     deliver: Deliver
@@ -93,7 +93,7 @@ class Inbox:
         with self._changed:
             return list(self._wanted)
 
-    def withdraw(self, standing: Standing) -> list[Wanted]:
+    def withdraw(self, standing: EpochView) -> list[Wanted]:
         """Take out the receives of ``standing`` and drop the messages up to its epoch."""
         with self._changed:
             gone = [w for w in self._wanted if w.standing is standing]
@@ -103,7 +103,7 @@ class Inbox:
             self._changed.notify_all()
             return gone
 
-    def carry(self, old: Standing, new: Standing) -> list[tuple[Wanted, Message]]:
+    def carry(self, old: EpochView, new: EpochView) -> list[tuple[Wanted, Message]]:
         """Let the receives of ``old`` be of ``new``. Those whose message is here, taken out."""
         found = []
         with self._changed:

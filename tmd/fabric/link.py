@@ -14,8 +14,8 @@ import threading
 from collections.abc import Iterator
 from struct import Struct, pack
 
-from tmd.core.errors import LinkError
-from tmd.core.reasons import in_words
+from tmd.core.values.errors import LinkError
+from tmd.core.values.reasons import in_words
 from tmd.fabric.frame import HEADER_SIZE
 
 Buffer = bytes | bytearray | memoryview

@@ -14,23 +14,23 @@ import threading
 import time
 from collections.abc import Callable
 
-from tmd.core.errors import LinkRefused
-from tmd.core.reasons import in_words
-from tmd.fabric.handshake import Hello, Seal, Talk, acceptor
+from tmd.core.values.errors import LinkRefused
+from tmd.core.values.reasons import in_words
+from tmd.fabric.handshake import LinkHello, Seal, Talk, acceptor
 
 HALF_OPEN = 64
 DEADLINE = 5.0
 
 _log = logging.getLogger("tmd.fabric")
 
-Admit = Callable[[Hello, socket.socket, Seal], None]
+Admit = Callable[[LinkHello, socket.socket, Seal], None]
 """Takes over an authenticated connection and answers it; must not block."""
 
 
 class _Guest:
     """A connection whose handshake is not complete."""
 
-    def __init__(self, sock: socket.socket, host: str, talk: Talk[tuple[Hello, Seal]]) -> None:
+    def __init__(self, sock: socket.socket, host: str, talk: Talk[tuple[LinkHello, Seal]]) -> None:
         self.sock = sock
         self.host = host
         self.talk = talk
@@ -38,7 +38,7 @@ class _Guest:
         self._want = next(talk)
         self._have = b""
 
-    def hear(self) -> tuple[Hello, Seal] | None:
+    def hear(self) -> tuple[LinkHello, Seal] | None:
         """Read what is there and go on with the talk; the outcome once it is complete."""
         try:
             while True:
@@ -56,7 +56,7 @@ class _Guest:
         except BlockingIOError:
             return None
         except StopIteration as done:
-            outcome: tuple[Hello, Seal] = done.value
+            outcome: tuple[LinkHello, Seal] = done.value
             return outcome
 
 

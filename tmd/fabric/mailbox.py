@@ -11,16 +11,16 @@ import threading
 import time
 from collections.abc import Callable
 
-from tmd.core.errors import LinkError
-from tmd.fabric.frame import Header, Kind, unpacked
-from tmd.fabric.handshake import Lane as LinkLane
+from tmd.core.values.errors import LinkError
+from tmd.fabric.epoch_view import PROBE_PERIOD, SENDING, EpochView, LinkKey
+from tmd.fabric.frame import FrameHeader, FrameKind, unpacked
+from tmd.fabric.handshake import LinkPurpose
 from tmd.fabric.inbox import ANY, Inbox, Message, Wanted
-from tmd.fabric.lane import Lane
 from tmd.fabric.link import Link
-from tmd.fabric.standing import PROBE_PERIOD, SENDING, Key, Standing
-from tmd.fabric.transfer import Late, Lost, receive_some, send
+from tmd.fabric.serial_executor import SerialExecutor
+from tmd.fabric.transfer import PeerLate, PeerLost, receive_some, send
 
-Current = Callable[[], Standing | None]
+Current = Callable[[], EpochView | None]
 
 
 class Mailbox:
@@ -31,9 +31,9 @@ class Mailbox:
         self._ranks = ranks
         self._current = current
         self._inbox = Inbox()
-        self._gone: dict[str, Standing] = {}
+        self._gone: dict[str, EpochView] = {}
         """Who hung up, and in which epoch."""
-        self._outboxes: dict[int, Lane] = {}
+        self._outboxes: dict[int, SerialExecutor] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._watch: threading.Thread | None = None
@@ -42,17 +42,17 @@ class Mailbox:
         """Be the mailbox of another group of as many ranks."""
         self._group, self._ranks = group, ranks
 
-    def outbox(self, to: int) -> Lane:
+    def outbox(self, to: int) -> SerialExecutor:
         """The lane of all messages to a rank of the group."""
         with self._lock:
             lane = self._outboxes.get(to)
             if lane is None:
-                lane = self._outboxes[to] = Lane(f"tmd-send-{self._group}-{to}")
+                lane = self._outboxes[to] = SerialExecutor(f"tmd-send-{self._group}-{to}")
                 if self._closed.is_set():
                     lane.close()
             return lane
 
-    def send(self, standing: Standing, to: int, header: Header, payload: memoryview) -> None:
+    def send(self, standing: EpochView, to: int, header: FrameHeader, payload: memoryview) -> None:
         """Send one message, blocking; raises LinkError. To be run on the outbox of ``to``."""
         if standing.rank == self._ranks[to]:
             data = bytearray(payload)
@@ -70,12 +70,12 @@ class Mailbox:
         self._check(wanted)
         self._start_watch()
 
-    def abort(self, standing: Standing) -> None:
+    def abort(self, standing: EpochView) -> None:
         """Complete the receives of a standing that is over, and forget its messages."""
         for wanted in self._inbox.withdraw(standing):
             wanted.deliver(LinkError(standing.reason or "the epoch is over"), wanted.source)
 
-    def carry(self, old: Standing, new: Standing) -> None:
+    def carry(self, old: EpochView, new: EpochView) -> None:
         """Let the receives of ``old`` wait on in ``new``, which follows on it by plan."""
         # Not who has hung up: it may come back. Whoever is waited for is asked again.
         for wanted, message in self._inbox.carry(old, new):
@@ -86,7 +86,7 @@ class Mailbox:
         """Receives whose message has not begun to come."""
         return len(self._inbox.waiting())
 
-    def owes(self, standing: Standing, moved: frozenset[int]) -> bool:
+    def owes(self, standing: EpochView, moved: frozenset[int]) -> bool:
         """Whether a receive waits for, or a message was not asked for, of a rank of ``moved``; if
         this rank is one, whether any."""
         sources = self._inbox.sources(standing.since)
@@ -127,12 +127,12 @@ class Mailbox:
 
     def _lost(self, link: Link, error: LinkError) -> None:
         standing = self._current()
-        key = Key(self._group, LinkLane.MESSAGES, link.peer)
+        key = LinkKey(self._group, LinkPurpose.MESSAGES, link.peer)
         # A link of an epoch that is over says nothing about the present one.
         if link.severed or standing is None or not standing.forget(key, link):
             return
         self._gone[link.peer] = standing
-        if not isinstance(error, Lost):
+        if not isinstance(error, PeerLost):
             standing.blame(error)
         for wanted in self._inbox.waiting():
             self._check(wanted)
@@ -141,7 +141,7 @@ class Mailbox:
         _fill(link, link.head)
         header, size = unpacked(link.head)
         source = self._source(link.peer)
-        if header.kind != Kind.MESSAGE or source is None:
+        if header.kind != FrameKind.MESSAGE or source is None:
             raise LinkError(f"{link.peer} sent what is no message of group {self._group}")
         wanted = self._inbox.claim(source, header.detail, header.epoch)
         if wanted is None:
@@ -187,7 +187,7 @@ class Mailbox:
         ranks = self._ranks if wanted.source == ANY else (self._ranks[wanted.source],)
         for rank in ranks:
             if self._gone.get(members[rank].worker) is wanted.standing:
-                wanted.standing.blame(Lost(members[rank].worker, "closed by the other side"))
+                wanted.standing.blame(PeerLost(members[rank].worker, "closed by the other side"))
 
     def _start_watch(self) -> None:
         with self._lock:
@@ -207,11 +207,11 @@ class Mailbox:
 
     def _verify(self, wanted: Wanted) -> None:
         if time.monotonic() > wanted.deadline:
-            raise Late(f"rank {wanted.source} of group {self._group}")
+            raise PeerLate(f"rank {wanted.source} of group {self._group}")
         if wanted.source == ANY or wanted.standing.poisoned:
             return
         member = wanted.standing.membership.members[self._ranks[wanted.source]]
-        key = Key(self._group, LinkLane.MESSAGES, member.worker)
+        key = LinkKey(self._group, LinkPurpose.MESSAGES, member.worker)
         link = wanted.standing.links.get(key)
         if link is None or link.severed:
             wanted.standing.verify(member)

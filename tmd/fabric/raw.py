@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from math import inf
 
-from tmd.core.errors import LinkError
+from tmd.core.values.errors import LinkError
 from tmd.fabric.link import Link
 
 PARKED = 64

@@ -11,27 +11,27 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from tmd.core.errors import LinkError
+from tmd.core.values.errors import LinkError
 from tmd.fabric.collectives.on_tensors import Body
 from tmd.fabric.collectives.op import Op
+from tmd.fabric.epoch_view import EpochView
 from tmd.fabric.fabric import Fabric
-from tmd.fabric.frame import Header, Kind
+from tmd.fabric.frame import FrameHeader, FrameKind
 from tmd.fabric.grouping import GroupView
-from tmd.fabric.lane import Lane
 from tmd.fabric.link import Link
 from tmd.fabric.memory import Scratch
 from tmd.fabric.objects import empty
 from tmd.fabric.sandbox import Neutral
-from tmd.fabric.staging import Staged
-from tmd.fabric.standing import Standing
+from tmd.fabric.serial_executor import SerialExecutor
+from tmd.fabric.staging import HostCopies
 from tmd.fabric.work import Work
 
 
 @dataclass(frozen=True)
-class Call:
+class CollectiveCall:
     """A collective as it was called. ``body`` does it on contiguous CPU tensors."""
 
-    kind: Kind
+    kind: FrameKind
     body: Body
     outputs: Sequence[Tensor]
     inputs: Sequence[Tensor]
@@ -39,11 +39,11 @@ class Call:
     root: int = 0
     detail: int = 0
     objects: bool = False
-    """See :class:`Told`."""
+    """See :class:`OutputRequest`."""
 
 
 @dataclass(frozen=True)
-class Told:
+class OutputRequest:
     """What the sandbox's source is told of an operation."""
 
     op: str
@@ -67,15 +67,15 @@ class Runner:
         self.view = view
         self.patience = patience
         self.strict = strict
-        self.lane = Lane(f"tmd-group-{view.name}")
+        self.lane = SerialExecutor(f"tmd-group-{view.name}")
         self._scratch = Scratch()
-        self._standing: Standing | None = None
+        self._standing: EpochView | None = None
         self.seq = 0
 
-    def submit(self, call: Call, *, inline: bool, results: Sequence[Tensor]) -> Work:
+    def submit(self, call: CollectiveCall, *, inline: bool, results: Sequence[Tensor]) -> Work:
         """Queue ``call``; ``results`` is the value of the future."""
         work = Work(results, self.fabric.blocked)
-        staged = Staged(call.outputs, call.inputs, self.fabric.blocked)
+        staged = HostCopies(call.outputs, call.inputs, self.fabric.blocked)
         act = lambda: self._perform(call, staged, work)  # noqa: E731
         if inline:
             # In the caller's own thread, which waits for its peers there.
@@ -85,13 +85,15 @@ class Runner:
             self.lane.run(act, inline=False)
         return work
 
-    def _perform(self, call: Call, staged: Staged, work: Work) -> None:
+    def _perform(self, call: CollectiveCall, staged: HostCopies, work: Work) -> None:
         self.fabric.collectives += 1
         op = call.kind.name.lower()
-        told = Told(op, call.outputs, call.inputs, objects=call.objects)
+        told = OutputRequest(op, call.outputs, call.inputs, objects=call.objects)
         self.guarded(work, told, lambda standing: self._communicate(call, staged, standing))
 
-    def guarded(self, work: Work, told: Told, act: Callable[[Standing], bool | None]) -> None:
+    def guarded(
+        self, work: Work, told: OutputRequest, act: Callable[[EpochView], bool | None]
+    ) -> None:
         """Complete ``work`` by ``act`` or by the sandbox's source; never raises.
 
         ``act`` returns ``False`` if somebody else will complete it.
@@ -128,7 +130,7 @@ class Runner:
         if self.fabric.tap is not None:
             self.fabric.tap.output(op, self.view.name + channel, outputs)
 
-    def _communicate(self, call: Call, staged: Staged, standing: Standing) -> None:
+    def _communicate(self, call: CollectiveCall, staged: HostCopies, standing: EpochView) -> None:
         if standing.poisoned:
             raise LinkError(standing.reason)
         op = Op(
@@ -145,13 +147,13 @@ class Runner:
         self.fabric.counters.bytes += sum(t.nbytes for t in outputs)
         self.mirror(call.kind.name.lower(), call.outputs)
 
-    def _header(self, call: Call, standing: Standing) -> Header:
+    def _header(self, call: CollectiveCall, standing: EpochView) -> FrameHeader:
         # A joiner has not counted along: the numbers start again with each epoch.
         self.seq = self.seq + 1 if self._standing is standing else 0
         self._standing = standing
-        return Header(standing.epoch, self.seq, call.kind, call.dtype, call.root, call.detail)
+        return FrameHeader(standing.epoch, self.seq, call.kind, call.dtype, call.root, call.detail)
 
-    def _link(self, standing: Standing, rank: int) -> Link:
+    def _link(self, standing: EpochView, rank: int) -> Link:
         link = standing.link(self.view.name, self.view.ranks[rank])
         if link.timeout_ms is None:
             link.patience(self.patience)

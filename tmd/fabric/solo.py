@@ -11,7 +11,7 @@ import socket
 import msgspec
 from torch._C._distributed_c10d import Store
 
-from tmd.core.model import Member, Membership
+from tmd.core.values.model import Member, Membership
 from tmd.fabric.fabric import Fabric
 
 

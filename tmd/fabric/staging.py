@@ -11,17 +11,19 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from tmd.fabric.gauge import Gauge
+from tmd.fabric.wait_timer import WaitTimer
 
 
-class Staged:
+class HostCopies:
     """Host copies of the tensors of one call, made when it runs and copied back after it.
 
     Created in the thread of the call, so that CUDA work queued there so far is waited for; to
     ``gauge`` that is this worker's own time.
     """
 
-    def __init__(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], gauge: Gauge) -> None:
+    def __init__(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], gauge: WaitTimer
+    ) -> None:
         self._gauge = gauge
         self._outputs = outputs
         self._inputs = inputs

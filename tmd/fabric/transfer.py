@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Iterator
 from socket import MSG_DONTWAIT
 
-from tmd.core.errors import LinkError
+from tmd.core.values.errors import LinkError
 from tmd.fabric.frame import HEADER_SIZE, check
 from tmd.fabric.link import Link
 
 
-class Lost(LinkError):
+class PeerLost(LinkError):
     """The link to ``worker`` broke: that worker is the suspect."""
 
     def __init__(self, worker: str, reason: object) -> None:
@@ -25,7 +25,7 @@ class Lost(LinkError):
         self.worker = worker
 
 
-class Late(LinkError):
+class PeerLate(LinkError):
     """No byte moved for as long as the group allows; the peer may well be alive."""
 
     def __init__(self, worker: str) -> None:
@@ -48,9 +48,9 @@ def send(link: Link, header: bytes, payload: memoryview) -> None:
         if sent < HEADER_SIZE + len(payload):
             link.sock.sendall(payload[sent - HEADER_SIZE :])
     except BlockingIOError as e:
-        raise Late(link.peer) from e
+        raise PeerLate(link.peer) from e
     except OSError as e:
-        raise Lost(link.peer, e) from e
+        raise PeerLost(link.peer, e) from e
 
 
 def receive(link: Link, expected: bytes, into: memoryview) -> None:
@@ -59,9 +59,9 @@ def receive(link: Link, expected: bytes, into: memoryview) -> None:
     try:
         have = link.sock.recvmsg_into((head, into))[0]
     except BlockingIOError as e:
-        raise Late(link.peer) from e
+        raise PeerLate(link.peer) from e
     except OSError as e:
-        raise Lost(link.peer, e) from e
+        raise PeerLost(link.peer, e) from e
     if have == HEADER_SIZE + len(into) and head == expected:
         return
     # The header is judged before more is read: what follows may not be what we wait for.
@@ -77,11 +77,11 @@ def receive_some(link: Link, into: memoryview) -> int:
     try:
         n = link.sock.recv_into(into)
     except BlockingIOError as e:
-        raise Late(link.peer) from e
+        raise PeerLate(link.peer) from e
     except OSError as e:
-        raise Lost(link.peer, e) from e
+        raise PeerLost(link.peer, e) from e
     if n == 0:
-        raise Lost(link.peer, _CLOSED)
+        raise PeerLost(link.peer, _CLOSED)
     return n
 
 
@@ -94,7 +94,7 @@ def swap(
     except BlockingIOError:
         sent = 0
     except OSError as e:
-        raise Lost(out.peer, e) from e
+        raise PeerLost(out.peer, e) from e
     if sent == HEADER_SIZE + len(payload):
         return receive(inp, expected, into)
     rest = deque([payload[max(0, sent - HEADER_SIZE) :]])
@@ -129,7 +129,7 @@ def pump(
         if more and not view:
             view, more = _next(incoming)
         elif not moved and not ready.poll(inp.timeout_ms):
-            raise Late(inp.peer)
+            raise PeerLate(inp.peer)
 
 
 def _next(incoming: Iterator[memoryview | None]) -> tuple[memoryview | None, bool]:
@@ -167,10 +167,10 @@ def _push(out: Link, queue: deque[memoryview], *, wait: bool) -> int:
         sent = out.sock.send(head[:SEGMENT], 0) if wait else out.sock.send(head, MSG_DONTWAIT)
     except BlockingIOError as e:
         if wait:
-            raise Late(out.peer) from e
+            raise PeerLate(out.peer) from e
         return 0
     except OSError as e:
-        raise Lost(out.peer, e) from e
+        raise PeerLost(out.peer, e) from e
     if sent == len(head):
         queue.popleft()
     else:
@@ -183,10 +183,10 @@ def _pull(inp: Link, into: memoryview, *, wait: bool) -> int:
         n = inp.sock.recv_into(into, 0, 0 if wait else MSG_DONTWAIT)
     except BlockingIOError as e:
         if wait:
-            raise Late(inp.peer) from e
+            raise PeerLate(inp.peer) from e
         return 0
     except OSError as e:
-        raise Lost(inp.peer, e) from e
+        raise PeerLost(inp.peer, e) from e
     if n == 0:
-        raise Lost(inp.peer, _CLOSED)
+        raise PeerLost(inp.peer, _CLOSED)
     return n

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Work as TorchWork
 from torch.futures import Future, collect_all
 
-from tmd.fabric.gauge import Gauge
+from tmd.fabric.wait_timer import WaitTimer
 
 
 class Work(TorchWork):
@@ -21,7 +21,7 @@ class Work(TorchWork):
     of the step discards them. Only a mistake in the call itself is raised by ``wait``.
     """
 
-    def __init__(self, outputs: Sequence[Tensor], blocked: Gauge) -> None:
+    def __init__(self, outputs: Sequence[Tensor], blocked: WaitTimer) -> None:
         super().__init__()
         self._outputs = list(outputs)
         self._blocked = blocked

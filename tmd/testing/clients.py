@@ -10,8 +10,8 @@ from pathlib import Path
 from msgspec import structs
 
 from tmd import wire
-from tmd.core.duties import Duty
-from tmd.core.model import Activity, Exit, WorkerStatus
+from tmd.core.planning.directives import Directive
+from tmd.core.values.model import Activity, Exit, WorkerStatus
 
 
 class Connection:
@@ -54,11 +54,11 @@ class FakeTrainer:
     def __init__(self, connection: Connection, status: WorkerStatus) -> None:
         self._connection = connection
         self.status = status
-        self.duties: list[Duty] = []
-        self.orders: list[wire.Order] = []
+        self.duties: list[Directive] = []
+        self.orders: list[wire.DirectiveOrder] = []
 
     async def hello(self) -> wire.Welcome:
-        await self._connection.send(wire.Hello(wire.VERSION, self.status, obeyed=0))
+        await self._connection.send(wire.TrainerHello(wire.VERSION, self.status, obeyed=0))
         answer = await self._connection.receive()
         assert isinstance(answer, wire.Welcome), answer
         return answer
@@ -66,16 +66,16 @@ class FakeTrainer:
     async def say(self, **changes: object) -> None:
         """Report with ``changes`` to the status."""
         self.status = structs.replace(self.status, **changes)
-        await self._connection.send(wire.Report(self.status))
+        await self._connection.send(wire.StatusReport(self.status))
 
-    async def duty(self, wanted: Callable[[Duty], bool], timeout_s: float = 10.0) -> Duty:
+    async def duty(self, wanted: Callable[[Directive], bool], timeout_s: float = 10.0) -> Directive:
         """The first duty, from now on, for which ``wanted`` holds."""
         if self.duties and wanted(self.duties[-1]):
             return self.duties[-1]
         async with asyncio.timeout(timeout_s):
             while True:
                 order = await self._connection.receive()
-                assert isinstance(order, wire.Order), order
+                assert isinstance(order, wire.DirectiveOrder), order
                 self.orders.append(order)
                 self.duties.append(order.duty)
                 if wanted(order.duty):
@@ -104,10 +104,10 @@ class FakeLauncher:
         assert isinstance(message, wire.Kill), message
         return message
 
-    async def noted(self, timeout_s: float = 10.0) -> wire.Notice:
+    async def noted(self, timeout_s: float = 10.0) -> wire.LauncherNotice:
         """The next message, a notice for the log."""
         message = await self._next(timeout_s)
-        assert isinstance(message, wire.Notice), message
+        assert isinstance(message, wire.LauncherNotice), message
         return message
 
     async def _next(self, timeout_s: float) -> wire.Message:

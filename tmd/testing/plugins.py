@@ -24,8 +24,8 @@ from typing import Any, cast
 import msgspec
 
 from tmd.config import Plugins
-from tmd.core.errors import PluginError
-from tmd.core.reasons import in_words
+from tmd.core.values.errors import PluginError
+from tmd.core.values.reasons import in_words
 from tmd.daemon.plugins import load
 from tmd.plugin import ClusterView, Detector, DetectorConfig, Policy, Signal
 from tmd.testing.context import FakeContext

@@ -11,13 +11,12 @@ from collections.abc import AsyncIterator
 
 from msgspec import json
 
-from tmd.core.alerts import mark
-from tmd.core.election import Answer, Denied, Granted
-from tmd.core.errors import Conflict, StaleLease, StoreUnavailable
-from tmd.core.fuse import Breaker
-from tmd.core.model import Alert, ClusterView, HostStatus, JobRecord
-from tmd.core.notices import Told
-from tmd.core.requests import DrainRequest, HealthyRequest, RehearsalRequest
+from tmd.core.alerts.notices import Announced, mark
+from tmd.core.planning.election import Answer, Denied, Granted
+from tmd.core.values.breaker_state import Breaker
+from tmd.core.values.errors import Conflict, StaleLease, StoreUnavailable
+from tmd.core.values.model import Alert, ClusterView, HostStatus, JobRecord
+from tmd.core.values.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon.bus import Topic
 from tmd.daemon.statuses import read_hosts
 
@@ -51,7 +50,7 @@ class MemoryStore:
         self.before += len(self.stream)
         self.stream = []
         self.told: set[str] = set()
-        self.told_outside: Told | None = None
+        self.told_outside: Announced | None = None
         self.clock_epoch += 1_000
 
     def fall_away(self) -> None:
@@ -190,11 +189,11 @@ class MemoryClient:
         stream = self._store.stream
         return str(self._store.before + len(stream)) if stream else ""
 
-    async def told(self) -> Told | None:
+    async def told(self) -> Announced | None:
         await self._reach()
         return self._store.told_outside
 
-    async def put_told(self, told: Told) -> None:
+    async def put_told(self, told: Announced) -> None:
         await self._reach()
         self._store.told_outside = told
 

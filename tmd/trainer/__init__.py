@@ -4,12 +4,12 @@
 >>> session = tmd.trainer.join()
 """
 
-from tmd.trainer import environment
-from tmd.trainer.data import StepSampler
-from tmd.trainer.join import join
-from tmd.trainer.replicas import replicas_along
-from tmd.trainer.session import Session
-from tmd.trainer.step import Step
+from tmd.trainer.session import environment
+from tmd.trainer.session.session import Session
+from tmd.trainer.session.step import Step
+from tmd.trainer.state.data import StepSampler
+from tmd.trainer.state.replicas import replicas_along
+from tmd.trainer.worker.join import join
 
 __all__ = ["Session", "Step", "StepSampler", "join", "replicas_along"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tmd_detectors.nvml.detector import NvmlConfig, NvmlDetector
-from tmd_detectors.nvml.probe import Ended, Hung, Probe
+from tmd_detectors.nvml.probe import Ended, Hung, NvmlProbe
 from tmd_detectors.nvml.report import Gpu
 
 from tests.plugins.context import signals_of
@@ -21,7 +21,7 @@ FIRST, SECOND = "0000:3b:00.0", "0000:3c:00.0"
 
 @pytest.fixture
 async def probe(script, tmp_path):
-    probe = Probe(str(tmp_path / "sys"))
+    probe = NvmlProbe(str(tmp_path / "sys"))
     yield probe
     await probe.close()
 

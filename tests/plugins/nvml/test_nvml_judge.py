@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tmd_detectors.nvml.judge import Judge
-from tmd_detectors.nvml.report import Gpu, Report
+from tmd_detectors.nvml.report import Gpu, NvmlReport
 
 from tmd.plugin import Severity, State
 
@@ -23,7 +23,7 @@ class Host:
         self._now = 0.0
 
     def sees(self, times=1, **changes):
-        return self.shows(Report(gpus=(GPU._replace(**changes),)), times)
+        return self.shows(NvmlReport(gpus=(GPU._replace(**changes),)), times)
 
     def shows(self, report, times=1):
         """(code without prefix, severity, state) of all signals about the last of the looks."""
@@ -177,15 +177,15 @@ def test_a_link_is_bad_when_most_of_its_last_looks_are(host):
 
 # --- the host -------------------------------------------------------------------------------------
 
-HEALTHY = Report(gpus=(GPU,))
+HEALTHY = NvmlReport(gpus=(GPU,))
 
 
 def test_a_gpu_that_nvml_no_longer_shows(host):
     host.shows(HEALTHY)
 
-    assert host.shows(Report(), times=2) == []
-    assert host.shows(Report()) == [("missing", FATAL, RAISED)]
-    assert host.shows(Report(codes={"nvmlInit": 9})) == [("driver", FATAL, RAISED)]
+    assert host.shows(NvmlReport(), times=2) == []
+    assert host.shows(NvmlReport()) == [("missing", FATAL, RAISED)]
+    assert host.shows(NvmlReport(codes={"nvmlInit": 9})) == [("driver", FATAL, RAISED)]
     assert set(host.shows(HEALTHY)) == {
         ("missing", FATAL, CLEARED),
         ("driver", FATAL, CLEARED),
@@ -193,13 +193,13 @@ def test_a_gpu_that_nvml_no_longer_shows(host):
 
 
 def test_a_gpu_that_nvml_never_showed_may_belong_to_another_container(host):
-    report = Report(gpus=(GPU,), bound=(PCI, "0000:3c:00.0"))
+    report = NvmlReport(gpus=(GPU,), bound=(PCI, "0000:3c:00.0"))
 
     assert host.shows(report, times=3) == [("missing", WARNING, RAISED)]
 
 
 def test_a_driver_that_goes_is_fatal_and_one_that_never_was_is_not(host):
-    gone = Report(codes={"nvmlInit": 9})
+    gone = NvmlReport(codes={"nvmlInit": 9})
     never = Host().shows(gone)
     host.shows(HEALTHY)
 
@@ -209,7 +209,7 @@ def test_a_driver_that_goes_is_fatal_and_one_that_never_was_is_not(host):
 
 
 def test_another_error_of_the_library_is_told(host):
-    assert host.shows(Report(codes={"nvmlInit": 18})) == [("failed", WARNING, RAISED)]
+    assert host.shows(NvmlReport(codes={"nvmlInit": 18})) == [("failed", WARNING, RAISED)]
     assert host.shows(HEALTHY) == [("failed", WARNING, CLEARED)]
 
 

@@ -10,7 +10,7 @@ from tmd_detectors.xid.sheet import Sheet
 from tmd_detectors.xid.switches import Switches
 from tmd_detectors.xid.switchlines import read
 from tmd_detectors.xid.sxids import load, parse
-from tmd_detectors.xid.table import Verdict
+from tmd_detectors.xid.table import XidVerdict
 
 from tests.plugins.context import signals_of
 from tmd.plugin import PluginError, Severity, State
@@ -106,7 +106,7 @@ def test_nothing_moves_anybody_unless_table_and_line_call_it_fatal(row):
         text = f"nvidia-nvswitch0: SXid (PCI:0000:05:00.0): {row.sxid}, {word}Link 01 words"
         return {s.severity for s in hears(Switches(TABLE, (), 0.0), text)}
 
-    fails = row.verdict is Verdict.FAIL
+    fails = row.verdict is XidVerdict.FAIL
     assert (severities("Fatal, ") == {Severity.FATAL}) == fails
     assert not (severities("Non-fatal, ") | severities("")) & {Severity.FATAL, Severity.DEGRADED}
     assert fails <= (row.fatal.value != "no")

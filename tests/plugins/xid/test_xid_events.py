@@ -11,7 +11,7 @@ import pytest
 from tmd_detectors.xid.detector import NO_EVENTS, XidConfig, XidDetector
 from tmd_detectors.xid.events import BINDINGS, LIBRARY, LISTENER, Events
 from tmd_detectors.xid.findings import CONFIRMED
-from tmd_detectors.xid.said import Said
+from tmd_detectors.xid.said import XidEvent
 from tmd_detectors.xid.waiting import readable
 
 from tests.plugins.context import signals_of
@@ -74,7 +74,7 @@ async def test_an_event_tells_gpu_and_number(clock, script):
     script.event(0, 94, instance=5)
     heard = await clock.hear(lambda found: len(found) == 2)
 
-    assert heard == [Said(79, SECOND), Said(94, FIRST, "GPU-I:05")]
+    assert heard == [XidEvent(79, SECOND), XidEvent(94, FIRST, "GPU-I:05")]
     assert clock.events.problem == ""
 
 
@@ -84,7 +84,7 @@ async def test_events_of_other_kinds_and_xid_0_are_none(clock, script):
     script.event(0, 0, kind=0x8000)
     script.event(0, 62)
 
-    assert await clock.hear(bool) == [Said(62, FIRST)]
+    assert await clock.hear(bool) == [XidEvent(62, FIRST)]
 
 
 async def test_the_recovery_action_comes_with_xid_154(clock, script):
@@ -94,8 +94,8 @@ async def test_the_recovery_action_comes_with_xid_154(clock, script):
     script.put({"field230": None})
     script.event(0, 154)
 
-    assert with_field == [Said(154, SECOND, action=4)]
-    assert await clock.hear(bool) == [Said(154, FIRST)]
+    assert with_field == [XidEvent(154, SECOND, action=4)]
+    assert await clock.hear(bool) == [XidEvent(154, FIRST)]
 
 
 async def test_a_lost_gpu_is_known_by_the_address_it_had(clock, script):
@@ -104,7 +104,7 @@ async def test_a_lost_gpu_is_known_by_the_address_it_had(clock, script):
     script.put({"1.nvmlDeviceGetPciInfo_v3.ret": 15})
     script.event(1, 79)
 
-    assert await clock.hear(bool) == [Said(79, SECOND)]
+    assert await clock.hear(bool) == [XidEvent(79, SECOND)]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ async def test_one_gpu_that_tells_nothing_does_not_silence_the_others(clock, scr
     script.put(facts)
     script.event(0, 79)
 
-    assert await clock.hear(bool) == [Said(79, FIRST)]
+    assert await clock.hear(bool) == [XidEvent(79, FIRST)]
     assert clock.events.problem.startswith("GPU 1: ")
 
 
@@ -151,7 +151,7 @@ async def test_a_gpu_lost_while_waiting_is_met_by_a_new_beginning(clock, script)
     script.event(0, 62)
 
     assert problem == "nvmlEventSetWait_v2 returned 15"
-    assert await clock.hear(bool) == [Said(62, FIRST)]
+    assert await clock.hear(bool) == [XidEvent(62, FIRST)]
     assert clock.events.problem == "GPU 1: nvmlDeviceRegisterEvents returned 15"
 
 
@@ -164,7 +164,7 @@ async def test_a_driver_that_comes_later_is_heard(clock, script):
     script.event(0, 79)
 
     assert problem == "nvmlInit returned 9"
-    assert await clock.hear(bool) == [Said(79, FIRST)]
+    assert await clock.hear(bool) == [XidEvent(79, FIRST)]
     assert clock.events.problem == ""
 
 
@@ -181,7 +181,7 @@ async def test_a_listener_that_hangs_is_left_behind_for_another(clock, script):
     clock.now += 60.0
 
     assert (left, problem) == (None, "the driver did not answer within 30 s")
-    assert await clock.hear(bool) == [Said(79, FIRST)]
+    assert await clock.hear(bool) == [XidEvent(79, FIRST)]
     assert clock.events.problem == ""
 
 
@@ -193,7 +193,7 @@ def test_a_listener_without_a_daemon_ends(script):
     listener.stdout.close()
 
     assert listener.wait(30) is not None
-    assert json.loads(first) == list(Said(gpus=2, deaf=[]))
+    assert json.loads(first) == list(XidEvent(gpus=2, deaf=[]))
 
 
 # --- beside the log, and instead of it ------------------------------------------------------------

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tmd_detectors.xid.example import first_signal
-from tmd_detectors.xid.findings import Findings
-from tmd_detectors.xid.lines import Reader
-from tmd_detectors.xid.memory import Memory
-from tmd_detectors.xid.table import Verdict, load
+from tmd_detectors.xid.findings import XidFindings
+from tmd_detectors.xid.lines import XidLineReader
+from tmd_detectors.xid.memory import XidMemory
+from tmd_detectors.xid.table import XidVerdict, load
 
 from tmd.plugin import Severity
 
@@ -17,11 +17,11 @@ PCI = "0000:3b:00.0"
 def test_every_xid_is_told_as_the_detector_would_tell_its_line():
     """None of those that only end others."""
     for xid, row in TABLE.rows.items():
-        fault = Reader().take(f"NVRM: Xid (PCI:0000:3b:00): {xid}, ", 0.0)
-        (*found,) = Findings(TABLE, Memory(), 0.0).observe(fault, 0.0)
+        fault = XidLineReader().take(f"NVRM: Xid (PCI:0000:3b:00): {xid}, ", 0.0)
+        (*found,) = XidFindings(TABLE, XidMemory(), 0.0).observe(fault, 0.0)
 
         assert first_signal(TABLE, xid, PCI) == (found[0] if found else None)
-        assert bool(found) == (row.verdict is not Verdict.CLEAR)
+        assert bool(found) == (row.verdict is not XidVerdict.CLEAR)
 
 
 def test_the_words_of_the_driver_count():

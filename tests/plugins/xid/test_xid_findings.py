@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tmd_detectors.xid.findings import Findings
-from tmd_detectors.xid.lines import Reader
-from tmd_detectors.xid.memory import Memory
+from tmd_detectors.xid.findings import XidFindings
+from tmd_detectors.xid.lines import XidLineReader
+from tmd_detectors.xid.memory import XidMemory
 from tmd_detectors.xid.table import load, parse
 
 from tmd.plugin import PluginError, Severity, State
@@ -26,8 +26,8 @@ class Host:
     """A host whose driver writes lines."""
 
     def __init__(self, memory=None):
-        self.findings = Findings(TABLE, memory or Memory(), now=0.0)
-        self._reader = Reader()
+        self.findings = XidFindings(TABLE, memory or XidMemory(), now=0.0)
+        self._reader = XidLineReader()
 
     def says(self, xid, detail="", gpu="03", at=100.0):
         """The signals about one line as (code, severity, state)."""

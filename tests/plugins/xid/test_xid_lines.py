@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tmd_detectors.xid.lines import Reader, link
+from tmd_detectors.xid.lines import XidLineReader, link
 from tmd_detectors.xid.records import parse
 
 from .corpus import LINES, LOST_ALONE, NOISE, B, record
 
 
 def read(*texts):
-    reader = Reader()
+    reader = XidLineReader()
     return [f for f in (reader.take(t, 1.0) for t in texts) if f is not None]
 
 

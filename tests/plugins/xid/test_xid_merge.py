@@ -6,11 +6,11 @@ import pytest
 from tmd_detectors.xid.detector import Follower, XidConfig, load
 from tmd_detectors.xid.findings import CONFIRMED
 from tmd_detectors.xid.merge import ACTIONS, MERGE_S, UNNAMED, Merge
-from tmd_detectors.xid.said import Said
+from tmd_detectors.xid.said import XidEvent
 from tmd_detectors.xid.verdicts import asked
 
-from tmd.core.findings import Origin
-from tmd.core.triage import Board, fold
+from tmd.core.alerts.findings import Origin
+from tmd.core.alerts.triage import Board, fold
 from tmd.plugin import Severity, State, Strategy
 
 from .corpus import A, B, record
@@ -35,7 +35,7 @@ class Host:
         return list(self.follower.take(record(text, self._seq, at), at))
 
     def event(self, xid, at=10.0, pci=A, action=None):
-        return list(self.follower.hear(Said(xid, pci, action=action), at))
+        return list(self.follower.hear(XidEvent(xid, pci, action=action), at))
 
     def later(self, at):
         return list(self.follower.period(at, 0))

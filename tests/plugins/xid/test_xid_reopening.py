@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tmd_detectors.xid.detector import XidConfig, XidDetector
-from tmd_detectors.xid.kernellog import REOPEN_S, Sequence, Source
+from tmd_detectors.xid.kernellog import REOPEN_S, KernelLogSource, Sequence
 
 from tests.plugins.context import signals_of
 from tmd.plugin import State
@@ -76,7 +76,7 @@ def test_a_log_that_stays_away_is_tried_as_often_as_at_first(plug):
         tries.append(clock)
         return plug.open(place)
 
-    source = Source(Path("/dev/kmsg"), open_log)
+    source = KernelLogSource(Path("/dev/kmsg"), open_log)
     for tick in range(1000):
         clock = tick / 4
         assert source.batch(clock) == []
@@ -115,7 +115,7 @@ async def test_who_writes_a_pipe_may_come_and_go(tmp_path):
 def test_a_pipe_that_is_opened_again_always_has_a_reader(tmp_path):
     place = tmp_path / "kmsg"
     os.mkfifo(place)
-    source = Source(place, lambda place: os.open(place, os.O_RDONLY | os.O_NONBLOCK))
+    source = KernelLogSource(place, lambda place: os.open(place, os.O_RDONLY | os.O_NONBLOCK))
     source.batch(0.0)
     stop = threading.Event()
 
@@ -167,7 +167,7 @@ async def test_another_log_after_a_restart_of_the_daemon_is_read(log, tmp_path):
 
 def test_a_log_that_is_closed_whenever_it_is_opened_does_not_count_as_read(plug):
     plug.log.ours.close()
-    source = Source(Path("log"), plug.open)
+    source = KernelLogSource(Path("log"), plug.open)
     said = []
     for tick in range(5):
         source.batch(float(tick))

@@ -8,24 +8,24 @@ import signal
 
 from tmd import embedded
 from tmd.campaign.faults.process import STOPPED, send
-from tmd.campaign.kind import Kind, Mend, Unfired, nothing
+from tmd.campaign.kind import FaultKind, Mend, Unfired, nothing
 from tmd.campaign.relay import Weather
 from tmd.campaign.scenario import FaultPart
 from tmd.campaign.servers import Private, server_binary
-from tmd.campaign.stage import Stage
+from tmd.campaign.stage import CampaignStage
 from tmd.campaign.waiting import until
-from tmd.core.errors import TmdError
+from tmd.core.values.errors import TmdError
 
 DELAY_S = 0.3
 
 
-def _private(stage: Stage) -> Private:
+def _private(stage: CampaignStage) -> Private:
     if stage.private is None:
         raise Unfired("this cluster's Redis is behind a Sentinel")
     return stage.private
 
 
-async def _weather(stage: Stage, fault: FaultPart) -> tuple[list[str], list[Weather]]:
+async def _weather(stage: CampaignStage, fault: FaultPart) -> tuple[list[str], list[Weather]]:
     _private(stage)
     hosts = await stage.targets(fault.where)
     return hosts, [stage.control[host] for host in hosts]
@@ -39,7 +39,7 @@ def _clearing(ways: list[Weather]) -> Mend:
     return clear
 
 
-async def _cut(stage: Stage, fault: FaultPart) -> Mend:
+async def _cut(stage: CampaignStage, fault: FaultPart) -> Mend:
     """Connections end, and no new one comes about."""
     hosts, ways = await _weather(stage, fault)
     for weather in ways:
@@ -49,7 +49,7 @@ async def _cut(stage: Stage, fault: FaultPart) -> Mend:
     return _clearing(ways)
 
 
-async def _stall(stage: Stage, fault: FaultPart) -> Mend:
+async def _stall(stage: CampaignStage, fault: FaultPart) -> Mend:
     """Connections stand, and nothing comes through."""
     _, ways = await _weather(stage, fault)
     for weather in ways:
@@ -59,7 +59,7 @@ async def _stall(stage: Stage, fault: FaultPart) -> Mend:
     return _clearing(ways)
 
 
-async def _deaf(stage: Stage, fault: FaultPart) -> Mend:
+async def _deaf(stage: CampaignStage, fault: FaultPart) -> Mend:
     """Redis hears the daemon, and its answers get lost."""
     _, ways = await _weather(stage, fault)
     for weather in ways:
@@ -68,7 +68,7 @@ async def _deaf(stage: Stage, fault: FaultPart) -> Mend:
     return _clearing(ways)
 
 
-async def _slow(stage: Stage, fault: FaultPart) -> Mend:
+async def _slow(stage: CampaignStage, fault: FaultPart) -> Mend:
     _, ways = await _weather(stage, fault)
     for weather in ways:
         weather.delay_s = fault.amount or DELAY_S
@@ -80,14 +80,14 @@ async def _met(ways: list[Weather]) -> None:
     await until(lambda: all(weather.passed for weather in ways))
 
 
-async def _reset(stage: Stage, fault: FaultPart) -> Mend:
+async def _reset(stage: CampaignStage, fault: FaultPart) -> Mend:
     _, ways = await _weather(stage, fault)
     if not sum([weather.reset() for weather in ways]):
         raise Unfired("no connection was open")
     return nothing
 
 
-async def _empty(stage: Stage, fault: FaultPart) -> Mend:
+async def _empty(stage: CampaignStage, fault: FaultPart) -> Mend:
     """Killed and started again; nothing was kept."""
     server = _private(stage)
     await asyncio.to_thread(server.stop)
@@ -95,7 +95,7 @@ async def _empty(stage: Stage, fault: FaultPart) -> Mend:
     return nothing
 
 
-async def _gone(stage: Stage, fault: FaultPart) -> Mend:
+async def _gone(stage: CampaignStage, fault: FaultPart) -> Mend:
     server = _private(stage)
     await asyncio.to_thread(server.stop)
     away = [True]
@@ -108,7 +108,7 @@ async def _gone(stage: Stage, fault: FaultPart) -> Mend:
     return start
 
 
-async def _stopped(stage: Stage, fault: FaultPart) -> Mend:
+async def _stopped(stage: CampaignStage, fault: FaultPart) -> Mend:
     server = _private(stage)
     await send(server.pid, signal.SIGSTOP, STOPPED)
 
@@ -118,21 +118,21 @@ async def _stopped(stage: Stage, fault: FaultPart) -> Mend:
     return proceed
 
 
-async def _full(stage: Stage, fault: FaultPart) -> Mend:
+async def _full(stage: CampaignStage, fault: FaultPart) -> Mend:
     """Every write is refused for want of memory, every read is answered."""
     return await _set(stage, "maxmemory 1", "maxmemory 0", "OOM ")
 
 
-async def _read_only(stage: Stage, fault: FaultPart) -> Mend:
+async def _read_only(stage: CampaignStage, fault: FaultPart) -> Mend:
     """As a master that has become a replica: writes are refused."""
     return await _command(stage, "REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE", "READONLY ")
 
 
-async def _set(stage: Stage, now: str, later: str, proof: str) -> Mend:
+async def _set(stage: CampaignStage, now: str, later: str, proof: str) -> Mend:
     return await _command(stage, f"CONFIG SET {now}", f"CONFIG SET {later}", proof)
 
 
-async def _command(stage: Stage, now: str, later: str, proof: str) -> Mend:
+async def _command(stage: CampaignStage, now: str, later: str, proof: str) -> Mend:
     server = _private(stage)
     server.tell(now)
     said = server.tell("SET tmd-campaign-probe 1")
@@ -145,7 +145,7 @@ async def _command(stage: Stage, now: str, later: str, proof: str) -> Mend:
     return restore
 
 
-async def _failed_over(stage: Stage, fault: FaultPart) -> Mend:
+async def _failed_over(stage: CampaignStage, fault: FaultPart) -> Mend:
     """The master is killed; it is done once the Sentinel names the other one."""
     pair = stage.sentinel
     if pair is None:
@@ -172,22 +172,28 @@ def _no_sentinel() -> str:
 
 
 KINDS = (
-    Kind("control.cut", "a daemon cannot reach Redis", _cut),
-    Kind("control.stall", "a daemon's connection to Redis carries nothing", _stall),
-    Kind("control.answers-lost", "Redis hears a daemon, which hears nothing", _deaf),
-    Kind("control.slow", "every answer of Redis comes late", _slow),
-    Kind("control.reset", "connections to Redis are reset", _reset),
-    Kind("control.redis-empty", "Redis is restarted and knows nothing", _empty, unable=_no_server),
-    Kind(
+    FaultKind("control.cut", "a daemon cannot reach Redis", _cut),
+    FaultKind("control.stall", "a daemon's connection to Redis carries nothing", _stall),
+    FaultKind("control.answers-lost", "Redis hears a daemon, which hears nothing", _deaf),
+    FaultKind("control.slow", "every answer of Redis comes late", _slow),
+    FaultKind("control.reset", "connections to Redis are reset", _reset),
+    FaultKind(
+        "control.redis-empty", "Redis is restarted and knows nothing", _empty, unable=_no_server
+    ),
+    FaultKind(
         "control.redis-gone",
         "Redis is killed, and comes back empty later",
         _gone,
         unable=_no_server,
     ),
-    Kind("control.redis-stopped", "Redis stops, and goes on later", _stopped, unable=_no_server),
-    Kind("control.redis-full", "Redis is out of memory", _full, unable=_no_server),
-    Kind("control.redis-read-only", "Redis has become a replica", _read_only, unable=_no_server),
-    Kind(
+    FaultKind(
+        "control.redis-stopped", "Redis stops, and goes on later", _stopped, unable=_no_server
+    ),
+    FaultKind("control.redis-full", "Redis is out of memory", _full, unable=_no_server),
+    FaultKind(
+        "control.redis-read-only", "Redis has become a replica", _read_only, unable=_no_server
+    ),
+    FaultKind(
         "control.redis-failed-over",
         "a Sentinel makes the replica master",
         _failed_over,

@@ -12,10 +12,10 @@ from msgspec import structs
 from tmd import wire
 from tmd.campaign.faults.host import kill
 from tmd.campaign.faults.process import STOPPED, send
-from tmd.campaign.kind import Kind, Mend, Unfired, nothing
+from tmd.campaign.kind import FaultKind, Mend, Unfired, nothing
 from tmd.campaign.scenario import FaultPart
-from tmd.campaign.stage import Stage
-from tmd.core.model import Activity, HostStatus, WorkerStatus
+from tmd.campaign.stage import CampaignStage
+from tmd.core.values.model import Activity, HostStatus, WorkerStatus
 
 RESTARTS = 4
 STRANGER_S = 5.0
@@ -33,13 +33,13 @@ class OfLater(HostStatus, frozen=True):
 OfLater.__name__ = HostStatus.__name__
 
 
-async def _killed(stage: Stage, fault: FaultPart) -> Mend:
+async def _killed(stage: CampaignStage, fault: FaultPart) -> Mend:
     for host in await stage.targets(fault.where):
         await kill(stage.cluster.daemons[host])
     return stage.repair
 
 
-async def _restarted(stage: Stage, fault: FaultPart) -> Mend:
+async def _restarted(stage: CampaignStage, fault: FaultPart) -> Mend:
     """As systemd does it: killed, and there again at once."""
     for host in await stage.targets(fault.where):
         await kill(stage.cluster.daemons[host])
@@ -47,7 +47,7 @@ async def _restarted(stage: Stage, fault: FaultPart) -> Mend:
     return nothing
 
 
-async def _restart_loop(stage: Stage, fault: FaultPart) -> Mend:
+async def _restart_loop(stage: CampaignStage, fault: FaultPart) -> Mend:
     """Each time it lives just long enough to be heard."""
     host = await stage.target(fault.where)
     for _ in range(round(fault.amount) or RESTARTS):
@@ -63,7 +63,7 @@ async def _restart_loop(stage: Stage, fault: FaultPart) -> Mend:
     return nothing
 
 
-async def _stopped(stage: Stage, fault: FaultPart) -> Mend:
+async def _stopped(stage: CampaignStage, fault: FaultPart) -> Mend:
     """It does not know that it was away when it goes on."""
     host = await stage.target(fault.where)
     pid = stage.cluster.daemons[host].pid
@@ -76,7 +76,7 @@ async def _stopped(stage: Stage, fault: FaultPart) -> Mend:
     return proceed
 
 
-async def _newer(stage: Stage, fault: FaultPart) -> Mend:
+async def _newer(stage: CampaignStage, fault: FaultPart) -> Mend:
     """Its status has fields that nobody here knows."""
     status = OfLater(host=NEWER, incarnation="1", at=0.0)
     await stage.cluster.store.put_host(status, ttl_s=STRANGER_S, wake=True)
@@ -84,7 +84,7 @@ async def _newer(stage: Stage, fault: FaultPart) -> Mend:
     return nothing
 
 
-async def _newer_words(stage: Stage, fault: FaultPart) -> Mend:
+async def _newer_words(stage: CampaignStage, fault: FaultPart) -> Mend:
     """A worker of another job there does something that nobody here has a word for."""
     worker = WorkerStatus(
         worker=f"{NEWER}/other/0.1",
@@ -104,7 +104,7 @@ async def _newer_words(stage: Stage, fault: FaultPart) -> Mend:
     return leave
 
 
-async def _other_protocol(stage: Stage, fault: FaultPart) -> Mend:
+async def _other_protocol(stage: CampaignStage, fault: FaultPart) -> Mend:
     """A launcher of another version at the daemon's socket: it must be turned away."""
     host = await stage.target(fault.where)
     socket = stage.cluster.folder(host) / "tmd.sock"
@@ -123,11 +123,11 @@ async def _other_protocol(stage: Stage, fault: FaultPart) -> Mend:
 
 
 KINDS = (
-    Kind("daemon.killed", "a daemon is killed and stays away for a while", _killed),
-    Kind("daemon.restarted", "a daemon is killed and started again", _restarted),
-    Kind("daemon.restart-loop", "a daemon dies whenever it has begun", _restart_loop),
-    Kind("daemon.stopped", "a daemon stops, and wakes up later", _stopped),
-    Kind("daemon.newer-version", "a host says more than this version knows", _newer),
-    Kind("daemon.newer-words", "a host uses words of a later version", _newer_words),
-    Kind("daemon.other-protocol", "a launcher speaks another version", _other_protocol),
+    FaultKind("daemon.killed", "a daemon is killed and stays away for a while", _killed),
+    FaultKind("daemon.restarted", "a daemon is killed and started again", _restarted),
+    FaultKind("daemon.restart-loop", "a daemon dies whenever it has begun", _restart_loop),
+    FaultKind("daemon.stopped", "a daemon stops, and wakes up later", _stopped),
+    FaultKind("daemon.newer-version", "a host says more than this version knows", _newer),
+    FaultKind("daemon.newer-words", "a host uses words of a later version", _newer_words),
+    FaultKind("daemon.other-protocol", "a launcher speaks another version", _other_protocol),
 )

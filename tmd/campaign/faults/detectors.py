@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from tmd.campaign import mischief
-from tmd.campaign.kind import Kind, Mend
+from tmd.campaign.kind import FaultKind, Mend
 from tmd.campaign.scenario import FaultPart
-from tmd.campaign.stage import Stage
+from tmd.campaign.stage import CampaignStage
 from tmd.campaign.waiting import until
 
 
-def _does(word: str) -> Callable[[Stage, FaultPart], Awaitable[Mend]]:
-    async def act(stage: Stage, fault: FaultPart) -> Mend:
+def _does(word: str) -> Callable[[CampaignStage, FaultPart], Awaitable[Mend]]:
+    async def act(stage: CampaignStage, fault: FaultPart) -> Mend:
         hosts = await stage.targets(fault.where)
         files = [stage.folder / f"{mischief.NAME}-{host}" for host in hosts]
         given = [_given(orders, word) for orders in files]
@@ -38,8 +38,10 @@ def _given(orders: Path, word: str) -> Callable[[], bool]:
 
 
 KINDS = (
-    Kind("detector.crash", "a detector raises", _does("crash")),
-    Kind("detector.hang", "a detector never comes back", _does("hang")),
-    Kind("detector.flood", "a detector states 50,000 different things at once", _does("flood")),
-    Kind("detector.lie", "a detector says that a sound host is lost", _does("lie")),
+    FaultKind("detector.crash", "a detector raises", _does("crash")),
+    FaultKind("detector.hang", "a detector never comes back", _does("hang")),
+    FaultKind(
+        "detector.flood", "a detector states 50,000 different things at once", _does("flood")
+    ),
+    FaultKind("detector.lie", "a detector says that a sound host is lost", _does("lie")),
 )

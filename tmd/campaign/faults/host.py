@@ -13,9 +13,9 @@ from pathlib import Path
 
 from tmd.campaign import clocks, namespaces
 from tmd.campaign.faults.process import STOPPED, send
-from tmd.campaign.kind import Kind, Mend, Unfired
+from tmd.campaign.kind import FaultKind, Mend, Unfired
 from tmd.campaign.scenario import FaultPart
-from tmd.campaign.stage import Stage
+from tmd.campaign.stage import CampaignStage
 from tmd.child import send as signalled
 from tmd.demo.cluster import workers
 
@@ -30,19 +30,19 @@ async def kill(process: Process) -> None:
     await process.wait()
 
 
-async def _lost(stage: Stage, fault: FaultPart) -> Mend:
+async def _lost(stage: CampaignStage, fault: FaultPart) -> Mend:
     """Daemon, launcher and, with it, the workers: nobody is left to say so."""
     for host in await stage.targets(fault.where):
         await stage.cluster.lose(host)
     return stage.repair
 
 
-async def _launcher(stage: Stage, fault: FaultPart) -> Mend:
+async def _launcher(stage: CampaignStage, fault: FaultPart) -> Mend:
     await kill(stage.cluster.launchers[await stage.target(fault.where)])
     return stage.repair
 
 
-async def _frozen(stage: Stage, fault: FaultPart) -> Mend:
+async def _frozen(stage: CampaignStage, fault: FaultPart) -> Mend:
     """As a virtual machine that is paused, or moved: all processes stop, and wake up later."""
     host = await stage.target(fault.where)
     view = await stage.cluster.view()
@@ -68,7 +68,7 @@ def _parent(pid: int) -> int:
         raise Unfired(f"worker {pid} has ended") from None
 
 
-async def _power_cut(stage: Stage, fault: FaultPart) -> Mend:
+async def _power_cut(stage: CampaignStage, fault: FaultPart) -> Mend:
     """Nothing gets out any more, no reset either; then all of its processes end."""
     networks = _networks(stage)
     host = await stage.target(fault.where)
@@ -82,13 +82,13 @@ async def _power_cut(stage: Stage, fault: FaultPart) -> Mend:
     return restore
 
 
-def _networks(stage: Stage) -> namespaces.Namespaces:
+def _networks(stage: CampaignStage) -> namespaces.Namespaces:
     if stage.networks is None:
         raise Unfired('the cluster has no networks of its own: [cluster] network = "namespaces"')
     return stage.networks
 
 
-async def _set_clock(stage: Stage, fault: FaultPart, seconds: float) -> Mend:
+async def _set_clock(stage: CampaignStage, fault: FaultPart, seconds: float) -> Mend:
     """The step is in what the daemon says from then on."""
     if stage.clocks is None:
         raise Unfired("the cluster has no clocks of its own: [cluster] clocks = true")
@@ -105,22 +105,22 @@ async def _set_clock(stage: Stage, fault: FaultPart, seconds: float) -> Mend:
     return put_right
 
 
-async def _clock(stage: Stage, host: str) -> float:
+async def _clock(stage: CampaignStage, host: str) -> float:
     view = await stage.until(lambda v: v.host(host) is not None)
     status = view.host(host)
     assert status is not None
     return status.at
 
 
-async def _forward(stage: Stage, fault: FaultPart) -> Mend:
+async def _forward(stage: CampaignStage, fault: FaultPart) -> Mend:
     return await _set_clock(stage, fault, HOUR_S)
 
 
-async def _back(stage: Stage, fault: FaultPart) -> Mend:
+async def _back(stage: CampaignStage, fault: FaultPart) -> Mend:
     return await _set_clock(stage, fault, -HOUR_S)
 
 
-async def _disk_full(stage: Stage, fault: FaultPart) -> Mend:
+async def _disk_full(stage: CampaignStage, fault: FaultPart) -> Mend:
     """The daemon's state on a file system of its own, which is full; the daemon starts on it."""
     host = await stage.target(fault.where)
     state = stage.cluster.folder(host) / "state"
@@ -132,7 +132,7 @@ async def _disk_full(stage: Stage, fault: FaultPart) -> Mend:
     return await _back_on_disk(stage, host, state)
 
 
-async def _read_only(stage: Stage, fault: FaultPart) -> Mend:
+async def _read_only(stage: CampaignStage, fault: FaultPart) -> Mend:
     host = await stage.target(fault.where)
     state = stage.cluster.folder(host) / "state"
     await _on(stage, host, ("--bind", "-o", "ro", str(state), str(state)))
@@ -142,7 +142,7 @@ async def _read_only(stage: Stage, fault: FaultPart) -> Mend:
     return await _back_on_disk(stage, host, state)
 
 
-async def _on(stage: Stage, host: str, options: tuple[str, ...]) -> None:
+async def _on(stage: CampaignStage, host: str, options: tuple[str, ...]) -> None:
     """Mount, then let the daemon begin anew there."""
     done = await asyncio.to_thread(subprocess.run, ["mount", *options], capture_output=True)
     if done.returncode:
@@ -151,7 +151,7 @@ async def _on(stage: Stage, host: str, options: tuple[str, ...]) -> None:
     await stage.cluster.start_daemon(host)
 
 
-async def _back_on_disk(stage: Stage, host: str, state: Path) -> Mend:
+async def _back_on_disk(stage: CampaignStage, host: str, state: Path) -> Mend:
     stage.mounted(state)
 
     async def mend() -> None:
@@ -175,12 +175,12 @@ def _no_mounts() -> str:
 
 
 KINDS = (
-    Kind("host.lost", "daemon, launcher and workers are gone at once", _lost),
-    Kind("host.launcher-killed", "the launcher is gone, and its workers with it", _launcher),
-    Kind("host.frozen", "all processes stop, and go on later", _frozen),
-    Kind("host.power-cut", "gone without a word", _power_cut, unable=namespaces.unable),
-    Kind("host.clock-forward", "the wall clock jumps ahead", _forward, unable=clocks.unable),
-    Kind("host.clock-back", "the wall clock is put back", _back, unable=clocks.unable),
-    Kind("host.disk-full", "no room for journal and state", _disk_full, unable=_no_mounts),
-    Kind("host.journal-read-only", "state cannot be written", _read_only, unable=_no_mounts),
+    FaultKind("host.lost", "daemon, launcher and workers are gone at once", _lost),
+    FaultKind("host.launcher-killed", "the launcher is gone, and its workers with it", _launcher),
+    FaultKind("host.frozen", "all processes stop, and go on later", _frozen),
+    FaultKind("host.power-cut", "gone without a word", _power_cut, unable=namespaces.unable),
+    FaultKind("host.clock-forward", "the wall clock jumps ahead", _forward, unable=clocks.unable),
+    FaultKind("host.clock-back", "the wall clock is put back", _back, unable=clocks.unable),
+    FaultKind("host.disk-full", "no room for journal and state", _disk_full, unable=_no_mounts),
+    FaultKind("host.journal-read-only", "state cannot be written", _read_only, unable=_no_mounts),
 )

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 
 from tmd.campaign import namespaces
 from tmd.campaign.faults.host import _networks
-from tmd.campaign.kind import Kind, Mend, Unfired, nothing
+from tmd.campaign.kind import FaultKind, Mend, Unfired, nothing
 from tmd.campaign.relay import Weather
 from tmd.campaign.scenario import FaultPart, Network
-from tmd.campaign.stage import Stage
+from tmd.campaign.stage import CampaignStage
 from tmd.campaign.waiting import until
 
 DELAY_S = 0.02
@@ -19,7 +19,7 @@ LOST = 0.02
 """Share of the packets."""
 
 
-def _ways(stage: Stage, host: str, *, near: bool = True, far: bool = True) -> list[Weather]:
+def _ways(stage: CampaignStage, host: str, *, near: bool = True, far: bool = True) -> list[Weather]:
     """The ways of ``host`` that are in use: those that it dials, those on which it is dialled."""
     if stage.story.cluster.network is not Network.RELAYED:
         raise Unfired('workers do not go through the relay: [cluster] network = "relayed"')
@@ -47,7 +47,9 @@ def _clearing(ways: list[Weather]) -> Mend:
     return clear
 
 
-async def _change(stage: Stage, fault: FaultPart, change: Callable[[Weather], None]) -> Mend:
+async def _change(
+    stage: CampaignStage, fault: FaultPart, change: Callable[[Weather], None]
+) -> Mend:
     ways = _ways(stage, await stage.target(fault.where))
     for weather in ways:
         change(weather)
@@ -55,21 +57,21 @@ async def _change(stage: Stage, fault: FaultPart, change: Callable[[Weather], No
     return _clearing(ways)
 
 
-async def _delay(stage: Stage, fault: FaultPart) -> Mend:
+async def _delay(stage: CampaignStage, fault: FaultPart) -> Mend:
     def change(weather: Weather) -> None:
         weather.delay_s = fault.amount or DELAY_S
 
     return await _change(stage, fault, change)
 
 
-async def _rate(stage: Stage, fault: FaultPart) -> Mend:
+async def _rate(stage: CampaignStage, fault: FaultPart) -> Mend:
     def change(weather: Weather) -> None:
         weather.bytes_s = fault.amount or SLOW_BYTES_S
 
     return await _change(stage, fault, change)
 
 
-async def _stall(stage: Stage, fault: FaultPart) -> Mend:
+async def _stall(stage: CampaignStage, fault: FaultPart) -> Mend:
     def change(weather: Weather) -> None:
         weather.there.clear()
         weather.back.clear()
@@ -77,7 +79,7 @@ async def _stall(stage: Stage, fault: FaultPart) -> Mend:
     return await _change(stage, fault, change)
 
 
-async def _stall_one_way(stage: Stage, fault: FaultPart) -> Mend:
+async def _stall_one_way(stage: CampaignStage, fault: FaultPart) -> Mend:
     """What the host sends does not arrive; what is sent to it does."""
     host = await stage.target(fault.where)
     dials, dialled = _one_side(stage, host)
@@ -89,19 +91,19 @@ async def _stall_one_way(stage: Stage, fault: FaultPart) -> Mend:
     return _clearing([*dials, *dialled])
 
 
-def _one_side(stage: Stage, host: str) -> tuple[list[Weather], list[Weather]]:
+def _one_side(stage: CampaignStage, host: str) -> tuple[list[Weather], list[Weather]]:
     every = _ways(stage, host)
     dials = [w for (near, _), w in stage.links.items() if near == host]
     return dials, [w for w in every if w not in dials]
 
 
-async def _reset(stage: Stage, fault: FaultPart) -> Mend:
+async def _reset(stage: CampaignStage, fault: FaultPart) -> Mend:
     if not sum([w.reset() for w in _ways(stage, await stage.target(fault.where))]):
         raise Unfired("no connection was open")
     return nothing
 
 
-async def _refuse(stage: Stage, fault: FaultPart) -> Mend:
+async def _refuse(stage: CampaignStage, fault: FaultPart) -> Mend:
     """Those that are open are reset, and no new one comes about."""
     ways = _ways(stage, await stage.target(fault.where))
     for weather in ways:
@@ -111,7 +113,7 @@ async def _refuse(stage: Stage, fault: FaultPart) -> Mend:
     return _clearing(ways)
 
 
-async def _cut(stage: Stage, fault: FaultPart) -> Mend:
+async def _cut(stage: CampaignStage, fault: FaultPart) -> Mend:
     networks, host = _networks(stage), await stage.target(fault.where)
     networks.link(host, up=False)
 
@@ -121,7 +123,7 @@ async def _cut(stage: Stage, fault: FaultPart) -> Mend:
     return plug_in
 
 
-async def _cut_one_way(stage: Stage, fault: FaultPart) -> Mend:
+async def _cut_one_way(stage: CampaignStage, fault: FaultPart) -> Mend:
     """What the host sends to others gets lost; it hears them."""
     networks, host = _networks(stage), await stage.target(fault.where)
     peers = [h for h in stage.hosts if h != host]
@@ -135,14 +137,14 @@ async def _cut_one_way(stage: Stage, fault: FaultPart) -> Mend:
     return restore
 
 
-async def _slow_link(stage: Stage, fault: FaultPart) -> Mend:
+async def _slow_link(stage: CampaignStage, fault: FaultPart) -> Mend:
     networks, host = _networks(stage), await stage.target(fault.where)
     rate = f"{fault.amount:g}mbit" if fault.amount else RATE
     networks.slow(host, rate)
     return _once(lambda: networks.slow(host, ""))
 
 
-async def _loss(stage: Stage, fault: FaultPart) -> Mend:
+async def _loss(stage: CampaignStage, fault: FaultPart) -> Mend:
     networks, host = _networks(stage), await stage.target(fault.where)
     networks.lose(host, fault.amount or LOST)
     await until(lambda: networks.lost(host) > 0)
@@ -161,16 +163,16 @@ def _once(undo: Callable[[], None]) -> Mend:
 
 ROOT = namespaces.unable
 KINDS = (
-    Kind("network.sever", "one link is reset from inside the process", inside="sever"),
-    Kind("network.shadow-cut", "the link on which a rank is followed breaks", inside="cut"),
-    Kind("network.delay", "every piece of data comes late", _delay),
-    Kind("network.trickle", "connections carry little", _rate),
-    Kind("network.stall", "connections stand open and carry nothing", _stall),
-    Kind("network.stall-one-way", "half-open: what the host sends stays away", _stall_one_way),
-    Kind("network.reset", "all connections of a host are reset", _reset),
-    Kind("network.refuse", "they are reset, and no new one comes about", _refuse),
-    Kind("network.cut", "the cable is pulled", _cut, unable=ROOT),
-    Kind("network.cut-one-way", "what the host sends gets lost", _cut_one_way, unable=ROOT),
-    Kind("network.loss", "packets of a host get lost at random", _loss, unable=ROOT),
-    Kind("network.slow-link", "the link of a host is slow (tc tbf)", _slow_link, unable=ROOT),
+    FaultKind("network.sever", "one link is reset from inside the process", inside="sever"),
+    FaultKind("network.shadow-cut", "the link on which a rank is followed breaks", inside="cut"),
+    FaultKind("network.delay", "every piece of data comes late", _delay),
+    FaultKind("network.trickle", "connections carry little", _rate),
+    FaultKind("network.stall", "connections stand open and carry nothing", _stall),
+    FaultKind("network.stall-one-way", "half-open: what the host sends stays away", _stall_one_way),
+    FaultKind("network.reset", "all connections of a host are reset", _reset),
+    FaultKind("network.refuse", "they are reset, and no new one comes about", _refuse),
+    FaultKind("network.cut", "the cable is pulled", _cut, unable=ROOT),
+    FaultKind("network.cut-one-way", "what the host sends gets lost", _cut_one_way, unable=ROOT),
+    FaultKind("network.loss", "packets of a host get lost at random", _loss, unable=ROOT),
+    FaultKind("network.slow-link", "the link of a host is slow (tc tbf)", _slow_link, unable=ROOT),
 )

@@ -5,27 +5,27 @@ from __future__ import annotations
 import os
 import signal
 
-from tmd.campaign.kind import Kind, Mend, Unfired, nothing
+from tmd.campaign.kind import FaultKind, Mend, Unfired, nothing
 from tmd.campaign.scenario import FaultPart
-from tmd.campaign.stage import Stage
+from tmd.campaign.stage import CampaignStage
 from tmd.child import send
 from tmd.demo.cluster import workers
 
 
-async def _drain(stage: Stage, fault: FaultPart) -> Mend:
+async def _drain(stage: CampaignStage, fault: FaultPart) -> Mend:
     for host in await stage.targets(fault.where):
         await stage.cluster.drain(host)
     return nothing
 
 
-async def _drain_twice(stage: Stage, fault: FaultPart) -> Mend:
+async def _drain_twice(stage: CampaignStage, fault: FaultPart) -> Mend:
     host = await stage.target(fault.where)
     await stage.cluster.drain(host)
     await stage.cluster.drain(host)
     return nothing
 
 
-async def _leave(stage: Stage, fault: FaultPart) -> Mend:
+async def _leave(stage: CampaignStage, fault: FaultPart) -> Mend:
     host = await stage.target(fault.where)
     await stage.cluster.drain(host, leave=True)
 
@@ -37,20 +37,20 @@ async def _leave(stage: Stage, fault: FaultPart) -> Mend:
     return return_
 
 
-async def _undrain(stage: Stage, fault: FaultPart) -> Mend:
+async def _undrain(stage: CampaignStage, fault: FaultPart) -> Mend:
     if not await stage.cluster.store.undrain(await stage.target(fault.where)):
         raise Unfired("no drain was asked for there")
     return nothing
 
 
-async def _undrain_all(stage: Stage, fault: FaultPart) -> Mend:
+async def _undrain_all(stage: CampaignStage, fault: FaultPart) -> Mend:
     for host in stage.hosts:
         await stage.cluster.store.undrain(host)
     await stage.until(lambda v: not v.drains)
     return nothing
 
 
-async def _pause(stage: Stage, fault: FaultPart) -> Mend:
+async def _pause(stage: CampaignStage, fault: FaultPart) -> Mend:
     await stage.cluster.store.set_paused(True)
     await stage.until(lambda v: v.paused)
 
@@ -60,12 +60,12 @@ async def _pause(stage: Stage, fault: FaultPart) -> Mend:
     return resume
 
 
-async def _rehearse(stage: Stage, fault: FaultPart) -> Mend:
+async def _rehearse(stage: CampaignStage, fault: FaultPart) -> Mend:
     await stage.cluster.rehearse(await stage.target(fault.where))
     return nothing
 
 
-async def _no_standbys(stage: Stage, fault: FaultPart) -> Mend:
+async def _no_standbys(stage: CampaignStage, fault: FaultPart) -> Mend:
     """All launchers without a rank are ended in good order, and start again when it is mended."""
     view = await stage.cluster.view()
     found = {w.worker.partition("/")[0] for w in workers(view) if w.rank is None}
@@ -83,7 +83,7 @@ async def _no_standbys(stage: Stage, fault: FaultPart) -> Mend:
     return return_
 
 
-async def _standby_dies(stage: Stage, fault: FaultPart) -> Mend:
+async def _standby_dies(stage: CampaignStage, fault: FaultPart) -> Mend:
     worker = await stage.worker("standby")
     os.kill(worker.pid, signal.SIGKILL)
     await stage.until(lambda v: all(w.worker != worker.worker for w in workers(v)))
@@ -91,13 +91,13 @@ async def _standby_dies(stage: Stage, fault: FaultPart) -> Mend:
 
 
 KINDS = (
-    Kind("operator.drain", "a host is drained", _drain),
-    Kind("operator.drain-twice", "the same drain is asked for twice", _drain_twice),
-    Kind("operator.leave", "a host is drained for good: 'tmd drain --leave'", _leave),
-    Kind("operator.undrain", "a drain is withdrawn", _undrain),
-    Kind("operator.undrain-all", "every drain is withdrawn", _undrain_all),
-    Kind("operator.pause", "decisions are paused, and resumed later", _pause),
-    Kind("operator.rehearse", "a standby is asked to rehearse", _rehearse),
-    Kind("standby.none", "all standbys are ended, and come back later", _no_standbys),
-    Kind("standby.dies", "a standby that waits is killed", _standby_dies),
+    FaultKind("operator.drain", "a host is drained", _drain),
+    FaultKind("operator.drain-twice", "the same drain is asked for twice", _drain_twice),
+    FaultKind("operator.leave", "a host is drained for good: 'tmd drain --leave'", _leave),
+    FaultKind("operator.undrain", "a drain is withdrawn", _undrain),
+    FaultKind("operator.undrain-all", "every drain is withdrawn", _undrain_all),
+    FaultKind("operator.pause", "decisions are paused, and resumed later", _pause),
+    FaultKind("operator.rehearse", "a standby is asked to rehearse", _rehearse),
+    FaultKind("standby.none", "all standbys are ended, and come back later", _no_standbys),
+    FaultKind("standby.dies", "a standby that waits is killed", _standby_dies),
 )

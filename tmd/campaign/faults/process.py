@@ -7,9 +7,9 @@ import os
 import signal
 from pathlib import Path
 
-from tmd.campaign.kind import Kind, Mend, Unfired, nothing
+from tmd.campaign.kind import FaultKind, Mend, Unfired, nothing
 from tmd.campaign.scenario import FaultPart
-from tmd.campaign.stage import Stage
+from tmd.campaign.stage import CampaignStage
 from tmd.campaign.waiting import until
 
 STOPPED = "T"
@@ -36,7 +36,7 @@ async def send(pid: int, number: int, wanted: str) -> None:
     await until(lambda: state_of(pid) in (wanted, "", "Z"))
 
 
-async def _stop_and_continue(stage: Stage, fault: FaultPart) -> Mend:
+async def _stop_and_continue(stage: CampaignStage, fault: FaultPart) -> Mend:
     pid = (await stage.worker(fault.where)).pid
     await send(pid, signal.SIGSTOP, STOPPED)
 
@@ -47,26 +47,32 @@ async def _stop_and_continue(stage: Stage, fault: FaultPart) -> Mend:
     return proceed
 
 
-async def _killed_from_outside(stage: Stage, fault: FaultPart) -> Mend:
+async def _killed_from_outside(stage: CampaignStage, fault: FaultPart) -> Mend:
     await send((await stage.worker(fault.where)).pid, signal.SIGKILL, "")
     return nothing
 
 
 KINDS = (
-    Kind("process.kill", "SIGKILL, as the kernel's or an operator's", inside="kill"),
-    Kind("process.kill-now", "SIGKILL at no particular point", _killed_from_outside),
-    Kind("process.terminate", "SIGTERM, to the process alone", inside="terminate"),
-    Kind("process.linger", "killed; the kernel takes long to free its memory", inside="linger"),
-    Kind("process.stop", "SIGSTOP, for good", inside="stop"),
-    Kind("process.stop-and-continue", "SIGSTOP, and SIGCONT later", _stop_and_continue),
-    Kind("process.exit", "the script exits with a status of its own", inside="exit"),
-    Kind("process.exception", "an exception in the user's code", inside="raise"),
-    Kind("process.segfault", "a wild pointer", inside="crash"),
-    Kind("process.abort", "abort(), as a failed assertion in C++ does", inside="abort"),
-    Kind("process.out-of-memory", "the allocator finds nothing any more", inside="memory"),
-    Kind("process.hang", "the training thread stands still, others go on", inside="hang"),
-    Kind("process.hang-with-gil", "a call into C never lets go of the interpreter", inside="hold"),
-    Kind("process.log-flood", "200,000 lines of output in one step", inside="flood"),
-    Kind("process.held", "it waits until the others of the scenario have struck", inside="wait"),
-    Kind("process.wrong-bits", "a joiner with one bit flipped in every step", inside="flips"),
+    FaultKind("process.kill", "SIGKILL, as the kernel's or an operator's", inside="kill"),
+    FaultKind("process.kill-now", "SIGKILL at no particular point", _killed_from_outside),
+    FaultKind("process.terminate", "SIGTERM, to the process alone", inside="terminate"),
+    FaultKind(
+        "process.linger", "killed; the kernel takes long to free its memory", inside="linger"
+    ),
+    FaultKind("process.stop", "SIGSTOP, for good", inside="stop"),
+    FaultKind("process.stop-and-continue", "SIGSTOP, and SIGCONT later", _stop_and_continue),
+    FaultKind("process.exit", "the script exits with a status of its own", inside="exit"),
+    FaultKind("process.exception", "an exception in the user's code", inside="raise"),
+    FaultKind("process.segfault", "a wild pointer", inside="crash"),
+    FaultKind("process.abort", "abort(), as a failed assertion in C++ does", inside="abort"),
+    FaultKind("process.out-of-memory", "the allocator finds nothing any more", inside="memory"),
+    FaultKind("process.hang", "the training thread stands still, others go on", inside="hang"),
+    FaultKind(
+        "process.hang-with-gil", "a call into C never lets go of the interpreter", inside="hold"
+    ),
+    FaultKind("process.log-flood", "200,000 lines of output in one step", inside="flood"),
+    FaultKind(
+        "process.held", "it waits until the others of the scenario have struck", inside="wait"
+    ),
+    FaultKind("process.wrong-bits", "a joiner with one bit flipped in every step", inside="flips"),
 )

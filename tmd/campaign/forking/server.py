@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, cast
 
 from tmd.campaign.forking import COMPILER, NETWORK
 from tmd.campaign.forking.client import STATUS
-from tmd.campaign.forking.worker import Worker, run_script
+from tmd.campaign.forking.worker import ForkedWorker, run_script
 
 if os.environ[COMPILER] == "True":
     import torch.distributed.fsdp  # noqa: F401 - brings the compiler
@@ -37,7 +37,7 @@ SIZE = struct.Struct("!I")
 CLONE_NEWNET = 0x40000000
 
 
-class Order(NamedTuple):
+class ForkOrder(NamedTuple):
     """What a client asks for."""
 
     command: list[str]
@@ -46,14 +46,14 @@ class Order(NamedTuple):
     streams: list[int]
 
 
-def receive(client: socket.socket) -> Order:
+def receive(client: socket.socket) -> ForkOrder:
     """The order of a client that has just connected."""
     head, streams, _, _ = socket.recv_fds(client, SIZE.size, 3)
     body = client.recv(SIZE.unpack(head)[0], socket.MSG_WAITALL)
-    return Order(**json.loads(body), streams=list(streams))
+    return ForkOrder(**json.loads(body), streams=list(streams))
 
 
-class Server:
+class ForkServer:
     """Owns one process for each client; has one thread, so that a fork is whole."""
 
     def __init__(self, door: socket.socket) -> None:
@@ -61,9 +61,9 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._watch(door, self._welcome)
         self._watch(sys.stdin, lambda: sys.exit(0))
-        self._fork: Order | None = None
+        self._fork: ForkOrder | None = None
 
-    def run(self) -> Order:
+    def run(self) -> ForkOrder:
         """Serve until this process is a fork; what it is to become.
 
         Raises:
@@ -120,7 +120,7 @@ class Server:
         client.close()
 
 
-def become(order: Order) -> None:
+def become(order: ForkOrder) -> None:
     """Be the process that was asked for, as far as exec would make this one that."""
     os.setpgid(0, 0)
     die_with_parent()
@@ -137,7 +137,7 @@ def become(order: Order) -> None:
         run_script(order.command)
         return
     sys.argv = ["tmd", *order.command[4:]]
-    vars(tmd.launch)["subprocess"] = SimpleNamespace(Popen=Worker, STDOUT=subprocess.STDOUT)
+    vars(tmd.launch)["subprocess"] = SimpleNamespace(Popen=ForkedWorker, STDOUT=subprocess.STDOUT)
     tmd.cli.main()
 
 
@@ -156,7 +156,7 @@ def main() -> None:
         door.bind(sys.argv[1])
         door.listen(64)
         print("ready", flush=True)
-        order = Server(door).run()
+        order = ForkServer(door).run()
     become(order)
 
 

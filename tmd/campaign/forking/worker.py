@@ -28,7 +28,7 @@ def run_script(command: Sequence[str]) -> None:
     runpy.run_path(command[1], run_name="__main__")
 
 
-class Worker:
+class ForkedWorker:
     """To ``tmd.launch`` what ``subprocess.Popen`` is."""
 
     def __init__(

@@ -11,10 +11,10 @@ import structlog
 from aiohttp import hdrs, web
 from msgspec import Struct
 
-from tmd.core.operators import unknown_host
-from tmd.core.requests import DrainRequest
-from tmd.core.unreadable import UNREADABLE, brief
-from tmd.daemon.web.guard import Asked, Problem, refusal
+from tmd.core.values.decode_errors import UNREADABLE, brief
+from tmd.core.values.requests import DrainRequest
+from tmd.core.values.view_checks import unknown_host
+from tmd.daemon.web.guard import Asked, RequestProblem, refusal
 from tmd.daemon.web.parts import PARTS, Refused, answer
 
 log = structlog.get_logger("tmd.web")
@@ -45,7 +45,7 @@ async def drain(request: web.Request) -> web.Response:
     store = request.app[PARTS].store
     unknown = unknown_host(await store.snapshot(), body.host)
     if unknown:
-        raise Refused(Problem(404, "unknown_host", unknown))
+        raise Refused(RequestProblem(404, "unknown_host", unknown))
     by = body.by or f"http {request.remote}"
     asked = DrainRequest(
         host=body.host,
@@ -62,7 +62,7 @@ async def drain(request: web.Request) -> web.Response:
 async def undrain(request: web.Request) -> web.Response:
     body = await _admitted(request, Undrain)
     if not await request.app[PARTS].store.undrain(body.host):
-        raise Refused(Problem(404, "no_drain", f"no drain of '{body.host}' is requested"))
+        raise Refused(RequestProblem(404, "no_drain", f"no drain of '{body.host}' is requested"))
     return answer({"undrained": body.host})
 
 
@@ -98,6 +98,6 @@ async def _admitted(request: web.Request, kind: type[T]) -> T:
     try:
         body = msgspec.json.decode(await request.read() or b"{}", type=kind)
     except UNREADABLE as error:
-        raise Refused(Problem(400, "bad_body", brief(error))) from None
+        raise Refused(RequestProblem(400, "bad_body", brief(error))) from None
     log.info("request of an operator", **said, body=str(body))
     return body

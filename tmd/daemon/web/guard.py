@@ -18,7 +18,7 @@ from tmd.schema import Secret
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-class Problem(Struct, frozen=True):
+class RequestProblem(Struct, frozen=True):
     """An error as the client gets it."""
 
     status: int
@@ -37,26 +37,26 @@ class Asked(Struct, frozen=True):
     content_type: str = ""
 
 
-def refusal(asked: Asked, token: Secret | None, names: frozenset[str]) -> Problem | None:
+def refusal(asked: Asked, token: Secret | None, names: frozenset[str]) -> RequestProblem | None:
     """Why the state must not be changed by this request; ``names`` are hosts that mean us."""
     if token is None:
         message = "no token is configured: set [http] token_file to allow changes over HTTP"
-        return Problem(403, "no_token_configured", message)
+        return RequestProblem(403, "no_token_configured", message)
     if not _is_bearer(asked.authorization, token):
-        return Problem(401, "wrong_token", "send 'Authorization: Bearer <token>'")
+        return RequestProblem(401, "wrong_token", "send 'Authorization: Bearer <token>'")
     if host_name(asked.host) not in names | LOCAL_NAMES:
         message = "the Host header does not name this daemon: see [http] names"
-        return Problem(403, "wrong_host", message)
+        return RequestProblem(403, "wrong_host", message)
     if asked.origin and _place(asked.origin) != asked.host.lower():
-        return Problem(403, "cross_origin", "requests of other sites' pages are refused")
+        return RequestProblem(403, "cross_origin", "requests of other sites' pages are refused")
     if asked.fetch_site not in ("", "same-origin", "none"):
-        return Problem(403, "cross_origin", "requests of other sites' pages are refused")
+        return RequestProblem(403, "cross_origin", "requests of other sites' pages are refused")
     if asked.content_type != "application/json":
-        return Problem(415, "wrong_content_type", "send 'Content-Type: application/json'")
+        return RequestProblem(415, "wrong_content_type", "send 'Content-Type: application/json'")
     return None
 
 
-def misnamed(host: str, names: frozenset[str]) -> Problem | None:
+def misnamed(host: str, names: frozenset[str]) -> RequestProblem | None:
     """Why a request to ``host`` gets nothing; ``names`` are hosts that mean us.
 
     A page that leads a name of its own here sends that name. It cannot send an address, and a
@@ -69,7 +69,7 @@ def misnamed(host: str, names: frozenset[str]) -> Problem | None:
         "the Host header does not name this daemon: ask by its address or host name, or add the "
         "name to [http] names"
     )
-    return Problem(403, "wrong_host", message)
+    return RequestProblem(403, "wrong_host", message)
 
 
 def _is_address(name: str) -> bool:

@@ -16,9 +16,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from tmd import __version__
-from tmd.core.checkpoints import newest
-from tmd.core.migration import is_live
-from tmd.core.model import FINAL, ClusterView, JobRecord, Kind, MigrationPlan, Phase, Severity
+from tmd.core.planning.migration import is_live
+from tmd.core.values.checkpoints import newest
+from tmd.core.values.model import (
+    FINAL,
+    ClusterView,
+    JobRecord,
+    MigrationPlan,
+    Phase,
+    PlanKind,
+    Severity,
+)
 from tmd.daemon.web.parts import Local
 
 
@@ -46,12 +54,12 @@ class Account:
         self.ended[plan.kind.value, plan.phase.value] += 1
         if plan.phase is not Phase.DONE or not plan.timeline:
             return
-        begin = Phase.SWITCH if plan.kind is Kind.PLANNED else plan.timeline[0].phase
+        begin = Phase.SWITCH if plan.kind is PlanKind.PLANNED else plan.timeline[0].phase
         times = [mark.at for mark in plan.timeline if mark.phase is begin]
         if not times:
             return
         seconds = max(0.0, plan.timeline[-1].at - times[0])
-        if plan.kind is Kind.PLANNED:
+        if plan.kind is PlanKind.PLANNED:
             self.pause_s += seconds
         else:
             self.downtime_s += seconds

@@ -10,11 +10,11 @@ import msgspec
 from aiohttp import web
 from msgspec import Struct
 
-from tmd.core.election import Lease
-from tmd.core.model import Severity
-from tmd.core.store_health import StoreState
+from tmd.core.alerts.store_health import StoreState
+from tmd.core.planning.election import Lease
+from tmd.core.values.model import Severity
 from tmd.daemon.bus import Store
-from tmd.daemon.web.guard import Problem
+from tmd.daemon.web.guard import RequestProblem
 from tmd.schema import Secret
 
 
@@ -46,9 +46,9 @@ PARTS: web.AppKey[Parts] = web.AppKey("parts", Parts)
 
 
 class Refused(Exception):
-    """Carries a :class:`Problem` to the client."""
+    """Carries a :class:`RequestProblem` to the client."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: RequestProblem) -> None:
         super().__init__(problem.message)
         self.problem = problem
 
@@ -59,7 +59,7 @@ def answer(value: Any, status: int = 200) -> web.Response:
     )
 
 
-def complaint(problem: Problem) -> web.Response:
+def complaint(problem: RequestProblem) -> web.Response:
     said = answer({"error": {"code": problem.code, "message": problem.message}}, problem.status)
     if problem.status == 401:
         said.headers["WWW-Authenticate"] = "Bearer"

@@ -9,10 +9,10 @@ from importlib import resources
 
 from aiohttp import web
 
-from tmd.core.errors import StoreUnavailable
-from tmd.core.model import ClusterView
+from tmd.core.values.errors import StoreUnavailable
+from tmd.core.values.model import ClusterView
 from tmd.daemon.bus import state_of
-from tmd.daemon.web.guard import Problem
+from tmd.daemon.web.guard import RequestProblem
 from tmd.daemon.web.metrics import Account, exposition
 from tmd.daemon.web.parts import PARTS, Refused, answer
 
@@ -49,7 +49,7 @@ async def events(request: web.Request) -> web.Response:
     after = cursor_of(request.query.get("after", ""))
     limit = request.query.get("limit", "100")
     if not (limit.isascii() and limit.isdecimal() and 0 < int(limit[:9]) <= PAGE_LIMIT):
-        raise Refused(Problem(400, "bad_limit", f"limit must be 1 to {PAGE_LIMIT}"))
+        raise Refused(RequestProblem(400, "bad_limit", f"limit must be 1 to {PAGE_LIMIT}"))
     found = await request.app[PARTS].store.alerts(after, limit=int(limit))
     shown = [{"cursor": cursor, "alert": alert} for cursor, alert in found]
     return answer({"events": shown, "next": found[-1][0] if found else after})
@@ -62,7 +62,9 @@ def cursor_of(text: str) -> str:
         Refused: it is neither.
     """
     if text and not CURSOR.fullmatch(text):
-        raise Refused(Problem(400, "bad_cursor", "a cursor is what 'next' or an event's id said"))
+        raise Refused(
+            RequestProblem(400, "bad_cursor", "a cursor is what 'next' or an event's id said")
+        )
     return text
 
 

@@ -10,9 +10,9 @@ import structlog
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Middleware
 
-from tmd.core.errors import ConfigError, StoreUnavailable
+from tmd.core.values.errors import ConfigError, StoreUnavailable
 from tmd.daemon.web import acting
-from tmd.daemon.web.guard import Problem, misnamed
+from tmd.daemon.web.guard import RequestProblem, misnamed
 from tmd.daemon.web.guests import Guests, Patience
 from tmd.daemon.web.parts import PARTS, Parts, Refused, complaint
 from tmd.daemon.web.reading import Metrics, Page, events, healthz, readyz, state
@@ -151,7 +151,7 @@ def _places() -> Middleware:
         most = MOST_CHANGES if changes else MOST_READS
         if taken[changes] >= most:
             said = f"{most} requests of this kind are being answered; try again"
-            raise Refused(Problem(503, "too_busy", said))
+            raise Refused(RequestProblem(503, "too_busy", said))
         taken[changes] += 1
         try:
             return await handler(request)
@@ -169,10 +169,10 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except Refused as refused:
         return complaint(refused.problem)
     except StoreUnavailable as error:
-        return complaint(Problem(503, "store_unavailable", str(error)))
+        return complaint(RequestProblem(503, "store_unavailable", str(error)))
     except web.HTTPException as error:
         code = error.reason.lower().replace(" ", "_")
-        said = complaint(Problem(error.status, code, f"{error.reason}: {request.path}"))
+        said = complaint(RequestProblem(error.status, code, f"{error.reason}: {request.path}"))
         if isinstance(error, web.HTTPMethodNotAllowed):
             said.headers["Allow"] = ", ".join(sorted(error.allowed_methods))
         return said
@@ -181,4 +181,6 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except Exception:
         # A mistake of ours in one answer must not look like one of the daemon.
         log.exception("http request failed", path=request.path)
-        return complaint(Problem(500, "internal_error", "a mistake of tmd, see the daemon's log"))
+        return complaint(
+            RequestProblem(500, "internal_error", "a mistake of tmd, see the daemon's log")
+        )

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from tmd.core.errors import StoreUnavailable
+from tmd.core.values.errors import StoreUnavailable
 from tmd.daemon.bus import Store, state_of
-from tmd.daemon.web.guard import Problem
+from tmd.daemon.web.guard import RequestProblem
 from tmd.daemon.web.parts import PARTS, Refused
 from tmd.daemon.web.reading import cursor_of
 
@@ -46,7 +46,9 @@ class Streams:
             request.headers.get("Last-Event-ID", "") or request.query.get("after", "")
         )
         if len(self._open) >= MOST_STREAMS:
-            raise Refused(Problem(503, "too_many_streams", f"{MOST_STREAMS} streams are open"))
+            raise Refused(
+                RequestProblem(503, "too_many_streams", f"{MOST_STREAMS} streams are open")
+            )
         self._open.add(task)
         try:
             cursor = after or await store.newest_alert()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from tmd.fabric.frame import Header
+from tmd.fabric.frame import FrameHeader
 from tmd.fabric.link import Link
 from tmd.fabric.memory import EMPTY, Scratch
 from tmd.fabric.transfer import pump, receive, send, swap
@@ -20,7 +20,7 @@ class Op:
     __slots__ = ("_header", "_open", "rank", "scratch", "size")
 
     def __init__(
-        self, rank: int, size: int, header: Header, open_link: OpenLink, scratch: Scratch
+        self, rank: int, size: int, header: FrameHeader, open_link: OpenLink, scratch: Scratch
     ) -> None:
         self.rank = rank
         self.size = size

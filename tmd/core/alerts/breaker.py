@@ -1,0 +1,121 @@
+"""The circuit breaker: when too much happens at once, policies move nobody until a person looks.
+
+Pure. The breaker is a stored value, so that it outlives leaders; it is opened by what the view
+shows and closed by 'tmd resume' alone. What was before it was closed does not open it again.
+All times are wall-clock seconds of those who wrote them, and windows are minutes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from tmd.core.alerts.findings import GRAVE
+from tmd.core.values.breaker_state import Breaker
+from tmd.core.values.model import (
+    ClusterView,
+    HostStatus,
+    PlanKind,
+    Severity,
+    Strategy,
+    Urgency,
+    Verdict,
+)
+
+
+class BreakerRules(Struct, frozen=True):
+    """When it is too much, and when a finding is not one host's own."""
+
+    hosts_share: float = 0.5
+    """Part of the hosts, and at least two, that raise a grave finding within the window."""
+    window_s: float = 300.0
+    moves: int = 6
+    """More moves by policies than this within their window are too many."""
+    moves_window_s: float = 3600.0
+    same_within_s: float = 60.0
+    """The same finding on two hosts within so long is not one host's own: see ``blast``."""
+    settle_s: float = 10.0
+    """A finding about a host is acted on once it is so old, so that others can be heard as well."""
+
+
+def tripped(view: ClusterView, rules: BreakerRules) -> str | None:
+    """Why the breaker is to be opened now, or ``None``. It never says so of an open one."""
+    if view.breaker.open:
+        return None
+    return _too_many_hosts(view, rules) or _too_many_moves(view, rules)
+
+
+def held_back(view: ClusterView, verdict: Verdict) -> str:
+    """Why ``verdict`` must not be carried out; empty if it may.
+
+    Operators' drains and the replacement of the dead always may.
+    """
+    if not view.breaker.open or verdict.request:
+        return ""
+    if verdict.urgency is Urgency.FAILED and _is_dead(view, verdict):
+        return ""
+    return f"the circuit breaker is open: {view.breaker.reason}"
+
+
+def _too_many_hosts(view: ClusterView, rules: BreakerRules) -> str | None:
+    raised = {h.host: times for h in view.hosts if (times := _raised(h, view.breaker))}
+    enough = max(2, math.ceil(rules.hosts_share * len(view.hosts)))
+    for end in sorted({at for times in raised.values() for at in times}):
+        since = end - rules.window_s
+        at_once = [host for host, times in raised.items() if any(since <= t <= end for t in times)]
+        if len(at_once) >= enough:
+            names = ", ".join(sorted(at_once))
+            return (
+                f"{len(at_once)} of {len(view.hosts)} hosts raised grave findings within "
+                f"{rules.window_s:g} s: {names}"
+            )
+    return None
+
+
+def _raised(host: HostStatus, breaker: Breaker) -> list[float]:
+    """When ``host`` raised grave findings about itself since the breaker was closed."""
+    return [
+        alert.at
+        for alert in host.alerts
+        if alert.severity in GRAVE
+        and alert.strategy is not Strategy.OBSERVE
+        and not alert.job
+        and alert.at > breaker.at
+    ]
+
+
+def _too_many_moves(view: ClusterView, rules: BreakerRules) -> str | None:
+    starts = sorted(_moves(view))
+    for first, last in zip(starts, starts[rules.moves :], strict=False):
+        if last - first <= rules.moves_window_s:
+            return (
+                f"policies opened more than {rules.moves} migrations within "
+                f"{rules.moves_window_s:g} s"
+            )
+    return None
+
+
+def _moves(view: ClusterView) -> Sequence[float]:
+    """When policies opened planned migrations since the breaker was closed."""
+    plans = {
+        plan.id: plan
+        for record in view.jobs
+        for plan in (*record.history, record.plan)
+        if plan is not None and plan.kind is PlanKind.PLANNED and plan.policy and not plan.request
+    }
+    starts = [plan.timeline[0].at for plan in plans.values() if plan.timeline]
+    return [at for at in starts if at > view.breaker.at]
+
+
+def _is_dead(view: ClusterView, verdict: Verdict) -> bool:
+    """Whether the view itself shows that the worker is gone."""
+    ended = view.exits(verdict.job).get(verdict.worker)
+    if ended is not None:
+        return ended.code != 0
+    holder = verdict.worker.partition("/")[0]
+    host = view.host(holder)
+    return host is None or any(
+        alert.entity == verdict.worker and alert.severity is Severity.FATAL for alert in host.alerts
+    )

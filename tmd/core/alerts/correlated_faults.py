@@ -1,0 +1,81 @@
+"""What policies get to see: findings that stand for more than one host's own fault only advise.
+
+Pure. Moving a rank off a host does not help against a switch that lost its links, and a driver that
+says the same of many GPUs at once is more likely wrong than right.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from msgspec import structs
+
+from tmd.core.alerts.breaker import BreakerRules
+from tmd.core.values.model import Alert, ClusterView, HostStatus, Strategy
+
+
+class _Raised(NamedTuple):
+    at: float
+    host: str
+    id: str
+
+
+def contained(view: ClusterView, rules: BreakerRules) -> ClusterView:
+    """The view for policies.
+
+    Left out is what a detector raised that only observes. Only advice is what two hosts raised
+    alike and at once, and what was raised so lately that others may not have been heard yet.
+    """
+    shared = _shared(view, rules)
+    return structs.replace(view, hosts=tuple(_limited(h, shared, rules) for h in view.hosts))
+
+
+def _shared(view: ClusterView, rules: BreakerRules) -> dict[str, str]:
+    """Findings that are not one host's own: id -> why."""
+    alike: dict[tuple[str, str], list[_Raised]] = defaultdict(list)
+    for host in view.hosts:
+        for alert in host.alerts:
+            if not alert.job:
+                raised = _Raised(alert.at, host.host, alert.id)
+                alike[alert.detector, alert.code].append(raised)
+    found: dict[str, str] = {}
+    for raises in alike.values():
+        forwards = sorted(raises)
+        for one, other in (*_before(forwards), *_before(forwards[::-1])):
+            if abs(one.at - other.at) <= rules.same_within_s:
+                found[one.id] = f"{other.host} raised the same within {rules.same_within_s:g} s"
+    return found
+
+
+def _before(raises: Sequence[_Raised]) -> Iterator[tuple[_Raised, _Raised]]:
+    """Each of ``raises`` with the nearest one before it that is of another host."""
+    last: _Raised | None = None
+    differs: _Raised | None = None
+    for one in raises:
+        if last is not None and last.host != one.host:
+            differs = last
+        if differs is not None:
+            yield one, differs
+        last = one
+
+
+def _limited(host: HostStatus, shared: dict[str, str], rules: BreakerRules) -> HostStatus:
+    alerts = []
+    for alert in host.alerts:
+        if alert.strategy is Strategy.OBSERVE:
+            continue
+        why = shared.get(alert.id, "")
+        # By the host's own clock on both sides, so that no other clock matters.
+        if not why and not alert.job and host.at - alert.at < rules.settle_s:
+            why = f"raised less than {rules.settle_s:g} s ago"
+        if why and _acts_on_host(alert):
+            evidence = (*alert.evidence, f"advice only: {why}")
+            alert = structs.replace(alert, strategy=Strategy.ADVISE, evidence=evidence)
+        alerts.append(alert)
+    return structs.replace(host, alerts=tuple(alerts))
+
+
+def _acts_on_host(alert: Alert) -> bool:
+    return alert.strategy is Strategy.ACT and not alert.job

@@ -1,0 +1,106 @@
+"""Findings that an operator raises to rehearse what the cluster would do about real ones.
+
+Pure. Such a finding is kept under a detector of its own, ``injected:<detector>``: it can neither
+count into, nor end, nor hide what the detector itself has found. It goes as far as that detector's
+findings go and is raised once it has held as theirs must, but its coming back is not remembered: a
+rehearsal must not ban a host.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+from msgspec import structs
+
+from tmd.core.alerts import triage
+from tmd.core.alerts.findings import AT_ONCE, BANNED, DECLARED, FindingKey, Origin, Rules
+from tmd.core.values.model import Alert, Severity, Signal, State
+
+PREFIX = "injected:"
+MARK = "INJECTED"
+LONGEST = 1000
+"""Characters of what is said: it is in every heartbeat of the host."""
+MOST = 32
+"""Injected findings of one host at once, for the same reason."""
+
+
+def injector(detector: str) -> str:
+    """Stands for ``detector`` in what is injected under its name."""
+    return PREFIX + detector
+
+
+def detector_of(code: str) -> str:
+    """Whose finding ``code`` is: the word before its first dot."""
+    return code.partition(".")[0]
+
+
+def refusal(signal: Signal, for_s: float, detectors: Collection[str]) -> str:
+    """Why ``signal`` cannot be injected on a host with these detectors; empty if it can."""
+    detector, _, rest = signal.code.partition(".")
+    if not rest or detector not in detectors:
+        names = ", ".join(sorted(detectors)) or "none is enabled"
+        return (
+            f"no detector here finds '{signal.code}': a code is the name of a detector, a dot and "
+            f"a word, as 'tmd status' shows them; detectors are {names}"
+        )
+    if signal.code in (BANNED, DECLARED):
+        return f"'{signal.code}' is said by triage alone"
+    if not signal.entity:
+        return "it must be about something: an entity is needed"
+    if len(signal.evidence) > MOST:
+        return f"it may have {MOST} lines of evidence at most"
+    if max(map(len, (signal.code, signal.entity, signal.message, *signal.evidence))) > LONGEST:
+        return f"code, entity, message and evidence may have {LONGEST} characters at most"
+    if not (math.isfinite(for_s) and for_s >= 0):
+        return "its duration must be a number of seconds, or 0"
+    return ""
+
+
+def marked(signal: Signal, by: str, for_s: float) -> Signal:
+    """``signal`` as it is raised: whoever reads it sees that nothing was found."""
+    lasts = f"for {for_s:g} s" if for_s else "until it is ended"
+    return structs.replace(
+        signal,
+        state=State.RAISED,
+        message=f"{MARK} by {by}: {signal.message}".rstrip(": "),
+        evidence=(f"injected by {by} {lasts}: a rehearsal, nothing was found", *signal.evidence),
+        count=1,
+    )
+
+
+def forgetful(rules: Rules) -> Rules:
+    """``rules`` of a detector for what is injected: held as long, never counted for a ban."""
+    return structs.replace(rules, repeats=0)
+
+
+def standing(board: triage.Board, code: str = "", entity: str = "") -> dict[FindingKey, Severity]:
+    """What is injected and raised, or may still be: of ``code`` or the detector of that name, and
+    of ``entity``; empty for any."""
+    found = {key: suspect.signal.severity for key, suspect in board.suspects.items()}
+    found |= {key: alert.severity for key, alert in board.raised.items()}
+    return {
+        key: severity
+        for key, severity in found.items()
+        if key.detector.startswith(PREFIX)
+        and code in ("", key.code, detector_of(key.code))
+        and entity in ("", key.entity)
+    }
+
+
+def foretold(board: triage.Board, signal: Signal, origin: Origin, *, now: float) -> Alert:
+    """The alert that ``signal`` makes on ``board``, once it has held."""
+    at_once = structs.replace(origin, rules=AT_ONCE)
+    after, _ = triage.fold(board, signal, at_once, alert_id="", now=now, clock=math.inf)
+    return after.raised[FindingKey(origin.host, origin.detector, signal.entity, signal.code)]
+
+
+def unended(told: Sequence[Alert]) -> list[Alert]:
+    """Of alerts in the order in which they were told: injected ones whose end was not."""
+    open_: dict[str, Alert] = {}
+    for alert in told:
+        if alert.detector.startswith(PREFIX):
+            open_.pop(alert.id, None)
+            if alert.state is State.RAISED:
+                open_[alert.id] = alert
+    return list(open_.values())

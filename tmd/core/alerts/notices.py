@@ -1,0 +1,112 @@
+"""What people are told outside the cluster, and what they have been told.
+
+Pure: the notifier keeps :class:`Announced` in the store, so that the next leader goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from msgspec import Struct, structs
+
+from tmd.core.values.model import FINAL, Alert, JobRecord, MigrationPlan, Phase, State
+
+REMEMBERED = 1000
+VERSION = 1
+
+
+class Notice(Struct, frozen=True):
+    """One thing to tell. ``id`` is the same when it is told again."""
+
+    id: str
+    text: str
+    job: str = ""
+    alert: Alert | None = None
+    migration: MigrationPlan | None = None
+
+
+class Announced(Struct, frozen=True):
+    """What was told before."""
+
+    cursor: str = ""
+    """All alerts of the stream up to here."""
+    alerts: tuple[str, ...] = ()
+    """Ids of the last notices of alerts: an emptied store may show them again."""
+    migrations: tuple[str, ...] = ()
+    """Ids of those the records may still show."""
+
+    def plus(self, notices: Iterable[Notice], cursor: str, shown: Iterable[str] = ()) -> Announced:
+        """With ``notices`` told and alerts seen up to ``cursor``; ``shown`` are the ids of the
+        migrations that the records show now, which are never forgotten."""
+        alerts = dict.fromkeys(self.alerts)
+        migrations = dict.fromkeys(self.migrations)
+        for notice in notices:
+            (alerts if notice.alert else migrations)[notice.id] = None
+        here = set(shown)
+        gone = [known for known in migrations if known not in here]
+        for old in gone[:-REMEMBERED]:
+            del migrations[old]
+        return Announced(
+            cursor=cursor,
+            alerts=tuple(alerts)[-REMEMBERED:],
+            migrations=tuple(migrations),
+        )
+
+    def untold(self, notices: Sequence[Notice]) -> list[Notice]:
+        known = {*self.alerts, *self.migrations}
+        return [notice for notice in notices if notice.id not in known]
+
+
+def of_alerts(alerts: Iterable[Alert]) -> list[Notice]:
+    return [Notice(id=mark(a), text=_alert_text(a), job=a.job, alert=a) for a in alerts]
+
+
+def of_migrations(jobs: Iterable[JobRecord]) -> list[Notice]:
+    """All finished migrations that the records still know, oldest first for each job."""
+    return [
+        Notice(id=f"{record.job}/{plan.id}", text=_plan_text(plan), job=record.job, migration=plan)
+        for record in jobs
+        for plan in record.history
+        if plan.phase in FINAL
+    ]
+
+
+def payload(notice: Notice, cluster: str) -> bytes:
+    """JSON that Slack's incoming webhooks show as ``text``, and programs read under ``tmd``."""
+    said = {"v": VERSION, "cluster": cluster, **structs.asdict(notice)}
+    said = {key: value for key, value in said.items() if value is not None and key != "text"}
+    text = _escaped(f"[{cluster}] {notice.text}")
+    return msgspec.json.encode({"text": text, "tmd": said})
+
+
+def _alert_text(alert: Alert) -> str:
+    word = "cleared" if alert.state is State.CLEARED else alert.severity.value
+    text = f"{word}: {alert.code} on {alert.host}, {alert.entity}"
+    return f"{text}: {alert.message}" if alert.message else text
+
+
+def _plan_text(plan: MigrationPlan) -> str:
+    word = "done" if plan.phase is Phase.DONE else "given up"
+    moves = ", ".join(
+        f"rank {m.rank} from {m.leaver.host} to {m.joiner.host if m.joiner else 'nobody'}"
+        for m in plan.moves
+    )
+    text = f"migration {plan.id} {word}: {moves or 'no rank moved'}"
+    back = "" if plan.rollback is None else plan.rollback.sentence
+    why = "; ".join(filter(None, (plan.outcome or plan.reason, back)))
+    return f"{text} ({why})" if why else text
+
+
+def _escaped(text: str) -> str:
+    # In Slack <...> is a link or calls everybody: what a detector says must do neither.
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def mark(alert: Alert) -> str:
+    """The same for a repeated delivery, another one for each news about a finding.
+
+    A finding keeps its id from raise to clear and may get worse in between, so the id alone is not
+    enough.
+    """
+    return f"{alert.id}/{alert.state.value}/{alert.severity.value}/{alert.count}"

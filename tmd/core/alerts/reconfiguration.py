@@ -1,0 +1,40 @@
+"""The board of findings when the configuration of a detector changes."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from tmd.core.alerts.findings import Suspect
+from tmd.core.alerts.injection import injector
+from tmd.core.alerts.triage import Board
+from tmd.core.values.model import Signal, State, Strategy
+
+
+def with_strategy(board: Board, detector: str, strategy: Strategy) -> Board:
+    """What ``detector`` has raised, or may still raise, goes only as far as ``strategy`` now; what
+    is injected under its name as well."""
+    names = (detector, injector(detector))
+    raised = {
+        key: structs.replace(alert, strategy=strategy) if key.detector in names else alert
+        for key, alert in board.raised.items()
+    }
+    suspects = {
+        key: _retuned(suspect, strategy) if key.detector in names else suspect
+        for key, suspect in board.suspects.items()
+    }
+    return structs.replace(board, raised=raised, suspects=suspects)
+
+
+def _retuned(suspect: Suspect, strategy: Strategy) -> Suspect:
+    return structs.replace(suspect, origin=structs.replace(suspect.origin, strategy=strategy))
+
+
+def farewells(board: Board, detector: str, message: str) -> list[Signal]:
+    """Signals that clear all that ``detector`` has raised or suspects: nobody else would."""
+    severities = {key: alert.severity for key, alert in board.raised.items()}
+    severities |= {key: suspect.signal.severity for key, suspect in board.suspects.items()}
+    return [
+        Signal(key.code, key.entity, severity, State.CLEARED, message)
+        for key, severity in severities.items()
+        if key.detector == detector
+    ]

@@ -1,0 +1,249 @@
+"""From signals to alerts: what is new, what is a repetition, what is over, what came back.
+
+Pure: ids and times are passed in. A finding is keyed by host, detector, entity and code. It counts
+once it has held for its hold time, is raised once, counts its repetitions, and ends only by an
+explicit CLEARED or an operator's word, never by silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct, structs
+
+from tmd.core.alerts.findings import (
+    BANNED,
+    DECLARED,
+    TRIAGE,
+    FindingKey,
+    FindingMemory,
+    Origin,
+    Raise,
+    Suspect,
+    ban,
+    is_of_host,
+)
+from tmd.core.alerts.quota import TOO_MANY, fitted, is_crowded
+from tmd.core.values.model import Alert, Severity, Signal, State, Strategy
+
+REMEMBERED = 1000
+"""Raises of one detector that may come back."""
+News = tuple[Alert, ...]
+"""Alerts to publish: raised for the first time, raised again but worse, cleared."""
+
+
+class Board(Struct, frozen=True):
+    """The findings of one host."""
+
+    raised: dict[FindingKey, Alert] = {}
+    suspects: dict[FindingKey, Suspect] = {}
+    memory: FindingMemory = FindingMemory()
+
+    @property
+    def alerts(self) -> tuple[Alert, ...]:
+        return tuple(self.raised.values())
+
+
+def restored(memory: FindingMemory, host: str) -> Board:
+    """The board of a daemon that starts: a ban holds on; what detectors see they say again."""
+    raised = {} if memory.ban is None else {_ban_key(host): memory.ban}
+    return Board(raised=raised, memory=memory)
+
+
+def fold(
+    board: Board, signal: Signal, origin: Origin, *, alert_id: str, now: float, clock: float
+) -> tuple[Board, News]:
+    """The board after ``signal``, and what is news.
+
+    ``alert_id`` is used for a new finding only; a finding keeps its id from raise to clear. ``now``
+    is wall-clock time, ``clock`` monotonic seconds.
+    """
+    signal = fitted(signal)
+    key = FindingKey(origin.host, origin.detector, signal.entity, signal.code)
+    if signal.state is State.CLEARED:
+        board, news = _cleared(board, key, signal.message, now)
+        board, more = _relieved(board, key, now)
+        return board, news + more
+    if key in board.raised:
+        return _repeated(board, key, signal, origin)
+    suspect = board.suspects.get(key)
+    if suspect is None and is_crowded(_held(board, key), signal.severity):
+        word = _too_many(key)
+        whose = Origin(origin.host, TRIAGE, Strategy.ADVISE)
+        own = f"{alert_id}-more"
+        return fold(board, word, whose, alert_id=own, now=now, clock=clock)
+    if suspect is None:
+        suspect = Suspect(signal, origin, alert_id, since=clock)
+    else:
+        suspect = structs.replace(suspect, signal=_merged(suspect.signal, signal), origin=origin)
+    board = structs.replace(board, suspects={**board.suspects, key: suspect})
+    return _counted(board, key, now, clock)
+
+
+def ripened(board: Board, *, now: float, clock: float) -> tuple[Board, News]:
+    """The board with every suspect raised that has held for its hold time."""
+    news: list[Alert] = []
+    for key in tuple(board.suspects):
+        board, more = _counted(board, key, now, clock)
+        news += more
+    return board, tuple(news)
+
+
+def declared_healthy(
+    board: Board, host: str, code: str, *, by: str, request: str, now: float
+) -> tuple[Board, News]:
+    """An operator's word: findings of ``code`` (empty: all) are over and their past is forgotten.
+
+    The record of it is news in any case: who, when, and what it ended.
+    """
+    message = f"declared healthy by {by or 'somebody'}"
+    ended = [k for k in board.raised if code in ("", k.code)]
+    news: list[Alert] = []
+    for key in ended:
+        board, over = _cleared(board, key, message, now)
+        board, more = _relieved(board, key, now)
+        news += over + more
+    memory = board.memory
+    raises = tuple(r for r in memory.raises if code not in ("", r.key.code))
+    kept = None if code in ("", BANNED) else memory.ban
+    suspects = {k: s for k, s in board.suspects.items() if code not in ("", k.code)}
+    board = Board(board.raised, suspects, FindingMemory(raises, kept))
+    what = ", ".join(sorted({key.code for key in ended})) or "nothing was raised"
+    record = Alert(
+        id=f"{host}-healthy-{request}",
+        host=host,
+        detector=TRIAGE,
+        code=DECLARED,
+        entity="host",
+        severity=Severity.INFO,
+        state=State.CLEARED,
+        message=f"{message}: {what}",
+        job="",
+        strategy=Strategy.OBSERVE,
+        count=1,
+        at=now,
+    )
+    return board, (*news, record)
+
+
+# --- one finding ----------------------------------------------------------------------------------
+
+
+def _counted(board: Board, key: FindingKey, now: float, clock: float) -> tuple[Board, News]:
+    """Raise a suspect if it has held for long enough."""
+    suspect = board.suspects[key]
+    if clock - suspect.since < suspect.origin.rules.hold_s:
+        return board, ()
+    origin, rules = suspect.origin, suspect.origin.rules
+    memory = board.memory
+    alert = _raised(suspect, now)
+    times = 0
+    if rules.repeats and is_of_host(alert.job, alert.severity):
+        since = now - rules.window_s
+        memory = structs.replace(memory, raises=_with(memory.raises, Raise(key, now), since))
+        times = memory.times(key, since)
+    came_back = rules.repeats and times >= rules.repeats
+    news = [_escalated(alert, times) if came_back else alert]
+    raised = {**board.raised, key: news[0]}
+    grave = alert.severity is not Severity.WARNING and origin.strategy is Strategy.ACT
+    if came_back and grave and memory.ban is None:
+        news.append(ban(origin, alert, times, now))
+        memory = structs.replace(memory, ban=news[-1])
+        raised[_ban_key(origin.host)] = news[-1]
+    suspects = {k: s for k, s in board.suspects.items() if k != key}
+    return Board(raised, suspects, memory), tuple(news)
+
+
+def _with(raises: Sequence[Raise], new: Raise, since: float) -> tuple[Raise, ...]:
+    """With ``new``; of its detector only the newest, and none from before ``since``."""
+    own = [r for r in raises if r.key.detector == new.key.detector and r.at > since]
+    others = (r for r in raises if r.key.detector != new.key.detector)
+    return (*others, *own[1 - REMEMBERED :], new)
+
+
+def _escalated(alert: Alert, times: int) -> Alert:
+    if alert.severity is not Severity.WARNING:
+        return alert
+    evidence = (*alert.evidence, f"raised {times} times")
+    return structs.replace(
+        alert, severity=Severity.DEGRADED, stated=alert.severity, evidence=evidence
+    )
+
+
+def _repeated(board: Board, key: FindingKey, signal: Signal, origin: Origin) -> tuple[Board, News]:
+    known = board.raised[key]
+    graver = signal.severity.grade > known.severity.grade
+    again = structs.replace(
+        known,
+        count=known.count + signal.count,
+        severity=signal.severity if graver else known.severity,
+        stated=None if signal.severity is known.severity or graver else known.stated,
+        message=signal.message or known.message,
+        evidence=signal.evidence or known.evidence,
+        strategy=origin.strategy,
+    )
+    board = structs.replace(board, raised={**board.raised, key: again})
+    return board, (again,) if graver else ()
+
+
+def _cleared(board: Board, key: FindingKey, message: str, now: float) -> tuple[Board, News]:
+    if key in board.suspects:
+        suspects = {k: s for k, s in board.suspects.items() if k != key}
+        board = structs.replace(board, suspects=suspects)
+    known = board.raised.get(key)
+    if known is None:
+        return board, ()
+    rest = {k: a for k, a in board.raised.items() if k != key}
+    over = structs.replace(known, state=State.CLEARED, message=message or known.message, at=now)
+    return structs.replace(board, raised=rest), (over,)
+
+
+def _merged(first: Signal, second: Signal) -> Signal:
+    """What two signals of a suspect say together: the graver one, with the count of both."""
+    graver = second if second.severity.grade >= first.severity.grade else first
+    return structs.replace(graver, count=first.count + second.count)
+
+
+def _raised(suspect: Suspect, now: float) -> Alert:
+    signal, origin = suspect.signal, suspect.origin
+    return Alert(
+        id=suspect.alert_id,
+        host=origin.host,
+        detector=origin.detector,
+        code=signal.code,
+        entity=signal.entity,
+        severity=signal.severity,
+        state=State.RAISED,
+        message=signal.message,
+        job=signal.job,
+        strategy=origin.strategy,
+        count=signal.count,
+        at=now,
+        evidence=signal.evidence,
+    )
+
+
+# --- too many -------------------------------------------------------------------------------------
+
+
+def _held(board: Board, key: FindingKey) -> Iterator[Severity]:
+    """What the detector of ``key`` has stated and not ended."""
+    yield from (a.severity for a in board.raised.values() if a.detector == key.detector)
+    yield from (s.signal.severity for k, s in board.suspects.items() if k.detector == key.detector)
+
+
+def _too_many(key: FindingKey) -> Signal:
+    message = f"it states more than is held; the last left out was {key.code} of {key.entity}"
+    return Signal(TOO_MANY, f"detector:{key.detector}", Severity.WARNING, message=message)
+
+
+def _relieved(board: Board, key: FindingKey, now: float) -> tuple[Board, News]:
+    """Once a detector has ended all that was held of it, nothing is left out any more."""
+    if any(True for _ in _held(board, key)):
+        return board, ()
+    word = FindingKey(key.host, TRIAGE, f"detector:{key.detector}", TOO_MANY)
+    return _cleared(board, word, "it has ended all that it had stated", now)
+
+
+def _ban_key(host: str) -> FindingKey:
+    return FindingKey(host, TRIAGE, "host", BANNED)

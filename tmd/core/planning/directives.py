@@ -1,0 +1,248 @@
+"""What a worker is told to do, and how that follows from the record and nothing else.
+
+Idempotent by construction: asking twice gives the same duty, and a crash anywhere between two
+revisions is mended by asking again.
+"""
+
+from __future__ import annotations
+
+from typing import TypeGuard
+
+from msgspec import Struct
+
+from tmd.core.planning.migration import is_live
+from tmd.core.values.model import (
+    JobRecord,
+    JobState,
+    Member,
+    Membership,
+    MigrationPlan,
+    Move,
+    Phase,
+    PlanKind,
+)
+
+
+class Wait(Struct, frozen=True, tag=True):
+    """Hold no rank: start up, then be a standby. A leaver that is done and a joiner whose plan was
+    dropped return to the pool; a worker that trains never obeys this."""
+
+    busy: bool = False
+    """A plan goes on, which may want a standby any moment."""
+
+
+class Train(Struct, frozen=True, tag=True):
+    """Hold ``rank`` of ``membership``; nothing else is going on."""
+
+    membership: Membership
+    rank: int
+    dropped: str = ""
+    """A plan that is being dropped: disarm, and say so with its name."""
+
+
+class Prepare(Struct, frozen=True, tag=True):
+    """Joiner: be ready for ``rank``: open the links of ``membership``, and live the life of
+    ``source`` until the vote says that all are armed."""
+
+    plan: str
+    membership: Membership
+    rank: int
+    source: Member
+    plays: int
+    """Rank of the source: as a rule the one that moves, else a replica of it."""
+
+
+class ShadowRank(Struct, frozen=True, tag=True):
+    """Standby: live the life of ``rank``; ``stay``, or compute the bits of a recorded step."""
+
+    rank: int
+    size: int
+    source: Member
+    stay: bool
+    request: str = ""
+    """Id of the request for a rehearsal that this answers."""
+
+    @property
+    def plays(self) -> int:
+        return self.rank
+
+
+def is_rehearsal(duty: Directive) -> TypeGuard[ShadowRank]:
+    """Whether ``duty`` is to compute the bits of a rank once, and not to stay with it."""
+    return isinstance(duty, ShadowRank) and not duty.stay
+
+
+class HoldState(Struct, frozen=True, tag=True):
+    """Standby that followed a rank: a recovery goes on, so keep the state that you have."""
+
+    plan: str
+    over: bool = False
+    """The worker that was followed is dead: what it has sent counts, and nothing more will come."""
+
+
+class Arm(Struct, frozen=True, tag=True):
+    """Member of the old epoch: switch to ``membership`` when the vote says that all are armed."""
+
+    plan: str
+    membership: Membership
+    moves: tuple[Move, ...]
+
+    def move_of(self, worker: str) -> Move:
+        """The move by which ``worker`` gives its rank away."""
+        return next(m for m in self.moves if m.leaver.worker == worker)
+
+
+class Hold(Struct, frozen=True, tag=True):
+    """Survivor: give up the present step of ``epoch``, wait and say how far you came."""
+
+    plan: str
+    epoch: int
+    hot: tuple[int, ...] = ()
+    """Ranks that were lost, if a hot standby may have their state: replicas are compared with it.
+    """
+
+
+class Sync(Struct, frozen=True, tag=True):
+    """Be ready to run step ``resume`` as ``rank`` of ``membership``.
+
+    A survivor rolls forward or rewinds; a source sends its state to its joiners; a joiner receives.
+    """
+
+    plan: str
+    membership: Membership
+    rank: int
+    resume: int
+    moves: tuple[Move, ...]
+    whole: int | None = None
+    """The newest snapshot that is whole: no other is needed any more."""
+    back: bool = False
+    """Put that one back, which is of ``resume``; who has no copy of its rank gets it from the
+    source of its move."""
+
+
+class Resume(Struct, frozen=True, tag=True):
+    """All are synced: run on as ``rank`` of ``membership``."""
+
+    plan: str
+    membership: Membership
+    rank: int
+
+
+class Finish(Struct, frozen=True, tag=True):
+    """Some rank came to the end of training: if undecided, apply your gradients; then run on."""
+
+
+class Leave(Struct, frozen=True, tag=True):
+    """You are not needed any more: exit with ``code``."""
+
+    code: int = 0
+    detail: str = ""
+
+
+Directive = (
+    Wait | ShadowRank | HoldState | Train | Prepare | Arm | Hold | Sync | Resume | Finish | Leave
+)
+
+
+def directive_of(record: JobRecord, worker: str) -> Directive:
+    """The duty of ``worker`` under ``record``."""
+    match record.state:
+        case JobState.FAILED:
+            return Leave(code=1, detail=record.detail)
+        case JobState.FINISHED:
+            return Leave()
+        case JobState.FINISHING:
+            return Finish() if record.membership.rank_of(worker) is not None else Leave()
+        case JobState.RUNNING:
+            pass
+    plan = record.plan
+    if plan is not None and is_live(plan):
+        found = (
+            _in_planned(plan, worker)
+            if plan.kind is PlanKind.PLANNED
+            else _in_failover(record, plan, worker)
+        )
+        if found is not None:
+            return found
+    rank = record.membership.rank_of(worker)
+    if rank is not None:
+        return Train(membership=record.membership, rank=rank)
+    return _outside(record, worker)
+
+
+def _in_planned(plan: MigrationPlan, worker: str) -> Directive | None:
+    move = next((m for m in plan.moves if m.joiner and m.joiner.worker == worker), None)
+    if move is not None and plan.phase is not Phase.DISARM:
+        source = move.source or move.leaver
+        plays = plan.old.rank_of(source.worker)
+        assert plays is not None, "a planned move has its source in the old membership"
+        return Prepare(plan.id, plan.new, move.rank, source, plays)
+    rank = plan.old.rank_of(worker)
+    if rank is None:
+        return None
+    if plan.phase in (Phase.READY, Phase.SWITCH):
+        return Arm(plan=plan.id, membership=plan.new, moves=plan.moves)
+    dropped = plan.id if plan.phase is Phase.DISARM else ""
+    return Train(membership=plan.old, rank=rank, dropped=dropped)
+
+
+def _in_failover(record: JobRecord, plan: MigrationPlan, worker: str) -> Directive | None:
+    if worker in plan.dead:
+        return Leave(code=1, detail=f"named dead by plan {plan.id}: {plan.reason}")
+    rank = plan.new.rank_of(worker)
+    match plan.phase:
+        case Phase.RECOVER:
+            witness = any(m.worker == worker for m in plan.witnesses)
+            lost = tuple(m.rank for m in plan.moves)
+            hot = lost if any(u.stay for u in record.understudies) else ()
+            return Hold(plan=plan.id, epoch=plan.old.epoch, hot=hot) if witness else None
+        case Phase.SYNC if rank is not None and plan.resume is not None:
+            return Sync(
+                plan=plan.id,
+                membership=plan.new,
+                rank=rank,
+                resume=plan.resume,
+                moves=plan.moves,
+                whole=plan.whole,
+                back=plan.rollback is not None,
+            )
+        case Phase.RESUME if rank is not None:
+            return Resume(plan=plan.id, membership=plan.new, rank=rank)
+    return None
+
+
+def _outside(record: JobRecord, worker: str) -> Directive:
+    """A worker without rank: the last plan that moved it away says whether it may stay."""
+    for plan in reversed(record.history):
+        if plan.phase is not Phase.DONE:
+            continue
+        if any(m.joiner and m.joiner.worker == worker for m in plan.moves):
+            break
+        if worker in plan.dead:
+            return Leave(code=1, detail=f"named dead by plan {plan.id}: {plan.reason}")
+        if plan.leave and any(m.leaver.worker == worker for m in plan.moves):
+            return Leave(detail=f"drained by plan {plan.id}")
+    return _following(record, worker)
+
+
+def _following(record: JobRecord, worker: str) -> Directive:
+    """A worker of the pool: it may be an understudy."""
+    study = next((u for u in record.understudies if u.member.worker == worker), None)
+    plan = record.plan
+    if study is None:
+        return Wait(busy=is_live(plan))
+    source = record.membership.members[study.rank]
+    if (
+        plan is not None
+        and plan.kind is PlanKind.FAILOVER
+        and plan.phase in (Phase.RECOVER, Phase.SYNC)
+    ):
+        # What was followed is over once all go back.
+        return HoldState(plan.id, source.worker in plan.dead) if plan.rollback is None else Wait()
+    return ShadowRank(
+        rank=study.rank,
+        size=record.world_size,
+        source=source,
+        stay=study.stay,
+        request=study.request,
+    )

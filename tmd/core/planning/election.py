@@ -1,0 +1,87 @@
+"""Who leads, as far as one candidate can know.
+
+Pure: the store's answer and the times come in, the candidate's belief goes out. The belief is only
+for efficiency; safety comes from the lease epoch, which everybody who acts compares (I5).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from math import inf
+
+from msgspec import Struct
+
+from tmd.core.values.model import JobRecord
+
+SAFE_PART = 0.8
+"""Of the time to live, counted from before the request was sent, a holder trusts only this."""
+
+JITTER = 0.2
+
+
+class Granted(Struct, frozen=True):
+    """The store says: you lead, with this lease epoch."""
+
+    epoch: int
+
+
+class Denied(Struct, frozen=True):
+    """The store says: ``holder`` leads, for at most ``remaining_s`` unless it renews."""
+
+    holder: str
+    remaining_s: float
+
+
+Answer = Granted | Denied
+
+
+class Lease(Struct, frozen=True):
+    """What a candidate believes: it may act as leader of ``epoch`` until ``until`` (monotonic)."""
+
+    epoch: int = 0
+    until: float = -inf
+
+    def held(self, now: float) -> bool:
+        return now < self.until
+
+
+def updated(lease: Lease, answer: Answer, *, sent_at: float, ttl_s: float) -> Lease:
+    """The belief after ``answer`` to a request sent at ``sent_at``."""
+    if isinstance(answer, Granted):
+        return Lease(epoch=answer.epoch, until=sent_at + SAFE_PART * ttl_s)
+    return Lease(epoch=lease.epoch)
+
+
+def next_attempt(answer: Answer | None, *, renew_s: float, chance: float) -> float:
+    """Seconds until the store is asked again. ``chance`` in [0, 1) spreads the candidates.
+
+    A follower comes back just after the lease it was shown can lapse, so that a dead leader is
+    replaced soon. ``None``: the store did not answer.
+    """
+    early = renew_s * (1 - JITTER * chance)
+    if isinstance(answer, Denied):
+        return min(early, answer.remaining_s + 0.01 + 0.05 * chance)
+    return early
+
+
+class Receipt(StrEnum):
+    """What becomes of a record that was read from the store."""
+
+    NEW = "new"
+    KNOWN = "known"
+    OLDER = "older"  # the store lost something: ours is the newer one
+    REFUSED = "refused"  # written by a leader older than one obeyed before
+
+
+def received(record: JobRecord, known: JobRecord | None, obeyed: int) -> Receipt:
+    """What becomes of ``record``.
+
+    ``known`` is the newest record that was obeyed since the daemon started, ``obeyed`` the highest
+    lease epoch of all that it has ever obeyed for this job.
+    """
+    if record.lease_epoch < obeyed:
+        older = known is not None and record.revision < known.revision
+        return Receipt.OLDER if older else Receipt.REFUSED
+    if known is not None and record.revision < known.revision:
+        return Receipt.OLDER
+    return Receipt.KNOWN if record == known else Receipt.NEW

@@ -1,0 +1,142 @@
+"""Standbys that live the life of a rank though no move is planned.
+
+A *hot* one stays: when its rank, or a replica of it, is lost there is no state to copy. One that
+only *rehearses* leaves again as soon as it has computed the same bits: that is how a standby is
+admitted to the pool, and how everything lazy in it gets warm. It rehearses once what each rank of
+the job is built as, its *role*, one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+from tmd.core.planning.migration import PlanFacts, is_live
+from tmd.core.planning.standbys import POOL, assigned, barred, candidates, on_hand
+from tmd.core.values.limits import Understudies
+from tmd.core.values.model import (
+    Activity,
+    ClusterView,
+    JobRecord,
+    JobState,
+    Member,
+    Understudy,
+    WorkerStatus,
+)
+from tmd.core.values.shadows import verdict_on, why_unfit
+
+
+def understudied(
+    record: JobRecord, view: ClusterView, facts: PlanFacts, wanted: Understudies
+) -> tuple[Understudy, ...]:
+    """Who is to follow which rank now; changes only while the job trains undisturbed."""
+    if record.state is not JobState.RUNNING or is_live(record.plan):
+        return record.understudies
+    asked = {r.host: r.id for r in view.rehearsals}
+    barring = barred(view)
+    kept = tuple(
+        u
+        for u in record.understudies
+        # One on a drained host could not take the rank: another is to follow it.
+        if u.member.host not in barring and _goes_on(u, record, facts, wanted)
+    )
+    if not all(_trains(facts, m.worker) for m in record.membership.members):
+        return kept
+    busy = [u.member for u in kept]
+    hot = [u for u in kept if u.stay]
+    if len(hot) < min(wanted.hot, record.world_size):
+        spare = [c for c in candidates(view, record, facts) if c not in busy]
+        another = _another(record, facts, spare, {u.rank for u in hot})
+        if another is not None:
+            return (*kept, another)
+    if len(hot) < len(kept):
+        return kept  # one rehearsal at a time: each takes some of the rank's network
+    roles = roles_of(record, facts)
+    for member in on_hand(view, record, facts):
+        if member in busy:
+            continue
+        request, status = asked.get(member.host, ""), facts.status[member.worker]
+        rank = to_rehearse(status, roles, request, wanted)
+        if rank is not None:
+            return (*kept, Understudy(member=member, rank=rank, stay=False, request=request))
+    return kept
+
+
+def roles_of(record: JobRecord, facts: PlanFacts) -> dict[str, list[int]]:
+    """What ranks of the job are built as, and which: the commonest role first. Roles that nobody
+    has told count as one."""
+    found: dict[str, list[int]] = {}
+    for rank in reversed(range(record.world_size)):
+        found.setdefault(facts.role(rank), []).append(rank)
+    return dict(sorted(found.items(), key=lambda role: -len(role[1])))
+
+
+def answered(status: WorkerStatus, roles: dict[str, list[int]], request: str) -> bool:
+    """Whether a standby has rehearsed each of ``roles`` because ``request`` asks for it."""
+    return all(_has_answered(status, ranks[0], role, request) for role, ranks in roles.items())
+
+
+def to_rehearse(
+    status: WorkerStatus, roles: dict[str, list[int]], request: str, wanted: Understudies
+) -> int | None:
+    """The rank that a standby has to live a step of, of a role that it has not rehearsed yet
+    or that somebody asks for; ``None`` if there is none.
+
+    First what it is built as, then the commonest; never rank 0 if there is another one like it:
+    there scripts print and save. Who is suspect is tried again only if somebody asks for it, or if
+    it refused a planned move: then another rank is tried first, since the source of that move may
+    be the one that computes other bits.
+    """
+    suspect = any(v.suspect and v.refused_rank is None for v in status.rehearsed)
+    refused = {v.refused_rank for v in status.rehearsed}
+    roles = {role: sorted(ranks, key=refused.__contains__) for role, ranks in roles.items()}
+
+    def is_due(role: str, rank: int) -> bool:
+        if request and not _has_answered(status, rank, role, request):
+            return True
+        verdict = verdict_on(status.rehearsed, rank, role)
+        unknown = verdict is None or verdict.refused_rank is not None
+        return wanted.rehearse and unknown and not suspect
+
+    due = [ranks for role, ranks in roles.items() if is_due(role, ranks[0])]
+    built = (rank for ranks in due for rank in ranks if rank in status.serves)
+    return next(chain(built, (ranks[0] for ranks in due)), None)
+
+
+def _has_answered(status: WorkerStatus, rank: int, role: str, request: str) -> bool:
+    """Whether it has rehearsed ``role``; because of ``request``, if there is one."""
+    verdict = verdict_on(status.rehearsed, rank, role)
+    if verdict is None or verdict.refused_rank is not None:
+        return False
+    return not request or verdict.request == request
+
+
+def _another(
+    record: JobRecord, facts: PlanFacts, spare: Sequence[Member], covered: set[int]
+) -> Understudy | None:
+    """One more hot standby, if one is fit for a rank that is not ``covered``."""
+    # Rank 0 last: it is there that scripts print and save.
+    for rank in reversed(range(record.world_size)):
+        if rank not in covered and (found := assigned([rank], spare, facts)):
+            return Understudy(member=found[rank], rank=rank, stay=True)
+    return None
+
+
+def _goes_on(
+    understudy: Understudy, record: JobRecord, facts: PlanFacts, wanted: Understudies
+) -> bool:
+    worker, rank = understudy.member.worker, understudy.rank
+    status = facts.status.get(worker)
+    if status is None or facts.failing(worker) or status.activity not in POOL:
+        return False
+    if record.membership.rank_of(worker) is not None:
+        return False
+    role = facts.role(rank)
+    if understudy.stay:
+        return wanted.hot > 0 and not why_unfit(status.rehearsed, rank, role)
+    return not _has_answered(status, rank, role, understudy.request)
+
+
+def _trains(facts: PlanFacts, worker: str) -> bool:
+    status = facts.status.get(worker)
+    return status is not None and status.activity is Activity.TRAINING and status.step > 1

@@ -1,0 +1,330 @@
+"""The phases of a migration: one table, and the facts that move a plan through it.
+
+Rules of this file: every legal transition stands in ``TABLE`` and nowhere else; an event that the
+table does not allow raises and changes nothing; no function here knows who reads or writes plans.
+The diagram in the README is generated from the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+from msgspec import structs
+
+from tmd.core.values.errors import IllegalTransition
+from tmd.core.values.limits import PlanLimits
+from tmd.core.values.model import (
+    FINAL,
+    Activity,
+    ClusterView,
+    Mark,
+    Member,
+    Membership,
+    MigrationPlan,
+    Move,
+    Phase,
+    PlanKind,
+    Severity,
+    Strategy,
+    WorkerStatus,
+)
+
+
+class PlanEvent(StrEnum):
+    """What can happen to a plan."""
+
+    JOINERS_READY = "joiners ready"
+    JOINER_LOST = "joiner lost or refused"
+    DEADLINE = "deadline"
+    SWITCHED = "the vote switched"
+    DISARMED = "all disarmed"
+    COMMITTED = "joiner committed"
+    HALTED = "survivors halted, owners settled"
+    SYNCED = "all synced"
+    MEMBER_LOST = "member lost"
+    JOB_ENDED = "a rank came to the end of training"
+
+
+TABLE: dict[Phase, dict[PlanEvent, Phase]] = {
+    Phase.PREPARE: {
+        PlanEvent.JOINERS_READY: Phase.READY,
+        PlanEvent.JOINER_LOST: Phase.ABORTED,
+        PlanEvent.DEADLINE: Phase.ABORTED,
+        PlanEvent.MEMBER_LOST: Phase.ABORTED,
+        PlanEvent.JOB_ENDED: Phase.ABORTED,
+    },
+    Phase.READY: {
+        PlanEvent.SWITCHED: Phase.SWITCH,
+        PlanEvent.JOINER_LOST: Phase.DISARM,
+        PlanEvent.DEADLINE: Phase.DISARM,
+        PlanEvent.MEMBER_LOST: Phase.ABORTED,
+        PlanEvent.JOB_ENDED: Phase.ABORTED,
+    },
+    # Arms are out: the vote may still switch until every member has taken its own back.
+    Phase.DISARM: {
+        PlanEvent.DISARMED: Phase.ABORTED,
+        PlanEvent.SWITCHED: Phase.SWITCH,
+        PlanEvent.MEMBER_LOST: Phase.ABORTED,
+        PlanEvent.JOB_ENDED: Phase.ABORTED,
+    },
+    Phase.SWITCH: {
+        PlanEvent.COMMITTED: Phase.DONE,
+        PlanEvent.MEMBER_LOST: Phase.ABORTED,
+        PlanEvent.JOB_ENDED: Phase.DONE,
+    },
+    Phase.RECOVER: {
+        PlanEvent.HALTED: Phase.SYNC,
+        PlanEvent.MEMBER_LOST: Phase.RECOVER,
+        PlanEvent.JOB_ENDED: Phase.ABORTED,
+    },
+    Phase.SYNC: {
+        PlanEvent.SYNCED: Phase.RESUME,
+        PlanEvent.JOINER_LOST: Phase.RECOVER,
+        PlanEvent.DEADLINE: Phase.RECOVER,
+        PlanEvent.MEMBER_LOST: Phase.RECOVER,
+        PlanEvent.JOB_ENDED: Phase.ABORTED,
+    },
+    # The change is committed from here on: a new fault is a new failover in the new epoch.
+    Phase.RESUME: {
+        PlanEvent.COMMITTED: Phase.DONE,
+        PlanEvent.MEMBER_LOST: Phase.DONE,
+        PlanEvent.JOB_ENDED: Phase.DONE,
+    },
+    Phase.DONE: {},
+    Phase.ABORTED: {},
+}
+
+
+def transition(
+    plan: MigrationPlan, event: PlanEvent, now: float, outcome: str = ""
+) -> MigrationPlan:
+    """``plan`` after ``event``; ``now`` is only written down.
+
+    Raises:
+        IllegalTransition: the table has no such event in the plan's phase.
+    """
+    phase = TABLE[plan.phase].get(event)
+    if phase is None:
+        raise IllegalTransition(f"plan {plan.id}: '{event}' cannot happen in phase {plan.phase}")
+    return structs.replace(
+        plan, phase=phase, timeline=(*plan.timeline, Mark(phase, now)), outcome=outcome
+    )
+
+
+def is_live(plan: MigrationPlan | None) -> bool:
+    """Whether ``plan`` still wants something done."""
+    return plan is not None and plan.phase not in FINAL
+
+
+class PlanFacts:
+    """What the view says of the workers of one job; reads, never changes."""
+
+    def __init__(self, view: ClusterView, job: str) -> None:
+        self.view = view
+        self.status: dict[str, WorkerStatus] = view.workers(job)
+        self._roles = {w.rank: w.role for w in self.status.values() if w.rank is not None}
+        self._exits = view.exits(job)
+        self._failed = {
+            a.entity
+            for h in view.hosts
+            for a in h.alerts
+            if a.severity is Severity.FATAL and a.strategy is Strategy.ACT and a.job == job
+        }
+
+    def exited(self, worker: str) -> int | None:
+        """Exit status of a worker, as soon as it is known."""
+        known = self._exits.get(worker)
+        return None if known is None else known.code
+
+    def ending(self, workers: Iterable[str]) -> str:
+        """The first of whom it is not yet known how it ends; empty if there is none."""
+        exits = (self._exits.get(w) for w in workers)
+        return next((e.worker for e in exits if e is not None and e.code is None), "")
+
+    def failing(self, worker: str) -> bool:
+        """Ended, or named unfit to act by a detector that may act."""
+        return worker in self._exits or worker in self._failed
+
+    def doing(self, worker: str, activity: Activity, plan: str) -> bool:
+        """Whether ``worker`` says it does ``activity`` for ``plan``."""
+        status = self.status.get(worker)
+        return status is not None and status.activity is activity and status.plan == plan
+
+    def stuck(self, membership: Membership) -> bool:
+        """Whether a member waits for a plan; what it said in an older epoch is over."""
+        members = [self.status.get(m.worker) for m in membership.members]
+        return any(
+            s is not None and s.activity is Activity.STUCK and s.epoch >= membership.epoch
+            for s in members
+        )
+
+    def role(self, rank: int) -> str:
+        """What ``rank`` is built as, by the word of its holder; empty if that is not heard."""
+        return self._roles.get(rank, "")
+
+    def epoch(self, worker: str) -> int:
+        status = self.status.get(worker)
+        return 0 if status is None else status.epoch
+
+
+def planned_event(
+    plan: MigrationPlan, facts: PlanFacts, age: float, limits: PlanLimits
+) -> tuple[PlanEvent, str] | None:
+    """The event that has happened to a PLANNED ``plan``, with a reason; ``None`` for nothing yet.
+
+    The loss of a member is not seen here: it opens a failover (:mod:`tmd.core.planning.failover`).
+    """
+    if plan.kind is not PlanKind.PLANNED:
+        return None
+    match plan.phase:
+        case Phase.PREPARE:
+            return _preparing(plan, facts, age, limits)
+        case Phase.READY:
+            if _switched(plan, facts):
+                return PlanEvent.SWITCHED, ""
+            lost = _joiner_trouble(plan, facts, age, limits)
+            if lost:
+                return PlanEvent.JOINER_LOST, lost
+            if age > limits.ready_s:
+                return PlanEvent.DEADLINE, f"not switched within {limits.ready_s:g} s"
+        case Phase.DISARM:
+            if _switched(plan, facts):
+                return PlanEvent.SWITCHED, ""
+            if all(_disarmed(plan, facts, m.worker) for m in plan.old.members):
+                return PlanEvent.DISARMED, plan.outcome
+        case Phase.SWITCH:
+            if all(_committed(facts, m.joiner.worker, plan) for m in plan.moves if m.joiner):
+                return PlanEvent.COMMITTED, ""
+    return None
+
+
+def failover_event(
+    plan: MigrationPlan, facts: PlanFacts, age: float, limits: PlanLimits
+) -> tuple[PlanEvent, str] | None:
+    """The event that has happened to a FAILOVER ``plan`` in SYNC or RESUME, with a reason."""
+    if plan.kind is not PlanKind.FAILOVER:
+        return None
+    members = [m.worker for m in plan.new.members]
+    if plan.phase is Phase.SYNC:
+        if all(facts.doing(w, Activity.SYNCED, plan.id) for w in members):
+            return PlanEvent.SYNCED, ""
+        lost = _joiner_trouble(plan, facts, age, limits)
+        if lost:
+            return PlanEvent.JOINER_LOST, lost
+        if age > limits.sync_s:
+            return PlanEvent.DEADLINE, f"not synced within {limits.sync_s:g} s"
+    if plan.phase is Phase.RESUME:
+        joiners = [m.joiner.worker for m in plan.moves if m.joiner] or members
+        if all(_committed(facts, w, plan) for w in joiners):
+            return PlanEvent.COMMITTED, ""
+    return None
+
+
+def how_prepared(plan: MigrationPlan, facts: PlanFacts) -> str:
+    """How the joiners of ``plan`` come to their state, in the order of its moves."""
+    joiners = ((m, facts.status.get(m.joiner.worker)) for m in plan.moves if m.joiner)
+    return "; ".join(dict.fromkeys(_how(move, status) for move, status in joiners if status))
+
+
+def _how(move: Move, status: WorkerStatus) -> str:
+    shadow = status.shadow
+    if status.activity is not Activity.IN_STEP or shadow is None:
+        return f"stop-and-copy: {status.detail}"
+    how = "live shadow" if shadow.rank == move.rank else f"live shadow of rank {shadow.rank}"
+    return f"{how}, {shadow.note}" if shadow.note else how
+
+
+def troubled_joiners(
+    plan: MigrationPlan, facts: PlanFacts, age: float, limits: PlanLimits
+) -> tuple[str, ...]:
+    """Joiners of ``plan`` that ended, fell silent or refused."""
+    return tuple(_troubles(plan, facts, age, limits))
+
+
+def _preparing(
+    plan: MigrationPlan, facts: PlanFacts, age: float, limits: PlanLimits
+) -> tuple[PlanEvent, str] | None:
+    lost = _joiner_trouble(plan, facts, age, limits)
+    if lost:
+        return PlanEvent.JOINER_LOST, lost
+    joiners = [m.joiner.worker for m in plan.moves if m.joiner]
+    if all(_ready(facts, w, plan) for w in joiners):
+        return PlanEvent.JOINERS_READY, ""
+    if age > limits.prepare_s:
+        return PlanEvent.DEADLINE, f"joiner not prepared within {limits.prepare_s:g} s"
+    return None
+
+
+def _ready(facts: PlanFacts, worker: str, plan: MigrationPlan) -> bool:
+    return any(facts.doing(worker, a, plan.id) for a in (Activity.IN_STEP, Activity.PREPARED))
+
+
+def _trouble(
+    plan: MigrationPlan, facts: PlanFacts, joiner: Member, age: float, limits: PlanLimits
+) -> str:
+    worker, status = joiner.worker, facts.status.get(joiner.worker)
+    if facts.failing(worker):
+        return f"joiner {worker} was lost"
+    if status is None:
+        patient = _may_come_back(plan, facts, joiner) and age <= limits.silent_s
+        return "" if patient else f"joiner {worker} is not heard from"
+    if status.activity is Activity.REFUSED and status.plan == plan.id:
+        return f"joiner {worker} refused: {status.detail}"
+    return ""
+
+
+def _may_come_back(plan: MigrationPlan, facts: PlanFacts, joiner: Member) -> bool:
+    """Whether to wait for a joiner of which nothing is heard: a daemon that is started anew does
+    not know its workers yet. While training stands still, a silent host is not waited for."""
+    return plan.kind is PlanKind.PLANNED or facts.view.host(joiner.host) is not None
+
+
+def _troubles(
+    plan: MigrationPlan, facts: PlanFacts, age: float, limits: PlanLimits
+) -> dict[str, str]:
+    """Joiners of ``plan`` that are lost to it, and why."""
+    joiners = [m.joiner for m in plan.moves if m.joiner]
+    found = {j.worker: _trouble(plan, facts, j, age, limits) for j in joiners}
+    return {worker: why for worker, why in found.items() if why}
+
+
+def _joiner_trouble(plan: MigrationPlan, facts: PlanFacts, age: float, limits: PlanLimits) -> str:
+    return next(iter(_troubles(plan, facts, age, limits).values()), "")
+
+
+def _switched(plan: MigrationPlan, facts: PlanFacts) -> bool:
+    # One is enough: the outcome of a vote is the same for all who know it.
+    # Of those that left only they themselves and their joiners know.
+    parties = (*plan.old.members, *plan.new.members)
+    return any(
+        facts.epoch(m.worker) >= plan.new.epoch or facts.doing(m.worker, Activity.LEFT, plan.id)
+        for m in parties
+    )
+
+
+def _disarmed(plan: MigrationPlan, facts: PlanFacts, worker: str) -> bool:
+    # By name: a status from before the arms were out says "not armed" too.
+    status = facts.status.get(worker)
+    return status is not None and status.armed == 0 and status.plan == plan.id
+
+
+def _committed(facts: PlanFacts, worker: str, plan: MigrationPlan) -> bool:
+    status = facts.status.get(worker)
+    return (
+        status is not None
+        and status.epoch >= plan.new.epoch
+        and status.activity is Activity.TRAINING
+        and status.step > first_step(plan, facts)
+    )
+
+
+def first_step(plan: MigrationPlan, facts: PlanFacts) -> int:
+    """The step that the new epoch runs first, as far as known.
+
+    A failover has it written down; after a planned switch the leaver still says where it stopped.
+    """
+    if plan.resume is not None:
+        return plan.resume
+    left = [facts.status.get(m.leaver.worker) for m in plan.moves]
+    return max((s.step for s in left if s and s.activity is Activity.LEFT), default=0)

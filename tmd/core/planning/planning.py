@@ -1,0 +1,353 @@
+"""Turns verdicts and a cluster view into the next revision of a job's record.
+
+:func:`steer` is the only entry point. It opens plans, moves them through the table of
+:mod:`tmd.core.planning.migration` as facts arrive, and ends jobs. Each call changes one thing, so
+a leader that crashes between two revisions leaves a record from which the next leader continues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import structs
+
+from tmd.core.planning import failover
+from tmd.core.planning.hot_standbys import understudied
+from tmd.core.planning.links import IN_VAIN, LINK_BROKEN, all_heard, blamed, broke_before, in_vain
+from tmd.core.planning.migration import (
+    PlanEvent,
+    PlanFacts,
+    failover_event,
+    how_prepared,
+    is_live,
+    planned_event,
+    transition,
+    troubled_joiners,
+)
+from tmd.core.planning.planned_moves import planned
+from tmd.core.planning.standbys import barred, candidates, reasons
+from tmd.core.values.limits import PlanLimits, Understudies
+from tmd.core.values.model import (
+    Activity,
+    ClusterView,
+    JobRecord,
+    JobState,
+    Member,
+    Membership,
+    MigrationPlan,
+    Phase,
+    Urgency,
+    Verdict,
+)
+
+NONE_WANTED = Understudies()
+ENDED = frozenset({JobState.FINISHED, JobState.FAILED})
+
+
+def form(view: ClusterView, job: str, before: JobRecord | None = None) -> JobRecord | None:
+    """The first record of ``job`` once as many workers have come as it has ranks.
+
+    Workers on hosts marked ``standby`` or drained never get a rank here. ``before`` is the record
+    of an ended run under the same name; epochs and revisions go on from it.
+    """
+    drained = barred(view)
+    fresh = [
+        (host.host, w)
+        for host in view.hosts
+        if not (host.standby or host.host in drained)
+        for w in host.workers
+        if w.job == job and w.activity is Activity.STARTING and w.address
+    ]
+    if not fresh:
+        return None
+    size = min(w.world_size for _, w in fresh)
+    chosen = sorted((h, w.worker, w.address) for h, w in fresh if w.world_size == size)[:size]
+    if len(chosen) < size:
+        return None
+    members = tuple(Member(worker=w, host=h, address=a) for h, w, a in chosen)
+    epoch = 1 if before is None else before.proposed + 1
+    return JobRecord(
+        job=job,
+        world_size=size,
+        state=JobState.RUNNING,
+        membership=Membership(epoch=epoch, members=members),
+        proposed=epoch,
+        revision=1 if before is None else before.revision + 1,
+        history=() if before is None else before.history,
+    )
+
+
+def unformed(view: ClusterView, job: str) -> str:
+    """Why a job whose workers have come is not formed; empty if no operator is the reason."""
+    waiting = {
+        host.host: w.world_size
+        for host in view.hosts
+        for w in host.workers
+        if w.job == job and w.activity is Activity.STARTING and w.address
+    }
+    held = sorted(waiting.keys() & barred(view))
+    if not held:
+        return ""
+    names = ", ".join(held)
+    return f"the job is not formed: {names} drained ('tmd undrain HOST' gives a host back)"
+
+
+def steer(
+    record: JobRecord,
+    view: ClusterView,
+    verdicts: Sequence[Verdict],
+    *,
+    now: float,
+    age: float,
+    limits: PlanLimits,
+    wanted: Understudies = NONE_WANTED,
+) -> JobRecord:
+    """The next revision of ``record``, or ``record`` itself if nothing is to change.
+
+    ``now`` is wall-clock time and only written down. ``age`` is how long (seconds, monotonic) the
+    leader has seen the job in its present phase with its present members stuck or not.
+    """
+    facts = PlanFacts(view, record.job)
+    if record.state in ENDED:
+        return form(view, record.job, before=record) or record
+    changed = (
+        _ended(record, facts, now)
+        or _abandoned(record, view, facts, age, limits)
+        or _lost(record, view, facts, verdicts, age, limits, now)
+        or _moved_on(record, view, facts, age, limits, now)
+        or planned(record, view, facts, verdicts, now)
+        or _studied(record, view, facts, wanted)
+    )
+    if changed is None or changed == record:
+        return record
+    return structs.replace(changed, revision=record.revision + 1)
+
+
+def _studied(
+    record: JobRecord, view: ClusterView, facts: PlanFacts, wanted: Understudies
+) -> JobRecord | None:
+    studies = understudied(record, view, facts, wanted)
+    return None if studies == record.understudies else structs.replace(record, understudies=studies)
+
+
+# --- ends -----------------------------------------------------------------------------------------
+
+
+def _ended(record: JobRecord, facts: PlanFacts, now: float) -> JobRecord | None:
+    workers = [m.worker for m in record.membership.members]
+    codes = [facts.exited(w) for w in workers]
+    if 0 not in codes:
+        return None
+    if record.state is JobState.RUNNING:
+        if record.plan is not None and is_live(record.plan):
+            # Whoever is at the end has committed every step, and so has every rank.
+            ended = transition(record.plan, PlanEvent.JOB_ENDED, now)
+            record = failover.archived(record, _with_timings(ended, facts))
+        return structs.replace(record, state=JobState.FINISHING, detail="")
+    if None in codes:
+        return None
+    bad = [w for w, c in zip(workers, codes, strict=True) if c != 0]
+    if bad:
+        detail = f"{', '.join(bad)} failed after the end of training"
+        return structs.replace(record, state=JobState.FAILED, detail=detail)
+    return structs.replace(record, state=JobState.FINISHED, detail="")
+
+
+def _abandoned(
+    record: JobRecord, view: ClusterView, facts: PlanFacts, age: float, limits: PlanLimits
+) -> JobRecord | None:
+    """Every member's host is heard from and none of them knows its worker: nobody is left.
+
+    A host that is silent proves nothing, so then the job is believed to train.
+    """
+    members = record.membership.members
+    known = any(m.worker in facts.status or facts.failing(m.worker) for m in members)
+    if known or age < limits.abandon_s or not all(view.host(m.host) for m in members):
+        return None
+    detail = f"no worker of the job has been known to its host for {limits.abandon_s:g} s"
+    return structs.replace(record, state=JobState.FAILED, detail=detail)
+
+
+# --- losses ---------------------------------------------------------------------------------------
+
+
+def _lost(
+    record: JobRecord,
+    view: ClusterView,
+    facts: PlanFacts,
+    verdicts: Sequence[Verdict],
+    age: float,
+    limits: PlanLimits,
+    now: float,
+) -> JobRecord | None:
+    if record.state is not JobState.RUNNING:
+        return None
+    plan = record.plan if is_live(record.plan) else None
+    holders = {m.worker for m in record.holders}
+    named = set(plan.dead) if plan is not None else set()
+    failed = [
+        v
+        for v in verdicts
+        if v.urgency is Urgency.FAILED and v.job == record.job and v.worker in holders - named
+    ]
+    if failed:
+        dead = list(dict.fromkeys(v.worker for v in failed))
+        first = failed[0]
+        return failover.open_failover(record, dead, first.cause, first.reason, first.policy, now)
+    if plan is not None and plan.phase is Phase.SWITCH:
+        broken = _broken_switch(record, plan, facts, age, limits, now)
+        if broken is not None:
+            return broken
+    recovering = plan is not None and plan.phase in (Phase.RECOVER, Phase.SYNC)
+    if not recovering and age >= limits.settle_s and facts.stuck(record.membership):
+        return _broken_off(record, view, facts, age, limits, now)
+    return None
+
+
+def _broken_off(
+    record: JobRecord,
+    view: ClusterView,
+    facts: PlanFacts,
+    age: float,
+    limits: PlanLimits,
+    now: float,
+) -> JobRecord | None:
+    """Links broke though nobody died."""
+    if not broke_before(record, facts) or not candidates(view, record, facts):
+        return _once_more(record, now)
+    if age < limits.silent_s and not all_heard(record, facts):
+        return None  # the word of all is wanted, and who is cut off finds out last
+    culprit = blamed(record, facts)
+    if not culprit:
+        return _once_more(record, now)
+    reason = f"{culprit} has lost its peers again, and most of them name it"
+    return failover.open_failover(record, (culprit,), LINK_BROKEN, reason, "", now)
+
+
+def _once_more(record: JobRecord, now: float) -> JobRecord:
+    if in_vain(record):
+        detail = f"one step broke {IN_VAIN} times though nobody died; see the workers' logs"
+        return structs.replace(record, state=JobState.FAILED, detail=detail)
+    reason = "members are stuck though nobody died"
+    return failover.open_failover(record, (), LINK_BROKEN, reason, "", now)
+
+
+def _broken_switch(
+    record: JobRecord,
+    plan: MigrationPlan,
+    facts: PlanFacts,
+    age: float,
+    limits: PlanLimits,
+    now: float,
+) -> JobRecord | None:
+    """The vote switched but a joiner cannot take over: the leaver, or a replica, is the source."""
+    joiners = [m.joiner.worker for m in plan.moves if m.joiner]
+    refused = [w for w in joiners if facts.doing(w, Activity.REFUSED, plan.id)]
+    orphaned = [
+        m.leaver.worker
+        for m in plan.moves
+        if facts.failing(m.leaver.worker)
+        and m.joiner
+        and facts.epoch(m.joiner.worker) < plan.new.epoch
+    ]
+    if refused:
+        return failover.open_failover(
+            record, refused, "joiner.refused", facts.status[refused[0]].detail, "", now
+        )
+    if orphaned:
+        reason = f"leaver {orphaned[0]} was lost before it had handed over its state"
+        return failover.open_failover(record, orphaned, "leaver.lost", reason, "", now)
+    late = [w for w in joiners if facts.epoch(w) < plan.new.epoch]
+    if late and age > limits.switch_s:
+        reason = f"joiner {', '.join(late)} did not take over within {limits.switch_s:g} s"
+        return failover.open_failover(record, late, "joiner.late", reason, "", now)
+    return None
+
+
+# --- plans under way ------------------------------------------------------------------------------
+
+
+def _moved_on(
+    record: JobRecord,
+    view: ClusterView,
+    facts: PlanFacts,
+    age: float,
+    limits: PlanLimits,
+    now: float,
+) -> JobRecord | None:
+    plan = record.plan
+    if plan is None or not is_live(plan) or record.state is not JobState.RUNNING:
+        return None
+    if plan.phase is Phase.RECOVER:
+        return _recovering(record, plan, view, facts, age, limits, now)
+    happened = planned_event(plan, facts, age, limits) or failover_event(plan, facts, age, limits)
+    if happened is None:
+        return None
+    event, reason = happened
+    if plan.phase is Phase.SYNC and event is not PlanEvent.SYNCED:
+        rejected = troubled_joiners(plan, facts, age, limits)
+        late = () if rejected else _unsynced(plan, facts)
+        return failover.reopened(record, plan, event, reason, now, rejected=rejected, late=late)
+    if event is PlanEvent.JOINERS_READY:
+        plan = structs.replace(plan, how=how_prepared(plan, facts))
+    if event is PlanEvent.JOINER_LOST:
+        plan = structs.replace(plan, rejected=troubled_joiners(plan, facts, age, limits))
+    moved = _with_timings(transition(plan, event, now, reason), facts)
+    if moved.phase in (Phase.SWITCH, Phase.RESUME):
+        # From here on the change is committed: by the vote, or by every member being synced.
+        return structs.replace(record, plan=moved, membership=plan.new, detail="")
+    if not is_live(moved):
+        return structs.replace(failover.archived(record, moved), detail="")
+    return structs.replace(record, plan=moved)
+
+
+def _recovering(
+    record: JobRecord,
+    plan: MigrationPlan,
+    view: ClusterView,
+    facts: PlanFacts,
+    age: float,
+    limits: PlanLimits,
+    now: float,
+) -> JobRecord | None:
+    spare = candidates(view, record, facts)
+    settled, missing = failover.settle(record, plan, facts, spare, now)
+    if not missing:
+        return _with_choice(settled, record, view, facts)
+    silent = failover.unheard(plan, facts)
+    if silent and age > limits.silent_s:
+        reason = f"{', '.join(silent)} not heard from for {limits.silent_s:g} s"
+        return failover.open_failover(record, silent, "host.silent", reason, plan.policy, now)
+    if age < limits.settle_s:
+        # Not worth a revision: as a rule it is over in milliseconds.
+        return None
+    if limits.hold_s and age > limits.hold_s:
+        detail = f"gave up after {limits.hold_s:g} s: {missing}"
+        return structs.replace(record, state=JobState.FAILED, detail=detail)
+    return structs.replace(record, detail=missing)
+
+
+def _with_choice(
+    settled: JobRecord, record: JobRecord, view: ClusterView, facts: PlanFacts
+) -> JobRecord:
+    plan = settled.plan
+    if plan is None or plan.phase is not Phase.SYNC:
+        return settled
+    joiners = {m.rank: m.joiner for m in plan.moves if m.joiner}
+    choice = reasons(joiners, view, record, facts, left_out=plan.rejected)
+    return structs.replace(settled, plan=structs.replace(plan, choice=choice))
+
+
+def _unsynced(plan: MigrationPlan, facts: PlanFacts) -> tuple[str, ...]:
+    joiners = [m.joiner.worker for m in plan.moves if m.joiner and m.source]
+    return tuple(w for w in joiners if not facts.doing(w, Activity.SYNCED, plan.id))
+
+
+def _with_timings(plan: MigrationPlan, facts: PlanFacts) -> MigrationPlan:
+    timings = dict(plan.timings)
+    for member in (*plan.old.members, *plan.new.members):
+        status = facts.status.get(member.worker)
+        if status is not None and status.plan == plan.id:
+            for name, seconds in status.timings.items():
+                timings[name] = max(seconds, timings.get(name, 0.0))
+    return structs.replace(plan, timings=timings)

@@ -1,0 +1,63 @@
+"""Going back after a loss: from whom each rank gets its copy of the newest whole snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from tmd.core.planning.migration import PlanFacts
+from tmd.core.planning.standbys import assigned
+from tmd.core.values.model import Member, MigrationPlan
+from tmd.core.values.snapshots import Kept, Rollback, newest_whole
+
+
+class Cast(NamedTuple):
+    """Who takes the ranks that nobody claims, and whose state they copy."""
+
+    joiners: dict[int, Member] = {}
+    sources: dict[int, Member | None] = {}
+    """``None``: the joiner has the state itself."""
+    lost: tuple[int, ...] = ()
+    """Ranks whose state nobody has."""
+    vacant: tuple[int, ...] = ()
+    """Ranks for which there is no standby."""
+    missing: str = ""
+    """What else has to be waited for."""
+
+
+def newest_of(size: int, owners: Iterable[Member], facts: PlanFacts) -> int | None:
+    """The newest snapshot that is whole in the memory of ``owners``."""
+    return newest_whole(size, (copy for m in owners for copy in facts.status[m.worker].kept))
+
+
+def cast_back(
+    spare: Sequence[Member],
+    owners: dict[int, Member],
+    size: int,
+    facts: PlanFacts,
+    reached: int,
+    plan: MigrationPlan,
+) -> tuple[Cast, Rollback | None]:
+    """How all ranks go back to the newest whole snapshot; without a way back who is lost.
+
+    An owner that lacks its own copy (it has taken the rank over since) gets one like a joiner.
+    An earlier order of ``plan`` may have been carried out by some.
+    """
+    ordered = plan.rollback
+    vacant = [rank for rank in range(size) if rank not in owners]
+    step = newest_of(size, owners.values(), facts)
+    if step is None:
+        here = {c.rank for m in owners.values() for c in facts.status[m.worker].kept}
+        return Cast(lost=tuple(r for r in range(size) if r in vacant or r not in here)), None
+    most = reached if ordered is None else max(reached, ordered.step + ordered.repeats)
+    back = Rollback(step, most - step)
+    found = assigned(vacant, spare, facts, late=plan.late)
+    if open_ranks := tuple(rank for rank in vacant if rank not in found):
+        return Cast(vacant=open_ranks), back
+    lacking = [r for r, m in owners.items() if Kept(r, step) not in facts.status[m.worker].kept]
+    sources = {
+        rank: next(m for m in owners.values() if Kept(rank, step) in facts.status[m.worker].kept)
+        for rank in (*vacant, *lacking)
+    }
+    joiners = {**found, **{rank: owners[rank] for rank in lacking}}
+    return Cast(joiners, dict(sources)), back

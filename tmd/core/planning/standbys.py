@@ -1,0 +1,384 @@
+"""Which standby takes a rank, and why that one. Pure choice.
+
+One that must not have a rank is refused; the others stand in line by ``CandidateRank``, whose fields are
+the criteria, the first one first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
+
+from tmd.core.alerts.findings import BANNED, GRAVE
+from tmd.core.planning.migration import PlanFacts
+from tmd.core.values.model import (
+    Activity,
+    Alert,
+    ClusterView,
+    HostStatus,
+    JobRecord,
+    Member,
+    Phase,
+    PlanKind,
+    Severity,
+    Strategy,
+    WorkerStatus,
+)
+from tmd.core.values.shadows import verdict_on, why_unfit
+
+IDLE = 2
+"""Distance of a standby that follows no rank."""
+MOST_REASONS = 20
+"""Kept in a plan."""
+MOST_NAMED = 5
+"""Standbys named where nobody takes a rank."""
+DRAINED = "its host is drained ('tmd undrain {}' gives it back)"
+POOL = frozenset({Activity.STANDBY, Activity.SHADOWING, Activity.IN_STEP})
+
+
+class CandidateRank(NamedTuple):
+    """Where a standby stands in line: smaller is earlier."""
+
+    ails: bool
+    """Its host should be left: only for a loss, and only if there is nobody else."""
+    doubted: bool
+    """A detector that may not act has a grave finding about its host."""
+    distance: int
+    """From the state of a rank: see ``_distance``."""
+    crowded: bool
+    """Its host holds a rank already, so that losing the host would cost two."""
+    untried: bool
+    """It has not shown of any rank that it computes the bits of the job."""
+    last_left: int
+    """Number of the latest move of the job off its host, after a loss or because a policy wanted
+    it; 0 for none."""
+    host: str
+    worker: str
+
+
+WHY_LATER = (
+    "its host ails",
+    "there is a grave finding about its host",
+    "it is farther from the state",
+    "its host holds a rank already",
+    "it has not rehearsed",
+    "its host was left more lately",
+    "its name comes later",
+    "its name comes later",
+)
+"""For each criterion, what puts one behind another."""
+
+
+class Standby(NamedTuple):
+    """A worker that waits, and what is said of it."""
+
+    standing: CandidateRank
+    member: Member
+    refusal: str = ""
+    """Why it is not given a rank; empty if it may be."""
+
+
+def line(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Standby]:
+    """All that hold no rank of the job and have come to wait for one, best first."""
+    holding = {m.host for m in record.membership.members}
+    drained = barred(view) | {
+        d.host for d in view.drains if d.host in holding and not record.served(d)
+    }
+    left = {
+        move.leaver.host: number
+        for number, plan in enumerate(record.history, start=1)
+        if plan.kind is PlanKind.FAILOVER or (plan.policy and not plan.request)
+        for move in plan.moves
+    }
+    found = []
+    for host in view.hosts:
+        why = DRAINED.format(host.host) if host.host in drained else _unwelcome(host)
+        ails, doubted = _ailment(host) is not None, any(map(_is_grave, host.alerts))
+        for w in host.workers:
+            if w.job == record.job and _in_pool(w):
+                standing = CandidateRank(
+                    ails=ails,
+                    doubted=doubted,
+                    distance=_distance(w, None),
+                    crowded=host.host in holding,
+                    untried=not any(v.has_shown for v in w.rehearsed),
+                    last_left=left.get(host.host, 0),
+                    host=host.host,
+                    worker=w.worker,
+                )
+                member = Member(worker=w.worker, host=host.host, address=w.address)
+                found.append(Standby(standing, member, why or _refusal(w, record, facts)))
+    return sorted(found)
+
+
+def barred(view: ClusterView) -> set[str]:
+    """Hosts that get no rank, not even after a loss with nobody else left: an operator said so."""
+    return {d.host for d in view.drains if d.bars}
+
+
+def candidates(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Member]:
+    """Standbys that may take some rank, best first: ``on_hand`` without those fit for none.
+
+    First those on sound hosts; then who follows a rank, for it has the state; then hosts that hold
+    no rank, so that a later loss of one host costs one rank.
+    """
+    ranks = range(record.world_size)
+    return [m for m in on_hand(view, record, facts) if any(takes([m], r, facts) for r in ranks)]
+
+
+def takes(spare: Sequence[Member], rank: int, facts: PlanFacts) -> bool:
+    """Whether one of ``spare`` is fit for ``rank``."""
+    return any(not _unfit_for(facts, member, rank) for member in spare)
+
+
+def on_hand(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Member]:
+    """Standbys of the job, in the order of ``candidates``, fit or not.
+
+    Never one on a host that is to be left, is being drained or is banned, one that a detector that
+    may act found unfit, or one of another world size.
+    """
+    return [s.member for s in line(view, record, facts) if not s.refusal]
+
+
+def lasting(view: ClusterView, members: Sequence[Member]) -> list[Member]:
+    """Those of ``members`` on hosts that need not be left soon themselves."""
+    ailing = {h.host for h in view.hosts if _ailment(h) is not None}
+    return [m for m in members if m.host not in ailing]
+
+
+def _unwelcome(host: HostStatus) -> str:
+    """Why no rank may go to ``host``; empty if one may."""
+    for alert in host.alerts:
+        if alert.code == BANNED:
+            return f"its host is banned: {alert.message}"
+        if alert.severity is Severity.FATAL and _about_host(alert):
+            return f"{alert.code} of {alert.entity} is fatal"
+    return ""
+
+
+def _ailment(host: HostStatus) -> Alert | None:
+    """Why a rank on ``host`` would be moved away again."""
+    return next((a for a in host.alerts if _is_grave(a) and a.strategy is Strategy.ACT), None)
+
+
+def _is_grave(alert: Alert) -> bool:
+    return alert.severity in GRAVE and not alert.job
+
+
+def _about_host(alert: Alert) -> bool:
+    return alert.strategy is Strategy.ACT and not alert.job
+
+
+def _refusal(status: WorkerStatus, record: JobRecord, facts: PlanFacts) -> str:
+    if status.world_size != record.world_size:
+        return f"it is for a job of {status.world_size} ranks"
+    return "it has ended" if facts.failing(status.worker) else ""
+
+
+def _in_pool(status: WorkerStatus) -> bool:
+    # A joiner of a plan is not, whatever it does at the moment.
+    return status.activity in POOL and not status.plan
+
+
+def _unfit_for(facts: PlanFacts, member: Member, rank: int) -> str:
+    """Why ``rank`` must not go to ``member``, by its rehearsals; empty if it may."""
+    status = facts.status.get(member.worker)
+    return "" if status is None else why_unfit(status.rehearsed, rank, facts.role(rank))
+
+
+def _has_rehearsed(status: WorkerStatus, rank: int, facts: PlanFacts) -> bool:
+    """Whether it has computed the bits of ``rank``, or of one that is built alike."""
+    verdict = verdict_on(status.rehearsed, rank, facts.role(rank))
+    return verdict is not None and verdict.has_shown
+
+
+def _distance(status: WorkerStatus, rank: int | None) -> int:
+    """0: has the state of ``rank``; 1: of a replica, as far as is known; 2: has none; 3: is busy
+    getting one, or has that of another role."""
+    shadow = status.shadow
+    if shadow is None:
+        return IDLE
+    if shadow.verified is None:
+        return 3
+    if rank is None or shadow.rank == rank:
+        return 0
+    return 3 if _builds(status, rank) else 1
+
+
+def _builds(status: WorkerStatus, rank: int) -> bool:
+    """Whether the worker must be built again to be ``rank``."""
+    return bool(status.serves) and rank not in status.serves
+
+
+def assigned(
+    ranks: Sequence[int],
+    spare: Sequence[Member],
+    facts: PlanFacts,
+    *,
+    idle_first: bool = False,
+    late: Collection[str] = (),
+) -> dict[int, Member]:
+    """A standby for each rank, as far as they go: the nearest to it, then one on a sound host, one
+    on a host without grave findings that may not act, one that has rehearsed it, one that need not
+    be built again, else the first in line. Never one that is unfit.
+
+    ``idle_first``: there is time, so those that follow a rank are left to do so.
+    ``late``: workers that are taken only if there is nobody else.
+    """
+    found: dict[int, Member] = {}
+    sound = set(lasting(facts.view, spare))
+    doubted = {h.host for h in facts.view.hosts if any(map(_is_grave, h.alerts))}
+
+    def order(rank: int, member: Member) -> tuple[bool, int, bool, bool, bool, bool]:
+        status = facts.status[member.worker]
+        distance = _distance(status, rank)
+        return (
+            member.worker in late,
+            abs(distance - IDLE) if idle_first else distance,
+            member not in sound,
+            member.host in doubted,
+            not _has_rehearsed(status, rank, facts),
+            _builds(status, rank),
+        )
+
+    def give(rank: int, asked: set[Member]) -> bool:
+        """Find one for ``rank``; if all that may have it are taken, one may do elsewhere."""
+        may = [m for m in spare if m not in asked and not _unfit_for(facts, m, rank)]
+        may.sort(key=lambda m: order(rank, m))
+        holds = {m: r for r, m in found.items()}
+        asked.update(may)
+        for member in sorted(may, key=holds.__contains__):
+            if member not in holds or give(holds[member], asked):
+                found[rank] = member
+                return True
+        return False
+
+    for rank in ranks:
+        give(rank, set())
+    return found
+
+
+def reasons(
+    chosen: dict[int, Member],
+    view: ClusterView,
+    record: JobRecord,
+    facts: PlanFacts,
+    *,
+    left_out: Sequence[str] = (),
+) -> tuple[str, ...]:
+    """Sentences for people: why each of ``chosen`` got its rank, and why nobody else did."""
+    standbys = {s.member.worker: s for s in line(view, record, facts)}
+    found = [
+        f"rank {rank}: {member.worker}: {_merits(standbys[member.worker], rank, facts)}"
+        for rank, member in sorted(chosen.items())
+        if member.worker in standbys
+    ]
+    taken = {m.worker: rank for rank, m in chosen.items()}
+    last = max((standbys[w].standing for w in taken if w in standbys), default=None)
+    for worker, standby in standbys.items():
+        if worker not in taken:
+            failed = _failure(standby.member, sorted(chosen), facts, left_out)
+            unready = "" if failed else _unrehearsed(worker, taken, facts)
+            why = standby.refusal or failed or unready or _later(standby, last)
+            found.append(f"not {worker}: {why}")
+    return tuple(found[:MOST_REASONS])
+
+
+def shortfall(
+    ranks: Sequence[int],
+    view: ClusterView,
+    record: JobRecord,
+    facts: PlanFacts,
+    *,
+    left_out: Sequence[str] = (),
+    lasts: bool = False,
+) -> str:
+    """Why no standby takes ``ranks``: what stands in the way of each one there is.
+
+    ``lasts``: one on a host that should be left itself is not taken.
+    """
+
+    def in_the_way(standby: Standby) -> str:
+        failed = standby.refusal or _failure(standby.member, ranks, facts, left_out)
+        return failed or ("its host ails" if lasts and standby.standing.ails else "")
+
+    found = [
+        f"not {s.member.worker}: {why}" for s in line(view, record, facts) if (why := in_the_way(s))
+    ]
+    starting = sum(
+        w.job == record.job and w.activity is Activity.STARTING
+        for host in view.hosts
+        for w in host.workers
+    )
+    if starting:
+        found.append(f"{starting} still starting")
+    if len(found) > MOST_NAMED:
+        found[MOST_NAMED:] = [f"and {len(found) - MOST_NAMED} more"]
+    return "; ".join(found) or "the job has no other standby"
+
+
+def _merits(standby: Standby, rank: int, facts: PlanFacts) -> str:
+    standing, status = standby.standing, facts.status[standby.member.worker]
+    shadow = status.shadow
+    words = ["it follows no rank" if shadow is None else f"it follows rank {shadow.rank}"]
+    words.append("its host holds a rank already" if standing.crowded else "its host holds none")
+    if _has_rehearsed(status, rank, facts):
+        words.append("rehearsed")
+    else:
+        words.append("not rehearsed" if standing.untried else "rehearsed as another rank only")
+    words += ["its host ails, but there is nobody else"] if standing.ails else []
+    return ", ".join(words)
+
+
+def _failure(
+    member: Member, ranks: Sequence[int], facts: PlanFacts, left_out: Sequence[str]
+) -> str:
+    """Why it must have none of ``ranks``; empty if it may have one."""
+    unfit = [_unfit_for(facts, member, rank) for rank in ranks]
+    if unfit and all(unfit):
+        return f"it failed its rehearsal: {unfit[0]}"
+    return "it failed as joiner of this move before" if member.worker in left_out else ""
+
+
+def _unrehearsed(worker: str, taken: dict[str, int], facts: PlanFacts) -> str:
+    """Whether it is because of what it has rehearsed that others were taken; empty if not."""
+    status = facts.status[worker]
+    if not any(v.has_shown for v in status.rehearsed):
+        return ""
+    behind = [
+        rank
+        for other, rank in taken.items()
+        if other in facts.status
+        and _has_rehearsed(facts.status[other], rank, facts)
+        and not _has_rehearsed(status, rank, facts)
+    ]
+    if len(behind) < len(taken):
+        return ""
+    return f"it has not rehearsed what rank {behind[0]} is built as"
+
+
+def _later(standby: Standby, last: CandidateRank | None) -> str:
+    """What puts it behind the last one that was chosen."""
+    if last is None:
+        return "nobody was needed"
+    mine: tuple[Any, ...] = standby.standing
+    for own, other, why in zip(mine, last, WHY_LATER, strict=True):
+        if own != other:
+            if own > other:
+                return why
+            break
+    if standby.standing.distance < IDLE:
+        return "it follows a rank and is left to do so"
+    return "another one was nearer to the state of the rank"
+
+
+def refused_here(record: JobRecord, host: str) -> set[str]:
+    """Joiners that failed in planned moves off ``host`` under the present membership."""
+    return {
+        worker
+        for plan in record.history
+        if plan.phase is Phase.ABORTED
+        and plan.old == record.membership
+        and any(move.leaver.host == host for move in plan.moves)
+        for worker in plan.rejected
+    }

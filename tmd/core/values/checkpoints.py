@@ -1,0 +1,106 @@
+"""Checkpoints in a folder that all ranks share: when one is due, what it is called, which go.
+
+A *checkpoint* of step s is the state of every rank at the start of s. It is complete once its
+folder has its final name; until then every rank writes its part into one of another name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from tmd.core.values.decode_errors import brief
+
+PREFIX, PARTIAL, REFUSED, GONE = "step-", ".partial", ".refused", ".gone"
+
+
+class SavedCheckpoint(Struct, frozen=True, order=True):
+    """A complete checkpoint."""
+
+    step: int
+    at: float
+    """When it was complete (wall clock, for people)."""
+    path: str
+
+
+class MissedCheckpoint(Struct, frozen=True):
+    """A checkpoint that was due and came to nothing, as far as this rank is to blame or knows."""
+
+    step: int
+    reason: str
+    count: int
+    """So many since the last complete one, itself included."""
+
+
+def missed_too(before: MissedCheckpoint | None, step: int, reason: str) -> MissedCheckpoint:
+    """That of ``step`` came to nothing; ``before``: the one before it that did, if any."""
+    return MissedCheckpoint(step, brief(reason), 1 if before is None else before.count + 1)
+
+
+def still_missed(
+    missed: MissedCheckpoint | None, saved: SavedCheckpoint
+) -> MissedCheckpoint | None:
+    """What is left to say now that there is a complete one: nothing if that is a later one."""
+    return None if missed is not None and missed.step <= saved.step else missed
+
+
+def is_due(step: int, every: int, *, first: bool) -> bool:
+    """Whether a checkpoint of ``step`` is due: the same answer on every rank.
+
+    ``first``: the step is the first one of a ``batches()`` call. The end of the call before was
+    counted like a step, but there is nothing to go on from.
+    """
+    return step % every == 0 or (first and (step - 1) % every == 0 and step > 1)
+
+
+def name_of(step: int) -> str:
+    """What the folder of a complete checkpoint is called."""
+    return f"{PREFIX}{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """The inverse of :func:`name_of`; of all other names nothing."""
+    digits = name.removeprefix(PREFIX)
+    if not digits.isdecimal() or name_of(int(digits)) != name:
+        return None
+    return int(digits)
+
+
+def complete(names: Iterable[str]) -> list[int]:
+    """Steps of which there is a complete checkpoint, the newest first."""
+    return sorted((s for n in names if (s := step_of(n)) is not None), reverse=True)
+
+
+def unneeded(names: Iterable[str], keep: int, *, partial_before: int) -> list[str]:
+    """Folders that may go: complete ones but for the newest ``keep``, refused ones older than all
+    that stay, and what was begun before step ``partial_before`` and never completed."""
+    names = list(names)
+    steps = complete(names)
+    stay = set(steps[:keep])
+    oldest = min(stay, default=0)
+    gone = [name_of(step) for step in steps if step not in stay]
+    # Somebody was ended while removing it.
+    gone += [name for name in names if name.startswith(PREFIX) and name.endswith(GONE)]
+    for name in names:
+        for ending, before in ((PARTIAL, partial_before), (REFUSED, oldest)):
+            step = step_of(name.removesuffix(ending)) if name.endswith(ending) else None
+            if step is not None and step < before:
+                gone.append(name)
+    return gone
+
+
+def newest(known: Iterable[SavedCheckpoint | None]) -> SavedCheckpoint | None:
+    """The latest of those that workers tell of."""
+    return max((saved for saved in known if saved is not None), default=None)
+
+
+def advice(known: Iterable[SavedCheckpoint | None]) -> str:
+    """What is left to do if no worker has the state any more; ``known``: what workers tell of."""
+    last = newest(known)
+    if last is None:
+        return "start the job again from its newest checkpoint"
+    return (
+        f"start it again with the same 'tmd launch' on all hosts, and it goes on from step "
+        f"{last.step} ({last.path})"
+    )

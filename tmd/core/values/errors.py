@@ -1,0 +1,71 @@
+"""The exception tree. Types are named by whose fault it is and what the caller should do next.
+
+TmdError
+├── ConfigError         the user's configuration is wrong; the message names key, place and remedy
+├── IllegalTransition   our own bug: an event that the phase table does not allow; nothing changed
+├── StaleLease          a newer leader exists; the caller must stop acting
+├── Conflict            the record changed meanwhile; read again and decide again
+├── StoreUnavailable    Redis cannot be reached; decisions wait, training goes on
+├── WireError           the peer on the Unix socket sent something that is not our protocol
+├── PluginError         a plug-in cannot be loaded or broke its contract; names plug-in and origin
+├── LinkError           a link between workers failed or was refused
+│   └── LinkRefused     the peer is no member, has another key, epoch or version
+└── StateMismatch       the state to be moved does not fit; the message names tensors and shapes
+"""
+
+from tmd.core.values.reasons import kind_in_words
+
+
+class TmdError(Exception):
+    """Base of all errors raised by tmd. None of them is without words."""
+
+    def __str__(self) -> str:
+        return super().__str__() or kind_in_words(self)
+
+
+class ConfigError(TmdError):
+    """The configuration is wrong; the message names the key, the place and the remedy."""
+
+
+class IllegalTransition(TmdError):
+    """An event the phase table does not allow. The plan is unchanged."""
+
+
+class StaleLease(TmdError):
+    """A newer leader exists: stop acting at once (I5).
+
+    Args:
+        fence: the lease epoch under which the job was last written; 0 if it is not known.
+    """
+
+    def __init__(self, message: str, fence: int = 0) -> None:
+        super().__init__(message)
+        self.fence = fence
+
+
+class Conflict(TmdError):
+    """The record changed since it was read: read again, decide again."""
+
+
+class StoreUnavailable(TmdError):
+    """Redis cannot be reached. Decisions wait; training goes on."""
+
+
+class WireError(TmdError):
+    """The peer on the Unix socket does not speak this protocol."""
+
+
+class PluginError(TmdError):
+    """A plug-in cannot be loaded or broke its contract."""
+
+
+class LinkError(TmdError):
+    """A link between two workers failed; the step is poisoned."""
+
+
+class LinkRefused(LinkError):
+    """The peer of a link is no member, or has another key, epoch or version."""
+
+
+class StateMismatch(TmdError):
+    """The state to be moved does not fit this worker."""

@@ -1,0 +1,34 @@
+"""Questions about a view of the cluster that more than one place asks."""
+
+from __future__ import annotations
+
+from tmd.core.values.model import ClusterView, JobRecord, JobState
+
+ENDED = frozenset({JobState.FINISHED, JobState.FAILED})
+
+
+def holdings(view: ClusterView) -> dict[str, list[JobRecord]]:
+    """Hosts that hold ranks -> jobs of these ranks, unless they have ended."""
+    found: dict[str, list[JobRecord]] = {}
+    for record in view.jobs:
+        if record.state not in ENDED:
+            for member in record.membership.members:
+                found.setdefault(member.host, []).append(record)
+    return found
+
+
+def unknown_host(view: ClusterView, host: str) -> str:
+    """Why a request for ``host`` makes no sense; empty if it does."""
+    known = {h.host for h in view.hosts} | set(holdings(view))
+    if host in known:
+        return ""
+    names = ", ".join(sorted(known)) or "none"
+    return f"there is no host '{host}' in this cluster; heard from: {names}"
+
+
+def left_alone(record: JobRecord, view: ClusterView) -> str:
+    """Why nothing is decided about the job, in a sentence; empty if nothing is in the way."""
+    hosts = sorted({m.host for m in record.parties} & set(view.unread))
+    if not hosts:
+        return ""
+    return f"{', '.join(hosts)} cannot be understood: update tmd here, or there"

@@ -1,0 +1,251 @@
+"""What this worker is in one epoch: its rank, its links, and whether the epoch is poisoned.
+
+A standing is left behind, never reused: an operation that is still running when the epoch changes
+can break only what it belongs to.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from tmd.core.values.errors import LinkError
+from tmd.core.values.model import Member, Membership
+from tmd.fabric.counters import LinkCounters
+from tmd.fabric.dial import Caller
+from tmd.fabric.handshake import LinkPurpose
+from tmd.fabric.link import Link
+from tmd.fabric.topology import dials
+from tmd.fabric.transfer import PeerLost
+
+DIAL_TIMEOUT = 5.0
+PROBE_TIMEOUT = 1.0
+PROBE_FIRST = 0.05
+PROBE_PERIOD = 0.25
+PROBE_AGAIN = 0.005
+
+SENDING = "sending"
+
+
+class LinkKey(NamedTuple):
+    """Which link: there is one per group, lane and worker at the other end."""
+
+    group: str
+    lane: str
+    """``collective``; ``messages`` for incoming messages, ``sending`` for outgoing ones."""
+    worker: str
+
+
+Links = dict[LinkKey, Link]
+
+
+def put(links: Links, key: LinkKey, link: Link) -> Link | None:
+    """Store ``link``; returns the one that is to be closed instead, if there are two.
+
+    Two joiners dial each other at the same time; both keep the link of the smaller worker id.
+    """
+    old = links.get(key)
+    if old is not None and not old.severed and old.dialer < link.dialer:
+        return link
+    links[key] = link
+    return old
+
+
+class EpochView:
+    """Rank ``rank`` of ``membership``, seen from worker ``caller.worker``."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        rank: int,
+        caller: Caller,
+        links: Links,
+        counters: LinkCounters,
+        on_break: Callable[[EpochView], None],
+    ) -> None:
+        self.membership = membership
+        self.rank = rank
+        self.links = links
+        self.since = membership.epoch
+        """The first epoch whose messages count in this one: all after it were planned changes."""
+        self.changed = threading.Condition()
+        self.poisoned = False
+        self.reason = ""
+        self._caller = caller
+        self._counters = counters
+        self._on_break = on_break
+        self._suspects: tuple[str, ...] = ()
+        self._settled = threading.Event()
+
+    @property
+    def epoch(self) -> int:
+        return self.membership.epoch
+
+    @property
+    def suspects(self) -> tuple[str, ...]:
+        """Workers whose link broke first; waits a moment while that is being found out."""
+        if not self.poisoned:
+            return ()
+        self._settled.wait(2 * PROBE_TIMEOUT)
+        return self._suspects
+
+    @property
+    def presumed(self) -> tuple[tuple[str, ...], bool]:
+        """The suspects as far as known at this instant, and whether that is final."""
+        return self._suspects, self._settled.is_set()
+
+    # --- links ---------------------------------------------------------------------------------
+
+    def link(self, group: str, rank: int, lane: str = LinkPurpose.COLLECTIVE) -> Link:
+        """The link to ``rank``; opened now if there is none. Raises LinkError.
+
+        One end dials and the other waits; a link for outgoing messages is dialled by the sender.
+        """
+        member = self.membership.members[rank]
+        key = LinkKey(group, lane, member.worker)
+        link = self.links.get(key)
+        if link is not None:
+            return link
+        if lane == SENDING or dials(self._caller.worker, member.worker):
+            return self._dial(key, member)
+        return self._expect(key, member)
+
+    def place(self, key: LinkKey, link: Link) -> bool:
+        """Store an incoming link; ``False`` if the epoch is poisoned."""
+        with self.changed:
+            if self.poisoned:
+                return False
+            surplus = put(self.links, key, link)
+            if surplus is not None:
+                surplus.close()
+            self._counters.count_link(key.group, key.worker)
+            self.changed.notify_all()
+        return True
+
+    def _dial(self, key: LinkKey, member: Member) -> Link:
+        lane = LinkPurpose.MESSAGES if key.lane == SENDING else LinkPurpose(key.lane)
+        try:
+            link = self._caller.dial(member, key.group, lane, self.epoch, timeout=DIAL_TIMEOUT)
+        except LinkError as e:
+            raise PeerLost(member.worker, e) from e
+        if not self.place(key, link):
+            link.close()
+            raise LinkError("the epoch was given up meanwhile")
+        return link
+
+    def _expect(self, key: LinkKey, member: Member) -> Link:
+        """Wait until ``member`` has dialled, and look from time to time whether it lives."""
+        pause = PROBE_FIRST
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: key in self.links or self.poisoned, pause)
+                if self.poisoned:
+                    raise LinkError("the epoch was given up meanwhile")
+                if key in self.links:
+                    return self.links[key]
+            self.verify(member)
+            pause = min(2 * pause, PROBE_PERIOD)
+
+    def verify(self, member: Member) -> None:
+        """Raise Lost unless ``member`` is alive and in this epoch, or may still enter it."""
+        answer = self._caller.probe(member, timeout=DIAL_TIMEOUT)
+        if answer is None:
+            raise PeerLost(member.worker, "it does not answer")
+        if answer.epoch > self.epoch or (answer.epoch == self.epoch and answer.poisoned):
+            raise PeerLost(member.worker, f"it has given up epoch {self.epoch}")
+
+    def member_links(self) -> Iterator[tuple[LinkKey, Link]]:
+        """A snapshot of all links."""
+        with self.changed:
+            return iter(list(self.links.items()))
+
+    # --- giving up -----------------------------------------------------------------------------
+
+    def poison(self, reason: str, suspect: str = "") -> bool:
+        """Give the epoch up; ``False`` if it already was. Wakes everybody who waits in it.
+
+        With a ``suspect`` (the worker whose link broke) that one is asked whether it is alive and
+        was only told the news before us: then its suspects are ours.
+        """
+        with self.changed:
+            if self.poisoned:
+                return False
+            self.poisoned = True
+            self.reason = reason
+            self._suspects = (suspect,) if suspect else ()
+            links = list(self.links.values())
+            self.changed.notify_all()
+        for link in links:
+            link.sever()
+        if suspect:
+            self._suspects = self._root_cause(suspect)
+        self._settled.set()
+        self._on_break(self)
+        return True
+
+    def blame(self, error: LinkError) -> None:
+        """Poison because of ``error``, unless that is only the echo of an earlier poison."""
+        suspect = error.worker if isinstance(error, PeerLost) else ""
+        self.poison(str(error), suspect)
+
+    def close_silently(self) -> None:
+        """Give the epoch up without telling anybody here."""
+        with self.changed:
+            self.poisoned = True
+            self._settled.set()
+            links = list(self.links.values())
+            self.changed.notify_all()
+        for link in links:
+            link.sever()
+
+    def hand_over(self) -> Links:
+        """Give the links to the next epoch; nobody may be inside an operation."""
+        with self.changed:
+            links, self.links = self.links, {}
+            self.poisoned = True
+            self._settled.set()
+            return links
+
+    def forget(self, key: LinkKey, link: Link) -> bool:
+        """``link`` is dead; ``False`` if it is not one of this epoch."""
+        with self.changed:
+            if self.links.get(key) is not link:
+                return False
+            del self.links[key]
+            return True
+
+    def drop(self, group: str) -> None:
+        """Close the links of a group that was destroyed."""
+        with self.changed:
+            gone = [key for key in self.links if key.group == group]
+            links = [self.links.pop(key) for key in gone]
+        for link in links:
+            link.close()
+
+    def close(self) -> None:
+        """Close the links; nobody may be inside an operation."""
+        with self.changed:
+            links, self.links = list(self.links.values()), {}
+        for link in links:
+            link.close()
+
+    def _root_cause(self, suspect: str) -> tuple[str, ...]:
+        rank = self.membership.rank_of(suspect)
+        if rank is None:
+            return (suspect,)
+        deadline = time.monotonic() + PROBE_TIMEOUT
+        while (left := deadline - time.monotonic()) > 0:
+            answer = self._caller.probe(self.membership.members[rank], timeout=left)
+            if answer is None:
+                break
+            if answer.epoch != self.epoch:
+                return ()
+            if not answer.poisoned:
+                break
+            if answer.settled:
+                return tuple(w for w in answer.suspects if w != self._caller.worker)
+            # It is asking around itself.
+            self._settled.wait(PROBE_AGAIN)
+        return (suspect,)

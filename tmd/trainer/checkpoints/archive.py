@@ -1,0 +1,295 @@
+"""Checkpoints on disk, in the format of ``torch.distributed.checkpoint``; no threads, no ranks.
+
+Each rank writes its part as a small checkpoint of its own, so that no rank has to speak to another;
+whoever joins the parts only merges what they say of themselves. A folder has its final name once
+all is on disk: what a loss, a full disk or an end of the job leaves behind has another one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import xxhash
+from msgspec import MsgspecError, Struct, json
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import (
+    DefaultLoadPlanner,
+    DefaultSavePlanner,
+    create_default_global_save_plan,
+)
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.storage import WriteResult
+
+from tmd.core.values.checkpoints import PARTIAL, name_of
+from tmd.core.values.errors import StateMismatch
+from tmd.core.values.reasons import in_words
+from tmd.trainer.checkpoints.naming import Path as Name
+from tmd.trainer.checkpoints.naming import dotted
+from tmd.trainer.checkpoints.placing import SavedNames, without_prefix
+from tmd.trainer.checkpoints.staging import StagedState
+from tmd.trainer.state.data import Position
+
+SEAL = "tmd.json"
+METADATA = ".metadata"
+NEW = ".new"
+PART = "part-"
+ABSENT = "it is not there"
+"""Said of a checkpoint that another rank sees."""
+BLOCK = 1 << 24
+
+
+class CheckpointSeal(Struct, frozen=True):
+    """What a complete checkpoint, or a part of one, says of itself; written last."""
+
+    step: int
+    position: Position
+    size: int
+    """Ranks of the job."""
+    files: dict[str, tuple[int, str]]
+    """Size and digest of each."""
+
+
+class _Planner(DefaultSavePlanner):
+    """Plans by the live tensors, which know their place in the whole, and writes the copies."""
+
+    def __init__(self, copies: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._copies = copies
+
+    def lookup_object(self, index: MetadataIndex) -> Any:
+        return self._copies[index.fqn]
+
+
+def write_part(folder: Path, staged: StagedState, size: int) -> None:
+    """Write what one rank has copied; it is there whole, or not at all.
+
+    Raises:
+        OSError: the disk is full or gone.
+    """
+    place = _unfinished(folder, staged.step) / f"{PART}{staged.rank}"
+    new = place.with_suffix(NEW)
+    shutil.rmtree(new, ignore_errors=True)
+    try:
+        new.mkdir(parents=True)
+        _write(new, staged)
+        _seal(new, CheckpointSeal(staged.step, staged.position, size, _digests(new)))
+        if place.exists():
+            # A step that was run again gives the same bits.
+            shutil.rmtree(new)
+        else:
+            new.rename(place)
+            _sync(place.parent)
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+
+
+def _write(place: Path, staged: StagedState) -> None:
+    copied = DefaultSavePlanner()
+    copied.set_up_planner(_nested(staged.copies), None, is_coordinator=True)
+    planner = _Planner(copied.state_dict)
+    planner.set_up_planner(_nested(staged.live), None, is_coordinator=True)
+    [plan], metadata = create_default_global_save_plan([planner.create_local_plan()])
+    metadata.planner_data = planner.mappings
+    writer = FileSystemWriter(place)
+    writer.set_up_storage_writer(is_coordinator=True)
+    [plan] = writer.prepare_global_plan([writer.prepare_local_plan(plan)])
+    results = writer.write_data(planner.finish_plan(plan), planner).wait()
+    writer.finish(metadata, [results])
+
+
+def parts_missing(folder: Path, step: int, size: int) -> list[int]:
+    """Ranks that have not written their part yet."""
+    place = _unfinished(folder, step)
+    return [rank for rank in range(size) if not (place / f"{PART}{rank}").exists()]
+
+
+def is_complete(folder: Path, step: int) -> bool:
+    """Whether there is a checkpoint of ``step``."""
+    return (folder / name_of(step)).exists()
+
+
+def join_parts(folder: Path, step: int, size: int) -> None:
+    """Make one checkpoint of the parts of all ranks, and give it its final name.
+
+    Raises:
+        OSError: the disk is full or gone.
+        StateMismatch: the parts do not make up a whole.
+    """
+    place = _unfinished(folder, step)
+    seals = {f"{PART}{r}": _read_seal(place / f"{PART}{r}") for r in range(size)}
+    if any((seal.step, seal.size) != (step, size) for seal in seals.values()):
+        raise StateMismatch("the parts are of different jobs")
+    merged = Metadata({}, planner_data={})
+    results: list[WriteResult] = []
+    for name in seals:
+        own = FileSystemReader(place / name).read_metadata()
+        _merge(merged, own)
+        results += [
+            WriteResult(i, s.length, replace(s, relative_path=f"{name}/{s.relative_path}"))
+            for i, s in own.storage_data.items()
+        ]
+    for fqn, found in merged.state_dict_metadata.items():
+        if not isinstance(found, TensorStorageMetadata):
+            continue
+        if sum(prod(chunk.sizes) for chunk in found.chunks) != prod(found.size):
+            raise StateMismatch(f"the parts do not make up {fqn}")
+    FileSystemWriter(place).finish(*_renamed(merged, results))
+    files = {f"{n}/{f}": found for n, seal in seals.items() for f, found in seal.files.items()}
+    files[METADATA] = _digest(place / METADATA)
+    _seal(place, CheckpointSeal(step, seals[f"{PART}0"].position, size, files))
+    place.rename(folder / name_of(step))
+    _sync(folder)
+
+
+def _merge(merged: Metadata, own: Metadata) -> None:
+    merged.planner_data |= own.planner_data
+    for fqn, found in own.state_dict_metadata.items():
+        known = merged.state_dict_metadata.setdefault(fqn, found)
+        if known is found or not isinstance(found, TensorStorageMetadata):
+            continue
+        if not isinstance(known, TensorStorageMetadata) or known.size != found.size:
+            raise StateMismatch(f"the parts do not agree on {fqn}")
+        offsets = {chunk.offsets for chunk in known.chunks}
+        known.chunks += [chunk for chunk in found.chunks if chunk.offsets not in offsets]
+
+
+def _renamed(
+    merged: Metadata, results: Sequence[WriteResult]
+) -> tuple[Metadata, list[list[WriteResult]]]:
+    """The same, under the names that tensors have in the whole."""
+    tensors = {f: p for f, p in merged.planner_data.items() if _is_tensor(merged, f)}
+    paths = {**merged.planner_data, **without_prefix(tensors)}
+    new = {f: dotted(p) if p != merged.planner_data[f] else f for f, p in paths.items()}
+    return (
+        Metadata(
+            {new[f]: found for f, found in merged.state_dict_metadata.items()},
+            planner_data={new[f]: path for f, path in paths.items()},
+        ),
+        [[replace(r, index=replace(r.index, fqn=new[r.index.fqn])) for r in results]],
+    )
+
+
+def _is_tensor(metadata: Metadata, fqn: str) -> bool:
+    return isinstance(metadata.state_dict_metadata[fqn], TensorStorageMetadata)
+
+
+def flaw(folder: Path, step: int, share: int = 0, shares: int = 1) -> str:
+    """What is wrong with a checkpoint, empty if nothing; of its files only every ``shares``-th,
+    from number ``share`` on, are read."""
+    place = folder / name_of(step)
+    if not place.exists():
+        return ABSENT
+    try:
+        seal = _read_seal(place)
+        for name in sorted(seal.files)[share::shares]:
+            if not (place / name).exists():
+                return f"{name} is missing"
+            if _digest(place / name) != seal.files[name]:
+                return f"{name} is not what was written"
+    except (OSError, MsgspecError) as error:
+        return f"{SEAL} cannot be read: {in_words(error)}"
+    return ""
+
+
+class CheckpointReader:
+    """One complete checkpoint, to be read."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self.path = folder / name_of(step)
+        self.seal = _read_seal(self.path)
+        self._reader = FileSystemReader(self.path)
+        self._metadata = self._reader.read_metadata()
+        paths = self._metadata.planner_data.items()
+        self.saved = SavedNames(
+            tuple(map(str, p)) for f, p in paths if _is_tensor(self._metadata, f)
+        )
+        self._parts = {
+            index.fqn: int(info.relative_path.partition("/")[0].removeprefix(PART))
+            for index, info in self._metadata.storage_data.items()
+        }
+
+    def writer(self, name: Name) -> int:
+        """A rank that has written a part of a tensor. Raises StateMismatch."""
+        self.described(name)
+        return self._parts[dotted(name)]
+
+    def described(self, name: Name) -> TensorStorageMetadata:
+        """Size and kind of a tensor. Raises StateMismatch."""
+        found = self._metadata.state_dict_metadata.get(dotted(name))
+        if not isinstance(found, TensorStorageMetadata):
+            raise StateMismatch(f"{self.path} has no tensor {dotted(name)}")
+        return found
+
+    def into(self, targets: Mapping[Name, Tensor]) -> None:
+        """Read tensors in place, of what is spread over ranks this rank's part.
+
+        Raises:
+            StateMismatch: one is not there, or of another size.
+        """
+        for name, target in targets.items():
+            size = self.described(name).size
+            if size != target.shape:
+                raise StateMismatch(
+                    f"{dotted(name)} is {list(size)} in {self.path}, {list(target.shape)} here"
+                )
+        planner = DefaultLoadPlanner()
+        wanted = {dotted(name): target.detach() for name, target in targets.items()}
+        planner.set_up_planner(wanted, self._metadata, is_coordinator=True)
+        self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
+        plan = planner.finish_plan(planner.create_local_plan())
+        self._reader.read_data(plan, planner).wait()
+
+
+def _unfinished(folder: Path, step: int) -> Path:
+    return folder / (name_of(step) + PARTIAL)
+
+
+def _nested(flat: Mapping[Name, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, value in flat.items():
+        at = tree
+        for key in path[:-1]:
+            at = at.setdefault(key, {})
+        at[path[-1]] = value
+    return tree
+
+
+def _digests(place: Path) -> dict[str, tuple[int, str]]:
+    return {file.name: _digest(file) for file in sorted(place.iterdir())}
+
+
+def _digest(file: Path) -> tuple[int, str]:
+    found, size = xxhash.xxh3_128(), 0
+    with file.open("rb") as stream:
+        while block := stream.read(BLOCK):
+            found.update(block)
+            size += len(block)
+    return size, found.hexdigest()
+
+
+def _seal(place: Path, seal: CheckpointSeal) -> None:
+    with (place / SEAL).open("wb") as stream:
+        stream.write(json.encode(seal))
+        stream.flush()
+        os.fsync(stream.fileno())
+    _sync(place)
+
+
+def _read_seal(place: Path) -> CheckpointSeal:
+    return json.decode((place / SEAL).read_bytes(), type=CheckpointSeal)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,206 @@
+"""Under which name each piece of the state is in a checkpoint, and which rank writes it.
+
+The names are those of ``state_dict()`` below the names given to ``session.register``, so that plain
+torch finds them: ``model.head.weight``, ``optimizer.state.head.weight.exp_avg``. What ranks hold
+for themselves without saying so by a DTensor (a bare module) begins with ``rank<r>`` in a part; in
+the whole see :mod:`tmd.trainer.checkpoints.placing`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor, nn
+
+from tmd.core.values.errors import StateMismatch
+from tmd.trainer.state.replicas import Partition
+from tmd.trainer.state.state import Registry
+from tmd.trainer.state.units import Units
+
+Path = tuple[str, ...]
+Placing = Callable[[Path, int], Path]
+"""The name in a checkpoint of what a rank, the first of those that have it, calls so."""
+WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+"""What torch.compile and activation checkpointing put into names."""
+OWN = "tmd"
+"""Begins what only this package reads."""
+PRIVATE = re.compile(r"rank\d+")
+"""Begins what a rank holds for itself."""
+
+
+class Names:
+    """Of what is registered now; ``alike`` are the ranks of equal state, of which the first writes.
+
+    Made anew for each use: a script with ``session.build`` may have built others since.
+    """
+
+    def __init__(self, registry: Registry, alike: Partition) -> None:
+        units = self.units = Units(registry)
+        self._registry = registry
+        self._first = {rank: group[0] for group in alike for rank in group}
+        found: dict[int, list[Path]] = {id(p): [] for p in units.params}
+        self.modules = {n: m for n, m in registry.named.items() if isinstance(m, nn.Module)}
+        for name, module in self.modules.items():
+            for fqn, param in module.named_parameters(remove_duplicate=False):
+                found[id(param)].append((name, plain(fqn)))
+        for number, each in enumerate(units.params):
+            found[id(each)] = found[id(each)] or [("loose", str(number))]
+        self._params = [found[id(p)] for p in units.params]
+        # An optimizer knows a parameter by one name, and two models may both have a "0.weight".
+        count = Counter((id(units.owner(n)), p[0][1]) for n, p in enumerate(self._params))
+        self._called = [
+            p[0][1] if count[id(units.owner(n)), p[0][1]] == 1 else dotted(p[0])
+            for n, p in enumerate(self._params)
+        ]
+        self._keepers: dict[int, int] = {}
+        self._beside_params = {n: _beside_params(n, m) for n, m in self.modules.items()}
+        self._optimizers = {
+            id(o): name
+            for name, o in registry.named.items()
+            if isinstance(o, torch.optim.Optimizer)
+        }
+
+    def entries(self, number: int, rank: int) -> dict[Path, Tensor]:
+        """What ``rank`` writes of a unit: the live tensors.
+
+        Raises:
+            StateMismatch: an optimizer spreads its state in another way than the parameter.
+        """
+        if self._first.get(rank, rank) != rank:
+            return {}
+        param, keeper = self.units.params[number], self._keeper(number, rank)
+        found = {(*prefix(keeper), *name): param for name in self._params[number]}
+        state = self.state(number)
+        for key, value in self.kept(number).items():
+            if not isinstance(value, Tensor):
+                continue
+            unlike = value.shape != param.shape if _is_spread(value) else value.dim() > 0
+            if _is_spread(param) and unlike:
+                raise StateMismatch(f"{dotted(state)}.{key} is spread unlike its parameter")
+            # A step counter is the same for all parts of a parameter.
+            if keeper == rank or not _is_spread(param) or _is_spread(value):
+                found[*prefix(keeper), *state, key] = value
+        return found
+
+    def names(self, number: int) -> list[str]:
+        """Of a unit's parameter, without a prefix; several if it is tied."""
+        return [dotted(name) for name in self._params[number]]
+
+    def claims(self, rank: int) -> list[Path]:
+        """Names, without a prefix, of the modules' tensors of which ``rank`` is the first to have a
+        part."""
+        mine = [n for n in range(len(self.units)) if self._keeper(n, rank) == rank]
+        params = (name for number in mine for name in self._params[number])
+        return [*dict.fromkeys((*params, *(self._buffers if self.home(rank) == rank else ())))]
+
+    @property
+    def digest(self) -> str:
+        """Of all names without a prefix (hex, xxh3-128): whether ranks have the same ones."""
+        params = (name for names in self._params for name in names)
+        said = "\n".join(dotted(name) for name in (*params, *self._buffers))
+        return xxhash.xxh3_128(said.encode()).hexdigest()
+
+    def place(self, number: int, rank: int, placing: Placing) -> Path:
+        """The name of a unit's parameter in a checkpoint."""
+        return placing(self._params[number][0], self._keeper(number, rank))
+
+    def buffers(self, rank: int, placing: Placing) -> dict[Path, Tensor]:
+        """Where to read buffers into, by name in the checkpoint."""
+        home = self.home(rank)
+        return {placing(name, home): held for name, held in self._buffers.items()}
+
+    def home(self, rank: int) -> int:
+        """The first of all ranks that have a part of anything that ``rank`` has a part of. It
+        writes what is no unit."""
+        return min((self._keeper(n, rank) for n in range(len(self.units))), default=0)
+
+    def kept(self, number: int) -> dict[str, Any]:
+        """What the optimizer keeps for a unit."""
+        owner = self.units.owner(number)
+        return {} if owner is None else owner.state.get(self.units.params[number], {})
+
+    def besides(self, rank: int) -> dict[Path, Any]:
+        """What ``rank`` writes of all that plain torch may want besides units: live."""
+        if self.home(rank) != rank:
+            return {}
+        found: dict[Path, Any] = {}
+        for name, value in self._registry.named.items():
+            if name in self.modules:
+                found.update(self._beside_params[name])
+            elif isinstance(value, torch.optim.Optimizer):
+                found[name, "param_groups"] = self._groups(value)
+            else:
+                found.update({(name, str(key)): held for key, held in value.state_dict().items()})
+        return {(*prefix(rank), *path): value for path, value in found.items()}
+
+    @property
+    def _buffers(self) -> dict[Path, Tensor]:
+        every = (each for held in self._beside_params.values() for each in held.items())
+        return {path: value for path, value in every if isinstance(value, Tensor)}
+
+    def _groups(self, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+        named = {id(p): name for p, name in zip(self.units.params, self._called, strict=True)}
+        return [
+            {**group, "params": [named.get(id(p), "") for p in group["params"]]}
+            for group in optimizer.param_groups
+        ]
+
+    def state(self, number: int) -> Path:
+        """What the names of all that is kept for a unit begin with, after a prefix."""
+        owner = self.units.owner(number)
+        return (self._optimizers.get(id(owner), ""), "state", self._called[number])
+
+    def _keeper(self, number: int, rank: int) -> int:
+        """The first of all ranks that hold a part of what ``rank`` holds a part of."""
+        param: Any = self.units.params[number]
+        if not _is_spread(param):
+            return self._first.get(rank, rank)
+        mesh = param.device_mesh
+        if id(mesh) not in self._keepers:
+            ranks = mesh.mesh.flatten().tolist()
+            self._keepers[id(mesh)] = min(self._first.get(r, r) for r in ranks)
+        return self._keepers[id(mesh)]
+
+
+def _beside_params(name: str, module: nn.Module) -> dict[Path, Any]:
+    """What ``state_dict()`` has besides parameters."""
+    params = {plain(fqn) for fqn, _ in module.named_parameters(remove_duplicate=False)}
+    # Not detached: that is slow where parameters are spread.
+    held = ((plain(fqn), value) for fqn, value in module.state_dict(keep_vars=True).items())
+    return {(name, fqn): value for fqn, value in held if fqn not in params}
+
+
+def prefix(keeper: int) -> Path:
+    """What begins the names of all that ``keeper`` is the first to have, in a part."""
+    return () if keeper == 0 else (f"rank{keeper}",)
+
+
+def bare(path: Sequence[Any]) -> tuple[Any, ...]:
+    """A name in a part, without what says whose it is."""
+    return tuple(path[1:] if PRIVATE.fullmatch(str(path[0])) else path)
+
+
+def prefix_of(path: Path) -> Path:
+    """What :func:`bare` leaves out."""
+    return path[: len(path) - len(bare(path))]
+
+
+def dotted(path: Sequence[Any]) -> str:
+    """A name as ``torch.distributed.checkpoint`` writes it."""
+    return ".".join(map(str, path))
+
+
+def plain(fqn: str) -> str:
+    """A name without what wrappers have put into it."""
+    for wrapper in WRAPPERS:
+        fqn = fqn.replace(wrapper, "")
+    return fqn
+
+
+def _is_spread(tensor: Tensor) -> bool:
+    return hasattr(tensor, "placements")

@@ -1,0 +1,184 @@
+"""Going on from a checkpoint: which one, and putting it in place."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tmd.core.values.checkpoints import REFUSED, complete, name_of
+from tmd.core.values.errors import ConfigError, StateMismatch
+from tmd.core.values.reasons import in_words
+from tmd.trainer.checkpoints.archive import ABSENT, CheckpointReader, flaw
+from tmd.trainer.checkpoints.checkpoints import prune
+from tmd.trainer.checkpoints.naming import PRIVATE, Names, Placing, bare, dotted, prefix_of
+from tmd.trainer.checkpoints.naming import Path as Name
+from tmd.trainer.checkpoints.placing import Claims, unclaimed
+from tmd.trainer.checkpoints.staging import layout_of, private_path
+from tmd.trainer.state.state import Layout, dtype_of, specs, unflatten
+
+UNUSABLE = "!"
+"""Begins what rank 0 says if it cannot use the folder."""
+NEVER = 1 << 62
+
+log = logging.getLogger("tmd.trainer")
+
+Gathered = Callable[[str], Sequence[str]]
+"""What all ranks say, by rank."""
+
+
+def chosen(folder: Path, keep: int, rank: int, gathered: Gathered, *, resume: bool) -> int | None:
+    """The step of the newest checkpoint that is whole, by the word of all ranks.
+
+    Every rank reads every n-th file. What is damaged gets another name, and the one before is
+    looked at.
+
+    Raises:
+        ConfigError: the folder cannot be used, or not all ranks see the same one.
+    """
+    told = gathered(_looked_into(folder, keep) if rank == 0 else "")[0]
+    if told.startswith(UNUSABLE):
+        raise ConfigError(f"checkpoints: {told.removeprefix(UNUSABLE)}")
+    steps = [int(word) for word in told.split()]
+    if steps and not resume:
+        raise ConfigError(
+            f"checkpoints: {folder} holds some of an earlier run, up to step {steps[0]}: give "
+            "another folder, or go on from there (resume=True)"
+        )
+    for step in steps:
+        size = len(gathered(""))
+        found = gathered(flaw(folder, step, rank, size))
+        if ABSENT in found:
+            raise ConfigError(f"checkpoints: {folder} is not the same folder for all ranks")
+        if not any(found):
+            return step
+        why = "; ".join(dict.fromkeys(filter(None, found)))
+        log.error("checkpoint %s is refused: %s", folder / name_of(step), why)
+        if rank == 0:
+            os.replace(folder / name_of(step), folder / (name_of(step) + REFUSED))
+    return None
+
+
+def _looked_into(folder: Path, keep: int) -> str:
+    """Rank 0: steps of which there is a checkpoint; what was left half done is removed."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        prune(folder, keep, partial_before=NEVER)
+        return " ".join(map(str, complete(os.listdir(folder))))
+    except OSError as error:
+        return f"{UNUSABLE}{in_words(error)}"
+
+
+def check(reading: CheckpointReader, claims: Claims, place: Placing, size: int) -> None:
+    """Nothing of a checkpoint may be left over because a job is divided otherwise.
+
+    Raises:
+        StateMismatch: something is, or nobody can say whose a name is.
+    """
+    modules = {*_said(reading, 0)["modules"], *(name[0] for claim in claims for name in claim)}
+    found = unclaimed(reading.saved, claims, place)
+    left = sorted(dotted(name) for name in found if bare(name)[0] in modules)
+    if not left:
+        return
+    some = f"{', '.join(left[:3])}{' and more' if len(left) > 3 else ''}"
+    if reading.seal.size != size or any(PRIVATE.match(name) for name in left):
+        raise StateMismatch(
+            f"{reading.path} has {some}, which no rank takes: go on with the model that it is of"
+        )
+    log.warning("%s has %s, which nobody registers any more", reading.path, some)
+
+
+def restore(
+    reading: CheckpointReader, names: Names, place: Placing, rank: int, size: int, seed: int
+) -> None:
+    """Be ``rank`` as it was. With another number of ranks than ``reading`` is of, or other names,
+    everything goes by name, and what has none is that of rank 0.
+
+    Raises:
+        StateMismatch: the checkpoint is of another model, or cannot be divided anew.
+    """
+    said_by = cache(partial(_said, reading))
+    own = said_by(rank) if reading.seal.size == size else {}
+    same = own.get("names") == names.digest
+    first = own if same else said_by(0)
+    like_first = same or (names.home(rank) == 0 and first["names"] == names.digest)
+    targets = {} if like_first else names.buffers(rank, place)
+    kept = []
+    for number in range(len(names.units)):
+        param = names.place(number, rank, place)
+        said = own if same else said_by(reading.writer(param))
+        found, values = _kept(reading, names, number, param, said["kept"])
+        found[param] = names.units.params[number]
+        if found.keys() & targets.keys():
+            reading.into(found)  # was tied to another
+        else:
+            targets.update(found)
+        kept.append(values)
+    reading.into(targets)
+    for number, values in enumerate(kept):
+        names.units.keep(number, values)
+    rest = _private(reading, rank if same else 0, "rest")
+    try:
+        names.units.place_rest(*rest, buffers=like_first)
+    except (LookupError, ValueError) as error:
+        raise StateMismatch(f"{reading.path} is of a job that was built otherwise") from error
+    if same and own["seed"] != seed:
+        log.warning(
+            "the random numbers from here on are not those of the run before, which had seed %d "
+            "and not %d: call torch.manual_seed before register",
+            *(own["seed"], seed),
+        )
+
+
+def _kept(
+    reading: CheckpointReader, names: Names, number: int, param: Name, said: dict[str, Any]
+) -> tuple[dict[Name, Tensor], dict[str, Any]]:
+    """Tensors to read what an optimizer kept for a unit into, and all that it is to keep."""
+    name, units = names.names(number)[0], names.units
+    if name not in said:
+        return {}, {}
+    at, keys, rest = (said[name][what] for what in ("at", "keys", "values"))
+    state = (*prefix_of(param), *at)
+    found = {}
+    for key in reading.saved.below(state):
+        described = reading.described((*state, key))
+        found[*state, key] = units.blank(
+            units.params[number], described.size, described.properties.dtype
+        )
+    values = {path[-1]: value for path, value in found.items()} | rest
+    if missing := [key for key in keys if key not in values]:
+        raise StateMismatch(f"{reading.path} lacks {', '.join(missing)} of {name}")
+    return found, values
+
+
+def _said(reading: CheckpointReader, rank: int) -> dict[str, Any]:
+    """What a rank has written down besides tensors."""
+    layout, tensors = _private(reading, rank, "more")
+    said: dict[str, Any] = unflatten(layout, iter(tensors))
+    return said
+
+
+def _private(reading: CheckpointReader, rank: int, name: str) -> tuple[Layout, list[Tensor]]:
+    place = private_path(rank, name)
+    first = torch.zeros(reading.described((*place, "0")).size, dtype=torch.uint8)
+    reading.into({(*place, "0"): first})
+    layout = layout_of(first)
+    tensors = [torch.zeros(s.shape, dtype=dtype_of(s)) for s in specs(layout)]
+    reading.into({(*place, str(n + 1)): tensor for n, tensor in enumerate(tensors)})
+    return layout, tensors
+
+
+def opened(folder: Path, step: int) -> CheckpointReader:
+    """The checkpoint of ``step``, once it was chosen. Raises StateMismatch."""
+    try:
+        return CheckpointReader(folder, step)
+    except OSError as error:
+        raise StateMismatch(
+            f"{folder / name_of(step)} cannot be read: {in_words(error)}"
+        ) from error

@@ -1,0 +1,100 @@
+"""What ``session.checkpoint`` sets up: writing from now on, and perhaps going on from before."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path as Folder
+from typing import Any
+
+from msgspec import json
+
+from tmd.trainer.checkpoints.archive import CheckpointReader
+from tmd.trainer.checkpoints.checkpoints import Checkpoints, CheckpointSchedule, Tell
+from tmd.trainer.checkpoints.naming import OWN, PRIVATE, Names, Path, Placing
+from tmd.trainer.checkpoints.placing import placing
+from tmd.trainer.checkpoints.resuming import Gathered, check, chosen, opened, restore
+from tmd.trainer.state.data import Feed
+from tmd.trainer.state.replicas import Partition
+from tmd.trainer.state.state import Registry
+from tmd.trainer.state_transfer.verification import Verdict
+
+log = logging.getLogger("tmd.trainer")
+
+
+class Saving:
+    """For the main thread."""
+
+    def __init__(
+        self,
+        order: CheckpointSchedule,
+        registry: Registry,
+        alike: Callable[[], Partition],
+        size: int,
+        tell: Tell,
+        verdict: Callable[[], Verdict],
+    ) -> None:
+        """Raises:
+        RuntimeError: an optimizer's state has no name by which ranks could share it.
+        ValueError: something is registered by a name that has a meaning here.
+        """
+        if registry.divided:
+            raise RuntimeError(
+                "session.checkpoint() does not know a ZeroRedundancyOptimizer's state: gather it "
+                "with consolidate_state_dict() and save it yourself"
+            )
+        if taken := [n for n in registry.named if n == OWN or PRIVATE.fullmatch(n)]:
+            raise ValueError(f"register({taken[0]}=...): checkpoints use that name themselves")
+        self._order, self._size = order, size
+        self._named: Callable[[], Names] = lambda: Names(registry, alike())
+        self.checkpoints = Checkpoints(order, self._named, size, tell, verdict)
+        self._before: CheckpointReader | None = None
+        """To go on from, until it was put in place."""
+        self._place: Placing
+        """How names are found in it."""
+
+    def choose(self, rank: int, gathered: Gathered, *, resume: bool) -> None:
+        """Agree with all ranks on the checkpoint to go on from, if there is one.
+
+        Raises:
+            ConfigError: the folder cannot be used.
+            StateMismatch: it cannot be divided among the ranks as they are now.
+        """
+        folder, keep = self._order.folder, self._order.keep
+        step = chosen(folder, keep, rank, gathered, resume=resume)
+        if step is not None:
+            self._before = opened(folder, step)
+            own = json.encode(self._named().claims(rank)).decode()
+            claims = [json.decode(said, type=list[Path]) for said in gathered(own)]
+            self._place = placing(self._before.saved, claims)
+            check(self._before, claims, self._place, self._size)
+        if rank == 0:
+            place = "starting from scratch" if self._before is None else "going on"
+            found = "no checkpoint" if self._before is None else str(self._before.path)
+            log.warning("checkpoints every %d steps; %s: %s", self._order.every, found, place)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is a checkpoint to go on from."""
+        return self._before is not None
+
+    def skips(self, call: int) -> bool:
+        """Whether ``batches()`` call number ``call`` was over before the checkpoint."""
+        return self._before is not None and call < self._before.seal.position.call
+
+    def go_on(self, feed: Feed, rank: int, seed: int) -> int | None:
+        """Put state and place in the data of the checkpoint in place; returns its step."""
+        before, self._before = self._before, None
+        if before is None:
+            return None
+        restore(before, self._named(), self._place, rank, self._size, seed)
+        feed.seek(before.seal.position.index)
+        self.checkpoints.passed(before.seal.step)
+        return before.seal.step
+
+
+def ordered(path: Any, every: int, keep: int) -> CheckpointSchedule:
+    """Raises ValueError: a number is below one."""
+    if every < 1 or keep < 1:
+        raise ValueError(f"session.checkpoint(every={every}, keep={keep}): both are at least 1")
+    return CheckpointSchedule(Folder(path).absolute(), every, keep)

@@ -1,0 +1,112 @@
+"""The state of a rank for a checkpoint: copied to host memory while a step is computed.
+
+What is small and may change in a step is copied at once, the units one by one by a thread. Before
+anything may change them the main thread copies those that are left itself: it waits for memory, and
+never for a disk. So all ranks have the checkpoints of the same steps.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import Any
+
+import torch
+from msgspec import msgpack
+from torch import Tensor
+
+from tmd.trainer.checkpoints.naming import OWN, Names, Path
+from tmd.trainer.state.data import Position
+from tmd.trainer.state.dtensors import part
+from tmd.trainer.state.state import Layout, flatten
+
+
+class StagedState:
+    """Made by the main thread, between two steps."""
+
+    def __init__(self, names: Names, rank: int, step: int, position: Position, seed: int) -> None:
+        self.rank, self.step, self.position = rank, step, position
+        self.live: dict[Path, Any] = {}
+        """By name; what is spread over ranks tells here which part this is."""
+        self.copies: dict[Path, Any] = {}
+        """The same, of tensors this rank's own part in host memory."""
+        self._waiting: list[dict[Path, Tensor]] = []
+        self._copying = threading.Lock()
+        self.broken: Exception | None = None
+        """Why it comes to nothing."""
+        for path, value in {**names.besides(rank), **private(names, rank, seed)}.items():
+            self.live[path] = self.copies[path] = _copied(value)
+        for number in range(len(names.units)):
+            entries = names.entries(number, rank)
+            self.live.update(entries)
+            self._waiting.append(entries)
+
+    def advance(self) -> bool:
+        """Copy one unit; whether there are more."""
+        with self._copying:
+            if not self._waiting:
+                return False
+            try:
+                self._copy(self._waiting.pop())
+            except Exception as error:
+                # Of the main thread it might be training.
+                self.broken = error
+                self._waiting.clear()
+            return True
+
+    def _copy(self, entries: dict[Path, Tensor]) -> None:
+        seen: dict[int, Tensor] = {}
+        for path, value in entries.items():
+            if id(value) not in seen:
+                seen[id(value)] = part(value).to("cpu", copy=True)
+            self.copies[path] = seen[id(value)]
+
+    def finish(self) -> None:
+        """Any thread: all is copied when this returns, or it is broken."""
+        while self.advance():
+            pass
+
+
+def private(names: Names, rank: int, seed: int) -> dict[Path, Tensor]:
+    """What only the same rank of a job of the same size needs to go on bit for bit."""
+    kept = {
+        name: {
+            "at": names.state(number),
+            "keys": list(values := names.kept(number)),
+            "values": {k: v for k, v in values.items() if not isinstance(v, Tensor)},
+        }
+        for number in range(len(names.units))
+        for name in names.names(number)
+    }
+    said = {"kept": kept, "modules": [*names.modules], "seed": seed, "names": names.digest}
+    more = flatten(said)
+    found: dict[Path, Tensor] = {}
+    for name, (layout, tensors) in (("rest", names.units.rest()), ("more", more)):
+        for number, tensor in enumerate((_as_tensor(layout), *tensors)):
+            found[*private_path(rank, name), str(number)] = tensor
+    return found
+
+
+def private_path(rank: int, name: str) -> Path:
+    """Where that is: a layout, then its tensors, by number."""
+    return (OWN, f"rank{rank}", name)
+
+
+def layout_of(tensor: Tensor) -> Layout:
+    """The layout that was written down as ``tensor``."""
+    layout: Layout = msgpack.decode(tensor.numpy().tobytes(), type=Layout)
+    return layout
+
+
+def _as_tensor(layout: Layout) -> Tensor:
+    return torch.frombuffer(bytearray(msgpack.encode(layout)), dtype=torch.uint8)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return part(value).to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _copied(held) for key, held in value.items()}
+    if isinstance(value, list):
+        return [_copied(held) for held in value]
+    return copy.deepcopy(value)

@@ -1,0 +1,72 @@
+"""The vote: one small reduction over the world, after which all ranks know the same."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from msgspec import msgpack
+
+from tmd.core.values.errors import LinkError
+from tmd.core.values.model import Membership
+from tmd.fabric import Fabric
+
+T = TypeVar("T")
+
+STEPPING, CLOSING = 0, 1
+"""What a vote is about: a step, or the end of a ``batches()`` call."""
+
+
+def ticket(membership: Membership) -> int:
+    """The number by which a rank votes for a switch to ``membership``: its epoch, and a checksum of
+    who holds which rank.
+
+    After Redis has lost writes two leaders may have told two changes by one epoch. Ranks that mean
+    different ones must not switch.
+    """
+    return membership.epoch << 32 | zlib.crc32(msgpack.encode(membership.members))
+
+
+def agree(
+    fabric: Fabric, step: int, armed: int, kind: int, shares: Sequence[int] = ()
+) -> tuple[int, tuple[int, ...]]:
+    """Vote ok for ``step``; returns the ticket for which all ranks are armed, or 0.
+
+    ``armed``: the ticket of this rank, 0 for none. ``shares``: numbers that are told beside; what
+    is returned of each is the least.
+
+    Raises:
+        LinkError: a rank is gone or did not vote.
+        RuntimeError: the ranks are not at the same place; nothing may be committed.
+    """
+    mine = [step, -step, kind, -kind]
+    _, least, most, *rest = fabric.reduce_min((1, armed, -armed, *mine, *shares))
+    place = rest[: len(mine)]
+    if place != mine:
+        raise RuntimeError(
+            f"ranks are at different places (steps {place[0]} to {-place[1]}): every rank must run "
+            "the same number of steps in each batches() call"
+        )
+    return least if least == -most else 0, tuple(rest[len(mine) :])
+
+
+def gather(fabric: Fabric, own: Any, kind: type[T]) -> tuple[T, ...]:
+    """What each rank says while the job is being set up, by rank; all msgspec can carry as a T.
+
+    Raises:
+        RuntimeError: a rank was lost.
+    """
+    rank, size = fabric.rank or 0, fabric.size or 1
+    said = {rank: own}
+    offset = 1
+    try:
+        while offset < size:
+            heard = fabric.shift(msgpack.encode(said), offset)
+            said |= msgpack.decode(heard, type=dict[int, kind])  # type: ignore[valid-type]
+            offset *= 2
+    except LinkError as error:
+        raise RuntimeError(
+            f"a rank was lost while the job was being set up ({error}); start it again"
+        ) from error
+    return tuple(said[rank] for rank in range(size))

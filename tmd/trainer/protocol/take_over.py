@@ -1,0 +1,55 @@
+"""One take-over of a rank by this worker, from the first duty to the state being in place."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from tmd.core.planning.directives import Directive, Prepare, Sync
+from tmd.core.values.model import Membership
+from tmd.fabric import Link
+from tmd.trainer.protocol.offers import StateHeader
+
+
+class AdvanceToNextLoop(BaseException):
+    """The joiner's place in the data is in a later ``batches()`` call: end the present one.
+
+    Swallowed by ``session.batches()``.
+    """
+
+
+class Takeover(Struct):
+    """What the joiner knows so far. Lives until its duty changes or the state is in place."""
+
+    duty: Prepare | Sync
+    link: Link | None = None
+    header: StateHeader | None = None
+    started: float = 0.0
+    """Monotonic time at which the source began to speak."""
+    timings: dict[str, float] = {}
+
+    @property
+    def plan(self) -> str:
+        return self.duty.plan
+
+    @property
+    def rank(self) -> int:
+        return self.duty.rank
+
+    @property
+    def membership(self) -> Membership:
+        return self.duty.membership
+
+    @property
+    def step(self) -> int:
+        """The step at which the received state stands."""
+        assert self.header is not None
+        return self.header.step
+
+    def wanted(self, duty: Directive | None) -> bool:
+        """Whether ``duty``, the present one, still asks for exactly this take-over."""
+        return duty == self.duty
+
+
+def state_purpose(plan: str, rank: int) -> str:
+    """Name of the stream on which the state of ``rank`` travels under ``plan``."""
+    return f"state/{plan}/{rank}"

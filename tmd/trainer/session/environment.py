@@ -1,0 +1,103 @@
+"""Variables that a script reads before ``join()`` and that ``join()`` changes.
+
+From the import of :mod:`tmd.trainer` to ``join()`` it is noted who reads them, so that only a
+script that has read something else than the truth is told so. What is read before is not seen.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator, KeysView, Mapping
+from types import CodeType, FrameType
+
+MAY_CHANGE = frozenset(
+    {"RANK", "ROLE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+)
+OURS = frozenset({"os", "_collections_abc", "collections.abc", __name__})
+SILENT = frozenset({"torch", "tmd"})
+"""Packages that read variables anew when they need them."""
+
+log = logging.getLogger("tmd.trainer")
+
+
+class WatchedEnvironment(os._Environ[str]):
+    """``os.environ``, noting by whom a variable was read first."""
+
+    def __getitem__(self, name: str) -> str:
+        value = super().__getitem__(name)
+        if name == _passing.name or _instruction(sys._getframe(1)) == _passing.copier:
+            return value  # a copy of everything, as for a child process, is no reading
+        if name in MAY_CHANGE and name not in _seen and (where := _reader(sys._getframe(1))):
+            _seen[name] = where, value
+        return value
+
+    def keys(self) -> KeysView[str]:
+        # dict() and {**...} ask for all names first, then for each value, in one instruction.
+        _passing.copier = _instruction(sys._getframe(1))
+        return super().keys()
+
+    def __iter__(self) -> Iterator[str]:
+        try:
+            for name in super().__iter__():
+                _passing.name = name
+                yield name
+        finally:
+            _passing.name = ""
+
+
+class _Passing(threading.local):
+    name = ""
+    """At which variable this thread is that goes through all of them."""
+    copier: tuple[CodeType, int] | None = None
+    """The instruction that has last asked for all names."""
+
+
+_passing = _Passing()
+_seen: dict[str, tuple[str, str]] = {}
+
+
+def watch() -> None:
+    """From now on; only in a process that ``tmd launch`` has started."""
+    if "TMD_SOCKET" in os.environ:
+        os.environ.__class__ = WatchedEnvironment
+
+
+def unwatch() -> dict[str, tuple[str, str]]:
+    """No longer. Who has read which value of a variable."""
+    if isinstance(os.environ, WatchedEnvironment):
+        os.environ.__class__ = os._Environ  # type: ignore[assignment]
+    seen = dict(_seen)
+    _seen.clear()
+    return seen
+
+
+def settle(truth: Mapping[str, str], seen: Mapping[str, tuple[str, str]]) -> None:
+    """Set what is true, and tell a script that has ``seen`` something else."""
+    os.environ.update(truth)
+    for name, (where, value) in sorted(seen.items()):
+        now = os.environ.get(name)
+        if now != value:
+            log.warning(
+                "%s read %s=%s before tmd.trainer.join(), and it is %s now: read it after join()",
+                *(where, name, value, now),
+            )
+
+
+def _instruction(frame: FrameType) -> tuple[CodeType, int]:
+    return frame.f_code, frame.f_lasti
+
+
+def _reader(frame: FrameType | None) -> str:
+    """Where in a script, or a library; empty if nobody has to be told."""
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        if module not in OURS:
+            quiet = module.partition(".")[0] in SILENT
+            return "" if quiet else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        if frame.f_code.co_name == "__contains__":
+            return ""
+        frame = frame.f_back
+    return ""

@@ -1,0 +1,95 @@
+"""What stands between two steps, and the words in which it answers the session."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import NoReturn, Protocol
+
+import torch
+from torch import nn
+
+from tmd.core.planning.directives import Directive, Leave
+from tmd.core.values.checkpoints import MissedCheckpoint, SavedCheckpoint
+from tmd.core.values.model import Activity, WorkerStatus
+from tmd.trainer.state.data import Feed
+from tmd.trainer.state.local import LocalState
+from tmd.trainer.state.replicas import Partition
+from tmd.trainer.state.state import Registry
+from tmd.trainer.state_transfer.verification import Verdict
+
+SHADOWS = frozenset(
+    {
+        Activity.STARTING,
+        Activity.STANDBY,
+        Activity.SHADOWING,
+        Activity.IN_STEP,
+        Activity.PREPARED,
+    }
+)
+"""Activities in which what the script computes counts for nothing."""
+
+log = logging.getLogger("tmd.trainer")
+
+
+class Interrupted(BaseException):
+    """The step is poisoned and will be run again. Swallowed by ``session.step()``.
+
+    A ``BaseException`` so that ``except Exception`` in a training script cannot swallow it.
+    """
+
+
+class VoteOutcome(Enum):
+    """What a vote decided for this rank."""
+
+    COMMIT = auto()
+    SHADOW = auto()
+    """A shadow iteration: the optimizer runs, but nothing counts."""
+
+
+class StepHooks(Protocol):
+    """What stands between two steps: the coordinator of a managed job, or nothing (solo)."""
+
+    @property
+    def status(self) -> WorkerStatus: ...
+    @property
+    def rank(self) -> int: ...
+    def current(self) -> WorkerStatus: ...
+    @property
+    def shadowing(self) -> bool: ...
+    @property
+    def poisoned(self) -> bool: ...
+    def builds(self, again: Callable[[], None]) -> None: ...
+    def registered(
+        self,
+        registry: Registry,
+        wrapped: list[nn.Module],
+        local: LocalState,
+        alike: Partition,
+        snapshots: int,
+    ) -> None: ...
+    def seeds(self, own: int) -> tuple[int, ...]: ...
+    def gathered(self, own: str) -> tuple[str, ...]: ...
+    def resumed(self, step: int) -> None: ...
+    def rehearsed(self) -> None: ...
+    def saved(self, saved: SavedCheckpoint | None, missed: MissedCheckpoint | None) -> None: ...
+    def follow(self, feed: Feed) -> None: ...
+    def verdict(self) -> Verdict: ...
+    def begun(self) -> None: ...
+    def vote(self, local: LocalState) -> VoteOutcome: ...
+    def applying(self, optimizer: torch.optim.Optimizer) -> None: ...
+    def boundary(self) -> None: ...
+    def close_feed(self, feed: Feed, local: LocalState) -> bool: ...
+    @property
+    def finishing(self) -> bool: ...
+    def committed(self, local: LocalState, loss: float | None, seconds: float) -> None: ...
+    def shadowed(self) -> None: ...
+
+
+def dismiss(duty: Directive) -> NoReturn:
+    """End this worker as ``duty`` asks, which is as a rule a ``Leave``."""
+    detail = duty.detail if isinstance(duty, Leave) else ""
+    if detail:
+        log.warning("dismissed: %s", detail)
+    raise SystemExit(duty.code if isinstance(duty, Leave) else 0)

@@ -1,0 +1,372 @@
+"""The five lines a training script adds: ``register``, ``batches``, ``step``.
+
+A session is the same object in an active worker, in a standby and in a plain ``torchrun`` job; the
+:class:`StepHooks` behind it is what differs. It asks the gate before the optimizer (``vote``) and before
+each batch (``boundary``) and keeps data, random numbers and buffers in step with the answers.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
+
+from tmd.core.values.snapshots import wanted_every
+from tmd.trainer.protocol.take_over import AdvanceToNextLoop
+from tmd.trainer.session.hooks import Interrupted, StepHooks, VoteOutcome
+from tmd.trainer.session.step import Step
+from tmd.trainer.session.trace import Trace
+from tmd.trainer.state.data import Feed, StepSampler
+from tmd.trainer.state.local import LocalState
+from tmd.trainer.state.replicas import Partition, partition
+from tmd.trainer.state.seeds import base_seed, seed_all
+from tmd.trainer.state.state import Registry
+
+if TYPE_CHECKING:
+    from tmd.trainer.checkpoints.saving import Saving
+
+Built = TypeVar("Built")
+
+
+class Session:
+    """One worker's part in a job. Create with :func:`tmd.trainer.worker.join`."""
+
+    def __init__(self, gate: StepHooks, trace: Trace | None = None) -> None:
+        self._gate = gate
+        self._trace = trace or Trace()
+        self._registry: Registry | None = None
+        self._local: LocalState | None = None
+        self._own_seed = 0
+        self._feed: Feed | None = None
+        self._calls = 0
+        self._outcome: VoteOutcome | None = VoteOutcome.SHADOW
+        """Of the step under way; outside of steps nothing is voted."""
+        self._last_commit = time.monotonic()
+        self._scaled = self._spoilt = False
+        self._data_mesh: DeviceMesh | None = None
+        self._alike: Partition = ()
+        self._wrapped: list[nn.Module] = []
+        self._saving: Saving | None = None
+        self._rehearses = False
+        self._build: Callable[[Session], object] | None = None
+        self._awaited = False
+        """Whether what is built is to be registered."""
+        self.built: Any = None
+        """What the latest call of the function given to :meth:`build` has returned."""
+
+    # --- facts ------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """Rank held now; a standby has the last one built alike, or that which it shadows."""
+        return self._gate.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the job; never changes."""
+        return self._gate.status.world_size
+
+    @property
+    def step_number(self) -> int:
+        """Committed steps, so also the number of the present step, from 0."""
+        return self._gate.status.step
+
+    @property
+    def shadowing(self) -> bool:
+        """Whether the present step is one of a standby, of which nothing counts.
+
+        A standby may live the life of any rank: what a script prints or saves on rank 0 it should
+        print and save only when this is false.
+        """
+        return self._gate.shadowing
+
+    # --- set-up -----------------------------------------------------------------------------------
+
+    def build(self, function: Callable[[Session], Built]) -> Built:
+        """Build this rank's part of a job whose ranks do not all build alike.
+
+        Args:
+            function: makes model and optimizer for the place that ``session.rank`` and the meshes
+                tell, calls :meth:`register`, returns what the loop needs. Called now, and between
+                two batches when a standby is to be a rank of other state: take what it returns from
+                :attr:`built` anew in each step. Make groups and meshes before it.
+
+        Raises:
+            RuntimeError: called twice; ``function`` did not register, or made process groups.
+        """
+        if self._build is not None or self._registry is not None:
+            raise RuntimeError("call session.build() once, and register() only in its function")
+        self._build = function
+        self._gate.builds(self._make)
+        return cast(Built, self.built)
+
+    def _make(self) -> None:
+        """Build what the rank is built as that is held or worn: at first, and as a standby."""
+        assert self._build is not None
+        self._awaited, self.built = True, None
+        gc.collect()  # a device may not hold both
+        self.built = self._build(self)
+        if self._awaited:
+            raise RuntimeError("the function given to session.build() must call register()")
+        if self._feed is not None:
+            self._feed.seek(0)  # shadow iterations follow, and there may be no batches left
+
+    def register(
+        self,
+        *,
+        model: object,
+        optimizer: object,
+        replicas: Iterable[Iterable[int]] | None = None,
+        data_mesh: DeviceMesh | None = None,
+        snapshots: int | None = None,
+        **others: object,
+    ) -> None:
+        """Name the state that moves with this rank: all that a step changes.
+
+        Args:
+            model: an ``nn.Module``, bare or wrapped in DDP, or a list of them.
+            optimizer: a ``torch.optim.Optimizer`` or a list of them. The state of a
+                ``ZeroRedundancyOptimizer`` exists once; use :meth:`build` with it.
+            replicas: groups of ranks whose state is equal after each step. Left out, it is read off
+                DDP and DTensor meshes; a bare module counts as existing once, so that its rank is
+                never made good from another one's. See :func:`tmd.trainer.replicas_along`.
+            data_mesh: mesh of one dimension along which ranks have batches of their own, such as
+                ``mesh["dp"]``, if others work on the same batch (tensor parallel). Left out, every
+                rank has its own.
+            snapshots: steps between two snapshots in the memory of two hosts, to which all ranks go
+                back if a state that exists once is lost. Left out: 10 if one does, else 0: none.
+            others: schedulers, a ``GradScaler``, anything with ``state_dict``/``load_state_dict``.
+
+        Raises:
+            TypeError: an object has no state that can be moved, or an optimizer overlaps with DDP.
+            ValueError: ``replicas`` is wrong about some rank, or ``snapshots`` is negative.
+            RuntimeError: called twice, or a rank was lost while the job was being set up.
+        """
+        first = self._registry is None
+        if not first and not self._awaited:
+            raise RuntimeError("session.register() was called twice; name all objects in one call")
+        if self._gate.poisoned:
+            raise RuntimeError(
+                "a rank was lost while the job was being set up; start it again, nothing is lost"
+            )
+        registry, local = self._name({"model": model, "optimizer": optimizer, **others})
+        self._data_mesh = data_mesh
+        models = model if isinstance(model, list | tuple) else [model]
+        self._wrapped[:] = [m for m in models if isinstance(m, nn.Module)]
+        alike = self._alike = partition(self._wrapped, replicas, self.world_size, registry.divided)
+        snapshots = wanted_every(snapshots, alike, self.world_size)
+        self._gate.registered(registry, self._wrapped, local, alike, snapshots)
+        self._awaited = False
+        if first:
+            self._own_seed = base_seed()
+            self._gate.seeds(self._own_seed)
+
+    def _name(self, objects: dict[str, object]) -> tuple[Registry, LocalState]:
+        """These are registered; where others were, all who know of those know these."""
+        registry = Registry(objects)
+        if self._registry is None or self._local is None:
+            self._registry, self._local = registry, LocalState(registry)
+        else:
+            self._registry.renew(registry.named)
+            self._local.renew()
+        self._scaled = any(isinstance(o, GradScaler) and o.is_enabled() for o in registry.others)
+        for each in registry.optimizers:
+            each.register_step_pre_hook(self._before_optimizer)
+        return self._registry, self._local
+
+    def checkpoint(
+        self, path: str | os.PathLike[str], *, every: int, keep: int = 2, resume: bool = True
+    ) -> None:
+        """Write a checkpoint every so many steps, and go on from the newest one in ``path``.
+
+        Call once after ``register``. The state is put in place by the ``batches`` call that it was
+        taken in; those before end at once. Plain ``torch.distributed.checkpoint`` reads them.
+
+        Args:
+            path: a folder of this job's own, the same for all ranks.
+            every: steps from one to the next.
+            keep: how many complete ones stay.
+            resume: false if the job is to start from scratch; ``path`` must hold none then.
+
+        Raises:
+            ValueError: ``every`` or ``keep`` is below one, or something is registered as ``rank0``.
+            ConfigError: ``path`` cannot be used.
+            StateMismatch: the newest one in ``path`` cannot be divided among these ranks.
+            RuntimeError: not between ``register`` and ``batches``, a rank was lost meanwhile, or an
+                optimizer is divided among ranks.
+        """
+        if self._registry is None or self._calls or self._saving is not None:
+            raise RuntimeError("call session.checkpoint() once, between register() and batches()")
+        # It imports what other jobs need not wait for.
+        from tmd.trainer.checkpoints.saving import Saving, ordered
+
+        order = ordered(path, every, keep)
+        registry, size, gate = self._registry, self.world_size, self._gate
+        self._saving = Saving(order, registry, lambda: self._alike, size, gate.saved, gate.verdict)
+        atexit.register(self._saving.checkpoints.close)
+        if not self._gate.shadowing:
+            self._saving.choose(self.rank, self._gate.gathered, resume=resume)
+            if self._saving.goes_on:
+                # DDP settles its buckets in the first step, and they say in which order is summed.
+                ddp = any(isinstance(m, DistributedDataParallel) for m in self._wrapped)
+                self._rehearses = self.world_size > 1 and any(self._gate.gathered("1" * ddp))
+
+    def sampler(self, size: int, batch_size: int, steps: int, seed: int = 0) -> StepSampler:
+        """A sampler that needs no saving: see :class:`tmd.trainer.state.data.StepSampler`."""
+        return StepSampler(size, batch_size, steps, self._place, seed)
+
+    def _place(self) -> tuple[int, int]:
+        """Among those who have batches of their own: which one this is, of how many."""
+        if self._data_mesh is None:
+            return self.rank, self.world_size
+        return self._data_mesh.get_local_rank(), self._data_mesh.size()
+
+    # --- the loop ---------------------------------------------------------------------------------
+
+    def batches(self, loader: Iterable[Any], *, accumulate: int = 1) -> Iterator[Any]:
+        """The batches of ``loader``, each again if its step must be repeated.
+
+        The loop's body starts at its top then. Code between ``batches()`` and the ``with`` block
+        runs again, with the same batch and random numbers, and nothing that it does is undone: step
+        a registered scheduler, or count, in the block or after it.
+
+        Args:
+            loader: any iterable of batches that gives the same ones when iterated again.
+            accumulate: with k > 1, lists of k batches for one step (gradient accumulation); a last
+                incomplete list is dropped.
+
+        Raises:
+            SystemExit: this worker is not needed any more (drained, or the job is over).
+            RuntimeError: ``register`` was not called, or ranks run unequal numbers of steps.
+            StateMismatch: the checkpoint to go on from is of another model.
+        """
+        if self._registry is None or self._local is None:
+            raise RuntimeError("call session.register(model=..., optimizer=...) before batches()")
+        feed = Feed(loader, self._calls, lambda: self._base, self._place)
+        self._calls += 1
+        if self._saving is not None and self._saving.skips(feed.call):
+            return
+        self._feed = feed
+        self._gate.follow(feed)
+        self._go_on(feed)
+        while True:
+            if self._spoilt:
+                self._undo()
+            self._settle()
+            try:
+                self._gate.boundary()
+            except AdvanceToNextLoop:
+                return
+            try:
+                drawn = [feed.next(self.step_number) for _ in range(accumulate)]
+            except StopIteration:
+                if self._gate.close_feed(feed, self._local):
+                    return
+                continue
+            if self._gate.finishing:
+                raise RuntimeError(
+                    "another rank has come to the end of training while this one has batches left: "
+                    "every rank must run the same number of steps"
+                )
+            if self._saving is not None and not self._gate.shadowing:
+                place = (self.step_number, feed.position, self.rank, self._base)
+                self._saving.checkpoints.at_boundary(*place)
+            seed_all(self._base, self.step_number, "step")
+            yield drawn if accumulate > 1 else drawn[0]
+
+    def step(self) -> Step:
+        """Context of one training step; the optimizer is called inside it.
+
+        A step that was spoilt by the loss of a rank ends silently, and ``batches`` gives its batch
+        again. Code after the block runs also then: what it does to registered schedulers and the
+        like is undone, anything else should ask :attr:`Step.counts`.
+        """
+        if self._registry is None or self._feed is None:
+            raise RuntimeError("session.step() belongs inside 'for batch in session.batches(...)'")
+        return Step(self)
+
+    def _go_on(self, feed: Feed) -> None:
+        if self._saving is None:
+            return
+        step = self._saving.go_on(feed, self.rank, self._base)
+        if step is not None:
+            self._gate.resumed(step)
+
+    def _settle(self) -> None:
+        if self._saving is not None:
+            self._saving.checkpoints.settle()
+
+    # --- used by Step -----------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        assert self._local is not None
+        self._outcome = None
+        self._local.begin()
+        self._trace.begun()
+        self._gate.begun()
+
+    def _before_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        self._decide()
+        self._gate.applying(optimizer)
+
+    def _decide(self) -> None:
+        if self._outcome is None:
+            assert self._local is not None
+            self._settle()
+            self._trace.computed()
+            if self._rehearses and not self._gate.shadowing:
+                self._gate.rehearsed()
+                raise Interrupted
+            self._outcome = self._gate.vote(self._local)
+
+    def _end(self, loss: Tensor | float | None) -> bool:
+        if self._outcome is None:
+            if not self._scaled:
+                raise RuntimeError(
+                    "no registered optimizer was called in session.step(); to accumulate gradients "
+                    "use session.batches(loader, accumulate=k) and call it once in the step"
+                )
+            self._decide()
+        assert self._feed is not None
+        assert self._local is not None
+        if self._outcome is VoteOutcome.SHADOW:
+            self._feed.commit()
+            self._gate.shadowed()
+            return False
+        now = time.monotonic()
+        value = None if loss is None else float(loss)
+        self._feed.commit()
+        self._gate.committed(self._local, value, now - self._last_commit)
+        self._last_commit = now
+        if self._gate.shadowing:
+            return False
+        self._trace.write(self._gate.current)
+        return True
+
+    def _spoil(self) -> None:
+        self._spoilt, self._outcome = True, VoteOutcome.SHADOW
+        # Also if a rank was lost: who takes that over knows nothing of it.
+        self._rehearses = False
+        if not self._gate.shadowing:
+            self._trace.undone(self._gate.status)
+
+    def _undo(self) -> None:
+        """At the boundary, not at the end of the block: what the script did in between goes too."""
+        assert self._local is not None
+        assert self._feed is not None
+        self._spoilt = False
+        self._local.undo()
+        self._feed.rewind()
+
+    @property
+    def _base(self) -> int:
+        return self._gate.seeds(self._own_seed)[self.rank]

@@ -1,0 +1,141 @@
+"""A session without a daemon: the script simply trains, with the same numbers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable
+
+import torch
+from msgspec import structs
+from torch import nn
+
+from tmd.core.values.checkpoints import MissedCheckpoint, SavedCheckpoint
+from tmd.core.values.model import Activity, WorkerStatus
+from tmd.trainer.session.hooks import VoteOutcome
+from tmd.trainer.session.trace import peak_rss
+from tmd.trainer.state.data import Feed
+from tmd.trainer.state.local import LocalState
+from tmd.trainer.state.replicas import Partition
+from tmd.trainer.state.state import Registry
+from tmd.trainer.state_transfer.verification import Verdict
+
+log = logging.getLogger("tmd.trainer")
+
+
+class StandaloneHooks:
+    """Every step counts. Rank and world size come from torchrun, or are 0 of 1."""
+
+    shadowing = False
+    poisoned = False
+    finishing = False
+
+    def __init__(self) -> None:
+        _complete_environment()
+        rank = int(os.environ["RANK"])
+        size = int(os.environ["WORLD_SIZE"])
+        self._status = WorkerStatus(
+            worker=f"solo/{rank}",
+            job="",
+            world_size=size,
+            address="",
+            pid=os.getpid(),
+            activity=Activity.TRAINING,
+            rank=rank,
+        )
+        if rank == 0:
+            log.warning("no tmd daemon (TMD_SOCKET is not set): training without protection")
+
+    @property
+    def status(self) -> WorkerStatus:
+        return self._status
+
+    @property
+    def rank(self) -> int:
+        return self._status.rank or 0
+
+    def current(self) -> WorkerStatus:
+        return structs.replace(self._status, rss_bytes=peak_rss())
+
+    def builds(self, again: Callable[[], None]) -> None:
+        """Once: nobody becomes another rank."""
+        again()
+
+    def registered(
+        self,
+        registry: Registry,
+        wrapped: list[nn.Module],
+        local: LocalState,
+        alike: Partition,
+        snapshots: int,
+    ) -> None:
+        """Nothing is ever moved."""
+
+    def seeds(self, own: int) -> tuple[int, ...]:
+        # Only this rank's own entry is ever used.
+        return (own,) * self._status.world_size
+
+    def gathered(self, own: str) -> tuple[str, ...]:
+        size = self._status.world_size
+        if size == 1:
+            return (own,)
+        said: list[str] = [""] * size
+        torch.distributed.all_gather_object(said, own)
+        return tuple(said)
+
+    def resumed(self, step: int) -> None:
+        self._status = structs.replace(self._status, step=step)
+
+    def rehearsed(self) -> None:
+        """Nobody looks on."""
+
+    def saved(self, saved: SavedCheckpoint | None, missed: MissedCheckpoint | None) -> None:
+        self._status = structs.replace(self._status, saved=saved, missed=missed)
+
+    def follow(self, feed: Feed) -> None:
+        """Nobody asks for the place in the data."""
+
+    def verdict(self) -> Verdict:
+        """The state is this worker's own work."""
+        return lambda: ""
+
+    def begun(self) -> None:
+        """Nobody to compare oneself with."""
+
+    def vote(self, local: LocalState) -> VoteOutcome:
+        return VoteOutcome.COMMIT
+
+    def applying(self, optimizer: torch.optim.Optimizer) -> None:
+        """Nobody follows."""
+
+    def boundary(self) -> None:
+        """Nothing ever happens between two steps."""
+
+    def close_feed(self, feed: Feed, local: LocalState) -> bool:
+        # Counted as in a managed job, so that random numbers are the same.
+        self._status = structs.replace(self._status, step=self._status.step + 1)
+        return True
+
+    def committed(self, local: LocalState, loss: float | None, seconds: float) -> None:
+        self._status = structs.replace(
+            self._status,
+            step=self._status.step + 1,
+            loss=loss,
+            step_seconds=seconds,
+        )
+
+    def shadowed(self) -> None:
+        """There are no shadow iterations."""
+
+
+def _complete_environment() -> None:
+    """Let ``python train.py`` work as a world of one."""
+    if "RANK" in os.environ:
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    os.environ.update(
+        RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+    )

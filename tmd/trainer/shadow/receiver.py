@@ -1,0 +1,316 @@
+"""What arrives from the rank that is shadowed, sorted by who waits for it.
+
+A thread reads the link; the script's collectives take their outputs from here as from the network
+(:class:`tmd.fabric.OutputSource`), in the order in which the source had them. What was read stays
+good after the link has ended: the source may leave before its shadow has come as far.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from msgspec import msgpack
+from torch import Tensor
+
+from tmd.core.values.errors import LinkError, StateMismatch
+from tmd.fabric import Link
+from tmd.trainer.protocol import frames
+from tmd.trainer.protocol.frames import (
+    SHIFT,
+    VOTE,
+    Boundary,
+    ControlMessage,
+    DigestCheck,
+    Dropped,
+    Frame,
+    Output,
+    Unit,
+)
+from tmd.trainer.state.digests import Digest
+from tmd.trainer.state.units import digest_of_inputs
+
+ENDING_S = 2.0
+LOOK_S = 0.005
+"""How often a link is looked at on which nothing may come any more."""
+
+
+class Arrival(NamedTuple):
+    """A frame, its tensors and when it came (monotonic)."""
+
+    frame: Frame
+    tensors: list[Tensor]
+    at: float
+
+
+class ShadowReceiver:
+    """Owns the link and the thread that reads it. ``close`` ends both.
+
+    Args:
+        link: on which the source answered ``Follow``.
+        bound: bytes that may wait to be used; with more the joiner does not keep up.
+    """
+
+    def __init__(self, link: Link, bound: int) -> None:
+        self._link = link
+        self._bound = bound
+        self._arrived = threading.Condition()
+        self._state: deque[Arrival] = deque()
+        self._channels: dict[str, deque[tuple[int, Arrival]]] = {}
+        self._waiting = 0
+        """Bytes that wait to be used."""
+        self._stream_step = 0
+        """Step of the latest boundary that was read."""
+        self._ended: LinkError | None = None
+        self.starved = False
+        """Whether somebody has waited in vain: the present step is worth nothing."""
+        self.mismatch = ""
+        """How what the script does differs from what the source does."""
+        self._thread = threading.Thread(target=self._read, name="tmd-shadow", daemon=True)
+        self._thread.start()
+
+    def send(self, frame: Frame) -> None:
+        """Say something to the source. Raises LinkError."""
+        frames.send(self._link, frames.Envelope(frame))
+
+    def close(self) -> None:
+        """Follow no more; whoever waits is told."""
+        self._link.close()
+
+    def hear_out(self, quiet_s: float) -> None:
+        """The source is dead: take what it has sent, until nothing has come for ``quiet_s``.
+
+        Its kernel may hold the link open for long, and its last outputs may still be on their way.
+        """
+
+        def listen() -> None:
+            with contextlib.suppress(LinkError):
+                while self._link.quiet_s < quiet_s:
+                    self._thread.join(LOOK_S)
+                self._link.receive_no_more()
+
+        threading.Thread(target=listen, name="tmd-shadow-last", daemon=True).start()
+
+    def spoil(self) -> None:
+        """Close, and give out nothing more of what is here: the step at hand is worth nothing."""
+        self.close()
+        with self._arrived:
+            self.starved = True
+            self._arrived.notify_all()
+
+    def end(self) -> None:
+        """Close, and wait a while for the thread."""
+        self.close()
+        self._thread.join(ENDING_S)
+
+    @property
+    def lost(self) -> LinkError:
+        """Why nothing more will come."""
+        return self._ended or LinkError("the shadow has lost its rank")
+
+    # --- state: main thread -----------------------------------------------------------------------
+
+    def next_state(self) -> Arrival:
+        """The next frame that says something of the state; waits for it.
+
+        Raises:
+            LinkError: the link has ended and nothing more is here.
+        """
+        with self._arrived:
+            while not self._state:
+                if self._ended is not None:
+                    raise self._ended
+                self._arrived.wait()
+            arrival = self._state.popleft()
+            self._waiting -= _size(arrival)
+            return arrival
+
+    def checks(self) -> list[tuple[int, Digest]]:
+        """Digests of the source that wait to be taken; they stay."""
+        with self._arrived:
+            found = [a.frame for a in self._state if isinstance(a.frame, DigestCheck)]
+        return [(frame.step, frame.parts) for frame in found]
+
+    def records(self, step: int, seconds: float) -> bool:
+        """Whether ``step`` is here to its end, with a later digest: no link is needed for it then.
+
+        Waits for that for so long, if it is not crowded. Raises LinkError if it will never be so.
+        """
+
+        def decided() -> bool:
+            return self._has_whole(step) or self.is_crowded or self._ended is not None
+
+        with self._arrived:
+            self._arrived.wait_for(decided, seconds)
+            whole = self._has_whole(step)
+            if self._ended is not None and not whole:
+                raise self._ended
+            return whole
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether so much waits that it should be used while more comes: half of what may."""
+        return self._waiting > self._bound / 2
+
+    def _has_whole(self, step: int) -> bool:
+        """A step with a digest may not be whole: outputs can come after the next one has begun."""
+        frames_here = [a.frame for a in self._state]
+        shown = [f.step for f in frames_here if isinstance(f, DigestCheck) and f.step > step]
+        whole = [f.step for f in frames_here if isinstance(f, Boundary) and f.quiet]
+        return bool(shown and whole) and min(shown) <= max(whole)
+
+    def put_back(self, arrival: Arrival) -> None:
+        """Leave a frame for later."""
+        with self._arrived:
+            self._waiting += _size(arrival)
+            self._state.appendleft(arrival)
+
+    def newest_boundary(self) -> int | None:
+        """Highest step of a boundary that waits to be taken."""
+        with self._arrived:
+            steps = [a.frame.step for a in self._state if isinstance(a.frame, Boundary)]
+        return steps[-1] if steps else None
+
+    def forget_before(self, step: int) -> None:
+        """Outputs of steps before ``step`` will not be asked for."""
+        with self._arrived:
+            for name, queue in list(self._channels.items()):
+                while queue and queue[0][0] < step:
+                    self._waiting -= _size(queue.popleft()[1])
+                self._tidy(name)
+
+    # --- outputs: the threads of the script's groups, and the vote --------------------------------
+
+    def outputs(
+        self, op: str, group: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
+    ) -> None:
+        """Fill ``outputs`` with what the source had. In vain if it has ended: see ``starved``."""
+        if op == "send":
+            return
+        try:
+            arrival = self._take(group)
+        except LinkError:
+            return
+        frame, values = arrival.frame, arrival.tensors
+        told = frame.op if isinstance(frame, Output) else type(frame).__name__
+        here, there = _shown(outputs), _shown(values)
+        if (told, there) != (op, here):
+            self._differs(
+                f"the script calls other collectives: {op} {here} here, {told} {there} there"
+            )
+            return
+        given = frame.given if isinstance(frame, Output) else ""
+        if given and given != digest_of_inputs(op, inputs):
+            self._differs(f"what this worker puts into {op} of {here} is not what its rank does")
+            return
+        for out, value in zip(outputs, values, strict=True):
+            out.data.copy_(value)
+
+    def vote(self, values: Sequence[int]) -> tuple[int, ...]:
+        """The outcome of the source's vote. Raises LinkError if it never had one."""
+        payload = self._said(VOTE)
+        return tuple(msgpack.decode(payload, type=list[int]))
+
+    def shift(self, payload: bytes, offset: int) -> bytes:
+        """What the source received in a shift. Raises LinkError if it never did."""
+        return self._said(f"{SHIFT}{offset}")
+
+    def _said(self, name: str) -> bytes:
+        frame = self._take(name).frame
+        if not isinstance(frame, ControlMessage):
+            raise LinkError(f"unexpected {type(frame).__name__} in {name}")
+        return frame.payload
+
+    def _take(self, name: str) -> Arrival:
+        with self._arrived:
+            while not self.starved and not self._channels.get(name):
+                self.starved = self._ended is not None
+                if not self.starved:
+                    self._arrived.wait()
+            if self.starved:
+                raise self.lost
+            _, arrival = self._channels[name].popleft()
+            self._waiting -= _size(arrival)
+            self._tidy(name)
+            return arrival
+
+    def _tidy(self, name: str) -> None:
+        """A script may tag each message with a number of its own."""
+        if not self._channels[name]:
+            del self._channels[name]
+
+    def _differs(self, how: str) -> None:
+        with self._arrived:
+            if self.starved:
+                # Of a step that is worth nothing nothing can be said.
+                return
+            self.mismatch, self.starved = how, True
+            self._arrived.notify_all()
+
+    # --- reader -----------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        try:
+            while True:
+                frame, tensors = frames.receive(self._link)
+                self._sort(Arrival(frame, tensors, time.monotonic()))
+        except LinkError as error:
+            with self._arrived:
+                self._ended = error
+                self._arrived.notify_all()
+        finally:
+            self._link.close()
+
+    def _sort(self, arrival: Arrival) -> None:
+        frame = arrival.frame
+        with self._arrived:
+            self._waiting += _size(arrival)
+            match frame:
+                case Output() | ControlMessage():
+                    queue = self._channels.setdefault(frame.channel, deque())
+                    queue.append((self._stream_step, arrival))
+                case Dropped():
+                    raise ShadowLost(frame.reason, final=frame.final)
+                case _:
+                    if isinstance(frame, Boundary):
+                        self._stream_step = frame.step
+                    self._state.append(arrival)
+            self._arrived.notify_all()
+        if self._waiting > self._bound:
+            raise ShadowLost(
+                "this worker does not keep up: more waits to be used than may wait", final=True
+            )
+
+
+class ShadowLost(LinkError):
+    """There is nothing to follow any more. ``final``: nor should there be a copy."""
+
+    def __init__(self, reason: str, *, final: bool) -> None:
+        super().__init__(reason)
+        self.final = final
+
+
+class Differs(StateMismatch):
+    """This worker does not compute the bits of the rank that it shadows."""
+
+    def __init__(self, rank: int, what: str) -> None:
+        super().__init__(
+            f"this worker computes other bits than rank {rank}: {what}; first look for state that "
+            "session.register() does not know, for batches or random numbers that do not come from "
+            "the session, for a branch by rank or host, and for other versions of libraries; then "
+            "suspect the memory and processor of this machine"
+        )
+
+
+def _shown(tensors: Sequence[Tensor]) -> str:
+    shown = (f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors)
+    return ", ".join(shown) or "nothing"
+
+
+def _size(arrival: Arrival) -> int:
+    """Bytes that count as waiting; not those of a unit, which is placed as it comes."""
+    return 0 if isinstance(arrival.frame, Unit) else sum(t.nbytes for t in arrival.tensors)

@@ -1,0 +1,333 @@
+"""Showing the life of this rank to a joiner: its state, and then the output of every collective.
+
+The state is copied unit by unit while it does not change; what happens to copied units meanwhile
+follows as the *tail* (gradients as the optimizer was given them). From the first step boundary at
+which everything was copied the joiner gets all outputs as well and runs the steps itself.
+Rule of this file: training never waits for a joiner; the one exception is asked for (``whole``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum, auto
+
+from torch import Tensor
+
+from tmd.core.values.errors import LinkError
+from tmd.core.values.limits import ShadowLimits
+from tmd.core.values.reasons import in_words
+from tmd.fabric import Link
+from tmd.trainer.protocol import frames
+from tmd.trainer.protocol.frames import (
+    Begin,
+    Boundary,
+    ControlMessage,
+    DigestCheck,
+    Dropped,
+    Frame,
+    Output,
+)
+from tmd.trainer.protocol.outbox import Outbox
+from tmd.trainer.shadow.meter import Meter
+from tmd.trainer.state.data import Position
+from tmd.trainer.state.dtensors import part
+from tmd.trainer.state.state import flatten
+from tmd.trainer.state.units import UnitDigest, Units, whole_digest
+from tmd.trainer.state.window import Window
+
+IDLE_S = 0.02
+"""How often the sender looks for something to do while nobody wakes it."""
+STALLED_S = 5.0
+"""While training waits for a whole copy: longest time without a unit until it goes on."""
+WHOLE_S = 60.0
+"""Longest time that training waits for a whole copy."""
+NO_STEP = -1
+"""Version of the window between two steps: no digest is due for it."""
+ENDING_S = 2.0
+BEHIND = "this worker does not keep up: too much waits for it"
+
+log = logging.getLogger("tmd.trainer")
+
+
+class SourceStage(Enum):
+    """Where the joiner stands, as far as the source knows. Changed by the main thread alone, but
+    for OVER."""
+
+    OPENED = auto()  # it looks for its place in the data
+    COPYING = auto()  # units and tails
+    LIVE = auto()  # outputs, and tails as long as it may have to jump
+    OVER = auto()
+
+
+class ShadowSource:
+    """One joiner that follows this rank. Owns the link and two threads until it is over."""
+
+    def __init__(
+        self,
+        link: Link,
+        follow: frames.ShadowRequest,
+        units: Units,
+        window: Window,
+        limits: ShadowLimits,
+        meter: Meter,
+    ) -> None:
+        self.plan = follow.plan
+        self._link = link
+        self._units = units
+        self._window = window
+        self._meter = meter
+        self._rate = limits.copy_mb_s * 1e6
+        self._outbox = Outbox(frames.staging_bound(limits, units))
+        self._stage = SourceStage.OPENED
+        self._staging = threading.Lock()
+        self._begin: Begin | None = None
+        self._settled = False
+        self._tails = True
+        """Whether the joiner may have to jump over steps."""
+        self._copied = 0
+        """Units below this number were copied."""
+        self._whole = threading.Event()
+        self._ready_at = 0.0
+        self._digest: UnitDigest | None = None
+        self._last_words: Dropped | None = None
+        self._took = threading.Event()
+        self._threads = [
+            threading.Thread(target=act, name=f"tmd-mirror-{role}", daemon=True)
+            for role, act in (("out", self._send_all), ("in", self._listen))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def over(self) -> bool:
+        return self._stage is SourceStage.OVER
+
+    @property
+    def live(self) -> bool:
+        """Whether the joiner gets all outputs."""
+        return self._stage is SourceStage.LIVE
+
+    # --- main thread ------------------------------------------------------------------------------
+
+    def at_boundary(self, step: int, position: Position, *, quiet: bool) -> None:
+        """``step`` begins. ``quiet``: no operation of an earlier one is under way."""
+        begin = self._begin
+        if begin is not None and (quiet or not begin.whole):
+            self._begin = None
+            self._enter(SourceStage.COPYING)
+            self._copied = 0
+            self._settled = False
+            self._tails = not begin.whole
+            if begin.whole:
+                self._wait_for_whole_copy()
+        # An output of an earlier step must not be taken for one of this step.
+        arrives = quiet and self._stage is SourceStage.COPYING and self._copied == len(self._units)
+        with self._harmless():
+            if arrives:
+                self._enter(SourceStage.LIVE)
+            if self._stage is SourceStage.LIVE:
+                self._announce(step, position, quiet, with_rest=arrives or self._tails)
+
+    def before_optimizer(self, step: int, number: int) -> None:
+        """The final gradients of the units that the joiner has already."""
+        if not self._tails or self._stage not in (SourceStage.COPYING, SourceStage.LIVE):
+            return
+        params = self._units.params
+        given = [
+            i
+            for i in self._units.of(number)
+            if i < self._copied and (g := params[i].grad) is not None and not g.is_sparse
+        ]
+        with self._harmless():
+            layout, values = flatten(self._units.values(number))
+            grads = [part(g) for i in given if (g := params[i].grad) is not None]
+            self._put(frames.Tail(step, number, tuple(given), layout), [*grads, *values])
+
+    def said(self, channel: str, payload: bytes) -> None:
+        """A vote or a shift came out."""
+        if self._stage is SourceStage.LIVE:
+            self._put(ControlMessage(channel, payload))
+
+    def wait_until_taken(self, cancelled: Callable[[], bool]) -> bool:
+        """After the switch: whether the joiner went on from what it has seen."""
+        while not self.over and not cancelled():
+            if self._took.wait(IDLE_S):
+                self.drop("the rank was taken over")
+                return True
+        self.drop("the rank was not taken over")
+        return self._took.is_set()
+
+    # --- any thread -------------------------------------------------------------------------------
+
+    @property
+    def tries(self) -> bool:
+        """Whether the joiner still has to show that it computes the same bits."""
+        return self._stage is SourceStage.LIVE and not self._settled
+
+    def output(self, channel: str, op: str, outputs: Sequence[Tensor], given: str = "") -> None:
+        """A collective is complete. ``given``: digest of what this rank put in, or empty."""
+        if self._stage is SourceStage.LIVE:
+            with self._harmless():
+                self._put(Output(channel, op, given), outputs)
+
+    def drop(self, reason: str, *, final: bool = False) -> None:
+        """Mirror no more; says why, if the joiner still listens.
+
+        What was put in before is still sent, since a hot standby may be able to use it; not if this
+        is ``final``: the joiner is unfit, or the state.
+        """
+        with self._staging:
+            if self._stage is SourceStage.OVER:
+                return
+            self._last_words = Dropped(reason, final)
+            self._stage = SourceStage.OVER
+        if final:
+            self._outbox.forget()
+        self.wake()
+
+    def close(self) -> None:
+        """Drop the joiner and wait a while for the threads."""
+        self.drop("this worker has ended")
+        self._link.close()
+        for thread in self._threads:
+            thread.join(ENDING_S)
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _enter(self, stage: SourceStage) -> None:
+        with self._staging:
+            if self._stage is not SourceStage.OVER:
+                self._stage = stage
+
+    @contextlib.contextmanager
+    def _harmless(self) -> Iterator[None]:
+        """What goes wrong here must not reach training: it only ends the showing."""
+        try:
+            yield
+        except Exception as error:
+            log.warning("rank cannot be shown any more: %s", error)
+            self.drop(f"this rank cannot be shown: {in_words(error)}")
+
+    def _announce(self, step: int, position: Position, quiet: bool, *, with_rest: bool) -> None:
+        # A joiner of a plan may get the rank at any vote, so each of its steps is compared.
+        check = not self._settled or bool(self.plan) or step % frames.CHECK_EVERY == 0
+        layout, tensors = self._units.rest() if with_rest else (None, [])
+        graded = self._units.graded if with_rest else ()
+        self._put(Boundary(step, position, layout, graded, check, quiet), tensors)
+        if with_rest and not self._tails:
+            # The joiner waits for this one, and training has waited for it already.
+            self._put(DigestCheck(step, whole_digest(self._units, step)))
+        elif check:
+            self._digest = UnitDigest(self._units, step)
+
+    def _put(self, frame: Frame, tensors: Sequence[Tensor] = ()) -> None:
+        if not self._outbox.put(frame, tensors):
+            self.drop(BEHIND, final=True)
+
+    def _wait_for_whole_copy(self) -> None:
+        """The parameters stand still because this thread, their only writer, waits here."""
+        self._whole.clear()
+        seen, since = -1, time.monotonic()
+        patience = since + WHOLE_S
+        self._window.open(NO_STEP)
+        try:
+            self.wake()
+            while self._copied < len(self._units) and not self.over:
+                if self._copied != seen:
+                    seen, since = self._copied, time.monotonic()
+                elif time.monotonic() > min(since + STALLED_S, patience):
+                    self.drop("this worker does not take the state", final=True)
+                self._whole.wait(IDLE_S)
+        finally:
+            self._window.close()
+
+    def wake(self) -> None:
+        """There may be something to do."""
+        self._outbox.wake()
+
+    def _send_all(self) -> None:
+        """Sender's thread: what waits first, then a piece of the state."""
+        try:
+            while self._sent_something() or not self.over:
+                pass
+        except LinkError as error:
+            self.drop(str(error))
+        except Exception as error:
+            log.warning("rank cannot be shown any more: %s", error)
+            self.drop(f"this rank cannot be shown: {in_words(error)}")
+        finally:
+            self._outbox.forget()
+            if self._last_words is not None:
+                with contextlib.suppress(LinkError):
+                    frames.send(self._link, frames.Envelope(self._last_words))
+            self._link.close()
+
+    def _sent_something(self) -> bool:
+        """Send what waits, or a unit, or work on the digest, or wait for one of them."""
+        with self._meter.running():
+            entry = self._outbox.next() or self._unit()
+            if entry is not None:
+                frames.send(self._link, *entry)
+                self._outbox.back(entry[1])
+            elif not self._advance_digest():
+                self._outbox.wait(IDLE_S)
+        return entry is not None
+
+    def _unit(self) -> tuple[frames.Envelope, Tensor] | None:
+        """The next unit to send; ``None`` if there is none, or not now."""
+        if self._stage is not SourceStage.COPYING or self._copied == len(self._units):
+            return None
+        if self._tails and time.monotonic() < self._ready_at:
+            return None
+        with self._window.reading() as version:
+            return None if version is None else self._next_unit(version)
+
+    def _next_unit(self, version: int) -> tuple[frames.Envelope, Tensor] | None:
+        layout, tensors = self._units.collect(self._copied)
+        entry = self._outbox.copy(frames.Unit(version, self._copied, layout), tensors)
+        if entry is None:
+            self.drop(BEHIND, final=True)
+            return None
+        self._ready_at = max(time.monotonic(), self._ready_at) + entry[1].numel() / self._rate
+        # Within the window: the tail of this step must know that the unit was copied.
+        self._copied += 1
+        if self._copied == len(self._units):
+            self._whole.set()
+        return entry
+
+    def _advance_digest(self) -> bool:
+        """Take one unit into the digest of this step; whether there was anything to do."""
+        digest = self._digest
+        if digest is None:
+            return False
+        with self._window.reading() as version:
+            if version != digest.version:
+                # Not yet begun, or too late for this step.
+                return False
+            digest.advance()
+        if digest.complete:
+            if self._digest is digest:
+                self._digest = None
+            self._put(DigestCheck(digest.version, digest.parts()))
+        return True
+
+    def _listen(self) -> None:
+        """Listener's thread: what the joiner says."""
+        try:
+            while not self.over:
+                frame, _ = frames.receive(self._link)
+                match frame:
+                    case Begin():
+                        self._begin = frame
+                    case frames.Settled():
+                        self._settled, self._tails = True, False
+                    case frames.Took():
+                        self._took.set()
+                    case _:
+                        self.drop(f"unexpected {type(frame).__name__} from the joiner")
+        except LinkError as error:
+            self.drop(str(error))

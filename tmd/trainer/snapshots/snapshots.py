@@ -1,0 +1,316 @@
+"""Snapshots of a state that exists once: taken every few steps, kept in the memory of two hosts.
+
+All ranks take them at the same steps and tell in each vote how far they are, so that all know alike
+when one is whole: only then is the one before dropped. Whatever goes wrong with one ends that one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+from tmd.core.planning.directives import Directive, Sync
+from tmd.core.values.errors import LinkError, StateMismatch
+from tmd.core.values.limits import ShadowLimits
+from tmd.core.values.model import Member, Membership
+from tmd.core.values.snapshots import Kept, is_due, keepers
+from tmd.fabric import Fabric, Link
+from tmd.trainer.protocol.copies import StateCopy
+from tmd.trainer.protocol.offers import Offer
+from tmd.trainer.protocol.outbox import Entry, Outbox
+from tmd.trainer.protocol.take_over import AdvanceToNextLoop
+from tmd.trainer.snapshots.server import ENDING_S, SnapshotServer, call_on, fetched
+from tmd.trainer.snapshots.store import SnapshotStore
+from tmd.trainer.snapshots.writer import SnapshotWriter, WriterStage
+from tmd.trainer.state.units import Units
+from tmd.trainer.state.window import Window
+from tmd.trainer.state_transfer.carrier import StateTransfer
+
+IN_VAIN = 3
+"""Snapshots that come to nothing, one after the other, until it is said."""
+
+log = logging.getLogger("tmd.trainer")
+
+
+class Snapshots:
+    """For the main thread; owns a thread that copies and sends. ``every`` 0: takes none."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        carrier: StateTransfer,
+        units: Units,
+        window: Window,
+        limits: ShadowLimits,
+        every: int,
+        tell: Callable[[tuple[Kept, ...]], None],
+    ) -> None:
+        self._fabric = fabric
+        self._carrier = carrier
+        self._units = units
+        self._window = window
+        self._rate = limits.copy_mb_s * 1e6
+        self._every = every
+        self._outbox = Outbox(1 << 62)
+        self._sizes: frozenset[int] = frozenset()
+        """Of the pieces of the latest copy: memory of others is not used again."""
+        self._shelf = SnapshotStore(tell, self._freed)
+        self._place = (-1, -1)
+        """Epoch and ``batches()`` call of the latest boundary."""
+        self._taking: SnapshotWriter | None = None
+        self._begun: SnapshotWriter | None = None
+        """The same until the sender has begun with it."""
+        self._whole: int | None = None
+        """The newest step of which all ranks have told that their copies are there."""
+        self._vain = 0
+        self._announced = False
+        self._link: tuple[Member, Link] | None = None
+        self._errand: tuple[Directive, Link] | None = None
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="tmd-snapshots", daemon=True)
+        if every:
+            self._door = SnapshotServer(fabric, self._shelf, self._offer)
+            self._thread.start()
+
+    # --- at every step ----------------------------------------------------------------------------
+
+    def at_boundary(self, step: int) -> None:
+        """``step`` begins; the parameters stand still until the window is closed."""
+        membership, feed = self._fabric.membership, self._carrier.feed
+        if not self._every or membership is None or feed is None:
+            return
+        place = (membership.epoch, feed.position.call)
+        fresh = place != self._place
+        if fresh:
+            self.give_up()
+            self._place = place
+        if self._taking is None and is_due(step, self._every, fresh=fresh):
+            self._begin(step, membership, warn=fresh)
+
+    def _begin(self, step: int, membership: Membership, *, warn: bool) -> None:
+        rank = self._fabric.rank
+        assert rank is not None
+        assert self._carrier.feed is not None
+        hosts = [member.host for member in membership.members]
+        if warn and rank == 0:
+            self._announce(hosts)
+        keeper, verdict = membership.members[keepers(hosts)[rank]], self._carrier.proving.later()
+        taking = SnapshotWriter(rank, step, keeper, verdict)
+        with self._harmless(taking):
+            if why := self._units.stale:
+                raise StateMismatch(why)
+            position, buckets = self._carrier.feed.position, self._carrier.look_at_buckets()
+            taking.begin(position, self._units, self._outbox, buckets)
+        self._window.open(step)
+        with self._changed:
+            self._taking = self._begun = taking
+            self._changed.notify_all()
+
+    def _announce(self, hosts: Sequence[str]) -> None:
+        """Once for the job, and again only if it is bad news."""
+        if not self._announced:
+            self._announced = True
+            log.warning(
+                "snapshots every %d steps in the memory of two hosts each, since some state exists "
+                "once or the script asks for them; register(snapshots=0) for none",
+                self._every,
+            )
+        if len(set(hosts)) == 1:
+            log.warning("all ranks are on one host: snapshots will not survive its loss")
+
+    @property
+    def share(self) -> int:
+        """How far this rank is, for the vote."""
+        return WriterStage.DONE if self._taking is None else self._taking.stage
+
+    def heard(self, least: int) -> None:
+        """How far the last of all ranks is; the same is heard by every rank."""
+        taking = self._taking
+        if taking is None or least == WriterStage.GOING:
+            return
+        self.give_up()
+        if least == WriterStage.DONE:
+            self._whole, self._vain = taking.step, 0
+            self._shelf.only(taking.step)
+            return
+        self._vain += 1
+        if self._vain == IN_VAIN:
+            log.warning("%d snapshots in a row were given up, on this rank or another", IN_VAIN)
+        if taking.step != self._whole:
+            self._shelf.drop(taking.step)
+
+    def give_up(self) -> None:
+        """No more of the snapshot under way, if there is one; what is kept stays."""
+        with self._changed:
+            taking, self._taking, self._begun = self._taking, None, None
+        if taking is not None:
+            taking.over.set()
+            if taking.stage is WriterStage.GOING and self._link is not None:
+                # The sender may wait for a keeper that is gone.
+                self._link[1].close()
+
+    def forget(self) -> None:
+        """This worker has given its rank away in good order."""
+        self.give_up()
+        self._shelf.clear(0)
+
+    def call_over(self, call: int) -> None:
+        """The ``batches()`` calls before ``call`` are over."""
+        self.give_up()
+        self._shelf.clear(call)
+
+    def close(self) -> None:
+        """The process ends: no thread may be inside torch then."""
+        if not self._every:
+            return
+        self.give_up()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._hang_up()
+        self._door.close()
+        self._thread.join(ENDING_S)
+
+    # --- after a loss -----------------------------------------------------------------------------
+
+    def only(self, whole: int | None) -> None:
+        """After a loss: the newest snapshot that is whole, as the leader knows."""
+        if whole is not None:
+            self._whole = whole
+            self._shelf.only(whole)
+
+    def fetch(self, duty: Sync, wanted: Callable[[], bool]) -> None:
+        """Joiner: have the copy of the rank to go back to, from its keeper if it is not here.
+
+        Raises:
+            LinkError: the keeper is gone, or the duty has changed.
+            StateMismatch: the copy does not fit, or is not what was sent.
+        """
+        source = next((m.source for m in duty.moves if m.rank == duty.rank), None)
+        if self._shelf.get(duty.rank, duty.resume) is not None:
+            return
+        if source is None:
+            raise LinkError(f"nobody has the copy of rank {duty.rank} at step {duty.resume}")
+        link = call_on(self._fabric, source)
+        self._errand = (duty, link)
+        try:
+            if not wanted():
+                raise LinkError("the duty has changed")
+            copy = fetched(
+                link, duty.rank, duty.resume, lambda o: self._carrier.adopted(duty.rank, o)
+            )
+        finally:
+            self._errand = None
+            link.close()
+        self._shelf.put(copy)
+
+    def cancel_unless(self, duty: Directive) -> None:
+        """Break off what is fetched for another duty (any thread)."""
+        errand = self._errand
+        if errand is not None and errand[0] != duty:
+            errand[1].close()
+
+    def reach(self, duty: Sync) -> None:
+        """Whether the place in the data to go back to is in this call.
+
+        Raises:
+            WalkOn: it is in a later one; call again from there.
+        """
+        copy, feed = self._copy(duty), self._carrier.feed
+        if feed is not None and copy.position.call > feed.call:
+            raise AdvanceToNextLoop
+
+    def put_back(self, duty: Sync) -> None:
+        """Be the rank of ``duty`` as it was at the start of its resume step.
+
+        Raises:
+            StateMismatch: the copy is not here, or damaged.
+        """
+        copy = self._copy(duty)
+        copy.check()
+        self._carrier.put_back(copy)
+        log.warning("rank %d: rolled back to step %d", copy.rank, copy.step)
+
+    def _copy(self, duty: Sync) -> StateCopy:
+        copy = self._shelf.get(duty.rank, duty.resume)
+        if copy is None:
+            raise StateMismatch(f"no copy of rank {duty.rank} at step {duty.resume} is here")
+        return copy
+
+    # --- the sender's thread ----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (taking := self._next()) is not None:
+            with self._harmless(taking):
+                self._take(taking)
+
+    def _next(self) -> SnapshotWriter | None:
+        """The next one to work on, waiting for it; ``None`` at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._begun is not None)
+            begun, self._begun = self._begun, None
+            return None if self._closed else begun
+
+    def _take(self, taking: SnapshotWriter) -> None:
+        entries = taking.copy(self._units, self._window, self._outbox)
+        if why := taking.verdict():
+            taking.fail(why)
+        if taking.stage is WriterStage.FAILED:
+            self._back(entries)
+            return
+        copy = taking.made(self._carrier.layouts, entries)
+        self._sizes = frozenset(body.numel() for _, body in entries)
+        with self._changed:
+            # Later it might be one that the others have dropped.
+            kept = self._taking is taking and self._shelf.put(copy)
+        if not kept:
+            self._back(entries)
+            return
+        for attempt in ("the link of the snapshot before", "a new one"):
+            try:
+                taking.bring(self._dialled(taking.keeper), copy, self._rate)
+                return
+            except LinkError as error:
+                self._hang_up()
+                if taking.over.is_set():
+                    return
+                log.debug("%s broke: %s", attempt, error)
+        taking.fail(f"{taking.keeper.worker} cannot be reached")
+
+    def _dialled(self, keeper: Member) -> Link:
+        if self._link is None or self._link[0] != keeper or self._link[1].ended:
+            self._hang_up()
+            self._link = (keeper, call_on(self._fabric, keeper))
+        return self._link[1]
+
+    def _hang_up(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link[1].close()
+
+    @contextlib.contextmanager
+    def _harmless(self, taking: SnapshotWriter) -> Iterator[None]:
+        """What goes wrong here must not reach training: it only ends the snapshot."""
+        try:
+            yield
+        except Exception as error:
+            log.warning("no snapshot of step %d: %s", taking.step, error)
+            taking.stage = WriterStage.FAILED
+
+    # --- memory -----------------------------------------------------------------------------------
+
+    def _offer(self, copy: StateCopy) -> Offer:
+        return self._carrier.offer(copy.layouts, copy.buckets)
+
+    def _freed(self, copy: StateCopy) -> None:
+        if copy.rank == self._fabric.rank:
+            self._back(copy.entries)
+
+    def _back(self, entries: Sequence[Entry]) -> None:
+        """Use the memory of own copies again: memory that is new costs more than the copying."""
+        for _, body in entries:
+            if body.numel() in self._sizes:
+                self._outbox.back(body)

@@ -1,0 +1,53 @@
+"""Digests of tensors, and the bytes that they are taken of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+import xxhash
+from torch import Tensor
+
+from tmd.trainer.state.dtensors import part
+
+Digest = dict[str, str]
+"""Hexadecimal digests (xxh3-128) by part of the state."""
+PACK_BELOW = 1 << 16
+"""Bytes; tensors smaller than this travel packed into one buffer, for fewer system calls."""
+
+
+def digest_of(tensors: Iterable[Tensor]) -> str:
+    """The digest (hex, xxh3-128) that a transfer of ``tensors`` would have."""
+    digest = xxhash.xxh3_128()
+    for chunk in chunks(list(tensors)):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def chunks(tensors: list[Tensor]) -> Iterator[memoryview]:
+    for group in groups(tensors):
+        if len(group) == 1:
+            yield raw(group[0].contiguous())
+        else:
+            yield memoryview(b"".join(raw(t.contiguous()) for t in group))
+
+
+def groups(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Tensors in order; runs of small ones together. Both sides see the same sizes."""
+    run: list[Tensor] = []
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        if size < PACK_BELOW:
+            run.append(tensor)
+            continue
+        if run:
+            yield run
+            run = []
+        yield [tensor]
+    if run:
+        yield run
+
+
+def raw(tensor: Tensor) -> memoryview:
+    flat = part(tensor).cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")

@@ -1,0 +1,398 @@
+"""The state that moves with a rank: what it is, whether it fits, and putting it in place.
+
+A state is a *layout* (a tree of names, shapes, dtypes and plain values, msgpack-able) and the
+tensors it names, in order. Module tensors and optimizer tensors are written in place, so a joiner
+that already ran an iteration takes over without allocating anything.
+No pickle: what is neither a tensor nor a plain value cannot move, and :func:`flatten` says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol, cast, runtime_checkable
+
+import torch
+from msgspec import Struct
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tmd.core.values.errors import StateMismatch
+from tmd.trainer.state.divided import is_divided, local, set_values
+from tmd.trainer.state.dtensors import like, part
+
+PLAIN = (type(None), bool, int, float, str, bytes)
+LOOSE = "loose parameters"
+"""Under which what belongs to no registered object goes; no keyword can be called so."""
+OPTIMIZER, OWNED = ("state", "param_groups"), "owned"
+"""What the state of an optimizer consists of, and of a divided one besides: its parameters."""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything with the usual pair of methods: optimizers, schedulers, scalers, loaders."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any: ...
+
+
+class TensorSpec(Struct, frozen=True, tag="tensor", array_like=True):
+    """Stands for a tensor in a layout."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+class Node(Struct, frozen=True, tag="node", array_like=True):
+    """A container in a layout; ``keys`` are ``None`` for a list or tuple."""
+
+    kind: str
+    keys: tuple[str | int, ...] | None
+    items: tuple[TensorSpec | Node | Leaf, ...]
+
+
+class Leaf(Struct, frozen=True, tag="leaf", array_like=True):
+    """A plain value in a layout."""
+
+    value: Any
+
+
+Layout = TensorSpec | Node | Leaf
+Layouts = dict[str, Layout]
+
+
+def flatten(value: Any, path: str = "") -> tuple[Layout, list[Tensor]]:
+    """Layout and tensors of a nested state dict; of what is spread over ranks the own part.
+
+    Raises:
+        StateMismatch: a value is neither tensor, container nor plain; the message has its path.
+    """
+    if isinstance(value, Tensor):
+        own = part(value)
+        return TensorSpec(tuple(own.shape), str(own.dtype)), [own]
+    if isinstance(value, PLAIN):
+        return Leaf(value), []
+    if isinstance(value, Mapping):
+        parts = [flatten(v, f"{path}.{k}") for k, v in value.items()]
+        node = Node("dict", tuple(value.keys()), tuple(layout for layout, _ in parts))
+    elif isinstance(value, list | tuple):
+        parts = [flatten(v, f"{path}[{i}]") for i, v in enumerate(value)]
+        kind = "list" if isinstance(value, list) else "tuple"
+        node = Node(kind, None, tuple(layout for layout, _ in parts))
+    else:
+        raise StateMismatch(
+            f"{path or 'state'} is a {type(value).__name__}: only tensors, containers and plain "
+            "values can move with a rank; leave it out of state_dict() or convert it"
+        )
+    return node, [tensor for _, tensors in parts for tensor in tensors]
+
+
+def unflatten(layout: Layout, tensors: Iterator[Tensor]) -> Any:
+    """The inverse of :func:`flatten`."""
+    if isinstance(layout, TensorSpec):
+        return next(tensors)
+    if isinstance(layout, Leaf):
+        return layout.value
+    items = [unflatten(item, tensors) for item in layout.items]
+    if layout.keys is not None:
+        return dict(zip(layout.keys, items, strict=True))
+    return items if layout.kind == "list" else tuple(items)
+
+
+def specs(layout: Layout) -> list[TensorSpec]:
+    """The tensors a layout names, in order."""
+    if isinstance(layout, TensorSpec):
+        return [layout]
+    if isinstance(layout, Leaf):
+        return []
+    return [spec for item in layout.items for spec in specs(item)]
+
+
+def dtype_of(spec: TensorSpec) -> torch.dtype:
+    """The torch dtype named by ``spec``."""
+    dtype = getattr(torch, spec.dtype.removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype):
+        raise StateMismatch(f"unknown dtype {spec.dtype!r} announced by the source")
+    return dtype
+
+
+class Loose(nn.Module):
+    """Parameters that an optimizer has and no registered module."""
+
+    def __init__(self, params: Iterable[Tensor]) -> None:
+        super().__init__()
+        # As they are: an assignment takes nothing but an ``nn.Parameter``.
+        self._parameters.update({str(n): cast(nn.Parameter, p) for n, p in enumerate(params)})
+
+
+def _refuse_hidden(name: str, module: nn.Module) -> None:
+    """State that is neither parameter nor buffer would stay behind in silence."""
+    for path, each in module.named_modules():
+        if type(each).get_extra_state is not nn.Module.get_extra_state:
+            raise TypeError(
+                f"register({name}=...): {type(each).__name__} at {path or 'the top'} has a state "
+                "of its own (get_extra_state), which cannot move; keep it in buffers"
+            )
+
+
+class Registry:
+    """The objects whose state moves, by the names given to ``session.register``.
+
+    Raises:
+        TypeError: an object has neither parameters nor ``state_dict``/``load_state_dict``.
+    """
+
+    def __init__(self, objects: Mapping[str, object]) -> None:
+        self._objects: dict[str, nn.Module | Stateful] = {}
+        self.divided: list[Any] = []
+        """Optimizers of each of which only a part is this rank's; the list stays the same one."""
+        self._wholes: dict[str, Any] = {}
+        self.renew(objects)
+
+    def renew(self, objects: Mapping[str, object]) -> None:
+        """Let it be these from now on. Raises TypeError."""
+        self._objects.clear()
+        self._wholes.clear()
+        for name, value in _expanded(objects):
+            if isinstance(value, nn.Module):
+                _refuse_hidden(name, value)
+                self._objects[name] = _unwrapped(value)
+            elif is_divided(value):
+                self._objects[name], self._wholes[name] = local(value), value
+            elif isinstance(value, Stateful):
+                self._objects[name] = value
+            else:
+                raise TypeError(
+                    f"register({name}=...): {type(value).__name__} has no state_dict and "
+                    "load_state_dict, so its state cannot move"
+                )
+        self.divided[:] = self._wholes.values()
+        held = {id(p) for module in self.modules for p in module.parameters()}
+        if loose := [p for o in self.faces for p in params_of(o) if id(p) not in held]:
+            self._objects[LOOSE] = Loose(loose)
+
+    @property
+    def named(self) -> dict[str, nn.Module | Stateful]:
+        """All of them, by name."""
+        return {**self._objects, **self._wholes}
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        return [o for o in self._objects.values() if isinstance(o, nn.Module)]
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Of a divided one what is this rank's."""
+        return [o for o in self._objects.values() if isinstance(o, torch.optim.Optimizer)]
+
+    @property
+    def faces(self) -> list[torch.optim.Optimizer]:
+        """The optimizers as the script has them: what their parameter groups say is what holds."""
+        return [
+            self._wholes.get(name, o)
+            for name, o in self._objects.items()
+            if isinstance(o, torch.optim.Optimizer)
+        ]
+
+    @property
+    def others(self) -> list[Stateful]:
+        """Schedulers, scalers and whatever else is small."""
+        return [
+            o
+            for o in self._objects.values()
+            if not isinstance(o, nn.Module | torch.optim.Optimizer)
+        ]
+
+    def forget_unscaled(self) -> None:
+        """Let a repeated step unscale its gradients again, which the scaler would refuse."""
+        for value in self._objects.values():
+            # A disabled one keeps nothing, not even the attribute.
+            if isinstance(value, torch.amp.GradScaler) and value.is_enabled():
+                value._per_optimizer_states.clear()
+
+    def collect(self) -> tuple[Layouts, list[Tensor]]:
+        """Layouts of everything and the tensors behind them, in one fixed order."""
+        layouts: Layouts = {}
+        tensors: list[Tensor] = []
+        for name in self._objects:
+            layouts[name], found = flatten(self._state_of(name), name)
+            tensors.extend(found)
+        return layouts, tensors
+
+    def _state_of(self, name: str) -> Any:
+        value = self._objects[name]
+        if name not in self._wholes:
+            return _state_of(value)
+        assert isinstance(value, torch.optim.Optimizer)
+        # As its next step would.
+        set_values(value.param_groups, self._wholes[name].param_groups)
+        names = {
+            id(p): f"{path}.{fqn}"
+            for path, held in self._objects.items()
+            if isinstance(held, nn.Module)
+            for fqn, p in held.named_parameters()
+        }
+        owned = [names.get(id(p), "?") for p in params_of(value)]
+        return {**_state_of(value), OWNED: owned}
+
+    def place(self, layouts: Layouts) -> tuple[list[Tensor], list[Pending]]:
+        """Tensors to receive into for ``layouts``, and what must be loaded afterwards.
+
+        Where the structure here is the same, the tensors are the live ones and only plain values
+        are left to set; else fresh tensors are allocated and loaded with ``load_state_dict``.
+        """
+        targets: list[Tensor] = []
+        pending: list[Pending] = []
+        for name, layout in layouts.items():
+            own, tensors = flatten(self._state_of(name), name)
+            same = specs(own) == specs(layout) and _same_shape(own, layout)
+            if not same:
+                tensors = [torch.empty(s.shape, dtype=dtype_of(s)) for s in specs(layout)]
+            if own != layout:
+                face = self._wholes.get(name)
+                pending.append(Pending(self._objects[name], layout, tensors, face))
+            targets.extend(tensors)
+        return targets, pending
+
+
+class Pending:
+    """Plain values, or a whole state, to set once the tensors have arrived."""
+
+    def __init__(
+        self,
+        value: nn.Module | Stateful,
+        layout: Layout,
+        tensors: list[Tensor],
+        face: torch.optim.Optimizer | None,
+    ) -> None:
+        """``face``: what the script has instead of ``value``, if that is a part of it."""
+        self._value, self._layout, self._tensors, self._face = value, layout, tensors, face
+
+    def apply(self) -> None:
+        state = unflatten(self._layout, iter(self._tensors))
+        if isinstance(self._value, torch.optim.Optimizer):
+            _load_optimizer(self._value, state)
+            if self._face is not None:
+                set_values(self._face.param_groups, self._value.param_groups)
+        else:
+            self._value.load_state_dict(state)
+
+
+def params_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """What it steps, in the order by which ``state_dict`` numbers it."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Like ``load_state_dict`` but without copying: the tensors are already the right ones."""
+    params = params_of(optimizer)
+    set_values(optimizer.param_groups, state["param_groups"])
+    optimizer.state.clear()
+    for index, values in state["state"].items():
+        optimizer.state[params[index]] = spread(params[index], values)
+
+
+def spread(param: Tensor, values: dict[str, Any]) -> dict[str, Any]:
+    """What an optimizer keeps for ``param``, each part spread as ``param`` is."""
+    return {k: like(param, v) if isinstance(v, Tensor) else v for k, v in values.items()}
+
+
+def mismatch(ours: Layouts, theirs: Layouts) -> str:
+    """Why a state with layouts ``theirs`` cannot be put where ``ours`` are; empty if it can.
+
+    Modules must agree name by name; optimizer state may still be missing on one side.
+    """
+    if missing := sorted(ours.keys() ^ theirs.keys()):
+        return f"registered objects differ: {', '.join(missing)}"
+    for name in ours:
+        if _is_optimizer(ours[name]):
+            continue
+        if difference := _difference(_named(ours[name], name), _named(theirs[name], name)):
+            return difference
+    return ""
+
+
+def owned(layout: Layout) -> tuple[str, ...] | None:
+    """The parameters whose part of a divided optimizer this is; ``None`` if it is of no such."""
+    if not isinstance(layout, Node) or layout.keys != (*OPTIMIZER, OWNED):
+        return None
+    return tuple(unflatten(layout.items[2], iter(())))
+
+
+def shapes(layouts: Layouts) -> dict[str, TensorSpec]:
+    """All tensors by name but those of optimizers, which may be missing still."""
+    return {
+        path: spec
+        for name, layout in layouts.items()
+        if not _is_optimizer(layout)
+        for path, spec in _named(layout, name).items()
+    }
+
+
+def _difference(here: dict[str, TensorSpec], there: dict[str, TensorSpec]) -> str:
+    lines = [
+        f"{name}: {_shown(here.get(name))} here, {_shown(there.get(name))} there"
+        for name in sorted(here.keys() | there.keys())
+        if here.get(name) != there.get(name)
+    ]
+    more = f" (and {len(lines) - 5} more)" if len(lines) > 5 else ""
+    return "; ".join(lines[:5]) + more
+
+
+def _shown(spec: TensorSpec | None) -> str:
+    return "absent" if spec is None else f"{list(spec.shape)} {spec.dtype.removeprefix('torch.')}"
+
+
+def _named(layout: Layout, path: str) -> dict[str, TensorSpec]:
+    if isinstance(layout, TensorSpec):
+        return {path: layout}
+    if isinstance(layout, Leaf):
+        return {}
+    keys: Iterable[Any] = layout.keys if layout.keys is not None else range(len(layout.items))
+    found: dict[str, TensorSpec] = {}
+    for key, item in zip(keys, layout.items, strict=True):
+        found.update(_named(item, f"{path}.{key}"))
+    return found
+
+
+def _is_optimizer(layout: Layout) -> bool:
+    return isinstance(layout, Node) and (layout.keys or ())[:2] == OPTIMIZER
+
+
+def _same_shape(own: Layout, other: Layout) -> bool:
+    if isinstance(own, Node) and isinstance(other, Node):
+        return (
+            own.keys == other.keys
+            and len(own.items) == len(other.items)
+            and all(map(_same_shape, own.items, other.items))
+        )
+    return type(own) is type(other)
+
+
+def _state_of(value: nn.Module | Stateful) -> Any:
+    if isinstance(value, nn.Module):
+        # Buffers that state_dict() leaves out still feed the next forward.
+        return {**dict(value.named_parameters()), **dict(value.named_buffers())}
+    if isinstance(value, torch.optim.Optimizer):
+        return _in_order(value.state_dict())
+    return value.state_dict()
+
+
+def _in_order(state: dict[str, Any]) -> dict[str, Any]:
+    """By parameter: an optimizer keeps the order in which it met them, which is not the same in a
+    worker that got its state piece by piece."""
+    numbered = [k for k in state["state"] if isinstance(k, int)]
+    others = [k for k in state["state"] if not isinstance(k, int)]
+    return {**state, "state": {k: state["state"][k] for k in (*sorted(numbered), *others)}}
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    return module.module if isinstance(module, DistributedDataParallel) else module
+
+
+def _expanded(objects: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    for name, value in objects.items():
+        if isinstance(value, list | tuple):
+            yield from ((f"{name}[{i}]", item) for i, item in enumerate(value))
+        elif value is not None:
+            yield name, value

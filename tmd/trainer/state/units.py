@@ -1,0 +1,280 @@
+"""The state of a rank in pieces that can be copied one by one, and what is left over.
+
+A *unit* is one parameter with what its optimizer keeps for it: it changes in ``optimizer.step()``
+and nowhere else. The *rest* (buffers, values of the parameter groups, schedulers and the like) may
+change at any time in a step and is taken whole, between two steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+import xxhash
+from msgspec import msgpack
+from torch import Tensor
+
+from tmd.core.values.errors import StateMismatch
+from tmd.trainer.state.digests import Digest, raw
+from tmd.trainer.state.divided import set_values
+from tmd.trainer.state.dtensors import part
+from tmd.trainer.state.state import Layout, Registry, flatten, params_of, specs, spread, unflatten
+
+BUFFERS, OTHERS = "buffers", "others"
+"""Parts of a digest that are no units."""
+
+
+class Units:
+    """A view of the registered objects; numbers mean the same on every worker of the job."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self.renew()
+
+    def renew(self) -> None:
+        """Other objects are registered now, or none for a while."""
+        registry = self._registry
+        self.optimizers, self._faces = registry.optimizers, registry.faces
+        owned = {id(p): o for o in self.optimizers for p in params_of(o)}
+        loose = {id(p): p for m in registry.modules for p in m.parameters()}
+        # By what all ranks have alike: of a divided optimizer each owns other parameters.
+        params = {**loose, **{id(p): p for o in self._faces for p in params_of(o)}}
+        self.params: list[Tensor] = list(params.values())
+        self.divided = bool(registry.divided)
+        """Whether an optimizer is divided among ranks."""
+        self._owner = owned
+
+    @property
+    def graded(self) -> tuple[int, ...]:
+        """Units that have a gradient."""
+        return tuple(i for i, p in enumerate(self.params) if p.grad is not None)
+
+    def grade(self, graded: Collection[int]) -> None:
+        """Let exactly these units have a gradient, of zeros."""
+        chosen = set(graded)
+        for number, param in enumerate(self.params):
+            if number not in chosen:
+                param.grad = None
+            elif param.grad is None:
+                param.grad = torch.zeros_like(param)
+            else:
+                param.grad.detach_().zero_()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parameters, and so of one step's gradients."""
+        return sum(part(p).nbytes for p in self.params)
+
+    @property
+    def stale(self) -> str:
+        """What has changed since the objects were registered; empty if nothing has."""
+        known = {id(p) for p in self.params}
+        found = {id(p) for m in self._registry.modules for p in m.parameters()}
+        found |= {id(p) for o in self._faces for p in params_of(o)}
+        if known == found:
+            return ""
+        return (
+            f"the job has {len(found - known)} parameters that were not there when its state was "
+            f"registered, and lacks {len(known - found)}: call session.register() once all are made"
+        )
+
+    def __len__(self) -> int:
+        return len(self.params)
+
+    def of(self, optimizer: int) -> list[int]:
+        """Numbers of the units that optimizer number ``optimizer`` changes."""
+        own = self.optimizers[optimizer]
+        return [i for i, p in enumerate(self.params) if self._owner.get(id(p)) is own]
+
+    def owner(self, number: int) -> torch.optim.Optimizer | None:
+        """Whose unit it is."""
+        return self._owner.get(id(self.params[number]))
+
+    def collect(self, number: int) -> tuple[Layout, list[Tensor]]:
+        """Layout and live tensors of a unit."""
+        param = self.params[number]
+        owner = self._owner.get(id(param))
+        kept = {} if owner is None else owner.state.get(param, {})
+        return flatten({"param": param, "kept": kept}, f"unit {number}")
+
+    @torch.no_grad()
+    def place(self, number: int, layout: Layout, values: Sequence[Tensor]) -> None:
+        """Put a unit in place: into the tensors that are there, where they are of the same kind."""
+        param = self.params[number]
+        own, tensors = self.collect(number)
+        if specs(own) == specs(layout):
+            for target, value in zip(tensors, values, strict=True):
+                target.copy_(value)
+        else:
+            tensors = [part(param), *(self._beside(param, value) for value in values[1:])]
+            tensors[0].copy_(values[0])
+        owner = self._owner.get(id(param))
+        if owner is None:
+            return
+        if kept := unflatten(layout, iter(tensors))["kept"]:
+            owner.state[param] = spread(param, kept)
+        else:
+            owner.state.pop(param, None)
+
+    def blank(self, param: Tensor, size: torch.Size, dtype: torch.dtype) -> Tensor:
+        """Zeros of ``size`` where the optimizer of ``param`` keeps such a thing."""
+        if size and size == param.shape:
+            return torch.zeros_like(param, dtype=dtype, requires_grad=False)
+        return self._beside(param, torch.zeros(size, dtype=dtype))
+
+    def keep(self, number: int, kept: dict[str, Any]) -> None:
+        """Let the optimizer keep exactly this for a unit."""
+        owner = self.owner(number)
+        if owner is None:
+            return
+        param = self.params[number]
+        if kept:
+            # Tensors are where they belong, but those in lists and the like may not be.
+            owner.state[param] = {
+                k: v if isinstance(v, Tensor) else self._all_beside(param, v)
+                for k, v in kept.items()
+            }
+        else:
+            owner.state.pop(self.params[number], None)
+
+    def rest(self) -> tuple[Layout, list[Tensor]]:
+        """Layout and live tensors of all that is no unit."""
+        return flatten({"buffers": dict(self._buffers()), **self._besides()})
+
+    def _besides(self) -> dict[str, Any]:
+        """What is neither a unit nor a buffer."""
+        return {
+            "groups": [self.values(i) for i in range(len(self.optimizers))],
+            # Some optimizers keep things for themselves, not for a parameter.
+            "own": [
+                {k: v for k, v in o.state.items() if not isinstance(k, Tensor)}
+                for o in self.optimizers
+            ],
+            "others": [o.state_dict() for o in self._registry.others],
+        }
+
+    @torch.no_grad()
+    def place_rest(self, layout: Layout, values: Sequence[Tensor], *, buffers: bool = True) -> None:
+        """Put all that is no unit in place, or that without ``buffers``."""
+        found = unflatten(layout, iter(values))
+        for name, buffer in self._buffers() if buffers else ():
+            value = found["buffers"][name]
+            if value.shape != buffer.shape:
+                sizes = f"{list(value.shape)}, and not {list(buffer.shape)}"
+                raise StateMismatch(f"buffer {name} is of size {sizes}")
+            buffer.copy_(value)
+        for number, groups in enumerate(found["groups"]):
+            self.set_values(number, groups)
+        for optimizer, own in zip(self.optimizers, found["own"], strict=True):
+            optimizer.state.update(own)
+        for other, state in zip(self._registry.others, found["others"], strict=True):
+            other.load_state_dict(state)
+
+    def values(self, optimizer: int) -> list[dict[str, Any]]:
+        """What the parameter groups of an optimizer say besides naming parameters."""
+        groups = self._faces[optimizer].param_groups
+        return [{k: v for k, v in group.items() if k != "params"} for group in groups]
+
+    def set_values(self, optimizer: int, groups: Sequence[dict[str, Any]]) -> None:
+        """The inverse of :meth:`values`."""
+        face = self._faces[optimizer]
+        for group, values in zip(face.param_groups, groups, strict=True):
+            for name, value in values.items():
+                held = group.get(name)
+                if isinstance(held, Tensor) and isinstance(value, Tensor):
+                    held.copy_(value)
+                else:
+                    group[name] = value
+        if self.optimizers[optimizer] is not face:
+            set_values(self.optimizers[optimizer].param_groups, face.param_groups)
+
+    def digest_of_rest(self) -> Digest:
+        """Digests of the buffers and of the other objects; for the main thread, between steps."""
+        layout, tensors = flatten(self._besides())
+        buffers = (buffer for _, buffer in self._buffers())
+        return {
+            BUFFERS: _digest(b"", buffers),
+            OTHERS: _digest(msgpack.encode(layout), tensors),
+        }
+
+    def _beside(self, param: Tensor, value: Tensor) -> Tensor:
+        """A copy of ``value`` where the optimizer of ``param`` expects it."""
+        owner = self._owner.get(id(param))
+        groups = [] if owner is None else owner.param_groups
+        # Step counters are on the CPU, unless the optimizer runs wholly on the device.
+        on_device = any(g.get("capturable") or g.get("fused") for g in groups)
+        if value.dim() == 0 and param.dim() > 0 and not on_device:
+            return value.clone()
+        return value.to(param.device, copy=True)
+
+    def _all_beside(self, param: Tensor, value: Any) -> Any:
+        """``value`` with :meth:`_beside` for every tensor in it."""
+        if isinstance(value, Tensor):
+            return self._beside(param, value)
+        if isinstance(value, dict):
+            return {k: self._all_beside(param, v) for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self._all_beside(param, v) for v in value)
+        return value
+
+    def _buffers(self) -> Iterator[tuple[str, Tensor]]:
+        for number, module in enumerate(self._registry.modules):
+            for name, buffer in module.named_buffers():
+                yield f"{number}.{name}", buffer
+
+
+class UnitDigest:
+    """The digest of a whole state: of the rest at once, of the units one at a time.
+
+    Made by the main thread at the start of step ``version``; by any with a ``rest`` of its own.
+    """
+
+    def __init__(self, units: Units, version: int, rest: Digest | None = None) -> None:
+        self._units = units
+        self._rest = units.digest_of_rest() if rest is None else rest
+        self.version = version
+        self._hash = xxhash.xxh3_128()
+        self._next = 0
+
+    @property
+    def complete(self) -> bool:
+        return self._next == len(self._units)
+
+    def advance(self) -> None:
+        """Take in one unit more; its version must still be this one."""
+        layout, tensors = self._units.collect(self._next)
+        self._hash.update(msgpack.encode(layout))
+        for tensor in tensors:
+            self._hash.update(raw(tensor))
+        self._next += 1
+
+    def parts(self) -> Digest:
+        """The digest, once complete."""
+        assert self.complete
+        return {"parameters and optimizer state": self._hash.hexdigest(), **self._rest}
+
+
+def digest_of_inputs(op: str, inputs: Sequence[Tensor]) -> str:
+    """What a rank puts into a collective; empty for those into which it need not put anything.
+
+    It is what a worker computes by itself: the outputs that a joiner is shown say nothing of that.
+    """
+    if op in ("broadcast", "scatter", "barrier", "recv"):
+        return ""
+    return _digest(b"", list(inputs))
+
+
+def whole_digest(units: Units, version: int) -> Digest:
+    """The digest of everything at once; nothing may change meanwhile."""
+    digest = UnitDigest(units, version)
+    while not digest.complete:
+        digest.advance()
+    return digest.parts()
+
+
+def _digest(start: bytes, tensors: Iterator[Tensor] | list[Tensor]) -> str:
+    found = xxhash.xxh3_128(start)
+    for tensor in tensors:
+        found.update(raw(tensor))
+    return found.hexdigest()

@@ -1,0 +1,212 @@
+"""The thread that talks to the daemon of this host, so that the main thread never waits for it.
+
+It repeats the present status as a heartbeat, sends changes at once, and keeps the latest duty.
+The daemon may die at any time: the thread reconnects with back-off and training goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tmd import wire
+from tmd.core.planning.directives import Directive
+from tmd.core.values.errors import TmdError, WireError
+from tmd.core.values.model import WorkerStatus
+from tmd.core.values.reasons import in_words
+from tmd.robust_futex import Held
+
+HEARTBEAT_S = 0.5
+RECONNECT_S = (0.05, 1.0)
+"""First and longest pause between attempts to reach the daemon."""
+
+PATIENCE_S = 30.0
+"""For a daemon that has never answered."""
+
+log = logging.getLogger("tmd.trainer")
+
+
+class Agent:
+    """Owns the connection to the daemon.
+
+    Args:
+        path: the daemon's Unix socket.
+        current: gives the status as it is now; called in the agent's thread.
+        on_duty: called in the agent's thread with each new duty.
+        futex: held by this process while it lives, if it can be had.
+
+    Raises:
+        TmdError: (from :meth:`introduce`) no daemon answers on ``path``, or it rejects this worker.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        current: Callable[[], WorkerStatus],
+        on_duty: Callable[[Directive], None],
+        futex: Held | None = None,
+    ) -> None:
+        self._path = path
+        self._futex = futex
+        self._current = current
+        self._on_duty = on_duty
+        self._duty: Directive | None = None
+        self._obeyed = 0
+        self._changed = threading.Condition()
+        self._wake_out, self._wake_in = os.pipe()
+        os.set_blocking(self._wake_out, False)
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="tmd-agent", daemon=True)
+
+    def introduce(self, patience_s: float = PATIENCE_S) -> wire.Welcome:
+        """Connect for the first time; returns the daemon's welcome.
+
+        ``patience_s``: so long may the daemon take to come up, when a whole host starts.
+        """
+        deadline = time.monotonic() + patience_s
+        pause = RECONNECT_S[0]
+        while True:
+            try:
+                self._first, welcome = self._connect()
+                return welcome
+            except OSError as error:
+                if time.monotonic() >= deadline:
+                    raise TmdError(
+                        f"no tmd daemon answers on {self._path} ({in_words(error)}); "
+                        "is it running? see 'tmd daemon' and TMD_SOCKET"
+                    ) from error
+            time.sleep(pause)
+            pause = min(2 * pause, RECONNECT_S[1])
+
+    def start(self) -> None:
+        """Begin to tell and to listen."""
+        self._thread.start()
+
+    @property
+    def duty(self) -> Directive | None:
+        """The latest duty; ``None`` before the first order."""
+        return self._duty
+
+    def wait_a_while(self, wanted: Callable[[Directive], bool], seconds: float) -> Directive | None:
+        """Like :meth:`wait_until`, but ``None`` if it takes longer than ``seconds``."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._duty is not None and wanted(self._duty), timeout=seconds
+            )
+            return self._duty if self._duty is not None and wanted(self._duty) else None
+
+    def wait_until(self, wanted: Callable[[Directive], bool]) -> Directive:
+        """The latest duty, as soon as there is one and ``wanted`` holds for it."""
+        with self._changed:
+            while self._duty is None or not wanted(self._duty):
+                self._changed.wait()
+            return self._duty
+
+    def tell(self) -> None:
+        """Tell the status now, not with the next heartbeat."""
+        os.write(self._wake_in, b"x")
+
+    def close(self) -> None:
+        """Tell the last status and stop."""
+        if self._closed or not self._thread.is_alive():
+            return
+        self._closed = True
+        self.tell()
+        self._thread.join(timeout=2)
+
+    def _connect(self) -> tuple[socket.socket, wire.Welcome]:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(5)
+            connection.connect(str(self._path))
+            self._greet(connection)
+            reply = _receive(connection)
+        except BaseException:
+            connection.close()
+            raise
+        if isinstance(reply, wire.Welcome):
+            return connection, reply
+        connection.close()
+        reason = reply.reason if isinstance(reply, wire.Rejected) else "unexpected answer"
+        raise TmdError(f"the tmd daemon on {self._path} rejected this worker: {reason}")
+
+    def _greet(self, connection: socket.socket) -> None:
+        futex = self._futex
+        thread, handed = (futex.thread, [futex.fd]) if futex is not None else (0, [])
+        hello = wire.encode(wire.TrainerHello(wire.VERSION, self._current(), self._obeyed, thread))
+        sent = socket.send_fds(connection, [hello], handed)
+        # Sending nothing fails, too, once the daemon has answered and hung up.
+        if sent < len(hello):
+            connection.sendall(hello[sent:])
+
+    def _run(self) -> None:
+        connection: socket.socket | None = self._first
+        pause = RECONNECT_S[0]
+        while not self._closed:
+            try:
+                if connection is None:
+                    connection, _ = self._connect()
+                pause = RECONNECT_S[0]
+                self._serve(connection)
+            except (OSError, WireError, TmdError) as error:
+                log.warning("daemon not reachable, training goes on: %s", error)
+            finally:
+                if connection is not None:
+                    connection.close()
+                    connection = None
+            if not self._closed:
+                time.sleep(pause)
+                pause = min(2 * pause, RECONNECT_S[1])
+
+    def _serve(self, connection: socket.socket) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(connection, selectors.EVENT_READ)
+            selector.register(self._wake_out, selectors.EVENT_READ)
+            while True:
+                connection.sendall(wire.encode(wire.StatusReport(self._current())))
+                if self._closed:
+                    return
+                self._listen(selector, connection)
+
+    def _listen(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        """Obey orders until something is to be said."""
+        deadline = time.monotonic() + HEARTBEAT_S
+        while (left := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                if key.fd == self._wake_out:
+                    os.read(self._wake_out, 4096)
+                    return
+                self._obey(_receive(connection))
+
+    def _obey(self, message: wire.Message) -> None:
+        if not isinstance(message, wire.DirectiveOrder):
+            raise WireError(f"unexpected {type(message).__name__} from the daemon")
+        if message.lease_epoch < self._obeyed:
+            log.warning("order of older leader %d refused", message.lease_epoch)
+            return
+        self._obeyed = message.lease_epoch
+        with self._changed:
+            self._duty = message.duty
+            self._on_duty(message.duty)
+            self._changed.notify_all()
+
+
+def _receive(connection: socket.socket) -> wire.Message:
+    size = wire.body_size(_exactly(connection, wire.HEADER_SIZE))
+    return wire.decode(_exactly(connection, size))
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    buffer = bytearray()
+    while len(buffer) < size:
+        part = connection.recv(size - len(buffer))
+        if not part:
+            raise ConnectionResetError("the daemon closed the connection")
+        buffer += part
+    return bytes(buffer)

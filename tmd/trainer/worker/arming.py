@@ -1,0 +1,95 @@
+"""Being armed: this rank is ready to switch to another epoch at the next vote that says so.
+
+Arms are given and taken back by the agent's thread while the main thread votes. A vote that is
+under way may already have told others that this rank is armed, so taking back waits for its end,
+and for ever once the vote has switched; else the leader could hear "disarmed" of a rank that
+switches a moment later.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from tmd.core.planning.directives import Arm, Directive, Train, Wait
+from tmd.core.values.model import Activity, Membership, WorkerStatus
+from tmd.trainer.protocol.step_vote import ticket
+
+
+class Arming:
+    """``tell(epoch, plan)`` is called at each change: armed for ``epoch``, or 0."""
+
+    def __init__(self, tell: Callable[[int, str], None]) -> None:
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._arm: Arm | None = None
+        self._voted: Arm | None = None
+        self._voting = False
+        self._won = False
+        self._dropped = ""
+
+    def heed(self, duty: Directive, status: WorkerStatus) -> None:
+        """Arm or disarm as ``duty`` says."""
+        match duty:
+            case Arm() if duty.membership.epoch > status.epoch:
+                if status.activity is Activity.TRAINING:
+                    self.arm(duty)
+            case Train():
+                self.disarm(duty.dropped)
+            case Wait():
+                self.disarm()
+            case _:
+                pass
+
+    def arm(self, order: Arm) -> None:
+        """Be ready for the epoch of ``order`` from the next vote on."""
+        with self._lock:
+            if not self._won and self._arm != order:
+                self._arm = order
+                self._tell(order.membership.epoch, order.plan)
+
+    def disarm(self, plan: str = "") -> None:
+        """Be ready for nothing; told at once, or after the vote under way.
+
+        With the name of a ``plan`` it is told in any case: the leader waits for it. It never is
+        where a switch was voted: then the new epoch is what the leader hears next.
+        """
+        with self._lock:
+            if self._won or (self._arm is None and not plan):
+                return
+            self._arm = None
+            self._dropped = plan
+            if not self._voting:
+                self._tell(0, plan)
+
+    def begin_vote(self, must_wait: Callable[[Membership], bool]) -> int:
+        """The ticket to vote for, 0 for none. Arms stay as they are until :meth:`end_vote`.
+
+        Whoever is armed for an epoch that ``must_wait`` does not vote for it this time: neighbours
+        know of a joiner's death, or of messages that would be lost, before the leader does.
+        """
+        with self._lock:
+            self._voting = True
+            voted = self._voted = self._arm
+        return 0 if voted is None or must_wait(voted.membership) else ticket(voted.membership)
+
+    def end_vote(self, agreed: int) -> Arm | None:
+        """The order to follow if the vote ``agreed`` on its ticket; then nothing is armed, and no
+        order changes that until :meth:`switched`."""
+        with self._lock:
+            self._voting = False
+            voted = self._voted
+            if voted is not None and agreed == ticket(voted.membership):
+                self._arm = None
+                self._won = True
+                self._dropped = ""
+                return voted
+            if self._arm is None and (voted is not None or self._dropped):
+                self._tell(0, self._dropped)
+            self._dropped = ""
+            return None
+
+    def switched(self) -> None:
+        """The order that the vote gave was followed, and the status says so."""
+        with self._lock:
+            self._won = False

@@ -1,0 +1,399 @@
+"""What a worker does between steps, by what it is doing and what it is told.
+
+The main thread passes through two gates: :meth:`Coordinator.vote` before the optimizer, and
+:meth:`Coordinator.boundary` before each batch. Both return only when the next thing to do is to
+train. ``HANDLERS`` is the whole machine: one handler per activity, each of which waits for the
+duty that ends it and returns.
+Hazard: the agent's thread calls :meth:`obey`, and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from tmd.core.planning.directives import Arm, Directive, Hold, Leave, Prepare, Sync, Train, Wait
+from tmd.core.values.checkpoints import MissedCheckpoint, SavedCheckpoint
+from tmd.core.values.errors import LinkError
+from tmd.core.values.limits import ShadowLimits
+from tmd.core.values.model import Activity, Membership, WorkerStatus
+from tmd.fabric import Fabric, Neutral
+from tmd.trainer.protocol.step_vote import CLOSING, STEPPING, agree, gather
+from tmd.trainer.session.hooks import SHADOWS, Interrupted, VoteOutcome, dismiss
+from tmd.trainer.shadow.session import ShadowSession
+from tmd.trainer.state.data import Feed
+from tmd.trainer.state.local import LocalState
+from tmd.trainer.state.replicas import Partition, group_of
+from tmd.trainer.state.roles import RebuildRequired
+from tmd.trainer.state.state import Registry
+from tmd.trainer.state_transfer.verification import Verdict
+from tmd.trainer.worker.agent import Agent
+from tmd.trainer.worker.arming import Arming
+from tmd.trainer.worker.pacing import Pacing
+from tmd.trainer.worker.peer_watchdog import PeerWatchdog
+from tmd.trainer.worker.status_reporter import StatusReporter
+from tmd.trainer.worker.warmup import Warmup
+from tmd.trainer.worker.wiring import WorkerParts, assemble
+
+log = logging.getLogger("tmd.trainer")
+
+
+class Coordinator:
+    """The gate of a managed job. Owns fabric and agent from :meth:`start` on."""
+
+    _agent: Agent
+    _fabric: Fabric
+    _limits: ShadowLimits
+    _pacing: Pacing
+
+    def __init__(self, status: WorkerStatus) -> None:
+        self._voice = StatusReporter(status)
+        self._arming = Arming(self._voice.tell_armed)
+        self._switch: Arm | None = None
+        self._warming = Warmup()
+        self._known: WorkerParts | None = None
+
+    # --- setting up -------------------------------------------------------------------------------
+
+    def start(self, agent: Agent, fabric: Fabric, limits: ShadowLimits, *, restarted: bool) -> None:
+        """Wait for a role. A standby gets neutral groups, an active worker its rank.
+
+        A worker that was ``restarted`` leaves if the job has finished meanwhile; one that was
+        started for the first time waits for the job to be run again.
+        """
+        self._agent, self._fabric, self._limits = agent, fabric, limits
+        self._pacing = Pacing(fabric.blocked)
+        self._voice.open(agent, fabric)
+        self._vigil = PeerWatchdog.over(fabric)
+        self._vigil.start()
+        duty = agent.wait_until(
+            lambda d: isinstance(d, Train | Wait) or (restarted and d == Leave())
+        )
+        if isinstance(duty, Leave):
+            dismiss(duty)
+        if isinstance(duty, Train):
+            self._warming.skip()
+            self._fabric.enter(duty.membership, duty.rank)
+            self._voice.say(Activity.TRAINING, rank=duty.rank, epoch=duty.membership.epoch)
+        else:
+            size = self.status.world_size
+            self._fabric.sandbox(Neutral(), size - 1, size)
+
+    def builds(self, again: Callable[[], None]) -> None:
+        """The script can build any rank's part: ``again`` builds that of the rank that is held or
+        worn, for the first time now. Raises RuntimeError."""
+        self._warming.by(again)
+        self._warming.build(self._fabric)
+
+    def registered(
+        self,
+        registry: Registry,
+        wrapped: list[nn.Module],
+        local: LocalState,
+        alike: Partition,
+        snapshots: int,
+    ) -> None:
+        """The script has named its state: from here on it can be moved."""
+        if self._known is None:
+            self._known = assemble(
+                *(self._voice, self._agent, self._fabric, self._limits),
+                *(registry, wrapped, local, snapshots),
+                alike=alike,
+                alone=self.shadowing,
+                several=self._warming.several,
+            )
+        else:
+            self._crew.carrier.renew()
+        serves = group_of(alike, self.rank) if self._warming.several else ()
+        self._voice.registered(alike, wrapped, serves, self._crew.carrier.roles)
+
+    def close(self) -> None:
+        """The process ends: no thread of ours may be inside torch then. Tells the last status."""
+        if self._known is not None:
+            self._known.close()
+        self._vigil.close()
+        self._agent.close()
+
+    def seeds(self, own: int) -> tuple[int, ...]:
+        """Base seeds of all ranks; a joiner has them from its source."""
+        return self._crew.carrier.agreed_seeds(own, alone=self.shadowing)
+
+    def gathered(self, own: str) -> tuple[str, ...]:
+        """What each rank says while the job is being set up. Raises RuntimeError."""
+        return gather(self._fabric, own, str)
+
+    def resumed(self, step: int) -> None:
+        """The job goes on from a checkpoint of ``step``."""
+        self._voice.say(step=step)
+
+    def rehearsed(self) -> None:
+        """The step is run once more, by all ranks, and nobody has voted."""
+        self._crew.mirrors.drop_all("the first step after a checkpoint is run twice")
+
+    def saved(self, saved: SavedCheckpoint | None, missed: MissedCheckpoint | None) -> None:
+        """There is a checkpoint, or one has come to nothing; any thread."""
+        # Who has no rank any more knows nothing of the next one.
+        missed = None if self.status.rank is None else missed
+        self._voice.say(saved=saved, missed=missed, now=False)
+
+    def follow(self, feed: Feed) -> None:
+        """``feed`` is the one that positions refer to from now on."""
+        self._crew.carrier.feed = feed
+
+    # --- the two gates ----------------------------------------------------------------------------
+
+    def begun(self) -> None:
+        """The script begins to compute a step."""
+        self._pacing.begin()
+        self._crew.handover.begun()
+
+    def vote(self, local: LocalState) -> VoteOutcome:
+        """Before the optimizer: learn whether this step counts.
+
+        Raises:
+            Interrupted: it does not, and must be run again.
+        """
+        if self._asleep:
+            return VoteOutcome.SHADOW
+        if self.poisoned or self._is_refuted():
+            raise Interrupted
+        status = self.status
+        shares = (self._crew.snapshots.share, *self._pacing.shares(status))
+        try:
+            local.lay_away(status.step, self.rank, status.world_size, self._fabric.shift)
+        except LinkError:
+            raise Interrupted from None
+        armed = self._arming.begin_vote(self._must_wait)
+        try:
+            agreed, told = agree(self._fabric, self.status.step, armed, STEPPING, shares)
+        except LinkError:
+            self._arming.end_vote(0)
+            shadows = self._following is not None
+            if self._crew.handover.shadowing.rolls_forward() if shadows else self._rolls_forward():
+                return VoteOutcome.COMMIT
+            raise Interrupted from None
+        self._switch = self._arming.end_vote(agreed)
+        self._crew.mirrors.close_window()
+        self._pacing.heard(status, told[1:])
+        if self._following is not None:
+            self._following.voted(agreed)
+        else:
+            self._crew.snapshots.heard(told[0])
+        return VoteOutcome.COMMIT
+
+    def _must_wait(self, later: Membership) -> bool:
+        """Whether this is no step after which to switch to ``later``."""
+        if self._fabric.owes(later):
+            log.info("epoch %d waits: a message with a rank that moves is under way", later.epoch)
+            return True
+        return self._fabric.misses(later)
+
+    def _is_refuted(self) -> bool:
+        """Before a vote: whether this state, taken on trust, is not known to be that of the rank,
+        after waiting for that. Nobody goes on with such a step."""
+        began = time.monotonic()
+        if not self._crew.carrier.proving.pending:
+            return False
+        why = self._crew.carrier.proving.verdict()
+        waited = time.monotonic() - began
+        self._voice.say(timings={**self.status.timings, "proof": waited}, now=False)
+        if why:
+            self._fabric.poison(why)
+        return bool(why)
+
+    def verdict(self) -> Verdict:
+        """For who copies the state of this boundary: see :meth:`Proving.later`."""
+        return self._crew.carrier.proving.later()
+
+    def applying(self, optimizer: torch.optim.Optimizer) -> None:
+        """The vote is over and ``optimizer`` is about to run."""
+        self._crew.carrier.early.forget()
+        if self.status.activity is Activity.TRAINING:
+            self._crew.mirrors.before_optimizer(self.status.step, optimizer)
+
+    def boundary(self) -> None:
+        """Before a batch: do all that can only be done between two steps.
+
+        Raises:
+            SystemExit: this worker is not needed any more.
+            WalkOn: the joiner's data position is in a later ``batches()`` call.
+        """
+        while not self._may_train():
+            try:
+                HANDLERS[self.status.activity](self)
+            except RebuildRequired as other:
+                self._crew.pool.become(other, self._warming, self._fabric)
+        if self.status.activity is Activity.TRAINING and not self.finishing:
+            self._crew.mirrors.at_boundary(self.status.step)
+            self._crew.snapshots.at_boundary(self.status.step)
+
+    def close_feed(self, feed: Feed, local: LocalState) -> bool:
+        """At the end of a ``batches()`` call: wait until every rank has committed its last step.
+
+        Voted and counted like a step of its own, so that after a loss it is known for all whether
+        the call is over. Returns False if it has to be asked again.
+        """
+        if self._asleep:
+            # Too short for all shadow iterations.
+            self._warming.skip()
+            return False
+        if self.finishing:
+            return True
+        if self._is_refuted():
+            return False
+        try:
+            agree(self._fabric, self.status.step, 0, CLOSING)
+        except LinkError:
+            if self._following is not None:
+                return False
+            if not self._rolls_forward():
+                return self.finishing
+        # A script may do anything with the parameters between two calls.
+        self._crew.mirrors.close_window()
+        feed.close()
+        self._crew.snapshots.call_over(feed.call + 1)
+        local.pass_over(self.status.step)
+        self._advance(local)
+        return True
+
+    # --- what others may ask ----------------------------------------------------------------------
+
+    @property
+    def _crew(self) -> WorkerParts:
+        assert self._known is not None, "session.register() comes first"
+        return self._known
+
+    @property
+    def _following(self) -> ShadowSession | None:
+        return None if self._known is None else self._known.handover.shadowing.following
+
+    @property
+    def status(self) -> WorkerStatus:
+        return self._voice.status
+
+    @property
+    def rank(self) -> int:
+        """Rank held, or whose identity is worn."""
+        held = self.status.rank
+        worn = self._fabric.rank
+        return held if held is not None else worn if worn is not None else 0
+
+    def current(self) -> WorkerStatus:
+        """The status with what is measured at this moment."""
+        return self._voice.current()
+
+    @property
+    def poisoned(self) -> bool:
+        """Whether the present step is spoilt."""
+        if self._following is not None:
+            return self._following.spoilt
+        return self.status.activity is Activity.TRAINING and self._fabric.poisoned
+
+    @property
+    def finishing(self) -> bool:
+        """Whether another rank has come to the end of training."""
+        return self._crew.recovery.finishing
+
+    @property
+    def shadowing(self) -> bool:
+        """Whether what runs now counts for nothing."""
+        return self.status.activity in SHADOWS or self._warming.is_due(self.status.activity)
+
+    @property
+    def _asleep(self) -> bool:
+        """Whether it neither holds nor follows a rank, so that no vote concerns it."""
+        waits = self.status.activity in (Activity.STARTING, Activity.STANDBY)
+        return waits or self._warming.is_due(self.status.activity)
+
+    def committed(self, local: LocalState, loss: float | None, seconds: float) -> None:
+        """The step is over and counts."""
+        took = self._pacing.took(seconds)
+        self._voice.say(loss=loss, step_seconds=seconds, pace=took, now=False)
+        self._advance(local)
+
+    def _advance(self, local: LocalState) -> None:
+        """One step more, or one end of a ``batches()`` call, which counts like a step."""
+        at = self.status.step + 1
+        self._voice.say(step=at, undecided=False, holds=local.ranks_held(at), now=False)
+        if self._following is not None:
+            self._following.computed(self.status.step)
+
+    def shadowed(self) -> None:
+        """A shadow iteration is over."""
+        self._warming.stepped()
+
+    # --- handlers ---------------------------------------------------------------------------------
+
+    def _may_train(self) -> bool:
+        match self.status.activity:
+            case Activity.TRAINING:
+                due = self._crew.carrier.levelling.is_due(self.status.epoch)
+                broken = self._switch or self._crew.recovery.pending or self._fabric.poisoned
+                return self.finishing or not (due or broken)
+            case Activity.SHADOWING | Activity.IN_STEP:
+                return self._following is not None and self._following.may_run
+        return self._warming.is_due(self.status.activity)
+
+    def _at_boundary(self) -> None:
+        """TRAINING: switch as was voted, or take note that the step broke, or begin an epoch."""
+        if self._switch is not None:
+            self._crew.leaving.carry_out(self._switch)
+            self._arming.switched()
+            self._switch = None
+        elif self._crew.carrier.levelling.is_due(self.status.epoch) and not self._fabric.poisoned:
+            self._crew.carrier.levelling.level(self.status.epoch)
+        else:
+            self._halt(undecided=False)
+
+    def _refused(self) -> None:
+        """REFUSED: wait until the plan is dropped."""
+        plan = self.status.plan
+        self._agent.wait_until(lambda d: not isinstance(d, Prepare | Sync) or d.plan != plan)
+        self._crew.handover.to_pool()
+
+    # --- losing the step --------------------------------------------------------------------------
+
+    def _rolls_forward(self) -> bool:
+        """The vote broke: this rank's gradients are whole, but did anybody commit?"""
+        self._halt(undecided=True)
+        return self._crew.recovery.rolls_forward()
+
+    def _halt(self, *, undecided: bool) -> None:
+        self._arming.disarm()
+        self._crew.mirrors.drop_all("the step broke")
+        self._crew.recovery.halt(undecided=undecided)
+
+    def obey(self, duty: Directive) -> None:
+        """Agent's thread: the part of a duty that cannot wait for the main thread."""
+        self._arming.heed(duty, self.status)
+        held = self._fabric.membership
+        if isinstance(duty, Hold) and held and duty.epoch <= held.epoch:
+            self._arming.disarm()
+            self._fabric.poison(f"plan {duty.plan} asks to halt")
+        if self._known is not None:
+            self._known.recovery.heed(duty)
+            self._known.handover.cancel_unless(duty)
+
+
+HANDLERS: dict[Activity, Callable[[Coordinator], None]] = {
+    # The shadow iterations are done.
+    Activity.STARTING: lambda c: c._crew.handover.to_pool(),
+    # Wait for a rank.
+    Activity.STANDBY: lambda c: c._crew.pool.wait(),
+    # Come to where the rank's next step can be computed.
+    Activity.SHADOWING: lambda c: c._crew.handover.shadowing.follow(),
+    Activity.IN_STEP: lambda c: c._crew.handover.shadowing.follow(),
+    # Links open; the state comes with the switch.
+    Activity.PREPARED: lambda c: c._crew.handover.take_over(),
+    Activity.REFUSED: Coordinator._refused,
+    Activity.TRAINING: Coordinator._at_boundary,
+    # Wait until the resume step is known, and be ready for it; then for the others.
+    Activity.STUCK: lambda c: c._crew.recovery.settle(),
+    Activity.SYNCED: lambda c: c._crew.recovery.rejoin(),
+    # Keep the state until the joiner has committed, or take the rank back.
+    Activity.LEFT: lambda c: c._crew.leaving.wait(),
+}

@@ -1,0 +1,108 @@
+"""Entering the job: ``join()`` finds out from the environment whether there is a daemon.
+
+``tmd launch`` sets ``TMD_SOCKET``, ``TMD_JOB``, ``TMD_WORKER`` and ``TMD_WORLD_SIZE``; without the
+first the session is a solo one, for plain ``torchrun`` or plain ``python``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+from pathlib import Path
+
+from tmd import fabric, joining
+from tmd.core.values.environment import ranked, true
+from tmd.core.values.errors import ConfigError
+from tmd.core.values.model import Activity, WorkerStatus
+from tmd.robust_futex import Held
+from tmd.trainer.session import environment
+from tmd.trainer.session.session import Session
+from tmd.trainer.session.standalone import StandaloneHooks
+from tmd.trainer.session.trace import FileTrace, Trace
+from tmd.trainer.worker.agent import Agent
+from tmd.trainer.worker.coordinator import Coordinator
+
+log = logging.getLogger("tmd.trainer")
+
+
+def join() -> Session:
+    """Join the job this process was launched for; blocks until it has a role.
+
+    Call once, before ``torch.distributed.init_process_group("tmd")``.
+
+    Raises:
+        ConfigError: ``TMD_SOCKET`` is set but another variable is missing.
+        TmdError: the daemon does not answer, or rejects this worker.
+    """
+    joining.mark()
+    seen = environment.unwatch()
+    socket = os.environ.get("TMD_SOCKET")
+    if not socket:
+        gate = StandaloneHooks()
+        return Session(gate, _trace(gate.status.worker))
+    status = WorkerStatus(
+        worker=_needed("TMD_WORKER"),
+        job=_needed("TMD_JOB"),
+        world_size=int(_needed("TMD_WORLD_SIZE")),
+        address="",
+        pid=os.getpid(),
+        activity=Activity.STARTING,
+    )
+    coordinator = Coordinator(status)
+    agent = Agent(Path(socket), coordinator.current, coordinator.obey, _held())
+    welcome = agent.introduce()
+    endpoint = fabric.Fabric(status.worker, welcome.key, host=_host())
+    restarted = os.environ.get("TMD_RESTARTS", "0") != "0"
+    coordinator.start(agent, endpoint, welcome.shadow, restarted=restarted)
+    fabric.install(endpoint)
+    environment.settle(_place(endpoint, status.world_size), seen)
+    # A process that is ending must not look like one that has fallen silent.
+    atexit.register(coordinator.close)
+    return Session(coordinator, _trace(status.worker))
+
+
+def _place(endpoint: fabric.Fabric, size: int) -> dict[str, str]:
+    """What torchrun would tell this worker. A standby stands apart on a host of its own."""
+    membership, rank = endpoint.membership, endpoint.rank
+    if membership is None or rank is None:
+        hosts = size // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return ranked(size - 1, size, hosts - 1, hosts)
+    return true(rank, [member.host for member in membership.members])
+
+
+def _held() -> Held | None:
+    """What makes the end of this process be noticed at once; ``None`` where it cannot be had."""
+    try:
+        held = Held()
+    except OSError as error:
+        log.info("the end of this process will be noticed late: %s", error)
+        return None
+    atexit.register(_let_go, held)
+    return held
+
+
+def _let_go(held: Held) -> None:
+    # A script that an exception has ended is lost, whatever the interpreter still does for it.
+    if getattr(sys, "last_value", None) is None:
+        held.let_go()
+
+
+def _needed(name: str) -> str:
+    try:
+        return os.environ[name]
+    except KeyError:
+        raise ConfigError(
+            f"TMD_SOCKET is set but {name} is not: start the script with 'tmd launch'"
+        ) from None
+
+
+def _host() -> str:
+    """The address on which peers reach this worker; set by the launcher from the host's config."""
+    return os.environ.get("TMD_ADVERTISE", "127.0.0.1")
+
+
+def _trace(worker: str) -> Trace:
+    folder = os.environ.get("TMD_TRACE")
+    return FileTrace(Path(folder), worker) if folder else Trace()

@@ -1,0 +1,82 @@
+"""Measures the compute time of each step, tells it in the vote, and judges itself by the answers.
+
+All ranks hear the same numbers about the same steps in the same vote; each then judges itself
+alone (:mod:`tmd.core.planning.stragglers`). Called by the main thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from msgspec import structs
+
+from tmd.core.planning.stragglers import BLOCK, PeerTimings, StragglerWatch, Trend, followed, judged
+from tmd.core.values.model import WorkerStatus
+from tmd.core.values.pace import Pace
+from tmd.fabric.wait_timer import Waits, WaitTimer, busy_between
+
+UNKNOWN = 2**63 - 1
+"""Of a rank that has not measured a whole block. Votes take the least, so it gives way to all."""
+MICRO = 1_000_000
+
+
+class Pacing:
+    """One worker's part. What it knows is forgotten when the ranks change hands."""
+
+    def __init__(self, gauge: WaitTimer) -> None:
+        self._gauge = gauge
+        self._begin: Waits | None = None
+        self._epoch = 0
+        self._busy: list[float] = []
+        self._busy_now = 0.0
+        self._watch = StragglerWatch()
+        self._trend = Trend()
+        self._pace: Pace | None = None
+
+    def begin(self) -> None:
+        """A step begins: its batch is here."""
+        self._begin = self._gauge.read()
+
+    def shares(self, status: WorkerStatus) -> tuple[int, ...]:
+        """Everything up to the vote is done: what to add to the vote on the present step.
+
+        Nothing, but on the last step of a block: there one number per rank. That depends on the
+        step alone, for all ranks must say equally much.
+        """
+        if status.epoch != self._epoch:
+            # Others compute beside it, or it computes elsewhere: what was usual means nothing.
+            self._epoch, self._busy = status.epoch, []
+            self._watch, self._trend, self._pace = StragglerWatch(), Trend(), None
+        self._busy_now = 0.0
+        if self._begin is not None:
+            self._busy_now = busy_between(self._begin, self._gauge.read())
+        if (status.step + 1) % BLOCK:
+            return ()
+        own = [UNKNOWN] * status.world_size
+        times = [*self._busy, self._busy_now]
+        if status.rank is not None and len(times) == BLOCK and min(times) > 0:
+            own[status.rank] = max(1, round(MICRO * median(times)))
+        return tuple(own)
+
+    def heard(self, status: WorkerStatus, told: Sequence[int]) -> None:
+        """The step counts; ``told`` is what came of the shares."""
+        self._busy.append(self._busy_now)
+        if (status.step + 1) % BLOCK:
+            return
+        self._busy = []
+        rank = status.rank
+        peers = [told[r] for r in status.replicas if r != rank and r < len(told)]
+        known = tuple(value / MICRO for value in peers if value != UNKNOWN)
+        if rank is None or rank >= len(told) or told[rank] == UNKNOWN or not known:
+            return
+        seen = PeerTimings(status.step + 1, told[rank] / MICRO, known, status.world_size)
+        self._watch, self._pace = judged(self._watch, seen)
+
+    def took(self, step_s: float) -> Pace | None:
+        """A step is over that took so long in all; what there is to say now."""
+        if step_s > 0:
+            self._trend = followed(self._trend, step_s)
+        if self._pace is not None and self._pace.group_slow != self._trend.slower:
+            self._pace = structs.replace(self._pace, group_slow=self._trend.slower)
+        return self._pace

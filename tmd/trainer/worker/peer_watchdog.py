@@ -1,0 +1,83 @@
+"""Looking after peers while this rank waits for them.
+
+A host whose processes are all frozen (a suspended machine, say) is neither gone nor broken: its
+kernel answers for it, so no link ever fails, and nobody is left there to say that its worker is
+silent. Whoever waits for long asks its neighbours themselves. One that misses several calls in a
+row has lost us, and the step is given up as if its link had broken.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+from tmd.fabric import EpochView, Fabric, PeerLost
+
+LOOK_S = 5.0
+"""Between two looks at whether this rank waits."""
+LONG = 4
+"""So many looks in a row it must have waited."""
+MISSES = 3
+"""Calls in a row that a neighbour may miss; each waits for some seconds. Something that holds the
+interpreter for a while must not be taken for a frozen machine."""
+
+log = logging.getLogger("tmd.trainer")
+
+
+class PeerWatchdog:
+    """A thread of its own, until closed. ``waiting``: whether this rank waits for others now."""
+
+    def __init__(
+        self, standing: Callable[[], EpochView | None], waiting: Callable[[], bool]
+    ) -> None:
+        self._standing, self._waiting = standing, waiting
+        self._waited = 0
+        self._missed: Counter[str] = Counter()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="tmd-vigil", daemon=True)
+
+    @classmethod
+    def over(cls, fabric: Fabric) -> PeerWatchdog:
+        """One that looks after the peers of ``fabric``."""
+        return cls(lambda: fabric.standing, lambda: fabric.waiting)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=2 * LOOK_S)
+
+    def look(self) -> None:
+        """One look; after a long wait also one call to each neighbour."""
+        standing = self._standing()
+        if standing is None or not self._waiting():
+            self._waited = 0
+            self._missed.clear()
+            return
+        self._waited += 1
+        if self._waited >= LONG:
+            self._call(standing)
+
+    def _call(self, standing: EpochView) -> None:
+        near = {key.worker for key, _ in standing.member_links()}
+        for member in standing.membership.members:
+            if member.worker not in near or self._closed.is_set():
+                continue
+            try:
+                standing.verify(member)
+            except PeerLost as lost:
+                self._missed[member.worker] += 1
+                if self._missed[member.worker] >= MISSES:
+                    log.warning("given up the step: %s has missed %d calls", lost.worker, MISSES)
+                    standing.blame(lost)
+                    return
+            else:
+                del self._missed[member.worker]
+
+    def _run(self) -> None:
+        while not self._closed.wait(LOOK_S):
+            self.look()

@@ -1,0 +1,291 @@
+"""Both sides of a rank migration: sends a rank's state away, or takes a rank over.
+
+This module reports progress in the worker's status and handles a failure of the other side.
+:mod:`tmd.trainer.state_transfer` copies the whole state while training stands still;
+:mod:`tmd.trainer.worker.shadow_driver` shadows a rank while training goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from tmd.core.planning.directives import Arm, Directive, Prepare, Sync
+from tmd.core.values.errors import LinkError, StateMismatch
+from tmd.core.values.limits import ShadowLimits
+from tmd.core.values.model import Activity, Move, Rehearsal
+from tmd.fabric import Fabric, Link, Neutral
+from tmd.trainer.protocol.frames import Dropped, Opening
+from tmd.trainer.protocol.offers import Offer
+from tmd.trainer.protocol.take_over import Takeover
+from tmd.trainer.snapshots.snapshots import Snapshots
+from tmd.trainer.state.roles import RebuildRequired
+from tmd.trainer.state.units import Units
+from tmd.trainer.state_transfer.carrier import StateTransfer
+from tmd.trainer.worker.agent import Agent
+from tmd.trainer.worker.shadow_driver import ShadowDriver
+from tmd.trainer.worker.status_reporter import StatusReporter
+
+PREPARE_TIMEOUT_S = 30.0
+
+log = logging.getLogger("tmd.trainer")
+
+
+class RankMigration:
+    """All calls come from the main thread, but for :meth:`cancel_unless`."""
+
+    def __init__(
+        self,
+        voice: StatusReporter,
+        agent: Agent,
+        fabric: Fabric,
+        carrier: StateTransfer,
+        units: Units,
+        limits: ShadowLimits,
+        snapshots: Snapshots,
+    ) -> None:
+        self._voice = voice
+        self._agent = agent
+        self._fabric = fabric
+        self._carrier = carrier
+        self._snapshots = snapshots
+        self._takeover: Takeover | None = None
+        self.shadowing = ShadowDriver(voice, agent, fabric, carrier, units, limits, home=self)
+
+    def cancel_unless(self, duty: Directive) -> None:
+        """Break off whatever belongs to another duty (any thread)."""
+        self._carrier.cancel_unless(duty)
+        self._snapshots.cancel_unless(duty)
+        self.shadowing.cancel_unless(duty)
+
+    def begun(self) -> None:
+        """A step begins: until an optimizer runs nothing changes the parameters."""
+        following = self.shadowing.following
+        step = self._voice.status.step if following is None else following.step
+        self._carrier.early.stand(step)
+        # It may have been told between two steps, where they might have changed.
+        self.shadowing.heed(self._agent.duty)
+
+    # --- source -----------------------------------------------------------------------------------
+
+    def send(self, duty: Arm | Sync, move: Move) -> None:
+        """Send this rank's state to the joiner; a joiner that fails is the leader's business."""
+        started = time.monotonic()
+        try:
+            size = self._carrier.send(
+                duty, move, self._voice.status.step, lambda: self._agent.duty == duty
+            )
+        except (LinkError, StateMismatch) as error:
+            log.warning("state of rank %d not handed over: %s", move.rank, error)
+            return
+        seconds = time.monotonic() - started
+        self._voice.say(timings={"copy": seconds, "copy_bytes": float(size)})
+        self._heed()
+
+    def _heed(self) -> None:
+        """The duty may have changed before there was anything that could be cancelled."""
+        if (duty := self._agent.duty) is not None:
+            self._carrier.cancel_unless(duty)
+
+    # --- joiner: before a planned switch ----------------------------------------------------------
+
+    def prepare(self, duty: Prepare) -> None:
+        """Check that the state fits, open the links, and begin to follow the rank.
+
+        Raises:
+            OtherRole: this worker must be built as the rank; call again then.
+        """
+        started = time.monotonic()
+        self.shadowing.end()
+        link: Link | None = None
+        try:
+            link, said = self.shadowing.ask(duty)
+            # Without an offer it is the state that will tell.
+            refusal = "" if said.offer is None else self._misfit(duty, said.offer)
+            if not refusal:
+                self._fabric.prepare(
+                    duty.membership,
+                    duty.rank,
+                    timeout=PREPARE_TIMEOUT_S,
+                    cancel=lambda: self._agent.duty != duty,
+                )
+        except LinkError as error:
+            refusal = str(error)
+        except RebuildRequired:
+            assert link is not None
+            link.close()
+            raise
+        if refusal:
+            if link is not None:
+                link.close()
+            self.refuse(duty, refusal)
+            return
+        assert link is not None
+        # Not yet the rank: on the way to its place in the data, scripts save and print on rank 0.
+        self._carrier.rest()
+        timings = {"prepare": time.monotonic() - started}
+        if self.shadowing.enabled and isinstance(said, Opening):
+            self.shadowing.begin(duty, link, said.offer, timings)
+        else:
+            link.close()
+            off = "the live shadow is switched off"
+            why = said.reason if isinstance(said, Dropped) else off
+            self.expect_state(duty, why, timings)
+
+    def _misfit(self, duty: Prepare, offer: Offer) -> str:
+        """Why this worker cannot live the life of the one rank and then be the other."""
+        for rank in dict.fromkeys((duty.plays, duty.rank)):
+            if refusal := self._carrier.refusal(rank, offer):
+                # The model does not change: the same would come of it after a loss.
+                verdict = Rehearsal(0, 0.0, refusal, refused_rank=rank)
+                self._voice.tell_rehearsed(rank, verdict, offer.roles)
+                return refusal
+        self._carrier.learn(offer)
+        return ""
+
+    def expect_state(self, duty: Prepare, why: str, timings: dict[str, float]) -> None:
+        """Stop-and-copy: the state comes after the switch."""
+        self._await(Takeover(duty))
+        self._voice.say(Activity.PREPARED, plan=duty.plan, detail=why, shadow=None, timings=timings)
+
+    def refuse(self, duty: Prepare, reason: str) -> None:
+        """This worker cannot do what the plan asks of it."""
+        self._fabric.discard(duty.membership.epoch)
+        log.warning("plan %s refused: %s", duty.plan, reason)
+        self._voice.say(Activity.REFUSED, plan=duty.plan, detail=reason, shadow=None)
+
+    # --- joiner: the whole state ------------------------------------------------------------------
+
+    def take_over(self) -> None:
+        """After a planned switch: receive the state and go on as the rank in the new epoch."""
+        takeover = self._takeover
+        assert takeover is not None
+        if not self._received(takeover, self.shadowing.has_state_of):
+            return
+        self.shadowing.end()
+        self._fabric.switch(takeover.membership, takeover.rank)
+        self._voice.say(
+            Activity.TRAINING,
+            rank=takeover.rank,
+            epoch=takeover.membership.epoch,
+            step=takeover.step,
+            shadow=None,
+            detail="",
+            timings={**self._voice.status.timings, **takeover.timings},
+        )
+        self._carrier.walk(takeover)
+
+    def become(self, duty: Prepare) -> None:
+        """The vote has given this worker the rank; it has lived a replica's life until now, so all
+        but what only the rank itself has is here."""
+        if self._takeover is None or self._takeover.duty != duty:
+            self._await(Takeover(duty))
+        self._carrier.rest()
+        self.take_over()
+
+    def replace(self, duty: Sync) -> bool:
+        """After a loss: receive a replica's state; whether it is in place. Raises OtherRole."""
+        if duty.back:
+            return self._go_back(duty)
+        if next(m for m in duty.moves if m.rank == duty.rank).source is None:
+            return self._keep_shadowed(duty)
+        takeover = self._takeover
+        if takeover is None or takeover.duty != duty:
+            takeover = Takeover(duty)
+            self._await(takeover)
+        self._carrier.rest()
+        if not self._received(takeover, self.shadowing.has_state_of):
+            return False
+        self._heed()
+        self.shadowing.end()
+        self._wear(duty.rank)
+        self._voice.say(shadow=None, rank=duty.rank, step=takeover.step, timings=takeover.timings)
+        self._carrier.walk(takeover)
+        return True
+
+    def _wear(self, rank: int) -> None:
+        """The epoch is not entered yet, but the data are already those of this rank."""
+        self._fabric.sandbox(Neutral(), rank, self._voice.status.world_size)
+
+    def _keep_shadowed(self, duty: Sync) -> bool:
+        """Nobody else has the state of this rank: go on from what was followed."""
+        if not self.shadowing.has(duty.rank, duty.resume):
+            detail = f"the state of rank {duty.rank} at step {duty.resume} is not here"
+            self._voice.say(Activity.REFUSED, plan=duty.plan, detail=detail)
+            return False
+        self.shadowing.end()
+        self._wear(duty.rank)
+        timings = {"transfer": 0.0}
+        self._voice.say(shadow=None, rank=duty.rank, step=duty.resume, timings=timings)
+        self._carrier.stay()
+        return True
+
+    def _go_back(self, duty: Sync) -> bool:
+        """Nobody has the state of this rank as it was last: take an earlier one, as all do."""
+        started = time.monotonic()
+        self.shadowing.end()
+        self._carrier.rest()
+        # The copy may be here already, and this worker be built anew since it was made.
+        if not self._carrier.roles.serves(duty.rank):
+            raise RebuildRequired(duty.rank)
+
+        def wanted() -> bool:
+            return self._agent.duty == duty
+
+        if not self._tried(duty, lambda: self._snapshots.fetch(duty, wanted)):
+            return False
+        self._carrier.start_over(duty)
+        self._snapshots.reach(duty)
+        self._wear(duty.rank)
+        if not self._tried(duty, lambda: self._snapshots.put_back(duty)):
+            return False
+        timings = {"transfer": time.monotonic() - started}
+        self._voice.say(shadow=None, rank=duty.rank, step=duty.resume, timings=timings)
+        return True
+
+    def to_pool(self) -> None:
+        """Give up whatever rank or identity there was and stand by."""
+        self._carrier.proving.drop()
+        self.shadowing.end()
+        if self._takeover is not None:
+            self._fabric.discard(self._takeover.membership.epoch)
+            self._await(None)
+        self._carrier.rest()
+        # What it missed as a rank is the business of whoever holds that now.
+        self._voice.say(Activity.STANDBY, plan="", rank=None, detail="", shadow=None, missed=None)
+
+    def _await(self, takeover: Takeover | None) -> None:
+        """Another take-over, or none any more: who sends for the one before waits for nothing."""
+        before, self._takeover = self._takeover, takeover
+        if before is not None and before.link is not None:
+            before.link.close()
+
+    def _received(self, takeover: Takeover, has_step: int | None = None) -> bool:
+        """Receive the state; False if it came to nothing and the status says what is next."""
+
+        def cancelled() -> bool:
+            return not takeover.wanted(self._agent.duty)
+
+        if not self._tried(
+            takeover.duty, lambda: self._carrier.receive(takeover, cancelled, has_step)
+        ):
+            return False
+        self._await(None)
+        return True
+
+    def _tried(self, duty: Prepare | Sync, attempt: Callable[[], None]) -> bool:
+        """Whether a state came; if not, the status says what is next."""
+        try:
+            attempt()
+        except StateMismatch as error:
+            self._await(None)
+            log.warning("plan %s refused: %s", duty.plan, error)
+            self._voice.say(Activity.REFUSED, plan=duty.plan, detail=str(error))
+            return False
+        except LinkError as error:
+            log.warning("state not received for plan %s: %s", duty.plan, error)
+            self._agent.wait_until(lambda d: d != duty)
+            self.to_pool()
+            return False
+        return True

@@ -1,0 +1,408 @@
+"""Living the life of a rank, in the words of a worker's status: for a move, or without one.
+
+How a rank is followed is the business of :mod:`tmd.trainer.shadow.session`; here is when, what this
+worker says meanwhile, and what becomes of it when there is nothing to follow any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from tmd.core.planning.directives import (
+    Directive,
+    HoldState,
+    Prepare,
+    ShadowRank,
+    Sync,
+    Wait,
+    is_rehearsal,
+)
+from tmd.core.values.errors import LinkError, StateMismatch
+from tmd.core.values.limits import ShadowLimits
+from tmd.core.values.model import Activity, Rehearsal
+from tmd.fabric import Fabric, Link
+from tmd.trainer.protocol import frames
+from tmd.trainer.protocol.frames import Dropped, Opening
+from tmd.trainer.protocol.offers import Offer
+from tmd.trainer.protocol.take_over import AdvanceToNextLoop
+from tmd.trainer.shadow.receiver import Differs, ShadowLost, ShadowReceiver
+from tmd.trainer.shadow.replay import ReplaySession
+from tmd.trainer.shadow.session import Overdue, ShadowSession
+from tmd.trainer.state.divided import UNFOLLOWED
+from tmd.trainer.state.roles import RebuildRequired, Role
+from tmd.trainer.state.units import Units
+from tmd.trainer.state_transfer.carrier import CONNECT_TIMEOUT_S, StateTransfer
+from tmd.trainer.worker.agent import Agent
+from tmd.trainer.worker.status_reporter import StatusReporter
+
+RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
+"""Between two attempts to follow a rank; doubled each time it comes to nothing."""
+RECALLS = 2
+"""How often a joiner whose link to its rank broke calls again, until it waits for a copy."""
+NEWS_S = 15.0
+"""How long a hot standby whose vote never came waits for a plan: a new leader may be needed."""
+
+log = logging.getLogger("tmd.trainer")
+
+
+class Home(Protocol):
+    """Where a worker goes from here."""
+
+    def expect_state(self, duty: Prepare, why: str, timings: dict[str, float]) -> None: ...
+    def become(self, duty: Prepare) -> None: ...
+    def refuse(self, duty: Prepare, reason: str) -> None: ...
+    def to_pool(self) -> None: ...
+
+
+class ShadowDriver:
+    """All calls come from the main thread, but for :meth:`cancel_unless` and :meth:`heed`."""
+
+    def __init__(
+        self,
+        voice: StatusReporter,
+        agent: Agent,
+        fabric: Fabric,
+        carrier: StateTransfer,
+        units: Units,
+        limits: ShadowLimits,
+        home: Home,
+    ) -> None:
+        self._voice = voice
+        self._agent = agent
+        self._fabric = fabric
+        self._carrier = carrier
+        self._units = units
+        self._limits = limits
+        self._home = home
+        self.following: ShadowSession | None = None
+        """SHADOWING and IN_STEP: the rank whose life is lived. STANDBY: was lived until now."""
+        self._recalls = 0
+        """Calls after a broken link that are left for the present move."""
+        self._done_with: ShadowRank | None = None
+        self._not_before = 0.0
+        self._pause_s = RETRY_S
+
+    @property
+    def enabled(self) -> bool:
+        """Whether moves are by live shadow."""
+        return self._limits.enabled
+
+    @property
+    def has_state_of(self) -> int | None:
+        """The step of whose start the state of a rank is here, though this worker holds none."""
+        following = self.following
+        return following.step if following is not None and following.has_state else None
+
+    def has(self, rank: int, step: int) -> bool:
+        """Whether the state at the start of ``step`` is here, of ``rank`` itself."""
+        following = self.following
+        return following is not None and following.duty.plays == rank and self.has_state_of == step
+
+    def cancel_unless(self, duty: Directive) -> None:
+        """Follow no more if ``duty`` is another one (any thread)."""
+        following = self.following
+        if following is None or duty == following.duty:
+            return
+        following.give_way(duty)
+        self.heed(duty)
+
+    def heed(self, duty: Directive | None) -> None:
+        """Begin with the digest if the rank that is followed was lost (any thread)."""
+        following = self.following
+        lost = isinstance(duty, HoldState) and duty.over
+        if lost and following is not None and following.has_state:
+            self._carrier.early.begin()
+
+    def begin(
+        self,
+        duty: Prepare | ShadowRank,
+        link: Link,
+        offer: Offer,
+        timings: dict[str, float],
+        recalls: int = RECALLS,
+    ) -> None:
+        """Follow the rank of ``duty`` from its next step on."""
+        self._recalls = recalls
+        self._carrier.early.forget()
+        bound = frames.staging_bound(self._limits, self._units)
+        # What is recorded waits as a whole, and the rank goes on meanwhile.
+        shadow = ShadowReceiver(link, 2 * bound if is_rehearsal(duty) else bound)
+        kind = ReplaySession if is_rehearsal(duty) else ShadowSession
+        following = kind(duty, shadow, offer, self._units, self._fabric, self._limits)
+        following.exists_once = len(self._voice.alike(duty.plays)) < 2
+        self.following = following
+        self._carrier.learn(offer)
+        plan = duty.plan if isinstance(duty, Prepare) else ""
+        self._voice.say(Activity.SHADOWING, plan=plan, timings=timings, shadow=following.told())
+        present = self._agent.duty
+        if present is not None:
+            # It may have changed before there was anything that could be cancelled.
+            self.cancel_unless(present)
+
+    def follow(self) -> None:
+        """At a step boundary of the joiner: come to where the next step can be computed."""
+        following = self.following
+        feed = self._carrier.feed
+        assert following is not None
+        assert feed is not None
+        try:
+            if following.has_switched:
+                following.check_again()
+                self._take(following)
+                return
+            following.go_on(feed, lambda: self._voice.say(shadow=following.told(), now=False))
+        except AdvanceToNextLoop:
+            # Between two batches() calls a script may do anything, and the rank does it, too: this
+            # worker is another one there if there is one alike, and says that it is a shadow.
+            self._carrier.rest()
+            raise
+        except StateMismatch as error:
+            self._unfit(following, error)
+        except LinkError as error:
+            self._lost(following, error)
+        else:
+            self._tell(following)
+
+    def _tell(self, following: ShadowSession) -> None:
+        activity = self._voice.status.activity
+        if activity is Activity.SHADOWING and following.in_step:
+            self._in_step(following)
+        elif activity is Activity.IN_STEP and following.is_late:
+            self._voice.say(
+                Activity.SHADOWING,
+                shadow=following.told(),
+                timings=self._voice.status.timings,
+            )
+        else:
+            self._voice.say(step=following.step, shadow=following.told(), now=False)
+
+    def _in_step(self, following: ShadowSession) -> None:
+        duty = following.duty
+        if is_rehearsal(duty):
+            self._done_with = duty
+            self._rehearsed(following, duty)
+            return
+        following.settle()
+        # From here on all may be told to switch: a new call could miss the vote.
+        self._recalls = 0
+        self._pause_s = RETRY_S
+        self._voice.say(
+            Activity.IN_STEP,
+            step=following.step,
+            shadow=following.told(),
+            timings=self._voice.status.timings,
+        )
+
+    def _unfit(self, following: ShadowSession, error: StateMismatch) -> None:
+        """This worker cannot be the rank; one that computed other bits cannot be any rank.
+
+        The verdict outlives the move, until a rehearsal shows otherwise.
+        """
+        duty, suspect = following.duty, isinstance(error, Differs)
+        if isinstance(duty, ShadowRank):
+            self._done_with = duty
+            self._rehearsed(following, duty, refusal=str(error), suspect=suspect)
+            return
+        found = (following.step, following.seconds, str(error))
+        verdict = Rehearsal(*found, suspect=suspect, refused_rank=duty.plays)
+        self._voice.tell_rehearsed(duty.plays, verdict)
+        self.end()
+        self._home.refuse(duty, str(error))
+
+    def _rehearsed(
+        self,
+        following: ShadowSession,
+        duty: ShadowRank,
+        *,
+        refusal: str = "",
+        note: str = "",
+        suspect: bool = False,
+    ) -> None:
+        verdict = Rehearsal(
+            *(following.step, following.seconds, refusal, note, duty.request), suspect=suspect
+        )
+        self._found(duty, verdict)
+        self._home.to_pool()
+
+    def _lost(self, following: ShadowSession, error: LinkError) -> None:
+        """Nothing to follow any more: what is here may still serve."""
+        duty = following.duty
+        hopeless = isinstance(error, Overdue) or (isinstance(error, ShadowLost) and error.final)
+        if isinstance(duty, ShadowRank):
+            if hopeless:
+                # Slow is not unfit: it may have a rank, but need not be tried again.
+                self._done_with = duty
+                self._rehearsed(following, duty, note=str(error))
+            else:
+                self._stand_by_with_state(following, error)
+        elif hopeless:
+            # Slow is not unfit: only this move is refused.
+            self.end()
+            self._home.refuse(duty, self._lateness(following, error))
+        elif self._agent.duty != duty:
+            self._fabric.discard(duty.membership.epoch)
+            self._home.to_pool()
+        elif not self._called_again(duty, error):
+            # Still wanted: have the state copied at the switch.
+            self.end()
+            log.warning("plan %s: shadow lost its rank: %s", duty.plan, error)
+            self._home.expect_state(duty, str(error), self._voice.status.timings)
+
+    def _called_again(self, duty: Prepare, error: LinkError) -> bool:
+        """Begin anew over another link, if there is time: nobody has been told to switch."""
+        if self._voice.status.activity is not Activity.SHADOWING or not self._recalls:
+            return False
+        timings, recalls = self._voice.status.timings, self._recalls - 1
+        self.end()
+        try:
+            link, said = self.ask(duty)
+        except LinkError:
+            return False
+        if isinstance(said, Dropped):
+            link.close()
+            return False
+        log.warning("plan %s: following anew, the link broke: %s", duty.plan, error)
+        self.begin(duty, link, said.offer, timings, recalls)
+        return True
+
+    def _lateness(self, following: ShadowSession, error: LinkError) -> str:
+        return f"{error}: {following.lag_s:.3f} s behind at steps of {following.step_s:.3f} s"
+
+    def _take(self, following: ShadowSession) -> None:
+        """The vote has given this worker the rank, and it has the state."""
+        duty, told = following.duty, following.told()
+        assert isinstance(duty, Prepare)
+        if duty.plays != duty.rank:
+            self._home.become(duty)
+            return
+        following.take()
+        self.following = None
+        self._fabric.switch(duty.membership, duty.rank)
+        self._voice.say(
+            Activity.TRAINING,
+            rank=duty.rank,
+            epoch=duty.membership.epoch,
+            shadow=None,
+            timings={**self._voice.status.timings, "transfer": 0.0, "lag": told.lag_s},
+        )
+
+    def wants(self, duty: Directive) -> bool:
+        """Whether ``duty`` asks to follow a rank, and that was not tried a moment ago."""
+        return (
+            isinstance(duty, ShadowRank)
+            and duty != self._done_with
+            and time.monotonic() >= self._not_before
+        )
+
+    def is_over(self, duty: Directive) -> bool:
+        """Whether what was followed is of no more use: nobody asks to keep it."""
+        return isinstance(duty, Wait) and self.following is not None
+
+    def study(self, duty: ShadowRank) -> None:
+        """Begin to follow a rank. Raises OtherRole: call again once this worker is built as it."""
+        self._not_before = time.monotonic() + self._pause_s
+        self._pause_s = min(2 * self._pause_s, LONGEST_RETRY_S)
+        try:
+            link, said = self.ask(duty)
+        except LinkError as error:
+            log.info("rank %d cannot be followed now: %s", duty.rank, error)
+            return
+        if isinstance(said, Dropped):
+            link.close()
+            if self._units.divided and said.offer is not None:
+                self.not_tried(duty, note=UNFOLLOWED, heard=said.offer.roles)
+            # Else a recovery goes on; what was followed until now may be of use in it.
+            return
+        self.end()
+        try:
+            refusal = self._carrier.refusal(duty.rank, said.offer)
+        except RebuildRequired:
+            link.close()
+            self._not_before = 0.0
+            raise
+        if refusal:
+            link.close()
+            self.not_tried(duty, refusal=refusal, heard=said.offer.roles)
+            return
+        self.begin(duty, link, said.offer, {})
+
+    def not_tried(
+        self, duty: ShadowRank, *, refusal: str = "", note: str = "", heard: Sequence[Role] = ()
+    ) -> None:
+        """Say why no step of the rank was lived; ``heard``: the roles of all, if just now."""
+        self._done_with = duty
+        verdict = Rehearsal(0, 0.0, refusal, note, duty.request)
+        self._found(duty, verdict, heard)
+        self._voice.say(shadow=None)
+
+    def _found(self, duty: ShadowRank, verdict: Rehearsal, heard: Sequence[Role] = ()) -> None:
+        if verdict.refusal:
+            log.error("no rank for this standby until it rehearses again: %s", verdict.refusal)
+        else:
+            log.info("rehearsed rank %d: %s", duty.plays, verdict.note or "same bits")
+        self._voice.tell_rehearsed(duty.plays, verdict, heard)
+        # What comes next is no new attempt at the same.
+        self._not_before, self._pause_s = 0.0, RETRY_S
+
+    def rolls_forward(self) -> bool:
+        """The mirrored vote never came: whether the survivors, halted, commit this step."""
+        following = self.following
+        if following is None or not isinstance(following.duty, ShadowRank):
+            return False
+        self._say_standing_by(following, undecided=True)
+        duty = self._agent.wait_a_while(lambda d: d != following.duty, NEWS_S)
+        if isinstance(duty, HoldState):
+            duty = self._agent.wait_until(lambda d: not isinstance(d, HoldState))
+        return isinstance(duty, Sync) and duty.resume == following.step + 1
+
+    def _stand_by_with_state(self, following: ShadowSession, error: LinkError) -> None:
+        """A recovery may come that can use it."""
+        log.info("rank %d: nothing more to follow: %s", following.duty.plays, error)
+        following.shadow.close()
+        self._carrier.rest()
+        if following.has_state and following.duty_stays:
+            self._say_standing_by(following, undecided=False)
+        else:
+            self._home.to_pool()
+
+    def _say_standing_by(self, following: ShadowSession, *, undecided: bool) -> None:
+        self._carrier.early.stand(following.step)
+        self._carrier.early.begin()
+        self._voice.say(
+            Activity.STANDBY,
+            step=following.step,
+            shadow=following.told(),
+            undecided=undecided,
+        )
+
+    def end(self) -> None:
+        """Follow no rank any more, and forget what was followed."""
+        if self.following is not None:
+            self.following.shadow.close()
+            self.following = None
+            self._carrier.rest()
+
+    def let_go(self) -> None:
+        """This worker is to be built as another rank: say that it has no state of one any more."""
+        if self.following is not None:
+            self.end()
+            self._voice.say(shadow=None)
+
+    def ask(self, duty: Prepare | ShadowRank) -> tuple[Link, Opening | Dropped]:
+        """Call on the source; it may not be in its loop now. Raises LinkError."""
+        link = self._fabric.connect(duty.source, frames.PURPOSE, timeout=CONNECT_TIMEOUT_S)
+        try:
+            plan = duty.plan if isinstance(duty, Prepare) else ""
+            frames.send(link, frames.Envelope(frames.ShadowRequest(plan, duty.plays)))
+            link.patience(CONNECT_TIMEOUT_S)
+            answer, _ = frames.receive(link)
+            link.patience(0)
+            if not isinstance(answer, Opening | Dropped):
+                raise LinkError(f"{link.peer} answered with {type(answer).__name__}")
+        except LinkError:
+            link.close()
+            raise
+        return link, answer

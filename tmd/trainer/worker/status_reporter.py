@@ -1,0 +1,109 @@
+"""What this worker says of itself: one status, told by the agent, changed from two threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+from msgspec import structs
+from torch import nn
+
+from tmd.core.values.model import Activity, Rehearsal, WorkerStatus
+from tmd.core.values.shadows import noted
+from tmd.core.values.snapshots import Kept
+from tmd.fabric import Fabric
+from tmd.trainer.session.trace import peak_rss
+from tmd.trainer.state.devices import devices_of
+from tmd.trainer.state.replicas import Partition, group_of
+from tmd.trainer.state.roles import Role, Roles
+from tmd.trainer.worker.agent import Agent
+
+
+class StatusReporter:
+    """Holds the status. ``say`` is safe from any thread."""
+
+    _agent: Agent
+
+    def __init__(self, status: WorkerStatus) -> None:
+        self._status = status
+        self._changing = threading.Lock()
+        self._came = time.monotonic()
+        self._fabric: Fabric | None = None
+        self._replicas: Partition = ()
+        self._roles = Roles(several=False)
+
+    def open(self, agent: Agent, fabric: Fabric) -> None:
+        """Begin to tell, now that peers can reach this worker."""
+        self._agent, self._fabric = agent, fabric
+        self._status = structs.replace(self._status, address=fabric.address)
+        agent.start()
+
+    def current(self) -> WorkerStatus:
+        """The status with what is measured at this moment."""
+        fabric = self._fabric
+        if fabric is None:
+            return self._status
+        status, came = self._status, self._came
+        return structs.replace(
+            status,
+            stands_s=time.monotonic() - came if status.activity is Activity.TRAINING else 0.0,
+            waiting=fabric.waiting,
+            links_opened=fabric.counters.opened,
+            rss_bytes=peak_rss(),
+        )
+
+    @property
+    def status(self) -> WorkerStatus:
+        return self._status
+
+    def say(self, activity: Activity | None = None, *, now: bool = True, **changes: object) -> None:
+        """Change the status; tell it at once, or (``now`` false) with the next heartbeat.
+
+        A new activity starts with no timings of the one before unless they are given.
+        """
+        if activity is not None:
+            changes = {"timings": {}, "activity": activity, **changes}
+        # A change must not be lost to one that another thread makes from an older status.
+        with self._changing:
+            status = structs.replace(self._status, **changes)
+            if _place(status) != _place(self._status):
+                self._came = time.monotonic()
+            replicas, role = self.alike(status.rank), self._roles.of(status.rank)
+            self._status = structs.replace(status, replicas=replicas, role=role)
+        if now:
+            self._agent.tell()
+
+    def registered(
+        self,
+        replicas: Partition,
+        models: Sequence[nn.Module],
+        serves: tuple[int, ...],
+        roles: Roles,
+    ) -> None:
+        """Which ranks have equal state is known now, where this one's lies, and which ranks what
+        is built here ``serves``; empty for any. ``roles``: of all, as far as they are heard."""
+        self._replicas, self._roles = replicas, roles
+        self.say(devices=devices_of(models), serves=serves)
+
+    def alike(self, rank: int | None) -> tuple[int, ...]:
+        """The ranks whose state is equal to that of ``rank``, itself included, as far as known."""
+        return () if rank is None or not self._replicas else group_of(self._replicas, rank)
+
+    def tell_rehearsed(self, rank: int, verdict: Rehearsal, heard: Sequence[Role] = ()) -> None:
+        """``verdict`` tells of ``rank`` and those alike, by what was ``heard`` of all, if anything
+        has been since the roles that are known."""
+        roles = [each.structure for each in heard or self._roles.known]
+        self.say(rehearsed=noted(self._status.rehearsed, verdict, rank, roles), now=False)
+
+    def tell_kept(self, kept: tuple[Kept, ...]) -> None:
+        """Which copies of states are in this worker's memory."""
+        self.say(kept=kept, now=False)
+
+    def tell_armed(self, epoch: int, plan: str) -> None:
+        """Armed for ``epoch`` of ``plan``, or for nothing (0); what was timed before is over."""
+        self.say(armed=epoch, plan=plan, timings={})
+
+
+def _place(status: WorkerStatus) -> tuple[Activity, int, int]:
+    return status.activity, status.epoch, status.step
