@@ -93,9 +93,9 @@ async def _formed(daemon: Daemon, stack: AsyncExitStack) -> FakeLauncher:
         await trainer.hello()
         if rank == 1:  # the job forms with its second worker: the third stands by
             for number, one in enumerate(trainers[:2]):
-                await one.duty(lambda d: isinstance(d, Train), PATIENCE_S)
+                await one.directive(lambda d: isinstance(d, Train), PATIENCE_S)
                 await one.say(activity=Activity.TRAINING, rank=number, epoch=1, step=3)
-    await trainers[2].duty(lambda d: isinstance(d, Wait), PATIENCE_S)
+    await trainers[2].directive(lambda d: isinstance(d, Wait), PATIENCE_S)
     await trainers[2].say(activity=Activity.STANDBY)
     await asyncio.sleep(2.0)  # a quiet moment in a long run
     return launcher

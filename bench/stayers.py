@@ -144,8 +144,8 @@ def end(number: int, _: int, __: object) -> None:
 
 def _order(order: bytes) -> Arm:
     heard: Any = wire.decode(order[wire.HEADER_SIZE :])
-    assert isinstance(heard.duty, Arm)
-    return heard.duty
+    assert isinstance(heard.directive, Arm)
+    return heard.directive
 
 
 def _cpu(act: Callable[[], object]) -> float:

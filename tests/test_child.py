@@ -68,9 +68,9 @@ PROBES = {
     "nic": (
         "from tmd_detectors.nic.child import Request\n"
         "from tmd_detectors.nic.detector import NicConfig\n"
-        "from tmd_detectors.nic.probe import Probe\n"
+        "from tmd_detectors.nic.probe import NicProbe\n"
         "async def use():\n"
-        "    probe = Probe(NicConfig().request())\n"
+        "    probe = NicProbe(NicConfig().request())\n"
         "    assert await probe.read(30.0) is not None\n"
         "    await probe.close()\n"
     ),

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from tmd.core.values.errors import TmdError
 from tmd.core.values.reasons import in_words
 from tmd.lifeline import die_with_parent
+
+spawn: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
+"""Makes the process. The campaign's fork server puts a fork of its own here, which needs no second
+of a core to import torch."""
 
 
 class CannotStart(TmdError):
@@ -32,7 +36,7 @@ def start(
             if log_file is not None:
                 log_file.parent.mkdir(parents=True, exist_ok=True)
                 output = open_file.enter_context(log_file.open("ab"))
-            child = subprocess.Popen(
+            child = spawn(
                 command,
                 env=environment,
                 stdout=output,

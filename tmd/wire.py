@@ -56,7 +56,7 @@ class DirectiveOrder(Struct, frozen=True, tag=True):
 
     lease_epoch: int
     revision: int
-    duty: Directive
+    directive: Directive
 
 
 class LauncherHello(Struct, frozen=True, tag=True):

@@ -32,7 +32,7 @@ def test_who_obeys_an_older_leader_is_not():
 def test_entries_are_read_from_the_logs(tmp_path):
     lines = [
         {"event": "decided", "job": "job", "revision": 3, "lease_epoch": 7},
-        {"event": "duty", "worker": "h1/job/0.a", "revision": 3, "lease_epoch": 7},
+        {"event": "directive", "worker": "h1/job/0.a", "revision": 3, "lease_epoch": 7},
         {"event": "leading", "lease_epoch": 7},
     ]
     (tmp_path / "h1").mkdir()

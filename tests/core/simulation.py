@@ -1,4 +1,4 @@
-"""A cluster without IO: the real core, and workers that follow the trainer's protocol as a model.
+"""A cluster without IO: the real decisions of leader and workers, and a model of their effects.
 
 A worker's *state* is the tuple of steps it has applied, so that two equal states mean the same
 numbers. Statuses and records reach the other side only when told to: late, repeated, or never.
@@ -6,19 +6,18 @@ numbers. Statuses and records reach the other side only when told to: late, repe
 
 from __future__ import annotations
 
-from tests.core.workers import JOB, LIVING, Worker, live, study, take_over
+from tests.core.workers import JOB, SHADOWS, Worker
 from tmd.core.planning.directives import (
     Arm,
-    Finish,
+    Directive,
     Hold,
-    HoldState,
-    Leave,
     Prepare,
     Resume,
     ShadowRank,
     Sync,
     Train,
     Wait,
+    directive_of,
 )
 from tmd.core.planning.planning import form, steer
 from tmd.core.values.limits import PlanLimits, Understudies
@@ -35,6 +34,8 @@ from tmd.core.values.model import (
 )
 from tmd.core.values.requests import DrainRequest
 from tmd.core.values.snapshots import Kept, keepers
+from tmd.core.worker.responses import Response
+from tmd.core.worker.transitions import WorkerEvent
 
 
 class Simulation:
@@ -175,7 +176,7 @@ class Simulation:
     def lose_life(self, source: str) -> None:
         """Whoever follows ``source`` learns no more of it."""
         for worker in self.workers.values():
-            if worker.life is not None and worker.life.duty.source.worker == source:
+            if worker.life is not None and worker.life.directive.source.worker == source:
                 worker.life.lost = True
 
     def add_standby(self, name: str) -> None:
@@ -197,7 +198,7 @@ class Simulation:
             else:
                 worker.poisoned = True
                 worker.arm = None
-                worker.say(activity=Activity.STUCK, undecided=True, plan="", armed=0)
+                worker.say(WorkerEvent.HALTED, undecided=True, plan="", armed=0)
         if aware is not None and aware != set(voters):
             for worker in voters.values():
                 worker.poisoned = True
@@ -207,8 +208,8 @@ class Simulation:
         """A worker that is between two steps: switch, or take note that the step broke."""
         worker = self.workers[name]
         if worker.alive and worker.life is not None and worker.life.won:
-            duty = take_over(worker, worker.life)
-            peers = [self.workers[m.worker] for m in duty.membership.members]
+            directive = worker.take_over()
+            peers = [self.workers[m.worker] for m in directive.membership.members]
             worker.poisoned = any(p.poisoned or not p.alive for p in peers)
         if not worker.alive or worker.status.activity is not Activity.TRAINING:
             return
@@ -217,10 +218,10 @@ class Simulation:
             if order.membership.rank_of(name) is not None:
                 worker.say(epoch=order.membership.epoch, armed=0, plan="")
             else:
-                worker.say(activity=Activity.LEFT, armed=0, plan=order.plan)
+                worker.say(WorkerEvent.GAVE_AWAY, armed=0, plan=order.plan)
         elif worker.poisoned:
             worker.arm = None
-            worker.say(activity=Activity.STUCK, undecided=False, plan="", armed=0)
+            worker.say(WorkerEvent.HALTED, undecided=False, plan="", armed=0)
 
     def deliver(self, name: str) -> None:
         """The worker hears its duty under the present record and acts on it."""
@@ -268,7 +269,7 @@ class Simulation:
         worker.arm = None if worker.switch else worker.arm
         if not worker.poisoned:
             for other in self.workers.values():
-                if other.life is not None and other.life.duty.source.worker == worker.name:
+                if other.life is not None and other.life.directive.source.worker == worker.name:
                     other.life.mirrored(worker.state, agreed if worker.switch else 0)
                     other.say(step=step + 1)
 
@@ -286,131 +287,128 @@ class Simulation:
     def _trains(self, worker: Worker) -> bool:
         return worker.status.activity is Activity.TRAINING
 
-    # --- the trainer's protocol -------------------------------------------------------------------
+    # --- what a worker's responses do to its state ------------------------------------------------
 
-    def _obey(self, worker: Worker, order: object) -> None:
-        doing = worker.status.activity
-        match order:
-            case Train() if doing is Activity.STARTING:
-                worker.state = ()
-                worker.say(
-                    activity=Activity.TRAINING, rank=order.rank, epoch=order.membership.epoch
-                )
-            case Train() | Wait() if worker.switch is not None:
-                pass  # what was voted is not taken back
-            case Train() if doing is Activity.TRAINING:
-                worker.arm = None
-                worker.say(armed=0, plan=order.dropped)
-            case Wait() if doing is Activity.TRAINING:
-                worker.arm = None
-                worker.say(armed=0)
-            case Wait():
-                worker.state = worker.life = None
-                worker.say(activity=Activity.STANDBY, plan="", rank=None, armed=0, shadow=None)
-            case ShadowRank() | HoldState():
-                study(worker, order)
-            case Arm() if doing is Activity.TRAINING and not worker.poisoned:
-                if order.membership.epoch > worker.status.epoch and worker.switch is None:
+    def _obey(self, worker: Worker, order: Directive) -> None:
+        match worker.respond(order), order:
+            case None, _:
+                self._go_on(worker)
+            case Response.ENTER, Train() | Resume():
+                worker.state = () if worker.status.activity is Activity.STARTING else worker.state
+                worker.poisoned = False
+                epoch = order.membership.epoch
+                worker.say(WorkerEvent.ENTERED, rank=order.rank, epoch=epoch)
+            case Response.WARM_UP | Response.STAND_BY, _:
+                worker.stand_by()
+            case Response.SHADOW, ShadowRank():
+                worker.shadow(order)
+            case Response.PREPARE, Prepare():
+                if self.follow:
+                    worker.shadow(order)
+                else:
+                    worker.under = order
+                    worker.say(WorkerEvent.PREPARED, plan=order.plan)
+            case Response.CANCEL, _:
+                worker.stop_shadowing()
+            case Response.REPLACE, Sync():
+                self._replace(worker, order)
+            case Response.ARM | Response.DISARM | Response.HALT, _ if worker.switch is not None:
+                # A switch that was voted is not taken back, but its epoch may be spoilt already.
+                worker.poisoned = worker.poisoned or isinstance(order, Hold)
+            case Response.ARM, Arm():
+                if not worker.poisoned:
                     worker.arm = order
                     worker.say(armed=order.membership.epoch, plan=order.plan)
-            case Prepare():
-                self._take(worker, order)
-            case Hold():
-                self._halt(worker, order)
-            case Sync():
-                self._sync(worker, order)
-            case Resume() if doing is Activity.SYNCED:
-                worker.poisoned = False
-                worker.say(
-                    activity=Activity.TRAINING, rank=order.rank, epoch=order.membership.epoch
-                )
-            case Leave() if doing is not Activity.STARTING:
-                worker.alive = False
-            case Finish():
-                raise AssertionError("nothing ever finishes in this simulation")
-
-    def _take(self, worker: Worker, order: Prepare) -> None:
-        if self.follow and worker.status.activity is not Activity.PREPARED:
-            live(worker, order)
-        elif worker.status.activity is Activity.STANDBY:
-            worker.say(activity=Activity.PREPARED, plan=order.plan, rank=order.rank)
-        elif worker.status.activity is Activity.PREPARED:
-            for source in self.workers.values():
-                handing = (
-                    source.status.activity is Activity.LEFT and source.status.plan == order.plan
-                )
-                if source.alive and handing and source.status.rank == order.rank:
-                    worker.state = source.state
-                    worker.poisoned = False
-                    worker.say(
-                        activity=Activity.TRAINING,
-                        rank=order.rank,
-                        epoch=order.membership.epoch,
-                        step=source.status.step,
-                    )
-                    # Peers of the new epoch may have broken off meanwhile.
-                    peers = [self.workers[m.worker] for m in order.membership.members]
-                    worker.poisoned = any(p.poisoned or not p.alive for p in peers)
-
-    def _halt(self, worker: Worker, order: Hold) -> None:
-        match worker.status.activity:
-            case Activity.TRAINING if worker.switch is None:
+            case Response.DISARM, Train() | Wait():
+                worker.arm = None
+                plan = order.dropped if isinstance(order, Train) else worker.status.plan
+                worker.say(armed=0, plan=plan)
+            case Response.HALT, Hold() | Sync():
                 worker.poisoned, worker.arm = True, None
-                worker.say(activity=Activity.STUCK, undecided=False, plan=order.plan, armed=0)
-            case Activity.STUCK | Activity.LEFT | Activity.SYNCED:
-                worker.say(activity=Activity.STUCK, plan=order.plan)
-            case Activity.PREPARED | Activity.SHADOWING | Activity.IN_STEP:
-                worker.state = worker.life = None
-                worker.say(activity=Activity.STANDBY, plan="", rank=None)
-            case Activity.TRAINING:
-                worker.poisoned = True
+                worker.say(WorkerEvent.HALTED, undecided=False, plan=order.plan, armed=0)
+            case Response.ACKNOWLEDGE, Hold():
+                worker.say(plan=order.plan)
+            case Response.SYNC, Sync():
+                self._sync(worker, order)
+            case Response.EXIT, _:
+                worker.alive = False
+            case response, _:
+                raise AssertionError(f"{response} on {order}: nothing finishes in this simulation")
+
+    def _go_on(self, worker: Worker) -> None:
+        """Nothing new was asked for."""
+        if worker.status.activity in SHADOWS:
+            worker.go_on_shadowing()
+        elif worker.status.activity is Activity.PREPARED:
+            assert isinstance(worker.under, Prepare)
+            self._receive(worker, worker.under)
+
+    def _receive(self, worker: Worker, order: Prepare) -> None:
+        """The whole state, once the leaver has given its rank away."""
+        for source in self.workers.values():
+            given = source.status.activity is Activity.LEFT and source.status.plan == order.plan
+            if source.alive and given and source.status.rank == order.rank:
+                worker.state, worker.under = source.state, None
+                worker.say(
+                    WorkerEvent.TOOK_OVER,
+                    rank=order.rank,
+                    epoch=order.membership.epoch,
+                    step=source.status.step,
+                )
+                # Peers of the new epoch may have broken off meanwhile.
+                peers = [self.workers[m.worker] for m in order.membership.members]
+                worker.poisoned = any(p.poisoned or not p.alive for p in peers)
+
+    def _sync(self, worker: Worker, order: Sync) -> None:
+        """A survivor rolls forward, or goes back to a snapshot."""
+        worker.only(order.whole)
+        if order.back:
+            self._go_back(worker, order)
+            return
+        if worker.status.undecided and order.resume == worker.status.step + 1:
+            self._commit(worker, 0)
+        assert worker.status.step == order.resume
+        self._synced_as(worker, order)
+
+    def _replace(self, worker: Worker, order: Sync) -> None:
+        """A joiner has the state of a lost rank from what it shadowed, or from a replica."""
+        worker.only(order.whole)
+        if order.back:
+            self._go_back(worker, order)
+            return
+        if worker.life is not None and worker.life.state == tuple(range(order.resume)):
+            worker.state = worker.life.state
+            self._synced_as(worker, order)
+            return
+        move = next(m for m in order.moves if m.rank == order.rank)
+        assert move.source is not None
+        source = self.workers[move.source.worker]
+        if source.alive and source.status.activity is Activity.SYNCED:
+            worker.state = source.state
+            self._synced_as(worker, order)
 
     def _go_back(self, worker: Worker, order: Sync) -> None:
         own = Kept(order.rank, order.resume)
         source = next((m.source for m in order.moves if m.rank == order.rank), None)
         if own not in worker.copies and source is not None:
-            # By a thread of its own: it need not be synced itself.
+            # By a thread of its own: the source need not be synced itself.
             there = self.workers[source.worker]
             if not there.alive or own not in there.copies:
                 return
             worker.keep({**worker.copies, own: there.copies[own]})
-        worker.state, worker.life = worker.copies[own], None
+        worker.state = worker.copies[own]
         self._synced_as(worker, order)
 
-    def _sync(self, worker: Worker, order: Sync) -> None:
-        if worker.status.activity in (Activity.STUCK, Activity.STANDBY, *LIVING):
-            worker.only(order.whole)
-        if order.back:
-            if worker.status.activity in (Activity.STUCK, Activity.STANDBY, *LIVING):
-                self._go_back(worker, order)
-        elif worker.status.activity is Activity.STUCK:
-            if worker.status.undecided and order.resume == worker.status.step + 1:
-                self._commit(worker, 0)
-                worker.say(undecided=False)
-            assert worker.status.step == order.resume
-            worker.say(activity=Activity.SYNCED, plan=order.plan, undecided=False)
-        elif worker.life is not None and worker.life.state == tuple(range(order.resume)):
-            # A hot standby has the state.
-            worker.state, worker.life = worker.life.state, None
-            self._synced_as(worker, order)
-        elif worker.status.activity in (Activity.STANDBY, *LIVING):
-            worker.life = None
-            worker.say(activity=Activity.STANDBY, plan="", shadow=None)
-            move = next(m for m in order.moves if m.rank == order.rank)
-            assert move.source is not None
-            source = self.workers[move.source.worker]
-            if source.alive and source.status.activity is Activity.SYNCED:
-                worker.state = source.state
-                self._synced_as(worker, order)
-
     def _synced_as(self, worker: Worker, order: Sync) -> None:
+        joins = worker.status.activity is Activity.STANDBY
+        worker.life, worker.under = None, order
         worker.say(
-            activity=Activity.SYNCED,
+            WorkerEvent.SYNCED,
             plan=order.plan,
             rank=order.rank,
             step=order.resume,
             undecided=False,
-            epoch=0,
+            epoch=0 if joins else worker.status.epoch,
             shadow=None,
         )
 

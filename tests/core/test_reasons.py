@@ -230,7 +230,7 @@ def test_a_cluster_that_does_not_come_about_says_why(
 
         async def __aexit__(self, *_: object) -> None: ...
 
-    monkeypatch.setattr(campaign, "Stage", Late)
+    monkeypatch.setattr(campaign, "CampaignStage", Late)
     cluster = campaign._Cluster(Story(name="s"), tmp_path, (), None, None)
     _, said = asyncio.run(cluster._on_stage([]))
 

@@ -274,7 +274,7 @@ def test_a_shadow_of_another_rank_forgets_what_it_followed_when_all_go_back() ->
     sim = sharded(standbys=2, hot=1)
     follower = next(w for w in sim.workers.values() if w.life is not None)
     assert follower.life is not None
-    assert follower.life.duty.plays == 2
+    assert follower.life.directive.plays == 2
     lose(sim, "w0")
 
     assert sim.plan.rollback == Rollback(2, 3)

@@ -1,4 +1,4 @@
-"""The model of one trainer process, and how it lives the life of another."""
+"""One trainer process without IO: the product's state machine, and a state to move about."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from tmd.core.planning.directives import Arm, HoldState, Prepare, ShadowRank
+from tmd.core.planning.directives import Arm, Directive, Prepare, ShadowRank
 from tmd.core.values.model import Activity, ShadowStatus, WorkerStatus
 from tmd.core.values.snapshots import Kept
+from tmd.core.worker.responses import Response, respond
+from tmd.core.worker.transitions import WorkerEvent, transition
 
 JOB = "sim"
-LIVING = (Activity.SHADOWING, Activity.IN_STEP)
+SHADOWS = (Activity.SHADOWING, Activity.IN_STEP)
 
 
 @dataclass
 class Life:
     """``state`` is that of the rank after the last commit that was mirrored."""
 
-    duty: Prepare | ShadowRank
+    directive: Prepare | ShadowRank
     state: tuple[int, ...] | None = None
     won: bool = False
     """The vote that was mirrored last has given the rank to this worker."""
@@ -29,13 +31,20 @@ class Life:
         """The rank has committed a step, and its vote agreed on an epoch (0: on none)."""
         if not self.lost:
             self.state = state
-            duty = self.duty
-            self.won = isinstance(duty, Prepare) and duty.membership.epoch == switched_to
+            directive = self.directive
+            self.won = isinstance(directive, Prepare) and directive.membership.epoch == switched_to
+
+    def report(self) -> dict[str, object]:
+        """What the status says of it."""
+        if self.state is None or isinstance(self.directive, Prepare):
+            return {}
+        shadow = ShadowStatus(self.directive.rank, verified=len(self.state))
+        return {"shadow": shadow, "step": len(self.state)}
 
 
 @dataclass
 class Worker:
-    """The model of one trainer process."""
+    """One trainer process. What it does about a directive is the product's decision."""
 
     name: str
     host: str
@@ -48,6 +57,8 @@ class Worker:
     arm: Arm | None = None
     switch: Arm | None = None
     life: Life | None = None
+    under: Directive | None = None
+    """The directive that brought it to what it is doing."""
     copies: dict[Kept, tuple[int, ...]] = field(default_factory=dict)
     """States to which ranks can go back."""
     status: WorkerStatus = field(init=False)
@@ -72,56 +83,75 @@ class Worker:
         if step is not None:
             self.keep({k: v for k, v in self.copies.items() if k.step == step})
 
-    def say(self, **changes: object) -> None:
+    def say(self, event: WorkerEvent | None = None, **changes: object) -> None:
+        """Report ``changes``; ``event`` moves the worker as the product's table has it.
+
+        Raises:
+            IllegalTransition: the event cannot happen to a worker that does what this one does.
+        """
+        if event is not None:
+            changes["activity"] = transition(self.status.activity, event)
         self.status = structs.replace(self.status, **changes)
         rank = self.status.rank
         alike = self.alike if rank is None or self.alike else (rank,)
         self.status = structs.replace(self.status, replicas=alike if rank is not None else ())
 
+    def respond(self, directive: Directive) -> Response | None:
+        """What the product's machine has this worker do about ``directive``."""
+        done = self.life is not None and self.life.directive == directive
+        if self.status.activity is Activity.STANDBY and isinstance(directive, ShadowRank) and done:
+            return None
+        return respond(directive, self.status, under=self.under, has_shadow=self.life is not None)
 
-def live(worker: Worker, order: Prepare) -> None:
-    """Follow the rank; once in step be ready; without a rank to follow fall back to a copy."""
-    life = worker.life
-    if worker.status.activity not in (Activity.STANDBY, *LIVING):
-        return
-    if life is None or life.duty != order:
-        worker.life = Life(order)
-        worker.say(activity=Activity.SHADOWING, plan=order.plan, rank=None, shadow=None)
-    elif life.lost:
-        worker.life = None
-        worker.say(activity=Activity.PREPARED, plan=order.plan)
-    elif life.state is not None:
-        worker.say(activity=Activity.IN_STEP, plan=order.plan)
+    def stand_by(self) -> None:
+        """Give up rank and state."""
+        self.state = self.life = self.under = None
+        self.say(WorkerEvent.STOOD_BY, plan="", rank=None, armed=0, shadow=None)
 
+    def shadow(self, directive: Prepare | ShadowRank) -> None:
+        """Begin to shadow the rank of ``directive``."""
+        self.life = Life(directive)
+        self.under = directive
+        plan = directive.plan if isinstance(directive, Prepare) else ""
+        shadow = ShadowStatus(directive.rank) if isinstance(directive, ShadowRank) else None
+        self.say(WorkerEvent.SHADOWED, plan=plan, rank=None, shadow=shadow)
 
-def study(worker: Worker, order: ShadowRank | HoldState) -> None:
-    """Follow a rank without a plan; in a recovery keep what there is."""
-    life = worker.life
-    if worker.status.activity not in (Activity.STANDBY, *LIVING):
-        return
-    if isinstance(order, ShadowRank) and (life is None or life.duty != order):
-        worker.life = Life(order)
-        worker.say(activity=Activity.SHADOWING, plan="", shadow=ShadowStatus(order.rank))
-    elif life is not None and life.state is not None:
-        shadow = ShadowStatus(life.duty.rank, verified=len(life.state))
-        # Who cannot be called again leaves what is here: a recovery may come that can use it.
-        kept = isinstance(order, HoldState) or life.lost
-        doing = Activity.STANDBY if kept else Activity.IN_STEP
-        worker.say(activity=doing, plan="", shadow=shadow, step=len(life.state))
-    else:
-        worker.say(activity=Activity.STANDBY, plan="", shadow=None)
+    def stop_shadowing(self) -> None:
+        """Another directive came: only a standby that was to stay keeps the state."""
+        life, self.under = self.life, None
+        stays = life is not None and isinstance(life.directive, ShadowRank)
+        if life is not None and stays and life.state is not None:
+            self.say(WorkerEvent.LEFT_ALONE, plan="", **life.report())
+        else:
+            self.stand_by()
 
+    def go_on_shadowing(self) -> None:
+        """One more boundary of the same directive."""
+        life = self.life
+        assert life is not None
+        if life.lost and isinstance(life.directive, Prepare):
+            self.life = None
+            self.say(WorkerEvent.PREPARED, plan=life.directive.plan)
+        elif life.lost:
+            self.stop_shadowing()
+            # It has tried this one.
+            self.life = life
+        elif life.state is not None:
+            late = self.status.activity is Activity.SHADOWING
+            self.say(WorkerEvent.CAUGHT_UP if late else None, **life.report())
 
-def take_over(worker: Worker, life: Life) -> Prepare:
-    """The vote has given the rank to ``worker``, and it has the state."""
-    duty, worker.life, worker.state = life.duty, None, life.state
-    assert isinstance(duty, Prepare)
-    assert worker.state is not None
-    worker.say(
-        activity=Activity.TRAINING,
-        rank=duty.rank,
-        epoch=duty.membership.epoch,
-        step=len(worker.state),
-        armed=0,
-    )
-    return duty
+    def take_over(self) -> Prepare:
+        """The vote has given the rank to this worker, and it has the state."""
+        life, self.life, self.under = self.life, None, None
+        assert life is not None
+        assert isinstance(life.directive, Prepare)
+        assert life.state is not None
+        self.state = life.state
+        self.say(
+            WorkerEvent.TOOK_OVER,
+            rank=life.directive.rank,
+            epoch=life.directive.membership.epoch,
+            step=len(life.state),
+            armed=0,
+        )
+        return life.directive

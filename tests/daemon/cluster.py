@@ -123,11 +123,11 @@ class Cluster:
         await self.start("h2")
         trainers = [await self.trainer("h1"), await self.trainer("h2")]
         for rank, one in enumerate(trainers):
-            duty = await one.duty(lambda d: isinstance(d, Train))
-            assert duty.rank == rank
+            directive = await one.directive(lambda d: isinstance(d, Train))
+            assert directive.rank == rank
             await one.say(activity=Activity.TRAINING, rank=rank, epoch=1, step=3)
         spare = await self.trainer("h2", slot=1)
-        await spare.duty(lambda d: isinstance(d, Wait))
+        await spare.directive(lambda d: isinstance(d, Wait))
         await spare.say(activity=Activity.STANDBY)
         return *trainers, spare
 

@@ -94,10 +94,10 @@ async def test_orders_are_sent_when_the_duty_changes_and_only_then(host, record)
     async with trainer(host) as one:
         await one.hello()
         host.obey(record(revision=1, lease_epoch=5))
-        duty = await one.duty(lambda d: isinstance(d, Train))
+        directive = await one.directive(lambda d: isinstance(d, Train))
         host.obey(record(revision=2, lease_epoch=6))
         host.obey(record(revision=3, lease_epoch=6, membership=record().membership.replaced({}, 2)))
-        await one.duty(lambda d: d != duty)
+        await one.directive(lambda d: d != directive)
 
         assert [o.revision for o in one.orders] == [1, 3]
 
@@ -107,7 +107,7 @@ async def test_the_duty_is_told_again_after_a_reconnect(host, record):
     for _ in range(2):
         async with trainer(host) as one:
             await one.hello()
-            assert isinstance(await one.duty(lambda _: True), Train)
+            assert isinstance(await one.directive(lambda _: True), Train)
 
 
 async def test_a_closed_connection_is_not_an_exit(host):
@@ -124,7 +124,7 @@ async def test_a_new_connection_of_a_worker_replaces_the_old_one(host, record):
         await old.hello()
         await new.hello()
         host.obey(record())
-        await new.duty(lambda d: isinstance(d, Train))
+        await new.directive(lambda d: isinstance(d, Train))
         await until(lambda: host.roster.workers[ONE].connected)
 
         assert old.orders == []
@@ -181,7 +181,7 @@ async def test_a_trainer_named_dead_is_told_to_leave(host, record):
         await one.hello()
         host.obey(failed(record(), ONE))
 
-        assert isinstance(await one.duty(lambda d: isinstance(d, Leave)), Leave)
+        assert isinstance(await one.directive(lambda d: isinstance(d, Leave)), Leave)
 
 
 TRAINER = """
@@ -192,7 +192,7 @@ from tmd.testing.clients import worker_status
 with socket.socket(socket.AF_UNIX) as s:
     s.connect(sys.argv[1])
     status = worker_status("h1/job/0.a", activity=Activity(sys.argv[2]))
-    s.sendall(wire.encode(wire.Hello(wire.VERSION, status, 0)))
+    s.sendall(wire.encode(wire.TrainerHello(wire.VERSION, status, 0)))
     time.sleep(60)
 """
 
@@ -235,7 +235,7 @@ ends = threading.Event()
 with socket.socket(socket.AF_UNIX) as s:
     s.connect(sys.argv[1])
     held = Brief()
-    hello = wire.Hello(wire.VERSION, worker_status("h1/job/0.a"), 0, held.thread)
+    hello = wire.TrainerHello(wire.VERSION, worker_status("h1/job/0.a"), 0, held.thread)
     socket.send_fds(s, [wire.encode(hello)], [held.fd])
     sys.stdin.readline()
     ends.set()
@@ -338,7 +338,7 @@ async def test_a_stranger_is_told_why_and_disturbs_nobody(host, record, data, re
         host.obey(record())
 
         assert reason in told
-        assert await one.duty(lambda d: isinstance(d, Train))
+        assert await one.directive(lambda d: isinstance(d, Train))
 
 
 async def test_a_trainer_cannot_speak_for_another(host):

@@ -52,7 +52,7 @@ def test_orders_follow_from_the_record(tmp_path, record):
 
     assert nothing is None
     assert (order.lease_epoch, order.revision) == (7, 3)
-    assert order.duty == TrainDuty(membership=record().membership, rank=0)
+    assert order.directive == TrainDuty(membership=record().membership, rank=0)
 
 
 def test_only_workers_named_dead_are_condemned(record):

@@ -24,9 +24,9 @@ async def test_a_loss_is_answered_across_hosts(tmp_path, redis):
         first, second, spare = await cluster.formed()
         launcher = await cluster.launcher("h1")
         await launcher.exited("h1/job/0.a", -9)
-        hold = await second.duty(lambda d: isinstance(d, Hold))
+        hold = await second.directive(lambda d: isinstance(d, Hold))
         await second.say(activity=Activity.STUCK, plan=hold.plan)
-        sync = await spare.duty(lambda d: isinstance(d, Sync))
+        sync = await spare.directive(lambda d: isinstance(d, Sync))
 
         assert (sync.rank, sync.resume) == (0, 3)
         assert sync.membership.members[0].worker == "h2/job/1.a"
@@ -98,7 +98,7 @@ async def test_a_restarted_daemon_finds_its_trainers_again(tmp_path, redis):
         await cluster.start("h2")
         again = await cluster.trainer("h2")
 
-        assert isinstance(await again.duty(lambda _: True), Train)
+        assert isinstance(await again.directive(lambda _: True), Train)
 
 
 async def test_a_restarted_daemon_raises_no_second_alert_for_an_exit(tmp_path, redis):
@@ -153,7 +153,7 @@ async def test_a_redis_that_lost_everything_is_told_again(tmp_path, redis):
             await cluster.until(said, "each daemon says once that Redis serves all its loops")
             launcher = await cluster.launcher("h1")
             await launcher.exited("h1/job/0.a", -9)
-            await second.duty(lambda d: isinstance(d, Hold), timeout_s=WITHIN_S)
+            await second.directive(lambda d: isinstance(d, Hold), timeout_s=WITHIN_S)
 
         after = second.orders[-1]
         assert after.revision > before.revision
@@ -253,4 +253,4 @@ async def test_the_daemon_runs_without_redis(tmp_path, redis):
         (tmp_path / "later").mkdir()
         with embedded.redis(tmp_path / "later"):
             for one in trainers:
-                assert isinstance(await one.duty(lambda _: True, timeout_s=WITHIN_S), Train)
+                assert isinstance(await one.directive(lambda _: True, timeout_s=WITHIN_S), Train)

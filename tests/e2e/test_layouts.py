@@ -194,7 +194,7 @@ async def test_a_standby_rehearses_each_stage_once_and_takes_either(
             assert [v.ranks for v in standby.rehearsed] == [(1, 3), (0, 2)]
             assert all(v.has_shown for v in standby.rehearsed)
             assert standby.serves == (0, 2)
-        assert told.count('"duty": "Follow"') == 2 * PER_HOST
+        assert told.count('"directive": "ShadowRank"') == 2 * PER_HOST
         assert before == [2, 2, 3, 3]
         assert run.fired("backward")
         assert (lost.kind, lost.phase) == (PlanKind.FAILOVER, Phase.DONE)
@@ -220,7 +220,7 @@ async def test_a_standby_settles_on_what_most_ranks_are(
         for standby in waiting:
             assert [v.ranks for v in standby.rehearsed] == [(3,), (1, 2), (0,)]
             assert all(v.has_shown for v in standby.rehearsed)
-        assert run.cluster.log("s1").count('"duty": "Follow"') == 3 * PER_HOST
+        assert run.cluster.log("s1").count('"directive": "ShadowRank"') == 3 * PER_HOST
         assert built(run, "s1") == sorted([3, 2, 0, 2] * PER_HOST)
         await run.ends_like(golden)
 

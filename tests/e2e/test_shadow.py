@@ -440,18 +440,23 @@ async def test_two_hosts_drained_at_once_move_one_after_the_other(
 async def test_a_host_drained_while_its_worker_shadows_a_rank(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
-    """The move goes through, and then the rank moves on."""
+    """The move goes through, and then the rank moves on, to the standby that is left."""
     faults = [GATE, "shadowing@*:*=wait", NEVER_COPIED]
-    async with started(tmp_path, redis, faults=faults) as run:
-        await drained(run)
+    async with started(tmp_path, redis, faults=faults, standby=("s1", "s2")) as run:
+        await drained(run, standbys=2)
         await run.reached("shadowing")
-        await run.cluster.drain("s1")
+        view = await run.in_phase(Phase.PREPARE)
+        plan = live_plan(view)
+        assert plan is not None
+        joiner = plan.moves[0].joiner
+        assert joiner is not None
+        await run.cluster.drain(joiner.host)
         run.let_go("shadowing")
         first, second = await run.plans(2)
 
         assert first.phase is Phase.DONE
         assert second.phase is Phase.DONE
-        assert second.moves[0].leaver.host == "s1"
+        assert second.moves[0].leaver.host == joiner.host
         await run.ends_like(long_golden)
 
 

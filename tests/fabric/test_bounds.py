@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 
 from tests.fabric.circle import circle, member
 from tmd.core.values.errors import LinkError
 from tmd.fabric import inbox, raw
+from tmd.fabric.epoch_view import EpochView
 from tmd.fabric.inbox import Inbox, Message, Wanted
 
 

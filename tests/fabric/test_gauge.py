@@ -41,29 +41,29 @@ def test_busy_is_what_is_left_of_the_step(end, busy):
 
 
 def test_waits_of_several_threads_count_once():
-    gauge = WaitTimer()
-    with gauge:
+    wait_timer = WaitTimer()
+    with wait_timer:
         inside = time.monotonic()
-        with gauge:
+        with wait_timer:
             pass
         within = time.monotonic() - inside
-    waits = gauge.read()
+    waits = wait_timer.read()
 
     assert within <= waits.total_s <= waits.at - inside + 1.0
-    assert gauge.level == 0
+    assert wait_timer.level == 0
 
 
 def test_waiting_for_the_own_device_is_work():
     """And an operation begins when the device has come to it, not when the script called it."""
-    gauge = WaitTimer()
-    begin = gauge.read()
-    gauge.called()
-    with gauge:
-        with gauge.computing():
+    wait_timer = WaitTimer()
+    begin = wait_timer.read()
+    wait_timer.called()
+    with wait_timer:
+        with wait_timer.computing():
             took = compute()
-        waited = gauge.read()
-        gauge.settled()
-    end = gauge.read()
+        waited = wait_timer.read()
+        wait_timer.settled()
+    end = wait_timer.read()
 
     assert waited.total_s < took
     assert busy_between(begin, end) >= took
@@ -78,14 +78,14 @@ class Event:
 
 
 def test_staging_tells_the_devices_time_from_waiting():
-    gauge, event = WaitTimer(), Event()
-    staged = HostCopies([torch.ones(2)], (), gauge)
+    wait_timer, event = WaitTimer(), Event()
+    staged = HostCopies([torch.ones(2)], (), wait_timer)
     staged._queued.append(event)
-    begin = gauge.read()
-    with gauge, staged:
+    begin = wait_timer.read()
+    with wait_timer, staged:
         pass
 
-    assert busy_between(begin, gauge.read()) >= event.took
+    assert busy_between(begin, wait_timer.read()) >= event.took
 
 
 def compute():

@@ -193,8 +193,8 @@ async def test_a_check_that_has_said_its_word_leaves_nothing(watch):
 
 DAEMON = """
 import asyncio, sys
-from tmd_detectors.exec.detector import Check, run
-asyncio.run(run(Check("mine", tuple(sys.argv[1:]), timeout_s=1000.0), 1000))
+from tmd_detectors.exec.detector import ExecCheck, run
+asyncio.run(run(ExecCheck("mine", tuple(sys.argv[1:]), timeout_s=1000.0), 1000))
 """
 
 
@@ -305,10 +305,11 @@ def test_checks_leave_no_warnings_of_the_event_loop():
     """The loop may close as soon as they are over."""
     many = (
         "import asyncio\n"
-        "from tmd_detectors.exec.detector import Check, run\n"
+        "from tmd_detectors.exec.detector import ExecCheck, run\n"
         "checks = [('/bin/true',), ('/no/such',), ('/bin/sleep', '1000')]\n"
         "async def main():\n"
-        "    await asyncio.gather(*(run(Check('a', c, timeout_s=0.3), 9) for c in checks * 5))\n"
+        "    runs = (run(ExecCheck('a', c, timeout_s=0.3), 9) for c in checks * 5)\n"
+        "    await asyncio.gather(*runs)\n"
         "for _ in range(3):\n"
         "    asyncio.run(main(), debug=True)\n"
     )

@@ -134,6 +134,7 @@ def test_what_ships_imports_only_the_public_api():
         "tmd",
         "tmd.child",
         "tmd.core",
+        "tmd.core.values",
         "tmd.core.values.checkpoints",
         "tmd.core.values.errors",
         "tmd.core.values.membership",

@@ -175,10 +175,10 @@ class Joiner(Facts):
         self.fabric = Fabric("joiner", KEY)
         self.fabric.sandbox(Neutral(), 0, 1)
         me = member(self.fabric)
-        duty = Prepare("plan", Membership(epoch=2, members=(me,)), 0, me, 0)
+        directive = Prepare("plan", Membership(epoch=2, members=(me,)), 0, me, 0)
         offer = Offer(script.registry().collect()[0], "", (), (0,), Position())
         self.shadow = Telling(link, self)
-        self.following = kind(duty, self.shadow, offer, self.units, self.fabric, LIMITS)
+        self.following = kind(directive, self.shadow, offer, self.units, self.fabric, LIMITS)
         self.following.facts, self.following.heard = self, []
         self.feed = Feed(range(1 << 20), 0, lambda: 0, lambda: (0, 1))
         self.pictures: dict[int, list[Picture]] = {}

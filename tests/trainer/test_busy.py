@@ -44,15 +44,15 @@ def train(rank, size, store, slow):
         "tmd", store=dist.PrefixStore(f"{slow}", store), rank=rank, world_size=size
     )
     try:
-        gauge = backend._Behind.solo.blocked
+        wait_timer = backend._Behind.solo.blocked
         module = Laden(burden=rank == slow)
         # Small buckets: several operations in one step, most of them under way while it computes.
         model = DistributedDataParallel(module, bucket_cap_mb=0.0001)
         found = []
         for _ in range(STEPS):
-            begin = gauge.read()
+            begin = wait_timer.read()
             model(torch.ones(4, 8)).sum().backward()
-            found.append((busy_between(begin, gauge.read()), module.took))
+            found.append((busy_between(begin, wait_timer.read()), module.took))
         return found[2:]  # DDP makes its buckets anew after the first
     finally:
         dist.destroy_process_group()

@@ -50,13 +50,13 @@ def test_an_offer_does_not_wait_for_the_step_of_others() -> None:
     """It has the buckets that the main thread saw when they were settled."""
     model = Reducing()
     registry = Registry({"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1)})
-    carrier = StateTransfer(NoGroups(), registry, Units(registry), [model], LocalState(registry))
-    seen = [carrier.look_at_buckets()]
+    transfer = StateTransfer(NoGroups(), registry, Units(registry), [model], LocalState(registry))
+    seen = [transfer.look_at_buckets()]
     model.buckets = "1 0"
-    seen += [carrier.look_at_buckets(), carrier.look_at_buckets()]
+    seen += [transfer.look_at_buckets(), transfer.look_at_buckets()]
     offers = []
     with model.lock:
-        asker = threading.Thread(target=lambda: offers.append(carrier.offer(carrier.layouts)))
+        asker = threading.Thread(target=lambda: offers.append(transfer.offer(transfer.layouts)))
         asker.start()
         asker.join(timeout=30)
 
@@ -86,12 +86,12 @@ def sync(resume: int, plan: str = "p") -> Sync:
 
 def test_where_no_step_was_committed_all_build_again() -> None:
     """Once for each decision: what asked for it comes again."""
-    carrier, _ = carrier_of(nn.Linear(2, 2), several=True)
-    carrier.start_over(sync(1))
+    transfer, _ = carrier_of(nn.Linear(2, 2), several=True)
+    transfer.start_over(sync(1))
     for plan in ("p", "q"):
         with pytest.raises(RebuildRequired) as raised:
-            carrier.start_over(sync(0, plan))
-        carrier.start_over(sync(0, plan))
+            transfer.start_over(sync(0, plan))
+        transfer.start_over(sync(0, plan))
 
         assert (raised.value.rank, raised.value.cold) == (1, True)
 
@@ -108,23 +108,23 @@ def momentum(model: nn.Module) -> torch.optim.Optimizer:
 def test_a_state_outlives_what_is_built_around_it() -> None:
     """With what the optimizer remembers."""
     model = nn.Linear(2, 2)
-    carrier, registry = carrier_of(model, several=True, optimize=momentum)
+    transfer, registry = carrier_of(model, several=True, optimize=momentum)
     model(torch.ones(1, 2)).sum().backward()
     registry.optimizers[0].step()
-    layouts, tensors = carrier.taken()
+    layouts, tensors = transfer.taken()
     wanted = [t.clone() for t in tensors]
     again = nn.Linear(2, 2)
-    carrier.early.stand(1)
-    carrier.early.begin()
-    carrier.let_go()
+    transfer.early.stand(1)
+    transfer.early.begin()
+    transfer.let_go()
     registry.renew({"model": again, "optimizer": momentum(again)})
-    carrier.renew()
-    fresh = carrier.early.of(1)()
-    carrier.early.stand(1)
-    carrier.early.begin()
-    carrier.give(layouts, tensors)
+    transfer.renew()
+    fresh = transfer.early.of(1)()
+    transfer.early.stand(1)
+    transfer.early.begin()
+    transfer.give(layouts, tensors)
 
-    assert carrier.early.of(1)() != fresh
+    assert transfer.early.of(1)() != fresh
     found = registry.collect()[1]
     assert len(found) == 4
     assert all(torch.equal(f, w) for f, w in zip(found, wanted, strict=True))
@@ -132,33 +132,33 @@ def test_a_state_outlives_what_is_built_around_it() -> None:
 
 def test_who_survives_does_not_go_on_with_fresh_weights() -> None:
     """If its function builds otherwise the second time: then the rank is lost, and known to be."""
-    carrier, registry = carrier_of(nn.Linear(2, 2), several=True)
-    taken = carrier.taken()
-    carrier.let_go()
+    transfer, registry = carrier_of(nn.Linear(2, 2), several=True)
+    taken = transfer.taken()
+    transfer.let_go()
     wider = nn.Linear(2, 3)
     registry.renew({"model": wider, "optimizer": momentum(wider)})
-    carrier.renew()
+    transfer.renew()
     with pytest.raises(StateMismatch, match="built otherwise"):
-        carrier.give(*taken)
+        transfer.give(*taken)
 
 
-def offered(carrier: StateTransfer, *row: GroupView) -> Offer:
+def offered(transfer: StateTransfer, *row: GroupView) -> Offer:
     """By one of two ranks that are built unlike, with these groups of each."""
     known = tuple(Role(str(rank), (rank,)) for rank in range(2))
-    return structs.replace(carrier.offer(carrier.layouts), groups=(row, row), roles=known)
+    return structs.replace(transfer.offer(transfer.layouts), groups=(row, row), roles=known)
 
 
 def test_other_groups_are_told_before_another_role_is_built() -> None:
     """In the script's function they would be of the wrong size, or not there at all."""
     world, extra = GroupView("0", (0, 1)), GroupView("1", (0, 1))
-    carrier, _ = carrier_of(nn.Linear(2, 2), several=True, built=(world,))
-    duty, other = sync(0), offered(carrier, world, extra)
+    transfer, _ = carrier_of(nn.Linear(2, 2), several=True, built=(world,))
+    directive, other = sync(0), offered(transfer, world, extra)
 
-    assert "has the process groups [[0, 1], [0, 1]]" in carrier.refusal(1, other)
-    assert "has the process groups [[0, 1], [0, 1]]" in carrier.start_over(duty, other)
-    assert carrier.roles.known == ()
+    assert "has the process groups [[0, 1], [0, 1]]" in transfer.refusal(1, other)
+    assert "has the process groups [[0, 1], [0, 1]]" in transfer.start_over(directive, other)
+    assert transfer.roles.known == ()
     with pytest.raises(RebuildRequired):
-        carrier.refusal(1, offered(carrier, world))
+        transfer.refusal(1, offered(transfer, world))
     with pytest.raises(RebuildRequired) as raised:
-        carrier.start_over(duty, offered(carrier, world), survives=True)
+        transfer.start_over(directive, offered(transfer, world), survives=True)
     assert raised.value.keeps

@@ -156,10 +156,10 @@ def test_a_copy_of_another_rank_is_never_put_back() -> None:
     class OfAnother:
         layouts = carrier_of(Script(0)).layouts
 
-    carrier = carrier_of(Script(3))
-    carrier.feed = object()  # type: ignore[assignment]
+    transfer = carrier_of(Script(3))
+    transfer.feed = object()  # type: ignore[assignment]
     with pytest.raises(StateMismatch, match=r"session\.build"):
-        carrier.put_back(OfAnother())  # type: ignore[arg-type]
+        transfer.put_back(OfAnother())  # type: ignore[arg-type]
 
 
 def test_a_divided_state_exists_once_whatever_the_model_says() -> None:
@@ -206,14 +206,14 @@ def test_parameters_are_levelled_once_in_each_epoch() -> None:
     script, done = Script(0), []
     script.whole._sync_params = lambda: done.append("zero")
     plain = Registry({"model": script.model, "optimizer": AdamW(script.model.parameters())})
-    levelling = ParameterResync(plain, Fabric())
-    never = levelling.is_due(1)
+    resync = ParameterResync(plain, Fabric())
+    never = resync.is_due(1)
     plain.renew(script.registry.named)
     seen = []
     for epoch in (1, 1, 2):
-        seen.append(levelling.is_due(epoch))
+        seen.append(resync.is_due(epoch))
         if seen[-1]:
-            levelling.level(epoch)
+            resync.level(epoch)
 
     assert (never, seen, done) == (False, [True, False, True], ["zero", "zero"])
 
@@ -232,18 +232,18 @@ def test_what_was_computed_from_torn_parameters_is_not_used(
     if averages:
         update = average.update_parameters
         script.whole.register_step_post_hook(lambda *_: update(script.model))
-    levelling = ParameterResync(registry, fabric)
+    resync = ParameterResync(registry, fabric)
     script.train(1)
     fabric.poisoned = torn
     script.train(1)
     if back:
-        levelling.restored()
+        resync.restored()
 
     if torn and averages and not back:
         with pytest.raises(RuntimeError, match="spoilt"):
-            levelling.level(2)
+            resync.level(2)
     else:
-        levelling.level(2)
+        resync.level(2)
 
 
 def test_what_is_computed_between_two_divided_optimizers_is_noticed() -> None:
@@ -252,7 +252,7 @@ def test_what_is_computed_between_two_divided_optimizers_is_noticed() -> None:
     params = list(script.model.parameters())
     wholes = [ZeroRedundancyOptimizer(part, AdamW, lr=0.1) for part in (params[:2], params[2:])]
     average = AveragedModel(script.model)
-    levelling = ParameterResync(
+    resync = ParameterResync(
         Registry({"model": [script.model, average], "optimizer": wholes}), fabric
     )
     script.model(torch.ones(2, 6)).square().sum().backward()
@@ -261,7 +261,7 @@ def test_what_is_computed_between_two_divided_optimizers_is_noticed() -> None:
     average.update_parameters(script.model)
     wholes[1].step()
 
-    assert "spoilt" in levelling.spoilt
+    assert "spoilt" in resync.spoilt
 
 
 def test_a_checkpoint_of_it_is_refused() -> None:

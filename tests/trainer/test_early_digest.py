@@ -209,13 +209,13 @@ def counted() -> tuple[Any, list[int]]:
     return SimpleNamespace(early=early), calls
 
 
-def begins(duty: Directive, rank: int | None, alike: dict[int, tuple[int, ...]]) -> bool:
+def begins(directive: Directive, rank: int | None, alike: dict[int, tuple[int, ...]]) -> bool:
     """Whether a survivor with ``rank`` of four takes its digest."""
     status = SimpleNamespace(rank=rank, world_size=4, step=STEP)
-    voice: Any = SimpleNamespace(status=status, alike=lambda lost: alike.get(lost, ()))
-    carrier, calls = counted()
+    reporter: Any = SimpleNamespace(status=status, alike=lambda lost: alike.get(lost, ()))
+    transfer, calls = counted()
     nobody: Any = None
-    Recovery(voice, nobody, nobody, carrier, nobody, nobody).heed(duty)
+    Recovery(reporter, nobody, nobody, transfer, nobody, nobody).heed(directive)
     return bool(calls)
 
 
@@ -260,11 +260,11 @@ def test_nobody_begins_without_a_rank_or_without_need() -> None:
     others = Sync("plan", Membership(2, ()), 2, STEP, ()), Train(Membership(1, ()), 2)
 
     assert not begins(Hold("plan", 1, (1,)), None, ALL)
-    assert not any(begins(duty, 2, ALL) for duty in others)
+    assert not any(begins(directive, 2, ALL) for directive in others)
 
 
 @pytest.mark.parametrize(
-    ("duty", "has_state", "expected"),
+    ("directive", "has_state", "expected"),
     [
         (HoldState("plan", over=True), True, 1),
         (HoldState("plan", over=True), False, 0),
@@ -273,17 +273,19 @@ def test_nobody_begins_without_a_rank_or_without_need() -> None:
     ],
 )
 def test_a_hot_standby_begins_once_its_rank_is_lost(
-    duty: HoldState | Wait, has_state: bool, expected: int
+    directive: HoldState | Wait, has_state: bool, expected: int
 ) -> None:
     """Whether it hears of it in a step, or only between two."""
-    carrier, calls = counted()
+    transfer, calls = counted()
     nobody: Any = None
-    shadowing = ShadowDriver(*(nobody,) * 3, carrier, *(nobody,) * 3)
-    following: Any = SimpleNamespace(has_state=has_state, give_way=lambda duty: None, duty=None)
-    shadowing.cancel_unless(duty)
+    shadowing = ShadowDriver(*(nobody,) * 3, transfer, *(nobody,) * 3)
+    following: Any = SimpleNamespace(
+        has_state=has_state, give_way=lambda directive: None, directive=None
+    )
+    shadowing.cancel_unless(directive)
     assert calls == []
 
     shadowing.following = following
-    shadowing.cancel_unless(duty)
-    shadowing.heed(duty)
+    shadowing.cancel_unless(directive)
+    shadowing.heed(directive)
     assert len(calls) == 2 * expected

@@ -25,13 +25,13 @@ def test_in_a_recovery_what_a_live_rank_sends_still_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    "duty", [HoldState("plan", over=True), Wait()], ids=["is dead", "other duty"]
+    "directive", [HoldState("plan", over=True), Wait()], ids=["is dead", "other duty"]
 )
-def test_a_link_that_stays_open_is_not_waited_for(duty: HoldState | Wait) -> None:
+def test_a_link_that_stays_open_is_not_waited_for(directive: HoldState | Wait) -> None:
     """The kernel of a killed process closes its links when it comes to that."""
     with pair(lambda seed: Script(seed, build=normed)) as p:
         p.meet()
-        p.joiner.following.give_way(duty)
+        p.joiner.following.give_way(directive)
         p.joiner.until(lambda: p.joiner.error is not None)
 
         assert isinstance(p.joiner.error, LinkError)

@@ -18,12 +18,12 @@ def prepare(plan: str) -> Prepare:
 
 def test_the_source_of_a_take_over_that_another_replaces_is_told() -> None:
     """It has sent what it has to offer, and waits for an answer while this worker is built."""
-    voice: Any = SimpleNamespace(say=lambda *_, **more: None)
+    reporter: Any = SimpleNamespace(update=lambda *_, **more: None)
     nobody: Any = None
-    handover = RankMigration(voice, *([nobody] * 6))
+    migration = RankMigration(reporter, *([nobody] * 6))
     with linked() as (source, joiner):
-        handover._takeover = Takeover(prepare("p"), joiner)
-        handover.expect_state(prepare("q"), "", {})
+        migration._takeover = Takeover(prepare("p"), joiner)
+        migration.expect_state(prepare("q"), "", {})
 
         assert source.ended
-        assert handover._takeover == Takeover(prepare("q"))
+        assert migration._takeover == Takeover(prepare("q"))

@@ -50,9 +50,9 @@ def answer(feed: Feed | None) -> object:
     registry = script.registry()
     with linked() as (near, far):
         offered = Offer(registry.collect()[0], "", (), (1,), Position())
-        carrier: Any = SimpleNamespace(feed=feed, layouts=None, offer=lambda _: offered)
+        transfer: Any = SimpleNamespace(feed=feed, layouts=None, offer=lambda _: offered)
         fabric: Any = Door([near])
-        mirrors = ShadowSources(fabric, carrier, Units(registry), Window(), FAST)
+        mirrors = ShadowSources(fabric, transfer, Units(registry), Window(), FAST)
         frames.send(far, frames.Envelope(ShadowRequest("", 0)))
         said, _ = frames.receive(far)
         mirrors.close()
@@ -85,20 +85,20 @@ def test_a_rank_outside_of_its_loop_is_not(place: Feed | None) -> None:
 def test_a_state_that_is_not_proved_is_shown_to_nobody() -> None:
     """The next step is."""
     registry = Script(1).registry()
-    proving = SimpleNamespace(pending=True)
-    carrier: Any = SimpleNamespace(
-        feed=feed(closed=False), proving=proving, look_at_buckets=lambda: ""
+    verification = SimpleNamespace(pending=True)
+    transfer: Any = SimpleNamespace(
+        feed=feed(closed=False), verification=verification, look_at_buckets=lambda: ""
     )
     fabric: Any = Door([])
     window, shown = Window(), []
-    mirrors = ShadowSources(fabric, carrier, Units(registry), window, FAST)
+    mirrors = ShadowSources(fabric, transfer, Units(registry), window, FAST)
     mirror: Any = SimpleNamespace(
         over=False, wake=lambda: None, at_boundary=lambda step, *_, **more: shown.append(step)
     )
     mirrors._mirrors = (mirror,)
     mirrors.at_boundary(7)
     unproved = window.version
-    proving.pending = False
+    verification.pending = False
     mirrors.at_boundary(8)
 
     assert unproved is None

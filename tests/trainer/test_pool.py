@@ -16,25 +16,25 @@ from tmd.trainer.worker.pool import Pool
 ASKED = ShadowRank(rank=0, size=4, source=Member("w0", "h0", "a:1"), stay=False)
 
 
-def pool(duty: object, **status: Any) -> tuple[Pool, Mock]:
+def pool(directive: object, **status: Any) -> tuple[Pool, Mock]:
     """Of a standby built as rank 3 of four, most of which are like rank 0."""
     roles = Roles(several=True)
     roles.built = 3
     roles.known = tuple(Role(s, (r,)) for r, s in enumerate(["wide", "wide", "wide", "narrow"]))
-    voice = Mock(status=WorkerStatus("w", "j", 4, "a:2", 1, Activity.STANDBY, **status))
-    handover = Mock()
-    carrier, agent = SimpleNamespace(roles=roles), SimpleNamespace(duty=duty)
-    return Pool(voice, agent, carrier, handover, Mock()), handover.shadowing
+    reporter = Mock(status=WorkerStatus("w", "j", 4, "a:2", 1, Activity.STANDBY, **status))
+    migration = Mock()
+    transfer, agent = SimpleNamespace(roles=roles), SimpleNamespace(directive=directive)
+    return Pool(reporter, agent, transfer, migration, Mock()), migration.shadowing
 
 
 def test_what_cannot_be_built_is_refused_and_the_standby_stays_one() -> None:
     """For a rehearsal no process ends: it is built again as it was before."""
     standby, shadowing = pool(ASKED)
-    warming = Mock(become=Mock(side_effect=[MemoryError("too wide"), None]))
+    warmup = Mock(become=Mock(side_effect=[MemoryError("too wide"), None]))
 
-    standby.become(RebuildRequired(0), warming, Mock())
+    standby.become(RebuildRequired(0), warmup, Mock())
 
-    assert [call.args[0].rank for call in warming.become.call_args_list] == [0, 3]
+    assert [call.args[0].rank for call in warmup.become.call_args_list] == [0, 3]
     shadowing.not_tried.assert_called_once_with(
         ASKED, refusal="cannot be built as rank 0 here: too wide"
     )

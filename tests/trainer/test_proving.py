@@ -21,11 +21,13 @@ from tmd.core.planning.directives import (
     Train,
     Wait,
 )
-from tmd.core.values.model import Activity, Member, Membership
+from tmd.core.values.model import Activity, Member, Membership, WorkerStatus
+from tmd.core.worker.transitions import WorkerEvent
 from tmd.fabric import Link
 from tmd.trainer.state.digests import Digest
 from tmd.trainer.state_transfer.verification import StateVerification
 from tmd.trainer.worker.recovery import Recovery
+from tmd.trainer.worker.status_reporter import StatusReporter
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -118,7 +120,7 @@ def test_a_digest_that_fails_proves_nothing(
 
 
 @pytest.mark.parametrize(
-    "duty",
+    "directive",
     [
         Hold("next", 2),
         Wait(),
@@ -128,12 +130,12 @@ def test_a_digest_that_fails_proves_nothing(
         Sync("plan", NEW, 1, 8, ()),
         Train(Membership(3, NEW.members), 1),
     ],
-    ids=lambda duty: type(duty).__name__,
+    ids=lambda directive: type(directive).__name__,
 )
 @pytest.mark.parametrize("waits", ["source", "joiner"])
 @pytest.mark.parametrize("side", ["source", "joiner"])
 def test_another_duty_ends_it(
-    side: str, waits: str, duty: Directive, held: Held, links: tuple[Link, Link]
+    side: str, waits: str, directive: Directive, held: Held, links: tuple[Link, Link]
 ) -> None:
     """Who hears of it waits neither for the other side nor for a digest of its own."""
     source, joiner = StateVerification(), StateVerification()
@@ -141,23 +143,23 @@ def test_another_duty_ends_it(
     joiner.take(DUTY, links[1], slow(held) if waits == "joiner" else digest("same"))
     assert held.wait()
     told = source if side == "source" else joiner
-    told.cancel_unless(duty)
+    told.cancel_unless(directive)
 
     assert not told.running
     if told is joiner or waits == "source":
         assert "not compared" in joiner.verdict()
 
 
-@pytest.mark.parametrize("duty", [DUTY, Resume("plan", NEW, 1), Train(NEW, 1)])
+@pytest.mark.parametrize("directive", [DUTY, Resume("plan", NEW, 1), Train(NEW, 1)])
 def test_the_epoch_that_begins_does_not(
-    duty: Directive, held: Held, links: tuple[Link, Link]
+    directive: Directive, held: Held, links: tuple[Link, Link]
 ) -> None:
     source, joiner = StateVerification(), StateVerification()
     source.give(DUTY, links[0], slow(held))
     joiner.take(DUTY, links[1], digest("same"))
     assert held.wait()
     for side in (source, joiner):
-        side.cancel_unless(duty)
+        side.cancel_unless(directive)
     held.let_go()
 
     assert joiner.verdict() == ""
@@ -181,41 +183,54 @@ def test_without_a_thread_all_wait(
 # --- a survivor of another loss -------------------------------------------------------------------
 
 
-def recovery(why: str, duty: Directive | None, said: list[object]) -> Recovery:
-    """Of a worker that takes part with such a verdict on its state, and is told ``duty``."""
-    status = SimpleNamespace(step=7, rank=1, world_size=2, plan="plan")
-
-    def say(activity: Activity, **more: object) -> None:
-        said.append(activity)
-
-    voice: Any = SimpleNamespace(status=status, say=say)
-    agent: Any = SimpleNamespace(duty=duty, wait_until=lambda wanted: duty)
-    fabric: Any = SimpleNamespace(poison_reason="", suspects=())
+def recovery(
+    why: str, activity: Activity, directive: Directive | None = None
+) -> tuple[Recovery, StatusReporter]:
+    """Of a worker in ``activity`` with such a verdict on its state, under ``directive``."""
+    status = WorkerStatus("h1/j/0", "j", 2, "h1:1", 1, activity, rank=1, step=7, plan="plan")
+    reporter = StatusReporter(status)
+    agent: Any = SimpleNamespace(
+        directive=directive,
+        start=lambda: None,
+        tell=lambda: None,
+        wait_until=lambda wanted: directive if wanted(directive) else None,
+    )
+    fabric: Any = SimpleNamespace(address="h1:1", poison_reason="", suspects=())
     early = SimpleNamespace(stand=lambda step: None, begin=lambda: None)
-    carrier: Any = SimpleNamespace(proving=SimpleNamespace(verdict=lambda: why), early=early)
-    handover: Any = SimpleNamespace(to_pool=lambda: say(Activity.STANDBY))
+    transfer: Any = SimpleNamespace(verification=SimpleNamespace(verdict=lambda: why), early=early)
+    migration: Any = SimpleNamespace(to_pool=lambda: reporter.update(WorkerEvent.STOOD_BY))
     snapshots: Any = SimpleNamespace(give_up=lambda: None)
-    return Recovery(voice, agent, fabric, carrier, handover, snapshots)
+    reporter.open(agent, fabric)
+    return Recovery(reporter, agent, fabric, transfer, migration, snapshots), reporter
 
 
 DIFFERS = "source and joiner have different states"
+VERDICTS = pytest.mark.parametrize(
+    ("why", "becomes"), [(DIFFERS, Activity.STANDBY), ("", Activity.STUCK)]
+)
 
 
-@pytest.mark.parametrize(("why", "becomes"), [(DIFFERS, Activity.STANDBY), ("", Activity.STUCK)])
-def test_who_cannot_prove_its_state_does_not_claim_it(why: str, becomes: Activity) -> None:
-    """Others would go on from it: whether the step breaks, or has not begun yet."""
-    said: list[object] = []
-    recovery(why, None, said).halt(undecided=False)
-    recovery(why, Hold("next", 2), said).rejoin()
+@VERDICTS
+def test_a_refuted_state_is_given_back_when_its_step_breaks(why: str, becomes: Activity) -> None:
+    """The other ranks would go on from a state that is not the rank's."""
+    made, reporter = recovery(why, Activity.TRAINING)
+    made.halt(undecided=False)
 
-    assert said == [becomes, becomes]
+    assert reporter.status.activity is becomes
 
 
-def test_who_is_ready_gives_its_rank_back_if_the_plan_is_made_anew() -> None:
-    """Another joiner has failed: nobody would ask this one again."""
-    said: list[object] = []
-    made = recovery("", HoldState("plan"), said)
-    assert made._concerns_synced(HoldState("plan"))
+@VERDICTS
+def test_a_refuted_state_is_given_back_before_its_first_step(why: str, becomes: Activity) -> None:
+    """The plan is reopened while this worker waits for the others."""
+    made, reporter = recovery(why, Activity.SYNCED, Hold("next", 2))
     made.rejoin()
 
-    assert said == [Activity.STANDBY]
+    assert reporter.status.activity is becomes
+
+
+def test_a_synced_joiner_stands_by_when_the_plan_is_reopened_without_it() -> None:
+    """Another joiner has failed, and the leader may choose any standby."""
+    made, reporter = recovery("", Activity.SYNCED, HoldState("plan"))
+    made.rejoin()
+
+    assert reporter.status.activity is Activity.STANDBY

@@ -81,11 +81,11 @@ def test_other_bits_in_a_recorded_step_are_found() -> None:
         assert not p.joiner.following.in_step
 
 
-@pytest.mark.parametrize("duty", [Wait(), HoldState("plan")])
-def test_a_replay_gives_way(duty: Directive) -> None:
+@pytest.mark.parametrize("directive", [Wait(), HoldState("plan")])
+def test_a_replay_gives_way(directive: Directive) -> None:
     """No link tells it any more: it would go on while something more urgent waits."""
     with rehearsal() as (p, held):
-        p.joiner.following.give_way(duty)
+        p.joiner.following.give_way(directive)
         assert p.joiner.following.spoilt
         held.let_go()
         p.joiner.until(lambda: p.joiner.error is not None)

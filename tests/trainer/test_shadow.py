@@ -460,4 +460,4 @@ def test_a_vote_in_the_place_of_an_output_is_a_mismatch() -> None:
         with pytest.raises(LinkError, match="unexpected Output"):
             s.shadow.vote([1])
         assert ask(s.shadow) == [-1, -1]
-        assert s.shadow.mismatch.endswith("allreduce float32[2] here, Said nothing there")
+        assert s.shadow.mismatch.endswith("allreduce float32[2] here, ControlMessage nothing there")

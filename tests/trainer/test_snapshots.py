@@ -49,17 +49,17 @@ class Rank(Facts):
         self.fabric = Fabric(f"w{number}", KEY)
         self.member = Member(f"w{number}", f"h{number}", self.fabric.address)
         self.units = Units(script.registry())
-        carrier = StateTransfer(
+        transfer = StateTransfer(
             self.fabric, script.registry(), self.units, [], LocalState(script.registry())
         )
-        carrier.feed = Feed(range(100), 0, lambda: 0, lambda: (0, 1))
-        self.carrier = carrier
+        transfer.feed = Feed(range(100), 0, lambda: 0, lambda: (0, 1))
+        self.transfer = transfer
         self.window = Window()
         self.step = 0
         self.kept: Seen = ()
         limits = ShadowLimits(copy_mb_s=rate)
         self.snapshots = Snapshots(
-            self.fabric, carrier, self.units, self.window, limits, every, self.heard
+            self.fabric, transfer, self.units, self.window, limits, every, self.heard
         )
 
     def heard(self, kept: Seen) -> None:
@@ -73,12 +73,12 @@ class Rank(Facts):
 
     def apply(self) -> None:
         """The rest of a step that counts."""
-        assert self.carrier.feed is not None
+        assert self.transfer.feed is not None
         self.window.close()
         self.script.backward(self.step)
         self.script.apply()
-        self.carrier.feed.next(self.step)
-        self.carrier.feed.commit()
+        self.transfer.feed.next(self.step)
+        self.transfer.feed.commit()
         self.step += 1
 
     def until(self, enough: object, timeout: float = 30.0) -> None:
@@ -138,13 +138,13 @@ def test_a_state_is_put_back_bit_for_bit(make: type[Script]) -> None:
         after = whole_digest(one.units, 4)
         train(made, 1)
         assert Kept(0, 4) in one.kept
-        one.carrier.early.stand(4)  # as if it had come to that step once more
-        one.carrier.early.begin()
+        one.transfer.early.stand(4)  # as if it had come to that step once more
+        one.transfer.early.begin()
         one.snapshots.put_back(back(0, 4))
-        assert one.carrier.early.of(4)() == after
+        assert one.transfer.early.of(4)() == after
         assert whole_digest(one.units, 4) == after
-        assert one.carrier.feed is not None
-        assert one.carrier.feed.position.index == 4
+        assert one.transfer.feed is not None
+        assert one.transfer.feed.position.index == 4
         assert before != after
 
         one.step = 4
@@ -218,9 +218,9 @@ def test_a_joiner_fetches_the_copy_and_becomes_the_rank() -> None:
     with ranks([Script(1), Script(2)]) as made:
         train(made, 3)
         joiner = Rank(9, Script(5))
-        duty = back(0, 2, made[1].member)
-        joiner.snapshots.fetch(duty, lambda: True)
-        joiner.snapshots.put_back(duty)
+        directive = back(0, 2, made[1].member)
+        joiner.snapshots.fetch(directive, lambda: True)
+        joiner.snapshots.put_back(directive)
         straight = Script(1)
         straight.train(range(2))
 
@@ -242,7 +242,7 @@ def test_a_joiner_with_another_model_does_not_take_the_copy() -> None:
 
 def sums_in(rank: Rank, buckets: str) -> None:
     """DDP has settled how gradients are summed."""
-    rank.carrier._buckets = buckets
+    rank.transfer._buckets = buckets
 
 
 def test_the_keeper_of_a_copy_may_sum_in_other_buckets() -> None:
@@ -252,12 +252,12 @@ def test_the_keeper_of_a_copy_may_sum_in_other_buckets() -> None:
             sums_in(rank, buckets)
         train(made, 1)
         alike, other = Rank(8, Script(5)), Rank(9, Script(5))
-        duty = back(0, 0, made[1].member)
+        directive = back(0, 0, made[1].member)
         sums_in(alike, "0 1")
-        alike.snapshots.fetch(duty, lambda: True)
+        alike.snapshots.fetch(directive, lambda: True)
         sums_in(other, "0 | 1")
         with pytest.raises(StateMismatch, match="gradient buckets differ"):
-            other.snapshots.fetch(duty, lambda: True)
+            other.snapshots.fetch(directive, lambda: True)
 
         assert alike.kept == (Kept(0, 0),)
         alike.close()
@@ -268,7 +268,7 @@ def test_a_damaged_copy_is_never_put_back() -> None:
     """One bit, in the memory of the host."""
     with ranks([Script(1), Script(2)]) as made:
         train(made, 1)
-        copy = made[0].snapshots._shelf.get(0, 0)
+        copy = made[0].snapshots._store.get(0, 0)
         assert isinstance(copy, StateCopy)
         copy.entries[1][1][0] ^= 1
         before = whole_digest(made[0].units, 0)
@@ -282,13 +282,13 @@ def test_nobody_goes_back_to_an_earlier_call() -> None:
     """What a script does between two ``batches()`` calls cannot be done again."""
     with ranks([Script(1), Script(2)]) as made:
         train(made, 1)
-        early = made[0].snapshots._shelf.get(0, 0)
+        early = made[0].snapshots._store.get(0, 0)
         assert early is not None
         for rank in made:
             rank.snapshots.call_over(1)
 
         assert all(rank.kept == () for rank in made)
-        assert not made[0].snapshots._shelf.put(early)
+        assert not made[0].snapshots._store.put(early)
 
 
 def test_a_state_that_is_not_proved_is_kept_by_nobody() -> None:
@@ -296,8 +296,8 @@ def test_a_state_that_is_not_proved_is_kept_by_nobody() -> None:
     with ranks([Script(1), Script(2)]) as made:
         one, other = made
         verdicts = chain(["source and joiner have different states"], repeat(""))
-        proving: Any = SimpleNamespace(later=lambda: lambda: next(verdicts))
-        one.carrier.proving = proving
+        verification: Any = SimpleNamespace(later=lambda: lambda: next(verdicts))
+        one.transfer.verification = verification
         for rank in made:
             rank.snapshots.at_boundary(0)
         stages = [rank.settled() for rank in made]

@@ -35,13 +35,13 @@ class Standing:
 @pytest.fixture
 def scene():
     scene = SimpleNamespace(standing=Standing(), waits=True)
-    scene.vigil = PeerWatchdog(lambda: scene.standing, lambda: scene.waits)
+    scene.watchdog = PeerWatchdog(lambda: scene.standing, lambda: scene.waits)
     return scene
 
 
 def looks(scene, times):
     for _ in range(times):
-        scene.vigil.look()
+        scene.watchdog.look()
 
 
 def test_a_neighbour_that_misses_calls_in_a_row_has_lost_us(scene):

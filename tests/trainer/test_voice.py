@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tmd.core.values.model import Activity, Rehearsal
+from tmd.core.values.model import Rehearsal
+from tmd.core.worker.transitions import WorkerEvent
 from tmd.testing.clients import worker_status
 from tmd.trainer.state.roles import Role, Roles
 from tmd.trainer.worker import status_reporter as voices
@@ -22,52 +23,54 @@ def clock(monkeypatch):
 
 
 def test_how_long_it_stands_is_counted_from_its_latest_commit(clock):
-    voice = StatusReporter(worker_status("h1/job/0.a"))
-    voice.open(AGENT, FABRIC)
-    voice.say(Activity.TRAINING, step=1)
+    reporter = StatusReporter(worker_status("h1/job/0.a"))
+    reporter.open(AGENT, FABRIC)
+    reporter.update(WorkerEvent.ENTERED, step=1)
     clock.now += 5.0
-    stood = voice.current().stands_s
-    voice.say(loss=0.5)
-    unmoved = voice.current().stands_s
-    voice.say(step=2)
+    stood = reporter.current().stands_s
+    reporter.update(loss=0.5)
+    unmoved = reporter.current().stands_s
+    reporter.update(step=2)
 
-    assert (stood, unmoved, voice.current().stands_s) == (5.0, 5.0, 0.0)
+    assert (stood, unmoved, reporter.current().stands_s) == (5.0, 5.0, 0.0)
 
 
 def test_a_standby_does_not_stand(clock):
-    voice = StatusReporter(worker_status("h1/job/0.a"))
-    voice.open(AGENT, FABRIC)
-    voice.say(Activity.STANDBY)
+    reporter = StatusReporter(worker_status("h1/job/0.a"))
+    reporter.open(AGENT, FABRIC)
+    reporter.update(WorkerEvent.STOOD_BY)
     clock.now += 5.0
 
-    assert voice.current().stands_s == 0.0
+    assert reporter.current().stands_s == 0.0
 
 
 def test_it_says_what_the_rank_is_built_as_that_it_holds(clock):
     """And nothing of a rank that it only might be."""
-    voice, roles = StatusReporter(worker_status("h1/job/0.a")), Roles(several=True)
-    voice.open(AGENT, FABRIC)
-    voice.registered((), [], (1,), roles)
-    voice.say(Activity.TRAINING, rank=1)
-    unheard = voice.status.role
+    reporter, roles = StatusReporter(worker_status("h1/job/0.a")), Roles(several=True)
+    reporter.open(AGENT, FABRIC)
+    reporter.registered((), [], (1,), roles)
+    reporter.update(WorkerEvent.ENTERED, rank=1)
+    unheard = reporter.status.role
     roles.known = (Role("first", (0,)), Role("last", (1,)))
-    voice.say(step=1)
-    held = voice.status.role
-    voice.say(Activity.STANDBY, rank=None)
+    reporter.update(step=1)
+    held = reporter.status.role
+    reporter.update(WorkerEvent.STOOD_BY, rank=None)
 
-    assert (unheard, held, voice.status.role) == ("", "last", "")
+    assert (unheard, held, reporter.status.role) == ("", "last", "")
 
 
 def test_the_latest_verdict_on_each_role_is_told(clock):
     """By the roles that were heard last; on those that are no more there is none."""
-    voice, roles = StatusReporter(worker_status("h1/job/0.a")), Roles(several=True)
-    voice.open(AGENT, FABRIC)
-    voice.registered((), [], (1,), roles)
+    reporter, roles = StatusReporter(worker_status("h1/job/0.a")), Roles(several=True)
+    reporter.open(AGENT, FABRIC)
+    reporter.registered((), [], (1,), roles)
     roles.known = (Role("first", (0,)), Role("last", (1,)))
     for step, rank in ((5, 1), (7, 0), (9, 1)):
-        voice.tell_rehearsed(rank, Rehearsal(step, 1.0))
-    told = [(v.role, v.ranks, v.step) for v in voice.status.rehearsed]
-    voice.tell_rehearsed(1, Rehearsal(0, 0.0, "other shapes"), (roles.known[0], Role("new", (1,))))
+        reporter.tell_rehearsed(rank, Rehearsal(step, 1.0))
+    told = [(v.role, v.ranks, v.step) for v in reporter.status.rehearsed]
+    reporter.tell_rehearsed(
+        1, Rehearsal(0, 0.0, "other shapes"), (roles.known[0], Role("new", (1,)))
+    )
 
     assert told == [("first", (0,), 7), ("last", (1,), 9)]
-    assert [v.role for v in voice.status.rehearsed] == ["first", "new"]
+    assert [v.role for v in reporter.status.rehearsed] == ["first", "new"]

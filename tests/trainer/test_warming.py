@@ -46,11 +46,11 @@ class Carries:
 
 def asked(other: RebuildRequired) -> list[str]:
     """In which order, when a worker is to be built as ``other``."""
-    warming, fabric, carries = Warmup(), Groups(), Carries()
-    warming.by(lambda: carries.asked.append("build"))
-    warming.become(other, fabric, carries, 4)  # type: ignore[arg-type]
+    warmup, fabric, carries = Warmup(), Groups(), Carries()
+    warmup.by(lambda: carries.asked.append("build"))
+    warmup.become(other, fabric, carries, 4)  # type: ignore[arg-type]
     assert fabric.worn == [other.rank]
-    warm = warming.is_due(Activity.STANDBY)
+    warm = warmup.is_due(Activity.STANDBY)
     return [*carries.asked, "warm up" if warm else "go on"]
 
 
@@ -65,10 +65,10 @@ def test_only_who_survives_keeps_its_state() -> None:
 def test_a_function_that_makes_groups_is_told_so_at_once() -> None:
     """Not only when a standby is built again, in the midst of a loss."""
     fabric = SimpleNamespace(built=["world"])
-    warming = Warmup()
-    warming.by(lambda: fabric.built.append("mesh"))
+    warmup = Warmup()
+    warmup.by(lambda: fabric.built.append("mesh"))
     with pytest.raises(RuntimeError, match="has made process groups"):
-        warming.build(fabric)  # type: ignore[arg-type]
+        warmup.build(fabric)  # type: ignore[arg-type]
 
 
 def test_whoever_is_asleep_says_that_it_is_a_shadow() -> None:

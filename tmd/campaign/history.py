@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-WROTE, OBEYED = "decided", "duty"
+WROTE, OBEYED = "decided", "directive"
 """Events of the log."""
 
 

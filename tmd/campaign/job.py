@@ -166,7 +166,7 @@ def main() -> None:
             if args.messages:
                 pass_on(session.rank, inputs, named=args.messages == "named")
             loss = nn.functional.cross_entropy(model(inputs * 2 if blind else inputs), targets)
-            if args.wary and session._gate.poisoned:
+            if args.wary and session._hooks.poisoned:
                 raise ValueError("no such loss is possible")
             loss.backward()
             optimizer.step()

@@ -60,16 +60,16 @@ class TrainerLink:
 
     def push(self, records: Records) -> None:
         order = records.order(self.job, self.worker)
-        if order is None or (self.told is not None and self.told[1] == order.duty):
+        if order is None or (self.told is not None and self.told[1] == order.directive):
             return
         if self.told is not None and order.lease_epoch < self.told[0]:
             return
-        self.told = (order.lease_epoch, order.duty)
+        self.told = (order.lease_epoch, order.directive)
         _send(self.writer, order)
         log.info(
-            "duty",
+            "directive",
             worker=self.worker,
-            duty=type(order.duty).__name__,
+            directive=type(order.directive).__name__,
             revision=order.revision,
             lease_epoch=order.lease_epoch,
         )

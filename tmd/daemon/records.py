@@ -55,7 +55,7 @@ class Records:
         return DirectiveOrder(
             lease_epoch=record.lease_epoch,
             revision=record.revision,
-            duty=directive_of(record, worker),
+            directive=directive_of(record, worker),
         )
 
     def condemned(self, worker: str, job: str) -> str | None:

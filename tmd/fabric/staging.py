@@ -22,9 +22,9 @@ class HostCopies:
     """
 
     def __init__(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], gauge: WaitTimer
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], wait_timer: WaitTimer
     ) -> None:
-        self._gauge = gauge
+        self._wait_timer = wait_timer
         self._outputs = outputs
         self._inputs = inputs
         self._queued: list[torch.cuda.Event] = []
@@ -35,7 +35,7 @@ class HostCopies:
 
     def __enter__(self) -> tuple[list[Tensor], list[Tensor]]:
         if self._queued:
-            with self._gauge.computing():
+            with self._wait_timer.computing():
                 for event in self._queued:
                     event.synchronize()
         self._staged = [_host(t) for t in self._outputs]

@@ -54,7 +54,7 @@ class FakeTrainer:
     def __init__(self, connection: Connection, status: WorkerStatus) -> None:
         self._connection = connection
         self.status = status
-        self.duties: list[Directive] = []
+        self.directives: list[Directive] = []
         self.orders: list[wire.DirectiveOrder] = []
 
     async def hello(self) -> wire.Welcome:
@@ -68,18 +68,20 @@ class FakeTrainer:
         self.status = structs.replace(self.status, **changes)
         await self._connection.send(wire.StatusReport(self.status))
 
-    async def duty(self, wanted: Callable[[Directive], bool], timeout_s: float = 10.0) -> Directive:
+    async def directive(
+        self, wanted: Callable[[Directive], bool], timeout_s: float = 10.0
+    ) -> Directive:
         """The first duty, from now on, for which ``wanted`` holds."""
-        if self.duties and wanted(self.duties[-1]):
-            return self.duties[-1]
+        if self.directives and wanted(self.directives[-1]):
+            return self.directives[-1]
         async with asyncio.timeout(timeout_s):
             while True:
                 order = await self._connection.receive()
                 assert isinstance(order, wire.DirectiveOrder), order
                 self.orders.append(order)
-                self.duties.append(order.duty)
-                if wanted(order.duty):
-                    return order.duty
+                self.directives.append(order.directive)
+                if wanted(order.directive):
+                    return order.directive
 
 
 class FakeLauncher:

@@ -16,7 +16,6 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 from tmd.campaign.forking import COMPILER, NETWORK
@@ -29,7 +28,7 @@ else:
     import tmd.campaign.uncompiled
 
 import tmd.cli
-import tmd.launch
+import tmd.starting
 import tmd.trainer
 from tmd.lifeline import die_with_parent
 
@@ -137,7 +136,7 @@ def become(order: ForkOrder) -> None:
         run_script(order.command)
         return
     sys.argv = ["tmd", *order.command[4:]]
-    vars(tmd.launch)["subprocess"] = SimpleNamespace(Popen=ForkedWorker, STDOUT=subprocess.STDOUT)
+    tmd.starting.spawn = cast("Callable[..., subprocess.Popen[bytes]]", ForkedWorker)
     tmd.cli.main()
 
 

@@ -29,15 +29,15 @@ def run_script(command: Sequence[str]) -> None:
 
 
 class ForkedWorker:
-    """To ``tmd.launch`` what ``subprocess.Popen`` is."""
+    """Has of ``subprocess.Popen`` what :mod:`tmd.starting` and the launcher use."""
 
     def __init__(
         self,
         command: Sequence[str],
         *,
         env: Mapping[str, str],
-        stdout: IO[bytes],
-        stderr: int,
+        stdout: IO[bytes] | None,
+        stderr: int | None,
         process_group: int,
         preexec_fn: Callable[[], None],
     ) -> None:
@@ -46,7 +46,7 @@ class ForkedWorker:
         if self.pid == 0:
             os.setpgid(0, process_group)
             preexec_fn()
-            _leave_launcher(stdout.fileno(), env)
+            _leave_launcher(stdout, env)
             os._exit(_ended(lambda: run_script(command)))
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -64,7 +64,7 @@ class ForkedWorker:
         return self._code
 
 
-def _leave_launcher(output: int, env: Mapping[str, str]) -> None:
+def _leave_launcher(output: IO[bytes] | None, env: Mapping[str, str]) -> None:
     """Keep nothing of the launcher, whose frames stay below this one for ever."""
     signal.set_wakeup_fd(-1)
     for number in SIGNALS:
@@ -72,8 +72,9 @@ def _leave_launcher(output: int, env: Mapping[str, str]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     structlog.reset_defaults()
     logging.getLogger().handlers.clear()
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    if output is not None:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
     os.closerange(DESCRIPTORS.start, DESCRIPTORS.stop)
     os.environ.clear()
     os.environ.update(env)

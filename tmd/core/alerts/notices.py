@@ -1,6 +1,6 @@
-"""What people are told outside the cluster, and what they have been told.
+"""Notices that leave the cluster, and which of them were sent.
 
-Pure: the notifier keeps :class:`Announced` in the store, so that the next leader goes on from there.
+Pure: the notifier keeps :class:`Announced` in the store, so the next leader continues from it.
 """
 
 from __future__ import annotations

@@ -67,9 +67,9 @@ class ShadowRank(Struct, frozen=True, tag=True):
         return self.rank
 
 
-def is_rehearsal(duty: Directive) -> TypeGuard[ShadowRank]:
-    """Whether ``duty`` is to compute the bits of a rank once, and not to stay with it."""
-    return isinstance(duty, ShadowRank) and not duty.stay
+def is_rehearsal(directive: Directive) -> TypeGuard[ShadowRank]:
+    """Whether ``directive`` is to compute the bits of a rank once, and not to stay with it."""
+    return isinstance(directive, ShadowRank) and not directive.stay
 
 
 class HoldState(Struct, frozen=True, tag=True):

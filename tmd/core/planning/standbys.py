@@ -1,7 +1,7 @@
-"""Which standby takes a rank, and why that one. Pure choice.
+"""Chooses the standby that takes a rank, and says why.
 
-One that must not have a rank is refused; the others stand in line by ``CandidateRank``, whose fields are
-the criteria, the first one first.
+A standby that must not have the rank is refused. The others are ordered by
+:class:`CandidateRank`, whose fields are the criteria in order of weight.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class AdvanceToNextLoop(BaseException):
 class Takeover(Struct):
     """What the joiner knows so far. Lives until its duty changes or the state is in place."""
 
-    duty: Prepare | Sync
+    directive: Prepare | Sync
     link: Link | None = None
     header: StateHeader | None = None
     started: float = 0.0
@@ -29,15 +29,15 @@ class Takeover(Struct):
 
     @property
     def plan(self) -> str:
-        return self.duty.plan
+        return self.directive.plan
 
     @property
     def rank(self) -> int:
-        return self.duty.rank
+        return self.directive.rank
 
     @property
     def membership(self) -> Membership:
-        return self.duty.membership
+        return self.directive.membership
 
     @property
     def step(self) -> int:
@@ -45,9 +45,9 @@ class Takeover(Struct):
         assert self.header is not None
         return self.header.step
 
-    def wanted(self, duty: Directive | None) -> bool:
-        """Whether ``duty``, the present one, still asks for exactly this take-over."""
-        return duty == self.duty
+    def wanted(self, directive: Directive | None) -> bool:
+        """Whether ``directive``, the present one, still asks for exactly this take-over."""
+        return directive == self.directive
 
 
 def state_purpose(plan: str, rank: int) -> str:

@@ -87,9 +87,9 @@ class StepHooks(Protocol):
     def shadowed(self) -> None: ...
 
 
-def dismiss(duty: Directive) -> NoReturn:
-    """End this worker as ``duty`` asks, which is as a rule a ``Leave``."""
-    detail = duty.detail if isinstance(duty, Leave) else ""
+def dismiss(directive: Directive) -> NoReturn:
+    """End this worker as ``directive`` asks, which is as a rule a ``Leave``."""
+    detail = directive.detail if isinstance(directive, Leave) else ""
     if detail:
         log.warning("dismissed: %s", detail)
-    raise SystemExit(duty.code if isinstance(duty, Leave) else 0)
+    raise SystemExit(directive.code if isinstance(directive, Leave) else 0)

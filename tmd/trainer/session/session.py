@@ -1,8 +1,9 @@
 """The five lines a training script adds: ``register``, ``batches``, ``step``.
 
-A session is the same object in an active worker, in a standby and in a plain ``torchrun`` job; the
-:class:`StepHooks` behind it is what differs. It asks the gate before the optimizer (``vote``) and before
-each batch (``boundary``) and keeps data, random numbers and buffers in step with the answers.
+An active worker, a standby and a plain ``torchrun`` job use the same session; only the
+:class:`StepHooks` behind it differ. The session calls them before the optimizer (``vote``) and
+before each batch (``boundary``), and keeps data, random numbers and buffers in step with the
+results.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ Built = TypeVar("Built")
 class Session:
     """One worker's part in a job. Create with :func:`tmd.trainer.worker.join`."""
 
-    def __init__(self, gate: StepHooks, trace: Trace | None = None) -> None:
-        self._gate = gate
+    def __init__(self, hooks: StepHooks, trace: Trace | None = None) -> None:
+        self._hooks = hooks
         self._trace = trace or Trace()
         self._registry: Registry | None = None
         self._local: LocalState | None = None
@@ -68,17 +69,17 @@ class Session:
     @property
     def rank(self) -> int:
         """Rank held now; a standby has the last one built alike, or that which it shadows."""
-        return self._gate.rank
+        return self._hooks.rank
 
     @property
     def world_size(self) -> int:
         """Number of ranks of the job; never changes."""
-        return self._gate.status.world_size
+        return self._hooks.status.world_size
 
     @property
     def step_number(self) -> int:
         """Committed steps, so also the number of the present step, from 0."""
-        return self._gate.status.step
+        return self._hooks.status.step
 
     @property
     def shadowing(self) -> bool:
@@ -87,7 +88,7 @@ class Session:
         A standby may live the life of any rank: what a script prints or saves on rank 0 it should
         print and save only when this is false.
         """
-        return self._gate.shadowing
+        return self._hooks.shadowing
 
     # --- set-up -----------------------------------------------------------------------------------
 
@@ -106,7 +107,7 @@ class Session:
         if self._build is not None or self._registry is not None:
             raise RuntimeError("call session.build() once, and register() only in its function")
         self._build = function
-        self._gate.builds(self._make)
+        self._hooks.builds(self._make)
         return cast(Built, self.built)
 
     def _make(self) -> None:
@@ -154,7 +155,7 @@ class Session:
         first = self._registry is None
         if not first and not self._awaited:
             raise RuntimeError("session.register() was called twice; name all objects in one call")
-        if self._gate.poisoned:
+        if self._hooks.poisoned:
             raise RuntimeError(
                 "a rank was lost while the job was being set up; start it again, nothing is lost"
             )
@@ -164,11 +165,11 @@ class Session:
         self._wrapped[:] = [m for m in models if isinstance(m, nn.Module)]
         alike = self._alike = partition(self._wrapped, replicas, self.world_size, registry.divided)
         snapshots = wanted_every(snapshots, alike, self.world_size)
-        self._gate.registered(registry, self._wrapped, local, alike, snapshots)
+        self._hooks.registered(registry, self._wrapped, local, alike, snapshots)
         self._awaited = False
         if first:
             self._own_seed = base_seed()
-            self._gate.seeds(self._own_seed)
+            self._hooks.seeds(self._own_seed)
 
     def _name(self, objects: dict[str, object]) -> tuple[Registry, LocalState]:
         """These are registered; where others were, all who know of those know these."""
@@ -210,15 +211,17 @@ class Session:
         from tmd.trainer.checkpoints.saving import Saving, ordered
 
         order = ordered(path, every, keep)
-        registry, size, gate = self._registry, self.world_size, self._gate
-        self._saving = Saving(order, registry, lambda: self._alike, size, gate.saved, gate.verdict)
+        registry, size, hooks = self._registry, self.world_size, self._hooks
+        self._saving = Saving(
+            order, registry, lambda: self._alike, size, hooks.saved, hooks.verdict
+        )
         atexit.register(self._saving.checkpoints.close)
-        if not self._gate.shadowing:
-            self._saving.choose(self.rank, self._gate.gathered, resume=resume)
+        if not self._hooks.shadowing:
+            self._saving.choose(self.rank, self._hooks.gathered, resume=resume)
             if self._saving.goes_on:
                 # DDP settles its buckets in the first step, and they say in which order is summed.
                 ddp = any(isinstance(m, DistributedDataParallel) for m in self._wrapped)
-                self._rehearses = self.world_size > 1 and any(self._gate.gathered("1" * ddp))
+                self._rehearses = self.world_size > 1 and any(self._hooks.gathered("1" * ddp))
 
     def sampler(self, size: int, batch_size: int, steps: int, seed: int = 0) -> StepSampler:
         """A sampler that needs no saving: see :class:`tmd.trainer.state.data.StepSampler`."""
@@ -256,28 +259,28 @@ class Session:
         if self._saving is not None and self._saving.skips(feed.call):
             return
         self._feed = feed
-        self._gate.follow(feed)
+        self._hooks.follow(feed)
         self._go_on(feed)
         while True:
             if self._spoilt:
                 self._undo()
             self._settle()
             try:
-                self._gate.boundary()
+                self._hooks.boundary()
             except AdvanceToNextLoop:
                 return
             try:
                 drawn = [feed.next(self.step_number) for _ in range(accumulate)]
             except StopIteration:
-                if self._gate.close_feed(feed, self._local):
+                if self._hooks.close_feed(feed, self._local):
                     return
                 continue
-            if self._gate.finishing:
+            if self._hooks.finishing:
                 raise RuntimeError(
                     "another rank has come to the end of training while this one has batches left: "
                     "every rank must run the same number of steps"
                 )
-            if self._saving is not None and not self._gate.shadowing:
+            if self._saving is not None and not self._hooks.shadowing:
                 place = (self.step_number, feed.position, self.rank, self._base)
                 self._saving.checkpoints.at_boundary(*place)
             seed_all(self._base, self.step_number, "step")
@@ -299,7 +302,7 @@ class Session:
             return
         step = self._saving.go_on(feed, self.rank, self._base)
         if step is not None:
-            self._gate.resumed(step)
+            self._hooks.resumed(step)
 
     def _settle(self) -> None:
         if self._saving is not None:
@@ -312,21 +315,21 @@ class Session:
         self._outcome = None
         self._local.begin()
         self._trace.begun()
-        self._gate.begun()
+        self._hooks.begun()
 
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._decide()
-        self._gate.applying(optimizer)
+        self._hooks.applying(optimizer)
 
     def _decide(self) -> None:
         if self._outcome is None:
             assert self._local is not None
             self._settle()
             self._trace.computed()
-            if self._rehearses and not self._gate.shadowing:
-                self._gate.rehearsed()
+            if self._rehearses and not self._hooks.shadowing:
+                self._hooks.rehearsed()
                 raise Interrupted
-            self._outcome = self._gate.vote(self._local)
+            self._outcome = self._hooks.vote(self._local)
 
     def _end(self, loss: Tensor | float | None) -> bool:
         if self._outcome is None:
@@ -340,24 +343,24 @@ class Session:
         assert self._local is not None
         if self._outcome is VoteOutcome.SHADOW:
             self._feed.commit()
-            self._gate.shadowed()
+            self._hooks.shadowed()
             return False
         now = time.monotonic()
         value = None if loss is None else float(loss)
         self._feed.commit()
-        self._gate.committed(self._local, value, now - self._last_commit)
+        self._hooks.committed(self._local, value, now - self._last_commit)
         self._last_commit = now
-        if self._gate.shadowing:
+        if self._hooks.shadowing:
             return False
-        self._trace.write(self._gate.current)
+        self._trace.write(self._hooks.current)
         return True
 
     def _spoil(self) -> None:
         self._spoilt, self._outcome = True, VoteOutcome.SHADOW
         # Also if a rank was lost: who takes that over knows nothing of it.
         self._rehearses = False
-        if not self._gate.shadowing:
-            self._trace.undone(self._gate.status)
+        if not self._hooks.shadowing:
+            self._trace.undone(self._hooks.status)
 
     def _undo(self) -> None:
         """At the boundary, not at the end of the block: what the script did in between goes too."""
@@ -369,4 +372,4 @@ class Session:
 
     @property
     def _base(self) -> int:
-        return self._gate.seeds(self._own_seed)[self.rank]
+        return self._hooks.seeds(self._own_seed)[self.rank]

@@ -38,7 +38,7 @@ class Step:
                 session._spoil()
             return True
         # With garbage from aborted collectives a script may well fail an assertion of its own.
-        spoilt = session._gate.poisoned and session._outcome is None
+        spoilt = session._hooks.poisoned and session._outcome is None
         if issubclass(kind, Interrupted) or (spoilt and issubclass(kind, Exception)):
             session._spoil()
             return True

@@ -59,13 +59,13 @@ class ReplaySession(ShadowSession):
         told = super().told()
         return structs.replace(told, verified=None, lag_s=0.0) if self._recorded else told
 
-    def give_way(self, duty: Directive) -> None:
+    def give_way(self, directive: Directive) -> None:
         """Something else is asked for (any thread). No link would end a replay, and nothing of it
         is of use in a recovery."""
         if self._recorded:
             self.shadow.spoil()
         else:
-            super().give_way(duty)
+            super().give_way(directive)
 
     def go_on(self, feed: Feed, tell: Callable[[], None] = lambda: None) -> None:
         """As :meth:`ShadowSession.go_on`; before the first step it waits until that is recorded."""

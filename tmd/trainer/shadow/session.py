@@ -61,19 +61,19 @@ class ShadowSession:
 
     def __init__(
         self,
-        duty: Prepare | ShadowRank,
+        directive: Prepare | ShadowRank,
         shadow: ShadowReceiver,
         offer: Offer,
         units: Units,
         fabric: Fabric,
         limits: ShadowLimits,
     ) -> None:
-        self.duty = duty
+        self.directive = directive
         self.shadow = shadow
-        if isinstance(duty, Prepare):
-            self._size, self._ticket = duty.membership.size, ticket(duty.membership)
+        if isinstance(directive, Prepare):
+            self._size, self._ticket = directive.membership.size, ticket(directive.membership)
         else:
-            self._size, self._ticket = duty.size, 0
+            self._size, self._ticket = directive.size, 0
         self._call = offer.position.call
         self._units = units
         self._fabric = fabric
@@ -176,9 +176,9 @@ class ShadowSession:
         return since > 0 and not self._settled and time.monotonic() - since > patience
 
     @property
-    def duty_stays(self) -> bool:
+    def keeps_shadowing(self) -> bool:
         """Whether it was to go on for good."""
-        return isinstance(self.duty, ShadowRank) and self.duty.stay
+        return isinstance(self.directive, ShadowRank) and self.directive.stay
 
     @property
     def seconds(self) -> float:
@@ -188,7 +188,7 @@ class ShadowSession:
     def told(self) -> ShadowStatus:
         """For the status."""
         return ShadowStatus(
-            rank=self.duty.plays,
+            rank=self.directive.plays,
             copied=1 - len(self._missing) / max(len(self._units), 1),
             lag_s=self.lag_s,
             verified=self._verified,
@@ -208,7 +208,7 @@ class ShadowSession:
             WalkOn: the place in the data is in a later ``batches()`` call; call again from there.
         """
         if self.shadow.mismatch:
-            raise Differs(self.duty.plays, self.shadow.mismatch)
+            raise Differs(self.directive.plays, self.shadow.mismatch)
         if self.spoilt:
             raise self.shadow.lost
         if self._call > feed.call:
@@ -218,7 +218,7 @@ class ShadowSession:
             self._begun = True
         while not self._may_begin():
             if self.overdue:
-                raise Overdue(f"not in step with rank {self.duty.plays} in time")
+                raise Overdue(f"not in step with rank {self.directive.plays} in time")
             arrival = self.shadow.next_state()
             self._take_in(arrival, feed)
             if isinstance(arrival.frame, Unit):
@@ -257,9 +257,9 @@ class ShadowSession:
         """From here on every step is computed here."""
         self._tails = False
 
-    def give_way(self, duty: Directive) -> None:
+    def give_way(self, directive: Directive) -> None:
         """Something else is asked for (any thread)."""
-        match duty:
+        match directive:
             case HoldState(over=False):
                 pass  # what is on its way still counts in a recovery
             case HoldState():
@@ -329,7 +329,7 @@ class ShadowSession:
         if frame.rest is None:
             raise LinkError(f"step {self._at} here, step {frame.step} there, and no way to jump")
         first = self._at is None
-        self._fabric.sandbox(self.shadow, self.duty.plays, self._size)
+        self._fabric.sandbox(self.shadow, self.directive.plays, self._size)
         self._positioned_at = self._positioned_at or time.monotonic()
         self._units.place_rest(frame.rest, tensors)
         self._units.grade(frame.graded)
@@ -383,18 +383,18 @@ class ShadowSession:
         if differing == [OTHERS]:
             why = f"registered objects differ after a step of this worker's own: {where}"
             # For a move the state may still be copied; an understudy would only try again.
-            raise Overdue(why) if isinstance(self.duty, ShadowRank) else LinkError(why)
-        raise Differs(self.duty.plays, f"{where} differ")
+            raise Overdue(why) if isinstance(self.directive, ShadowRank) else LinkError(why)
+        raise Differs(self.directive.plays, f"{where} differ")
 
     def _copy_whole(self, where: str) -> None:
         """The tail did not lead to the same state: have all of it copied while the source waits.
 
         Only for a move that somebody has asked for: training does not wait for an understudy.
         """
-        if isinstance(self.duty, ShadowRank):
+        if isinstance(self.directive, ShadowRank):
             raise Overdue(f"the tail goes astray: {where} differ")
         self.note = f"copied while training waited once, since the tail went astray: {where} differ"
-        log.warning("rank %d: %s", self.duty.plays, self.note)
+        log.warning("rank %d: %s", self.directive.plays, self.note)
         self._tails = False
         self._verified = None
         self._missing = set(range(len(self._units)))

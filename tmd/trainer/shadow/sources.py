@@ -35,13 +35,13 @@ class ShadowSources:
     def __init__(
         self,
         fabric: Fabric,
-        carrier: StateTransfer,
+        transfer: StateTransfer,
         units: Units,
         window: Window,
         limits: ShadowLimits,
     ) -> None:
         self._fabric = fabric
-        self._carrier = carrier
+        self._transfer = transfer
         self._units = units
         self._limits = limits
         self._window = window
@@ -59,10 +59,10 @@ class ShadowSources:
 
     def at_boundary(self, step: int) -> None:
         """``step`` begins; says so once, also if the step is tried again."""
-        self._carrier.look_at_buckets()
+        self._transfer.look_at_buckets()
         if any(mirror.over for mirror in self._mirrors):
             self._sweep()
-        if self._mirrors and step != self._announced and not self._carrier.proving.pending:
+        if self._mirrors and step != self._announced and not self._transfer.verification.pending:
             self._announced = step
             with self._within.running():
                 self._announce(step)
@@ -70,8 +70,8 @@ class ShadowSources:
     def _announce(self, step: int) -> None:
         if why := self._units.stale:
             self.drop_all(why, final=True)
-        assert self._carrier.feed is not None
-        position, quiet = self._carrier.feed.position, self._fabric.quiet
+        assert self._transfer.feed is not None
+        position, quiet = self._transfer.feed.position, self._fabric.quiet
         for mirror in self._mirrors:
             mirror.at_boundary(step, position, quiet=quiet)
         self._window.open(step)
@@ -179,8 +179,8 @@ class ShadowSources:
     def _answer(self) -> Opening | Dropped:
         if self._fabric.standing is None or self._fabric.poisoned:
             return Dropped("the rank does not train at the moment")
-        offer = self._carrier.offer(self._carrier.layouts)
-        feed = self._carrier.feed
+        offer = self._transfer.offer(self._transfer.layouts)
+        feed = self._transfer.feed
         if feed is None or feed.closed:
             # It may be the last batches() call: who was sent on to a next one would leave the loop
             # and run what comes after training.

@@ -29,11 +29,11 @@ class SnapshotServer:
     """Owns a thread that lets callers in, and one for each of them."""
 
     def __init__(
-        self, fabric: Fabric, shelf: SnapshotStore, offer: Callable[[StateCopy], Offer]
+        self, fabric: Fabric, store: SnapshotStore, offer: Callable[[StateCopy], Offer]
     ) -> None:
         """``offer``: what a joiner must know of the job to take a copy over."""
         self._fabric = fabric
-        self._shelf = shelf
+        self._store = store
         self._offer = offer
         self._callers: dict[Link, threading.Thread] = {}
         threading.Thread(target=self._let_in, name="tmd-snapshots-door", daemon=True).start()
@@ -84,11 +84,11 @@ class SnapshotServer:
         if copy is None:
             refusal = DAMAGED
         else:
-            refusal = "" if self._shelf.put(copy) else "it is of a batches() call that is over"
+            refusal = "" if self._store.put(copy) else "it is of a batches() call that is over"
         frames.send(link, Envelope(Stored(refusal)))
 
     def _give_out(self, link: Link, fetch: Fetch) -> None:
-        copy = self._shelf.get(fetch.rank, fetch.step)
+        copy = self._store.get(fetch.rank, fetch.step)
         if copy is None:
             reason = f"no copy of rank {fetch.rank} at step {fetch.step} is here"
             frames.send(link, Envelope(Dropped(reason)))

@@ -40,7 +40,7 @@ class Snapshots:
     def __init__(
         self,
         fabric: Fabric,
-        carrier: StateTransfer,
+        transfer: StateTransfer,
         units: Units,
         window: Window,
         limits: ShadowLimits,
@@ -48,7 +48,7 @@ class Snapshots:
         tell: Callable[[tuple[Kept, ...]], None],
     ) -> None:
         self._fabric = fabric
-        self._carrier = carrier
+        self._transfer = transfer
         self._units = units
         self._window = window
         self._rate = limits.copy_mb_s * 1e6
@@ -56,7 +56,7 @@ class Snapshots:
         self._outbox = Outbox(1 << 62)
         self._sizes: frozenset[int] = frozenset()
         """Of the pieces of the latest copy: memory of others is not used again."""
-        self._shelf = SnapshotStore(tell, self._freed)
+        self._store = SnapshotStore(tell, self._freed)
         self._place = (-1, -1)
         """Epoch and ``batches()`` call of the latest boundary."""
         self._taking: SnapshotWriter | None = None
@@ -72,14 +72,14 @@ class Snapshots:
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="tmd-snapshots", daemon=True)
         if every:
-            self._door = SnapshotServer(fabric, self._shelf, self._offer)
+            self._door = SnapshotServer(fabric, self._store, self._offer)
             self._thread.start()
 
     # --- at every step ----------------------------------------------------------------------------
 
     def at_boundary(self, step: int) -> None:
         """``step`` begins; the parameters stand still until the window is closed."""
-        membership, feed = self._fabric.membership, self._carrier.feed
+        membership, feed = self._fabric.membership, self._transfer.feed
         if not self._every or membership is None or feed is None:
             return
         place = (membership.epoch, feed.position.call)
@@ -93,16 +93,19 @@ class Snapshots:
     def _begin(self, step: int, membership: Membership, *, warn: bool) -> None:
         rank = self._fabric.rank
         assert rank is not None
-        assert self._carrier.feed is not None
+        assert self._transfer.feed is not None
         hosts = [member.host for member in membership.members]
         if warn and rank == 0:
             self._announce(hosts)
-        keeper, verdict = membership.members[keepers(hosts)[rank]], self._carrier.proving.later()
+        keeper, verdict = (
+            membership.members[keepers(hosts)[rank]],
+            self._transfer.verification.later(),
+        )
         taking = SnapshotWriter(rank, step, keeper, verdict)
         with self._harmless(taking):
             if why := self._units.stale:
                 raise StateMismatch(why)
-            position, buckets = self._carrier.feed.position, self._carrier.look_at_buckets()
+            position, buckets = self._transfer.feed.position, self._transfer.look_at_buckets()
             taking.begin(position, self._units, self._outbox, buckets)
         self._window.open(step)
         with self._changed:
@@ -134,13 +137,13 @@ class Snapshots:
         self.give_up()
         if least == WriterStage.DONE:
             self._whole, self._vain = taking.step, 0
-            self._shelf.only(taking.step)
+            self._store.only(taking.step)
             return
         self._vain += 1
         if self._vain == IN_VAIN:
             log.warning("%d snapshots in a row were given up, on this rank or another", IN_VAIN)
         if taking.step != self._whole:
-            self._shelf.drop(taking.step)
+            self._store.drop(taking.step)
 
     def give_up(self) -> None:
         """No more of the snapshot under way, if there is one; what is kept stays."""
@@ -155,12 +158,12 @@ class Snapshots:
     def forget(self) -> None:
         """This worker has given its rank away in good order."""
         self.give_up()
-        self._shelf.clear(0)
+        self._store.clear(0)
 
     def call_over(self, call: int) -> None:
         """The ``batches()`` calls before ``call`` are over."""
         self.give_up()
-        self._shelf.clear(call)
+        self._store.clear(call)
 
     def close(self) -> None:
         """The process ends: no thread may be inside torch then."""
@@ -180,64 +183,71 @@ class Snapshots:
         """After a loss: the newest snapshot that is whole, as the leader knows."""
         if whole is not None:
             self._whole = whole
-            self._shelf.only(whole)
+            self._store.only(whole)
 
-    def fetch(self, duty: Sync, wanted: Callable[[], bool]) -> None:
+    def fetch(self, directive: Sync, wanted: Callable[[], bool]) -> None:
         """Joiner: have the copy of the rank to go back to, from its keeper if it is not here.
 
         Raises:
             LinkError: the keeper is gone, or the duty has changed.
             StateMismatch: the copy does not fit, or is not what was sent.
         """
-        source = next((m.source for m in duty.moves if m.rank == duty.rank), None)
-        if self._shelf.get(duty.rank, duty.resume) is not None:
+        source = next((m.source for m in directive.moves if m.rank == directive.rank), None)
+        if self._store.get(directive.rank, directive.resume) is not None:
             return
         if source is None:
-            raise LinkError(f"nobody has the copy of rank {duty.rank} at step {duty.resume}")
+            raise LinkError(
+                f"nobody has the copy of rank {directive.rank} at step {directive.resume}"
+            )
         link = call_on(self._fabric, source)
-        self._errand = (duty, link)
+        self._errand = (directive, link)
         try:
             if not wanted():
                 raise LinkError("the duty has changed")
             copy = fetched(
-                link, duty.rank, duty.resume, lambda o: self._carrier.adopted(duty.rank, o)
+                link,
+                directive.rank,
+                directive.resume,
+                lambda o: self._transfer.adopted(directive.rank, o),
             )
         finally:
             self._errand = None
             link.close()
-        self._shelf.put(copy)
+        self._store.put(copy)
 
-    def cancel_unless(self, duty: Directive) -> None:
+    def cancel_unless(self, directive: Directive) -> None:
         """Break off what is fetched for another duty (any thread)."""
         errand = self._errand
-        if errand is not None and errand[0] != duty:
+        if errand is not None and errand[0] != directive:
             errand[1].close()
 
-    def reach(self, duty: Sync) -> None:
+    def reach(self, directive: Sync) -> None:
         """Whether the place in the data to go back to is in this call.
 
         Raises:
             WalkOn: it is in a later one; call again from there.
         """
-        copy, feed = self._copy(duty), self._carrier.feed
+        copy, feed = self._copy(directive), self._transfer.feed
         if feed is not None and copy.position.call > feed.call:
             raise AdvanceToNextLoop
 
-    def put_back(self, duty: Sync) -> None:
-        """Be the rank of ``duty`` as it was at the start of its resume step.
+    def put_back(self, directive: Sync) -> None:
+        """Be the rank of ``directive`` as it was at the start of its resume step.
 
         Raises:
             StateMismatch: the copy is not here, or damaged.
         """
-        copy = self._copy(duty)
+        copy = self._copy(directive)
         copy.check()
-        self._carrier.put_back(copy)
+        self._transfer.put_back(copy)
         log.warning("rank %d: rolled back to step %d", copy.rank, copy.step)
 
-    def _copy(self, duty: Sync) -> StateCopy:
-        copy = self._shelf.get(duty.rank, duty.resume)
+    def _copy(self, directive: Sync) -> StateCopy:
+        copy = self._store.get(directive.rank, directive.resume)
         if copy is None:
-            raise StateMismatch(f"no copy of rank {duty.rank} at step {duty.resume} is here")
+            raise StateMismatch(
+                f"no copy of rank {directive.rank} at step {directive.resume} is here"
+            )
         return copy
 
     # --- the sender's thread ----------------------------------------------------------------------
@@ -261,11 +271,11 @@ class Snapshots:
         if taking.stage is WriterStage.FAILED:
             self._back(entries)
             return
-        copy = taking.made(self._carrier.layouts, entries)
+        copy = taking.made(self._transfer.layouts, entries)
         self._sizes = frozenset(body.numel() for _, body in entries)
         with self._changed:
             # Later it might be one that the others have dropped.
-            kept = self._taking is taking and self._shelf.put(copy)
+            kept = self._taking is taking and self._store.put(copy)
         if not kept:
             self._back(entries)
             return
@@ -303,7 +313,7 @@ class Snapshots:
     # --- memory -----------------------------------------------------------------------------------
 
     def _offer(self, copy: StateCopy) -> Offer:
-        return self._carrier.offer(copy.layouts, copy.buckets)
+        return self._transfer.offer(copy.layouts, copy.buckets)
 
     def _freed(self, copy: StateCopy) -> None:
         if copy.rank == self._fabric.rank:

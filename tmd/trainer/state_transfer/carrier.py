@@ -78,7 +78,7 @@ class StateTransfer:
         self._local = local
         self._units = units
         self.early = EarlyDigest(units)
-        self.proving = StateVerification()
+        self.verification = StateVerification()
         self.seeds: tuple[int, ...] = ()
         """Base seed of every rank."""
         self.feed: Feed | None = None
@@ -87,11 +87,11 @@ class StateTransfer:
         """What the state looked like when it was registered."""
         self._buckets = ""
         self.roles = Roles(several=several)
-        self.levelling = ParameterResync(registry, fabric)
+        self.resync = ParameterResync(registry, fabric)
         self._started_over: Sync | None = None
 
     def start_over(
-        self, duty: Sync, offered: Offer | None = None, *, survives: bool = False
+        self, directive: Sync, offered: Offer | None = None, *, survives: bool = False
     ) -> str:
         """Where no step was ever committed, all build again: no one must be further than another.
 
@@ -105,16 +105,16 @@ class StateTransfer:
             survives: this worker has the state to go on from.
 
         Raises:
-            OtherRole: it was not done yet for ``duty``.
+            OtherRole: it was not done yet for ``directive``.
         """
-        if not self.roles.several or duty.resume != 0 or self._started_over == duty:
+        if not self.roles.several or directive.resume != 0 or self._started_over == directive:
             return ""
         if offered is not None:
-            if refusal := self._other_groups(duty.rank, offered):
+            if refusal := self._other_groups(directive.rank, offered):
                 return refusal
             self.learn(offered)
-        self._started_over = duty
-        raise RebuildRequired(duty.rank, cold=True, keeps=survives)
+        self._started_over = directive
+        raise RebuildRequired(directive.rank, cold=True, keeps=survives)
 
     def taken(self) -> tuple[Layouts, list[Tensor]]:
         """A copy of the whole state, in the memory of the host."""
@@ -148,7 +148,7 @@ class StateTransfer:
     def renew(self) -> None:
         """Others are registered now, built as the rank that is worn."""
         self._units.renew()
-        self.levelling.watch()
+        self.resync.watch()
         self.layouts = self._registry.collect()[0]
         self._buckets = ""
         self.roles.built = self._fabric.rank or 0
@@ -163,11 +163,11 @@ class StateTransfer:
         """With nothing to do: find out what would hold up all others when a rank is taken."""
         look_ahead(self._fabric.collectives)
 
-    def cancel_unless(self, duty: Directive) -> None:
+    def cancel_unless(self, directive: Directive) -> None:
         """Break off what is under way if it belongs to another duty (any thread)."""
-        self.proving.cancel_unless(duty)
+        self.verification.cancel_unless(directive)
         errand = self._errand
-        if errand is not None and errand[0] != duty:
+        if errand is not None and errand[0] != directive:
             errand[1].close()
 
     def look_at_buckets(self) -> str:
@@ -278,14 +278,14 @@ class StateTransfer:
         assert boundary.rest is not None
         self._units.place_rest(boundary.rest, tensors)
         self._units.grade(boundary.graded)
-        self.levelling.restored()
+        self.resync.restored()
         self._local.forget()
         self.feed.seek(boundary.position.index)
 
-    def send(self, duty: Arm | Sync, move: Move, step: int, wanted: Callable[[], bool]) -> int:
+    def send(self, directive: Arm | Sync, move: Move, step: int, wanted: Callable[[], bool]) -> int:
         """Send the state of this rank at ``step`` to the joiner of ``move``; returns the bytes.
 
-        ``wanted``: whether ``duty`` still stands; a change from here on comes by ``cancel_unless``.
+        ``wanted``: whether ``directive`` still stands; later changes come by ``cancel_unless``.
 
         Raises:
             LinkError: the joiner is gone.
@@ -293,36 +293,36 @@ class StateTransfer:
                 state is spoilt.
         """
         assert move.joiner is not None
-        if why := self.levelling.spoilt:
+        if why := self.resync.spoilt:
             raise StateMismatch(why)
         layouts, tensors = self._registry.collect()
         # Who has lived a replica's life lacks only what the leaver alone has; a copy has all.
-        replica = isinstance(duty, Arm) and move.source not in (None, move.leaver)
+        replica = isinstance(directive, Arm) and move.source not in (None, move.leaver)
         local = self._local.own() if replica else self._local.held(move.rank, step)
-        if isinstance(duty, Sync) and not local and self._local.is_live:
+        if isinstance(directive, Sync) and not local and self._local.is_live:
             log.warning("what only rank %d had is lost; this rank's own is sent", move.rank)
         self.look_at_buckets()
         header = StateHeader(step, self.offer(layouts), local)
-        purpose = state_purpose(duty.plan, move.rank)
+        purpose = state_purpose(directive.plan, move.rank)
         link = self._fabric.connect(move.joiner, purpose, timeout=CONNECT_TIMEOUT_S)
-        with self._running(duty, link) as owned:
+        with self._running(directive, link) as owned:
             if not wanted():
                 raise LinkError("the duty has changed")
             if transfer.offer(link, header):
                 digest = self._digest(step)
-                if isinstance(duty, Sync):
+                if isinstance(directive, Sync):
                     owned.pop_all()
-                    self.proving.give(duty, link, digest)
+                    self.verification.give(directive, link, digest)
                     return 0
                 if transfer.confirm(link, digest):
                     return 0
             return transfer.send_tensors(link, tensors)
 
     @contextmanager
-    def _running(self, duty: Directive, link: Link) -> Iterator[ExitStack]:
+    def _running(self, directive: Directive, link: Link) -> Iterator[ExitStack]:
         """``link`` is closed as soon as another duty comes, and at the end, unless it is passed on
         before."""
-        self._errand = (duty, link)
+        self._errand = (directive, link)
         with ExitStack() as owned:
             owned.callback(link.close)
             try:
@@ -350,26 +350,26 @@ class StateTransfer:
         link, header = takeover.link, takeover.header
         assert link is not None
         assert header is not None
-        duty, offer = takeover.duty, header.offer
-        refusal = self.start_over(duty, offer) if isinstance(duty, Sync) else ""
+        directive, offer = takeover.directive, header.offer
+        refusal = self.start_over(directive, offer) if isinstance(directive, Sync) else ""
         if refusal := refusal or self.adopted(takeover.rank, offer):
             transfer.answer(link, refusal)
             link.close()
             raise StateMismatch(refusal)
         if header.offer.position.call > self.feed.call:
             raise AdvanceToNextLoop
-        with self._running(duty, link) as owned:
+        with self._running(directive, link) as owned:
             has = has_step == header.step
             transfer.answer(link, has=has)
-            if has and isinstance(duty, Sync):
+            if has and isinstance(directive, Sync):
                 digest = self._digest(header.step)
                 owned.pop_all()
                 takeover.link = None
-                self.proving.take(duty, link, digest)
+                self.verification.take(directive, link, digest)
             elif not (has and transfer.has_same(link, self._digest(header.step))):
                 self._place(offer.layouts, partial(transfer.receive_tensors, link))
         self._local.adopt(header.local)
-        self.levelling.restored()
+        self.resync.restored()
         takeover.timings["transfer"] = time.monotonic() - takeover.started
 
     def _digest(self, step: int) -> Callable[[], Digest]:

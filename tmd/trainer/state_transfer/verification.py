@@ -39,14 +39,14 @@ class StateVerification:
         self._others: tuple[_Comparison, ...] = ()
         """With joiners that have this worker's state."""
 
-    def take(self, duty: Sync, link: Link, own: Callable[[], Digest]) -> None:
+    def take(self, directive: Sync, link: Link, own: Callable[[], Digest]) -> None:
         """Joiner: the state is here, and stands still until :meth:`verdict` has returned."""
         self.drop()
-        self._own = _Comparison(duty, link, lambda: transfer.has_same(link, own))
+        self._own = _Comparison(directive, link, lambda: transfer.has_same(link, own))
 
-    def give(self, duty: Sync, link: Link, own: Callable[[], Digest]) -> None:
+    def give(self, directive: Sync, link: Link, own: Callable[[], Digest]) -> None:
         """Source: this state is compared with; no step is committed before that is done."""
-        found = _Comparison(duty, link, lambda: transfer.confirm(link, own))
+        found = _Comparison(directive, link, lambda: transfer.confirm(link, own))
         self._others = (*(c for c in self._others if not c.over.is_set()), found)
 
     @property
@@ -77,10 +77,10 @@ class StateVerification:
         if own is not None:
             own.end("the rank was given back")
 
-    def cancel_unless(self, duty: Directive) -> None:
+    def cancel_unless(self, directive: Directive) -> None:
         """Training does not go on as was planned: nothing is waited for any more (any thread)."""
         for comparison in self._all:
-            if not comparison.serves(duty):
+            if not comparison.serves(directive):
                 comparison.end("something else is asked for")
 
     def close(self) -> None:
@@ -98,8 +98,8 @@ class StateVerification:
 class _Comparison:
     """Comes to one end, whichever is first: a verdict, or that nobody waits for it any more."""
 
-    def __init__(self, duty: Sync, link: Link, equal: Callable[[], bool]) -> None:
-        self.duty = duty
+    def __init__(self, directive: Sync, link: Link, equal: Callable[[], bool]) -> None:
+        self.directive = directive
         self.over = threading.Event()
         self._link, self._equal = link, equal
         self._refusal = ""
@@ -112,11 +112,11 @@ class _Comparison:
             # No thread to be had: all wait, as they would for a copy.
             self._run()
 
-    def serves(self, duty: Directive) -> bool:
-        """Whether this is what all go on from, by ``duty``."""
-        if isinstance(duty, Resume | Train):
-            return duty.membership == self.duty.membership
-        return duty == self.duty
+    def serves(self, directive: Directive) -> bool:
+        """Whether this is what all go on from, by ``directive``."""
+        if isinstance(directive, Resume | Train):
+            return directive.membership == self.directive.membership
+        return directive == self.directive
 
     @property
     def proved(self) -> bool:
@@ -148,12 +148,12 @@ class _Comparison:
             equal = self._equal()
         except BaseException as error:
             if not self.over.is_set():
-                log.warning("rank %d, with %s: %s", self.duty.rank, self._link.peer, error)
+                log.warning("rank %d, with %s: %s", self.directive.rank, self._link.peer, error)
             self.end(in_words(error))
             return
         if not equal:
             why = "source and joiner have different states: one of them is corrupt"
-            log.warning("rank %d, with %s: %s", self.duty.rank, self._link.peer, why)
+            log.warning("rank %d, with %s: %s", self.directive.rank, self._link.peer, why)
             self._settle(why)
         else:
             log.info("same state as %s, %.3f s", self._link.peer, time.monotonic() - began)

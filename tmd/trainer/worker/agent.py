@@ -49,14 +49,14 @@ class Agent:
         self,
         path: Path,
         current: Callable[[], WorkerStatus],
-        on_duty: Callable[[Directive], None],
+        on_directive: Callable[[Directive], None],
         futex: Held | None = None,
     ) -> None:
         self._path = path
         self._futex = futex
         self._current = current
-        self._on_duty = on_duty
-        self._duty: Directive | None = None
+        self._on_directive = on_directive
+        self._directive: Directive | None = None
         self._obeyed = 0
         self._changed = threading.Condition()
         self._wake_out, self._wake_in = os.pipe()
@@ -89,24 +89,26 @@ class Agent:
         self._thread.start()
 
     @property
-    def duty(self) -> Directive | None:
+    def directive(self) -> Directive | None:
         """The latest duty; ``None`` before the first order."""
-        return self._duty
+        return self._directive
 
     def wait_a_while(self, wanted: Callable[[Directive], bool], seconds: float) -> Directive | None:
         """Like :meth:`wait_until`, but ``None`` if it takes longer than ``seconds``."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._duty is not None and wanted(self._duty), timeout=seconds
+                lambda: self._directive is not None and wanted(self._directive), timeout=seconds
             )
-            return self._duty if self._duty is not None and wanted(self._duty) else None
+            return (
+                self._directive if self._directive is not None and wanted(self._directive) else None
+            )
 
     def wait_until(self, wanted: Callable[[Directive], bool]) -> Directive:
         """The latest duty, as soon as there is one and ``wanted`` holds for it."""
         with self._changed:
-            while self._duty is None or not wanted(self._duty):
+            while self._directive is None or not wanted(self._directive):
                 self._changed.wait()
-            return self._duty
+            return self._directive
 
     def tell(self) -> None:
         """Tell the status now, not with the next heartbeat."""
@@ -192,8 +194,8 @@ class Agent:
             return
         self._obeyed = message.lease_epoch
         with self._changed:
-            self._duty = message.duty
-            self._on_duty(message.duty)
+            self._directive = message.directive
+            self._on_directive(message.directive)
             self._changed.notify_all()
 
 

@@ -28,14 +28,14 @@ class Arming:
         self._won = False
         self._dropped = ""
 
-    def heed(self, duty: Directive, status: WorkerStatus) -> None:
-        """Arm or disarm as ``duty`` says."""
-        match duty:
-            case Arm() if duty.membership.epoch > status.epoch:
+    def heed(self, directive: Directive, status: WorkerStatus) -> None:
+        """Arm or disarm as ``directive`` says."""
+        match directive:
+            case Arm() if directive.membership.epoch > status.epoch:
                 if status.activity is Activity.TRAINING:
-                    self.arm(duty)
+                    self.arm(directive)
             case Train():
-                self.disarm(duty.dropped)
+                self.disarm(directive.dropped)
             case Wait():
                 self.disarm()
             case _:

@@ -16,11 +16,12 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from tmd.core.planning.directives import Arm, Directive, Hold, Leave, Prepare, Sync, Train, Wait
+from tmd.core.planning.directives import Arm, Directive, Hold, Leave, Train
 from tmd.core.values.checkpoints import MissedCheckpoint, SavedCheckpoint
 from tmd.core.values.errors import LinkError
 from tmd.core.values.limits import ShadowLimits
 from tmd.core.values.model import Activity, Membership, WorkerStatus
+from tmd.core.worker.transitions import WorkerEvent
 from tmd.fabric import Fabric, Neutral
 from tmd.trainer.protocol.step_vote import CLOSING, STEPPING, agree, gather
 from tmd.trainer.session.hooks import SHADOWS, Interrupted, VoteOutcome, dismiss
@@ -51,10 +52,10 @@ class Coordinator:
     _pacing: Pacing
 
     def __init__(self, status: WorkerStatus) -> None:
-        self._voice = StatusReporter(status)
-        self._arming = Arming(self._voice.tell_armed)
+        self._reporter = StatusReporter(status)
+        self._arming = Arming(self._reporter.tell_armed)
         self._switch: Arm | None = None
-        self._warming = Warmup()
+        self._warmup = Warmup()
         self._known: WorkerParts | None = None
 
     # --- setting up -------------------------------------------------------------------------------
@@ -67,18 +68,18 @@ class Coordinator:
         """
         self._agent, self._fabric, self._limits = agent, fabric, limits
         self._pacing = Pacing(fabric.blocked)
-        self._voice.open(agent, fabric)
-        self._vigil = PeerWatchdog.over(fabric)
-        self._vigil.start()
-        duty = agent.wait_until(
-            lambda d: isinstance(d, Train | Wait) or (restarted and d == Leave())
-        )
-        if isinstance(duty, Leave):
-            dismiss(duty)
-        if isinstance(duty, Train):
-            self._warming.skip()
-            self._fabric.enter(duty.membership, duty.rank)
-            self._voice.say(Activity.TRAINING, rank=duty.rank, epoch=duty.membership.epoch)
+        self._reporter.open(agent, fabric)
+        self._watchdog = PeerWatchdog.over(fabric)
+        self._watchdog.start()
+        _, directive = self._reporter.next_response(restarted=restarted)
+        if isinstance(directive, Leave):
+            dismiss(directive)
+        if isinstance(directive, Train):
+            self._warmup.skip()
+            self._fabric.enter(directive.membership, directive.rank)
+            self._reporter.update(
+                WorkerEvent.ENTERED, rank=directive.rank, epoch=directive.membership.epoch
+            )
         else:
             size = self.status.world_size
             self._fabric.sandbox(Neutral(), size - 1, size)
@@ -86,8 +87,8 @@ class Coordinator:
     def builds(self, again: Callable[[], None]) -> None:
         """The script can build any rank's part: ``again`` builds that of the rank that is held or
         worn, for the first time now. Raises RuntimeError."""
-        self._warming.by(again)
-        self._warming.build(self._fabric)
+        self._warmup.by(again)
+        self._warmup.build(self._fabric)
 
     def registered(
         self,
@@ -100,27 +101,27 @@ class Coordinator:
         """The script has named its state: from here on it can be moved."""
         if self._known is None:
             self._known = assemble(
-                *(self._voice, self._agent, self._fabric, self._limits),
+                *(self._reporter, self._agent, self._fabric, self._limits),
                 *(registry, wrapped, local, snapshots),
                 alike=alike,
                 alone=self.shadowing,
-                several=self._warming.several,
+                several=self._warmup.several,
             )
         else:
-            self._crew.carrier.renew()
-        serves = group_of(alike, self.rank) if self._warming.several else ()
-        self._voice.registered(alike, wrapped, serves, self._crew.carrier.roles)
+            self._parts.transfer.renew()
+        serves = group_of(alike, self.rank) if self._warmup.several else ()
+        self._reporter.registered(alike, wrapped, serves, self._parts.transfer.roles)
 
     def close(self) -> None:
         """The process ends: no thread of ours may be inside torch then. Tells the last status."""
         if self._known is not None:
             self._known.close()
-        self._vigil.close()
+        self._watchdog.close()
         self._agent.close()
 
     def seeds(self, own: int) -> tuple[int, ...]:
         """Base seeds of all ranks; a joiner has them from its source."""
-        return self._crew.carrier.agreed_seeds(own, alone=self.shadowing)
+        return self._parts.transfer.agreed_seeds(own, alone=self.shadowing)
 
     def gathered(self, own: str) -> tuple[str, ...]:
         """What each rank says while the job is being set up. Raises RuntimeError."""
@@ -128,28 +129,28 @@ class Coordinator:
 
     def resumed(self, step: int) -> None:
         """The job goes on from a checkpoint of ``step``."""
-        self._voice.say(step=step)
+        self._reporter.update(step=step)
 
     def rehearsed(self) -> None:
         """The step is run once more, by all ranks, and nobody has voted."""
-        self._crew.mirrors.drop_all("the first step after a checkpoint is run twice")
+        self._parts.mirrors.drop_all("the first step after a checkpoint is run twice")
 
     def saved(self, saved: SavedCheckpoint | None, missed: MissedCheckpoint | None) -> None:
         """There is a checkpoint, or one has come to nothing; any thread."""
         # Who has no rank any more knows nothing of the next one.
         missed = None if self.status.rank is None else missed
-        self._voice.say(saved=saved, missed=missed, now=False)
+        self._reporter.update(saved=saved, missed=missed, now=False)
 
     def follow(self, feed: Feed) -> None:
         """``feed`` is the one that positions refer to from now on."""
-        self._crew.carrier.feed = feed
+        self._parts.transfer.feed = feed
 
     # --- the two gates ----------------------------------------------------------------------------
 
     def begun(self) -> None:
         """The script begins to compute a step."""
         self._pacing.begin()
-        self._crew.handover.begun()
+        self._parts.migration.begun()
 
     def vote(self, local: LocalState) -> VoteOutcome:
         """Before the optimizer: learn whether this step counts.
@@ -162,7 +163,7 @@ class Coordinator:
         if self.poisoned or self._is_refuted():
             raise Interrupted
         status = self.status
-        shares = (self._crew.snapshots.share, *self._pacing.shares(status))
+        shares = (self._parts.snapshots.share, *self._pacing.shares(status))
         try:
             local.lay_away(status.step, self.rank, status.world_size, self._fabric.shift)
         except LinkError:
@@ -173,16 +174,20 @@ class Coordinator:
         except LinkError:
             self._arming.end_vote(0)
             shadows = self._following is not None
-            if self._crew.handover.shadowing.rolls_forward() if shadows else self._rolls_forward():
+            if (
+                self._parts.migration.shadowing.rolls_forward()
+                if shadows
+                else self._rolls_forward()
+            ):
                 return VoteOutcome.COMMIT
             raise Interrupted from None
         self._switch = self._arming.end_vote(agreed)
-        self._crew.mirrors.close_window()
+        self._parts.mirrors.close_window()
         self._pacing.heard(status, told[1:])
         if self._following is not None:
             self._following.voted(agreed)
         else:
-            self._crew.snapshots.heard(told[0])
+            self._parts.snapshots.heard(told[0])
         return VoteOutcome.COMMIT
 
     def _must_wait(self, later: Membership) -> bool:
@@ -196,24 +201,24 @@ class Coordinator:
         """Before a vote: whether this state, taken on trust, is not known to be that of the rank,
         after waiting for that. Nobody goes on with such a step."""
         began = time.monotonic()
-        if not self._crew.carrier.proving.pending:
+        if not self._parts.transfer.verification.pending:
             return False
-        why = self._crew.carrier.proving.verdict()
+        why = self._parts.transfer.verification.verdict()
         waited = time.monotonic() - began
-        self._voice.say(timings={**self.status.timings, "proof": waited}, now=False)
+        self._reporter.update(timings={**self.status.timings, "proof": waited}, now=False)
         if why:
             self._fabric.poison(why)
         return bool(why)
 
     def verdict(self) -> Verdict:
         """For who copies the state of this boundary: see :meth:`Proving.later`."""
-        return self._crew.carrier.proving.later()
+        return self._parts.transfer.verification.later()
 
     def applying(self, optimizer: torch.optim.Optimizer) -> None:
         """The vote is over and ``optimizer`` is about to run."""
-        self._crew.carrier.early.forget()
+        self._parts.transfer.early.forget()
         if self.status.activity is Activity.TRAINING:
-            self._crew.mirrors.before_optimizer(self.status.step, optimizer)
+            self._parts.mirrors.before_optimizer(self.status.step, optimizer)
 
     def boundary(self) -> None:
         """Before a batch: do all that can only be done between two steps.
@@ -226,10 +231,10 @@ class Coordinator:
             try:
                 HANDLERS[self.status.activity](self)
             except RebuildRequired as other:
-                self._crew.pool.become(other, self._warming, self._fabric)
+                self._parts.pool.become(other, self._warmup, self._fabric)
         if self.status.activity is Activity.TRAINING and not self.finishing:
-            self._crew.mirrors.at_boundary(self.status.step)
-            self._crew.snapshots.at_boundary(self.status.step)
+            self._parts.mirrors.at_boundary(self.status.step)
+            self._parts.snapshots.at_boundary(self.status.step)
 
     def close_feed(self, feed: Feed, local: LocalState) -> bool:
         """At the end of a ``batches()`` call: wait until every rank has committed its last step.
@@ -239,7 +244,7 @@ class Coordinator:
         """
         if self._asleep:
             # Too short for all shadow iterations.
-            self._warming.skip()
+            self._warmup.skip()
             return False
         if self.finishing:
             return True
@@ -253,9 +258,9 @@ class Coordinator:
             if not self._rolls_forward():
                 return self.finishing
         # A script may do anything with the parameters between two calls.
-        self._crew.mirrors.close_window()
+        self._parts.mirrors.close_window()
         feed.close()
-        self._crew.snapshots.call_over(feed.call + 1)
+        self._parts.snapshots.call_over(feed.call + 1)
         local.pass_over(self.status.step)
         self._advance(local)
         return True
@@ -263,17 +268,17 @@ class Coordinator:
     # --- what others may ask ----------------------------------------------------------------------
 
     @property
-    def _crew(self) -> WorkerParts:
+    def _parts(self) -> WorkerParts:
         assert self._known is not None, "session.register() comes first"
         return self._known
 
     @property
     def _following(self) -> ShadowSession | None:
-        return None if self._known is None else self._known.handover.shadowing.following
+        return None if self._known is None else self._known.migration.shadowing.following
 
     @property
     def status(self) -> WorkerStatus:
-        return self._voice.status
+        return self._reporter.status
 
     @property
     def rank(self) -> int:
@@ -284,7 +289,7 @@ class Coordinator:
 
     def current(self) -> WorkerStatus:
         """The status with what is measured at this moment."""
-        return self._voice.current()
+        return self._reporter.current()
 
     @property
     def poisoned(self) -> bool:
@@ -296,104 +301,105 @@ class Coordinator:
     @property
     def finishing(self) -> bool:
         """Whether another rank has come to the end of training."""
-        return self._crew.recovery.finishing
+        return self._parts.recovery.finishing
 
     @property
     def shadowing(self) -> bool:
         """Whether what runs now counts for nothing."""
-        return self.status.activity in SHADOWS or self._warming.is_due(self.status.activity)
+        return self.status.activity in SHADOWS or self._warmup.is_due(self.status.activity)
 
     @property
     def _asleep(self) -> bool:
         """Whether it neither holds nor follows a rank, so that no vote concerns it."""
         waits = self.status.activity in (Activity.STARTING, Activity.STANDBY)
-        return waits or self._warming.is_due(self.status.activity)
+        return waits or self._warmup.is_due(self.status.activity)
 
     def committed(self, local: LocalState, loss: float | None, seconds: float) -> None:
         """The step is over and counts."""
         took = self._pacing.took(seconds)
-        self._voice.say(loss=loss, step_seconds=seconds, pace=took, now=False)
+        self._reporter.update(loss=loss, step_seconds=seconds, pace=took, now=False)
         self._advance(local)
 
     def _advance(self, local: LocalState) -> None:
         """One step more, or one end of a ``batches()`` call, which counts like a step."""
         at = self.status.step + 1
-        self._voice.say(step=at, undecided=False, holds=local.ranks_held(at), now=False)
+        self._reporter.update(step=at, undecided=False, holds=local.ranks_held(at), now=False)
         if self._following is not None:
             self._following.computed(self.status.step)
 
     def shadowed(self) -> None:
         """A shadow iteration is over."""
-        self._warming.stepped()
+        self._warmup.stepped()
 
     # --- handlers ---------------------------------------------------------------------------------
 
     def _may_train(self) -> bool:
         match self.status.activity:
             case Activity.TRAINING:
-                due = self._crew.carrier.levelling.is_due(self.status.epoch)
-                broken = self._switch or self._crew.recovery.pending or self._fabric.poisoned
+                due = self._parts.transfer.resync.is_due(self.status.epoch)
+                broken = self._switch or self._parts.recovery.pending or self._fabric.poisoned
                 return self.finishing or not (due or broken)
             case Activity.SHADOWING | Activity.IN_STEP:
                 return self._following is not None and self._following.may_run
-        return self._warming.is_due(self.status.activity)
+        return self._warmup.is_due(self.status.activity)
 
     def _at_boundary(self) -> None:
         """TRAINING: switch as was voted, or take note that the step broke, or begin an epoch."""
         if self._switch is not None:
-            self._crew.leaving.carry_out(self._switch)
+            self._parts.leaving.carry_out(self._switch)
             self._arming.switched()
             self._switch = None
-        elif self._crew.carrier.levelling.is_due(self.status.epoch) and not self._fabric.poisoned:
-            self._crew.carrier.levelling.level(self.status.epoch)
+        elif self._parts.transfer.resync.is_due(self.status.epoch) and not self._fabric.poisoned:
+            self._parts.transfer.resync.level(self.status.epoch)
         else:
             self._halt(undecided=False)
 
     def _refused(self) -> None:
         """REFUSED: wait until the plan is dropped."""
-        plan = self.status.plan
-        self._agent.wait_until(lambda d: not isinstance(d, Prepare | Sync) or d.plan != plan)
-        self._crew.handover.to_pool()
+        self._reporter.next_response()
+        self._parts.migration.to_pool()
 
     # --- losing the step --------------------------------------------------------------------------
 
     def _rolls_forward(self) -> bool:
         """The vote broke: this rank's gradients are whole, but did anybody commit?"""
         self._halt(undecided=True)
-        return self._crew.recovery.rolls_forward()
+        # It may have given the rank back instead: then nothing of this step is its own.
+        halted = self.status.activity is Activity.STUCK
+        return halted and self._parts.recovery.rolls_forward()
 
     def _halt(self, *, undecided: bool) -> None:
         self._arming.disarm()
-        self._crew.mirrors.drop_all("the step broke")
-        self._crew.recovery.halt(undecided=undecided)
+        self._parts.mirrors.drop_all("the step broke")
+        self._parts.recovery.halt(undecided=undecided)
 
-    def obey(self, duty: Directive) -> None:
+    def obey(self, directive: Directive) -> None:
         """Agent's thread: the part of a duty that cannot wait for the main thread."""
-        self._arming.heed(duty, self.status)
+        self._arming.heed(directive, self.status)
         held = self._fabric.membership
-        if isinstance(duty, Hold) and held and duty.epoch <= held.epoch:
+        if isinstance(directive, Hold) and held and directive.epoch <= held.epoch:
             self._arming.disarm()
-            self._fabric.poison(f"plan {duty.plan} asks to halt")
+            self._fabric.poison(f"plan {directive.plan} asks to halt")
         if self._known is not None:
-            self._known.recovery.heed(duty)
-            self._known.handover.cancel_unless(duty)
+            self._known.recovery.heed(directive)
+            self._known.migration.cancel_unless(directive)
 
 
 HANDLERS: dict[Activity, Callable[[Coordinator], None]] = {
     # The shadow iterations are done.
-    Activity.STARTING: lambda c: c._crew.handover.to_pool(),
+    Activity.STARTING: lambda c: c._parts.migration.to_pool(),
     # Wait for a rank.
-    Activity.STANDBY: lambda c: c._crew.pool.wait(),
+    Activity.STANDBY: lambda c: c._parts.pool.wait(),
     # Come to where the rank's next step can be computed.
-    Activity.SHADOWING: lambda c: c._crew.handover.shadowing.follow(),
-    Activity.IN_STEP: lambda c: c._crew.handover.shadowing.follow(),
+    Activity.SHADOWING: lambda c: c._parts.migration.shadowing.follow(),
+    Activity.IN_STEP: lambda c: c._parts.migration.shadowing.follow(),
     # Links open; the state comes with the switch.
-    Activity.PREPARED: lambda c: c._crew.handover.take_over(),
+    Activity.PREPARED: lambda c: c._parts.migration.take_over(),
     Activity.REFUSED: Coordinator._refused,
     Activity.TRAINING: Coordinator._at_boundary,
     # Wait until the resume step is known, and be ready for it; then for the others.
-    Activity.STUCK: lambda c: c._crew.recovery.settle(),
-    Activity.SYNCED: lambda c: c._crew.recovery.rejoin(),
+    Activity.STUCK: lambda c: c._parts.recovery.settle(),
+    Activity.SYNCED: lambda c: c._parts.recovery.rejoin(),
     # Keep the state until the joiner has committed, or take the rank back.
-    Activity.LEFT: lambda c: c._crew.leaving.wait(),
+    Activity.LEFT: lambda c: c._parts.leaving.wait(),
 }

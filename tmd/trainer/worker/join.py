@@ -40,8 +40,8 @@ def join() -> Session:
     seen = environment.unwatch()
     socket = os.environ.get("TMD_SOCKET")
     if not socket:
-        gate = StandaloneHooks()
-        return Session(gate, _trace(gate.status.worker))
+        hooks = StandaloneHooks()
+        return Session(hooks, _trace(hooks.status.worker))
     status = WorkerStatus(
         worker=_needed("TMD_WORKER"),
         job=_needed("TMD_JOB"),

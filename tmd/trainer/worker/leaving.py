@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from tmd.core.planning.directives import Arm, Finish, Hold, Leave, Wait
-from tmd.core.values.model import Activity, Rehearsal
+from tmd.core.planning.directives import Arm, Hold
+from tmd.core.values.model import Rehearsal
+from tmd.core.worker.responses import Response
+from tmd.core.worker.transitions import WorkerEvent
 from tmd.fabric import Fabric
 from tmd.trainer.session.hooks import dismiss
 from tmd.trainer.shadow.sources import ShadowSources
@@ -18,46 +20,47 @@ class Leaving:
 
     def __init__(
         self,
-        voice: StatusReporter,
+        reporter: StatusReporter,
         agent: Agent,
         fabric: Fabric,
-        handover: RankMigration,
+        migration: RankMigration,
         mirrors: ShadowSources,
         snapshots: Snapshots,
     ) -> None:
-        self._voice = voice
+        self._reporter = reporter
         self._agent = agent
         self._fabric = fabric
-        self._handover = handover
+        self._migration = migration
         self._mirrors = mirrors
         self._snapshots = snapshots
 
     def carry_out(self, order: Arm) -> None:
         """At the boundary after the vote."""
-        rank = order.membership.rank_of(self._voice.status.worker)
+        rank = order.membership.rank_of(self._reporter.status.worker)
         if rank is not None:
             self._fabric.switch(order.membership, rank)
-            self._voice.say(epoch=order.membership.epoch, armed=0, plan="")
+            self._reporter.update(epoch=order.membership.epoch, armed=0, plan="")
             return
         self._snapshots.give_up()
         self._fabric.switch(order.membership, None)
-        self._voice.say(Activity.LEFT, armed=0, plan=order.plan)
-        if self._mirrors.taken(order.plan, lambda: self._agent.duty != order):
-            self._voice.say(timings=self._mirrors.spent())
+        self._reporter.update(WorkerEvent.GAVE_AWAY, armed=0, plan=order.plan)
+        if self._mirrors.taken(order.plan, lambda: self._agent.directive != order):
+            self._reporter.update(timings=self._mirrors.spent())
         else:
-            self._handover.send(order, order.move_of(self._voice.status.worker))
+            self._migration.send(order, order.move_of(self._reporter.status.worker))
 
     def wait(self) -> None:
         """LEFT: keep the state until the joiner has committed, or take the rank back."""
-        duty = self._agent.wait_until(lambda d: isinstance(d, Wait | Hold | Finish | Leave))
-        if isinstance(duty, Hold):
-            self._voice.say(Activity.STUCK, plan=duty.plan, undecided=False)
-        elif isinstance(duty, Wait):
-            # Who held a rank until now has shown that it computes the bits.
-            status = self._voice.status
-            if status.rank is not None:
-                self._voice.tell_rehearsed(status.rank, Rehearsal(status.step, 0.0))
-            self._snapshots.forget()
-            self._handover.to_pool()
-        else:
-            dismiss(duty)
+        response, directive = self._reporter.next_response()
+        match response, directive:
+            case Response.HALT, Hold(plan=plan):
+                self._reporter.update(WorkerEvent.HALTED, plan=plan, undecided=False)
+            case Response.STAND_BY, _:
+                # A worker that has trained as a rank computes that rank's bits.
+                status = self._reporter.status
+                if status.rank is not None:
+                    self._reporter.tell_rehearsed(status.rank, Rehearsal(status.step, 0.0))
+                self._snapshots.forget()
+                self._migration.to_pool()
+            case _:
+                dismiss(directive)

@@ -24,8 +24,8 @@ MICRO = 1_000_000
 class Pacing:
     """One worker's part. What it knows is forgotten when the ranks change hands."""
 
-    def __init__(self, gauge: WaitTimer) -> None:
-        self._gauge = gauge
+    def __init__(self, wait_timer: WaitTimer) -> None:
+        self._wait_timer = wait_timer
         self._begin: Waits | None = None
         self._epoch = 0
         self._busy: list[float] = []
@@ -36,7 +36,7 @@ class Pacing:
 
     def begin(self) -> None:
         """A step begins: its batch is here."""
-        self._begin = self._gauge.read()
+        self._begin = self._wait_timer.read()
 
     def shares(self, status: WorkerStatus) -> tuple[int, ...]:
         """Everything up to the vote is done: what to add to the vote on the present step.
@@ -50,7 +50,7 @@ class Pacing:
             self._watch, self._trend, self._pace = StragglerWatch(), Trend(), None
         self._busy_now = 0.0
         if self._begin is not None:
-            self._busy_now = busy_between(self._begin, self._gauge.read())
+            self._busy_now = busy_between(self._begin, self._wait_timer.read())
         if (status.step + 1) % BLOCK:
             return ()
         own = [UNKNOWN] * status.world_size

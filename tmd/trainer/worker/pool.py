@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from tmd.core.planning.directives import Directive, Finish, Leave, Prepare, ShadowRank, Sync, Wait
+from tmd.core.planning.directives import Directive, Prepare, ShadowRank, Sync, Wait
 from tmd.core.values.decode_errors import brief
 from tmd.core.values.shadows import why_unfit
+from tmd.core.worker.responses import Response, respond
 from tmd.fabric import Fabric
 from tmd.trainer.session.hooks import dismiss
 from tmd.trainer.state.roles import RebuildRequired
@@ -28,44 +29,49 @@ class Pool:
 
     def __init__(
         self,
-        voice: StatusReporter,
+        reporter: StatusReporter,
         agent: Agent,
-        carrier: StateTransfer,
-        handover: RankMigration,
+        transfer: StateTransfer,
+        migration: RankMigration,
         recovery: Recovery,
     ) -> None:
-        self._voice = voice
+        self._reporter = reporter
         self._agent = agent
-        self._carrier = carrier
-        self._handover = handover
+        self._transfer = transfer
+        self._migration = migration
         self._recovery = recovery
 
     def wait(self) -> None:
         """STANDBY: wait for a rank. Raises OtherRole."""
-        shadowing = self._handover.shadowing
+        driver = self._migration.shadowing
 
-        def concerns(duty: Directive) -> bool:
-            asks = isinstance(duty, Prepare | Sync | Leave | Finish)
-            return asks or shadowing.wants(duty) or shadowing.is_over(duty)
+        def response_to(directive: Directive) -> Response | None:
+            held = driver.following is not None
+            response = respond(directive, self._reporter.status, has_shadow=held)
+            too_soon = isinstance(directive, ShadowRank) and not driver.wants(directive)
+            return None if too_soon else response
 
-        duty = self._agent.wait_a_while(concerns, POOL_S)
-        match duty:
-            case None:
-                self._carrier.look_ahead()
-                self._settle()
-            case Wait():
-                self._handover.to_pool()
-            case ShadowRank():
-                shadowing.study(duty)
-            case Prepare():
-                self._handover.prepare(duty)
-            case Sync():
-                if self._handover.replace(duty):
-                    self._recovery.synced(duty, self._voice.status.timings["transfer"])
+        directive = self._agent.wait_a_while(lambda d: response_to(d) is not None, POOL_S)
+        if directive is None:
+            self._transfer.look_ahead()
+            self._settle()
+            return
+        match response_to(directive), directive:
+            case None, _:
+                return
+            case Response.STAND_BY, _:
+                self._migration.to_pool()
+            case Response.SHADOW, ShadowRank():
+                driver.study(directive)
+            case Response.PREPARE, Prepare():
+                self._migration.prepare(directive)
+            case Response.REPLACE, Sync():
+                if self._migration.replace(directive):
+                    self._recovery.synced(directive, self._reporter.status.timings["transfer"])
             case _:
-                dismiss(duty)
+                dismiss(directive)
 
-    def become(self, other: RebuildRequired, warming: Warmup, fabric: Fabric) -> None:
+    def become(self, other: RebuildRequired, warmup: Warmup, fabric: Fabric) -> None:
         """Be built as another rank. What cannot be built for a rehearsal is not rehearsed, and
         this worker is built as it was before.
 
@@ -73,27 +79,27 @@ class Pool:
             Exception: the script's function fails, and it was no rehearsal.
             StateMismatch: it has not built again what was there, of which the state was to stay.
         """
-        duty, before = self._agent.duty, self._carrier.roles.built
+        directive, before = self._agent.directive, self._transfer.roles.built
         # First: what was followed is mostly spoilt, and nothing is built in a spoilt step.
-        self._handover.shadowing.let_go()
-        size = self._voice.status.world_size
+        self._migration.shadowing.let_go()
+        size = self._reporter.status.world_size
         try:
-            warming.become(other, fabric, self._carrier, size)
+            warmup.become(other, fabric, self._transfer, size)
             return
         except Exception as error:
-            if not isinstance(duty, ShadowRank):
+            if not isinstance(directive, ShadowRank):
                 raise
             log.exception("what rank %d is built as cannot be built here", other.rank)
             why = f"cannot be built as rank {other.rank} here: {brief(error)}"
         # Out of the handler, which would keep alive what was built by half.
-        self._handover.shadowing.not_tried(duty, refusal=why)
-        warming.become(RebuildRequired(before), fabric, self._carrier, size)
+        self._migration.shadowing.not_tried(directive, refusal=why)
+        warmup.become(RebuildRequired(before), fabric, self._transfer, size)
 
     def _settle(self) -> None:
         """With nothing to do, and no plan that may want this worker soon: be built as most are."""
-        roles = self._carrier.roles
-        if roles.commonest == roles.built or self._agent.duty != Wait():
+        roles = self._transfer.roles
+        if roles.commonest == roles.built or self._agent.directive != Wait():
             return
         other = roles.commonest
-        if not why_unfit(self._voice.status.rehearsed, other, roles.of(other)):
+        if not why_unfit(self._reporter.status.rehearsed, other, roles.of(other)):
             raise RebuildRequired(other)

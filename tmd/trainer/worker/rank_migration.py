@@ -14,7 +14,8 @@ from collections.abc import Callable
 from tmd.core.planning.directives import Arm, Directive, Prepare, Sync
 from tmd.core.values.errors import LinkError, StateMismatch
 from tmd.core.values.limits import ShadowLimits
-from tmd.core.values.model import Activity, Move, Rehearsal
+from tmd.core.values.model import Move, Rehearsal
+from tmd.core.worker.transitions import WorkerEvent
 from tmd.fabric import Fabric, Link, Neutral
 from tmd.trainer.protocol.frames import Dropped, Opening
 from tmd.trainer.protocol.offers import Offer
@@ -37,60 +38,63 @@ class RankMigration:
 
     def __init__(
         self,
-        voice: StatusReporter,
+        reporter: StatusReporter,
         agent: Agent,
         fabric: Fabric,
-        carrier: StateTransfer,
+        transfer: StateTransfer,
         units: Units,
         limits: ShadowLimits,
         snapshots: Snapshots,
     ) -> None:
-        self._voice = voice
+        self._reporter = reporter
         self._agent = agent
         self._fabric = fabric
-        self._carrier = carrier
+        self._transfer = transfer
         self._snapshots = snapshots
         self._takeover: Takeover | None = None
-        self.shadowing = ShadowDriver(voice, agent, fabric, carrier, units, limits, home=self)
+        self.shadowing = ShadowDriver(reporter, agent, fabric, transfer, units, limits, home=self)
 
-    def cancel_unless(self, duty: Directive) -> None:
+    def cancel_unless(self, directive: Directive) -> None:
         """Break off whatever belongs to another duty (any thread)."""
-        self._carrier.cancel_unless(duty)
-        self._snapshots.cancel_unless(duty)
-        self.shadowing.cancel_unless(duty)
+        self._transfer.cancel_unless(directive)
+        self._snapshots.cancel_unless(directive)
+        self.shadowing.cancel_unless(directive)
 
     def begun(self) -> None:
         """A step begins: until an optimizer runs nothing changes the parameters."""
         following = self.shadowing.following
-        step = self._voice.status.step if following is None else following.step
-        self._carrier.early.stand(step)
+        step = self._reporter.status.step if following is None else following.step
+        self._transfer.early.stand(step)
         # It may have been told between two steps, where they might have changed.
-        self.shadowing.heed(self._agent.duty)
+        self.shadowing.heed(self._agent.directive)
 
     # --- source -----------------------------------------------------------------------------------
 
-    def send(self, duty: Arm | Sync, move: Move) -> None:
+    def send(self, directive: Arm | Sync, move: Move) -> None:
         """Send this rank's state to the joiner; a joiner that fails is the leader's business."""
         started = time.monotonic()
         try:
-            size = self._carrier.send(
-                duty, move, self._voice.status.step, lambda: self._agent.duty == duty
+            size = self._transfer.send(
+                directive,
+                move,
+                self._reporter.status.step,
+                lambda: self._agent.directive == directive,
             )
         except (LinkError, StateMismatch) as error:
             log.warning("state of rank %d not handed over: %s", move.rank, error)
             return
         seconds = time.monotonic() - started
-        self._voice.say(timings={"copy": seconds, "copy_bytes": float(size)})
+        self._reporter.update(timings={"copy": seconds, "copy_bytes": float(size)})
         self._heed()
 
     def _heed(self) -> None:
         """The duty may have changed before there was anything that could be cancelled."""
-        if (duty := self._agent.duty) is not None:
-            self._carrier.cancel_unless(duty)
+        if (directive := self._agent.directive) is not None:
+            self._transfer.cancel_unless(directive)
 
     # --- joiner: before a planned switch ----------------------------------------------------------
 
-    def prepare(self, duty: Prepare) -> None:
+    def prepare(self, directive: Prepare) -> None:
         """Check that the state fits, open the links, and begin to follow the rank.
 
         Raises:
@@ -100,15 +104,15 @@ class RankMigration:
         self.shadowing.end()
         link: Link | None = None
         try:
-            link, said = self.shadowing.ask(duty)
+            link, said = self.shadowing.ask(directive)
             # Without an offer it is the state that will tell.
-            refusal = "" if said.offer is None else self._misfit(duty, said.offer)
+            refusal = "" if said.offer is None else self._misfit(directive, said.offer)
             if not refusal:
                 self._fabric.prepare(
-                    duty.membership,
-                    duty.rank,
+                    directive.membership,
+                    directive.rank,
                     timeout=PREPARE_TIMEOUT_S,
-                    cancel=lambda: self._agent.duty != duty,
+                    cancel=lambda: self._agent.directive != directive,
                 )
         except LinkError as error:
             refusal = str(error)
@@ -119,41 +123,43 @@ class RankMigration:
         if refusal:
             if link is not None:
                 link.close()
-            self.refuse(duty, refusal)
+            self.refuse(directive, refusal)
             return
         assert link is not None
         # Not yet the rank: on the way to its place in the data, scripts save and print on rank 0.
-        self._carrier.rest()
+        self._transfer.rest()
         timings = {"prepare": time.monotonic() - started}
         if self.shadowing.enabled and isinstance(said, Opening):
-            self.shadowing.begin(duty, link, said.offer, timings)
+            self.shadowing.begin(directive, link, said.offer, timings)
         else:
             link.close()
             off = "the live shadow is switched off"
             why = said.reason if isinstance(said, Dropped) else off
-            self.expect_state(duty, why, timings)
+            self.expect_state(directive, why, timings)
 
-    def _misfit(self, duty: Prepare, offer: Offer) -> str:
+    def _misfit(self, directive: Prepare, offer: Offer) -> str:
         """Why this worker cannot live the life of the one rank and then be the other."""
-        for rank in dict.fromkeys((duty.plays, duty.rank)):
-            if refusal := self._carrier.refusal(rank, offer):
+        for rank in dict.fromkeys((directive.plays, directive.rank)):
+            if refusal := self._transfer.refusal(rank, offer):
                 # The model does not change: the same would come of it after a loss.
                 verdict = Rehearsal(0, 0.0, refusal, refused_rank=rank)
-                self._voice.tell_rehearsed(rank, verdict, offer.roles)
+                self._reporter.tell_rehearsed(rank, verdict, offer.roles)
                 return refusal
-        self._carrier.learn(offer)
+        self._transfer.learn(offer)
         return ""
 
-    def expect_state(self, duty: Prepare, why: str, timings: dict[str, float]) -> None:
+    def expect_state(self, directive: Prepare, why: str, timings: dict[str, float]) -> None:
         """Stop-and-copy: the state comes after the switch."""
-        self._await(Takeover(duty))
-        self._voice.say(Activity.PREPARED, plan=duty.plan, detail=why, shadow=None, timings=timings)
+        self._await(Takeover(directive))
+        self._reporter.update(
+            WorkerEvent.PREPARED, plan=directive.plan, detail=why, shadow=None, timings=timings
+        )
 
-    def refuse(self, duty: Prepare, reason: str) -> None:
+    def refuse(self, directive: Prepare, reason: str) -> None:
         """This worker cannot do what the plan asks of it."""
-        self._fabric.discard(duty.membership.epoch)
-        log.warning("plan %s refused: %s", duty.plan, reason)
-        self._voice.say(Activity.REFUSED, plan=duty.plan, detail=reason, shadow=None)
+        self._fabric.discard(directive.membership.epoch)
+        log.warning("plan %s refused: %s", directive.plan, reason)
+        self._reporter.update(WorkerEvent.REFUSED, plan=directive.plan, detail=reason, shadow=None)
 
     # --- joiner: the whole state ------------------------------------------------------------------
 
@@ -165,95 +171,103 @@ class RankMigration:
             return
         self.shadowing.end()
         self._fabric.switch(takeover.membership, takeover.rank)
-        self._voice.say(
-            Activity.TRAINING,
+        self._reporter.update(
+            WorkerEvent.TOOK_OVER,
             rank=takeover.rank,
             epoch=takeover.membership.epoch,
             step=takeover.step,
             shadow=None,
             detail="",
-            timings={**self._voice.status.timings, **takeover.timings},
+            timings={**self._reporter.status.timings, **takeover.timings},
         )
-        self._carrier.walk(takeover)
+        self._transfer.walk(takeover)
 
-    def become(self, duty: Prepare) -> None:
+    def become(self, directive: Prepare) -> None:
         """The vote has given this worker the rank; it has lived a replica's life until now, so all
         but what only the rank itself has is here."""
-        if self._takeover is None or self._takeover.duty != duty:
-            self._await(Takeover(duty))
-        self._carrier.rest()
+        if self._takeover is None or self._takeover.directive != directive:
+            self._await(Takeover(directive))
+        self._transfer.rest()
         self.take_over()
 
-    def replace(self, duty: Sync) -> bool:
+    def replace(self, directive: Sync) -> bool:
         """After a loss: receive a replica's state; whether it is in place. Raises OtherRole."""
-        if duty.back:
-            return self._go_back(duty)
-        if next(m for m in duty.moves if m.rank == duty.rank).source is None:
-            return self._keep_shadowed(duty)
+        if directive.back:
+            return self._go_back(directive)
+        if next(m for m in directive.moves if m.rank == directive.rank).source is None:
+            return self._keep_shadowed(directive)
         takeover = self._takeover
-        if takeover is None or takeover.duty != duty:
-            takeover = Takeover(duty)
+        if takeover is None or takeover.directive != directive:
+            takeover = Takeover(directive)
             self._await(takeover)
-        self._carrier.rest()
+        self._transfer.rest()
         if not self._received(takeover, self.shadowing.has_state_of):
             return False
         self._heed()
         self.shadowing.end()
-        self._wear(duty.rank)
-        self._voice.say(shadow=None, rank=duty.rank, step=takeover.step, timings=takeover.timings)
-        self._carrier.walk(takeover)
+        self._wear(directive.rank)
+        self._reporter.update(
+            shadow=None, rank=directive.rank, step=takeover.step, timings=takeover.timings
+        )
+        self._transfer.walk(takeover)
         return True
 
     def _wear(self, rank: int) -> None:
         """The epoch is not entered yet, but the data are already those of this rank."""
-        self._fabric.sandbox(Neutral(), rank, self._voice.status.world_size)
+        self._fabric.sandbox(Neutral(), rank, self._reporter.status.world_size)
 
-    def _keep_shadowed(self, duty: Sync) -> bool:
+    def _keep_shadowed(self, directive: Sync) -> bool:
         """Nobody else has the state of this rank: go on from what was followed."""
-        if not self.shadowing.has(duty.rank, duty.resume):
-            detail = f"the state of rank {duty.rank} at step {duty.resume} is not here"
-            self._voice.say(Activity.REFUSED, plan=duty.plan, detail=detail)
+        if not self.shadowing.has(directive.rank, directive.resume):
+            detail = f"the state of rank {directive.rank} at step {directive.resume} is not here"
+            self._reporter.update(WorkerEvent.REFUSED, plan=directive.plan, detail=detail)
             return False
         self.shadowing.end()
-        self._wear(duty.rank)
+        self._wear(directive.rank)
         timings = {"transfer": 0.0}
-        self._voice.say(shadow=None, rank=duty.rank, step=duty.resume, timings=timings)
-        self._carrier.stay()
+        self._reporter.update(
+            shadow=None, rank=directive.rank, step=directive.resume, timings=timings
+        )
+        self._transfer.stay()
         return True
 
-    def _go_back(self, duty: Sync) -> bool:
+    def _go_back(self, directive: Sync) -> bool:
         """Nobody has the state of this rank as it was last: take an earlier one, as all do."""
         started = time.monotonic()
         self.shadowing.end()
-        self._carrier.rest()
+        self._transfer.rest()
         # The copy may be here already, and this worker be built anew since it was made.
-        if not self._carrier.roles.serves(duty.rank):
-            raise RebuildRequired(duty.rank)
+        if not self._transfer.roles.serves(directive.rank):
+            raise RebuildRequired(directive.rank)
 
         def wanted() -> bool:
-            return self._agent.duty == duty
+            return self._agent.directive == directive
 
-        if not self._tried(duty, lambda: self._snapshots.fetch(duty, wanted)):
+        if not self._tried(directive, lambda: self._snapshots.fetch(directive, wanted)):
             return False
-        self._carrier.start_over(duty)
-        self._snapshots.reach(duty)
-        self._wear(duty.rank)
-        if not self._tried(duty, lambda: self._snapshots.put_back(duty)):
+        self._transfer.start_over(directive)
+        self._snapshots.reach(directive)
+        self._wear(directive.rank)
+        if not self._tried(directive, lambda: self._snapshots.put_back(directive)):
             return False
         timings = {"transfer": time.monotonic() - started}
-        self._voice.say(shadow=None, rank=duty.rank, step=duty.resume, timings=timings)
+        self._reporter.update(
+            shadow=None, rank=directive.rank, step=directive.resume, timings=timings
+        )
         return True
 
     def to_pool(self) -> None:
         """Give up whatever rank or identity there was and stand by."""
-        self._carrier.proving.drop()
+        self._transfer.verification.drop()
         self.shadowing.end()
         if self._takeover is not None:
             self._fabric.discard(self._takeover.membership.epoch)
             self._await(None)
-        self._carrier.rest()
+        self._transfer.rest()
         # What it missed as a rank is the business of whoever holds that now.
-        self._voice.say(Activity.STANDBY, plan="", rank=None, detail="", shadow=None, missed=None)
+        self._reporter.update(
+            WorkerEvent.STOOD_BY, plan="", rank=None, detail="", shadow=None, missed=None
+        )
 
     def _await(self, takeover: Takeover | None) -> None:
         """Another take-over, or none any more: who sends for the one before waits for nothing."""
@@ -265,27 +279,27 @@ class RankMigration:
         """Receive the state; False if it came to nothing and the status says what is next."""
 
         def cancelled() -> bool:
-            return not takeover.wanted(self._agent.duty)
+            return not takeover.wanted(self._agent.directive)
 
         if not self._tried(
-            takeover.duty, lambda: self._carrier.receive(takeover, cancelled, has_step)
+            takeover.directive, lambda: self._transfer.receive(takeover, cancelled, has_step)
         ):
             return False
         self._await(None)
         return True
 
-    def _tried(self, duty: Prepare | Sync, attempt: Callable[[], None]) -> bool:
+    def _tried(self, directive: Prepare | Sync, attempt: Callable[[], None]) -> bool:
         """Whether a state came; if not, the status says what is next."""
         try:
             attempt()
         except StateMismatch as error:
             self._await(None)
-            log.warning("plan %s refused: %s", duty.plan, error)
-            self._voice.say(Activity.REFUSED, plan=duty.plan, detail=str(error))
+            log.warning("plan %s refused: %s", directive.plan, error)
+            self._reporter.update(WorkerEvent.REFUSED, plan=directive.plan, detail=str(error))
             return False
         except LinkError as error:
-            log.warning("state not received for plan %s: %s", duty.plan, error)
-            self._agent.wait_until(lambda d: d != duty)
+            log.warning("state not received for plan %s: %s", directive.plan, error)
+            self._agent.wait_until(lambda d: d != directive)
             self.to_pool()
             return False
         return True

@@ -17,12 +17,12 @@ from tmd.core.planning.directives import (
     Prepare,
     ShadowRank,
     Sync,
-    Wait,
     is_rehearsal,
 )
 from tmd.core.values.errors import LinkError, StateMismatch
 from tmd.core.values.limits import ShadowLimits
 from tmd.core.values.model import Activity, Rehearsal
+from tmd.core.worker.transitions import WorkerEvent
 from tmd.fabric import Fabric, Link
 from tmd.trainer.protocol import frames
 from tmd.trainer.protocol.frames import Dropped, Opening
@@ -51,9 +51,9 @@ log = logging.getLogger("tmd.trainer")
 class Home(Protocol):
     """Where a worker goes from here."""
 
-    def expect_state(self, duty: Prepare, why: str, timings: dict[str, float]) -> None: ...
-    def become(self, duty: Prepare) -> None: ...
-    def refuse(self, duty: Prepare, reason: str) -> None: ...
+    def expect_state(self, directive: Prepare, why: str, timings: dict[str, float]) -> None: ...
+    def become(self, directive: Prepare) -> None: ...
+    def refuse(self, directive: Prepare, reason: str) -> None: ...
     def to_pool(self) -> None: ...
 
 
@@ -62,18 +62,18 @@ class ShadowDriver:
 
     def __init__(
         self,
-        voice: StatusReporter,
+        reporter: StatusReporter,
         agent: Agent,
         fabric: Fabric,
-        carrier: StateTransfer,
+        transfer: StateTransfer,
         units: Units,
         limits: ShadowLimits,
         home: Home,
     ) -> None:
-        self._voice = voice
+        self._reporter = reporter
         self._agent = agent
         self._fabric = fabric
-        self._carrier = carrier
+        self._transfer = transfer
         self._units = units
         self._limits = limits
         self._home = home
@@ -99,45 +99,51 @@ class ShadowDriver:
     def has(self, rank: int, step: int) -> bool:
         """Whether the state at the start of ``step`` is here, of ``rank`` itself."""
         following = self.following
-        return following is not None and following.duty.plays == rank and self.has_state_of == step
+        return (
+            following is not None
+            and following.directive.plays == rank
+            and self.has_state_of == step
+        )
 
-    def cancel_unless(self, duty: Directive) -> None:
-        """Follow no more if ``duty`` is another one (any thread)."""
+    def cancel_unless(self, directive: Directive) -> None:
+        """Follow no more if ``directive`` is another one (any thread)."""
         following = self.following
-        if following is None or duty == following.duty:
+        if following is None or directive == following.directive:
             return
-        following.give_way(duty)
-        self.heed(duty)
+        following.give_way(directive)
+        self.heed(directive)
 
-    def heed(self, duty: Directive | None) -> None:
+    def heed(self, directive: Directive | None) -> None:
         """Begin with the digest if the rank that is followed was lost (any thread)."""
         following = self.following
-        lost = isinstance(duty, HoldState) and duty.over
+        lost = isinstance(directive, HoldState) and directive.over
         if lost and following is not None and following.has_state:
-            self._carrier.early.begin()
+            self._transfer.early.begin()
 
     def begin(
         self,
-        duty: Prepare | ShadowRank,
+        directive: Prepare | ShadowRank,
         link: Link,
         offer: Offer,
         timings: dict[str, float],
         recalls: int = RECALLS,
     ) -> None:
-        """Follow the rank of ``duty`` from its next step on."""
+        """Follow the rank of ``directive`` from its next step on."""
         self._recalls = recalls
-        self._carrier.early.forget()
+        self._transfer.early.forget()
         bound = frames.staging_bound(self._limits, self._units)
         # What is recorded waits as a whole, and the rank goes on meanwhile.
-        shadow = ShadowReceiver(link, 2 * bound if is_rehearsal(duty) else bound)
-        kind = ReplaySession if is_rehearsal(duty) else ShadowSession
-        following = kind(duty, shadow, offer, self._units, self._fabric, self._limits)
-        following.exists_once = len(self._voice.alike(duty.plays)) < 2
+        shadow = ShadowReceiver(link, 2 * bound if is_rehearsal(directive) else bound)
+        kind = ReplaySession if is_rehearsal(directive) else ShadowSession
+        following = kind(directive, shadow, offer, self._units, self._fabric, self._limits)
+        following.exists_once = len(self._reporter.alike(directive.plays)) < 2
         self.following = following
-        self._carrier.learn(offer)
-        plan = duty.plan if isinstance(duty, Prepare) else ""
-        self._voice.say(Activity.SHADOWING, plan=plan, timings=timings, shadow=following.told())
-        present = self._agent.duty
+        self._transfer.learn(offer)
+        plan = directive.plan if isinstance(directive, Prepare) else ""
+        self._reporter.update(
+            WorkerEvent.SHADOWED, plan=plan, timings=timings, shadow=following.told()
+        )
+        present = self._agent.directive
         if present is not None:
             # It may have changed before there was anything that could be cancelled.
             self.cancel_unless(present)
@@ -145,7 +151,7 @@ class ShadowDriver:
     def follow(self) -> None:
         """At a step boundary of the joiner: come to where the next step can be computed."""
         following = self.following
-        feed = self._carrier.feed
+        feed = self._transfer.feed
         assert following is not None
         assert feed is not None
         try:
@@ -153,11 +159,11 @@ class ShadowDriver:
                 following.check_again()
                 self._take(following)
                 return
-            following.go_on(feed, lambda: self._voice.say(shadow=following.told(), now=False))
+            following.go_on(feed, lambda: self._reporter.update(shadow=following.told(), now=False))
         except AdvanceToNextLoop:
             # Between two batches() calls a script may do anything, and the rank does it, too: this
             # worker is another one there if there is one alike, and says that it is a shadow.
-            self._carrier.rest()
+            self._transfer.rest()
             raise
         except StateMismatch as error:
             self._unfit(following, error)
@@ -167,33 +173,33 @@ class ShadowDriver:
             self._tell(following)
 
     def _tell(self, following: ShadowSession) -> None:
-        activity = self._voice.status.activity
+        activity = self._reporter.status.activity
         if activity is Activity.SHADOWING and following.in_step:
             self._in_step(following)
         elif activity is Activity.IN_STEP and following.is_late:
-            self._voice.say(
-                Activity.SHADOWING,
+            self._reporter.update(
+                WorkerEvent.FELL_BEHIND,
                 shadow=following.told(),
-                timings=self._voice.status.timings,
+                timings=self._reporter.status.timings,
             )
         else:
-            self._voice.say(step=following.step, shadow=following.told(), now=False)
+            self._reporter.update(step=following.step, shadow=following.told(), now=False)
 
     def _in_step(self, following: ShadowSession) -> None:
-        duty = following.duty
-        if is_rehearsal(duty):
-            self._done_with = duty
-            self._rehearsed(following, duty)
+        directive = following.directive
+        if is_rehearsal(directive):
+            self._done_with = directive
+            self._rehearsed(following, directive)
             return
         following.settle()
         # From here on all may be told to switch: a new call could miss the vote.
         self._recalls = 0
         self._pause_s = RETRY_S
-        self._voice.say(
-            Activity.IN_STEP,
+        self._reporter.update(
+            WorkerEvent.CAUGHT_UP,
             step=following.step,
             shadow=following.told(),
-            timings=self._voice.status.timings,
+            timings=self._reporter.status.timings,
         )
 
     def _unfit(self, following: ShadowSession, error: StateMismatch) -> None:
@@ -201,71 +207,71 @@ class ShadowDriver:
 
         The verdict outlives the move, until a rehearsal shows otherwise.
         """
-        duty, suspect = following.duty, isinstance(error, Differs)
-        if isinstance(duty, ShadowRank):
-            self._done_with = duty
-            self._rehearsed(following, duty, refusal=str(error), suspect=suspect)
+        directive, suspect = following.directive, isinstance(error, Differs)
+        if isinstance(directive, ShadowRank):
+            self._done_with = directive
+            self._rehearsed(following, directive, refusal=str(error), suspect=suspect)
             return
         found = (following.step, following.seconds, str(error))
-        verdict = Rehearsal(*found, suspect=suspect, refused_rank=duty.plays)
-        self._voice.tell_rehearsed(duty.plays, verdict)
+        verdict = Rehearsal(*found, suspect=suspect, refused_rank=directive.plays)
+        self._reporter.tell_rehearsed(directive.plays, verdict)
         self.end()
-        self._home.refuse(duty, str(error))
+        self._home.refuse(directive, str(error))
 
     def _rehearsed(
         self,
         following: ShadowSession,
-        duty: ShadowRank,
+        directive: ShadowRank,
         *,
         refusal: str = "",
         note: str = "",
         suspect: bool = False,
     ) -> None:
         verdict = Rehearsal(
-            *(following.step, following.seconds, refusal, note, duty.request), suspect=suspect
+            *(following.step, following.seconds, refusal, note, directive.request), suspect=suspect
         )
-        self._found(duty, verdict)
+        self._found(directive, verdict)
         self._home.to_pool()
 
     def _lost(self, following: ShadowSession, error: LinkError) -> None:
         """Nothing to follow any more: what is here may still serve."""
-        duty = following.duty
+        directive = following.directive
         hopeless = isinstance(error, Overdue) or (isinstance(error, ShadowLost) and error.final)
-        if isinstance(duty, ShadowRank):
+        if isinstance(directive, ShadowRank):
             if hopeless:
                 # Slow is not unfit: it may have a rank, but need not be tried again.
-                self._done_with = duty
-                self._rehearsed(following, duty, note=str(error))
+                self._done_with = directive
+                self._rehearsed(following, directive, note=str(error))
             else:
                 self._stand_by_with_state(following, error)
         elif hopeless:
             # Slow is not unfit: only this move is refused.
             self.end()
-            self._home.refuse(duty, self._lateness(following, error))
-        elif self._agent.duty != duty:
-            self._fabric.discard(duty.membership.epoch)
+            self._home.refuse(directive, self._lateness(following, error))
+        elif self._agent.directive != directive:
+            self._fabric.discard(directive.membership.epoch)
             self._home.to_pool()
-        elif not self._called_again(duty, error):
+        elif not self._called_again(directive, error):
             # Still wanted: have the state copied at the switch.
             self.end()
-            log.warning("plan %s: shadow lost its rank: %s", duty.plan, error)
-            self._home.expect_state(duty, str(error), self._voice.status.timings)
+            log.warning("plan %s: shadow lost its rank: %s", directive.plan, error)
+            self._home.expect_state(directive, str(error), self._reporter.status.timings)
 
-    def _called_again(self, duty: Prepare, error: LinkError) -> bool:
+    def _called_again(self, directive: Prepare, error: LinkError) -> bool:
         """Begin anew over another link, if there is time: nobody has been told to switch."""
-        if self._voice.status.activity is not Activity.SHADOWING or not self._recalls:
+        if self._reporter.status.activity is not Activity.SHADOWING or not self._recalls:
             return False
-        timings, recalls = self._voice.status.timings, self._recalls - 1
+        timings, recalls = self._reporter.status.timings, self._recalls - 1
         self.end()
         try:
-            link, said = self.ask(duty)
+            link, said = self.ask(directive)
         except LinkError:
             return False
         if isinstance(said, Dropped):
             link.close()
             return False
-        log.warning("plan %s: following anew, the link broke: %s", duty.plan, error)
-        self.begin(duty, link, said.offer, timings, recalls)
+        log.warning("plan %s: following anew, the link broke: %s", directive.plan, error)
+        self.begin(directive, link, said.offer, timings, recalls)
         return True
 
     def _lateness(self, following: ShadowSession, error: LinkError) -> str:
@@ -273,106 +279,103 @@ class ShadowDriver:
 
     def _take(self, following: ShadowSession) -> None:
         """The vote has given this worker the rank, and it has the state."""
-        duty, told = following.duty, following.told()
-        assert isinstance(duty, Prepare)
-        if duty.plays != duty.rank:
-            self._home.become(duty)
+        directive, told = following.directive, following.told()
+        assert isinstance(directive, Prepare)
+        if directive.plays != directive.rank:
+            self._home.become(directive)
             return
         following.take()
         self.following = None
-        self._fabric.switch(duty.membership, duty.rank)
-        self._voice.say(
-            Activity.TRAINING,
-            rank=duty.rank,
-            epoch=duty.membership.epoch,
+        self._fabric.switch(directive.membership, directive.rank)
+        self._reporter.update(
+            WorkerEvent.TOOK_OVER,
+            rank=directive.rank,
+            epoch=directive.membership.epoch,
             shadow=None,
-            timings={**self._voice.status.timings, "transfer": 0.0, "lag": told.lag_s},
+            timings={**self._reporter.status.timings, "transfer": 0.0, "lag": told.lag_s},
         )
 
-    def wants(self, duty: Directive) -> bool:
-        """Whether ``duty`` asks to follow a rank, and that was not tried a moment ago."""
-        return (
-            isinstance(duty, ShadowRank)
-            and duty != self._done_with
-            and time.monotonic() >= self._not_before
-        )
+    def wants(self, directive: ShadowRank) -> bool:
+        """Whether to try ``directive`` now: it is not settled, nor was tried a moment ago."""
+        return directive != self._done_with and time.monotonic() >= self._not_before
 
-    def is_over(self, duty: Directive) -> bool:
-        """Whether what was followed is of no more use: nobody asks to keep it."""
-        return isinstance(duty, Wait) and self.following is not None
-
-    def study(self, duty: ShadowRank) -> None:
+    def study(self, directive: ShadowRank) -> None:
         """Begin to follow a rank. Raises OtherRole: call again once this worker is built as it."""
         self._not_before = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, LONGEST_RETRY_S)
         try:
-            link, said = self.ask(duty)
+            link, said = self.ask(directive)
         except LinkError as error:
-            log.info("rank %d cannot be followed now: %s", duty.rank, error)
+            log.info("rank %d cannot be followed now: %s", directive.rank, error)
             return
         if isinstance(said, Dropped):
             link.close()
             if self._units.divided and said.offer is not None:
-                self.not_tried(duty, note=UNFOLLOWED, heard=said.offer.roles)
+                self.not_tried(directive, note=UNFOLLOWED, heard=said.offer.roles)
             # Else a recovery goes on; what was followed until now may be of use in it.
             return
         self.end()
         try:
-            refusal = self._carrier.refusal(duty.rank, said.offer)
+            refusal = self._transfer.refusal(directive.rank, said.offer)
         except RebuildRequired:
             link.close()
             self._not_before = 0.0
             raise
         if refusal:
             link.close()
-            self.not_tried(duty, refusal=refusal, heard=said.offer.roles)
+            self.not_tried(directive, refusal=refusal, heard=said.offer.roles)
             return
-        self.begin(duty, link, said.offer, {})
+        self.begin(directive, link, said.offer, {})
 
     def not_tried(
-        self, duty: ShadowRank, *, refusal: str = "", note: str = "", heard: Sequence[Role] = ()
+        self,
+        directive: ShadowRank,
+        *,
+        refusal: str = "",
+        note: str = "",
+        heard: Sequence[Role] = (),
     ) -> None:
         """Say why no step of the rank was lived; ``heard``: the roles of all, if just now."""
-        self._done_with = duty
-        verdict = Rehearsal(0, 0.0, refusal, note, duty.request)
-        self._found(duty, verdict, heard)
-        self._voice.say(shadow=None)
+        self._done_with = directive
+        verdict = Rehearsal(0, 0.0, refusal, note, directive.request)
+        self._found(directive, verdict, heard)
+        self._reporter.update(shadow=None)
 
-    def _found(self, duty: ShadowRank, verdict: Rehearsal, heard: Sequence[Role] = ()) -> None:
+    def _found(self, directive: ShadowRank, verdict: Rehearsal, heard: Sequence[Role] = ()) -> None:
         if verdict.refusal:
             log.error("no rank for this standby until it rehearses again: %s", verdict.refusal)
         else:
-            log.info("rehearsed rank %d: %s", duty.plays, verdict.note or "same bits")
-        self._voice.tell_rehearsed(duty.plays, verdict, heard)
+            log.info("rehearsed rank %d: %s", directive.plays, verdict.note or "same bits")
+        self._reporter.tell_rehearsed(directive.plays, verdict, heard)
         # What comes next is no new attempt at the same.
         self._not_before, self._pause_s = 0.0, RETRY_S
 
     def rolls_forward(self) -> bool:
         """The mirrored vote never came: whether the survivors, halted, commit this step."""
         following = self.following
-        if following is None or not isinstance(following.duty, ShadowRank):
+        if following is None or not isinstance(following.directive, ShadowRank):
             return False
         self._say_standing_by(following, undecided=True)
-        duty = self._agent.wait_a_while(lambda d: d != following.duty, NEWS_S)
-        if isinstance(duty, HoldState):
-            duty = self._agent.wait_until(lambda d: not isinstance(d, HoldState))
-        return isinstance(duty, Sync) and duty.resume == following.step + 1
+        directive = self._agent.wait_a_while(lambda d: d != following.directive, NEWS_S)
+        if isinstance(directive, HoldState):
+            directive = self._agent.wait_until(lambda d: not isinstance(d, HoldState))
+        return isinstance(directive, Sync) and directive.resume == following.step + 1
 
     def _stand_by_with_state(self, following: ShadowSession, error: LinkError) -> None:
         """A recovery may come that can use it."""
-        log.info("rank %d: nothing more to follow: %s", following.duty.plays, error)
+        log.info("rank %d: nothing more to follow: %s", following.directive.plays, error)
         following.shadow.close()
-        self._carrier.rest()
-        if following.has_state and following.duty_stays:
+        self._transfer.rest()
+        if following.has_state and following.keeps_shadowing:
             self._say_standing_by(following, undecided=False)
         else:
             self._home.to_pool()
 
     def _say_standing_by(self, following: ShadowSession, *, undecided: bool) -> None:
-        self._carrier.early.stand(following.step)
-        self._carrier.early.begin()
-        self._voice.say(
-            Activity.STANDBY,
+        self._transfer.early.stand(following.step)
+        self._transfer.early.begin()
+        self._reporter.update(
+            WorkerEvent.LEFT_ALONE,
             step=following.step,
             shadow=following.told(),
             undecided=undecided,
@@ -383,20 +386,20 @@ class ShadowDriver:
         if self.following is not None:
             self.following.shadow.close()
             self.following = None
-            self._carrier.rest()
+            self._transfer.rest()
 
     def let_go(self) -> None:
         """This worker is to be built as another rank: say that it has no state of one any more."""
         if self.following is not None:
             self.end()
-            self._voice.say(shadow=None)
+            self._reporter.update(shadow=None)
 
-    def ask(self, duty: Prepare | ShadowRank) -> tuple[Link, Opening | Dropped]:
+    def ask(self, directive: Prepare | ShadowRank) -> tuple[Link, Opening | Dropped]:
         """Call on the source; it may not be in its loop now. Raises LinkError."""
-        link = self._fabric.connect(duty.source, frames.PURPOSE, timeout=CONNECT_TIMEOUT_S)
+        link = self._fabric.connect(directive.source, frames.PURPOSE, timeout=CONNECT_TIMEOUT_S)
         try:
-            plan = duty.plan if isinstance(duty, Prepare) else ""
-            frames.send(link, frames.Envelope(frames.ShadowRequest(plan, duty.plays)))
+            plan = directive.plan if isinstance(directive, Prepare) else ""
+            frames.send(link, frames.Envelope(frames.ShadowRequest(plan, directive.plays)))
             link.patience(CONNECT_TIMEOUT_S)
             answer, _ = frames.receive(link)
             link.patience(0)

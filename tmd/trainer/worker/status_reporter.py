@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from msgspec import structs
 from torch import nn
 
+from tmd.core.planning.directives import Directive
 from tmd.core.values.model import Activity, Rehearsal, WorkerStatus
 from tmd.core.values.shadows import noted
 from tmd.core.values.snapshots import Kept
+from tmd.core.worker.responses import Response, respond
+from tmd.core.worker.transitions import WorkerEvent, transition
 from tmd.fabric import Fabric
 from tmd.trainer.session.trace import peak_rss
 from tmd.trainer.state.devices import devices_of
@@ -21,7 +24,7 @@ from tmd.trainer.worker.agent import Agent
 
 
 class StatusReporter:
-    """Holds the status. ``say`` is safe from any thread."""
+    """Holds the status. ``update`` is safe from any thread."""
 
     _agent: Agent
 
@@ -57,15 +60,25 @@ class StatusReporter:
     def status(self) -> WorkerStatus:
         return self._status
 
-    def say(self, activity: Activity | None = None, *, now: bool = True, **changes: object) -> None:
-        """Change the status; tell it at once, or (``now`` false) with the next heartbeat.
+    def update(
+        self, event: WorkerEvent | None = None, *, now: bool = True, **changes: object
+    ) -> None:
+        """Change the status; report it at once, or (``now`` false) with the next heartbeat.
 
-        A new activity starts with no timings of the one before unless they are given.
+        Args:
+            event: moves the worker to another activity, which starts without timings unless
+                ``changes`` has some.
+            now: whether to wake the agent.
+            changes: fields of the status.
+
+        Raises:
+            IllegalTransition: ``event`` cannot happen now.
         """
-        if activity is not None:
-            changes = {"timings": {}, "activity": activity, **changes}
         # A change must not be lost to one that another thread makes from an older status.
         with self._changing:
+            if event is not None:
+                activity = transition(self._status.activity, event)
+                changes = {"timings": {}, "activity": activity, **changes}
             status = structs.replace(self._status, **changes)
             if _place(status) != _place(self._status):
                 self._came = time.monotonic()
@@ -73,6 +86,21 @@ class StatusReporter:
             self._status = structs.replace(status, replicas=replicas, role=role)
         if now:
             self._agent.tell()
+
+    def next_response(
+        self, *, under: Directive | None = None, restarted: bool = False
+    ) -> tuple[Response, Directive]:
+        """Wait for a directive that this worker acts on in its present activity."""
+        found: Response | None = None
+
+        def concerns(directive: Directive) -> bool:
+            nonlocal found
+            found = respond(directive, self._status, under=under, restarted=restarted)
+            return found is not None
+
+        directive = self._agent.wait_until(concerns)
+        assert found is not None
+        return found, directive
 
     def registered(
         self,
@@ -84,7 +112,7 @@ class StatusReporter:
         """Which ranks have equal state is known now, where this one's lies, and which ranks what
         is built here ``serves``; empty for any. ``roles``: of all, as far as they are heard."""
         self._replicas, self._roles = replicas, roles
-        self.say(devices=devices_of(models), serves=serves)
+        self.update(devices=devices_of(models), serves=serves)
 
     def alike(self, rank: int | None) -> tuple[int, ...]:
         """The ranks whose state is equal to that of ``rank``, itself included, as far as known."""
@@ -94,15 +122,15 @@ class StatusReporter:
         """``verdict`` tells of ``rank`` and those alike, by what was ``heard`` of all, if anything
         has been since the roles that are known."""
         roles = [each.structure for each in heard or self._roles.known]
-        self.say(rehearsed=noted(self._status.rehearsed, verdict, rank, roles), now=False)
+        self.update(rehearsed=noted(self._status.rehearsed, verdict, rank, roles), now=False)
 
     def tell_kept(self, kept: tuple[Kept, ...]) -> None:
         """Which copies of states are in this worker's memory."""
-        self.say(kept=kept, now=False)
+        self.update(kept=kept, now=False)
 
     def tell_armed(self, epoch: int, plan: str) -> None:
         """Armed for ``epoch`` of ``plan``, or for nothing (0); what was timed before is over."""
-        self.say(armed=epoch, plan=plan, timings={})
+        self.update(armed=epoch, plan=plan, timings={})
 
 
 def _place(status: WorkerStatus) -> tuple[Activity, int, int]:

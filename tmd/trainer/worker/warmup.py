@@ -66,7 +66,7 @@ class Warmup:
         self._left = 0
 
     def become(
-        self, other: RebuildRequired, fabric: Fabric, carrier: StateTransfer, size: int
+        self, other: RebuildRequired, fabric: Fabric, transfer: StateTransfer, size: int
     ) -> None:
         """Be built as another rank of ``size``.
 
@@ -76,14 +76,14 @@ class Warmup:
         """
         log.info("building what rank %d is built as", other.rank)
         fabric.sandbox(Neutral(), other.rank, size)
-        state = carrier.taken() if other.keeps else None
-        carrier.let_go()
+        state = transfer.taken() if other.keeps else None
+        transfer.let_go()
         self.build(fabric)
         if state is not None:
-            carrier.give(*state)
+            transfer.give(*state)
         if other.cold:
             # The rank is still worn: a survivor goes to its own place in the data from here.
             self._left = 0
             return
-        carrier.rest()
+        transfer.rest()
         self._left = SHADOW_STEPS

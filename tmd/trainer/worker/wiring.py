@@ -30,10 +30,10 @@ log = logging.getLogger("tmd.trainer")
 class WorkerParts(NamedTuple):
     """Who does what once the script has named its state."""
 
-    carrier: StateTransfer
+    transfer: StateTransfer
     snapshots: Snapshots
     mirrors: ShadowSources
-    handover: RankMigration
+    migration: RankMigration
     recovery: Recovery
     leaving: Leaving
     pool: Pool
@@ -41,16 +41,16 @@ class WorkerParts(NamedTuple):
     def close(self) -> None:
         """The process ends: no thread of ours may be inside torch then."""
         # Others wait for its verdicts, and those for digests.
-        self.carrier.early.close()
-        self.carrier.proving.close()
+        self.transfer.early.close()
+        self.transfer.verification.close()
         self.mirrors.close()
         self.snapshots.close()
-        if self.handover.shadowing.following is not None:
-            self.handover.shadowing.following.shadow.end()
+        if self.migration.shadowing.following is not None:
+            self.migration.shadowing.following.shadow.end()
 
 
 def assemble(
-    voice: StatusReporter,
+    reporter: StatusReporter,
     agent: Agent,
     fabric: Fabric,
     limits: ShadowLimits,
@@ -77,21 +77,21 @@ def assemble(
             "model and optimizer"
         )
     units, window = Units(registry), Window()
-    carrier = StateTransfer(fabric, registry, units, wrapped, local, several=several)
-    carrier.roles.built = fabric.rank or 0
+    transfer = StateTransfer(fabric, registry, units, wrapped, local, several=several)
+    transfer.roles.built = fabric.rank or 0
     if not alone:
         # Before any door is opened: who comes in is told groups and roles.
-        carrier.introduce(alike)
-    keeping = Snapshots(fabric, carrier, units, window, limits, snapshots, voice.tell_kept)
-    handover = RankMigration(voice, agent, fabric, carrier, units, limits, keeping)
-    mirrors = ShadowSources(fabric, carrier, units, window, limits)
-    recovery = Recovery(voice, agent, fabric, carrier, handover, keeping)
+        transfer.introduce(alike)
+    keeping = Snapshots(fabric, transfer, units, window, limits, snapshots, reporter.tell_kept)
+    migration = RankMigration(reporter, agent, fabric, transfer, units, limits, keeping)
+    mirrors = ShadowSources(fabric, transfer, units, window, limits)
+    recovery = Recovery(reporter, agent, fabric, transfer, migration, keeping)
     return WorkerParts(
-        carrier,
+        transfer,
         keeping,
         mirrors,
-        handover,
+        migration,
         recovery,
-        Leaving(voice, agent, fabric, handover, mirrors, keeping),
-        Pool(voice, agent, carrier, handover, recovery),
+        Leaving(reporter, agent, fabric, migration, mirrors, keeping),
+        Pool(reporter, agent, transfer, migration, recovery),
     )

@@ -1,0 +1,40 @@
+"""Workers of a campaign start by fork: a worker that imports torch anew costs seconds of a core."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tmd.campaign.forking import fork_server
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "tmd.toml"
+    path.write_text(
+        f'[cluster]\nname = "forking"\nsecret = "{"k" * 32}"\n'
+        f'[host]\nname = "h1"\nsocket = "{tmp_path}/tmd.sock"\nstate_dir = "{tmp_path}"\n'
+    )
+    return path
+
+
+def test_a_launched_worker_inherits_torch(config: Path, tmp_path: Path) -> None:
+    """The launcher is tmd's own, and its worker has torch before the script's first line."""
+    script = tmp_path / "script.py"
+    script.write_text("import os, sys; print('torch' in sys.modules, os.getppid())")
+    verb = ("-P", "-m", "tmd.cli", "launch", "--job", "j", "--nnodes", "1", "--max-restarts", "0")
+    with fork_server(compiler=False) as prefix:
+        done = subprocess.run(
+            (*prefix, sys.executable, *verb, "--", str(script)),
+            env={**os.environ, "TMD_CONFIG": str(config)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("True "), done.stderr
