@@ -211,11 +211,11 @@ class Joiner(Facts):
 
     def proved(self, step: int) -> bool:
         """Whether it has computed ``step`` from a state that was equal."""
-        return self.at > step and self.following.told().verified == step
+        return self.at > step and self.following.status().verified == step
 
     @property
     def lacks_state(self) -> bool:
-        return self.following.told().copied < 1
+        return self.following.status().copied < 1
 
     def _live(self) -> None:
         try:

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tests.trainer.test_carrier import NoGroups
+from tests.trainer.contexts import context_of
 from tests.trainer.test_state import move as move_whole
 from tests.trainer.test_units import move as move_in_pieces
 from tmd.core.values.errors import StateMismatch
@@ -24,7 +24,7 @@ from tmd.trainer.state.local import LocalState
 from tmd.trainer.state.replicas import all_alike, all_different, partition
 from tmd.trainer.state.state import Registry
 from tmd.trainer.state.units import Units, whole_digest
-from tmd.trainer.state_transfer.carrier import StateTransfer
+from tmd.trainer.state_transfer.context import RankContext
 from tmd.trainer.state_transfer.parameter_resync import ParameterResync
 
 SIZE = 4
@@ -131,35 +131,31 @@ def test_what_is_put_in_place_is_what_is_broadcast() -> None:
     assert {p.untyped_storage().data_ptr() for p in target.model.parameters()} <= held
 
 
-def carrier_of(script: Script) -> StateTransfer:
-    registry = script.registry
-    return StateTransfer(
-        NoGroups(), registry, Units(registry), [script.model], LocalState(registry)
-    )
+def context(script: Script) -> RankContext:
+    return context_of(script.registry, wrapped=(script.model,))
 
 
 def test_the_part_of_another_rank_is_refused_with_the_remedy() -> None:
     """Shapes are all alike: it is the names of parameters that tell."""
-    mine, theirs = carrier_of(Script(3)), carrier_of(Script(0))
-    offer = Offer(theirs.layouts, "", (), (), Position())
+    mine, theirs = context(Script(3)), context(Script(0))
+    offer = Offer(theirs.state.layouts, "", (), (), Position())
 
-    assert mine.refusal(0, offer).startswith(
+    assert mine.fit.refusal(0, offer).startswith(
         "optimizer keeps the state of model.2.bias here, and of model.0.weight there: "
         "let session.build(function)"
     )
-    assert part_mismatch(mine.layouts, carrier_of(Script(3, seed=7)).layouts) == ""
+    assert part_mismatch(mine.state.layouts, context(Script(3, seed=7)).state.layouts) == ""
 
 
 def test_a_copy_of_another_rank_is_never_put_back() -> None:
     """Even if it is at hand already, so that nobody was asked."""
 
     class OfAnother:
-        layouts = carrier_of(Script(0)).layouts
+        layouts = context(Script(0)).state.layouts
 
-    transfer = carrier_of(Script(3))
-    transfer.feed = object()  # type: ignore[assignment]
+    state = context(Script(3)).state
     with pytest.raises(StateMismatch, match=r"session\.build"):
-        transfer.put_back(OfAnother())  # type: ignore[arg-type]
+        state.put_back(OfAnother())  # type: ignore[arg-type]
 
 
 def test_a_divided_state_exists_once_whatever_the_model_says() -> None:

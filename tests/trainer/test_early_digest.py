@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.trainer.contexts import context_of
 from tests.trainer.scripts import Scheduled, Script, normed
 from tests.trainer.wire import Held
 from tmd.core.planning.directives import Directive, Hold, HoldState, Sync, Train, Wait
@@ -19,6 +20,7 @@ from tmd.core.values.model import Member, Membership
 from tmd.trainer.state.state import Layout
 from tmd.trainer.state.units import Units, whole_digest
 from tmd.trainer.state_transfer import early_digest
+from tmd.trainer.state_transfer.context import RankContext
 from tmd.trainer.state_transfer.early_digest import EarlyDigest
 from tmd.trainer.worker.recovery import Recovery
 from tmd.trainer.worker.shadow_driver import ShadowDriver
@@ -202,20 +204,22 @@ def test_nothing_is_read_any_more_once_it_is_forgotten(
 # --- who begins -----------------------------------------------------------------------------------
 
 
-def counted() -> tuple[Any, list[int]]:
-    """Stands in for a carrier; how often a digest was begun."""
+def counted() -> tuple[RankContext, list[int]]:
+    """The parts of a worker, and how often its digest was begun."""
     calls: list[int] = []
-    early = SimpleNamespace(begin=lambda: calls.append(1), stand=lambda step: None)
-    return SimpleNamespace(early=early), calls
+    context = context_of(Script(1).registry())
+    early: Any = SimpleNamespace(begin=lambda: calls.append(1), stand=lambda step: None)
+    context.state.early = early
+    return context, calls
 
 
 def begins(directive: Directive, rank: int | None, alike: dict[int, tuple[int, ...]]) -> bool:
     """Whether a survivor with ``rank`` of four takes its digest."""
     status = SimpleNamespace(rank=rank, world_size=4, step=STEP)
     reporter: Any = SimpleNamespace(status=status, alike=lambda lost: alike.get(lost, ()))
-    transfer, calls = counted()
+    context, calls = counted()
     nobody: Any = None
-    Recovery(reporter, nobody, nobody, transfer, nobody, nobody).heed(directive)
+    Recovery(reporter, nobody, context, nobody, nobody).heed(directive)
     return bool(calls)
 
 
@@ -276,9 +280,9 @@ def test_a_hot_standby_begins_once_its_rank_is_lost(
     directive: HoldState | Wait, has_state: bool, expected: int
 ) -> None:
     """Whether it hears of it in a step, or only between two."""
-    transfer, calls = counted()
+    context, calls = counted()
     nobody: Any = None
-    shadowing = ShadowDriver(*(nobody,) * 3, transfer, *(nobody,) * 3)
+    shadowing = ShadowDriver(nobody, nobody, context, nobody)
     following: Any = SimpleNamespace(
         has_state=has_state, give_way=lambda directive: None, directive=None
     )

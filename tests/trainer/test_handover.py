@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from tests.trainer.contexts import context_of
+from tests.trainer.scripts import Script
 from tests.trainer.wire import linked
 from tmd.core.planning.directives import Prepare
 from tmd.core.values.model import Member, Membership
@@ -20,7 +22,7 @@ def test_the_source_of_a_take_over_that_another_replaces_is_told() -> None:
     """It has sent what it has to offer, and waits for an answer while this worker is built."""
     reporter: Any = SimpleNamespace(update=lambda *_, **more: None)
     nobody: Any = None
-    migration = RankMigration(reporter, *([nobody] * 6))
+    migration = RankMigration(reporter, nobody, context_of(Script(1).registry()), nobody)
     with linked() as (source, joiner):
         migration._takeover = Takeover(prepare("p"), joiner)
         migration.expect_state(prepare("q"), "", {})

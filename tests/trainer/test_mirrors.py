@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import queue
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.trainer.contexts import NoGroups, context_of
 from tests.trainer.scripts import Script
 from tests.trainer.showing import FAST
 from tests.trainer.wire import linked
@@ -15,16 +17,13 @@ from tmd.core.values.errors import LinkError
 from tmd.fabric import Link
 from tmd.trainer.protocol import frames
 from tmd.trainer.protocol.frames import Dropped, Opening, ShadowRequest
-from tmd.trainer.protocol.offers import Offer
 from tmd.trainer.shadow.sources import ShadowSources
-from tmd.trainer.state.data import Feed, Position
-from tmd.trainer.state.units import Units
-from tmd.trainer.state.window import Window
+from tmd.trainer.state.data import Feed
 
 pytestmark = pytest.mark.timeout(60)
 
 
-class Door:
+class Door(NoGroups):
     """As much of a fabric as the door of a rank needs."""
 
     standing = "a member"
@@ -33,6 +32,7 @@ class Door:
     rank = 0
 
     def __init__(self, links: list[Link]) -> None:
+        super().__init__()
         self._links: queue.SimpleQueue[Link | None] = queue.SimpleQueue()
         for link in (*links, None):
             self._links.put(link)
@@ -49,10 +49,9 @@ def answer(feed: Feed | None) -> object:
     script = Script(1)
     registry = script.registry()
     with linked() as (near, far):
-        offered = Offer(registry.collect()[0], "", (), (1,), Position())
-        transfer: Any = SimpleNamespace(feed=feed, layouts=None, offer=lambda _: offered)
-        fabric: Any = Door([near])
-        mirrors = ShadowSources(fabric, transfer, Units(registry), Window(), FAST)
+        context = context_of(registry, Door([near]), limits=FAST)
+        context.state.feed = feed
+        mirrors = ShadowSources(context)
         frames.send(far, frames.Envelope(ShadowRequest("", 0)))
         said, _ = frames.receive(far)
         mirrors.close()
@@ -85,13 +84,11 @@ def test_a_rank_outside_of_its_loop_is_not(place: Feed | None) -> None:
 def test_a_state_that_is_not_proved_is_shown_to_nobody() -> None:
     """The next step is."""
     registry = Script(1).registry()
-    verification = SimpleNamespace(pending=True)
-    transfer: Any = SimpleNamespace(
-        feed=feed(closed=False), verification=verification, look_at_buckets=lambda: ""
-    )
-    fabric: Any = Door([])
-    window, shown = Window(), []
-    mirrors = ShadowSources(fabric, transfer, Units(registry), window, FAST)
+    verification: Any = SimpleNamespace(pending=True)
+    context = replace(context_of(registry, Door([]), limits=FAST), verification=verification)
+    context.state.feed = feed(closed=False)
+    window, shown = context.window, []
+    mirrors = ShadowSources(context)
     mirror: Any = SimpleNamespace(
         over=False, wake=lambda: None, at_boundary=lambda step, *_, **more: shown.append(step)
     )

@@ -8,6 +8,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from tests.trainer.contexts import context_of
+from tests.trainer.scripts import Script
 from tmd.core.planning.directives import ShadowRank, Wait
 from tmd.core.values.model import Activity, Member, Rehearsal, WorkerStatus
 from tmd.trainer.state.roles import RebuildRequired, Role, Roles
@@ -23,8 +25,10 @@ def pool(directive: object, **status: Any) -> tuple[Pool, Mock]:
     roles.known = tuple(Role(s, (r,)) for r, s in enumerate(["wide", "wide", "wide", "narrow"]))
     reporter = Mock(status=WorkerStatus("w", "j", 4, "a:2", 1, Activity.STANDBY, **status))
     migration = Mock()
-    transfer, agent = SimpleNamespace(roles=roles), SimpleNamespace(directive=directive)
-    return Pool(reporter, agent, transfer, migration, Mock()), migration.shadowing
+    context = context_of(Script(1).registry(), several=True)
+    context.fit.roles = roles
+    agent: Any = SimpleNamespace(directive=directive)
+    return Pool(reporter, agent, context, migration, Mock()), migration.shadowing
 
 
 def test_what_cannot_be_built_is_refused_and_the_standby_stays_one() -> None:
@@ -32,7 +36,7 @@ def test_what_cannot_be_built_is_refused_and_the_standby_stays_one() -> None:
     standby, shadowing = pool(ASKED)
     warmup = Mock(become=Mock(side_effect=[MemoryError("too wide"), None]))
 
-    standby.become(RebuildRequired(0), warmup, Mock())
+    standby.become(RebuildRequired(0), warmup)
 
     assert [call.args[0].rank for call in warmup.become.call_args_list] == [0, 3]
     shadowing.not_tried.assert_called_once_with(
@@ -45,7 +49,7 @@ def test_what_cannot_be_built_for_a_plan_is_an_error() -> None:
     standby, shadowing = pool(Wait())
 
     with pytest.raises(MemoryError):
-        standby.become(RebuildRequired(0), Mock(become=Mock(side_effect=MemoryError)), Mock())
+        standby.become(RebuildRequired(0), Mock(become=Mock(side_effect=MemoryError)))
 
     shadowing.not_tried.assert_not_called()
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.trainer.contexts import context_of
+from tests.trainer.scripts import Script
 from tests.trainer.wire import Held, linked
 from tmd.core.planning.directives import (
     Directive,
@@ -24,6 +27,7 @@ from tmd.core.planning.directives import (
 from tmd.core.values.model import Activity, Member, Membership, WorkerStatus
 from tmd.core.worker.transitions import WorkerEvent
 from tmd.fabric import Link
+from tmd.fabric.counters import LinkCounters
 from tmd.trainer.state.digests import Digest
 from tmd.trainer.state_transfer.verification import StateVerification
 from tmd.trainer.worker.recovery import Recovery
@@ -195,13 +199,16 @@ def recovery(
         tell=lambda: None,
         wait_until=lambda wanted: directive if wanted(directive) else None,
     )
-    fabric: Any = SimpleNamespace(address="h1:1", poison_reason="", suspects=())
-    early = SimpleNamespace(stand=lambda step: None, begin=lambda: None)
-    transfer: Any = SimpleNamespace(verification=SimpleNamespace(verdict=lambda: why), early=early)
+    fabric: Any = SimpleNamespace(
+        address="h1:1", poison_reason="", suspects=(), rank=1, built=(), counters=LinkCounters()
+    )
+    context = context_of(Script(1).registry(), fabric)
+    refuted: Any = SimpleNamespace(verdict=lambda: why, running=False)
+    context = replace(context, verification=refuted)
     migration: Any = SimpleNamespace(to_pool=lambda: reporter.update(WorkerEvent.STOOD_BY))
     snapshots: Any = SimpleNamespace(give_up=lambda: None)
     reporter.open(agent, fabric)
-    return Recovery(reporter, agent, fabric, transfer, migration, snapshots), reporter
+    return Recovery(reporter, agent, context, migration, snapshots), reporter
 
 
 DIFFERS = "source and joiner have different states"

@@ -55,7 +55,7 @@ def test_a_step_is_lived_long_after_its_rank() -> None:
         while not p.source.mirror.over:
             p.source.train(1)
         p.source.train(20)
-        told = p.joiner.following.told()
+        told = p.joiner.following.status()
         p.joiner.may_go_on.clear()
         held.let_go()
         p.joiner.until(lambda: p.joiner.computed == 1)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.trainer.contexts import context_of
 from tests.trainer.scripts import Averaged, Forked, Scheduled, Script, normed
 from tests.trainer.wire import Facts
 from tmd.core.planning.directives import Sync
@@ -22,10 +23,7 @@ from tmd.trainer.protocol.copies import StateCopy
 from tmd.trainer.snapshots.snapshots import Snapshots
 from tmd.trainer.snapshots.writer import WriterStage
 from tmd.trainer.state.data import Feed
-from tmd.trainer.state.local import LocalState
 from tmd.trainer.state.units import Units, whole_digest
-from tmd.trainer.state.window import Window
-from tmd.trainer.state_transfer.carrier import StateTransfer
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -48,19 +46,14 @@ class Rank(Facts):
         self.script = script
         self.fabric = Fabric(f"w{number}", KEY)
         self.member = Member(f"w{number}", f"h{number}", self.fabric.address)
-        self.units = Units(script.registry())
-        transfer = StateTransfer(
-            self.fabric, script.registry(), self.units, [], LocalState(script.registry())
-        )
-        transfer.feed = Feed(range(100), 0, lambda: 0, lambda: (0, 1))
-        self.transfer = transfer
-        self.window = Window()
+        limits = ShadowLimits(copy_mb_s=rate)
+        self.context = context_of(script.registry(), self.fabric, limits=limits)
+        self.units, self.window = self.context.units, self.context.window
+        self.state = self.context.state
+        self.state.feed = Feed(range(100), 0, lambda: 0, lambda: (0, 1))
         self.step = 0
         self.kept: Seen = ()
-        limits = ShadowLimits(copy_mb_s=rate)
-        self.snapshots = Snapshots(
-            self.fabric, transfer, self.units, self.window, limits, every, self.heard
-        )
+        self.snapshots = Snapshots(self.context, every, self.heard)
 
     def heard(self, kept: Seen) -> None:
         with self.changing():
@@ -73,12 +66,12 @@ class Rank(Facts):
 
     def apply(self) -> None:
         """The rest of a step that counts."""
-        assert self.transfer.feed is not None
+        assert self.state.feed is not None
         self.window.close()
         self.script.backward(self.step)
         self.script.apply()
-        self.transfer.feed.next(self.step)
-        self.transfer.feed.commit()
+        self.state.feed.next(self.step)
+        self.state.feed.commit()
         self.step += 1
 
     def until(self, enough: object, timeout: float = 30.0) -> None:
@@ -138,13 +131,13 @@ def test_a_state_is_put_back_bit_for_bit(make: type[Script]) -> None:
         after = whole_digest(one.units, 4)
         train(made, 1)
         assert Kept(0, 4) in one.kept
-        one.transfer.early.stand(4)  # as if it had come to that step once more
-        one.transfer.early.begin()
+        one.state.early.stand(4)  # as if it had come to that step once more
+        one.state.early.begin()
         one.snapshots.put_back(back(0, 4))
-        assert one.transfer.early.of(4)() == after
+        assert one.state.early.of(4)() == after
         assert whole_digest(one.units, 4) == after
-        assert one.transfer.feed is not None
-        assert one.transfer.feed.position.index == 4
+        assert one.state.feed is not None
+        assert one.state.feed.position.index == 4
         assert before != after
 
         one.step = 4
@@ -242,7 +235,7 @@ def test_a_joiner_with_another_model_does_not_take_the_copy() -> None:
 
 def sums_in(rank: Rank, buckets: str) -> None:
     """DDP has settled how gradients are summed."""
-    rank.transfer._buckets = buckets
+    rank.context.fit._buckets = buckets
 
 
 def test_the_keeper_of_a_copy_may_sum_in_other_buckets() -> None:
@@ -297,7 +290,7 @@ def test_a_state_that_is_not_proved_is_kept_by_nobody() -> None:
         one, other = made
         verdicts = chain(["source and joiner have different states"], repeat(""))
         verification: Any = SimpleNamespace(later=lambda: lambda: next(verdicts))
-        one.transfer.verification = verification
+        one.snapshots._verification = verification
         for rank in made:
             rank.snapshots.at_boundary(0)
         stages = [rank.settled() for rank in made]

@@ -66,7 +66,7 @@ def test_a_flipped_bit_is_found_at_the_next_boundary(
 
         assert isinstance(error, Differs)
         assert f"rank 0: {part} at the start of step {at} differ" in str(error)
-        assert p.joiner.following.told().verified is None
+        assert p.joiner.following.status().verified is None
 
 
 def test_a_registered_object_that_differs_is_not_blamed_on_the_hardware() -> None:

@@ -10,7 +10,7 @@ from tests.fabric.circle import at_once
 from tests.trainer.wire import PATIENCE, linked
 from tmd.core.values.errors import LinkError
 from tmd.trainer.state.digests import Digest
-from tmd.trainer.state_transfer.transfer import confirm, has_same
+from tmd.trainer.state_transfer.stream import confirm, has_same
 
 pytestmark = pytest.mark.timeout(60)
 

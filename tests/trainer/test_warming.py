@@ -25,7 +25,7 @@ class Groups:
 
 
 class Carries:
-    """What a carrier is asked for."""
+    """The order in which state and fit are called."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -48,7 +48,8 @@ def asked(other: RebuildRequired) -> list[str]:
     """In which order, when a worker is to be built as ``other``."""
     warmup, fabric, carries = Warmup(), Groups(), Carries()
     warmup.by(lambda: carries.asked.append("build"))
-    warmup.become(other, fabric, carries, 4)  # type: ignore[arg-type]
+    context: Any = SimpleNamespace(fabric=fabric, state=carries, fit=carries)
+    warmup.become(other, context, 4)
     assert fabric.worn == [other.rank]
     warm = warmup.is_due(Activity.STANDBY)
     return [*carries.asked, "warm up" if warm else "go on"]

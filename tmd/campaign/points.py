@@ -33,8 +33,8 @@ from tmd.trainer.shadow.session import ShadowSession
 from tmd.trainer.shadow.source import ShadowSource
 from tmd.trainer.snapshots.snapshots import Snapshots
 from tmd.trainer.state.units import Units
-from tmd.trainer.state_transfer import early_digest, transfer, verification
-from tmd.trainer.state_transfer.carrier import StateTransfer
+from tmd.trainer.state_transfer import early_digest, stream, verification
+from tmd.trainer.state_transfer.transfer import StateTransfer
 from tmd.trainer.worker.arming import Arming
 from tmd.trainer.worker.leaving import Leaving
 from tmd.trainer.worker.rank_migration import RankMigration
@@ -95,8 +95,8 @@ class Injector:
         _before(Runner, "_communicate", self._communicating)
         _before(RankMigration, "prepare", lambda *_: self.reach("preparing"))
         _before(StateTransfer, "_meet", lambda *_: self.reach("prepared"))
-        _before(transfer, "receive_tensors", lambda *_: self.reach("receiving"))
-        _before(transfer, "send_tensors", lambda *_: self.reach("sending"))
+        _before(stream, "receive_tensors", lambda *_: self.reach("receiving"))
+        _before(stream, "send_tensors", lambda *_: self.reach("sending"))
         _before(Units, "place", lambda *_: self.reach("copying"))
         _before(ShadowSession, "_follow", lambda *_: self.reach("tail"))
         _before(ShadowSession, "computed", self._shadowing)

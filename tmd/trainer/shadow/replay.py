@@ -54,9 +54,9 @@ class ReplaySession(ShadowSession):
     def _recorded(self) -> bool:
         return self._source is OutputOrigin.RECORDED
 
-    def told(self) -> ShadowStatus:
+    def status(self) -> ShadowStatus:
         """For the status: no recovery is to count on what is only replayed."""
-        told = super().told()
+        told = super().status()
         return structs.replace(told, verified=None, lag_s=0.0) if self._recorded else told
 
     def give_way(self, directive: Directive) -> None:

@@ -1,18 +1,16 @@
-"""How a joiner comes to live the life of a rank: copied state, tail, and then every step itself.
+"""One attempt to shadow a rank: copy its state, replay its optimizer steps, then compute each step.
 
-At each step boundary it waits for the source's word that the step begins. As long as it is not in
-step it may jump: a boundary that is already over is reached by the tail alone. In step it is once
-its digest has equalled the source's after a step that it computed itself.
+At each step boundary the shadow waits until the source announces that the step begins. A shadow
+that is behind may jump: the *tail* of a step (its final gradients) leads to a boundary that is
+already over. A shadow is in step once its digest equals the source's after a step of its own.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
-import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
+from enum import IntEnum, auto
 
 from torch import Tensor
 
@@ -34,30 +32,47 @@ from tmd.trainer.protocol.frames import (
 from tmd.trainer.protocol.offers import Offer
 from tmd.trainer.protocol.step_vote import ticket
 from tmd.trainer.protocol.take_over import AdvanceToNextLoop
+from tmd.trainer.shadow.comparison import DigestComparison
+from tmd.trainer.shadow.lag import Lag
 from tmd.trainer.shadow.receiver import Arrival, Differs, ShadowReceiver
 from tmd.trainer.state.data import Feed
-from tmd.trainer.state.digests import Digest
 from tmd.trainer.state.dtensors import like
 from tmd.trainer.state.state import unflatten
 from tmd.trainer.state.units import OTHERS, Units, whole_digest
 
 FEW_STEPS = 20
-"""Of the source: so many it may take in any case to come in step."""
+"""Steps of the source that a shadow may take in any case to come in step."""
 REPLACEABLE_S, LAST_COPY_S = 0.02, 0.25
-"""For so long nothing must come of a dead rank until its outputs are taken to have ended: if they
-are lost on the way, a replica is copied, or else there is none (TCP sends again after 0.2 s)."""
-UNNOTICED_S = 0.02
-"""A lag that is never too large, however short the steps."""
+"""Quiet time after which a dead rank's output is considered complete: if a replica has the same
+state, or if there is none (TCP retransmits after 0.2 s)."""
 
 log = logging.getLogger("tmd.trainer")
 
 
 class Overdue(LinkError):
-    """This worker cannot follow in time, or not at all; it may be perfectly sound."""
+    """This worker cannot keep up, or cannot shadow at all; it may be perfectly sound."""
+
+
+class ShadowStage(IntEnum):
+    """How far the attempt is; only a later stage follows."""
+
+    ASKED = auto()  # the source has not been told to begin
+    JUMPING = auto()  # the state arrives, and tails may lead over whole steps
+    OWN_STEPS = auto()  # every step is computed here
+    SETTLED = auto()  # in step: few digests from here on
+    WON = auto()  # the vote has given this worker the rank
+
+
+class ShadowPlace(IntEnum):
+    """Where this worker stands in the source's steps."""
+
+    WAITING = auto()  # at a boundary, or nowhere yet
+    BETWEEN = auto()  # a tail was applied; the boundary behind it was not announced yet
+    READY = auto()  # the step at hand is the next to be computed
 
 
 class ShadowSession:
-    """One attempt to follow one rank. For the main thread, but for :meth:`give_way`."""
+    """For the main thread, but for :meth:`give_way`."""
 
     def __init__(
         self,
@@ -84,24 +99,16 @@ class ShadowSession:
         """The step at whose start this worker's state stands."""
         self._announced = -1
         """The newest step that the source was heard to begin."""
-        self._between = False
-        """Whether the tail of a step was applied, but where it leads to was not heard yet."""
         self._since = 0
         """Where it began to compute the steps itself."""
         self._first_own: int | None = None
         """The first of these that had a vote: the end of a ``batches()`` call shows nothing."""
-        self._begun = self._placed = False
-        self._tails = True
-        self._settled = False
-        self._ours: dict[int, Digest] = {}
-        self._theirs: dict[int, Digest] = {}
-        self._verified: int | None = None
-        self.lag_s = 0.0
-        """How long after the source this worker began its latest step."""
-        self._boundaries: deque[float] = deque(maxlen=6)
+        self._stage = ShadowStage.ASKED
+        self._place = ShadowPlace.WAITING
+        self._digests = DigestComparison()
+        self.lag = Lag(limits.lag)
         self._started = time.monotonic()
         self._positioned_at = 0.0
-        self._switched = False
         self.exists_once = False
         """Whether nobody else has the state of the rank."""
         self.note = ""
@@ -112,7 +119,7 @@ class ShadowSession:
     @property
     def may_run(self) -> bool:
         """Whether the step at hand is the next to be computed."""
-        return self._placed and not self.spoilt
+        return self._place is ShadowPlace.READY and not self.spoilt
 
     @property
     def spoilt(self) -> bool:
@@ -126,54 +133,39 @@ class ShadowSession:
     @property
     def has_state(self) -> bool:
         """Whether the state of the rank at the start of :attr:`step` is here, as far as known."""
-        recent = self.step - (self._verified or 0) <= 2 * CHECK_EVERY
-        return recent and self._proved and not self._between
+        recent = self.step - (self._digests.verified or 0) <= 2 * CHECK_EVERY
+        return recent and self._proved and self._place is not ShadowPlace.BETWEEN
 
     @property
     def _proved(self) -> bool:
         """Whether this state was found equal, or comes of one that was by own steps alone."""
-        verified = self._verified
+        verified = self._digests.verified
         return verified is not None and verified >= self._since
 
     @property
     def has_switched(self) -> bool:
         """Whether the vote has given this worker the rank, and it stands where it can take it."""
-        return self._switched and not self.shadow.starved
+        return self._stage is ShadowStage.WON and not self.shadow.starved
 
     @property
     def in_step(self) -> bool:
         """Same bits after a step of its own, and as good as not behind."""
-        return self._shown and self.lag_s <= self._unnoticed_s
+        return self._shown and self.lag.unnoticed
 
     @property
     def _shown(self) -> bool:
         """Whether it has come to the same bits by a step of its own."""
-        first, verified = self._first_own, self._verified
+        first, verified = self._first_own, self._digests.verified
         return first is not None and verified is not None and self._since <= first < verified
-
-    @property
-    def is_late(self) -> bool:
-        """In step once, and not any more."""
-        return self.lag_s > 3 * self._unnoticed_s
-
-    @property
-    def _unnoticed_s(self) -> float:
-        """The lag that still counts as none."""
-        return max(self._limits.lag * self.step_s, UNNOTICED_S)
-
-    @property
-    def step_s(self) -> float:
-        """Median time between two of the source's steps; 0 if unknown."""
-        times = list(self._boundaries)
-        return statistics.median([b - a for a, b in itertools.pairwise(times)] or [0.0])
 
     @property
     def overdue(self) -> bool:
         """Whether it has had its time to come in step."""
         since = self._positioned_at
         # Where steps are long, it is steps that count.
-        patience = max(self._limits.patience_s, FEW_STEPS * self.step_s)
-        return since > 0 and not self._settled and time.monotonic() - since > patience
+        patience = max(self._limits.patience_s, FEW_STEPS * self.lag.step_s)
+        settled = self._stage >= ShadowStage.SETTLED
+        return since > 0 and not settled and time.monotonic() - since > patience
 
     @property
     def keeps_shadowing(self) -> bool:
@@ -185,13 +177,12 @@ class ShadowSession:
         """Since it began."""
         return time.monotonic() - self._started
 
-    def told(self) -> ShadowStatus:
-        """For the status."""
+    def status(self) -> ShadowStatus:
         return ShadowStatus(
             rank=self.directive.plays,
             copied=1 - len(self._missing) / max(len(self._units), 1),
-            lag_s=self.lag_s,
-            verified=self._verified,
+            lag_s=self.lag.seconds,
+            verified=self._digests.verified,
             note=self.note,
         )
 
@@ -213,9 +204,9 @@ class ShadowSession:
             raise self.shadow.lost
         if self._call > feed.call:
             raise AdvanceToNextLoop
-        if not self._begun:
+        if self._stage is ShadowStage.ASKED:
             self.shadow.send(Begin())
-            self._begun = True
+            self._stage = ShadowStage.JUMPING
         while not self._may_begin():
             if self.overdue:
                 raise Overdue(f"not in step with rank {self.directive.plays} in time")
@@ -223,12 +214,12 @@ class ShadowSession:
             self._take_in(arrival, feed)
             if isinstance(arrival.frame, Unit):
                 tell()
-        self._placed = True
+        self._place = ShadowPlace.READY
 
     def computed(self, step: int) -> None:
         """A step was computed: the state is that of the start of ``step`` now."""
         self._at = step
-        self._placed = False
+        self._place = ShadowPlace.WAITING
 
     def check_again(self) -> None:
         """Compare what digests have come meanwhile, before the rank is taken.
@@ -238,24 +229,23 @@ class ShadowSession:
             LinkError: registered objects differ.
         """
         for step, parts in self.shadow.checks():
-            self._theirs[step] = parts
-            self._compare(step)
+            self._check(self._digests.theirs(step, parts), step)
 
     def voted(self, agreed: int) -> None:
         """A step of its own counts; the vote agreed on a switch by that ticket, or on none (0)."""
         if self._first_own is None or self._first_own < self._since:
             self._first_own = self._at
-        self._switched = agreed != 0 and agreed == self._ticket
+        if agreed != 0 and agreed == self._ticket:
+            self._stage = ShadowStage.WON
 
     def settle(self) -> None:
         """In step: no more tails, and few digests."""
-        self.jumps_no_more()
-        self._settled = True
+        self._stage = ShadowStage.SETTLED
         self.shadow.send(Settled())
 
     def jumps_no_more(self) -> None:
         """From here on every step is computed here."""
-        self._tails = False
+        self._stage = ShadowStage.OWN_STEPS
 
     def give_way(self, directive: Directive) -> None:
         """Something else is asked for (any thread)."""
@@ -283,7 +273,7 @@ class ShadowSession:
         own work.
         """
         began = self._at is not None and self._announced == self._at
-        return began and self._verified is not None and not self._may_jump()
+        return began and self._digests.verified is not None and not self._may_jump()
 
     def _take_in(self, arrival: Arrival, feed: Feed) -> None:
         """Use one frame."""
@@ -296,15 +286,14 @@ class ShadowSession:
                 if self._at is None or frame.step >= self._at:
                     self._follow(frame, tensors)
             case DigestCheck():
-                self._theirs[frame.step] = frame.parts
-                self._compare(frame.step)
+                self._check(self._digests.theirs(frame.step, frame.parts), frame.step)
             case Boundary() if not self._missing:
                 if frame.position.call > feed.call:
                     self._call = frame.position.call
                     self.shadow.put_back(arrival)
                     raise AdvanceToNextLoop
-                self._boundaries.append(at)
-                if self._tails and self.shadow.newest_boundary() is not None:
+                self.lag.boundary(at)
+                if self._stage is ShadowStage.JUMPING and self.shadow.newest_boundary() is not None:
                     # It is over already: the tails lead to a later one.
                     return
                 if self._at != frame.step and not frame.quiet:
@@ -312,16 +301,17 @@ class ShadowSession:
                     return
                 self._stand(frame, tensors, feed)
                 self._announced = frame.step
-                self.lag_s = max(0.0, time.monotonic() - at)
+                self.lag.seconds = max(0.0, time.monotonic() - at)
                 if frame.check:
-                    self._ours[frame.step] = whole_digest(self._units, frame.step)
-                    self._compare(frame.step)
+                    own = whole_digest(self._units, frame.step)
+                    self._check(self._digests.ours(frame.step, own), frame.step)
             case _:
                 pass
 
     def _may_jump(self) -> bool:
         newest = self.shadow.newest_boundary()
-        return self._tails and newest is not None and newest > self.step
+        jumps = self._stage is ShadowStage.JUMPING
+        return jumps and newest is not None and newest > self.step
 
     def _stand(self, frame: Boundary, tensors: Sequence[Tensor], feed: Feed) -> None:
         if self._at == frame.step:
@@ -334,7 +324,7 @@ class ShadowSession:
         self._units.place_rest(frame.rest, tensors)
         self._units.grade(frame.graded)
         self._at = self._since = frame.step
-        self._between = False
+        self._place = ShadowPlace.WAITING
         self.shadow.forget_before(frame.step)
         if first:
             feed.seek(frame.position.index)
@@ -343,7 +333,7 @@ class ShadowSession:
 
     def _follow(self, tail: Tail, tensors: Sequence[Tensor]) -> None:
         """The optimizer's work in one step, on the units that are here."""
-        self._between = True
+        self._place = ShadowPlace.BETWEEN
         optimizer = self._units.optimizers[tail.optimizer]
         params = self._units.params
         own = self._units.of(tail.optimizer)
@@ -364,22 +354,15 @@ class ShadowSession:
 
     # --- digests ----------------------------------------------------------------------------------
 
-    def _compare(self, step: int) -> None:
-        if step not in self._ours or step not in self._theirs:
-            return
-        ours, theirs = self._ours.pop(step), self._theirs.pop(step)
-        differing = [part for part, digest in theirs.items() if ours.get(part) != digest]
+    def _check(self, differing: list[str], step: int) -> None:
+        """Act on the parts of the state that differ at the start of ``step``, if any."""
         if not differing:
-            self._verified = step
-            for known in (self._ours, self._theirs):
-                for old in [s for s in known if s < step]:
-                    del known[old]
             return
         where = f"{' and '.join(differing)} at the start of step {step}"
-        if not self._proved and self._tails:
+        if not self._proved and self._stage is ShadowStage.JUMPING:
             self._copy_whole(where)
             return
-        self._verified = None
+        self._digests.refute()
         if differing == [OTHERS]:
             why = f"registered objects differ after a step of this worker's own: {where}"
             # For a move the state may still be copied; an understudy would only try again.
@@ -395,10 +378,8 @@ class ShadowSession:
             raise Overdue(f"the tail goes astray: {where} differ")
         self.note = f"copied while training waited once, since the tail went astray: {where} differ"
         log.warning("rank %d: %s", self.directive.plays, self.note)
-        self._tails = False
-        self._verified = None
+        self._stage = ShadowStage.OWN_STEPS
         self._missing = set(range(len(self._units)))
         self._at = None
-        self._ours.clear()
-        self._theirs.clear()
+        self._digests = DigestComparison()
         self.shadow.send(Begin(whole=True))

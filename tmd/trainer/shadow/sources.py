@@ -15,16 +15,14 @@ from msgspec import msgpack
 from torch import Tensor
 
 from tmd.core.values.errors import LinkError
-from tmd.core.values.limits import ShadowLimits
-from tmd.fabric import Fabric, Link
+from tmd.fabric import Link
 from tmd.trainer.protocol import frames
 from tmd.trainer.protocol.frames import PURPOSE, SHIFT, VOTE, Dropped, Opening, ShadowRequest
 from tmd.trainer.shadow.meter import Meter
 from tmd.trainer.shadow.source import ShadowSource
 from tmd.trainer.state.divided import UNFOLLOWED
-from tmd.trainer.state.units import Units, digest_of_inputs
-from tmd.trainer.state.window import Window
-from tmd.trainer.state_transfer.carrier import StateTransfer
+from tmd.trainer.state.units import digest_of_inputs
+from tmd.trainer.state_transfer.context import RankContext
 
 log = logging.getLogger("tmd.trainer")
 
@@ -32,19 +30,14 @@ log = logging.getLogger("tmd.trainer")
 class ShadowSources:
     """Owns the door thread. Also the fabric's tap."""
 
-    def __init__(
-        self,
-        fabric: Fabric,
-        transfer: StateTransfer,
-        units: Units,
-        window: Window,
-        limits: ShadowLimits,
-    ) -> None:
-        self._fabric = fabric
-        self._transfer = transfer
-        self._units = units
-        self._limits = limits
-        self._window = window
+    def __init__(self, context: RankContext) -> None:
+        self._fabric = fabric = context.fabric
+        self._state = context.state
+        self._fit = context.fit
+        self._verification = context.verification
+        self._units = context.units
+        self._limits = context.limits
+        self._window = context.window
         self._mirrors: tuple[ShadowSource, ...] = ()
         self._changing = threading.Lock()
         self._announced = -1
@@ -59,10 +52,10 @@ class ShadowSources:
 
     def at_boundary(self, step: int) -> None:
         """``step`` begins; says so once, also if the step is tried again."""
-        self._transfer.look_at_buckets()
+        self._fit.look_at_buckets()
         if any(mirror.over for mirror in self._mirrors):
             self._sweep()
-        if self._mirrors and step != self._announced and not self._transfer.verification.pending:
+        if self._mirrors and step != self._announced and not self._verification.pending:
             self._announced = step
             with self._within.running():
                 self._announce(step)
@@ -70,8 +63,8 @@ class ShadowSources:
     def _announce(self, step: int) -> None:
         if why := self._units.stale:
             self.drop_all(why, final=True)
-        assert self._transfer.feed is not None
-        position, quiet = self._transfer.feed.position, self._fabric.quiet
+        assert self._state.feed is not None
+        position, quiet = self._state.feed.position, self._fabric.quiet
         for mirror in self._mirrors:
             mirror.at_boundary(step, position, quiet=quiet)
         self._window.open(step)
@@ -179,8 +172,8 @@ class ShadowSources:
     def _answer(self) -> Opening | Dropped:
         if self._fabric.standing is None or self._fabric.poisoned:
             return Dropped("the rank does not train at the moment")
-        offer = self._transfer.offer(self._transfer.layouts)
-        feed = self._transfer.feed
+        offer = self._fit.offer(self._state.layouts)
+        feed = self._state.feed
         if feed is None or feed.closed:
             # It may be the last batches() call: who was sent on to a next one would leave the loop
             # and run what comes after training.

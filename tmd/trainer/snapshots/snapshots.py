@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tmd.core.planning.directives import Directive, Sync
 from tmd.core.values.errors import LinkError, StateMismatch
-from tmd.core.values.limits import ShadowLimits
 from tmd.core.values.model import Member, Membership
 from tmd.core.values.snapshots import Kept, is_due, keepers
-from tmd.fabric import Fabric, Link
+from tmd.fabric import Link
 from tmd.trainer.protocol.copies import StateCopy
 from tmd.trainer.protocol.offers import Offer
 from tmd.trainer.protocol.outbox import Entry, Outbox
@@ -24,9 +23,7 @@ from tmd.trainer.protocol.take_over import AdvanceToNextLoop
 from tmd.trainer.snapshots.server import ENDING_S, SnapshotServer, call_on, fetched
 from tmd.trainer.snapshots.store import SnapshotStore
 from tmd.trainer.snapshots.writer import SnapshotWriter, WriterStage
-from tmd.trainer.state.units import Units
-from tmd.trainer.state.window import Window
-from tmd.trainer.state_transfer.carrier import StateTransfer
+from tmd.trainer.state_transfer.context import RankContext
 
 IN_VAIN = 3
 """Snapshots that come to nothing, one after the other, until it is said."""
@@ -38,20 +35,15 @@ class Snapshots:
     """For the main thread; owns a thread that copies and sends. ``every`` 0: takes none."""
 
     def __init__(
-        self,
-        fabric: Fabric,
-        transfer: StateTransfer,
-        units: Units,
-        window: Window,
-        limits: ShadowLimits,
-        every: int,
-        tell: Callable[[tuple[Kept, ...]], None],
+        self, context: RankContext, every: int, tell: Callable[[tuple[Kept, ...]], None]
     ) -> None:
-        self._fabric = fabric
-        self._transfer = transfer
-        self._units = units
-        self._window = window
-        self._rate = limits.copy_mb_s * 1e6
+        self._fabric = fabric = context.fabric
+        self._state = context.state
+        self._fit = context.fit
+        self._verification = context.verification
+        self._units = context.units
+        self._window = context.window
+        self._rate = context.limits.copy_mb_s * 1e6
         self._every = every
         self._outbox = Outbox(1 << 62)
         self._sizes: frozenset[int] = frozenset()
@@ -79,7 +71,7 @@ class Snapshots:
 
     def at_boundary(self, step: int) -> None:
         """``step`` begins; the parameters stand still until the window is closed."""
-        membership, feed = self._fabric.membership, self._transfer.feed
+        membership, feed = self._fabric.membership, self._state.feed
         if not self._every or membership is None or feed is None:
             return
         place = (membership.epoch, feed.position.call)
@@ -93,19 +85,19 @@ class Snapshots:
     def _begin(self, step: int, membership: Membership, *, warn: bool) -> None:
         rank = self._fabric.rank
         assert rank is not None
-        assert self._transfer.feed is not None
+        assert self._state.feed is not None
         hosts = [member.host for member in membership.members]
         if warn and rank == 0:
             self._announce(hosts)
         keeper, verdict = (
             membership.members[keepers(hosts)[rank]],
-            self._transfer.verification.later(),
+            self._verification.later(),
         )
         taking = SnapshotWriter(rank, step, keeper, verdict)
         with self._harmless(taking):
             if why := self._units.stale:
                 raise StateMismatch(why)
-            position, buckets = self._transfer.feed.position, self._transfer.look_at_buckets()
+            position, buckets = self._state.feed.position, self._fit.look_at_buckets()
             taking.begin(position, self._units, self._outbox, buckets)
         self._window.open(step)
         with self._changed:
@@ -208,7 +200,7 @@ class Snapshots:
                 link,
                 directive.rank,
                 directive.resume,
-                lambda o: self._transfer.adopted(directive.rank, o),
+                lambda o: self._fit.adopted(directive.rank, o),
             )
         finally:
             self._errand = None
@@ -227,7 +219,7 @@ class Snapshots:
         Raises:
             WalkOn: it is in a later one; call again from there.
         """
-        copy, feed = self._copy(directive), self._transfer.feed
+        copy, feed = self._copy(directive), self._state.feed
         if feed is not None and copy.position.call > feed.call:
             raise AdvanceToNextLoop
 
@@ -239,7 +231,7 @@ class Snapshots:
         """
         copy = self._copy(directive)
         copy.check()
-        self._transfer.put_back(copy)
+        self._state.put_back(copy)
         log.warning("rank %d: rolled back to step %d", copy.rank, copy.step)
 
     def _copy(self, directive: Sync) -> StateCopy:
@@ -271,7 +263,7 @@ class Snapshots:
         if taking.stage is WriterStage.FAILED:
             self._back(entries)
             return
-        copy = taking.made(self._transfer.layouts, entries)
+        copy = taking.made(self._state.layouts, entries)
         self._sizes = frozenset(body.numel() for _, body in entries)
         with self._changed:
             # Later it might be one that the others have dropped.
@@ -313,7 +305,7 @@ class Snapshots:
     # --- memory -----------------------------------------------------------------------------------
 
     def _offer(self, copy: StateCopy) -> Offer:
-        return self._transfer.offer(copy.layouts, copy.buckets)
+        return self._fit.offer(copy.layouts, copy.buckets)
 
     def _freed(self, copy: StateCopy) -> None:
         if copy.rank == self._fabric.rank:

@@ -1,145 +1,144 @@
-"""Moving a state over a link: header, answer, tensors, digest, answer.
-
-The source sends what the state looks like and where in the data it stands; the joiner refuses or
-says go; then the tensors follow raw, small ones packed together; last a digest of every byte,
-which the joiner compares with its own. Nothing of the joiner counts before the digests agree (I6).
-"""
+"""Copies the whole state of a rank from one worker to another while training stands still."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 
-import torch
-import xxhash
-from msgspec import Struct, msgpack
-from torch import Tensor
-
-from tmd.core.values.decode_errors import UNREADABLE, brief
+from tmd.core.planning.directives import Arm, Directive, Sync
 from tmd.core.values.errors import LinkError, StateMismatch
-from tmd.fabric import Link
+from tmd.core.values.model import Move
+from tmd.fabric import Fabric, Link
 from tmd.trainer.protocol.offers import StateHeader
-from tmd.trainer.state.digests import Digest, chunks, groups, raw
+from tmd.trainer.protocol.take_over import AdvanceToNextLoop, Takeover, state_purpose
+from tmd.trainer.state_transfer import stream
+from tmd.trainer.state_transfer.fit import Fit
+from tmd.trainer.state_transfer.rank_state import RankState
+from tmd.trainer.state_transfer.verification import StateVerification
 
-T = TypeVar("T")
+CONNECT_TIMEOUT_S = 10.0
 
-HEADER_LIMIT = 64 << 20
-
-
-class TransferReply(Struct, frozen=True):
-    """The joiner's word: go on, or why not."""
-
-    refusal: str = ""
-    has: bool = False
-    """The joiner believes that it has this very state already; its digest follows."""
+log = logging.getLogger("tmd.trainer")
 
 
-def offer(link: Link, header: StateHeader) -> bool:
-    """Source: send ``header``, wait for the joiner's go; whether it may have the state already.
+class StateTransfer:
+    """For the main thread, but for :meth:`cancel_unless`."""
 
-    Raises:
-        StateMismatch: the joiner refused; the message is its reason.
-        LinkError: the joiner is gone.
-    """
-    link.send_frame(msgpack.encode(header))
-    return _expect_go(link).has
+    def __init__(
+        self, fabric: Fabric, state: RankState, fit: Fit, verification: StateVerification
+    ) -> None:
+        self._fabric = fabric
+        self._state = state
+        self._fit = fit
+        self._verification = verification
+        self._errand: tuple[Directive, Link] | None = None
 
+    def cancel_unless(self, directive: Directive) -> None:
+        """Break off what is under way if it belongs to another duty (any thread)."""
+        self._verification.cancel_unless(directive)
+        errand = self._errand
+        if errand is not None and errand[0] != directive:
+            errand[1].close()
 
-def consider(link: Link) -> StateHeader:
-    """Joiner: receive the header. Answer with :func:`answer`."""
-    return _read(link, StateHeader)
+    def send(self, directive: Arm | Sync, move: Move, step: int, wanted: Callable[[], bool]) -> int:
+        """Send the state of this rank at ``step`` to the joiner of ``move``; returns the bytes.
 
+        ``wanted``: whether ``directive`` still stands; later changes come by ``cancel_unless``.
 
-def answer(link: Link, refusal: str = "", *, has: bool = False) -> None:
-    """Joiner: say go, or refuse with a reason. After ``has`` call :func:`has_same`."""
-    link.send_frame(msgpack.encode(TransferReply(refusal, has)))
+        Raises:
+            LinkError: the joiner is gone.
+            StateMismatch: the joiner refused, or received something else than was sent; or this
+                state is spoilt.
+        """
+        assert move.joiner is not None
+        if why := self._state.resync.spoilt:
+            raise StateMismatch(why)
+        layouts, tensors = self._state.collect()
+        # Who has lived a replica's life lacks only what the leaver alone has; a copy has all.
+        replica = isinstance(directive, Arm) and move.source not in (None, move.leaver)
+        local = self._state.local.own() if replica else self._state.local.held(move.rank, step)
+        if isinstance(directive, Sync) and not local and self._state.local.is_live:
+            log.warning("what only rank %d had is lost; this rank's own is sent", move.rank)
+        self._fit.look_at_buckets()
+        header = StateHeader(step, self._fit.offer(layouts), local)
+        purpose = state_purpose(directive.plan, move.rank)
+        link = self._fabric.connect(move.joiner, purpose, timeout=CONNECT_TIMEOUT_S)
+        with self._running(directive, link) as owned:
+            if not wanted():
+                raise LinkError("the duty has changed")
+            if stream.offer(link, header):
+                digest = self._state.digest(step)
+                if isinstance(directive, Sync):
+                    owned.pop_all()
+                    self._verification.give(directive, link, digest)
+                    return 0
+                if stream.confirm(link, digest):
+                    return 0
+            return stream.send_tensors(link, tensors)
 
+    @contextmanager
+    def _running(self, directive: Directive, link: Link) -> Iterator[ExitStack]:
+        """``link`` is closed as soon as another duty comes, and at the end, unless it is passed on
+        before."""
+        self._errand = (directive, link)
+        with ExitStack() as owned:
+            owned.callback(link.close)
+            try:
+                yield owned
+            finally:
+                self._errand = None
 
-def confirm(link: Link, own: Callable[[], Digest]) -> bool:
-    """Source: whether what the joiner has is the state, so that no tensors follow. ``own`` is
-    taken on both sides at the same time."""
-    ours = own()
-    same = ours == _read(link, Digest)
-    link.send_frame(msgpack.encode(same))
-    return same
+    def receive(
+        self, takeover: Takeover, cancelled: Callable[[], bool], has_step: int | None = None
+    ) -> None:
+        """Take over the state and the place in the data.
 
+        ``has_step``: the state of a replica at the start of this step is in place already, but for
+        what only the rank itself has. After a loss that is to be proved (``proving``).
 
-def has_same(link: Link, own: Callable[[], Digest]) -> bool:
-    """Joiner: the other side of :func:`confirm`."""
-    link.send_frame(msgpack.encode(own()))
-    return _read(link, bool)
+        Raises:
+            LinkError: the source is gone, or the take-over was called off.
+            StateMismatch: the state does not fit, or what arrived is not what was sent.
+            WalkOn: the place in the data is in a later ``batches()`` call; call again from there.
+            OtherRole: this worker must be built as the rank; call again then.
+        """
+        if takeover.link is None or takeover.header is None:
+            self._meet(takeover, cancelled)
+        link, header = takeover.link, takeover.header
+        assert link is not None
+        assert header is not None
+        directive, offer = takeover.directive, header.offer
+        refusal = self._fit.start_over(directive, offer) if isinstance(directive, Sync) else ""
+        if refusal := refusal or self._fit.adopted(takeover.rank, offer):
+            stream.answer(link, refusal)
+            link.close()
+            raise StateMismatch(refusal)
+        if header.offer.position.call > self._state.call:
+            raise AdvanceToNextLoop
+        with self._running(directive, link) as owned:
+            has = has_step == header.step
+            stream.answer(link, has=has)
+            if has and isinstance(directive, Sync):
+                digest = self._state.digest(header.step)
+                owned.pop_all()
+                takeover.link = None
+                self._verification.take(directive, link, digest)
+            elif not (has and stream.has_same(link, self._state.digest(header.step))):
+                self._state.place(offer.layouts, partial(stream.receive_tensors, link))
+        self._state.adopt(header.local)
+        takeover.timings["transfer"] = time.monotonic() - takeover.started
 
-
-def send_tensors(link: Link, tensors: Iterable[Tensor]) -> int:
-    """Source: stream ``tensors``; returns the bytes sent once the joiner's digest agreed.
-
-    Raises:
-        StateMismatch: what arrived is not what was sent.
-        LinkError: the joiner is gone.
-    """
-    digest = xxhash.xxh3_128()
-    total = 0
-    for chunk in chunks(list(tensors)):
-        link.send(chunk)
-        digest.update(chunk)
-        total += len(chunk)
-    link.send_frame(digest.digest())
-    _expect_go(link)
-    return total
-
-
-def receive_tensors(link: Link, tensors: Iterable[Tensor]) -> str:
-    """Joiner: fill ``tensors`` in place; returns the digest (hex) that both sides agree on.
-
-    Raises:
-        StateMismatch: the digests differ.
-        LinkError: the source is gone.
-    """
-    digest = xxhash.xxh3_128()
-    targets = list(tensors)
-    for group in groups(targets):
-        if len(group) == 1 and _is_plain(group[0]):
-            view = raw(group[0])
-            link.recv_into(view)
-            digest.update(view)
-            continue
-        buffer = bytearray(sum(t.numel() * t.element_size() for t in group))
-        link.recv_into(memoryview(buffer))
-        digest.update(buffer)
-        _unpack(buffer, group)
-    announced = link.recv_frame(64)
-    refusal = "" if announced == digest.digest() else "digest of the received state differs"
-    answer(link, refusal)
-    if refusal:
-        raise StateMismatch(f"{refusal}: memory or network of one side corrupts data")
-    return digest.hexdigest()
-
-
-def _read(link: Link, kind: type[T]) -> T:
-    blob = link.recv_frame(HEADER_LIMIT)
-    try:
-        return msgpack.decode(blob, type=kind)
-    except UNREADABLE as error:
-        raise LinkError(f"{link.peer} does not speak this protocol: {brief(error)}") from error
-
-
-def _expect_go(link: Link) -> TransferReply:
-    reply = _read(link, TransferReply)
-    if reply.refusal:
-        raise StateMismatch(reply.refusal)
-    return reply
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    return tensor.is_contiguous() and tensor.device.type == "cpu"
-
-
-def _unpack(buffer: bytearray, group: list[Tensor]) -> None:
-    offset = 0
-    for tensor in group:
-        size = tensor.numel() * tensor.element_size()
-        if size:
-            flat = torch.frombuffer(buffer, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
-            with torch.no_grad():
-                tensor.copy_(flat.view(tensor.shape))
-        offset += size
+    def _meet(self, takeover: Takeover, cancelled: Callable[[], bool]) -> None:
+        purpose = state_purpose(takeover.plan, takeover.rank)
+        link = self._fabric.accept(purpose, cancel=cancelled)
+        takeover.started = time.monotonic()
+        try:
+            header = stream.consider(link)
+        except LinkError:
+            # Or the source would wait for an answer.
+            link.close()
+            raise
+        takeover.link, takeover.header = link, header

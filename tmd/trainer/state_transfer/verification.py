@@ -18,7 +18,7 @@ from tmd.core.planning.directives import Directive, Resume, Sync, Train
 from tmd.core.values.reasons import in_words
 from tmd.fabric import Link
 from tmd.trainer.state.digests import Digest
-from tmd.trainer.state_transfer import transfer
+from tmd.trainer.state_transfer import stream
 
 PATIENCE_S = 120.0
 """For the other side's digest; whoever hangs for longer is not waited for."""
@@ -42,11 +42,11 @@ class StateVerification:
     def take(self, directive: Sync, link: Link, own: Callable[[], Digest]) -> None:
         """Joiner: the state is here, and stands still until :meth:`verdict` has returned."""
         self.drop()
-        self._own = _Comparison(directive, link, lambda: transfer.has_same(link, own))
+        self._own = _Comparison(directive, link, lambda: stream.has_same(link, own))
 
     def give(self, directive: Sync, link: Link, own: Callable[[], Digest]) -> None:
         """Source: this state is compared with; no step is committed before that is done."""
-        found = _Comparison(directive, link, lambda: transfer.confirm(link, own))
+        found = _Comparison(directive, link, lambda: stream.confirm(link, own))
         self._others = (*(c for c in self._others if not c.over.is_set()), found)
 
     @property

@@ -1,10 +1,10 @@
-"""What a worker does between steps, by what it is doing and what it is told.
+"""Implements the session's hooks for a managed job.
 
-The main thread passes through two gates: :meth:`Coordinator.vote` before the optimizer, and
+The main thread passes :meth:`Coordinator.vote` before the optimizer and
 :meth:`Coordinator.boundary` before each batch. Both return only when the next thing to do is to
-train. ``HANDLERS`` is the whole machine: one handler per activity, each of which waits for the
-duty that ends it and returns.
-Hazard: the agent's thread calls :meth:`obey`, and nothing else.
+train; until then each activity is carried out by its part of the worker
+(:meth:`tmd.trainer.worker.wiring.WorkerParts.act`).
+Hazard: the agent's thread calls :meth:`Coordinator.obey`, and nothing else.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from tmd.trainer.state.local import LocalState
 from tmd.trainer.state.replicas import Partition, group_of
 from tmd.trainer.state.roles import RebuildRequired
 from tmd.trainer.state.state import Registry
+from tmd.trainer.state_transfer.context import RankContext
 from tmd.trainer.state_transfer.verification import Verdict
 from tmd.trainer.worker.agent import Agent
 from tmd.trainer.worker.arming import Arming
@@ -100,17 +101,27 @@ class Coordinator:
     ) -> None:
         """The script has named its state: from here on it can be moved."""
         if self._known is None:
-            self._known = assemble(
-                *(self._reporter, self._agent, self._fabric, self._limits),
-                *(registry, wrapped, local, snapshots),
-                alike=alike,
-                alone=self.shadowing,
+            context = RankContext.of(
+                self._fabric,
+                self._limits,
+                registry,
+                wrapped,
+                local,
                 several=self._warmup.several,
             )
+            self._known = assemble(
+                self._reporter,
+                self._agent,
+                context,
+                snapshots=snapshots,
+                alike=alike,
+                alone=self.shadowing,
+            )
         else:
-            self._parts.transfer.renew()
+            self._parts.context.state.renew()
+            self._parts.context.fit.renew()
         serves = group_of(alike, self.rank) if self._warmup.several else ()
-        self._reporter.registered(alike, wrapped, serves, self._parts.transfer.roles)
+        self._reporter.registered(alike, wrapped, serves, self._parts.context.fit.roles)
 
     def close(self) -> None:
         """The process ends: no thread of ours may be inside torch then. Tells the last status."""
@@ -121,7 +132,7 @@ class Coordinator:
 
     def seeds(self, own: int) -> tuple[int, ...]:
         """Base seeds of all ranks; a joiner has them from its source."""
-        return self._parts.transfer.agreed_seeds(own, alone=self.shadowing)
+        return self._parts.context.fit.agreed_seeds(own, alone=self.shadowing)
 
     def gathered(self, own: str) -> tuple[str, ...]:
         """What each rank says while the job is being set up. Raises RuntimeError."""
@@ -143,7 +154,7 @@ class Coordinator:
 
     def follow(self, feed: Feed) -> None:
         """``feed`` is the one that positions refer to from now on."""
-        self._parts.transfer.feed = feed
+        self._parts.context.state.feed = feed
 
     # --- the two gates ----------------------------------------------------------------------------
 
@@ -174,11 +185,7 @@ class Coordinator:
         except LinkError:
             self._arming.end_vote(0)
             shadows = self._following is not None
-            if (
-                self._parts.migration.shadowing.rolls_forward()
-                if shadows
-                else self._rolls_forward()
-            ):
+            if self._parts.driver.rolls_forward() if shadows else self._rolls_forward():
                 return VoteOutcome.COMMIT
             raise Interrupted from None
         self._switch = self._arming.end_vote(agreed)
@@ -201,9 +208,9 @@ class Coordinator:
         """Before a vote: whether this state, taken on trust, is not known to be that of the rank,
         after waiting for that. Nobody goes on with such a step."""
         began = time.monotonic()
-        if not self._parts.transfer.verification.pending:
+        if not self._parts.context.verification.pending:
             return False
-        why = self._parts.transfer.verification.verdict()
+        why = self._parts.context.verification.verdict()
         waited = time.monotonic() - began
         self._reporter.update(timings={**self.status.timings, "proof": waited}, now=False)
         if why:
@@ -212,11 +219,11 @@ class Coordinator:
 
     def verdict(self) -> Verdict:
         """For who copies the state of this boundary: see :meth:`Proving.later`."""
-        return self._parts.transfer.verification.later()
+        return self._parts.context.verification.later()
 
     def applying(self, optimizer: torch.optim.Optimizer) -> None:
         """The vote is over and ``optimizer`` is about to run."""
-        self._parts.transfer.early.forget()
+        self._parts.context.state.early.forget()
         if self.status.activity is Activity.TRAINING:
             self._parts.mirrors.before_optimizer(self.status.step, optimizer)
 
@@ -229,9 +236,9 @@ class Coordinator:
         """
         while not self._may_train():
             try:
-                HANDLERS[self.status.activity](self)
+                self._act()
             except RebuildRequired as other:
-                self._parts.pool.become(other, self._warmup, self._fabric)
+                self._parts.pool.become(other, self._warmup)
         if self.status.activity is Activity.TRAINING and not self.finishing:
             self._parts.mirrors.at_boundary(self.status.step)
             self._parts.snapshots.at_boundary(self.status.step)
@@ -274,7 +281,7 @@ class Coordinator:
 
     @property
     def _following(self) -> ShadowSession | None:
-        return None if self._known is None else self._known.migration.shadowing.following
+        return None if self._known is None else self._known.driver.following
 
     @property
     def status(self) -> WorkerStatus:
@@ -336,12 +343,18 @@ class Coordinator:
     def _may_train(self) -> bool:
         match self.status.activity:
             case Activity.TRAINING:
-                due = self._parts.transfer.resync.is_due(self.status.epoch)
+                due = self._parts.context.state.resync.is_due(self.status.epoch)
                 broken = self._switch or self._parts.recovery.pending or self._fabric.poisoned
                 return self.finishing or not (due or broken)
             case Activity.SHADOWING | Activity.IN_STEP:
                 return self._following is not None and self._following.may_run
         return self._warmup.is_due(self.status.activity)
+
+    def _act(self) -> None:
+        if self.status.activity is Activity.TRAINING:
+            self._at_boundary()
+        else:
+            self._parts.act(self.status.activity)
 
     def _at_boundary(self) -> None:
         """TRAINING: switch as was voted, or take note that the step broke, or begin an epoch."""
@@ -349,15 +362,12 @@ class Coordinator:
             self._parts.leaving.carry_out(self._switch)
             self._arming.switched()
             self._switch = None
-        elif self._parts.transfer.resync.is_due(self.status.epoch) and not self._fabric.poisoned:
-            self._parts.transfer.resync.level(self.status.epoch)
+        elif (
+            self._parts.context.state.resync.is_due(self.status.epoch) and not self._fabric.poisoned
+        ):
+            self._parts.context.state.resync.level(self.status.epoch)
         else:
             self._halt(undecided=False)
-
-    def _refused(self) -> None:
-        """REFUSED: wait until the plan is dropped."""
-        self._reporter.next_response()
-        self._parts.migration.to_pool()
 
     # --- losing the step --------------------------------------------------------------------------
 
@@ -383,23 +393,3 @@ class Coordinator:
         if self._known is not None:
             self._known.recovery.heed(directive)
             self._known.migration.cancel_unless(directive)
-
-
-HANDLERS: dict[Activity, Callable[[Coordinator], None]] = {
-    # The shadow iterations are done.
-    Activity.STARTING: lambda c: c._parts.migration.to_pool(),
-    # Wait for a rank.
-    Activity.STANDBY: lambda c: c._parts.pool.wait(),
-    # Come to where the rank's next step can be computed.
-    Activity.SHADOWING: lambda c: c._parts.migration.shadowing.follow(),
-    Activity.IN_STEP: lambda c: c._parts.migration.shadowing.follow(),
-    # Links open; the state comes with the switch.
-    Activity.PREPARED: lambda c: c._parts.migration.take_over(),
-    Activity.REFUSED: Coordinator._refused,
-    Activity.TRAINING: Coordinator._at_boundary,
-    # Wait until the resume step is known, and be ready for it; then for the others.
-    Activity.STUCK: lambda c: c._parts.recovery.settle(),
-    Activity.SYNCED: lambda c: c._parts.recovery.rejoin(),
-    # Keep the state until the joiner has committed, or take the rank back.
-    Activity.LEFT: lambda c: c._parts.leaving.wait(),
-}

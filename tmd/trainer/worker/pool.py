@@ -8,10 +8,10 @@ from tmd.core.planning.directives import Directive, Prepare, ShadowRank, Sync, W
 from tmd.core.values.decode_errors import brief
 from tmd.core.values.shadows import why_unfit
 from tmd.core.worker.responses import Response, respond
-from tmd.fabric import Fabric
+from tmd.fabric import look_ahead
 from tmd.trainer.session.hooks import dismiss
 from tmd.trainer.state.roles import RebuildRequired
-from tmd.trainer.state_transfer.carrier import StateTransfer
+from tmd.trainer.state_transfer.context import RankContext
 from tmd.trainer.worker.agent import Agent
 from tmd.trainer.worker.rank_migration import RankMigration
 from tmd.trainer.worker.recovery import Recovery
@@ -31,13 +31,15 @@ class Pool:
         self,
         reporter: StatusReporter,
         agent: Agent,
-        transfer: StateTransfer,
+        context: RankContext,
         migration: RankMigration,
         recovery: Recovery,
     ) -> None:
         self._reporter = reporter
         self._agent = agent
-        self._transfer = transfer
+        self._context = context
+        self._fabric = context.fabric
+        self._fit = context.fit
         self._migration = migration
         self._recovery = recovery
 
@@ -48,12 +50,12 @@ class Pool:
         def response_to(directive: Directive) -> Response | None:
             held = driver.following is not None
             response = respond(directive, self._reporter.status, has_shadow=held)
-            too_soon = isinstance(directive, ShadowRank) and not driver.wants(directive)
+            too_soon = isinstance(directive, ShadowRank) and not driver.attempts.wants(directive)
             return None if too_soon else response
 
         directive = self._agent.wait_a_while(lambda d: response_to(d) is not None, POOL_S)
         if directive is None:
-            self._transfer.look_ahead()
+            look_ahead(self._fabric.collectives)
             self._settle()
             return
         match response_to(directive), directive:
@@ -71,7 +73,7 @@ class Pool:
             case _:
                 dismiss(directive)
 
-    def become(self, other: RebuildRequired, warmup: Warmup, fabric: Fabric) -> None:
+    def become(self, other: RebuildRequired, warmup: Warmup) -> None:
         """Be built as another rank. What cannot be built for a rehearsal is not rehearsed, and
         this worker is built as it was before.
 
@@ -79,12 +81,12 @@ class Pool:
             Exception: the script's function fails, and it was no rehearsal.
             StateMismatch: it has not built again what was there, of which the state was to stay.
         """
-        directive, before = self._agent.directive, self._transfer.roles.built
+        directive, before = self._agent.directive, self._fit.roles.built
         # First: what was followed is mostly spoilt, and nothing is built in a spoilt step.
         self._migration.shadowing.let_go()
         size = self._reporter.status.world_size
         try:
-            warmup.become(other, fabric, self._transfer, size)
+            warmup.become(other, self._context, size)
             return
         except Exception as error:
             if not isinstance(directive, ShadowRank):
@@ -93,11 +95,11 @@ class Pool:
             why = f"cannot be built as rank {other.rank} here: {brief(error)}"
         # Out of the handler, which would keep alive what was built by half.
         self._migration.shadowing.not_tried(directive, refusal=why)
-        warmup.become(RebuildRequired(before), fabric, self._transfer, size)
+        warmup.become(RebuildRequired(before), self._context, size)
 
     def _settle(self) -> None:
         """With nothing to do, and no plan that may want this worker soon: be built as most are."""
-        roles = self._transfer.roles
+        roles = self._fit.roles
         if roles.commonest == roles.built or self._agent.directive != Wait():
             return
         other = roles.commonest

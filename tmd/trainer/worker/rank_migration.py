@@ -13,17 +13,15 @@ from collections.abc import Callable
 
 from tmd.core.planning.directives import Arm, Directive, Prepare, Sync
 from tmd.core.values.errors import LinkError, StateMismatch
-from tmd.core.values.limits import ShadowLimits
 from tmd.core.values.model import Move, Rehearsal
 from tmd.core.worker.transitions import WorkerEvent
-from tmd.fabric import Fabric, Link, Neutral
+from tmd.fabric import Link, Neutral
 from tmd.trainer.protocol.frames import Dropped, Opening
 from tmd.trainer.protocol.offers import Offer
 from tmd.trainer.protocol.take_over import Takeover
 from tmd.trainer.snapshots.snapshots import Snapshots
 from tmd.trainer.state.roles import RebuildRequired
-from tmd.trainer.state.units import Units
-from tmd.trainer.state_transfer.carrier import StateTransfer
+from tmd.trainer.state_transfer.context import RankContext
 from tmd.trainer.worker.agent import Agent
 from tmd.trainer.worker.shadow_driver import ShadowDriver
 from tmd.trainer.worker.status_reporter import StatusReporter
@@ -40,19 +38,19 @@ class RankMigration:
         self,
         reporter: StatusReporter,
         agent: Agent,
-        fabric: Fabric,
-        transfer: StateTransfer,
-        units: Units,
-        limits: ShadowLimits,
+        context: RankContext,
         snapshots: Snapshots,
     ) -> None:
         self._reporter = reporter
         self._agent = agent
-        self._fabric = fabric
-        self._transfer = transfer
+        self._fabric = context.fabric
+        self._state = context.state
+        self._fit = context.fit
+        self._verification = context.verification
+        self._transfer = context.transfer
         self._snapshots = snapshots
         self._takeover: Takeover | None = None
-        self.shadowing = ShadowDriver(reporter, agent, fabric, transfer, units, limits, home=self)
+        self.shadowing = ShadowDriver(reporter, agent, context, home=self)
 
     def cancel_unless(self, directive: Directive) -> None:
         """Break off whatever belongs to another duty (any thread)."""
@@ -64,7 +62,7 @@ class RankMigration:
         """A step begins: until an optimizer runs nothing changes the parameters."""
         following = self.shadowing.following
         step = self._reporter.status.step if following is None else following.step
-        self._transfer.early.stand(step)
+        self._state.early.stand(step)
         # It may have been told between two steps, where they might have changed.
         self.shadowing.heed(self._agent.directive)
 
@@ -127,7 +125,7 @@ class RankMigration:
             return
         assert link is not None
         # Not yet the rank: on the way to its place in the data, scripts save and print on rank 0.
-        self._transfer.rest()
+        self._fit.rest()
         timings = {"prepare": time.monotonic() - started}
         if self.shadowing.enabled and isinstance(said, Opening):
             self.shadowing.begin(directive, link, said.offer, timings)
@@ -140,12 +138,12 @@ class RankMigration:
     def _misfit(self, directive: Prepare, offer: Offer) -> str:
         """Why this worker cannot live the life of the one rank and then be the other."""
         for rank in dict.fromkeys((directive.plays, directive.rank)):
-            if refusal := self._transfer.refusal(rank, offer):
+            if refusal := self._fit.refusal(rank, offer):
                 # The model does not change: the same would come of it after a loss.
                 verdict = Rehearsal(0, 0.0, refusal, refused_rank=rank)
                 self._reporter.tell_rehearsed(rank, verdict, offer.roles)
                 return refusal
-        self._transfer.learn(offer)
+        self._fit.learn(offer)
         return ""
 
     def expect_state(self, directive: Prepare, why: str, timings: dict[str, float]) -> None:
@@ -160,6 +158,11 @@ class RankMigration:
         self._fabric.discard(directive.membership.epoch)
         log.warning("plan %s refused: %s", directive.plan, reason)
         self._reporter.update(WorkerEvent.REFUSED, plan=directive.plan, detail=reason, shadow=None)
+
+    def await_other_plan(self) -> None:
+        """REFUSED: wait until the plan is dropped."""
+        self._reporter.next_response()
+        self.to_pool()
 
     # --- joiner: the whole state ------------------------------------------------------------------
 
@@ -180,14 +183,14 @@ class RankMigration:
             detail="",
             timings={**self._reporter.status.timings, **takeover.timings},
         )
-        self._transfer.walk(takeover)
+        self._walk(takeover)
 
     def become(self, directive: Prepare) -> None:
         """The vote has given this worker the rank; it has lived a replica's life until now, so all
         but what only the rank itself has is here."""
         if self._takeover is None or self._takeover.directive != directive:
             self._await(Takeover(directive))
-        self._transfer.rest()
+        self._fit.rest()
         self.take_over()
 
     def replace(self, directive: Sync) -> bool:
@@ -200,7 +203,7 @@ class RankMigration:
         if takeover is None or takeover.directive != directive:
             takeover = Takeover(directive)
             self._await(takeover)
-        self._transfer.rest()
+        self._fit.rest()
         if not self._received(takeover, self.shadowing.has_state_of):
             return False
         self._heed()
@@ -209,7 +212,7 @@ class RankMigration:
         self._reporter.update(
             shadow=None, rank=directive.rank, step=takeover.step, timings=takeover.timings
         )
-        self._transfer.walk(takeover)
+        self._walk(takeover)
         return True
 
     def _wear(self, rank: int) -> None:
@@ -228,16 +231,16 @@ class RankMigration:
         self._reporter.update(
             shadow=None, rank=directive.rank, step=directive.resume, timings=timings
         )
-        self._transfer.stay()
+        self._state.seek(self._state.position)
         return True
 
     def _go_back(self, directive: Sync) -> bool:
         """Nobody has the state of this rank as it was last: take an earlier one, as all do."""
         started = time.monotonic()
         self.shadowing.end()
-        self._transfer.rest()
+        self._fit.rest()
         # The copy may be here already, and this worker be built anew since it was made.
-        if not self._transfer.roles.serves(directive.rank):
+        if not self._fit.roles.serves(directive.rank):
             raise RebuildRequired(directive.rank)
 
         def wanted() -> bool:
@@ -245,7 +248,7 @@ class RankMigration:
 
         if not self._tried(directive, lambda: self._snapshots.fetch(directive, wanted)):
             return False
-        self._transfer.start_over(directive)
+        self._fit.start_over(directive)
         self._snapshots.reach(directive)
         self._wear(directive.rank)
         if not self._tried(directive, lambda: self._snapshots.put_back(directive)):
@@ -256,14 +259,19 @@ class RankMigration:
         )
         return True
 
+    def _walk(self, takeover: Takeover) -> None:
+        """Go to the rank's place in the data; the script must see the rank by then."""
+        assert takeover.header is not None
+        self._state.seek(takeover.header.offer.position)
+
     def to_pool(self) -> None:
         """Give up whatever rank or identity there was and stand by."""
-        self._transfer.verification.drop()
+        self._verification.drop()
         self.shadowing.end()
         if self._takeover is not None:
             self._fabric.discard(self._takeover.membership.epoch)
             self._await(None)
-        self._transfer.rest()
+        self._fit.rest()
         # What it missed as a rank is the business of whoever holds that now.
         self._reporter.update(
             WorkerEvent.STOOD_BY, plan="", rank=None, detail="", shadow=None, missed=None

@@ -16,10 +16,9 @@ from tmd.core.planning.directives import (
 from tmd.core.planning.failover import keepers_first
 from tmd.core.worker.responses import Response, respond
 from tmd.core.worker.transitions import WorkerEvent
-from tmd.fabric import Fabric
 from tmd.trainer.session.hooks import dismiss
 from tmd.trainer.snapshots.snapshots import Snapshots
-from tmd.trainer.state_transfer.carrier import StateTransfer
+from tmd.trainer.state_transfer.context import RankContext
 from tmd.trainer.worker.agent import Agent
 from tmd.trainer.worker.rank_migration import RankMigration
 from tmd.trainer.worker.status_reporter import StatusReporter
@@ -37,15 +36,16 @@ class Recovery:
         self,
         reporter: StatusReporter,
         agent: Agent,
-        fabric: Fabric,
-        transfer: StateTransfer,
+        context: RankContext,
         migration: RankMigration,
         snapshots: Snapshots,
     ) -> None:
         self._reporter = reporter
         self._agent = agent
-        self._fabric = fabric
-        self._transfer = transfer
+        self._fabric = context.fabric
+        self._state = context.state
+        self._fit = context.fit
+        self._verification = context.verification
         self._migration = migration
         self._snapshots = snapshots
         self._synced_for: Sync | None = None
@@ -72,12 +72,12 @@ class Recovery:
             plan="",
             armed=0,
         )
-        self._transfer.early.stand(self._reporter.status.step)
+        self._state.early.stand(self._reporter.status.step)
         self.heed(self._agent.directive)
 
     def _gave_back(self) -> bool:
         """Whether the state was only believed to be that of the rank, which nobody holds now."""
-        why = self._transfer.verification.verdict()
+        why = self._verification.verdict()
         if why:
             log.warning("rank %s is given back: %s", self._reporter.status.rank, why)
             self._migration.to_pool()
@@ -93,7 +93,7 @@ class Recovery:
             alike = set(self._reporter.alike(lost)) - set(directive.hot)
             asked = (r for r in keepers_first(lost, status.world_size) if r in alike)
             if status.rank is not None and status.rank == next(asked, None):
-                self._transfer.early.begin()
+                self._state.early.begin()
 
     def rolls_forward(self) -> bool:
         """After a vote that broke: whether another rank committed, so that this rank must, too."""
@@ -124,7 +124,7 @@ class Recovery:
                 self._migration.to_pool()
 
     def _sync(self, directive: Sync) -> None:
-        self._transfer.start_over(directive, survives=not directive.back)
+        self._fit.start_over(directive, survives=not directive.back)
         started = time.monotonic()
         if directive.back:
             # A thread of its own hands out copies to others.
@@ -159,8 +159,8 @@ class Recovery:
         response, directive = self._reporter.next_response(under=self._synced_for)
         match response, directive:
             case Response.ENTER, Resume() | Train():
-                if not self._transfer.verification.running:
-                    self._transfer.early.forget()
+                if not self._verification.running:
+                    self._state.early.forget()
                 self._fabric.enter(directive.membership, directive.rank)
                 self._reporter.update(
                     WorkerEvent.ENTERED,

@@ -7,7 +7,6 @@ worker says meanwhile, and what becomes of it when there is nothing to follow an
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -20,10 +19,9 @@ from tmd.core.planning.directives import (
     is_rehearsal,
 )
 from tmd.core.values.errors import LinkError, StateMismatch
-from tmd.core.values.limits import ShadowLimits
 from tmd.core.values.model import Activity, Rehearsal
 from tmd.core.worker.transitions import WorkerEvent
-from tmd.fabric import Fabric, Link
+from tmd.fabric import Link
 from tmd.trainer.protocol import frames
 from tmd.trainer.protocol.frames import Dropped, Opening
 from tmd.trainer.protocol.offers import Offer
@@ -33,13 +31,12 @@ from tmd.trainer.shadow.replay import ReplaySession
 from tmd.trainer.shadow.session import Overdue, ShadowSession
 from tmd.trainer.state.divided import UNFOLLOWED
 from tmd.trainer.state.roles import RebuildRequired, Role
-from tmd.trainer.state.units import Units
-from tmd.trainer.state_transfer.carrier import CONNECT_TIMEOUT_S, StateTransfer
+from tmd.trainer.state_transfer.context import RankContext
+from tmd.trainer.state_transfer.transfer import CONNECT_TIMEOUT_S
 from tmd.trainer.worker.agent import Agent
+from tmd.trainer.worker.attempts import Attempts
 from tmd.trainer.worker.status_reporter import StatusReporter
 
-RETRY_S, LONGEST_RETRY_S = 1.0, 60.0
-"""Between two attempts to follow a rank; doubled each time it comes to nothing."""
 RECALLS = 2
 """How often a joiner whose link to its rank broke calls again, until it waits for a copy."""
 NEWS_S = 15.0
@@ -61,29 +58,21 @@ class ShadowDriver:
     """All calls come from the main thread, but for :meth:`cancel_unless` and :meth:`heed`."""
 
     def __init__(
-        self,
-        reporter: StatusReporter,
-        agent: Agent,
-        fabric: Fabric,
-        transfer: StateTransfer,
-        units: Units,
-        limits: ShadowLimits,
-        home: Home,
+        self, reporter: StatusReporter, agent: Agent, context: RankContext, home: Home
     ) -> None:
         self._reporter = reporter
         self._agent = agent
-        self._fabric = fabric
-        self._transfer = transfer
-        self._units = units
-        self._limits = limits
+        self._fabric = context.fabric
+        self._state = context.state
+        self._fit = context.fit
+        self._units = context.units
+        self._limits = context.limits
         self._home = home
         self.following: ShadowSession | None = None
         """SHADOWING and IN_STEP: the rank whose life is lived. STANDBY: was lived until now."""
         self._recalls = 0
         """Calls after a broken link that are left for the present move."""
-        self._done_with: ShadowRank | None = None
-        self._not_before = 0.0
-        self._pause_s = RETRY_S
+        self.attempts = Attempts()
 
     @property
     def enabled(self) -> bool:
@@ -118,7 +107,7 @@ class ShadowDriver:
         following = self.following
         lost = isinstance(directive, HoldState) and directive.over
         if lost and following is not None and following.has_state:
-            self._transfer.early.begin()
+            self._state.early.begin()
 
     def begin(
         self,
@@ -130,7 +119,7 @@ class ShadowDriver:
     ) -> None:
         """Follow the rank of ``directive`` from its next step on."""
         self._recalls = recalls
-        self._transfer.early.forget()
+        self._state.early.forget()
         bound = frames.staging_bound(self._limits, self._units)
         # What is recorded waits as a whole, and the rank goes on meanwhile.
         shadow = ShadowReceiver(link, 2 * bound if is_rehearsal(directive) else bound)
@@ -138,10 +127,10 @@ class ShadowDriver:
         following = kind(directive, shadow, offer, self._units, self._fabric, self._limits)
         following.exists_once = len(self._reporter.alike(directive.plays)) < 2
         self.following = following
-        self._transfer.learn(offer)
+        self._fit.learn(offer)
         plan = directive.plan if isinstance(directive, Prepare) else ""
         self._reporter.update(
-            WorkerEvent.SHADOWED, plan=plan, timings=timings, shadow=following.told()
+            WorkerEvent.SHADOWED, plan=plan, timings=timings, shadow=following.status()
         )
         present = self._agent.directive
         if present is not None:
@@ -151,7 +140,7 @@ class ShadowDriver:
     def follow(self) -> None:
         """At a step boundary of the joiner: come to where the next step can be computed."""
         following = self.following
-        feed = self._transfer.feed
+        feed = self._state.feed
         assert following is not None
         assert feed is not None
         try:
@@ -159,11 +148,13 @@ class ShadowDriver:
                 following.check_again()
                 self._take(following)
                 return
-            following.go_on(feed, lambda: self._reporter.update(shadow=following.told(), now=False))
+            following.go_on(
+                feed, lambda: self._reporter.update(shadow=following.status(), now=False)
+            )
         except AdvanceToNextLoop:
             # Between two batches() calls a script may do anything, and the rank does it, too: this
             # worker is another one there if there is one alike, and says that it is a shadow.
-            self._transfer.rest()
+            self._fit.rest()
             raise
         except StateMismatch as error:
             self._unfit(following, error)
@@ -176,29 +167,28 @@ class ShadowDriver:
         activity = self._reporter.status.activity
         if activity is Activity.SHADOWING and following.in_step:
             self._in_step(following)
-        elif activity is Activity.IN_STEP and following.is_late:
+        elif activity is Activity.IN_STEP and following.lag.late:
             self._reporter.update(
                 WorkerEvent.FELL_BEHIND,
-                shadow=following.told(),
+                shadow=following.status(),
                 timings=self._reporter.status.timings,
             )
         else:
-            self._reporter.update(step=following.step, shadow=following.told(), now=False)
+            self._reporter.update(step=following.step, shadow=following.status(), now=False)
 
     def _in_step(self, following: ShadowSession) -> None:
         directive = following.directive
         if is_rehearsal(directive):
-            self._done_with = directive
             self._rehearsed(following, directive)
             return
         following.settle()
         # From here on all may be told to switch: a new call could miss the vote.
         self._recalls = 0
-        self._pause_s = RETRY_S
+        self.attempts.caught_up()
         self._reporter.update(
             WorkerEvent.CAUGHT_UP,
             step=following.step,
-            shadow=following.told(),
+            shadow=following.status(),
             timings=self._reporter.status.timings,
         )
 
@@ -209,7 +199,6 @@ class ShadowDriver:
         """
         directive, suspect = following.directive, isinstance(error, Differs)
         if isinstance(directive, ShadowRank):
-            self._done_with = directive
             self._rehearsed(following, directive, refusal=str(error), suspect=suspect)
             return
         found = (following.step, following.seconds, str(error))
@@ -240,7 +229,6 @@ class ShadowDriver:
         if isinstance(directive, ShadowRank):
             if hopeless:
                 # Slow is not unfit: it may have a rank, but need not be tried again.
-                self._done_with = directive
                 self._rehearsed(following, directive, note=str(error))
             else:
                 self._stand_by_with_state(following, error)
@@ -275,11 +263,12 @@ class ShadowDriver:
         return True
 
     def _lateness(self, following: ShadowSession, error: LinkError) -> str:
-        return f"{error}: {following.lag_s:.3f} s behind at steps of {following.step_s:.3f} s"
+        lag = following.lag
+        return f"{error}: {lag.seconds:.3f} s behind at steps of {lag.step_s:.3f} s"
 
     def _take(self, following: ShadowSession) -> None:
         """The vote has given this worker the rank, and it has the state."""
-        directive, told = following.directive, following.told()
+        directive, told = following.directive, following.status()
         assert isinstance(directive, Prepare)
         if directive.plays != directive.rank:
             self._home.become(directive)
@@ -295,14 +284,9 @@ class ShadowDriver:
             timings={**self._reporter.status.timings, "transfer": 0.0, "lag": told.lag_s},
         )
 
-    def wants(self, directive: ShadowRank) -> bool:
-        """Whether to try ``directive`` now: it is not settled, nor was tried a moment ago."""
-        return directive != self._done_with and time.monotonic() >= self._not_before
-
     def study(self, directive: ShadowRank) -> None:
         """Begin to follow a rank. Raises OtherRole: call again once this worker is built as it."""
-        self._not_before = time.monotonic() + self._pause_s
-        self._pause_s = min(2 * self._pause_s, LONGEST_RETRY_S)
+        self.attempts.begin()
         try:
             link, said = self.ask(directive)
         except LinkError as error:
@@ -316,10 +300,10 @@ class ShadowDriver:
             return
         self.end()
         try:
-            refusal = self._transfer.refusal(directive.rank, said.offer)
+            refusal = self._fit.refusal(directive.rank, said.offer)
         except RebuildRequired:
             link.close()
-            self._not_before = 0.0
+            self.attempts.repeat()
             raise
         if refusal:
             link.close()
@@ -336,7 +320,6 @@ class ShadowDriver:
         heard: Sequence[Role] = (),
     ) -> None:
         """Say why no step of the rank was lived; ``heard``: the roles of all, if just now."""
-        self._done_with = directive
         verdict = Rehearsal(0, 0.0, refusal, note, directive.request)
         self._found(directive, verdict, heard)
         self._reporter.update(shadow=None)
@@ -347,8 +330,7 @@ class ShadowDriver:
         else:
             log.info("rehearsed rank %d: %s", directive.plays, verdict.note or "same bits")
         self._reporter.tell_rehearsed(directive.plays, verdict, heard)
-        # What comes next is no new attempt at the same.
-        self._not_before, self._pause_s = 0.0, RETRY_S
+        self.attempts.settle(directive)
 
     def rolls_forward(self) -> bool:
         """The mirrored vote never came: whether the survivors, halted, commit this step."""
@@ -365,19 +347,19 @@ class ShadowDriver:
         """A recovery may come that can use it."""
         log.info("rank %d: nothing more to follow: %s", following.directive.plays, error)
         following.shadow.close()
-        self._transfer.rest()
+        self._fit.rest()
         if following.has_state and following.keeps_shadowing:
             self._say_standing_by(following, undecided=False)
         else:
             self._home.to_pool()
 
     def _say_standing_by(self, following: ShadowSession, *, undecided: bool) -> None:
-        self._transfer.early.stand(following.step)
-        self._transfer.early.begin()
+        self._state.early.stand(following.step)
+        self._state.early.begin()
         self._reporter.update(
             WorkerEvent.LEFT_ALONE,
             step=following.step,
-            shadow=following.told(),
+            shadow=following.status(),
             undecided=undecided,
         )
 
@@ -386,7 +368,12 @@ class ShadowDriver:
         if self.following is not None:
             self.following.shadow.close()
             self.following = None
-            self._transfer.rest()
+            self._fit.rest()
+
+    def close(self) -> None:
+        """The process ends: wait a while for the thread that reads."""
+        if self.following is not None:
+            self.following.shadow.end()
 
     def let_go(self) -> None:
         """This worker is to be built as another rank: say that it has no state of one any more."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from tmd.core.values.model import Activity
 from tmd.fabric import Fabric, Neutral
 from tmd.trainer.state.roles import RebuildRequired
-from tmd.trainer.state_transfer.carrier import StateTransfer
+from tmd.trainer.state_transfer.context import RankContext
 
 SHADOW_STEPS = 2
 """The first builds what is lazy, the second has DDP's final buckets."""
@@ -65,9 +65,7 @@ class Warmup:
         """No more of them: it trains, or has no batches for them."""
         self._left = 0
 
-    def become(
-        self, other: RebuildRequired, fabric: Fabric, transfer: StateTransfer, size: int
-    ) -> None:
+    def become(self, other: RebuildRequired, context: RankContext, size: int) -> None:
         """Be built as another rank of ``size``.
 
         Raises:
@@ -75,15 +73,15 @@ class Warmup:
             StateMismatch: it has not built again what was there, of which the state was to stay.
         """
         log.info("building what rank %d is built as", other.rank)
-        fabric.sandbox(Neutral(), other.rank, size)
-        state = transfer.taken() if other.keeps else None
-        transfer.let_go()
-        self.build(fabric)
+        context.fabric.sandbox(Neutral(), other.rank, size)
+        state = context.state.taken() if other.keeps else None
+        context.state.let_go()
+        self.build(context.fabric)
         if state is not None:
-            transfer.give(*state)
+            context.state.give(*state)
         if other.cold:
             # The rank is still worn: a survivor goes to its own place in the data from here.
             self._left = 0
             return
-        transfer.rest()
+        context.fit.rest()
         self._left = SHADOW_STEPS

@@ -5,93 +5,106 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
-from torch import nn
-
-from tmd.core.values.limits import ShadowLimits
-from tmd.fabric import Fabric
+from tmd.core.values.model import Activity
 from tmd.trainer.shadow.sources import ShadowSources
 from tmd.trainer.snapshots.snapshots import Snapshots
-from tmd.trainer.state.local import LocalState
 from tmd.trainer.state.replicas import Partition
-from tmd.trainer.state.state import Registry
-from tmd.trainer.state.units import Units
-from tmd.trainer.state.window import Window
-from tmd.trainer.state_transfer.carrier import StateTransfer
+from tmd.trainer.state_transfer.context import RankContext
 from tmd.trainer.worker.agent import Agent
 from tmd.trainer.worker.leaving import Leaving
 from tmd.trainer.worker.pool import Pool
 from tmd.trainer.worker.rank_migration import RankMigration
 from tmd.trainer.worker.recovery import Recovery
+from tmd.trainer.worker.shadow_driver import ShadowDriver
 from tmd.trainer.worker.status_reporter import StatusReporter
 
 log = logging.getLogger("tmd.trainer")
 
 
 class WorkerParts(NamedTuple):
-    """Who does what once the script has named its state."""
+    """The parts that carry out directives once the script has registered its state."""
 
-    transfer: StateTransfer
+    context: RankContext
     snapshots: Snapshots
     mirrors: ShadowSources
     migration: RankMigration
+    driver: ShadowDriver
     recovery: Recovery
     leaving: Leaving
     pool: Pool
 
+    def act(self, activity: Activity) -> None:
+        """Between two steps, in any activity but TRAINING: do or await what ends it.
+
+        Raises:
+            RebuildRequired: this worker must be built as another rank first.
+            SystemExit: this worker is not needed any more.
+        """
+        match activity:
+            case Activity.STARTING:
+                self.migration.to_pool()
+            case Activity.STANDBY:
+                self.pool.wait()
+            case Activity.SHADOWING | Activity.IN_STEP:
+                self.driver.follow()
+            case Activity.PREPARED:
+                self.migration.take_over()
+            case Activity.REFUSED:
+                self.migration.await_other_plan()
+            case Activity.STUCK:
+                self.recovery.settle()
+            case Activity.SYNCED:
+                self.recovery.rejoin()
+            case Activity.LEFT:
+                self.leaving.wait()
+
     def close(self) -> None:
         """The process ends: no thread of ours may be inside torch then."""
         # Others wait for its verdicts, and those for digests.
-        self.transfer.early.close()
-        self.transfer.verification.close()
+        self.context.state.early.close()
+        self.context.verification.close()
         self.mirrors.close()
         self.snapshots.close()
-        if self.migration.shadowing.following is not None:
-            self.migration.shadowing.following.shadow.end()
+        self.driver.close()
 
 
 def assemble(
     reporter: StatusReporter,
     agent: Agent,
-    fabric: Fabric,
-    limits: ShadowLimits,
-    registry: Registry,
-    wrapped: list[nn.Module],
-    local: LocalState,
-    snapshots: int,
+    context: RankContext,
     *,
+    snapshots: int,
     alike: Partition,
     alone: bool,
-    several: bool,
 ) -> WorkerParts:
-    """For what a script has registered; ``snapshots``: steps between two, 0 for none.
+    """The parts of a worker. ``snapshots``: steps between two, 0 for none.
 
-    ``several``: the script can build other roles, too.
+    ``alone``: this worker holds no rank yet, and does not speak to others.
 
     Raises:
-        RuntimeError: a rank was lost; who is ``alone``, a standby, does not speak to others.
+        RuntimeError: a rank was lost.
     """
-    if registry.divided and not several and fabric.rank == 0:
+    fit, fabric = context.fit, context.fabric
+    if context.units.divided and not fit.roles.several and fabric.rank == 0:
         log.warning(
             "a ZeroRedundancyOptimizer keeps another part on each rank: a standby can only take "
-            "the rank as which it was built, the last one, unless session.build(function) builds "
-            "model and optimizer"
+            "the last rank, for which it is built, unless session.build(function) builds model "
+            "and optimizer"
         )
-    units, window = Units(registry), Window()
-    transfer = StateTransfer(fabric, registry, units, wrapped, local, several=several)
-    transfer.roles.built = fabric.rank or 0
     if not alone:
-        # Before any door is opened: who comes in is told groups and roles.
-        transfer.introduce(alike)
-    keeping = Snapshots(fabric, transfer, units, window, limits, snapshots, reporter.tell_kept)
-    migration = RankMigration(reporter, agent, fabric, transfer, units, limits, keeping)
-    mirrors = ShadowSources(fabric, transfer, units, window, limits)
-    recovery = Recovery(reporter, agent, fabric, transfer, migration, keeping)
+        # Before any server thread starts: a peer that connects is sent groups and roles.
+        fit.introduce(alike)
+    copies = Snapshots(context, snapshots, reporter.tell_kept)
+    migration = RankMigration(reporter, agent, context, copies)
+    sources = ShadowSources(context)
+    recovery = Recovery(reporter, agent, context, migration, copies)
     return WorkerParts(
-        transfer,
-        keeping,
-        mirrors,
+        context,
+        copies,
+        sources,
         migration,
+        migration.shadowing,
         recovery,
-        Leaving(reporter, agent, fabric, migration, mirrors, keeping),
-        Pool(reporter, agent, transfer, migration, recovery),
+        Leaving(reporter, agent, fabric, migration, sources, copies),
+        Pool(reporter, agent, context, migration, recovery),
     )

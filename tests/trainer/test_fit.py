@@ -8,16 +8,15 @@ import torch
 from msgspec import structs
 from torch import nn
 
+from tests.trainer.contexts import NoGroups, context_of
 from tmd.core.planning.directives import Sync
 from tmd.core.values.errors import StateMismatch
 from tmd.core.values.model import Membership
-from tmd.fabric import GroupTable, GroupView
+from tmd.fabric import GroupView
 from tmd.trainer.protocol.offers import Offer
-from tmd.trainer.state.local import LocalState
 from tmd.trainer.state.roles import RebuildRequired, Role
 from tmd.trainer.state.state import Registry
-from tmd.trainer.state.units import Units
-from tmd.trainer.state_transfer.carrier import StateTransfer
+from tmd.trainer.state_transfer.context import RankContext
 
 
 class Reducing(nn.Linear):
@@ -33,30 +32,18 @@ class Reducing(nn.Linear):
             return {"rebuilt_per_bucket_param_indices": self.buckets}
 
 
-class NoGroups:
-    """A fabric, as far as a carrier asks it."""
-
-    rank = 0
-
-    def __init__(self, built: tuple[GroupView, ...] = ()) -> None:
-        self.built = built
-        self.table: GroupTable = ()
-
-    def learn(self, table: GroupTable) -> None:
-        self.table = table
-
-
 def test_an_offer_does_not_wait_for_the_step_of_others() -> None:
     """It has the buckets that the main thread saw when they were settled."""
     model = Reducing()
     registry = Registry({"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1)})
-    transfer = StateTransfer(NoGroups(), registry, Units(registry), [model], LocalState(registry))
-    seen = [transfer.look_at_buckets()]
+    context = context_of(registry, wrapped=(model,))
+    fit, layouts = context.fit, context.state.layouts
+    seen = [fit.look_at_buckets()]
     model.buckets = "1 0"
-    seen += [transfer.look_at_buckets(), transfer.look_at_buckets()]
+    seen += [fit.look_at_buckets(), fit.look_at_buckets()]
     offers = []
     with model.lock:
-        asker = threading.Thread(target=lambda: offers.append(transfer.offer(transfer.layouts)))
+        asker = threading.Thread(target=lambda: offers.append(fit.offer(layouts)))
         asker.start()
         asker.join(timeout=30)
 
@@ -68,16 +55,15 @@ def plain(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), 0.1)
 
 
-def carrier_of(
+def built(
     model: nn.Module,
     *,
     several: bool,
     optimize: Callable[[nn.Module], torch.optim.Optimizer] = plain,
-    built: tuple[GroupView, ...] = (),
-) -> tuple[StateTransfer, Registry]:
+    groups: tuple[GroupView, ...] = (),
+) -> tuple[RankContext, Registry]:
     registry = Registry({"model": model, "optimizer": optimize(model)})
-    parts = NoGroups(built), registry, Units(registry), [model], LocalState(registry)
-    return StateTransfer(*parts, several=several), registry
+    return context_of(registry, NoGroups(groups), wrapped=(model,), several=several), registry
 
 
 def sync(resume: int, plan: str = "p") -> Sync:
@@ -86,19 +72,19 @@ def sync(resume: int, plan: str = "p") -> Sync:
 
 def test_where_no_step_was_committed_all_build_again() -> None:
     """Once for each decision: what asked for it comes again."""
-    transfer, _ = carrier_of(nn.Linear(2, 2), several=True)
-    transfer.start_over(sync(1))
+    context, _ = built(nn.Linear(2, 2), several=True)
+    context.fit.start_over(sync(1))
     for plan in ("p", "q"):
         with pytest.raises(RebuildRequired) as raised:
-            transfer.start_over(sync(0, plan))
-        transfer.start_over(sync(0, plan))
+            context.fit.start_over(sync(0, plan))
+        context.fit.start_over(sync(0, plan))
 
         assert (raised.value.rank, raised.value.cold) == (1, True)
 
 
 def test_a_script_that_cannot_build_again_never_starts_over() -> None:
     """Its step is run again as it stands."""
-    carrier_of(nn.Linear(2, 2), several=False)[0].start_over(sync(0))
+    built(nn.Linear(2, 2), several=False)[0].fit.start_over(sync(0))
 
 
 def momentum(model: nn.Module) -> torch.optim.Optimizer:
@@ -108,23 +94,24 @@ def momentum(model: nn.Module) -> torch.optim.Optimizer:
 def test_a_state_outlives_what_is_built_around_it() -> None:
     """With what the optimizer remembers."""
     model = nn.Linear(2, 2)
-    transfer, registry = carrier_of(model, several=True, optimize=momentum)
+    context, registry = built(model, several=True, optimize=momentum)
+    state = context.state
     model(torch.ones(1, 2)).sum().backward()
     registry.optimizers[0].step()
-    layouts, tensors = transfer.taken()
+    layouts, tensors = state.taken()
     wanted = [t.clone() for t in tensors]
     again = nn.Linear(2, 2)
-    transfer.early.stand(1)
-    transfer.early.begin()
-    transfer.let_go()
+    state.early.stand(1)
+    state.early.begin()
+    state.let_go()
     registry.renew({"model": again, "optimizer": momentum(again)})
-    transfer.renew()
-    fresh = transfer.early.of(1)()
-    transfer.early.stand(1)
-    transfer.early.begin()
-    transfer.give(layouts, tensors)
+    state.renew()
+    fresh = state.early.of(1)()
+    state.early.stand(1)
+    state.early.begin()
+    state.give(layouts, tensors)
 
-    assert transfer.early.of(1)() != fresh
+    assert state.early.of(1)() != fresh
     found = registry.collect()[1]
     assert len(found) == 4
     assert all(torch.equal(f, w) for f, w in zip(found, wanted, strict=True))
@@ -132,33 +119,35 @@ def test_a_state_outlives_what_is_built_around_it() -> None:
 
 def test_who_survives_does_not_go_on_with_fresh_weights() -> None:
     """If its function builds otherwise the second time: then the rank is lost, and known to be."""
-    transfer, registry = carrier_of(nn.Linear(2, 2), several=True)
-    taken = transfer.taken()
-    transfer.let_go()
+    context, registry = built(nn.Linear(2, 2), several=True)
+    state = context.state
+    taken = state.taken()
+    state.let_go()
     wider = nn.Linear(2, 3)
     registry.renew({"model": wider, "optimizer": momentum(wider)})
-    transfer.renew()
+    state.renew()
     with pytest.raises(StateMismatch, match="built otherwise"):
-        transfer.give(*taken)
+        state.give(*taken)
 
 
-def offered(transfer: StateTransfer, *row: GroupView) -> Offer:
+def offered(context: RankContext, *row: GroupView) -> Offer:
     """By one of two ranks that are built unlike, with these groups of each."""
     known = tuple(Role(str(rank), (rank,)) for rank in range(2))
-    return structs.replace(transfer.offer(transfer.layouts), groups=(row, row), roles=known)
+    return structs.replace(context.fit.offer(context.state.layouts), groups=(row, row), roles=known)
 
 
 def test_other_groups_are_told_before_another_role_is_built() -> None:
     """In the script's function they would be of the wrong size, or not there at all."""
     world, extra = GroupView("0", (0, 1)), GroupView("1", (0, 1))
-    transfer, _ = carrier_of(nn.Linear(2, 2), several=True, built=(world,))
-    directive, other = sync(0), offered(transfer, world, extra)
+    context, _ = built(nn.Linear(2, 2), several=True, groups=(world,))
+    fit = context.fit
+    directive, other = sync(0), offered(context, world, extra)
 
-    assert "has the process groups [[0, 1], [0, 1]]" in transfer.refusal(1, other)
-    assert "has the process groups [[0, 1], [0, 1]]" in transfer.start_over(directive, other)
-    assert transfer.roles.known == ()
+    assert "has the process groups [[0, 1], [0, 1]]" in fit.refusal(1, other)
+    assert "has the process groups [[0, 1], [0, 1]]" in fit.start_over(directive, other)
+    assert fit.roles.known == ()
     with pytest.raises(RebuildRequired):
-        transfer.refusal(1, offered(transfer, world))
+        fit.refusal(1, offered(context, world))
     with pytest.raises(RebuildRequired) as raised:
-        transfer.start_over(directive, offered(transfer, world), survives=True)
+        fit.start_over(directive, offered(context, world), survives=True)
     assert raised.value.keeps

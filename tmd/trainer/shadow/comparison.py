@@ -1,0 +1,41 @@
+"""Digests of a shadow and its source, compared step by step as they arrive."""
+
+from __future__ import annotations
+
+from tmd.trainer.state.digests import Digest
+
+
+class DigestComparison:
+    """Pairs digests by step; either side may come first."""
+
+    def __init__(self) -> None:
+        self._ours: dict[int, Digest] = {}
+        self._theirs: dict[int, Digest] = {}
+        self.verified: int | None = None
+        """The newest step at whose start both states were equal; ``None`` if there is none."""
+
+    def ours(self, step: int, parts: Digest) -> list[str]:
+        """Add the shadow's own digest; the parts that differ, empty while nothing does."""
+        self._ours[step] = parts
+        return self._differing(step)
+
+    def theirs(self, step: int, parts: Digest) -> list[str]:
+        """Add the source's digest; the parts that differ, empty while nothing does."""
+        self._theirs[step] = parts
+        return self._differing(step)
+
+    def refute(self) -> None:
+        """The states are known to differ."""
+        self.verified = None
+
+    def _differing(self, step: int) -> list[str]:
+        if step not in self._ours or step not in self._theirs:
+            return []
+        ours, theirs = self._ours.pop(step), self._theirs.pop(step)
+        differing = [part for part, digest in theirs.items() if ours.get(part) != digest]
+        if not differing:
+            self.verified = step
+            for known in (self._ours, self._theirs):
+                for old in [s for s in known if s < step]:
+                    del known[old]
+        return differing

@@ -1,0 +1,44 @@
+"""How far a shadow computes behind its source."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections import deque
+
+UNNOTICED_S = 0.02
+"""A lag that is never too large, however short the steps."""
+
+
+class Lag:
+    """``share``: part of a step's duration by which a shadow may be late and still be in step."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._boundaries: deque[float] = deque(maxlen=6)
+        self.seconds = 0.0
+        """Time from the source's latest step to the same step here."""
+
+    def boundary(self, at: float) -> None:
+        """The source began a step at ``at`` (monotonic)."""
+        self._boundaries.append(at)
+
+    @property
+    def step_s(self) -> float:
+        """Median duration of the source's latest steps; 0 if unknown."""
+        times = list(self._boundaries)
+        return statistics.median([b - a for a, b in itertools.pairwise(times)] or [0.0])
+
+    @property
+    def unnoticed(self) -> bool:
+        """Whether the shadow counts as not behind."""
+        return self.seconds <= self._bound
+
+    @property
+    def late(self) -> bool:
+        """Whether a shadow that was in step no longer is."""
+        return self.seconds > 3 * self._bound
+
+    @property
+    def _bound(self) -> float:
+        return max(self._share * self.step_s, UNNOTICED_S)

@@ -1,0 +1,170 @@
+"""Whether an offered state fits what is built here, and what this worker offers of its own."""
+
+from __future__ import annotations
+
+from tmd.core.planning.directives import Sync
+from tmd.fabric import Fabric, GroupView, Neutral, packed, packed_row, unpacked
+from tmd.trainer.protocol.offers import Offer
+from tmd.trainer.protocol.step_vote import gather
+from tmd.trainer.state.compatibility import bucket_mismatch, group_mismatch, part_mismatch
+from tmd.trainer.state.replicas import Partition, group_of
+from tmd.trainer.state.roles import (
+    RebuildRequired,
+    Role,
+    Roles,
+    contradiction,
+    part_of,
+    structure_of,
+)
+from tmd.trainer.state.state import Layouts, mismatch
+from tmd.trainer.state_transfer.rank_state import RankState
+
+
+class Fit:
+    """What this worker knows of the job's ranks. For the main thread, but for :meth:`offer`."""
+
+    def __init__(self, fabric: Fabric, state: RankState, *, several: bool = False) -> None:
+        """``several``: the script can build other roles, too."""
+        self._fabric = fabric
+        self._state = state
+        self._buckets = ""
+        self._started_over: Sync | None = None
+        self.seeds: tuple[int, ...] = ()
+        """Base seed of every rank."""
+        self.roles = Roles(several=several)
+        self.roles.built = fabric.rank or 0
+
+    def renew(self) -> None:
+        """Other objects are registered now, built for the rank that is held or impersonated."""
+        self._buckets = ""
+        self.roles.built = self._fabric.rank or 0
+
+    def rest(self) -> None:
+        """Hold no rank: neutral groups report the last rank that is built like this worker.
+
+        Scripts print and save on rank 0, so a standby never impersonates that one.
+        """
+        size = self._fabric.size or 1
+        self._fabric.sandbox(Neutral(), self.roles.resting(size), size)
+
+    # --- knowing the job --------------------------------------------------------------------------
+
+    def introduce(self, alike: Partition) -> None:
+        """While the job is set up: every rank learns groups and role of every other one.
+
+        Raises:
+            RuntimeError: a rank was lost.
+            ValueError: ``alike`` cannot be so.
+        """
+        groups, rank = self._fabric.groups(), self._fabric.rank or 0
+        layouts, buffers = self._state.layouts, self._state.local.has_buffers
+        role = Role(structure_of(layouts, groups), group_of(alike, rank), buffers, part_of(layouts))
+        own = (packed_row(groups, self._fabric.size or 1), role)
+        said = gather(self._fabric, own, tuple[tuple[GroupView, ...], Role])
+        self._fabric.learn(unpacked(tuple(row for row, _ in said)))
+        roles = tuple(role for _, role in said)
+        if why := contradiction(roles):
+            raise ValueError(why)
+        self._know(roles)
+
+    def agreed_seeds(self, own: int, *, alone: bool) -> tuple[int, ...]:
+        """Base seed of every rank; a worker ``alone`` has only its own until it joins."""
+        if not self.seeds:
+            size = self._fabric.size or 1
+            self.seeds = (own,) * size if alone else gather(self._fabric, own, int)
+        return self.seeds
+
+    def learn(self, offered: Offer) -> None:
+        """Know of the job what the source of ``offered`` knows."""
+        self.seeds = offered.seeds
+        self._fabric.learn(unpacked(offered.groups))
+        self._know(offered.roles)
+
+    def _know(self, roles: tuple[Role, ...]) -> None:
+        self.roles.known = roles
+        # All ranks store their buffers with others, or none: each takes part in the exchange.
+        self._state.local.exchanged = any(role.buffers for role in roles) if roles else None
+
+    # --- offers -----------------------------------------------------------------------------------
+
+    def look_at_buckets(self) -> str:
+        """How gradients are summed here, once that is settled.
+
+        For the main thread: DDP keeps its lock while it waits for other ranks, so another thread
+        that asked it would wait for the end of their step.
+        """
+        if not self._buckets:
+            self._buckets = self._state.bucket_layout()
+        return self._buckets
+
+    def offer(self, layouts: Layouts, buckets: str | None = None) -> Offer:
+        """What this worker has to give, with a state of ``layouts``; for any thread.
+
+        ``buckets``: those of the rank whose state it is, if it is not this worker's own.
+        """
+        return Offer(
+            layouts=layouts,
+            buckets=self._buckets if buckets is None else buckets,
+            groups=packed(self._fabric.table),
+            seeds=self.seeds,
+            position=self._state.position,
+            roles=self.roles.known,
+        )
+
+    def refusal(self, rank: int, offered: Offer) -> str:
+        """Why the offered state cannot become that of ``rank`` here; empty if it can.
+
+        Raises:
+            RebuildRequired: it might, once this worker is built as that rank.
+        """
+        other_groups = self._other_groups(rank, offered)
+        if self.roles.several:
+            # First: the script's function is to find the groups of the rank that it builds.
+            if other_groups:
+                return other_groups
+            self.roles.known = offered.roles
+            if not self.roles.serves(rank):
+                self.learn(offered)
+                raise RebuildRequired(rank)
+        difference = mismatch(self._state.layouts, offered.layouts)
+        if difference:
+            return f"the model of this worker is not that of the job: {difference}"
+        if difference := part_mismatch(self._state.layouts, offered.layouts):
+            return difference
+        return other_groups or bucket_mismatch(self.look_at_buckets(), offered.buckets)
+
+    def adopted(self, rank: int, offered: Offer) -> str:
+        """As :meth:`refusal`; if there is none, learn what was offered."""
+        refusal = self.refusal(rank, offered)
+        if not refusal:
+            self.learn(offered)
+        return refusal
+
+    def start_over(
+        self, directive: Sync, offered: Offer | None = None, *, survives: bool = False
+    ) -> str:
+        """Where no step was ever committed, all ranks build again: none may be further than others.
+
+        In its first step a pipeline settles what it sends in all later ones. Some ranks may have
+        got that far when it broke; a joiner has, in its shadow iterations. Returns why this worker
+        cannot be the rank with what is ``offered``; empty if it can, or need not be asked.
+
+        Args:
+            directive: all build once for each.
+            offered: what is known of the job; a survivor knows it and leaves it out.
+            survives: this worker has the state to go on from.
+
+        Raises:
+            RebuildRequired: it was not done yet for ``directive``.
+        """
+        if not self.roles.several or directive.resume != 0 or self._started_over == directive:
+            return ""
+        if offered is not None:
+            if refusal := self._other_groups(directive.rank, offered):
+                return refusal
+            self.learn(offered)
+        self._started_over = directive
+        raise RebuildRequired(directive.rank, cold=True, keeps=survives)
+
+    def _other_groups(self, rank: int, offered: Offer) -> str:
+        return group_mismatch(self._fabric.built, unpacked(offered.groups), rank)

@@ -1,0 +1,143 @@
+"""The state of a rank where it lies in this process: read, put in place, or dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from tmd.core.values.errors import StateMismatch
+from tmd.fabric import Fabric
+from tmd.trainer.protocol.copies import StateCopy
+from tmd.trainer.state.compatibility import bucket_layout, part_mismatch
+from tmd.trainer.state.data import Feed, Position
+from tmd.trainer.state.digests import Digest
+from tmd.trainer.state.local import LocalState
+from tmd.trainer.state.state import Layouts, Registry, mismatch
+from tmd.trainer.state.units import BUFFERS, Units
+from tmd.trainer.state_transfer.early_digest import EarlyDigest
+from tmd.trainer.state_transfer.parameter_resync import ParameterResync
+
+
+class RankState:
+    """What the script has registered, and its place in the data. For the main thread."""
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        registry: Registry,
+        units: Units,
+        wrapped: list[nn.Module],
+        local: LocalState,
+    ) -> None:
+        """``wrapped``: the DDP modules that the script has registered."""
+        self._registry = registry
+        self._units = units
+        self._wrapped = wrapped
+        self.local = local
+        self.early = EarlyDigest(units)
+        self.resync = ParameterResync(registry, fabric)
+        self.feed: Feed | None = None
+        self.layouts: Layouts = registry.collect()[0]
+        """What the state looked like when it was registered."""
+
+    @property
+    def call(self) -> int:
+        """The ``batches()`` call that the script is in."""
+        assert self.feed is not None
+        return self.feed.call
+
+    @property
+    def position(self) -> Position:
+        """The next batch; any thread."""
+        return Position() if self.feed is None else self.feed.position
+
+    def collect(self) -> tuple[Layouts, list[Tensor]]:
+        """The whole state as it is now."""
+        return self._registry.collect()
+
+    def bucket_layout(self) -> str:
+        """How DDP sums gradients here; empty until that is settled."""
+        return bucket_layout(self._wrapped)
+
+    def digest(self, step: int) -> Callable[[], Digest]:
+        """Computes the digest of all that replicas have in common: not of the buffers."""
+        found = self.early.of(step)
+        return lambda: {k: v for k, v in found().items() if k != BUFFERS}
+
+    # --- the same rank again, built anew ----------------------------------------------------------
+
+    def taken(self) -> tuple[Layouts, list[Tensor]]:
+        """A copy of the whole state, in host memory."""
+        layouts, tensors = self.collect()
+        return layouts, [tensor.detach().to("cpu", copy=True) for tensor in tensors]
+
+    def let_go(self) -> None:
+        """Drop the registered objects before others are built: a device may not hold both."""
+        self.early.forget()
+        self._registry.renew({})
+        self._wrapped.clear()
+        self.local.renew()
+        self._units.renew()
+
+    def renew(self) -> None:
+        """Other objects are registered now."""
+        self._units.renew()
+        self.resync.watch()
+        self.layouts = self.collect()[0]
+
+    @torch.no_grad()
+    def give(self, layouts: Layouts, tensors: Sequence[Tensor]) -> None:
+        """Put back a state that was taken before the objects were built anew.
+
+        Raises:
+            StateMismatch: they were built otherwise, so the state would be lost.
+        """
+        if difference := mismatch(self.layouts, layouts):
+            raise StateMismatch(f"this rank was built otherwise than before: {difference}")
+
+        def fill(targets: Sequence[Tensor]) -> None:
+            for target, tensor in zip(targets, tensors, strict=True):
+                target.copy_(tensor)
+
+        self.place(layouts, fill)
+
+    # --- another state ----------------------------------------------------------------------------
+
+    def place(self, layouts: Layouts, fill: Callable[[list[Tensor]], object]) -> None:
+        """Put a state of ``layouts`` in place, whose tensors ``fill`` fills."""
+        self.early.forget()
+        targets, pending = self._registry.place(layouts)
+        fill(targets)
+        for late in pending:
+            late.apply()
+
+    def adopt(self, local: bytes) -> None:
+        """A rank's state is in place; ``local`` is what only that rank had."""
+        self.local.adopt(local)
+        self.resync.restored()
+
+    def put_back(self, copy: StateCopy) -> None:
+        """Return to the state and the place in the data at which ``copy`` was made.
+
+        Raises:
+            StateMismatch: this worker is built as another rank.
+        """
+        if difference := part_mismatch(self.layouts, copy.layouts):
+            raise StateMismatch(difference)
+        self.early.forget()
+        for unit, tensors in copy.units():
+            self._units.place(unit.number, unit.layout, tensors)
+        boundary, tensors = copy.rest()
+        assert boundary.rest is not None
+        self._units.place_rest(boundary.rest, tensors)
+        self._units.grade(boundary.graded)
+        self.resync.restored()
+        self.local.forget()
+        self.seek(boundary.position)
+
+    def seek(self, position: Position) -> None:
+        """Continue with the batch at ``position``, as the rank that is held now."""
+        assert self.feed is not None
+        self.feed.seek(position.index)

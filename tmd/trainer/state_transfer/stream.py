@@ -1,0 +1,145 @@
+"""Moving a state over a link: header, answer, tensors, digest, answer.
+
+The source sends what the state looks like and where in the data it stands; the joiner refuses or
+says go; then the tensors follow raw, small ones packed together; last a digest of every byte,
+which the joiner compares with its own. Nothing of the joiner counts before the digests agree (I6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import torch
+import xxhash
+from msgspec import Struct, msgpack
+from torch import Tensor
+
+from tmd.core.values.decode_errors import UNREADABLE, brief
+from tmd.core.values.errors import LinkError, StateMismatch
+from tmd.fabric import Link
+from tmd.trainer.protocol.offers import StateHeader
+from tmd.trainer.state.digests import Digest, chunks, groups, raw
+
+T = TypeVar("T")
+
+HEADER_LIMIT = 64 << 20
+
+
+class TransferReply(Struct, frozen=True):
+    """The joiner's word: go on, or why not."""
+
+    refusal: str = ""
+    has: bool = False
+    """The joiner believes that it has this very state already; its digest follows."""
+
+
+def offer(link: Link, header: StateHeader) -> bool:
+    """Source: send ``header``, wait for the joiner's go; whether it may have the state already.
+
+    Raises:
+        StateMismatch: the joiner refused; the message is its reason.
+        LinkError: the joiner is gone.
+    """
+    link.send_frame(msgpack.encode(header))
+    return _expect_go(link).has
+
+
+def consider(link: Link) -> StateHeader:
+    """Joiner: receive the header. Answer with :func:`answer`."""
+    return _read(link, StateHeader)
+
+
+def answer(link: Link, refusal: str = "", *, has: bool = False) -> None:
+    """Joiner: say go, or refuse with a reason. After ``has`` call :func:`has_same`."""
+    link.send_frame(msgpack.encode(TransferReply(refusal, has)))
+
+
+def confirm(link: Link, own: Callable[[], Digest]) -> bool:
+    """Source: whether what the joiner has is the state, so that no tensors follow. ``own`` is
+    taken on both sides at the same time."""
+    ours = own()
+    same = ours == _read(link, Digest)
+    link.send_frame(msgpack.encode(same))
+    return same
+
+
+def has_same(link: Link, own: Callable[[], Digest]) -> bool:
+    """Joiner: the other side of :func:`confirm`."""
+    link.send_frame(msgpack.encode(own()))
+    return _read(link, bool)
+
+
+def send_tensors(link: Link, tensors: Iterable[Tensor]) -> int:
+    """Source: stream ``tensors``; returns the bytes sent once the joiner's digest agreed.
+
+    Raises:
+        StateMismatch: what arrived is not what was sent.
+        LinkError: the joiner is gone.
+    """
+    digest = xxhash.xxh3_128()
+    total = 0
+    for chunk in chunks(list(tensors)):
+        link.send(chunk)
+        digest.update(chunk)
+        total += len(chunk)
+    link.send_frame(digest.digest())
+    _expect_go(link)
+    return total
+
+
+def receive_tensors(link: Link, tensors: Iterable[Tensor]) -> str:
+    """Joiner: fill ``tensors`` in place; returns the digest (hex) that both sides agree on.
+
+    Raises:
+        StateMismatch: the digests differ.
+        LinkError: the source is gone.
+    """
+    digest = xxhash.xxh3_128()
+    targets = list(tensors)
+    for group in groups(targets):
+        if len(group) == 1 and _is_plain(group[0]):
+            view = raw(group[0])
+            link.recv_into(view)
+            digest.update(view)
+            continue
+        buffer = bytearray(sum(t.numel() * t.element_size() for t in group))
+        link.recv_into(memoryview(buffer))
+        digest.update(buffer)
+        _unpack(buffer, group)
+    announced = link.recv_frame(64)
+    refusal = "" if announced == digest.digest() else "digest of the received state differs"
+    answer(link, refusal)
+    if refusal:
+        raise StateMismatch(f"{refusal}: memory or network of one side corrupts data")
+    return digest.hexdigest()
+
+
+def _read(link: Link, kind: type[T]) -> T:
+    blob = link.recv_frame(HEADER_LIMIT)
+    try:
+        return msgpack.decode(blob, type=kind)
+    except UNREADABLE as error:
+        raise LinkError(f"{link.peer} does not speak this protocol: {brief(error)}") from error
+
+
+def _expect_go(link: Link) -> TransferReply:
+    reply = _read(link, TransferReply)
+    if reply.refusal:
+        raise StateMismatch(reply.refusal)
+    return reply
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() and tensor.device.type == "cpu"
+
+
+def _unpack(buffer: bytearray, group: list[Tensor]) -> None:
+    offset = 0
+    for tensor in group:
+        size = tensor.numel() * tensor.element_size()
+        if size:
+            flat = torch.frombuffer(buffer, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
+            with torch.no_grad():
+                tensor.copy_(flat.view(tensor.shape))
+        offset += size
