@@ -25,7 +25,7 @@ demo: install
 # In the order of the folders: long files last would leave one of the two without work.
 test: install
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder \
-		-m "not thorough" $(ARGS)
+		-m "not thorough" --durations 20 $(ARGS)
 
 # Variants of fault tests for which 'make test' has no time.
 thorough: install

@@ -313,11 +313,18 @@ def test_restarts_that_are_refused_are_counted(
     config: Path, launch: Callable[..., Started]
 ) -> None:
     """The worker beside it ends well; the exit status is that of a command that cannot start."""
-    program, fifo, witness = (config.with_name(name) for name in ("program", "fifo", "witness"))
+    names = ("program", "fifo", "ready", "witness")
+    program, fifo, ready, witness = (config.with_name(name) for name in names)
     os.mkfifo(fifo)
+    os.mkfifo(ready)
+    # The program must not vanish before the other worker's interpreter has read it.
+    meet = (
+        "import os\n"
+        f"open({str(ready)!r}, 'w' if os.environ['LOCAL_RANK'] == '0' else 'r').close()\n"
+    )
     vanishes = f"else:\n    os.unlink({str(program)!r})\n    os._exit(7)\n"
     healthy = HEALTHY.format(fifo=str(fifo), witness=str(witness))
-    program.write_text(f"#!{sys.executable}\n{healthy}{vanishes}")
+    program.write_text(f"#!{sys.executable}\n{meet}{healthy}{vanishes}")
     program.chmod(0o755)
     started = launch(
         "", "--nproc-per-node", "2", "--max-restarts", "1", command=(str(program),), says=True

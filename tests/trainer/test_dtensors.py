@@ -13,7 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tmd.trainer.state.dtensors import param_groups, part
+from tmd.torch_private.fsdp import param_groups
+from tmd.trainer.state.dtensors import part
 
 RANK, SIZE = 1, 2
 

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from torch import nn
 
 from tmd.fabric import GroupTable, GroupView
+from tmd.torch_private.ddp import rebuilt_buckets
 from tmd.trainer.state.state import Layouts, owned
 
 
 def bucket_layout(wrapped: Sequence[nn.Module]) -> str:
     """The buckets of all DDP modules, once all their reducers have rebuilt them; else empty."""
-    tellers = [t for m in wrapped if (t := getattr(m, "_get_ddp_logging_data", None)) is not None]
-    parts = [str(tell().get("rebuilt_per_bucket_param_indices", "")) for tell in tellers]
+    parts = [found for module in wrapped if (found := rebuilt_buckets(module)) is not None]
     return "|".join(parts) if all(parts) else ""
 
 

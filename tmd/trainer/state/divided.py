@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from tmd.torch_private.optimizers import is_zero, steps_in_backward
+
 Groups = Sequence[dict[str, Any]]
 UNFOLLOWED = "its optimizer is divided among ranks and communicates: no shadow can follow its step"
 """Why the state of such a rank is copied at the switch."""
@@ -21,8 +23,7 @@ UNFOLLOWED = "its optimizer is divided among ranks and communicates: no shadow c
 
 def is_divided(optimizer: object) -> bool:
     """Whether each rank has a part of what ``optimizer`` keeps."""
-    # By name: importing it costs every job what only few need.
-    return any(c.__name__ == "ZeroRedundancyOptimizer" for c in type(optimizer).__mro__)
+    return is_zero(optimizer)
 
 
 def local(whole: Any) -> torch.optim.Optimizer:
@@ -31,7 +32,7 @@ def local(whole: Any) -> torch.optim.Optimizer:
     Raises:
         TypeError: it steps in DDP's backward pass, which is before the vote.
     """
-    if whole._overlap_with_ddp:
+    if steps_in_backward(whole):
         raise TypeError(
             "register(optimizer=...): ZeroRedundancyOptimizer(overlap_with_ddp=True) changes "
             "parameters in the backward pass, which a broken step could not undo; leave it out"

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any, TypeGuard
 
 from torch.utils.data import DataLoader
-from torch.utils.data._utils import fetch
 
+from tmd.torch_private.loaders import before_each_batch
 from tmd.trainer.state.seeds import sow
 
 
@@ -54,14 +54,8 @@ def loads_in_turn(loader: object, batch_size: int) -> bool:
 
 
 def _start(own: Callable[[int], None] | None, number: int) -> None:
-    """In the process. What it loads goes through this class, as of torch 2.11 to 2.13."""
-    kind: Any = fetch._MapDatasetFetcher
-    load = kind.fetch
-
-    def sown(self: object, batch: list[int] | int) -> object:
-        return load(self, _sown(batch))
-
-    kind.fetch = sown
+    """In the worker process."""
+    before_each_batch(_sown)
     if own is not None:
         own(number)
 

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from msgspec import msgpack
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from tmd.core.planning.failover import HOLDER_OFFSETS
-from tmd.trainer.state.dtensors import forget_gathered
+from tmd.torch_private.fsdp import forget_gathered
+from tmd.torch_private.modules import keeps_statistics
 from tmd.trainer.state.state import Registry, Stateful
 
 SMALL = 64 << 10
@@ -45,9 +45,7 @@ class LocalState:
         """Other objects are registered now, or none for a while."""
         modules = self._registry.modules
         self._params = [p for m in modules for p in m.parameters()]
-        self._statistics = {
-            name for name, owner in _owners(modules) if isinstance(owner, _NormBase)
-        }
+        self._statistics = {name for name, owner in _owners(modules) if keeps_statistics(owner)}
         self._seen: set[str] = set()
         """Buffers that were seen to change."""
         self._steps = 0

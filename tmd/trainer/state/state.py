@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tmd.core.values.errors import StateMismatch
+from tmd.torch_private.optimizers import forget_unscaled
 from tmd.trainer.state.divided import is_divided, local, set_values
 from tmd.trainer.state.dtensors import like, part
 
@@ -206,9 +207,8 @@ class Registry:
     def forget_unscaled(self) -> None:
         """Let a repeated step unscale its gradients again, which the scaler would refuse."""
         for value in self._objects.values():
-            # A disabled one keeps nothing, not even the attribute.
-            if isinstance(value, torch.amp.GradScaler) and value.is_enabled():
-                value._per_optimizer_states.clear()
+            if isinstance(value, torch.amp.GradScaler):
+                forget_unscaled(value)
 
     def collect(self) -> tuple[Layouts, list[Tensor]]:
         """Layouts of everything and the tensors behind them, in one fixed order."""

@@ -26,6 +26,7 @@ from msgspec import msgpack
 from torch.optim.lr_scheduler import LRScheduler
 
 from tmd.fabric import Fabric
+from tmd.torch_private.optimizers import broadcast_parameters, call_first_after_step
 from tmd.trainer.state.digests import digest_of
 from tmd.trainer.state.state import Registry, flatten, params_of
 
@@ -48,9 +49,8 @@ class ParameterResync:
     def watch(self) -> None:
         """Others are registered now."""
         for whole in self._registry.divided:
-            hook = whole.register_step_post_hook(lambda *_: self._stepped())
-            # Before those of the script, which may compute from parameters already.
-            whole._optimizer_step_post_hooks.move_to_end(hook.id, last=False)
+            # Before the script's hooks, which may compute from parameters already.
+            call_first_after_step(whole, self._stepped)
 
     def _stepped(self) -> None:
         # Between two such optimizers the script may have computed something already.
@@ -86,7 +86,7 @@ class ParameterResync:
         # In every epoch and on every rank, the first included: who joins cannot know what was.
         self._torn, self._epoch = "", epoch
         for whole in self._registry.divided:
-            whole._sync_params()
+            broadcast_parameters(whole)
 
     def _derived(self) -> str:
         """Digest of all that is registered but optimizers, and what those change."""

@@ -1,0 +1,119 @@
+"""Each private name of torch that tmd uses still means what tmd takes it for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from tmd.torch_private import ddp, fsdp, loaders, modules, optimizers
+
+
+@pytest.fixture
+def world() -> Iterator[None]:
+    """A process group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("world")
+def test_ddp_reports_its_buckets_once_they_are_rebuilt() -> None:
+    """``DistributedDataParallel._get_ddp_logging_data``."""
+    model = DistributedDataParallel(nn.Linear(2, 2))
+    before = ddp.rebuilt_buckets(model)
+    for _ in range(3):
+        model(torch.ones(1, 2)).sum().backward()
+
+    assert before == ""
+    assert ddp.rebuilt_buckets(model)
+    assert ddp.rebuilt_buckets(nn.Linear(2, 2)) is None
+
+
+@pytest.mark.usefixtures("world")
+def test_fsdp2_gathers_again_what_was_forgotten() -> None:
+    """``_get_fsdp_state``, its parameter groups, and their ``_training_state``."""
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    model = fully_shard(nn.Linear(2, 2), reshard_after_forward=False)
+    assert isinstance(model, FSDPModule)
+    model(torch.ones(1, 2))
+    gathered = type(model.weight)
+    fsdp.forget_gathered([model])
+
+    assert len(fsdp.param_groups(model._get_fsdp_state())) == 1
+    assert type(model.weight) is not gathered
+    model(torch.ones(1, 2)).sum().backward()
+
+
+@pytest.mark.usefixtures("world")
+def test_a_zero_optimizer_broadcasts_what_it_owns() -> None:
+    """``_overlap_with_ddp`` and ``_sync_params``."""
+    model = nn.Linear(2, 2)
+    plain = torch.optim.SGD(model.parameters(), 0.1)
+    zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+    optimizers.broadcast_parameters(zero)
+
+    assert optimizers.is_zero(zero)
+    assert not optimizers.is_zero(plain)
+    assert not optimizers.steps_in_backward(zero)
+
+
+def test_a_hook_runs_before_those_of_the_script() -> None:
+    """``Optimizer._optimizer_step_post_hooks``."""
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
+    called: list[str] = []
+    optimizer.register_step_post_hook(lambda *_: called.append("script"))
+    optimizers.call_first_after_step(optimizer, partial(called.append, "ours"))
+    optimizer.step()
+
+    assert called == ["ours", "script"]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_scaler_unscales_again(enabled: bool) -> None:
+    """``GradScaler._per_optimizer_states``, which a disabled scaler lacks."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+    for _ in range(2):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+        scaler.unscale_(optimizer)
+        optimizers.forget_unscaled(scaler)
+
+
+def doubled(batch: loaders.Indices) -> loaders.Indices:
+    return [2 * index for index in batch] if isinstance(batch, list) else 2 * batch
+
+
+def prepare(prepared: Callable[[loaders.Indices], loaders.Indices], _worker: int) -> None:
+    loaders.before_each_batch(prepared)
+
+
+def test_a_loader_process_passes_indices_through() -> None:
+    """``torch.utils.data._utils.fetch._MapDatasetFetcher``."""
+    loader = DataLoader(
+        range(100),  # type: ignore[arg-type]
+        batch_size=2,
+        sampler=[1, 2, 3, 4],
+        num_workers=1,
+        worker_init_fn=partial(prepare, doubled),
+    )
+
+    assert [batch.tolist() for batch in loader] == [[2, 4], [6, 8]]
+
+
+def test_normalizations_that_keep_statistics_are_known() -> None:
+    """``torch.nn.modules.batchnorm._NormBase``."""
+    kept = (nn.BatchNorm1d(2), nn.InstanceNorm1d(2), nn.SyncBatchNorm(2))
+
+    assert all(modules.keeps_statistics(each) for each in kept)
+    assert not modules.keeps_statistics(nn.LayerNorm(2))

@@ -1,0 +1,36 @@
+"""FSDP2: ``torch.distributed.fsdp.fully_shard``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+
+def forget_gathered(modules: Iterable[nn.Module]) -> None:
+    """Make FSDP2 gather again what it gathered in a step that was broken off.
+
+    FSDP2 takes gathered parameters for valid until a backward pass has used them, and in the
+    middle of a forward pass it does not release them.
+    """
+    # A script that uses FSDP2 has imported it; importing it here would cost others a second.
+    sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    if sharded is None:
+        return
+    for module in (each for root in modules for each in root.modules()):
+        if isinstance(module, sharded):
+            part: Any = module
+            for group in param_groups(part._get_fsdp_state()):
+                group._training_state = type(group._training_state).IDLE
+                group._all_gather_result = None
+            part.reshard()
+
+
+def param_groups(state: Any) -> list[Any]:
+    """What FSDP2 gathers together. Older versions of torch have one group, under another name."""
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        groups = [state._fsdp_param_group]
+    return [group for group in groups if group is not None]
