@@ -2,7 +2,7 @@
 
 Pure. The breaker is a stored value, so that it outlives leaders; it is opened by what the view
 shows and closed by 'tmd resume' alone. What was before it was closed does not open it again.
-All times are wall-clock seconds of those who wrote them, and windows are minutes.
+All times are wall-clock seconds of their writers, and windows are minutes.
 """
 
 from __future__ import annotations

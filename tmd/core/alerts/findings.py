@@ -1,4 +1,4 @@
-"""What triage remembers of findings: who is suspected, what came back, which host is banned.
+"""What triage remembers of findings: suspects, repetitions, banned hosts.
 
 Values only. ``clock`` is monotonic seconds of the host; ``at`` for wall-clock seconds, which
 do decide here: a window of days must outlive a reboot, and a clock step only moves its edge.
@@ -36,7 +36,7 @@ class Rules(Struct, frozen=True):
     """When a finding counts, and what becomes of one that comes back."""
 
     hold_s: float = 0.0
-    """It must hold for so long before it is raised; one that clears before never was."""
+    """A finding must persist this long before it raises an alert."""
     repeats: int = 0
     """Raised so often within the window: a WARNING becomes DEGRADED, and a host whose detector may
     act is banned if the finding was DEGRADED or FATAL. 0 is never."""

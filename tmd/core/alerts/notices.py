@@ -17,7 +17,7 @@ VERSION = 1
 
 
 class Notice(Struct, frozen=True):
-    """One thing to tell. ``id`` is the same when it is told again."""
+    """One notice. A repeated delivery has the same ``id``."""
 
     id: str
     text: str
@@ -27,7 +27,7 @@ class Notice(Struct, frozen=True):
 
 
 class Announced(Struct, frozen=True):
-    """What was told before."""
+    """What was announced before."""
 
     cursor: str = ""
     """All alerts of the stream up to here."""

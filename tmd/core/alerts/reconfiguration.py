@@ -30,7 +30,7 @@ def _retuned(suspect: Suspect, strategy: Strategy) -> Suspect:
 
 
 def farewells(board: Board, detector: str, message: str) -> list[Signal]:
-    """Signals that clear all that ``detector`` has raised or suspects: nobody else would."""
+    """Signals that clear all that ``detector`` has raised or suspects."""
     severities = {key: alert.severity for key, alert in board.raised.items()}
     severities |= {key: suspect.signal.severity for key, suspect in board.suspects.items()}
     return [

@@ -1,4 +1,4 @@
-"""What a worker is told to do, and how that follows from the record and nothing else.
+"""The directives that a worker gets, derived from the job's record and from nothing else.
 
 Idempotent by construction: asking twice gives the same duty, and a crash anywhere between two
 revisions is mended by asking again.
@@ -24,8 +24,8 @@ from tmd.core.values.model import (
 
 
 class Wait(Struct, frozen=True, tag=True):
-    """Hold no rank: start up, then be a standby. A leaver that is done and a joiner whose plan was
-    dropped return to the pool; a worker that trains never obeys this."""
+    """Hold no rank: start up, then stand by. A leaver that is done and a joiner whose plan was
+    dropped return to the pool. A worker that trains never obeys this."""
 
     busy: bool = False
     """A plan goes on, which may want a standby any moment."""
@@ -37,12 +37,12 @@ class Train(Struct, frozen=True, tag=True):
     membership: Membership
     rank: int
     dropped: str = ""
-    """A plan that is being dropped: disarm, and say so with its name."""
+    """A plan that is being dropped: disarm, and report it under this name."""
 
 
 class Prepare(Struct, frozen=True, tag=True):
-    """Joiner: be ready for ``rank``: open the links of ``membership``, and live the life of
-    ``source`` until the vote says that all are armed."""
+    """Joiner: prepare to be ``rank``. Open the links of ``membership`` and shadow ``source`` until
+    the vote shows that all ranks are armed."""
 
     plan: str
     membership: Membership
@@ -53,14 +53,14 @@ class Prepare(Struct, frozen=True, tag=True):
 
 
 class ShadowRank(Struct, frozen=True, tag=True):
-    """Standby: live the life of ``rank``; ``stay``, or compute the bits of a recorded step."""
+    """Standby: shadow ``rank``. ``stay`` with it, or rehearse one recorded step."""
 
     rank: int
     size: int
     source: Member
     stay: bool
     request: str = ""
-    """Id of the request for a rehearsal that this answers."""
+    """Id of the rehearsal request that this directive answers."""
 
     @property
     def plays(self) -> int:
@@ -73,11 +73,11 @@ def is_rehearsal(directive: Directive) -> TypeGuard[ShadowRank]:
 
 
 class HoldState(Struct, frozen=True, tag=True):
-    """Standby that followed a rank: a recovery goes on, so keep the state that you have."""
+    """Standby that shadowed a rank: hold the state that it has while a recovery goes on."""
 
     plan: str
     over: bool = False
-    """The worker that was followed is dead: what it has sent counts, and nothing more will come."""
+    """The shadowed worker is dead: what it has sent counts, and nothing more will come."""
 
 
 class Arm(Struct, frozen=True, tag=True):
@@ -93,13 +93,12 @@ class Arm(Struct, frozen=True, tag=True):
 
 
 class Hold(Struct, frozen=True, tag=True):
-    """Survivor: give up the present step of ``epoch``, wait and say how far you came."""
+    """Survivor: give up the present step of ``epoch``, report the committed step, and wait."""
 
     plan: str
     epoch: int
     hot: tuple[int, ...] = ()
-    """Ranks that were lost, if a hot standby may have their state: replicas are compared with it.
-    """
+    """Lost ranks whose state a hot standby may have: replicas are compared with it."""
 
 
 class Sync(Struct, frozen=True, tag=True):
@@ -116,8 +115,8 @@ class Sync(Struct, frozen=True, tag=True):
     whole: int | None = None
     """The newest snapshot that is whole: no other is needed any more."""
     back: bool = False
-    """Put that one back, which is of ``resume``; who has no copy of its rank gets it from the
-    source of its move."""
+    """Restore that snapshot, which was taken at ``resume``. A worker without a copy of its rank
+    fetches one from the source of its move."""
 
 
 class Resume(Struct, frozen=True, tag=True):
@@ -129,11 +128,11 @@ class Resume(Struct, frozen=True, tag=True):
 
 
 class Finish(Struct, frozen=True, tag=True):
-    """Some rank came to the end of training: if undecided, apply your gradients; then run on."""
+    """A rank has finished training: an undecided worker applies its gradients and runs on."""
 
 
 class Leave(Struct, frozen=True, tag=True):
-    """You are not needed any more: exit with ``code``."""
+    """The worker is no longer needed: exit with ``code``."""
 
     code: int = 0
     detail: str = ""

@@ -45,7 +45,7 @@ def open_failover(
 ) -> JobRecord:
     """Name ``dead`` in a failover: the live one if there is one, else a new one.
 
-    A live planned migration is dropped; whoever took part in it may hold state and is a witness.
+    A live planned migration is dropped; its parties may hold state and become witnesses.
     """
     live = record.plan if record.plan is not None and is_live(record.plan) else None
     if live and live.kind is PlanKind.FAILOVER and live.phase is not Phase.RESUME:
@@ -112,12 +112,12 @@ def settle(
 ) -> tuple[JobRecord, str]:
     """From RECOVER to SYNC if all that is needed is known; else ``record`` and what is missing.
 
-    A job of which nobody is left has failed.
+    A job without a worker left has failed.
     """
     settled, missing = _settled(record, plan, facts, candidates, now)
     ending = facts.ending((*plan.dead, *(m.worker for m in plan.witnesses)))
     if settled.state is JobState.FAILED and ending:
-        # Whoever came to the end of training ends well, and the job with it.
+        # A worker that finished training ends well, and the job with it.
         return record, f"waiting to hear how {ending} ends"
     return settled, missing
 

@@ -1,4 +1,4 @@
-"""Standbys that live the life of a rank though no move is planned.
+"""Which standbys shadow a rank although no move is planned.
 
 A *hot* one stays: when its rank, or a replica of it, is lost there is no state to copy. One that
 only *rehearses* leaves again as soon as it has computed the same bits: that is how a standby is
@@ -29,7 +29,7 @@ from tmd.core.values.shadows import verdict_on, why_unfit
 def understudied(
     record: JobRecord, view: ClusterView, facts: PlanFacts, wanted: Understudies
 ) -> tuple[Understudy, ...]:
-    """Who is to follow which rank now; changes only while the job trains undisturbed."""
+    """Which standby shadows which rank; changes only while the job trains undisturbed."""
     if record.state is not JobState.RUNNING or is_live(record.plan):
         return record.understudies
     asked = {r.host: r.id for r in view.rehearsals}

@@ -1,4 +1,4 @@
-"""Links that break though nobody died: who goes on, and who has to go.
+"""Links that break although no worker died: which worker continues, and which one must go.
 
 The first time the same ranks run the step again: as a rule it was a hiccup. If it breaks again,
 the peers' word decides: a worker that most of them name as the one whose link broke is treated as

@@ -1,8 +1,8 @@
 """The phases of a migration: one table, and the facts that move a plan through it.
 
 Rules of this file: every legal transition stands in ``TABLE`` and nowhere else; an event that the
-table does not allow raises and changes nothing; no function here knows who reads or writes plans.
-The diagram in the README is generated from the table.
+table does not allow raises and changes nothing; no function here reads or writes plans anywhere.
+The diagram in the documentation is generated from the table.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def is_live(plan: MigrationPlan | None) -> bool:
 
 
 class PlanFacts:
-    """What the view says of the workers of one job; reads, never changes."""
+    """What a cluster view shows of one job's workers; reads, never changes."""
 
     def __init__(self, view: ClusterView, job: str) -> None:
         self.view = view
@@ -138,7 +138,7 @@ class PlanFacts:
         return None if known is None else known.code
 
     def ending(self, workers: Iterable[str]) -> str:
-        """The first of whom it is not yet known how it ends; empty if there is none."""
+        """The first of ``workers`` that ends with an unknown status; empty for none."""
         exits = (self._exits.get(w) for w in workers)
         return next((e.worker for e in exits if e is not None and e.code is None), "")
 
@@ -294,7 +294,7 @@ def _joiner_trouble(plan: MigrationPlan, facts: PlanFacts, age: float, limits: P
 
 
 def _switched(plan: MigrationPlan, facts: PlanFacts) -> bool:
-    # One is enough: the outcome of a vote is the same for all who know it.
+    # One is enough: every rank that knows the outcome of a vote knows the same.
     # Of those that left only they themselves and their joiners know.
     parties = (*plan.old.members, *plan.new.members)
     return any(

@@ -117,7 +117,7 @@ def _calm(facts: PlanFacts, worker: str) -> bool:
 def source_of(
     record: JobRecord, view: ClusterView, facts: PlanFacts, rank: int, leaver: Member
 ) -> Member:
-    """From whom the joiner learns the rank: the leaver, or a replica if its host is not sound."""
+    """The source of the joiner's state: the leaver, or a replica if its host is unsound."""
     if not _ails(view, leaver.host):
         return leaver
     members = enumerate(record.membership.members)

@@ -140,7 +140,7 @@ def _ended(record: JobRecord, facts: PlanFacts, now: float) -> JobRecord | None:
         return None
     if record.state is JobState.RUNNING:
         if record.plan is not None and is_live(record.plan):
-            # Whoever is at the end has committed every step, and so has every rank.
+            # A worker at the end has committed every step, and so has every rank.
             ended = transition(record.plan, PlanEvent.JOB_ENDED, now)
             record = failover.archived(record, _with_timings(ended, facts))
         return structs.replace(record, state=JobState.FINISHING, detail="")
@@ -156,7 +156,7 @@ def _ended(record: JobRecord, facts: PlanFacts, now: float) -> JobRecord | None:
 def _abandoned(
     record: JobRecord, view: ClusterView, facts: PlanFacts, age: float, limits: PlanLimits
 ) -> JobRecord | None:
-    """Every member's host is heard from and none of them knows its worker: nobody is left.
+    """Whether no worker is left: every member's host reports, and none knows its worker.
 
     A host that is silent proves nothing, so then the job is believed to train.
     """
@@ -216,7 +216,7 @@ def _broken_off(
     if not broke_before(record, facts) or not candidates(view, record, facts):
         return _once_more(record, now)
     if age < limits.silent_s and not all_heard(record, facts):
-        return None  # the word of all is wanted, and who is cut off finds out last
+        return None  # wait for all: a worker that is cut off notices last
     culprit = blamed(record, facts)
     if not culprit:
         return _once_more(record, now)

@@ -1,4 +1,4 @@
-"""Going back after a loss: from whom each rank gets its copy of the newest whole snapshot."""
+"""Rolls back after a loss: chooses the source of each rank's copy of the newest whole snapshot."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tmd.core.values.snapshots import Kept, Rollback, newest_whole
 
 
 class Cast(NamedTuple):
-    """Who takes the ranks that nobody claims, and whose state they copy."""
+    """The joiners of the ranks that no survivor claims, and the sources of their state."""
 
     joiners: dict[int, Member] = {}
     sources: dict[int, Member | None] = {}
     """``None``: the joiner has the state itself."""
     lost: tuple[int, ...] = ()
-    """Ranks whose state nobody has."""
+    """Ranks whose state no worker has."""
     vacant: tuple[int, ...] = ()
     """Ranks for which there is no standby."""
     missing: str = ""

@@ -31,7 +31,7 @@ IDLE = 2
 MOST_REASONS = 20
 """Kept in a plan."""
 MOST_NAMED = 5
-"""Standbys named where nobody takes a rank."""
+"""Standbys that are named when none takes a rank."""
 DRAINED = "its host is drained ('tmd undrain {}' gives it back)"
 POOL = frozenset({Activity.STANDBY, Activity.SHADOWING, Activity.IN_STEP})
 
@@ -40,7 +40,7 @@ class CandidateRank(NamedTuple):
     """Where a standby stands in line: smaller is earlier."""
 
     ails: bool
-    """Its host should be left: only for a loss, and only if there is nobody else."""
+    """Its host is degraded: chosen only after a loss, and only if there is no other."""
     doubted: bool
     """A detector that may not act has a grave finding about its host."""
     distance: int
@@ -112,15 +112,15 @@ def line(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Standby
 
 
 def barred(view: ClusterView) -> set[str]:
-    """Hosts that get no rank, not even after a loss with nobody else left: an operator said so."""
+    """Hosts that get no rank, by an operator's order, not even after a loss."""
     return {d.host for d in view.drains if d.bars}
 
 
 def candidates(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Member]:
     """Standbys that may take some rank, best first: ``on_hand`` without those fit for none.
 
-    First those on sound hosts; then who follows a rank, for it has the state; then hosts that hold
-    no rank, so that a later loss of one host costs one rank.
+    Standbys on sound hosts come first; then those that shadow a rank, since they have the state;
+    then those on hosts without a rank, so that a later loss of one host costs one rank.
     """
     ranks = range(record.world_size)
     return [m for m in on_hand(view, record, facts) if any(takes([m], r, facts) for r in ranks)]

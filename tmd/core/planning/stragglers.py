@@ -17,7 +17,7 @@ from msgspec import Struct, structs
 from tmd.core.values.pace import Pace
 
 BLOCK = 10
-"""Steps that are told as one: the median of their compute times."""
+"""Steps in a block, which is reported as the median of their compute times."""
 WINDOW = 2
 """Blocks that are judged together."""
 LEARNT = 10
@@ -42,7 +42,7 @@ MEDIAN_ERROR = 1.2533
 
 
 class PeerTimings(Struct, frozen=True):
-    """What the vote after a block told of the peer group."""
+    """Timings of the peer group, from the vote after a block of steps."""
 
     step: int
     """The last of the block."""
@@ -54,7 +54,7 @@ class PeerTimings(Struct, frozen=True):
 
 
 class StragglerWatch(Struct, frozen=True):
-    """What a worker remembers while who holds which rank stays the same."""
+    """What a worker remembers while the membership stays the same."""
 
     recent: tuple[float, ...] = ()
     """Log-ratios of the latest blocks, one window of them."""

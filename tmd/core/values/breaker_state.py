@@ -13,4 +13,4 @@ class Breaker(Struct, frozen=True):
     at: float = 0.0
     """When it was opened, or closed."""
     by: str = ""
-    """Who closed it."""
+    """The operator who closed it."""

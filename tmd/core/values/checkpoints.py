@@ -91,7 +91,7 @@ def unneeded(names: Iterable[str], keep: int, *, partial_before: int) -> list[st
 
 
 def newest(known: Iterable[SavedCheckpoint | None]) -> SavedCheckpoint | None:
-    """The latest of those that workers tell of."""
+    """The latest that workers report."""
     return max((saved for saved in known if saved is not None), default=None)
 
 

@@ -13,7 +13,7 @@ class PlanLimits(Struct, frozen=True):
     switch_s: float = 600.0
     sync_s: float = 600.0
     settle_s: float = 0.5
-    """Members are stuck and nobody is named dead: wait so long for evidence, then run on."""
+    """Time to wait for evidence while members are stuck and none is named dead; then run on."""
     silent_s: float = 10.0
     """In a recovery: who must halt and is not heard from for so long is taken for dead. All others
     have halted by then, so nothing can be committed without it. And how long a joiner is waited

@@ -1,4 +1,4 @@
-"""Who holds which rank."""
+"""The holders of a job's ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Member(Struct, frozen=True):
 
 
 class Membership(Struct, frozen=True):
-    """Who holds which rank: ``members[rank]``. The number of ranks never changes (I2)."""
+    """The holder of each rank: ``members[rank]``. The number of ranks never changes (I2)."""
 
     epoch: int
     """Group epoch: grows by one with every committed change (I3)."""

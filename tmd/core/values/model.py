@@ -33,8 +33,10 @@ class Activity(StrEnum):
     STANDBY = "standby"  # holds no rank, has run its shadow iterations, waits
     TRAINING = "training"  # runs the steps of `epoch`
     STUCK = "stuck"  # its step is poisoned or its vote broke: waits for a plan
-    SHADOWING = "shadowing"  # joiner or understudy: gets the state, then lives the rank's life
-    IN_STEP = "in step"  # joiner or understudy: the same bits, and not behind; see `shadow`
+    SHADOWING = "shadowing"  # joiner or hot standby: gets the state, then computes the rank's steps
+    IN_STEP = (
+        "in step"  # joiner or hot standby: same bits as the rank, and not behind; see `shadow`
+    )
     PREPARED = "prepared"  # joiner of `plan`: its links are open, the state comes at the switch
     SYNCED = "synced"  # has the state of the resume step of `plan`, waits for the others
     LEFT = "left"  # leaver after the switch: no rank any more, still holds its state
@@ -42,7 +44,7 @@ class Activity(StrEnum):
 
 
 class WorkerStatus(Struct, frozen=True):
-    """The latest word of one worker. Level-triggered: repeating it changes nothing."""
+    """The latest report of one worker. Level-triggered: repeating it changes nothing."""
 
     worker: str
     job: str
@@ -272,7 +274,7 @@ class Move(Struct, frozen=True):
     joiner: Member | None = None
     """``None``: no standby yet, the job holds."""
     source: Member | None = None
-    """From whom the joiner takes the state."""
+    """The worker whose state the joiner copies."""
 
 
 class Mark(Struct, frozen=True):
@@ -314,7 +316,7 @@ class MigrationPlan(Struct, frozen=True):
     rejected: tuple[str, ...] = ()
     """Workers that were lost or refused as joiners of this plan and are not tried again."""
     late: tuple[str, ...] = ()
-    """Joiners that did not sync in time; tried again only if there is nobody else."""
+    """Joiners that did not sync in time; tried again only if there is no other."""
     choice: tuple[str, ...] = ()
     """Why these joiners and no others, in sentences for people."""
     how: str = ""

@@ -1,4 +1,4 @@
-"""How fast a worker computes beside the others of its peer group, as it tells the cluster."""
+"""How fast a worker computes compared with its peer group, as it reports."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ class Pace(Struct, frozen=True):
     lost_s: float = 0.0
     """What all have waited for it since then: seconds of the job, a lower bound."""
     group_slow: bool = False
-    """The steps of all have become slower, whoever is to blame."""
+    """The steps of all ranks have become slower, whichever rank causes it."""

@@ -1,4 +1,4 @@
-"""What a worker says of the rank whose life it lives, and of those whose life it has lived."""
+"""What a worker reports of the rank that it shadows and of its rehearsals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tmd.core.values.membership import Member
 
 
 class ShadowStatus(Struct, frozen=True):
-    """How far a worker follows the rank that it lives the life of."""
+    """How far a shadow is behind its rank."""
 
     rank: int
     copied: float = 0.0
@@ -35,7 +35,7 @@ class Understudy(Struct, frozen=True):
 
 
 class Rehearsal(Struct, frozen=True):
-    """A standby has tried to live a step of a rank; what it shows holds for ranks alike."""
+    """The verdict of one rehearsal; it holds for all ranks that are built alike."""
 
     step: int
     """At whose start it had the rank's digest after a step of its own; else where it gave up."""

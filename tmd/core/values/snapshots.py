@@ -1,4 +1,4 @@
-"""Copies of a state that exists once: who keeps whose, when one is due, and which one is whole.
+"""Snapshots of a state that exists once: keepers, schedule, and which snapshot is whole.
 
 A *snapshot* of step s is the state of every rank at the start of s, each kept twice: by its own
 worker, and by one on another host. It is whole while every rank's copy is still somewhere.
