@@ -15,9 +15,9 @@ class PlanLimits(Struct, frozen=True):
     settle_s: float = 0.5
     """Time to wait for evidence while members are stuck and none is named dead; then run on."""
     silent_s: float = 10.0
-    """In a recovery: who must halt and is not heard from for so long is taken for dead. All others
-    have halted by then, so nothing can be committed without it. And how long a joiner is waited
-    for whose daemon is being started anew."""
+    """In a recovery: a worker that must halt and stays silent this long is presumed dead. All
+    others have halted by then, so nothing can be committed without it. It is also the time that a
+    joiner has whose daemon restarts."""
     abandon_s: float = 10.0
     """Every member's host is there and knows nothing of its worker: the job has failed."""
     hold_s: float = 0.0

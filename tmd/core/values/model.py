@@ -34,9 +34,7 @@ class Activity(StrEnum):
     TRAINING = "training"  # runs the steps of `epoch`
     STUCK = "stuck"  # its step is poisoned or its vote broke: waits for a plan
     SHADOWING = "shadowing"  # joiner or hot standby: gets the state, then computes the rank's steps
-    IN_STEP = (
-        "in step"  # joiner or hot standby: same bits as the rank, and not behind; see `shadow`
-    )
+    IN_STEP = "in step"  # joiner or hot standby: same bits as its rank, not behind; see `shadow`
     PREPARED = "prepared"  # joiner of `plan`: its links are open, the state comes at the switch
     SYNCED = "synced"  # has the state of the resume step of `plan`, waits for the others
     LEFT = "left"  # leaver after the switch: no rank any more, still holds its state

@@ -1,4 +1,4 @@
-"""What a rank and its shadow say to each other: one link, frames in both directions.
+"""The frames between a rank and its shadow: one link, both directions.
 
 A frame is a msgpack envelope and the bytes of its tensors, one after the other. Order is meaning:
 what a frame says holds for the state that the frames before it have made.
@@ -40,7 +40,7 @@ VOTE, SHIFT = "@vote", "@shift"
 
 
 class ShadowRequest(Struct, frozen=True, tag=True):
-    """Who asks, and for what: first frame on the link."""
+    """The first frame on the link: which rank the peer wants to shadow, for which plan."""
 
     plan: str
     rank: int
@@ -127,7 +127,7 @@ class DigestCheck(Struct, frozen=True, tag=True):
 
 
 class Dropped(Struct, frozen=True, tag=True):
-    """The source mirrors no more, or not now. ``final``: nor should there be a copy."""
+    """The source stops showing its rank. ``final``: its state should not be copied either."""
 
     reason: str
     final: bool = False

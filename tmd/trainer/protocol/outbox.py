@@ -68,7 +68,7 @@ class Outbox:
             self._changed.notify_all()
 
     def wait(self, seconds: float) -> None:
-        """Until something is put in or somebody wakes, at most so long."""
+        """Wait until something is put in, or for a wake-up, at most ``seconds``."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._woken, seconds)
             self._woken = False

@@ -1,4 +1,4 @@
-"""One take-over of a rank by this worker, from the first duty to the state being in place."""
+"""One take-over of a rank by this worker: from its directive until the state is in place."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class AdvanceToNextLoop(BaseException):
 
 
 class Takeover(Struct):
-    """What the joiner knows so far. Lives until its duty changes or the state is in place."""
+    """What the joiner knows so far, until its directive changes or the state is in place."""
 
     directive: Prepare | Sync
     link: Link | None = None
@@ -46,7 +46,7 @@ class Takeover(Struct):
         return self.header.step
 
     def wanted(self, directive: Directive | None) -> bool:
-        """Whether ``directive``, the present one, still asks for exactly this take-over."""
+        """Whether ``directive``, the latest, still asks for exactly this take-over."""
         return directive == self.directive
 
 

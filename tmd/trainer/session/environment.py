@@ -24,7 +24,7 @@ log = logging.getLogger("tmd.trainer")
 
 
 class WatchedEnvironment(os._Environ[str]):
-    """``os.environ``, noting by whom a variable was read first."""
+    """``os.environ`` that notes the first reader of a variable."""
 
     def __getitem__(self, name: str) -> str:
         value = super().__getitem__(name)
@@ -66,7 +66,7 @@ def watch() -> None:
 
 
 def unwatch() -> dict[str, tuple[str, str]]:
-    """No longer. Who has read which value of a variable."""
+    """Stop watching; the readers of each variable and the values they got."""
     if isinstance(os.environ, WatchedEnvironment):
         os.environ.__class__ = os._Environ  # type: ignore[assignment]
     seen = dict(_seen)
@@ -91,7 +91,7 @@ def _instruction(frame: FrameType) -> tuple[CodeType, int]:
 
 
 def _reader(frame: FrameType | None) -> str:
-    """Where in a script, or a library; empty if nobody has to be told."""
+    """The place in a script or library; empty if no warning is due."""
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
         if module not in OURS:

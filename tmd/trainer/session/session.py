@@ -228,7 +228,7 @@ class Session:
         return StepSampler(size, batch_size, steps, self._place, seed)
 
     def _place(self) -> tuple[int, int]:
-        """Among those who have batches of their own: which one this is, of how many."""
+        """Index of this rank's batches, and the number of different ones."""
         if self._data_mesh is None:
             return self.rank, self.world_size
         return self._data_mesh.get_local_rank(), self._data_mesh.size()
@@ -357,7 +357,7 @@ class Session:
 
     def _spoil(self) -> None:
         self._spoilt, self._outcome = True, VoteOutcome.SHADOW
-        # Also if a rank was lost: who takes that over knows nothing of it.
+        # Also if a rank was lost: the worker that takes it over does not know of it.
         self._rehearses = False
         if not self._hooks.shadowing:
             self._trace.undone(self._hooks.status)

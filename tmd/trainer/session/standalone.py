@@ -59,7 +59,7 @@ class StandaloneHooks:
         return structs.replace(self._status, rss_bytes=peak_rss())
 
     def builds(self, again: Callable[[], None]) -> None:
-        """Once: nobody becomes another rank."""
+        """Build once: there is no other rank to become."""
         again()
 
     def registered(
@@ -88,26 +88,26 @@ class StandaloneHooks:
         self._status = structs.replace(self._status, step=step)
 
     def rehearsed(self) -> None:
-        """Nobody looks on."""
+        """No shadow is watching."""
 
     def saved(self, saved: SavedCheckpoint | None, missed: MissedCheckpoint | None) -> None:
         self._status = structs.replace(self._status, saved=saved, missed=missed)
 
     def follow(self, feed: Feed) -> None:
-        """Nobody asks for the place in the data."""
+        """No peer asks for the place in the data."""
 
     def verdict(self) -> Verdict:
         """The state is this worker's own work."""
         return lambda: ""
 
     def begun(self) -> None:
-        """Nobody to compare oneself with."""
+        """There are no peers to compare with."""
 
     def vote(self, local: LocalState) -> VoteOutcome:
         return VoteOutcome.COMMIT
 
     def applying(self, optimizer: torch.optim.Optimizer) -> None:
-        """Nobody follows."""
+        """No shadow follows."""
 
     def boundary(self) -> None:
         """Nothing ever happens between two steps."""

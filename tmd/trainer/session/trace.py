@@ -1,4 +1,4 @@
-"""One line per committed step, for whoever wants to compare two runs bit for bit."""
+"""One line per committed step, to compare two runs bit for bit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tmd.core.values.model import WorkerStatus
 
 
 class Trace:
-    """What nobody wants to compare is not written down."""
+    """Writes nothing."""
 
     def begun(self) -> None:
         """The present step begins."""

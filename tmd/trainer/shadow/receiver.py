@@ -1,4 +1,4 @@
-"""What arrives from the rank that is shadowed, sorted by who waits for it.
+"""Receives the frames of the shadowed rank and sorts them by consumer.
 
 A thread reads the link; the script's collectives take their outputs from here as from the network
 (:class:`tmd.fabric.OutputSource`), in the order in which the source had them. What was read stays
@@ -78,7 +78,7 @@ class ShadowReceiver:
         frames.send(self._link, frames.Envelope(frame))
 
     def close(self) -> None:
-        """Follow no more; whoever waits is told."""
+        """Stop; every waiting thread gets an error."""
         self._link.close()
 
     def hear_out(self, quiet_s: float) -> None:
@@ -138,7 +138,7 @@ class ShadowReceiver:
     def records(self, step: int, seconds: float) -> bool:
         """Whether ``step`` is here to its end, with a later digest: no link is needed for it then.
 
-        Waits for that for so long, if it is not crowded. Raises LinkError if it will never be so.
+        Waits up to ``seconds`` unless crowded. Raises LinkError if the step can never be whole.
         """
 
         def decided() -> bool:

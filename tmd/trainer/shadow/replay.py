@@ -1,4 +1,4 @@
-"""A rehearsal: to live a step of a rank from a recording, and come to the same bits.
+"""A rehearsal: compute one recorded step of a rank, and compare the bits.
 
 The recording is what the rank has shown from the start of a step until a later digest of its state:
 one step as a rule, more if that digest came late. It lies in this worker's host memory, and once it

@@ -56,7 +56,7 @@ class Overdue(LinkError):
 class ShadowStage(IntEnum):
     """How far the attempt is; only a later stage follows."""
 
-    ASKED = auto()  # the source has not been told to begin
+    ASKED = auto()  # the source was not asked to begin yet
     JUMPING = auto()  # the state arrives, and tails may lead over whole steps
     OWN_STEPS = auto()  # every step is computed here
     SETTLED = auto()  # in step: few digests from here on
@@ -110,7 +110,7 @@ class ShadowSession:
         self._started = time.monotonic()
         self._positioned_at = 0.0
         self.exists_once = False
-        """Whether nobody else has the state of the rank."""
+        """Whether no other worker has the state of the rank."""
         self.note = ""
         """What was out of the ordinary, for people."""
 
@@ -196,7 +196,7 @@ class ShadowSession:
         Raises:
             LinkError: there is nothing to follow any more.
             Differs: this worker computes other bits.
-            WalkOn: the place in the data is in a later ``batches()`` call; call again from there.
+            AdvanceToNextLoop: the place in the data is in a later ``batches()`` call.
         """
         if self.shadow.mismatch:
             raise Differs(self.directive.plays, self.shadow.mismatch)
@@ -365,14 +365,14 @@ class ShadowSession:
         self._digests.refute()
         if differing == [OTHERS]:
             why = f"registered objects differ after a step of this worker's own: {where}"
-            # For a move the state may still be copied; an understudy would only try again.
+            # For a move the state may still be copied; a hot standby would only try again.
             raise Overdue(why) if isinstance(self.directive, ShadowRank) else LinkError(why)
         raise Differs(self.directive.plays, f"{where} differ")
 
     def _copy_whole(self, where: str) -> None:
         """The tail did not lead to the same state: have all of it copied while the source waits.
 
-        Only for a move that somebody has asked for: training does not wait for an understudy.
+        Only for a move that was asked for: training does not wait for a hot standby.
         """
         if isinstance(self.directive, ShadowRank):
             raise Overdue(f"the tail goes astray: {where} differ")

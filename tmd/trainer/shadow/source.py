@@ -40,7 +40,7 @@ from tmd.trainer.state.units import UnitDigest, Units, whole_digest
 from tmd.trainer.state.window import Window
 
 IDLE_S = 0.02
-"""How often the sender looks for something to do while nobody wakes it."""
+"""How often an idle sender looks for work."""
 STALLED_S = 5.0
 """While training waits for a whole copy: longest time without a unit until it goes on."""
 WHOLE_S = 60.0

@@ -44,7 +44,7 @@ class ShadowSources:
         self._given: dict[str, str] = {}
         """By group: digest of what this rank put into the operation under way."""
         self._within, self._beside = Meter(), Meter()
-        """What mirroring costs: in the threads of the job, and in threads of its own."""
+        """Processor time of mirroring: in the job's threads, and in threads of its own."""
         fabric.tap = self
         threading.Thread(target=self._let_in, name="tmd-mirrors", daemon=True).start()
 
@@ -152,7 +152,7 @@ class ShadowSources:
                 self._admit(link)
             except Exception as error:
                 # Whatever it was: the next joiner must find the door open.
-                log.info("nobody follows: %s", error)
+                log.info("no shadow: %s", error)
                 link.close()
 
     def _admit(self, link: Link) -> None:
@@ -188,4 +188,4 @@ class ShadowSources:
 
 
 HELLO_S = 10.0
-"""A joiner that does not say what it wants for so long is sent away."""
+"""Time that a peer has to say what it wants."""

@@ -217,7 +217,7 @@ class Snapshots:
         """Whether the place in the data to go back to is in this call.
 
         Raises:
-            WalkOn: it is in a later one; call again from there.
+            AdvanceToNextLoop: it is in a later one; call again from there.
         """
         copy, feed = self._copy(directive), self._state.feed
         if feed is not None and copy.position.call > feed.call:

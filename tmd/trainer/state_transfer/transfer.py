@@ -37,7 +37,7 @@ class StateTransfer:
         self._errand: tuple[Directive, Link] | None = None
 
     def cancel_unless(self, directive: Directive) -> None:
-        """Break off what is under way if it belongs to another duty (any thread)."""
+        """Break off what is under way if it belongs to another directive (any thread)."""
         self._verification.cancel_unless(directive)
         errand = self._errand
         if errand is not None and errand[0] != directive:
@@ -57,7 +57,7 @@ class StateTransfer:
         if why := self._state.resync.spoilt:
             raise StateMismatch(why)
         layouts, tensors = self._state.collect()
-        # Who has lived a replica's life lacks only what the leaver alone has; a copy has all.
+        # A joiner that shadowed a replica lacks only the leaver's local state.
         replica = isinstance(directive, Arm) and move.source not in (None, move.leaver)
         local = self._state.local.own() if replica else self._state.local.held(move.rank, step)
         if isinstance(directive, Sync) and not local and self._state.local.is_live:
@@ -68,7 +68,7 @@ class StateTransfer:
         link = self._fabric.connect(move.joiner, purpose, timeout=CONNECT_TIMEOUT_S)
         with self._running(directive, link) as owned:
             if not wanted():
-                raise LinkError("the duty has changed")
+                raise LinkError("the directive has changed")
             if stream.offer(link, header):
                 digest = self._state.digest(step)
                 if isinstance(directive, Sync):
@@ -81,7 +81,7 @@ class StateTransfer:
 
     @contextmanager
     def _running(self, directive: Directive, link: Link) -> Iterator[ExitStack]:
-        """``link`` is closed as soon as another duty comes, and at the end, unless it is passed on
+        """``link`` is closed once another directive comes, and at the end unless passed on
         before."""
         self._errand = (directive, link)
         with ExitStack() as owned:
@@ -102,8 +102,8 @@ class StateTransfer:
         Raises:
             LinkError: the source is gone, or the take-over was called off.
             StateMismatch: the state does not fit, or what arrived is not what was sent.
-            WalkOn: the place in the data is in a later ``batches()`` call; call again from there.
-            OtherRole: this worker must be built as the rank; call again then.
+            AdvanceToNextLoop: the place in the data is in a later ``batches()`` call.
+            RebuildRequired: this worker must be built as the rank; call again then.
         """
         if takeover.link is None or takeover.header is None:
             self._meet(takeover, cancelled)

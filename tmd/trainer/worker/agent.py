@@ -39,7 +39,7 @@ class Agent:
         path: the daemon's Unix socket.
         current: gives the status as it is now; called in the agent's thread.
         on_duty: called in the agent's thread with each new duty.
-        futex: held by this process while it lives, if it can be had.
+        futex: held by this process until it ends, if the kernel grants one.
 
     Raises:
         TmdError: (from :meth:`introduce`) no daemon answers on ``path``, or it rejects this worker.
@@ -67,7 +67,7 @@ class Agent:
     def introduce(self, patience_s: float = PATIENCE_S) -> wire.Welcome:
         """Connect for the first time; returns the daemon's welcome.
 
-        ``patience_s``: so long may the daemon take to come up, when a whole host starts.
+        ``patience_s``: time that the daemon has to come up when a whole host starts.
         """
         deadline = time.monotonic() + patience_s
         pause = RECONNECT_S[0]

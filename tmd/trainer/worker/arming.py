@@ -1,9 +1,9 @@
 """Being armed: this rank is ready to switch to another epoch at the next vote that says so.
 
-Arms are given and taken back by the agent's thread while the main thread votes. A vote that is
-under way may already have told others that this rank is armed, so taking back waits for its end,
-and for ever once the vote has switched; else the leader could hear "disarmed" of a rank that
-switches a moment later.
+The agent's thread arms and disarms while the main thread votes. A vote under way may already have
+shown other ranks that this one is armed, so disarming waits for its end, and never happens once
+the vote has switched. Otherwise the leader could hear "disarmed" from a rank that switches a moment
+later.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Arming:
                 self._tell(order.membership.epoch, order.plan)
 
     def disarm(self, plan: str = "") -> None:
-        """Be ready for nothing; told at once, or after the vote under way.
+        """Be ready for nothing; report it at once, or after the vote under way.
 
-        With the name of a ``plan`` it is told in any case: the leader waits for it. It never is
-        where a switch was voted: then the new epoch is what the leader hears next.
+        With the name of a ``plan`` it is reported in any case, since the leader waits for it. After
+        a vote that switched it is not: the leader hears of the new epoch next.
         """
         with self._lock:
             if self._won or (self._arm is None and not plan):
@@ -65,8 +65,8 @@ class Arming:
     def begin_vote(self, must_wait: Callable[[Membership], bool]) -> int:
         """The ticket to vote for, 0 for none. Arms stay as they are until :meth:`end_vote`.
 
-        Whoever is armed for an epoch that ``must_wait`` does not vote for it this time: neighbours
-        know of a joiner's death, or of messages that would be lost, before the leader does.
+        A rank armed for an epoch for which ``must_wait`` holds does not vote for it this time:
+        neighbours know of a joiner's death, or of messages that would be lost, before the leader.
         """
         with self._lock:
             self._voting = True

@@ -45,7 +45,7 @@ log = logging.getLogger("tmd.trainer")
 
 
 class Coordinator:
-    """The gate of a managed job. Owns fabric and agent from :meth:`start` on."""
+    """The hooks of a managed job. Owns fabric and agent from :meth:`start` on."""
 
     _agent: Agent
     _fabric: Fabric
@@ -143,12 +143,12 @@ class Coordinator:
         self._reporter.update(step=step)
 
     def rehearsed(self) -> None:
-        """The step is run once more, by all ranks, and nobody has voted."""
+        """All ranks run the step once more, without a vote."""
         self._parts.mirrors.drop_all("the first step after a checkpoint is run twice")
 
     def saved(self, saved: SavedCheckpoint | None, missed: MissedCheckpoint | None) -> None:
         """There is a checkpoint, or one has come to nothing; any thread."""
-        # Who has no rank any more knows nothing of the next one.
+        # A worker without a rank does not know whether the next checkpoint succeeds.
         missed = None if self.status.rank is None else missed
         self._reporter.update(saved=saved, missed=missed, now=False)
 
@@ -206,7 +206,7 @@ class Coordinator:
 
     def _is_refuted(self) -> bool:
         """Before a vote: whether this state, taken on trust, is not known to be that of the rank,
-        after waiting for that. Nobody goes on with such a step."""
+        after waiting for that. No rank continues with such a step."""
         began = time.monotonic()
         if not self._parts.context.verification.pending:
             return False
@@ -218,7 +218,7 @@ class Coordinator:
         return bool(why)
 
     def verdict(self) -> Verdict:
-        """For who copies the state of this boundary: see :meth:`Proving.later`."""
+        """For a copy of the state at this boundary: see :meth:`StateVerification.later`."""
         return self._parts.context.verification.later()
 
     def applying(self, optimizer: torch.optim.Optimizer) -> None:
@@ -232,7 +232,7 @@ class Coordinator:
 
         Raises:
             SystemExit: this worker is not needed any more.
-            WalkOn: the joiner's data position is in a later ``batches()`` call.
+            AdvanceToNextLoop: the joiner's data position is in a later ``batches()`` call.
         """
         while not self._may_train():
             try:

@@ -1,4 +1,4 @@
-"""A switch that was voted: this worker goes on in the new epoch, or gives its rank away."""
+"""Carries out a switch that was voted: enter the new epoch, or give the rank away."""
 
 from __future__ import annotations
 

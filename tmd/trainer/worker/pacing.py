@@ -60,7 +60,7 @@ class Pacing:
         return tuple(own)
 
     def heard(self, status: WorkerStatus, told: Sequence[int]) -> None:
-        """The step counts; ``told`` is what came of the shares."""
+        """The step counts; ``told`` has the share of every rank."""
         self._busy.append(self._busy_now)
         if (status.step + 1) % BLOCK:
             return
@@ -74,7 +74,7 @@ class Pacing:
         self._watch, self._pace = judged(self._watch, seen)
 
     def took(self, step_s: float) -> Pace | None:
-        """A step is over that took so long in all; what there is to say now."""
+        """A step is over that took ``step_s`` in all; the pace to report, if there is one."""
         if step_s > 0:
             self._trend = followed(self._trend, step_s)
         if self._pace is not None and self._pace.group_slow != self._trend.slower:

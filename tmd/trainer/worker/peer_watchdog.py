@@ -1,9 +1,9 @@
-"""Looking after peers while this rank waits for them.
+"""Calls the peers that this rank waits for, in case their whole host is frozen.
 
-A host whose processes are all frozen (a suspended machine, say) is neither gone nor broken: its
-kernel answers for it, so no link ever fails, and nobody is left there to say that its worker is
-silent. Whoever waits for long asks its neighbours themselves. One that misses several calls in a
-row has lost us, and the step is given up as if its link had broken.
+A host whose processes are all frozen (a suspended machine) is neither gone nor broken. Its kernel
+keeps the links open, and its daemon cannot report that the worker is silent. A rank that waits long
+therefore calls its neighbours itself. A neighbour that misses several calls in a row counts as
+lost, and the step is given up as if its link had broken.
 """
 
 from __future__ import annotations

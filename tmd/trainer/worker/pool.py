@@ -1,4 +1,4 @@
-"""A standby that waits for a rank."""
+"""A standby: waits for a directive, and is rebuilt as another rank when one asks for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tmd.trainer.worker.status_reporter import StatusReporter
 from tmd.trainer.worker.warmup import Warmup
 
 POOL_S = 1.0
-"""How often a standby looks whether it is time to follow a rank again."""
+"""How often a standby checks whether it is time to shadow a rank again."""
 
 log = logging.getLogger("tmd.trainer")
 
@@ -44,7 +44,7 @@ class Pool:
         self._recovery = recovery
 
     def wait(self) -> None:
-        """STANDBY: wait for a rank. Raises OtherRole."""
+        """STANDBY: wait for a rank. Raises RebuildRequired."""
         driver = self._migration.shadowing
 
         def response_to(directive: Directive) -> Response | None:

@@ -63,7 +63,7 @@ class RankMigration:
         following = self.shadowing.following
         step = self._reporter.status.step if following is None else following.step
         self._state.early.stand(step)
-        # It may have been told between two steps, where they might have changed.
+        # The directive may have come between two steps, where the parameters may change.
         self.shadowing.heed(self._agent.directive)
 
     # --- source -----------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ class RankMigration:
         """Check that the state fits, open the links, and begin to follow the rank.
 
         Raises:
-            OtherRole: this worker must be built as the rank; call again then.
+            RebuildRequired: this worker must be built as the rank; call again then.
         """
         started = time.monotonic()
         self.shadowing.end()
@@ -136,7 +136,7 @@ class RankMigration:
             self.expect_state(directive, why, timings)
 
     def _misfit(self, directive: Prepare, offer: Offer) -> str:
-        """Why this worker cannot live the life of the one rank and then be the other."""
+        """Why this worker cannot shadow the one rank and then be the other; empty if it can."""
         for rank in dict.fromkeys((directive.plays, directive.rank)):
             if refusal := self._fit.refusal(rank, offer):
                 # The model does not change: the same would come of it after a loss.
@@ -186,15 +186,15 @@ class RankMigration:
         self._walk(takeover)
 
     def become(self, directive: Prepare) -> None:
-        """The vote has given this worker the rank; it has lived a replica's life until now, so all
-        but what only the rank itself has is here."""
+        """The vote has given this worker the rank. It has shadowed a replica until now and lacks
+        only the leaver's local state."""
         if self._takeover is None or self._takeover.directive != directive:
             self._await(Takeover(directive))
         self._fit.rest()
         self.take_over()
 
     def replace(self, directive: Sync) -> bool:
-        """After a loss: receive a replica's state; whether it is in place. Raises OtherRole."""
+        """After a loss: whether a replica's state is in place here. Raises RebuildRequired."""
         if directive.back:
             return self._go_back(directive)
         if next(m for m in directive.moves if m.rank == directive.rank).source is None:
@@ -220,7 +220,7 @@ class RankMigration:
         self._fabric.sandbox(Neutral(), rank, self._reporter.status.world_size)
 
     def _keep_shadowed(self, directive: Sync) -> bool:
-        """Nobody else has the state of this rank: go on from what was followed."""
+        """No other worker has the state of this rank: continue from what was shadowed."""
         if not self.shadowing.has(directive.rank, directive.resume):
             detail = f"the state of rank {directive.rank} at step {directive.resume} is not here"
             self._reporter.update(WorkerEvent.REFUSED, plan=directive.plan, detail=detail)
@@ -235,7 +235,7 @@ class RankMigration:
         return True
 
     def _go_back(self, directive: Sync) -> bool:
-        """Nobody has the state of this rank as it was last: take an earlier one, as all do."""
+        """No worker has the latest state of this rank: restore an earlier one, as all ranks do."""
         started = time.monotonic()
         self.shadowing.end()
         self._fit.rest()
@@ -272,13 +272,13 @@ class RankMigration:
             self._fabric.discard(self._takeover.membership.epoch)
             self._await(None)
         self._fit.rest()
-        # What it missed as a rank is the business of whoever holds that now.
+        # A checkpoint that it missed as a rank concerns the rank's next holder.
         self._reporter.update(
             WorkerEvent.STOOD_BY, plan="", rank=None, detail="", shadow=None, missed=None
         )
 
     def _await(self, takeover: Takeover | None) -> None:
-        """Another take-over, or none any more: who sends for the one before waits for nothing."""
+        """Expect another take-over, or none. The source of the one before is cut off."""
         before, self._takeover = self._takeover, takeover
         if before is not None and before.link is not None:
             before.link.close()

@@ -1,4 +1,4 @@
-"""What a survivor does from the moment its step broke until all run on together."""
+"""A survivor's part in a recovery: from the broken step until all ranks run on together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tmd.trainer.worker.rank_migration import RankMigration
 from tmd.trainer.worker.status_reporter import StatusReporter
 
 CALL_S = 0.5
-"""For a link that is opened ahead: whoever is slower will be waited for in the step."""
+"""Timeout of a link that is opened ahead; the step waits for a slower peer."""
 
 log = logging.getLogger("tmd.trainer")
 
@@ -59,8 +59,8 @@ class Recovery:
         return self._resolved is not None
 
     def halt(self, *, undecided: bool) -> None:
-        """Say that the step broke, and whether complete gradients are at hand."""
-        # First of all: what is told of copies must not change any more.
+        """Report that the step broke, and whether complete gradients are at hand."""
+        # First: the reported snapshots must not change any more.
         self._snapshots.give_up()
         log.warning("step %d broke: %s", self._reporter.status.step, self._fabric.poison_reason)
         if self._gave_back():
@@ -76,7 +76,7 @@ class Recovery:
         self.heed(self._agent.directive)
 
     def _gave_back(self) -> bool:
-        """Whether the state was only believed to be that of the rank, which nobody holds now."""
+        """Give the rank back if its state was taken on trust and refuted; whether it was."""
         why = self._verification.verdict()
         if why:
             log.warning("rank %s is given back: %s", self._reporter.status.rank, why)
@@ -140,7 +140,7 @@ class Recovery:
                 self._migration.send(directive, move)
 
     def synced(self, directive: Sync, seconds: float) -> None:
-        """Say that this worker is ready for the resume step."""
+        """Report that this worker is ready for the resume step."""
         self._synced_for = directive
         timings = {**self._reporter.status.timings, "sync": seconds}
         self._reporter.update(

@@ -1,4 +1,4 @@
-"""Living the life of a rank, in the words of a worker's status: for a move, or without one.
+"""Drives a shadow, for a move or as a hot standby, and reports its progress.
 
 How a rank is followed is the business of :mod:`tmd.trainer.shadow.session`; here is when, what this
 worker says meanwhile, and what becomes of it when there is nothing to follow any more.
@@ -69,14 +69,14 @@ class ShadowDriver:
         self._limits = context.limits
         self._home = home
         self.following: ShadowSession | None = None
-        """SHADOWING and IN_STEP: the rank whose life is lived. STANDBY: was lived until now."""
+        """SHADOWING and IN_STEP: the session under way. STANDBY: the one that has just ended."""
         self._recalls = 0
         """Calls after a broken link that are left for the present move."""
         self.attempts = Attempts()
 
     @property
     def enabled(self) -> bool:
-        """Whether moves are by live shadow."""
+        """Whether ranks move by live shadow."""
         return self._limits.enabled
 
     @property
@@ -182,7 +182,7 @@ class ShadowDriver:
             self._rehearsed(following, directive)
             return
         following.settle()
-        # From here on all may be told to switch: a new call could miss the vote.
+        # From here on the leader may order the switch: a new call could miss the vote.
         self._recalls = 0
         self.attempts.caught_up()
         self._reporter.update(
@@ -246,7 +246,7 @@ class ShadowDriver:
             self._home.expect_state(directive, str(error), self._reporter.status.timings)
 
     def _called_again(self, directive: Prepare, error: LinkError) -> bool:
-        """Begin anew over another link, if there is time: nobody has been told to switch."""
+        """Start again over another link, if no rank can have been ordered to switch."""
         if self._reporter.status.activity is not Activity.SHADOWING or not self._recalls:
             return False
         timings, recalls = self._reporter.status.timings, self._recalls - 1
@@ -285,7 +285,7 @@ class ShadowDriver:
         )
 
     def study(self, directive: ShadowRank) -> None:
-        """Begin to follow a rank. Raises OtherRole: call again once this worker is built as it."""
+        """Begin to shadow a rank. Raises RebuildRequired: call again after the rebuild."""
         self.attempts.begin()
         try:
             link, said = self.ask(directive)
@@ -319,7 +319,7 @@ class ShadowDriver:
         note: str = "",
         heard: Sequence[Role] = (),
     ) -> None:
-        """Say why no step of the rank was lived; ``heard``: the roles of all, if just now."""
+        """Report why no step was rehearsed. ``heard``: the roles of all ranks, if just received."""
         verdict = Rehearsal(0, 0.0, refusal, note, directive.request)
         self._found(directive, verdict, heard)
         self._reporter.update(shadow=None)
@@ -333,7 +333,7 @@ class ShadowDriver:
         self.attempts.settle(directive)
 
     def rolls_forward(self) -> bool:
-        """The mirrored vote never came: whether the survivors, halted, commit this step."""
+        """The source's vote never came: whether the halted survivors commit this step."""
         following = self.following
         if following is None or not isinstance(following.directive, ShadowRank):
             return False

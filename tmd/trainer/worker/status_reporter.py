@@ -1,4 +1,4 @@
-"""What this worker says of itself: one status, told by the agent, changed from two threads."""
+"""Holds the worker's status: two threads change it, and the agent reports it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tmd.trainer.worker.agent import Agent
 
 
 class StatusReporter:
-    """Holds the status. ``update`` is safe from any thread."""
+    """``update`` is safe from any thread."""
 
     _agent: Agent
 
@@ -37,7 +37,7 @@ class StatusReporter:
         self._roles = Roles(several=False)
 
     def open(self, agent: Agent, fabric: Fabric) -> None:
-        """Begin to tell, now that peers can reach this worker."""
+        """Begin to report, now that peers can reach this worker."""
         self._agent, self._fabric = agent, fabric
         self._status = structs.replace(self._status, address=fabric.address)
         agent.start()
@@ -125,11 +125,11 @@ class StatusReporter:
         self.update(rehearsed=noted(self._status.rehearsed, verdict, rank, roles), now=False)
 
     def tell_kept(self, kept: tuple[Kept, ...]) -> None:
-        """Which copies of states are in this worker's memory."""
+        """Report which snapshots are in this worker's memory."""
         self.update(kept=kept, now=False)
 
     def tell_armed(self, epoch: int, plan: str) -> None:
-        """Armed for ``epoch`` of ``plan``, or for nothing (0); what was timed before is over."""
+        """Report that the worker is armed for ``epoch`` of ``plan``, or for nothing (0)."""
         self.update(armed=epoch, plan=plan, timings={})
 
 

@@ -1,4 +1,4 @@
-"""Shadow iterations of a worker without a rank, and being built as another one.
+"""Shadow iterations of a worker without a rank, and its rebuild as another rank.
 
 Nothing that is asked of a worker is lost meanwhile: duties are whole statements of what holds, so
 the one that needs another role is met once that is built and warm.
