@@ -2,7 +2,7 @@
 
 from msgspec import structs
 
-from tests.core.test_understudies import cluster, worker
+from tests.core.test_hot_standbys import cluster, worker
 from tests.values import alert
 from tmd.core.planning.directives import Prepare, directive_of
 from tmd.core.planning.planning import steer

@@ -1,0 +1,139 @@
+"""The directive of each party of a plan, in each of its phases."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from tests.core.test_migration import PLAN
+from tmd.core.planning.directives import (
+    Arm,
+    Directive,
+    Finish,
+    Hold,
+    HoldState,
+    Leave,
+    Prepare,
+    Resume,
+    ShadowRank,
+    Sync,
+    Train,
+    Wait,
+    directive_of,
+)
+from tmd.core.values.model import (
+    JobRecord,
+    JobState,
+    Member,
+    Membership,
+    MigrationPlan,
+    Move,
+    Phase,
+    PlanKind,
+)
+from tmd.core.values.shadows import Understudy
+
+STAYER, LEAVER, JOINER, OTHER = (Member(w, f"h-{w}", "a:1") for w in ("s", "l", "j", "o"))
+OLD, NEW = Membership(1, (STAYER, LEAVER)), Membership(2, (STAYER, JOINER))
+MOVES = (Move(1, LEAVER, JOINER, source=LEAVER),)
+PLANNED = structs.replace(PLAN, moves=MOVES, old=OLD, new=NEW)
+FAILOVER = structs.replace(
+    PLANNED,
+    kind=PlanKind.FAILOVER,
+    moves=(Move(1, LEAVER, JOINER, source=STAYER),),
+    dead=(LEAVER.worker,),
+    witnesses=(STAYER, LEAVER),
+    resume=7,
+)
+RECORD = JobRecord(job="j", world_size=2, state=JobState.RUNNING, membership=OLD, proposed=2)
+HOT = (Understudy(member=OTHER, rank=1, stay=True),)
+
+
+def asked(plan: MigrationPlan | None, worker: Member, **record: object) -> Directive:
+    """Of ``worker``, under ``plan``."""
+    after = NEW if plan is not None and plan.phase in (Phase.SWITCH, Phase.RESUME) else OLD
+    changed = {"plan": plan, "membership": after, **record}
+    return directive_of(structs.replace(RECORD, **changed), worker.worker)
+
+
+@pytest.mark.parametrize(
+    ("phase", "stayer", "leaver", "joiner"),
+    [
+        (Phase.PREPARE, Train, Train, Prepare),
+        (Phase.READY, Arm, Arm, Prepare),
+        (Phase.SWITCH, Arm, Arm, Prepare),
+        (Phase.DISARM, Train, Train, Wait),
+        (Phase.ABORTED, Train, Train, Wait),
+    ],
+)
+def test_in_a_planned_move(
+    phase: Phase, stayer: type[Directive], leaver: type[Directive], joiner: type[Directive]
+) -> None:
+    """All members get the same directive; the joiner prepares until the plan is dropped."""
+    plan = structs.replace(PLANNED, phase=phase)
+
+    assert isinstance(asked(plan, STAYER), stayer)
+    assert isinstance(asked(plan, LEAVER), leaver)
+    assert isinstance(asked(plan, JOINER), joiner)
+
+
+@pytest.mark.parametrize(
+    ("phase", "survivor", "joiner"),
+    [(Phase.RECOVER, Hold, Wait), (Phase.SYNC, Sync, Sync), (Phase.RESUME, Resume, Resume)],
+)
+def test_in_a_failover(phase: Phase, survivor: type[Directive], joiner: type[Directive]) -> None:
+    """The dead worker's process must end, in every phase."""
+    plan = structs.replace(FAILOVER, phase=phase)
+
+    assert isinstance(asked(plan, STAYER), survivor)
+    assert isinstance(asked(plan, JOINER), joiner)
+    assert asked(plan, LEAVER) == Leave(code=1, detail="named dead by plan p: a test")
+
+
+def test_a_disarmed_member_reports_the_plan_that_was_dropped() -> None:
+    """The leader waits for that before it calls the plan aborted."""
+    found = asked(structs.replace(PLANNED, phase=Phase.DISARM), STAYER)
+
+    assert isinstance(found, Train)
+    assert found.dropped == PLANNED.id
+
+
+@pytest.mark.parametrize(
+    ("phase", "expected"),
+    [
+        (None, ShadowRank),
+        (Phase.RECOVER, HoldState),
+        (Phase.SYNC, HoldState),
+        (Phase.RESUME, ShadowRank),
+    ],
+)
+def test_a_hot_standby_holds_its_state_while_a_recovery_may_need_it(
+    phase: Phase | None, expected: type[Directive]
+) -> None:
+    plan = None if phase is None else structs.replace(FAILOVER, phase=phase)
+
+    assert isinstance(asked(plan, OTHER, understudies=HOT), expected)
+
+
+def test_a_leaver_that_was_drained_for_good_leaves() -> None:
+    """Otherwise it returns to the standbys."""
+    done = structs.replace(PLANNED, phase=Phase.DONE)
+    for_good = structs.replace(done, leave=True)
+
+    assert asked(None, LEAVER, membership=NEW, history=(done,)) == Wait()
+    found = asked(None, LEAVER, membership=NEW, history=(for_good,))
+    assert found == Leave(detail="drained by plan p")
+
+
+@pytest.mark.parametrize(
+    ("state", "member", "standby"),
+    [
+        (JobState.FINISHING, Finish(), Leave()),
+        (JobState.FINISHED, Leave(), Leave()),
+        (JobState.FAILED, Leave(code=1, detail="lost"), Leave(code=1, detail="lost")),
+    ],
+)
+def test_when_a_job_ends(state: JobState, member: Directive, standby: Directive) -> None:
+    """Members finish first; a failed job ends every worker with status 1 and the reason."""
+    assert asked(None, STAYER, state=state, detail="lost") == member
+    assert asked(None, OTHER, state=state, detail="lost") == standby
