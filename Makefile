@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: install demo test thorough lint proof fuzz audit bench bench-peers clean
+.PHONY: install demo test thorough lint docs proof fuzz audit bench bench-peers clean
 
 install: $(VENV)/.installed
 
@@ -15,7 +15,7 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) "torch==2.13.0+cpu" 2>/dev/null || $(INSTALL) torch
-	$(INSTALL) --editable ".[trainer,embedded,test,lint]"
+	$(INSTALL) --editable ".[trainer,embedded,test,lint,docs]"
 	@touch $@
 
 demo: install
@@ -36,6 +36,11 @@ lint: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(MAKE) docs
+
+# The documentation, into site/. A link that leads nowhere is an error.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 # The state machines of the control plane for a long time: hundreds of thousands of events.
 proof: install
@@ -68,4 +73,4 @@ bench-peers: install
 	$(BIN)/python -m bench.peers
 
 clean:
-	rm -rf $(VENV) $(VENV)-audit build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-audit build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

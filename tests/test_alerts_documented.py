@@ -1,7 +1,4 @@
-"""docs/alerts.md: its schema is the struct, its example runs, its promises hold.
-
-``python -m tests.test_alerts_documented`` prints the schema.
-"""
+"""The page on alerts: its schema is the struct, its example runs, its promises hold."""
 
 from __future__ import annotations
 
@@ -17,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from docs.generate.parts import filled
 from tests.values import alert
 from tmd import embedded
 from tmd.config import store_key
@@ -25,7 +23,7 @@ from tmd.core.values.model import Alert
 from tmd.daemon.store import RedisStore
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "alerts.md").read_text()
+PAGE = filled((ROOT / "docs" / "operate" / "alerts.md").read_text())
 EXAMPLE = ROOT / "examples" / "follow_alerts.py"
 WITHIN_S = 30.0
 SECRET = "0123456789abcdef"
@@ -154,7 +152,3 @@ async def test_after_an_emptied_redis_the_verb_says_only_what_is_new(
         await store.close()
 
     assert heard == ["h1-1", "h1-2", "h1-3"]
-
-
-if __name__ == "__main__":
-    print(schema())

@@ -1,38 +1,121 @@
-"""The README says what the code does: phases, verbs, tests, configuration."""
+"""The documentation says what the code does: machines, verbs, keys, codes, tests, names."""
+
+from __future__ import annotations
 
 import ast
+import importlib
 import re
 from pathlib import Path
 
 import pytest
 
-from tmd.core.planning.migration import TABLE
+from docs.generate import codes, configuration, figures, machines, sequences, verbs
+from docs.generate.parts import MARKER, PARTS, filled
+from docs.generate.pictures import FOLDER, PICTURES
+from tmd.core.planning import migration
+from tmd.core.worker import transitions
 
 ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = {path.relative_to(DOCS).as_posix(): path.read_text() for path in DOCS.rglob("*.md")}
 README = (ROOT / "README.md").read_text()
-SECURITY = (ROOT / "docs" / "security.md").read_text()
-LAYOUTS = (ROOT / "docs" / "layouts.md").read_text()
+WRITTEN = {**PAGES, "README.md": README}
+LAYOUTS = PAGES["guarantees/layouts.md"]
+DOTTED = re.compile(r"`((?:tmd|tmd_detectors|tmd_policies|tmd_systemd)(?:\.\w+)+)`")
+NO_NAMES = {"tmd.detectors", "tmd.policies", "tmd.toml", "tmd.service"}
+"""Groups of entry points, and files."""
+PACKAGES = ("tmd", "detectors", "policies")
 
 
-def diagram() -> str:
-    """The table as a Mermaid diagram; ``python -m tests.test_documented`` prints it."""
-    edges = [
-        f"    {phase} --> {after}: {event}"
-        for phase, row in TABLE.items()
-        for event, after in row.items()
-    ]
-    starts = ["    [*] --> prepare: a drain", "    [*] --> recover: a loss"]
-    return "\n".join(["```mermaid", "stateDiagram-v2", *starts, *edges, "```"])
+def page(name: str) -> str:
+    """A page as its readers see it."""
+    return filled(PAGES[name])
 
 
-def test_the_diagram_is_the_table() -> None:
-    """Whoever changes the table changes the picture."""
-    assert diagram() in README
+@pytest.mark.parametrize("table", [migration.TABLE, transitions.TABLE], ids=["plan", "worker"])
+def test_the_table_of_a_machine_is_its_table(table) -> None:
+    """Each legal transition stands on the page, and no other does."""
+    shown = re.findall(r"^\| (.+?) \| \w: (.+?) \| (.+?) \|$", page("how/machines.md"), re.M)
+    legal = {(b, e, a) for b, row in table.items() for e, a in row.items()}
+    events = {event for row in table.values() for event in row}
+
+    assert {row for row in shown if row[1] in events and row[0] in {*table}} >= legal
+    assert len(shown) == sum(
+        len(row) for each in (migration.TABLE, transitions.TABLE) for row in each.values()
+    )
 
 
-def test_every_test_named_in_the_failure_table_exists() -> None:
-    """Each row points to what proves it."""
-    named = set(re.findall(r"`(test_\w+(?:\[[^\]`]*\])?)`", README + SECURITY + LAYOUTS))
+@pytest.mark.parametrize("name", sorted(PICTURES))
+def test_a_committed_picture_is_what_its_source_says(name: str) -> None:
+    """A change of a table or a figure changes its picture: ``python -m docs.generate.pictures``."""
+    assert (FOLDER / f"{name}.svg").read_text() == PICTURES[name]()
+
+
+def test_the_picture_of_a_machine_shows_every_state_and_transition() -> None:
+    """A box for each state, an arrow for each pair of states."""
+    drawn = machines.plan_picture()
+    pairs = {(before, after) for before, row in migration.TABLE.items() for after in row.values()}
+
+    assert [s for s in migration.TABLE if f">{s}</text>" not in drawn] == []
+    assert drawn.count("marker-end") == len(pairs)
+
+
+@pytest.mark.parametrize("name", sorted(sequences.PAGES))
+def test_each_line_of_a_sequence_is_drawn_and_names_its_function(name: str) -> None:
+    """The picture is the table of the page."""
+    source = PAGES[sequences.PAGES[name][0]]
+    rows = re.findall(r"^\| \d+ \|.*$", source, re.M)
+
+    assert len(rows) == len(sequences.messages(sequences.PAGES[name][0])) > 10
+    assert [row for row in rows if not DOTTED.search(row)] == []
+
+
+def resolved(name: str) -> object:
+    """The module, class or function of a dotted name."""
+    parts = name.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError as error:
+            if error.name is None or not ".".join(parts[:cut]).startswith(error.name):
+                raise
+            continue
+        for part in parts[cut:]:
+            known = getattr(found, "__annotations__", {})
+            found = getattr(found, part) if hasattr(found, part) else known[part]
+        return found
+    raise ModuleNotFoundError(name)
+
+
+def test_every_name_of_the_code_resolves() -> None:
+    """Modules, classes and functions that pages name exist."""
+    named = {name for text in WRITTEN.values() for name in DOTTED.findall(text)} - NO_NAMES
+    lost = []
+    for name in sorted(named):
+        try:
+            resolved(name)
+        except (ImportError, AttributeError, KeyError) as error:
+            lost.append(f"{name}: {error!r}")
+
+    assert len(named) > 150
+    assert lost == []
+
+
+def test_every_file_that_is_named_exists() -> None:
+    """Paths of the repository in backticks lead somewhere."""
+    pattern = re.compile(
+        r"`((?:tmd|detectors|policies|docs|tests|bench|examples|systemd)/[\w/.-]+)`"
+    )
+    named = {path for text in WRITTEN.values() for path in pattern.findall(text)}
+
+    assert len(named) > 10
+    assert sorted(path for path in named if not (ROOT / path).exists()) == []
+
+
+def test_every_test_that_is_named_exists() -> None:
+    """Each row of the tables of failures, layouts and bounds points to what proves it."""
+    texts = "".join(WRITTEN.values())
+    named = set(re.findall(r"`(test_\w+(?:\[[^\]`]*\])?)`", texts))
     written = {
         name
         for file in (ROOT / "tests").rglob("test_*.py")
@@ -41,14 +124,14 @@ def test_every_test_named_in_the_failure_table_exists() -> None:
         for name in (node.name, *(f"{node.name}[{each}]" for each in parameters(node)))
     }
 
-    assert len(named) > 10
+    assert len(named) > 100
     assert sum("[" in name for name in named) > 5
     assert named - written == set()
 
 
 def parameters(test: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
     """Ids of its variants, as far as they are written down beside it."""
-    told = [
+    lists = [
         part
         for mark in test.decorator_list
         if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.parametrize"
@@ -56,43 +139,148 @@ def parameters(test: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
         if isinstance(part, ast.List | ast.Tuple)
     ]
     # pytest.param(value, marks=...)
-    values = [e.args[0] if isinstance(e, ast.Call) and e.args else e for p in told for e in p.elts]
+    values = [e.args[0] if isinstance(e, ast.Call) and e.args else e for p in lists for e in p.elts]
     return [str(value.value) for value in values if isinstance(value, ast.Constant)]
 
 
-def test_every_verb_is_named() -> None:
+@pytest.mark.parametrize("name", ["guarantees/failures.md", "guarantees/layouts.md"])
+def test_every_row_of_failures_and_layouts_names_a_test(name: str) -> None:
+    """A claim without a test is none; a row that refers to another one has its words."""
+    rows = [row for row in PAGES[name].splitlines() if re.match(r"^\| (?!-|dies|layout)", row)]
+    named = [row for row in rows if "`test_" in row]
+
+    assert len(named) >= len(rows) - 1  # gradients summed by hand: as DDP
+    assert len(rows) > 15
+
+
+def test_every_verb_has_its_entry() -> None:
     """A verb that nobody can find does not exist."""
-    from typer.main import get_command
+    shown = page("operate/commands.md")
 
-    from tmd.cli import app
+    assert len(list(verbs.every())) > 20
+    assert [name for name, _ in verbs.every() if f"\n## {name}\n" not in shown] == []
 
-    command = get_command(app)
-    verbs = command.list_commands(None)  # type: ignore[attr-defined, arg-type]
 
-    assert [v for v in verbs if f"tmd {v}" not in README and f"`{v}" not in README] == []
+def test_every_option_of_a_verb_has_its_entry() -> None:
+    """By the verb that has it."""
+    sections = dict(
+        re.findall(r"^## (tmd [\w -]+)\n(.*?)(?=^## |\Z)", page("operate/commands.md"), re.M | re.S)
+    )
+    lost = [
+        f"{name} {option}"
+        for name, command in verbs.every()
+        for parameter in command.params
+        if parameter.param_type_name == "option" and not parameter.hidden
+        for option in parameter.opts
+        if f"`{option}" not in sections[name]
+    ]
+
+    assert lost == []
+
+
+def test_every_key_of_the_configuration_has_its_entry() -> None:
+    """Sections, detectors and policies, each key in the table of its section."""
+    shown = page("operate/configuration.md")
+    sections = dict(re.findall(r"^## \[([\w.]+)\]\n(.*?)(?=^## |\Z)", shown, re.M | re.S))
+    keys = configuration.every_key()
+
+    assert len(keys) > 90
+    assert [k.path for k in keys if f"| `{k.name}` |" not in sections[k.section]] == []
+
+
+def test_every_key_of_the_sample_configuration_is_in_the_reference() -> None:
+    """What the shipped file shows is what the code reads."""
+    import tomllib
+
+    sample = tomllib.loads((ROOT / "systemd" / "tmd.toml").read_text())
+    known = {key.path for key in configuration.every_key()}
+    common = {key.name for key in configuration.every_key() if key.section == "detectors.NAME"}
+    found = {
+        f"{section}.{key}" if not isinstance(value, dict) else f"{section}.{key}.{inner}"
+        for section, keys in sample.items()
+        for key, value in keys.items()
+        for inner in (value if isinstance(value, dict) else [""])
+    }
+
+    assert len(found) > 40
+    assert {f for f in found - known if f.rpartition(".")[2] not in common} == set()
+
+
+def test_every_code_of_an_alert_has_its_row_in_the_runbook() -> None:
+    """Meaning, evidence, what tmd does, what you do: six full cells."""
+    rows = [row.split(" | ") for row in PAGES["operate/runbook.md"].splitlines()]
+    shown = {row[0].strip("| `"): row for row in rows if row[0].startswith("| `")}
+
+    assert len(codes.raised()) > 60
+    assert codes.raised() - shown.keys() == set()
+    assert shown.keys() - codes.raised() == set()
+    assert [code for code, row in shown.items() if len(row) != 6 or not all(row)] == []
+
+
+def test_every_generated_part_stands_on_one_page() -> None:
+    """No marker without its part, no part without its page, none twice."""
+    asked = [name for text in PAGES.values() for name in MARKER.findall(text)]
+
+    assert sorted(asked) == sorted(PARTS)
+
+
+def test_every_figure_of_the_readme_is_measured() -> None:
+    """The medians in the README's table are those of the results."""
+    shown = re.search(r"## Three figures\n(.*?)\n!\[", README, re.S)
+    medians = {
+        f"{figures.facts(row)['median']:.2f} s"
+        for row in (
+            *figures.KILL,
+            figures.Row("", "pause", ("shadow 10M", "pause_s")),
+            figures.Row("", "pause", ("shadow 10M", "median_step_s")),
+            figures.Row("", "restart", ("torchrun 10M", "pause_s")),
+        )
+    }
+
+    assert shown is not None
+    assert len(re.findall(r"-?[\d.]+ s\b", shown[1])) == 7
+    assert set(re.findall(r"-?[\d.]+ s\b", shown[1])) - medians == set()
+
+
+def test_the_readme_is_short() -> None:
+    """What is worth more words has a page."""
+    assert len(README.splitlines()) <= 200
 
 
 @pytest.mark.parametrize("link", sorted(set(re.findall(r"\]\(([\w/.-]+)\)", README))))
-def test_links_lead_somewhere(link: str) -> None:
-    """Relative links of the README exist; a bare file name lies beside the link before it."""
-    places = [ROOT, *(ROOT / d for d in ("tmd/core", "tmd/trainer", "tmd/fabric", "tmd/daemon"))]
-
-    assert any((place / link).exists() for place in places)
+def test_links_of_the_readme_lead_somewhere(link: str) -> None:
+    """MkDocs checks those of the pages."""
+    assert (ROOT / link).exists()
 
 
-if __name__ == "__main__":
-    print(diagram())
+def test_every_page_can_be_reached() -> None:
+    """By the navigation of the site."""
+    navigation = (ROOT / "mkdocs.yml").read_text()
+
+    assert [name for name in PAGES if f": {name}\n" not in navigation] == []
 
 
-def test_the_plugins_in_the_readme_are_the_ones_that_are_tested() -> None:
+def test_every_detector_and_policy_is_named() -> None:
+    """A table row for each."""
+    from tmd.daemon.plugins import installed
+    from tmd.plugin import DETECTOR_GROUP, POLICY_GROUP
+
+    points = [p for group in (DETECTOR_GROUP, POLICY_GROUP) for p in installed(group)]
+    names = {p.name for p in points if p.dist is not None and p.dist.name == "tmd"}
+
+    assert len(names) > 10
+    assert [n for n in sorted(names) if f"\n| `{n}` |" not in PAGES["operate/detectors.md"]] == []
+
+
+def test_the_plugins_on_the_page_are_the_ones_that_are_tested() -> None:
     """Whoever copies them gets what the tests install and load."""
     file = ROOT / "tests" / "plugins" / "example_distribution" / "tmd_example.py"
     code = file.read_text()
 
-    assert code[code.index("import os") :].rstrip() in README
+    assert code[code.index("import os") :].rstrip() in page("extend/detector.md")
 
 
-def test_the_stages_in_the_map_of_layouts_are_the_ones_that_are_tested() -> None:
+def test_the_stages_in_the_page_of_layouts_are_the_ones_that_are_tested() -> None:
     """Whoever copies them gets what is moved, killed and compared bit for bit."""
     code = (ROOT / "tests" / "e2e" / "stages.py").read_text()
     examples = re.findall(r"```python\n(.*?)\n```", LAYOUTS, re.DOTALL)
@@ -106,12 +294,15 @@ def dedented(code: str) -> str:
     return "\n".join(line.removeprefix("    ") for line in code.splitlines())
 
 
-def test_every_detector_and_policy_is_named() -> None:
-    """A table row for each detector, a word for each policy."""
-    from tmd.daemon.plugins import installed
-    from tmd.plugin import DETECTOR_GROUP, POLICY_GROUP
+def test_every_invariant_that_the_code_cites_is_stated() -> None:
+    """I1 to I9, each once."""
+    stated = re.findall(r"^<a id=\"i(\d)\"></a>I\1 ", PAGES["how/design.md"], re.M)
+    cited = {
+        number
+        for package in PACKAGES
+        for file in (ROOT / package).rglob("*.py")
+        for number in re.findall(r"\bI([1-9])\b", file.read_text())
+    }
 
-    names = {p.name for group in (DETECTOR_GROUP, POLICY_GROUP) for p in installed(group)}
-
-    assert len(names) > 10
-    assert [n for n in sorted(names) if f"`{n}`" not in README] == []
+    assert stated == [str(number) for number in range(1, 10)]
+    assert cited - {*stated} == set()

@@ -1,0 +1,364 @@
+"""Tables and charts of what was measured, from ``bench/results``."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from docs.generate.svg import Bar, Dots, bars, dots
+
+RESULTS = Path(__file__).parents[2] / "bench" / "results"
+OURS, OTHERS, COPY = "#2da44e", "#8c959f", "#bf8700"
+SIZES = ("10M", "60M", "140M", "200M")
+
+
+class Row(NamedTuple):
+    """One line of a table: where its figure stands, and how it is shown."""
+
+    label: str
+    file: str
+    path: tuple[str, ...]
+    unit: str = "s"
+    scale: float = 1.0
+    digits: int = 3
+
+
+@cache
+def result(file: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / f"{file}.json").read_text())
+    return found
+
+
+def facts(row: Row) -> dict[str, Any]:
+    """Median, min, max and n; a single number counts as its own median."""
+    found: Any = result(row.file)["figures"]
+    for name in row.path:
+        found = found[name]
+    if not isinstance(found, dict):
+        return {"median": found, "n": 1}
+    if row.path[-1] == "stayers_growth_bytes":  # of a whole run, and stated with each of its moves
+        runs = result(row.file)["runs"][row.path[0]]
+        return {**found, "n": len({run["stayers_growth_bytes"] for run in runs})}
+    return found
+
+
+def _cell(row: Row, value: float | None) -> str:
+    return "" if value is None else f"{row.scale * value:.{row.digits}f}"
+
+
+def _cpu(file: str) -> str:
+    return str(result(file)["machine"].get("cpu", "AMD EPYC")).replace("(R)", "").split(" Proc")[0]
+
+
+def table(rows: list[Row]) -> str:
+    """One figure a line and one number a cell."""
+    lines = [
+        "| what | unit | median | least | greatest | n | CPU | file |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        found = facts(row)
+        numbers = (_cell(row, found.get(key)) for key in ("median", "min", "max"))
+        cells = (row.label, row.unit, *numbers, str(found["n"]), _cpu(row.file), f"`{row.file}`")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _of(file: str, way: str, size: str) -> str:
+    return file if size == "10M" else f"{file}_{size}"
+
+
+def pauses() -> str:
+    """Planned moves: median and its interval."""
+    head = "| way | parameters | median step, s | median pause, s | 95 % from, s | 95 % to, s | n |"
+    lines = [head, "|---|---|---|---|---|---|---|"]
+    for way, words in (("shadow", "live shadow"), ("copy", "stop-and-copy")):
+        for size in SIZES:
+            found = result(_of("pause", way, size))["figures"][f"{way} {size}"]
+            pause, step = found["pause_s"], found["median_step_s"]["median"]
+            low, high = pause["interval_95"]
+            numbers = f"{step:.2f} | {pause['median']:.3f} | {low:.3f} | {high:.3f}"
+            lines.append(f"| {words} | {size} | {numbers} | {pause['n']} |")
+    for file, size in (("restart", "10M"), ("restart", "60M"), ("restart_200M", "200M")):
+        found = result(file)["figures"][f"torchrun {size}"]
+        numbers = f"{found['median_step_s']['median']:.2f} | {found['pause_s']['median']:.3f} | | "
+        lines.append(f"| torchrun, restarted | {size} | {numbers} | {found['pause_s']['n']} |")
+    return "\n".join(lines)
+
+
+def hot() -> str:
+    """kill -9 with a hot standby, by model size."""
+    rows = []
+    for size in SIZES:
+        file = _of("hot", "hot", size)
+        for name, words in (
+            ("median_step_s", "median step"),
+            ("idle_s", "no survivor has anything to compute"),
+            ("downtime_s", "kill to the next commit, less a step"),
+            ("set_back_s", "what the loss costs in all, less a step"),
+        ):
+            rows.append(Row(f"{size}: {words}", file, (f"hot {size}", name)))
+    return table(rows)
+
+
+KILL = [
+    Row("tmd: downtime of kill -9, beyond one step", "downtime", ("tmd: downtime after kill -9",)),
+    Row("of it: detect", "downtime", ("detect",)),
+    Row("of it: decide", "downtime", ("decide",)),
+    Row("of it: prepare (the rest of the broken step)", "downtime", ("prepare",)),
+    Row("of it: transfer (the copy of the state)", "downtime", ("transfer",)),
+    Row("of it: resume", "downtime", ("resume",)),
+    Row("torchrun, checkpoint each step", "downtime", ("torchrun: downtime after kill -9",)),
+    Row("ratio torchrun to tmd", "downtime", ("ratio torchrun/tmd",), "times", digits=1),
+    Row("tmd, beside torchft", "peers", ("tmd downtime_s",)),
+    Row("torchft, tuned", "peers", ("downtime_s",)),
+    Row("ratio torchft to tmd", "peers", ("ratio torchft/tmd",), "times", digits=1),
+    Row("speed of the copy", "downtime", ("copy in GB/s, both",), "GB/s", digits=2),
+]
+STEADY = [
+    Row("step with session and vote", "steady", ("tmd",)),
+    Row("step of plain DDP on Gloo", "steady", ("gloo",)),
+    Row("ratio, pair by pair", "steady", ("ratio by repeat",), "times", digits=2),
+    Row("step of FSDP2 with a snapshot every ten steps", "snapshots", ("snapshots",)),
+    Row("step of FSDP2 without", "snapshots", ("none",)),
+    Row("ratio, repeat by repeat", "snapshots", ("ratio by repeat",), "times", digits=2),
+    Row("step before Redis is killed", "away", ("before",)),
+    Row("step while Redis is away for five minutes", "away", ("away",)),
+    Row("step after Redis came back empty", "away", ("after",)),
+    Row("growth of a daemon meanwhile", "away", ("growth_mb",), "MB", digits=2),
+    Row("efficiency with a drain every ten seconds", "efficiency", ("efficiency",), "part"),
+    Row("speed on these shared cores meanwhile", "efficiency", ("speed on these cores",), "part"),
+    Row("the joiner's own work", "efficiency", ("joiner",), "cores"),
+    Row("abort of a collective", "abort", ("abort_s",), "ms", 1000.0),
+]
+FIRST = [
+    Row(
+        "compiled, standby rehearsed", "first_step", ("rehearsed kill", "ratio"), "steps", digits=2
+    ),
+    Row(
+        "compiled, neutral iterations only",
+        "first_step",
+        ("neutral kill", "ratio"),
+        "steps",
+        digits=2,
+    ),
+    Row(
+        "summed by hand, rehearsed",
+        "first_step_by_hand",
+        ("rehearsed kill", "ratio"),
+        "steps",
+        digits=2,
+    ),
+    Row(
+        "summed by hand, neutral",
+        "first_step_by_hand",
+        ("neutral kill", "ratio"),
+        "steps",
+        digits=2,
+    ),
+    Row(
+        "summed by hand, no iteration",
+        "first_step_by_hand",
+        ("cold kill", "ratio"),
+        "steps",
+        digits=2,
+    ),
+]
+LAYOUTS = [
+    *(
+        Row(
+            f"{words}: pause of a drained host",
+            "layouts",
+            (name, "part_of_step"),
+            "% of a step",
+            100.0,
+            1,
+        )
+        for name, words in (
+            ("hybrid", "HSDP"),
+            ("tensor", "tensor parallel"),
+            ("both", "tensor parallel with FSDP2"),
+            ("experts", "expert parallel"),
+            ("pipeline", "pipeline"),
+        )
+    ),
+    *(
+        Row(
+            f"{words}: two workers killed, less step and copy",
+            "layouts",
+            (name, "downtime_less_copy_s"),
+        )
+        for name, words in (
+            ("hybrid", "HSDP"),
+            ("tensor", "tensor parallel"),
+            ("experts", "expert parallel"),
+            ("pipeline", "pipeline"),
+        )
+    ),
+]
+GROWTH = [
+    Row(f"{ranks} ranks: {words}", "growth", (ranks, "with new links", name), unit, scale, digits)
+    for ranks in ("4", "32")
+    for name, words, unit, scale, digits in (
+        ("links", "links opened", "links", 1.0, 0),
+        ("handshake_bytes", "bytes of handshakes", "bytes", 1.0, 0),
+        ("preparation_s", "CPU while it prepares", "ms", 1000.0, 2),
+        ("switch_s", "CPU at the switch", "ms", 1000.0, 2),
+    )
+]
+MEMORY = [
+    Row(
+        "10M, live shadow, 20 moves",
+        "pause",
+        ("shadow 10M", "stayers_growth_bytes"),
+        "MB",
+        digits=1,
+    ),
+    Row(
+        "10M, stop-and-copy, 20 moves",
+        "pause",
+        ("copy 10M", "stayers_growth_bytes"),
+        "MB",
+        digits=1,
+    ),
+    Row("10M, no move", "pause", ("nothing 10M", "stayers_growth_bytes"), "MB", digits=1),
+    Row(
+        "60M, live shadow, 10 moves",
+        "pause_60M",
+        ("shadow 60M", "stayers_growth_bytes"),
+        "MB",
+        digits=1,
+    ),
+    Row("60M, no move", "undisturbed_60M", ("nothing 60M", "stayers_growth_bytes"), "MB", digits=1),
+    Row(
+        "200M, live shadow, 10 moves",
+        "pause_200M",
+        ("shadow 200M", "stayers_growth_bytes"),
+        "MB",
+        digits=1,
+    ),
+    Row(
+        "200M, no move",
+        "undisturbed_200M",
+        ("nothing 200M", "stayers_growth_bytes"),
+        "MB",
+        digits=1,
+    ),
+    Row(
+        "60M, tensors mapped, 20 moves",
+        "stayers_60M",
+        ("shadow 60M", "stayers_growth_bytes"),
+        "MB",
+        digits=1,
+    ),
+    Row(
+        "60M, tensors mapped, no move",
+        "stayers_60M",
+        ("nothing 60M", "stayers_growth_bytes"),
+        "MB",
+        digits=1,
+    ),
+    Row(
+        "200M, tensors mapped, 20 moves",
+        "stayers_200M",
+        ("shadow 200M", "stayers_growth_bytes"),
+        "MB",
+        digits=1,
+    ),
+]
+DAEMON = [
+    Row("start to first connection", "daemon", ("start_s",), digits=2),
+    Row("CPU at rest, all detectors", "daemon", ("cpu",), "% of a core", 100.0, 2),
+    Row("CPU at rest, no detector", "daemon", ("cpu_none",), "% of a core", 100.0, 2),
+    Row("memory, GPU driver and ten ports", "daemon", ("once_mb",), "MB", digits=1),
+    Row("the same, sum of resident sizes", "daemon", ("rss_mb",), "MB", digits=1),
+    Row("memory, no GPU driver", "daemon", ("once_mb_plain",), "MB", digits=1),
+    Row("memory, no detector", "daemon", ("once_mb_none",), "MB", digits=1),
+    Row("memory, with HTTP", "daemon", ("once_mb_http",), "MB", digits=1),
+    Row("kernel-log line to a subscriber", "daemon", ("line_s",), "ms", 1000.0, 1),
+    Row("`PUBLISH` of Redis alone", "daemon", ("floor_s",), "ms", 1000.0, 1),
+    Row("exit of a worker to the stored plan", "daemon", ("exit_to_plan_s",), "ms", 1000.0, 1),
+    Row("memory growth in a flood of 100,000 lines/s", "daemon", ("grown_mb",), "MB", digits=1),
+    Row("lines left out in that flood", "daemon", ("left_out",), "%", 100.0, 0),
+    Row("another line heard after the flood", "daemon", ("heard_s",), "ms", 1000.0, 0),
+]
+
+
+def collectives() -> str:
+    """All-reduce by size and backend."""
+    lines = [
+        "| size | backend | median, ms | least, ms | greatest, ms | n |",
+        "|---|---|---|---|---|---|",
+    ]
+    runs: dict[tuple[str, str], list[float]] = {}
+    for run in result("collectives")["figures"]:
+        runs.setdefault((run["size"], run["backend"]), []).append(1000 * run["seconds"])
+    for size in ("4 kB", "64 kB", "1 MB", "25 MB", "100 MB"):
+        for backend in ("tmd", "gloo"):
+            found = runs[size, backend]
+            numbers = (statistics.median(found), min(found), max(found))
+            shown = " | ".join(f"{number:.2f}" for number in numbers)
+            lines.append(f"| {size} | {backend} | {shown} | {len(found)} |")
+    return "\n".join(lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "figures-kill": lambda: table(KILL),
+    "figures-hot": hot,
+    "figures-pauses": pauses,
+    "figures-steady": lambda: table(STEADY),
+    "figures-first": lambda: table(FIRST),
+    "figures-layouts": lambda: table(LAYOUTS),
+    "figures-growth": lambda: table(GROWTH),
+    "figures-memory": lambda: table(MEMORY),
+    "figures-daemon": lambda: table(DAEMON),
+    "figures-collectives": collectives,
+}
+
+
+def _bar(label: str, row: Row, fill: str) -> Bar:
+    found = facts(row)
+    numbers = [row.scale * found[key] for key in ("median", "min", "max")]
+    return Bar(label, numbers[0], numbers[1], numbers[2], fill, f"{numbers[0]:.{row.digits}f}")
+
+
+def chart_of_kills() -> str:
+    """Downtime of a killed worker, beside what people use."""
+    ours, theirs = ("downtime", ("tmd: downtime after kill -9",)), ("peers", ("tmd downtime_s",))
+    return bars(
+        "Downtime of kill -9 beyond one step, 10 M parameters, four ranks",
+        "seconds; bar: median, line: least to greatest; two cores, CPU only; pairs side by side",
+        [
+            _bar("tmd (AMD EPYC)", Row("", *ours, digits=2), OURS),
+            _bar(
+                "torchrun, checkpoint each step",
+                Row("", "downtime", ("torchrun: downtime after kill -9",), digits=2),
+                OTHERS,
+            ),
+            _bar("tmd (Intel Xeon)", Row("", *theirs, digits=2), OURS),
+            _bar("torchft, tuned", Row("", "peers", ("downtime_s",), digits=2), OTHERS),
+        ],
+    )
+
+
+def chart_of_pauses() -> str:
+    """Every planned move as a dot."""
+    rows = []
+    for size in SIZES:
+        for way, words, fill in (("shadow", "live shadow", OURS), ("copy", "stop-and-copy", COPY)):
+            runs = result(_of("pause", way, size))["runs"][f"{way} {size}"]
+            step = statistics.median(run["median_step_s"] for run in runs)
+            label = f"{words}, {size}, step {step:.2f} s"
+            rows.append(Dots(label, [run["pause_s"] for run in runs], fill))
+    return dots(
+        "Pause of a planned move beyond one step",
+        "seconds; dot: one move, line: median; two cores (AMD EPYC), CPU only",
+        rows,
+    )
+
+
+PICTURES: dict[str, Callable[[], str]] = {"kills": chart_of_kills, "pauses": chart_of_pauses}

@@ -1,0 +1,91 @@
+"""The two state machines as tables and pictures, from the tables in ``tmd.core``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from string import ascii_lowercase
+
+from docs.generate.svg import State, machine
+from tmd.core.planning import migration
+from tmd.core.values.model import Activity, Phase
+from tmd.core.worker import responses, transitions
+
+Table = Mapping[StrEnum, Mapping[StrEnum, StrEnum]]
+
+PHASES = {
+    Phase.PREPARE: (100, 90),
+    Phase.READY: (330, 90),
+    Phase.SWITCH: (560, 90),
+    Phase.DISARM: (445, 220),
+    Phase.DONE: (790, 280),
+    Phase.ABORTED: (215, 330),
+    Phase.RECOVER: (100, 470),
+    Phase.SYNC: (330, 470),
+    Phase.RESUME: (560, 470),
+}
+ACTIVITIES = {
+    Activity.STARTING: (100, 90),
+    Activity.STANDBY: (100, 300),
+    Activity.SHADOWING: (330, 90),
+    Activity.IN_STEP: (560, 90),
+    Activity.PREPARED: (560, 220),
+    Activity.REFUSED: (330, 220),
+    Activity.TRAINING: (790, 220),
+    Activity.LEFT: (790, 400),
+    Activity.STUCK: (560, 490),
+    Activity.SYNCED: (330, 490),
+}
+
+
+def letters(table: Table) -> dict[StrEnum, str]:
+    """Event -> the letter by which the picture names it."""
+    events = dict.fromkeys(event for row in table.values() for event in row)
+    return dict(zip(events, ascii_lowercase, strict=False))
+
+
+def transition_table(table: Table, state: str) -> str:
+    """One row for each cell of the table."""
+    names = letters(table)
+    rows = [
+        f"| {before} | {names[event]}: {event} | {after} |"
+        for before, row in table.items()
+        for event, after in row.items()
+    ]
+    return "\n".join([f"| {state} | event | next |", "|---|---|---|", *rows])
+
+
+def _picture(title: str, table: Table, places: Mapping[StrEnum, tuple[int, int]]) -> str:
+    names = letters(table)
+    edges: dict[tuple[str, str], list[str]] = {}
+    for before, row in table.items():
+        for event, after in row.items():
+            edges.setdefault((before.value, after.value), []).append(names[event])
+    states = [State(state.value, *place) for state, place in places.items()]
+    return machine(title, states, {pair: " ".join(found) for pair, found in edges.items()})
+
+
+def plan_table() -> str:
+    return transition_table(migration.TABLE, "phase")
+
+
+def plan_picture() -> str:
+    return _picture("The phases of a plan", migration.TABLE, PHASES)
+
+
+def worker_table() -> str:
+    return transition_table(transitions.TABLE, "activity")
+
+
+def worker_picture() -> str:
+    return _picture("The activities of a worker", transitions.TABLE, ACTIVITIES)
+
+
+def response_table() -> str:
+    """What a worker does about a directive, by its activity."""
+    rows = [
+        f"| {activity} | `{directive.__name__}` | {response} |"
+        for activity, row in responses.TABLE.items()
+        for directive, response in row.items()
+    ]
+    return "\n".join(["| activity | directive | response |", "|---|---|---|", *rows])
