@@ -25,16 +25,16 @@ PHASES = {
     Phase.RESUME: (560, 470),
 }
 ACTIVITIES = {
-    Activity.STARTING: (100, 90),
-    Activity.STANDBY: (100, 300),
-    Activity.SHADOWING: (330, 90),
-    Activity.IN_STEP: (560, 90),
-    Activity.PREPARED: (560, 220),
-    Activity.REFUSED: (330, 220),
-    Activity.TRAINING: (790, 220),
-    Activity.LEFT: (790, 400),
-    Activity.STUCK: (560, 490),
-    Activity.SYNCED: (330, 490),
+    Activity.STARTING: (90, 420),
+    Activity.STANDBY: (340, 310),
+    Activity.SHADOWING: (340, 90),
+    Activity.IN_STEP: (620, 90),
+    Activity.PREPARED: (620, 210),
+    Activity.REFUSED: (90, 200),
+    Activity.TRAINING: (880, 260),
+    Activity.LEFT: (880, 440),
+    Activity.STUCK: (620, 520),
+    Activity.SYNCED: (340, 520),
 }
 
 

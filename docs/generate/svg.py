@@ -211,11 +211,18 @@ def _edge(before: State, after: State, label: str, wide: int, high: int) -> list
         path = f'<path d="{loop}" stroke="{INK}" fill="none" marker-end="url(#tip)"/>'
         return [path, text(x - 12, y - 30, label, size=10, at="middle")]
     dx, dy = after.x - before.x, after.y - before.y
-    reach = 1 / max(abs(dx) / (wide / 2 + 2), abs(dy) / (high / 2 + 2))
     # Aside, so that the arrow back does not lie on the arrow there.
     length = (dx * dx + dy * dy) ** 0.5
     ox, oy = -dy / length * 7, dx / length * 7
-    x1, y1 = before.x + dx * reach + ox, before.y + dy * reach + oy
-    x2, y2 = after.x - dx * reach + ox, after.y - dy * reach + oy
+    half = (wide / 2 + 2, high / 2 + 2)
+    out, back = _exit(ox, oy, dx, dy, half), _exit(ox, oy, -dx, -dy, half)
+    x1, y1 = before.x + ox + out * dx, before.y + oy + out * dy
+    x2, y2 = after.x + ox - back * dx, after.y + oy - back * dy
     tx, ty = x1 + (x2 - x1) * 0.4 + ox * 0.9, y1 + (y2 - y1) * 0.4 + oy * 0.9 + 4
     return [line(x1, y1, x2, y2, tip=True), text(tx, ty, label, size=10, at="middle")]
+
+
+def _exit(x: float, y: float, dx: float, dy: float, half: tuple[float, float]) -> float:
+    """Where a line from (x, y), relative to the middle of a box, leaves the box: part of (dx, dy)."""
+    pairs = zip((x, y), (dx, dy), half, strict=True)
+    return min((math.copysign(size, way) - at) / way for at, way, size in pairs if way)
