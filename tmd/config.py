@@ -52,11 +52,11 @@ _SOCKET_PATH_LIMIT = 100
 
 class Cluster(Section, frozen=True):
     name: str = "default"
-    """Clusters of different names share a Redis without seeing each other."""
+    """Clusters with different names share a Redis without seeing each other."""
     secret: Secret | None = None
-    """Keys of all jobs' links derive from it. Better in TMD_CLUSTER__SECRET or secret_file."""
+    """The keys of all jobs derive from it. Prefer TMD_CLUSTER__SECRET or secret_file."""
     secret_file: Path | None = None
-    """File with the secret; must not be readable by others."""
+    """File with the secret. Others must not be able to read it."""
 
     def __post_init__(self) -> None:
         if wrong := wrong_plain(self.name):
@@ -65,9 +65,10 @@ class Cluster(Section, frozen=True):
 
 class Redis(Section, frozen=True):
     url: str | None = None
-    """redis://, rediss://, unix:// or redis+sentinel://host:port,host:port/service/db."""
+    """redis://, rediss://, unix:// or redis+sentinel://host:port,host:port/service/db. There is no
+    default: a daemon without it does not start."""
     timeout_s: Positive = 2.0
-    """Longest wait for one answer."""
+    """Longest wait for one answer of Redis."""
 
     def __repr__(self) -> str:
         shown = None if self.url is None else without_password(self.url)
@@ -76,23 +77,23 @@ class Redis(Section, frozen=True):
 
 class Host(Section, frozen=True):
     name: str = field(default_factory=socket.gethostname)
-    """Unique in the cluster."""
+    """Name of this host, unique in the cluster."""
     standby: bool = False
-    """Workers here start as standbys and never get a rank when a job forms."""
+    """Workers on this host start as standbys and get no rank when a job forms."""
     advertise: str = field(default_factory=lambda: _own_address())
-    """Address at which workers here accept links of their peers."""
+    """Address at which workers on this host accept links of their peers."""
     runtime_dir: Path = field(default_factory=lambda: _default_dir("RUNTIME_DIRECTORY"))
-    """Folder of the socket, unless ``socket`` says otherwise."""
+    """Folder of the socket, unless ``socket`` names a path."""
     socket: Path = Path()
-    """Unix socket for trainers and launchers; default runtime_dir/tmd.sock."""
+    """Unix socket for trainers and launchers."""
     state_dir: Path = field(default_factory=lambda: _default_dir("STATE_DIRECTORY"))
-    """What must survive a restart: the highest lease epochs obeyed."""
+    """Folder for what must survive a restart: journal, lease epochs, memory of detectors."""
     users: tuple[str, ...] = ()
-    """Users, besides root and the daemon's own, whose trainers may connect."""
+    """Users whose trainers may connect, besides root and the user of the daemon."""
     heartbeat_s: Positive = 1.0
-    """Period of the host's heartbeat; what cannot wait is told at once."""
+    """Period of the heartbeat. Urgent changes are published at once."""
     ttl_s: Positive = 3.0
-    """A host not heard from for so long is silent."""
+    """A host whose heartbeat is older than this is silent. At least twice ``heartbeat_s``."""
 
     def __post_init__(self) -> None:
         if wrong := wrong_name(self.name):
@@ -112,11 +113,12 @@ class LeaderSection(Section, frozen=True):
     candidate: bool = True
     """Whether this daemon may lead."""
     ttl_s: Positive = 9.0
-    """A dead leader is replaced after at most so long."""
+    """Lifetime of the lease: a dead leader is replaced after at most this time. At least twice
+    ``renew_s``."""
     renew_s: Positive = 3.0
-    """Period of renewal."""
+    """Period at which the leader renews its lease."""
     poll_s: Positive = 1.0
-    """Everything is read again after so long even if no wake-up came."""
+    """The leader and the daemons read everything again after this time, even without a wake-up."""
     unprotected_s: Positive = 30.0
     """``job.no_fit_standby`` is raised when a job has had a rank that no standby could take for
     this long."""
@@ -134,14 +136,16 @@ class LeaderSection(Section, frozen=True):
 
 class Plugins(Section, frozen=True):
     allow: tuple[str, ...] = ()
-    """If not empty, only these are loaded."""
+    """Plug-ins to load. Empty means all that are installed."""
     deny: tuple[str, ...] = ()
-    """These are never loaded."""
+    """Plug-ins that are never loaded."""
 
 
 class Log(Section, frozen=True):
     format: Literal["console", "json"] = "console"
+    """``console`` for people, ``json`` for programs."""
     level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least severe lines that are written: ``debug``, ``info``, ``warning`` or ``error``."""
 
 
 class Settings(Section, frozen=True):

@@ -31,20 +31,21 @@ class LimitsSection(Section, frozen=True):
     prepare_s: Positive = _LIMITS.prepare_s
     """Longest preparation of a joiner in a planned move."""
     ready_s: Positive = _LIMITS.ready_s
-    """Longest time until all have armed and switched."""
+    """Longest time until all members have armed and switched."""
     switch_s: Positive = _LIMITS.switch_s
     """Longest time from the switch to the joiner's first commit."""
     sync_s: Positive = _LIMITS.sync_s
     """Longest copy of a state after a loss."""
     settle_s: NotNegative = _LIMITS.settle_s
-    """Members are stuck and nobody died: wait so long for evidence, then run on."""
+    """If members are stuck and no worker died, wait this long for evidence, then run on."""
     silent_s: Positive = _LIMITS.silent_s
-    """In a recovery: who is not heard from for so long is taken for dead. And how long a joiner is
-    waited for whose daemon is being started anew."""
+    """In a recovery, a worker that stays silent this long is presumed dead. A planned move waits
+    as long for a joiner whose daemon restarts."""
     abandon_s: Positive = _LIMITS.abandon_s
-    """Every member's host is there and knows nothing of its worker: the job has failed."""
+    """The job has failed if all hosts of its members are up and, for this long, know none of its
+    workers."""
     hold_s: NotNegative = _LIMITS.hold_s
-    """Longest wait for a standby after a loss; 0 waits for ever."""
+    """Longest wait for a standby after a loss. 0 means no limit."""
 
     def limits(self) -> PlanLimits:
         return PlanLimits(**structs.asdict(self))
@@ -52,22 +53,24 @@ class LimitsSection(Section, frozen=True):
 
 class ShadowSection(Section, frozen=True):
     enabled: bool = _SHADOW.enabled
-    """A joiner lives the life of its rank before a planned switch; else the state is copied at the
-    switch, while all wait."""
+    """A joiner shadows its rank before a planned switch. Otherwise the state is copied at the
+    switch while all ranks wait."""
     copy_mb_s: Positive = _SHADOW.copy_mb_s
     """Megabytes per second at which a state is copied while its rank trains."""
     staging_mb: Positive = _SHADOW.staging_mb
-    """Host memory on each side for what the other has not taken yet."""
+    """Megabytes of host memory on each side for frames that the other side has not taken yet."""
     lag: Positive = _SHADOW.lag
-    """Part of a step by which a shadow that is in step may be behind."""
+    """Part of a step by which a shadow that is in step may be late."""
     patience_s: Positive = _SHADOW.patience_s
-    """From the arrival of the state until it must be in step; then another standby is tried."""
+    """Longest time from the arrival of the state until the shadow is in step. Then another standby
+    is tried."""
 
     hot: Annotated[int, Meta(ge=0)] = 0
-    """So many standbys of each job follow a rank all the time: its loss then needs no copy."""
+    """Number of standbys of each job that shadow a rank all the time. The loss of such a rank
+    needs no copy."""
     rehearse: bool = True
-    """Every standby follows one rank of each kind once, until it has computed the same bits; who
-    computes others is never given a rank."""
+    """Every standby rehearses one rank of each role once. A standby that computes other bits gets
+    no rank."""
 
     def limits(self) -> ShadowLimits:
         keys = ShadowLimits.__struct_fields__
@@ -83,9 +86,9 @@ class Policies(Section, frozen=True):
     """``[policies]``, and a table ``[policies.<name>]`` with the own keys of each policy."""
 
     enabled: tuple[str, ...] = ("replace_failed", "drain_requested")
-    """Names as ``tmd plugins`` lists them; asked in this order."""
+    """Names of policies, as ``tmd plugins`` lists them, in the order in which they are asked."""
     own: dict[str, dict[str, Any]] = {}
-    """Name of a policy -> keys for the policy itself."""
+    """Keys of the policies themselves, in tables ``[policies.NAME]``."""
 
     def __post_init__(self) -> None:
         for key, value in self.own.items():
@@ -95,17 +98,18 @@ class Policies(Section, frozen=True):
 
 class BreakerSection(Section, frozen=True):
     hosts_percent: Annotated[float, Meta(gt=0, le=100)] = 100 * _BREAKER.hosts_share
-    """So many hosts, and at least two, that raise grave findings at once open the breaker."""
+    """The breaker opens if this percentage of all hosts, and at least two, raise grave findings
+    at once."""
     window_s: Positive = _BREAKER.window_s
-    """What "at once" means for that."""
+    """Window of time for that."""
     moves: Annotated[int, Meta(ge=1)] = _BREAKER.moves
-    """More moves by policies than this within their window open it as well."""
+    """The breaker also opens after more moves by policies than this within ``moves_window_s``."""
     moves_window_s: Positive = _BREAKER.moves_window_s
-    """The window of moves."""
+    """Window of time for that."""
     same_within_s: NotNegative = _BREAKER.same_within_s
-    """The same finding on two hosts within so long moves nobody."""
+    """The same finding on two hosts within this time moves no rank."""
     settle_s: NotNegative = _BREAKER.settle_s
-    """A finding about a host moves nobody before it is so old: others may be heard meanwhile."""
+    """A finding about a host moves no rank before it is this old, so that others can be heard."""
 
     def rules(self) -> BreakerRules:
         values = structs.asdict(self)
@@ -116,19 +120,20 @@ class DetectorSection(Section, frozen=True):
     """``[detectors.<name>]``: these keys and the detector's own."""
 
     enabled: bool = True
+    """Whether the detector runs."""
     strategy: Strategy = Strategy.OBSERVE
-    """How far its findings go: observe (recorded), advise (alert), act (policies may act; the
-    default of the detector ``trainer``)."""
+    """How far its findings go: ``observe`` records them, ``advise`` alerts people, ``act`` lets
+    policies move ranks. ``act`` is the default of the detector ``trainer``."""
     hold_s: NotNegative = 0.0
-    """A finding must hold for so long before it is raised."""
+    """A finding must persist this long before it is raised."""
     own: dict[str, Any] = {}
     """Keys for the detector itself."""
 
 
 class Triage(Section, frozen=True):
     repeats: Annotated[int, Meta(ge=0)] = 3
-    """A finding about the host that is raised so often within the window: a warning becomes
-    degraded, and a host whose detector may act gets no rank any more. 0 is never."""
+    """After this many raises of a finding about the host within the window, a warning becomes
+    degraded, and a host whose detector may act gets no rank. 0 means never."""
     window_h: Positive = 168.0
     """The window, in hours."""
 
@@ -138,20 +143,20 @@ class Triage(Section, frozen=True):
 
 class InjectSection(Section, frozen=True):
     enabled: bool = False
-    """Whether 'tmd inject' may raise findings here that nobody has found. Whoever may use the
-    daemon's socket may then do so, and policies act on them."""
+    """Whether ``tmd inject`` may raise findings here that no detector made. Every user who may use
+    the socket of the daemon may then do so, and policies act on them."""
 
 
 class Http(Section, frozen=True):
     listen: str = ""
-    """host:port for health, metrics, state and the page; a port alone means the loopback, empty
-    means none. Whoever can connect can read."""
+    """host:port for health, metrics, state and the page. A port alone means the loopback, empty
+    means none. Everybody who can connect can read."""
     names: tuple[str, ...] = ()
-    """Further names in a Host header that mean this daemon, besides its host name, its addresses
-    and those of the loopback: a name under which a proxy or Prometheus asks."""
+    """Further names in a Host header that are accepted, such as the name by which a proxy or
+    Prometheus asks. Host name, addresses and names of the loopback are always accepted."""
     token_file: Path | None = None
-    """File with the bearer token of requests that change something; without it they are refused.
-    Must not be readable by others."""
+    """File with the bearer token of requests that change something. Without it they are refused.
+    Others must not be able to read it."""
 
     def __post_init__(self) -> None:
         try:
@@ -188,11 +193,12 @@ class WebhookSection(Section, frozen=True):
     url: Secret | None = None
     """The leader POSTs JSON here; Slack's incoming webhooks understand it. The URL is a secret."""
     headers: dict[str, Secret] = {}
-    """Sent with it, for example Authorization."""
+    """Headers of the request, for example Authorization. They are secrets, too."""
     events: tuple[Literal["alerts", "migrations"], ...] = ("alerts", "migrations")
-    """What is told: alerts as they are raised and cleared, migrations when they have ended."""
+    """What is sent: ``alerts`` as they are raised and cleared, ``migrations`` when they have
+    ended."""
     timeout_s: Positive = 5.0
-    """Longest wait for one answer; then it is tried again."""
+    """Longest wait for one answer. Then the request is sent again."""
 
     def __post_init__(self) -> None:
         if self.url is not None and not _is_web(self.url.reveal()):

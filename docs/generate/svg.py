@@ -223,6 +223,6 @@ def _edge(before: State, after: State, label: str, wide: int, high: int) -> list
 
 
 def _exit(x: float, y: float, dx: float, dy: float, half: tuple[float, float]) -> float:
-    """Where a line from (x, y), relative to the middle of a box, leaves the box: part of (dx, dy)."""
+    """Where a line from (x, y), relative to the middle of a box, leaves it: part of (dx, dy)."""
     pairs = zip((x, y), (dx, dy), half, strict=True)
     return min((math.copysign(size, way) - at) / way for at, way, size in pairs if way)
