@@ -415,7 +415,7 @@ class Simulation:
     # --- what must hold ---------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Invariants of DESIGN section 8 that can be seen from outside."""
+        """Invariants of docs/how/design.md that can be seen from outside."""
         training = [w for w in self.workers.values() if w.alive and self._trains(w)]
         for worker in training:
             assert worker.state == tuple(range(worker.status.step)), "a step lost or applied twice"

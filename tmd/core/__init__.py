@@ -3,4 +3,5 @@
 ``worker`` decides what one worker does next, ``planning`` decides who holds which rank, ``alerts``
 turns findings into alerts, and ``values`` holds the types that all of them share. Each package
 imports only those named after it. Daemon, trainer, CLI and tests call it; it calls nobody.
+docs/how/design.md states the invariants I1 to I9 that comments cite.
 """

@@ -1,7 +1,8 @@
 """Leader election, as far as one candidate can know.
 
 Pure: the store's answer and the times come in, the candidate's belief goes out. The belief is only
-for efficiency; safety comes from the lease epoch, which every acting daemon compares (I5).
+for efficiency; safety comes from the lease epoch, which every acting daemon compares
+(invariant I5).
 """
 
 from __future__ import annotations

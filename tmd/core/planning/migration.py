@@ -2,7 +2,7 @@
 
 Rules of this file: every legal transition stands in ``TABLE`` and nowhere else; an event that the
 table does not allow raises and changes nothing; no function here reads or writes plans anywhere.
-The diagram in the documentation is generated from the table.
+docs/how/machines.md shows a diagram that is generated from the table.
 """
 
 from __future__ import annotations

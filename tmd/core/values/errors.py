@@ -32,7 +32,7 @@ class IllegalTransition(TmdError):
 
 
 class StaleLease(TmdError):
-    """A newer leader exists: stop acting at once (I5).
+    """A newer leader exists: stop acting at once (invariant I5).
 
     Args:
         fence: the lease epoch under which the job was last written; 0 if it is not known.

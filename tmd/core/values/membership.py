@@ -16,10 +16,13 @@ class Member(Struct, frozen=True):
 
 
 class Membership(Struct, frozen=True):
-    """The holder of each rank: ``members[rank]``. The number of ranks never changes (I2)."""
+    """The holder of each rank: ``members[rank]``.
+
+    The number of ranks never changes (invariant I2).
+    """
 
     epoch: int
-    """Group epoch: grows by one with every committed change (I3)."""
+    """Group epoch: grows by one with every committed change (invariant I3)."""
     members: tuple[Member, ...]
 
     @property

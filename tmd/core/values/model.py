@@ -213,7 +213,7 @@ class HostStatus(Struct, frozen=True):
     alerts: tuple[Alert, ...] = ()
     """Alerts raised now."""
     obeyed: int = 0
-    """Highest lease epoch this host has obeyed (I5)."""
+    """Highest lease epoch this host has obeyed (invariant I5)."""
     at: float = 0.0
 
 
@@ -342,12 +342,13 @@ class JobRecord(Struct, frozen=True):
     membership: Membership
     proposed: int
     """Highest epoch ever proposed. A number is never proposed twice, not even after an abort, so
-    that nothing prepared for a dropped change can be taken for part of a later one (I9)."""
+    that nothing prepared for a dropped change can be taken for part of a later one
+    (invariant I9)."""
     revision: int = 0
     lease_epoch: int = 0
     """Of the leader that wrote this revision."""
     plan: MigrationPlan | None = None
-    """The one live plan (I1), or the last one if its phase is final."""
+    """The one live plan (invariant I1), or the last one if its phase is final."""
     history: tuple[MigrationPlan, ...] = ()
     """Final plans, newest last, bounded."""
     detail: str = ""

@@ -1,7 +1,7 @@
 """The states of a worker: one table.
 
 Every legal transition stands in ``TABLE`` and nowhere else. An event that the table does not allow
-raises and changes nothing. The diagram in the documentation is generated from the table.
+raises and changes nothing. docs/how/machines.md shows a diagram that is generated from it.
 """
 
 from __future__ import annotations

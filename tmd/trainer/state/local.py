@@ -1,8 +1,8 @@
 """What a step changes besides the optimizer's work, and what only one rank has.
 
 The buffers that a forward writes to (BatchNorm's statistics) serve two needs. A poisoned step must
-leave no trace of them (I8); and they must not be lost with their rank: before each vote every rank
-lays a copy with the next two ranks, so that a committed step implies kept copies.
+leave no trace of them (invariant I8); and they must not be lost with their rank: before each
+vote every rank lays a copy with the next two ranks, so that a committed step implies kept copies.
 Random state is not here: it is derived (:mod:`tmd.trainer.state.seeds`).
 """
 

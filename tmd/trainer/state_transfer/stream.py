@@ -2,7 +2,8 @@
 
 The source sends what the state looks like and where in the data it stands; the joiner refuses or
 says go; then the tensors follow raw, small ones packed together; last a digest of every byte,
-which the joiner compares with its own. Nothing of the joiner counts before the digests agree (I6).
+which the joiner compares with its own. Nothing of the joiner counts before the digests agree
+(invariant I6).
 """
 
 from __future__ import annotations

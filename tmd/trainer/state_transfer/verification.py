@@ -2,9 +2,9 @@
 
 A joiner that has lived the life of the lost rank, or of a replica, has the state already, or so it
 believes. It takes part in the first step of the new epoch on trust, with no vote in it and no copy
-of its state for anybody, until its digest has equalled the source's (I6): nobody waits for digests
-of a large state, and nothing that is wrong is ever committed. If it cannot be proved the step
-breaks, and the joiner is a standby like any other.
+of its state for anybody, until its digest has equalled the source's (invariant I6): nobody waits
+for digests of a large state, and nothing that is wrong is ever committed. If it cannot be proved
+the step breaks, and the joiner is a standby like any other.
 """
 
 from __future__ import annotations
