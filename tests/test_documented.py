@@ -154,7 +154,7 @@ def test_every_row_of_failures_and_layouts_names_a_test(name: str) -> None:
 
 
 def test_every_verb_has_its_entry() -> None:
-    """A verb that nobody can find does not exist."""
+    """Each verb has a section of its own."""
     shown = page("operate/commands.md")
 
     assert len(list(verbs.every())) > 20
@@ -273,7 +273,7 @@ def test_every_detector_and_policy_is_named() -> None:
 
 
 def test_the_plugins_on_the_page_are_the_ones_that_are_tested() -> None:
-    """Whoever copies them gets what the tests install and load."""
+    """The code on the page is the code that the tests install and load."""
     file = ROOT / "tests" / "plugins" / "example_distribution" / "tmd_example.py"
     code = file.read_text()
 
@@ -281,7 +281,7 @@ def test_the_plugins_on_the_page_are_the_ones_that_are_tested() -> None:
 
 
 def test_the_stages_in_the_page_of_layouts_are_the_ones_that_are_tested() -> None:
-    """Whoever copies them gets what is moved, killed and compared bit for bit."""
+    """The code on the page is the code whose ranks are moved, killed and compared."""
     code = (ROOT / "tests" / "e2e" / "stages.py").read_text()
     examples = re.findall(r"```python\n(.*?)\n```", LAYOUTS, re.DOTALL)
 

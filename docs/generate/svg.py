@@ -132,7 +132,7 @@ def dots(title: str, unit: str, rows: Sequence[Dots]) -> str:
 
 
 class Message(NamedTuple):
-    """One line of a sequence: who does what, and to whom it goes."""
+    """One line of a sequence: sender, receiver, and what happens."""
 
     sender: str
     receiver: str
