@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.generate import codes, configuration, figures, machines, sequences, verbs
+from docs.generate import codes, configuration, figures, machines, sequences, terminal, verbs
 from docs.generate.parts import MARKER, PARTS, filled
 from docs.generate.pictures import FOLDER, PICTURES
 from tmd.core.planning import migration
@@ -68,6 +68,28 @@ def test_each_line_of_a_sequence_is_drawn_and_names_its_function(name: str) -> N
 
     assert len(rows) == len(sequences.messages(sequences.PAGES[name][0])) > 10
     assert [row for row in rows if not DOTTED.search(row)] == []
+
+
+def test_the_picture_of_the_demo_is_what_the_demo_prints() -> None:
+    """The report and its verdict, without anything from the network."""
+    drawn = (FOLDER / "demo.svg").read_text().replace("&#160;", " ")
+
+    assert "losses identical to an undisturbed run:" in drawn
+    assert "What each event cost" in drawn
+    assert re.findall(r"https?://[^\s\"<)]+", drawn) == ["http://www.w3.org/2000/svg"]
+
+
+def test_a_recorded_terminal_shows_its_fullest_frame_and_its_end() -> None:
+    """A live display erases its lines before it draws them anew."""
+    frame = "\r\x1b[2K\x1b[1A\x1b[2K"
+    recorded = f"Redis: a server\r\nstep 1\r\nhost-1{frame}step 2\r\nhost-1 training{frame}done\r\n"
+
+    drawn = terminal.picture(recorded, "tmd demo").replace("&#160;", " ")
+
+    assert [
+        words in drawn for words in ("Redis: a server", "step 2", "host-1 training", "done")
+    ] == [True] * 4
+    assert "step 1" not in drawn
 
 
 def resolved(name: str) -> object:

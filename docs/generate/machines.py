@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from string import ascii_lowercase
+from typing import TypeVar
 
 from docs.generate.svg import State, machine
 from tmd.core.planning import migration
 from tmd.core.values.model import Activity, Phase
 from tmd.core.worker import responses, transitions
 
-Table = Mapping[StrEnum, Mapping[StrEnum, StrEnum]]
+StateName = TypeVar("StateName", bound=StrEnum)
+Event = TypeVar("Event", bound=StrEnum)
+Table = Mapping[StateName, Mapping[Event, StateName]]
 
 PHASES = {
     Phase.PREPARE: (100, 90),
@@ -38,13 +41,13 @@ ACTIVITIES = {
 }
 
 
-def letters(table: Table) -> dict[StrEnum, str]:
+def letters(table: Table[StateName, Event]) -> dict[Event, str]:
     """Event -> the letter by which the picture names it."""
     events = dict.fromkeys(event for row in table.values() for event in row)
     return dict(zip(events, ascii_lowercase, strict=False))
 
 
-def transition_table(table: Table, state: str) -> str:
+def transition_table(table: Table[StateName, Event], state: str) -> str:
     """One row for each cell of the table."""
     names = letters(table)
     rows = [
@@ -55,7 +58,11 @@ def transition_table(table: Table, state: str) -> str:
     return "\n".join([f"| {state} | event | next |", "|---|---|---|", *rows])
 
 
-def _picture(title: str, table: Table, places: Mapping[StrEnum, tuple[int, int]]) -> str:
+def _picture(
+    title: str,
+    table: Table[StateName, Event],
+    places: Mapping[StateName, tuple[int, int]],
+) -> str:
     names = letters(table)
     edges: dict[tuple[str, str], list[str]] = {}
     for before, row in table.items():
