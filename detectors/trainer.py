@@ -48,6 +48,7 @@ class TrainerConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     """A trainer that speaks, waits for nobody and commits no step for so long hangs. 0, the
     default, is off: an evaluation or a checkpoint looks the same, and whoever is named is ended."""
     proc_root: str = "/proc"
+    """Where procfs is mounted."""
 
 
 class TrainerDetector(Detector):

@@ -201,13 +201,14 @@ def test_every_option_of_a_verb_has_its_entry() -> None:
 
 
 def test_every_key_of_the_configuration_has_its_entry() -> None:
-    """Sections, detectors and policies, each key in the table of its section."""
+    """Sections, detectors and policies: each key in the table of its section, with its meaning."""
     shown = page("operate/configuration.md")
     sections = dict(re.findall(r"^## \[([\w.]+)\]\n(.*?)(?=^## |\Z)", shown, re.M | re.S))
     keys = configuration.every_key()
 
     assert len(keys) > 90
     assert [k.path for k in keys if f"| `{k.name}` |" not in sections[k.section]] == []
+    assert [k.path for k in keys if not k.meaning] == []
 
 
 def test_every_key_of_the_sample_configuration_is_in_the_reference() -> None:

@@ -58,6 +58,7 @@ class ExecCheck(Struct, frozen=True, forbid_unknown_fields=True):
 
 class ExecConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     checks: tuple[ExecCheck, ...] = ()
+    """Tables ``[[detectors.exec.checks]]``: ``name``, ``command``, ``every_s``, ``timeout_s``."""
     output_limit: Annotated[int, Meta(gt=0)] = 65536
     """Bytes of stdout that a check may write."""
 

@@ -25,6 +25,7 @@ _LIMITS = HostLimits()
 
 class HostDetectorConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     poll_s: float = 60.0
+    """Time between two readings."""
     disks: tuple[str, ...] = ("/", "/tmp", "/var", "/dev/shm")
     """Paths whose file systems are looked at. One on the network is asked by a process that may
     hang without harm."""
@@ -37,11 +38,13 @@ class HostDetectorConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True
     stuck_checks: int = _LIMITS.stuck_checks
     """Looks at which such a process must be in state D and not have run."""
     clock_offset_s: float = _LIMITS.clock_offset_s
+    """A larger offset of the clock is a finding."""
     clock_hold_s: float = _LIMITS.clock_hold_s
     """A clock that nothing sets is a finding after so long."""
     quiet_s: float = _LIMITS.quiet_s
     """Out-of-memory kills and hung tasks are over after so long without another."""
     proc_root: str = "/proc"
+    """Where procfs is mounted."""
 
     def limits(self) -> HostLimits:
         """What the judge needs of it."""

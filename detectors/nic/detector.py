@@ -27,6 +27,7 @@ _LINKS = LinkLimits()
 
 class NicConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     poll_s: float = 5.0
+    """Time between two readings."""
     interfaces: tuple[str, ...] = ()
     """Shell patterns of ports (``eth1``, ``mlx5_*/1``): these alone are watched, and a finding
     counts in full. Empty: all physical ports but those of the default route."""
@@ -45,13 +46,17 @@ class NicConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     flap_down_s: float = _LINKS.flap_down_s
     """Down for so long and back, ``flaps`` times in ``flap_window_s``, is flapping..."""
     flaps: int = _LINKS.flaps
+    """Number of outages that count as flapping."""
     flap_window_s: float = _LINKS.flap_window_s
+    """Window of time for ``flaps``."""
     flap_hold_s: float = _LINKS.flap_hold_s
     """...which holds so long after the last time; 0: until the daemon is started again."""
     quiet_s: float = 600.0
     """A counter that has been quiet for so long is well again."""
     sys_root: str = "/sys"
+    """Where sysfs is mounted."""
     proc_root: str = "/proc"
+    """Where procfs is mounted."""
 
     def rules(self) -> NicRules:
         """What the judge needs of it."""

@@ -24,6 +24,7 @@ class NvmlConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     gpus: int = 0
     """How many GPUs this host should have; 0: as many as sysfs shows."""
     sysfs: str = "/sys"
+    """Where sysfs is mounted."""
 
 
 class NvmlDetector(Detector):
