@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from string import ascii_lowercase
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 from docs.generate.svg import State, machine
 from tmd.core.planning import migration
+from tmd.core.planning.directives import Directive
 from tmd.core.values.model import Activity, Phase
 from tmd.core.worker import responses, transitions
 
@@ -90,9 +91,12 @@ def worker_picture() -> str:
 
 def response_table() -> str:
     """What a worker does about a directive, by its activity."""
-    rows = [
-        f"| {activity} | `{directive.__name__}` | {response} |"
-        for activity, row in responses.TABLE.items()
-        for directive, response in row.items()
-    ]
-    return "\n".join(["| activity | directive | response |", "|---|---|---|", *rows])
+    lines = ["| activity | directive | response |", "|---|---|---|"]
+    for activity, row in responses.TABLE.items():
+        grouped: dict[responses.Response, list[str]] = {}
+        for directive, response in row.items():
+            grouped.setdefault(response, []).append(f"`{directive.__name__}`")
+        for response, names in grouped.items():
+            shown = "any" if len(names) == len(get_args(Directive)) else ", ".join(names)
+            lines.append(f"| {activity} | {shown} | {response} |")
+    return "\n".join(lines)
