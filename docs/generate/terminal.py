@@ -1,7 +1,7 @@
 """Runs a command in a terminal of its own and draws what it showed: ``docs/pictures/demo.svg``.
 
-``python -m docs.generate.terminal tmd demo`` plays the demo for a minute or two and writes
-the picture. Two moments are shown: the last frame before the report, and the report.
+``python -m docs.generate.terminal`` plays the demo for a minute or two and writes the picture, on a
+machine that should do nothing else meanwhile. The fullest frame and the report are shown.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def record(command: list[str]) -> str:
     """All that ``command`` writes to a terminal of its own."""
     child, terminal = pty.fork()
     if child == 0:
-        os.environ |= {"TERM": "xterm-256color", "COLUMNS": str(WIDTH), "LINES": str(HEIGHT)}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        os.environ |= {"TERM": "xterm-256color", "COLUMNS": str(WIDTH), "PATH": path}
         os.execvp(command[0], command)
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", HEIGHT, WIDTH, 0, 0))
     heard = bytearray()
