@@ -196,7 +196,7 @@ def test_drain_and_undrain(config, store, running):
 
     assert drained.returncode == 3
     assert "waits for 1 standby: the job has no other standby" in drained.stderr
-    assert "stays requested" in drained.stderr
+    assert "remains requested" in drained.stderr
     assert [(d.host, d.leave) for d in view.drains] == [("h1", True)]
     assert undrained.returncode == 0
     assert again.returncode == 1
@@ -291,9 +291,9 @@ def test_what_policies_may_not_act_on_is_explained(config, tmp_path):
     recorded.write_text("[]")
     broken = tmd("policy", "explain", "--view", recorded, "-c", config)
 
-    assert "h1: nvml.ecc of gpu:0 moves nobody: strategy of nvml is observe" in told
+    assert "h1: nvml.ecc of gpu:0 moves no rank: strategy of nvml is observe" in told
     assert "the circuit breaker is open: too much" in told
-    assert "no policy wants anything" in told
+    assert "no policy requests anything" in told
     assert broken.returncode == 1
     assert "tmd status --json" in broken.stderr
 
@@ -409,7 +409,7 @@ def test_a_rehearsal_is_asked_for_and_its_verdict_shown(config, store, running):
     late = tmd("standby", "rehearse", "h3", "--timeout", "0.3", "-c", config)
 
     assert (none.returncode, unknown.returncode) == (1, 1)
-    assert "no standby waits on h1" in none.stderr
+    assert "h1 has no waiting standby" in none.stderr
     assert "no host 'h11'" in unknown.stderr
     assert done.returncode == 1
     assert "h3/job/0.a: unfit: other bits" in done.stdout
@@ -464,7 +464,7 @@ def test_config_check(config, tmp_path):
     wrong = tmd("config", "check", "-c", bad)
 
     assert good.returncode == 0, good.stderr
-    assert "is good" in good.stdout
+    assert "is valid" in good.stdout
     assert wrong.returncode == 2
     assert "heartbeat_timeout_s" in wrong.stderr
 
@@ -526,7 +526,7 @@ def test_redis_away_is_a_sentence(tmp_path, config):
     done = tmd("status", "-c", config, env=env)
 
     assert done.returncode == 1
-    assert "of unix:// it is the socket: start Redis" in done.stderr
+    assert "for unix:// it is the socket: start Redis" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -559,7 +559,7 @@ def test_a_port_that_is_taken_is_refused_by_the_name_of_its_key(config, tmp_path
         done = tmd("daemon", "-c", config, env=env)
 
     assert done.returncode == 2
-    assert f"[http] listen: cannot listen at 127.0.0.1:{port}" in done.stderr
+    assert f"[http] listen: cannot listen on 127.0.0.1:{port}" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -632,7 +632,7 @@ def test_an_unknown_xid_is_an_answer_and_an_error():
 
     assert (done.returncode, done.stdout) == (2, "")
     assert "XID 999 is not in the table" in done.stderr
-    assert "moves nothing" in done.stderr
+    assert "moves no rank" in done.stderr
 
 
 def test_an_error_of_a_switch_is_explained_with_its_source():

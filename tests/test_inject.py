@@ -107,7 +107,7 @@ def test_an_xid_is_injected_as_its_detector_would_say_it(daemon, config):  # noq
     assert (alert.detector, alert.severity.value) == ("injected:xid", "fatal")
     assert "dropped off the PCIe bus" in alert.message
     assert any("rehearsal" in line for line in alert.evidence)
-    assert "ended: fatal  xid.79" in ended.stdout
+    assert "cleared: fatal  xid.79" in ended.stdout
     assert (over.id, over.state) == (alert.id, State.CLEARED)
     said = host.log.read_text()
     assert "finding injected" in said
@@ -123,7 +123,7 @@ def test_an_error_of_a_switch_is_injected_as_its_detector_would_say_it(daemon, c
     assert done.returncode == 0, done.stderr
     assert (alert.code, alert.entity) == ("xid.sxid.20034", "nvswitch:0000:05:00.0")
     assert (alert.detector, alert.severity.value) == ("injected:xid", "fatal")
-    assert "ended: fatal  xid.sxid.20034" in ended.stdout
+    assert "cleared: fatal  xid.sxid.20034" in ended.stdout
 
 
 def test_for_programs_and_for_a_while(daemon, config):  # noqa: F811
@@ -135,7 +135,7 @@ def test_for_programs_and_for_a_while(daemon, config):  # noqa: F811
 
     assert (told["alert"]["id"], told["for_s"], told["hold_s"]) == (raised.id, 0.2, 0.0)
     assert told["alert"]["message"].endswith(": no carrier")
-    assert (over.state, over.message) == (State.CLEARED, "injection: its time is over")
+    assert (over.state, over.message) == (State.CLEARED, "injection: it has expired")
 
 
 def test_a_dry_run_says_what_would_follow_and_raises_nothing(daemon, config):  # noqa: F811
@@ -148,7 +148,7 @@ def test_a_dry_run_says_what_would_follow_and_raises_nothing(daemon, config):  #
 
     assert done.returncode == 0, done.stderr
     assert "would be raised: fatal  xid.79" in done.stdout
-    assert "no policy wants anything" in done.stdout
+    assert "no policy requests anything" in done.stdout
     assert f"[inject] enabled = true in {config}" in done.stderr
     (withheld,) = told["withheld"]
     assert withheld["why"] == "strategy of injected:nic is observe"
@@ -184,7 +184,7 @@ def test_off_by_default_and_switched_on_and_off_by_a_reload(daemon, config):  # 
     assert f"set [inject] enabled = true in {config}" in refused.stderr
     assert done.returncode == 0, done.stderr
     assert [a.code for a in raised] == ["nic.down"]
-    assert over.message == "injection: injecting was switched off"
+    assert over.message == "injection: injection was switched off"
 
 
 def test_a_daemon_that_is_killed_ends_it_when_it_is_back(daemon, config):  # noqa: F811
@@ -207,7 +207,7 @@ def test_the_daemon_refuses_what_no_detector_of_its_host_finds(daemon, config): 
     assert (unknown.returncode, nothing.returncode) == (1, 1)
     assert "no detector here finds 'nonsense.down'" in unknown.stderr
     assert "nic" in unknown.stderr
-    assert "nothing of that kind is injected on h1" in nothing.stderr
+    assert "no matching finding is injected on h1" in nothing.stderr
 
 
 @pytest.mark.parametrize(
@@ -215,18 +215,18 @@ def test_the_daemon_refuses_what_no_detector_of_its_host_finds(daemon, config): 
     [
         (("nic.down",), 1, "no daemon answers at"),
         (("nic.down", "--clear"), 1, "is tmd running on this host"),
-        ((), 2, "inject what?"),
-        (("xid",), 2, "which XID of which GPU?"),
+        ((), 2, "the CODE is missing"),
+        (("xid",), 2, "the XID or its GPU is missing"),
         (("xid", 79), 2, "--gpu 0000:3b:00.0"),
-        (("xid", 79, "--gpu", "cuda:0"), 2, "'cuda:0' is no PCI address"),
+        (("xid", 79, "--gpu", "cuda:0"), 2, "'cuda:0' is not a PCI address"),
         (("xid", 999, "--gpu", GPU), 2, "XID 999 is not in the table"),
         (("xid", 79, "--gpu", GPU, "--entity", "host"), 2, "give one of them"),
-        (("nic.down", 79), 2, "a number goes with 'xid' and 'sxid' only"),
-        (("sxid",), 2, "which SXid of which NVSwitch?"),
+        (("nic.down", 79), 2, "only 'xid' and 'sxid' take a number"),
+        (("sxid",), 2, "the SXid or its NVSwitch is missing"),
         (("sxid", 20034), 2, "--switch 0000:05:00.0"),
-        (("sxid", 20034, "--gpu", GPU), 2, "which SXid of which NVSwitch?"),
+        (("sxid", 20034, "--gpu", GPU), 2, "the SXid or its NVSwitch is missing"),
         (("sxid", 99999, "--switch", GPU), 2, "SXid 99999 is not in the table"),
-        (("sxid", 10005, "--switch", GPU), 2, "SXid 10005 raises nothing"),
+        (("sxid", 10005, "--switch", GPU), 2, "SXid 10005 only clears"),
         (("sxid", 20034, "--switch", GPU, "--gpu", GPU), 2, "give one of them"),
         (("nic.down", "--severity", "awful"), 2, "'awful' is not one of"),
         (("nic.down", "--for", "-1"), 2, "'--for'"),

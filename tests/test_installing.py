@@ -78,7 +78,7 @@ def test_what_is_there_is_overwritten_only_by_force(name: str, tmp_path: Path) -
     forced = tmd("config", "init", "--to", tmp_path, "--force")
 
     assert refused.returncode == 2
-    assert f"{tmp_path / name} is there already: --force overwrites it" in refused.stderr
+    assert f"{tmp_path / name} already exists: --force overwrites it" in refused.stderr
     assert before == {name: "mine"}
     assert forced.returncode == 0, forced.stderr
     assert (contents(tmp_path)[name] == "mine") == (name == "secret")

@@ -48,7 +48,7 @@ def test_equal_runs_are_equal() -> None:
 def test_a_loss_that_differs_is_named() -> None:
     found = compare(trace(r1s1="x", r0s2="y"), trace(), [])
 
-    assert found.difference == "2 losses differ, first that of rank 1 in step 1"
+    assert found.difference == "2 losses differ, the first is of rank 1 in step 1"
 
 
 def test_only_the_last_line_of_a_lost_rank_may_be_missing() -> None:
@@ -58,15 +58,15 @@ def test_only_the_last_line_of_a_lost_rank_may_be_missing() -> None:
     assert compare(missing, trace(), lost_before(2)).difference == ""
     assert compare(missing, trace(), lost_before(2)).unwritten == 1
     for plans in ([], lost_before(1), lost_before(3)):
-        assert compare(missing, trace(), plans).difference == "rank 1 never wrote down step 1"
+        assert compare(missing, trace(), plans).difference == "rank 1 wrote no line for step 1"
     other = compare(trace(r0s1=None), trace(), lost_before(2))
-    assert other.difference == "rank 0 never wrote down step 1"
+    assert other.difference == "rank 0 wrote no line for step 1"
 
 
 def test_a_line_too_many_is_a_difference() -> None:
     golden = DemoTrace({k: v for k, v in trace().commits.items() if k != (1, 2)}, ())
 
-    assert "first that of rank 1 in step 2" in compare(trace(), golden, []).difference
+    assert "the first is of rank 1 in step 2" in compare(trace(), golden, []).difference
 
 
 OLD, NEW = 1, 2

@@ -305,7 +305,7 @@ class Launcher:
             case wire.Kill():
                 for worker, _, child in self._children.values():
                     if worker == message.worker:
-                        log.warning("ending worker", worker=worker, reason=message.reason)
+                        log.warning("killing worker", worker=worker, reason=message.reason)
                         child.kill()
             case wire.LauncherNotice():
                 log.warning("daemon notes", worker=message.worker, text=message.text)

@@ -33,7 +33,7 @@ def test_a_run_that_ended_early_lacks_nothing() -> None:
     short = run({(0, 0): "a"})
 
     assert differences(short, GOLDEN, (), SEEN, whole=False) == []
-    assert "never wrote down step 1" in differences(short, GOLDEN, (), SEEN, whole=True)[0]
+    assert "wrote no line for step 1" in differences(short, GOLDEN, (), SEEN, whole=True)[0]
 
 
 def test_weights_that_differ_are_told() -> None:

@@ -1,4 +1,4 @@
-"""Whole daemons as processes on folders of one machine, trainers that only talk."""
+"""Whole daemons as processes on folders of one machine, and simulated trainers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Cluster:
     def __init__(self, folder, server, silence=60.0, more=""):
         self.folder = folder
         self.more = more
-        """Stands behind every configuration."""
+        """Appended to every configuration."""
         self.url = server.url
         self.silence = silence
         self.daemons = {}
@@ -118,7 +118,7 @@ class Cluster:
         return one
 
     async def formed(self):
-        """Two ranks on h1 and h2 and a standby on h2, all at work."""
+        """Two ranks on h1 and h2 and a standby on h2, all running."""
         await self.start("h1")
         await self.start("h2")
         trainers = [await self.trainer("h1"), await self.trainer("h2")]
@@ -132,12 +132,12 @@ class Cluster:
         return *trainers, spare
 
     async def alerts(self):
-        """Once there are any: they reach the disk of their host first, a plan does not wait."""
+        """The alerts, once there are any: they are written to disk first, and plans do not wait."""
 
-        async def told():
+        async def published():
             return bool(await self.store.alerts("", limit=10))
 
-        await self.until(told, "an alert is published")
+        await self.until(published, "an alert is published")
         return [alert for _, alert in await self.store.alerts("", limit=10)]
 
     async def record(self):

@@ -1,4 +1,4 @@
-"""Fixtures of the daemon's tests. Everything that is started is stopped by its own handle."""
+"""Fixtures of the daemon's tests. Everything started is stopped through its own handle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tmd.testing import MemoryStore
 
 @pytest.fixture(scope="session")
 def fake_url():
-    """fakeredis behind TCP: the last resort of the demo must pass the same tests."""
+    """fakeredis behind TCP: the demo's last resort must pass the same tests."""
     pytest.importorskip("fakeredis")
     with embedded.fake() as server:
         yield server.url
@@ -23,7 +23,7 @@ def fake_url():
 
 @pytest.fixture(scope="session")
 def guarded_url(redis_binary, tmp_path_factory):
-    """A Redis where members may do only what the shipped ACL lets them."""
+    """A Redis where members may do only what the shipped ACL allows."""
     with guarded(redis_binary, tmp_path_factory.mktemp("guarded")) as port:
         yield member_url(port)
 

@@ -1,4 +1,4 @@
-"""What a stranger may write into Redis: any type, length and encoding, at every key."""
+"""Values that a foreign client may write into Redis: any type, length and encoding, any key."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ TYPES = ("string", "list", "set", "zset", "hash", "stream", "text field", "count
 
 
 async def strike(stranger, prefix, key, kind, chance: random.Random):
-    """Replace or extend the value at ``key`` by one of type ``kind``."""
+    """Replace or extend the value at ``key`` with one of type ``kind``."""
     place, text, name = prefix + key, chance.choice(STRINGS), chance.choice(NAMES)
-    if kind == "text field":  # where there is a hash already, one of its fields
+    if kind == "text field":  # if the key holds a hash, one of its fields
         kind, name = "hash", chance.choice((b"record", name))
     elif kind == "count field":
         kind, name = "hash", chance.choice((b"revision", b"fence"))

@@ -1,4 +1,4 @@
-"""Redis servers that are guarded: by the ACL that tmd ships, or by TLS."""
+"""Protected Redis servers: by the ACL that tmd ships, or by TLS."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def subscriber_url(port: int) -> str:
 
 @contextlib.contextmanager
 def guarded(binary: str, folder: Path) -> Iterator[int]:
-    """A server with the users of the shipped file; gives its port."""
+    """A server with the users of the shipped file; yields its port."""
     text = ACL.read_text().replace(">CHANGE-ME-TOO", ">subscriber").replace(">CHANGE-ME", ">member")
     users = folder / "users.acl"
     users.write_text(text)
@@ -36,7 +36,7 @@ def guarded(binary: str, folder: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def encrypted(binary: str, folder: Path, name: str = "127.0.0.1") -> Iterator[tuple[int, Path]]:
-    """A server that speaks TLS only, with a certificate for ``name``; gives its port and CA."""
+    """A TLS-only server with a certificate for ``name``; yields its port and CA."""
     certificate, key = _certificate(folder, name)
     own = ("--tls-cert-file", str(certificate), "--tls-key-file", str(key))
     trust = ("--tls-ca-cert-file", str(certificate), "--tls-auth-clients", "no")
@@ -65,28 +65,28 @@ def _certificate(folder: Path, name: str) -> tuple[Path, Path]:
 def _server(binary: str, folder: Path, *options: str, tls: bool = False) -> Iterator[int]:
     port = _free_port()
     ports = ("--port", "0", "--tls-port", str(port)) if tls else ("--port", str(port))
-    said = folder / "redis.log"
-    with said.open("wb") as log:
+    log_file = folder / "redis.log"
+    with log_file.open("wb") as log:
         process = subprocess.Popen(
             [binary, *ports, "--bind", "127.0.0.1", "--save", "", "--dir", str(folder), *options],
             stdout=log,
             stderr=subprocess.STDOUT,
         )
     try:
-        _await_port(process, port, said)
+        _await_port(process, port, log_file)
         yield port
     finally:
         process.kill()
         process.wait()
 
 
-def _await_port(process: subprocess.Popen[bytes], port: int, said: Path) -> None:
+def _await_port(process: subprocess.Popen[bytes], port: int, log_file: Path) -> None:
     deadline = time.monotonic() + START_S
     while process.poll() is None and time.monotonic() < deadline:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
             return
         time.sleep(0.01)
-    text = said.read_text()
+    text = log_file.read_text()
     if "tls" in text.lower() and "Bad directive" in text:
         pytest.skip("this redis-server was built without TLS")
     raise AssertionError(f"redis did not start: {text}")

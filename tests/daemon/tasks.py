@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 @asynccontextmanager
 async def running(*parts):
-    """Each part runs while the block lasts; its tasks, in the order of the parts."""
+    """Run each part while the block lasts; yields their tasks in order."""
     tasks = [asyncio.create_task(part.run()) for part in parts]
     try:
         yield tasks

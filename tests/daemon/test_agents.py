@@ -28,7 +28,7 @@ ONE, TWO = "h1/job/0.a", "h2/job/0.a"
 
 
 class Host:
-    """A served socket and what the server writes to."""
+    """A served socket and the objects that the server writes to."""
 
     def __init__(self, folder):
         self.path = folder / "run" / "tmd.sock"
@@ -90,7 +90,7 @@ async def test_a_trainer_is_welcomed_with_the_key_of_its_job(host):
         assert host.roster.statuses == (one.status,)
 
 
-async def test_orders_are_sent_when_the_duty_changes_and_only_then(host, record):
+async def test_an_order_is_sent_only_when_the_directive_changes(host, record):
     async with trainer(host) as one:
         await one.hello()
         host.obey(record(revision=1, lease_epoch=5))
@@ -102,7 +102,7 @@ async def test_orders_are_sent_when_the_duty_changes_and_only_then(host, record)
         assert [o.revision for o in one.orders] == [1, 3]
 
 
-async def test_the_duty_is_told_again_after_a_reconnect(host, record):
+async def test_the_directive_is_sent_again_after_a_reconnect(host, record):
     host.obey(record())
     for _ in range(2):
         async with trainer(host) as one:
@@ -152,7 +152,7 @@ def failed(record, *dead):
     return structs.replace(record, plan=plan, revision=record.revision + 1)
 
 
-async def test_a_worker_named_dead_is_ended_by_its_launcher(host, record):
+async def test_a_worker_named_dead_is_killed_by_its_launcher(host, record):
     """It hangs, so it cannot obey its own order to leave."""
     async with connected(host.path) as connection:
         launcher = FakeLauncher(connection, "job", (ONE, "h1/job/1.a"))
@@ -164,7 +164,7 @@ async def test_a_worker_named_dead_is_ended_by_its_launcher(host, record):
         assert "silent" in kill.reason
 
 
-async def test_a_launcher_that_comes_late_is_asked_too_but_not_for_the_dead(host, record):
+async def test_a_late_launcher_is_asked_to_kill_only_live_workers(host, record):
     host.obey(failed(record(), ONE, "h1/job/1.a"))
     async with connected(host.path) as connection:
         launcher = FakeLauncher(connection, "job", (ONE,))
@@ -176,7 +176,7 @@ async def test_a_launcher_that_comes_late_is_asked_too_but_not_for_the_dead(host
         assert (await launcher.killed()).worker == "h1/job/1.a"
 
 
-async def test_a_trainer_named_dead_is_told_to_leave(host, record):
+async def test_a_trainer_named_dead_is_ordered_to_leave(host, record):
     async with trainer(host) as one:
         await one.hello()
         host.obey(failed(record(), ONE))
@@ -198,12 +198,12 @@ with socket.socket(socket.AF_UNIX) as s:
 
 
 @pytest.mark.parametrize(
-    ("activity", "told", "code"),
+    ("activity", "reported", "code"),
     [("training", None, lifelines.UNKNOWN), ("left", None, 0), ("training", -9, -9)],
     ids=["nobody knows how", "it had left", "its launcher knows"],
 )
-async def test_a_process_that_is_gone_is_noticed(host, monkeypatch, activity, told, code):
-    """Even if its launcher was killed with it; but a launcher's word comes first."""
+async def test_the_exit_of_a_process_is_detected(host, monkeypatch, activity, reported, code):
+    """Even if its launcher was killed with it. A launcher's report takes precedence."""
     monkeypatch.setattr(lifelines, "GRACE_S", 0.2)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", TRAINER, str(host.path), activity)
@@ -214,9 +214,9 @@ async def test_a_process_that_is_gone_is_noticed(host, monkeypatch, activity, to
         process.kill()
         await process.wait()
     async with connected(host.path) as connection:
-        if told is not None:
+        if reported is not None:
             await FakeLauncher(connection, "job", (ONE,)).hello()
-            await FakeLauncher(connection, "job", (ONE,)).exited(ONE, told)
+            await FakeLauncher(connection, "job", (ONE,)).exited(ONE, reported)
         await until(lambda: bool(host.roster.exits))
 
     assert [e.code for e in host.roster.exits] == [code]
@@ -243,8 +243,8 @@ with socket.socket(socket.AF_UNIX) as s:
 """
 
 
-async def test_a_process_that_begins_to_end_is_noticed_before_it_has(host, monkeypatch):
-    """What a killed process does last is what this one does first."""
+async def test_a_process_that_begins_to_exit_is_detected(host, monkeypatch):
+    """This process first does what a killed process does last."""
     monkeypatch.setattr(lifelines, "GRACE_S", 0.2)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", ENDING, str(host.path)), stdin=asyncio.subprocess.PIPE
@@ -267,8 +267,8 @@ async def test_a_process_that_begins_to_end_is_noticed_before_it_has(host, monke
     assert host.roster.statuses == ()
 
 
-async def test_who_begins_to_end_is_ended(host):
-    """It may be only one thread that has ended, of a process that goes on computing."""
+async def test_a_worker_that_begins_to_exit_is_killed(host):
+    """Only one thread may have ended, of a process that keeps computing."""
     async with connected(host.path) as connection:
         launcher = FakeLauncher(connection, "job", (ONE,))
         host.roster.exited(Exit(ONE, "job", None, at=0.0))
@@ -282,8 +282,8 @@ def open_files():
 
 
 @pytest.mark.parametrize("trusted", [True, False])
-async def test_descriptors_that_come_are_closed(host, monkeypatch, trusted):
-    """The first, a second, and all of somebody who may not hand any over."""
+async def test_received_descriptors_are_closed(host, monkeypatch, trusted):
+    """The first, a second, and every one from a user who may not pass any."""
     if not trusted:
         monkeypatch.setattr(host.server._listener, "_uids", frozenset())
     before = open_files()
@@ -295,22 +295,22 @@ async def test_descriptors_that_come_are_closed(host, monkeypatch, trusted):
         client.sendall(hello[19:])
         await until(lambda: bool(host.roster.statuses))
         within = open_files()
-    await until(lambda: open_files() == before + 1)  # its process lives: the pidfd
+    await until(lambda: open_files() == before + 1)  # its process lives, so the pidfd stays
 
     # This file, this end, that end and the pidfd.
     assert within == before + 4
 
 
-async def test_a_launcher_must_say_how_a_worker_ended(host):
+async def test_a_launcher_must_send_the_exit_code(host):
     async with connected(host.path) as connection:
         launcher = FakeLauncher(connection, "job", (ONE,))
         await launcher.hello()
         await launcher.exited(ONE, None)
 
-        assert "must say how" in await rejected(connection)
+        assert "must send the exit code" in await rejected(connection)
 
 
-# --- clients that do not behave -------------------------------------------------------------------
+# --- misbehaving clients --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -319,8 +319,11 @@ async def test_a_launcher_must_say_how_a_worker_ended(host):
         (b"GET / HTTP/1.1\r\n\r\n", "not a tmd peer"),
         (b"\x03\x00\x00\x00abc", "bad message"),
         (wire.encode(wire.StatusReport(worker_status(ONE))), "expected a hello"),
-        (wire.encode(wire.TrainerHello(99, worker_status(ONE), 0)), "install the same tmd"),
-        (wire.encode(wire.LauncherHello(0, "job", 1, ())), "install the same tmd"),
+        (
+            wire.encode(wire.TrainerHello(99, worker_status(ONE), 0)),
+            "install the same version of tmd",
+        ),
+        (wire.encode(wire.LauncherHello(0, "job", 1, ())), "install the same version of tmd"),
         (
             wire.encode(wire.TrainerHello(wire.VERSION, worker_status(ONE), 0))[4:].join(
                 [b"\xff\xff\xff\xff", b""]
@@ -334,10 +337,10 @@ async def test_a_stranger_is_told_why_and_disturbs_nobody(host, record, data, re
     async with trainer(host) as one, connected(host.path) as stranger:
         await one.hello()
         await stranger.send_raw(data)
-        told = await rejected(stranger)
+        reported = await rejected(stranger)
         host.obey(record())
 
-        assert reason in told
+        assert reason in reported
         assert await one.directive(lambda d: isinstance(d, Train))
 
 
@@ -373,7 +376,7 @@ async def test_a_user_that_is_not_listed_is_rejected(tmp_path):
 
 
 async def test_a_client_that_never_reads_is_cut_off(host, record, monkeypatch):
-    """Its orders pile up here only to a limit."""
+    """Only a bounded number of its orders is queued."""
     monkeypatch.setattr(agents, "BUFFER_LIMIT", 10_000)
     async with trainer(host) as one:
         await one.hello()
@@ -396,7 +399,7 @@ async def test_the_socket_is_private_and_removed_at_the_end(tmp_path):
     assert not host.path.exists()
 
 
-async def test_a_socket_left_by_a_dead_daemon_is_replaced_a_live_one_is_not(tmp_path):
+async def test_only_the_socket_of_a_dead_daemon_is_replaced(tmp_path):
     first, second = Host(tmp_path), Host(tmp_path)
     agents._bind(first.path, frozenset()).close()
     async with first.serving():
@@ -419,7 +422,7 @@ def test_messages_survive_the_wire():
     assert msgspec.msgpack.decode(wire.encode(message)[4:])["type"] == "LauncherHello"
 
 
-async def test_a_launcher_hears_once_why_its_standby_is_unfit_and_that_this_is_over(host):
+async def test_a_launcher_is_notified_once_of_an_unfit_standby_and_once_when_it_is_fit(host):
     refusal = Rehearsal(step=5, seconds=1.0, refusal="the model differs")
     async with connected(host.path) as one, connected(host.path) as other:
         launcher = FakeLauncher(one, "job", (ONE,))
@@ -434,8 +437,8 @@ async def test_a_launcher_hears_once_why_its_standby_is_unfit_and_that_this_is_o
     assert (second.worker, second.text) == (ONE, "standby is fit again")
 
 
-async def test_a_launcher_that_does_not_know_notices_gets_none(host, record):
-    """It would take one for a message of a stranger, and hang up."""
+async def test_a_launcher_without_support_for_notices_gets_none(host, record):
+    """It would treat one as an invalid message and disconnect."""
     refusal = Rehearsal(step=5, seconds=1.0, refusal="the model differs")
     async with connected(host.path) as one, connected(host.path) as other:
         await one.send(wire.LauncherHello(wire.VERSION, "job", 1, (ONE,)))

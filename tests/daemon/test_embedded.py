@@ -25,7 +25,7 @@ def alive(pid):
 
 
 @pytest.mark.usefixtures("redis_binary")
-def test_it_says_what_it_is_and_leaves_nothing():
+def test_the_embedded_redis_names_its_kind_and_leaves_nothing():
     with embedded.redis() as server:
         folder = Path(server.url.removeprefix("unix://")).parent
         running = alive(server.pid)
@@ -37,7 +37,7 @@ def test_it_says_what_it_is_and_leaves_nothing():
 
 
 @pytest.mark.usefixtures("redis_binary")
-def test_it_ends_when_the_block_is_left_by_an_error():
+def test_the_embedded_redis_ends_when_an_error_leaves_the_block():
     with pytest.raises(ZeroDivisionError), embedded.redis() as server:
         raise ZeroDivisionError
 
@@ -45,7 +45,7 @@ def test_it_ends_when_the_block_is_left_by_an_error():
 
 
 @pytest.mark.usefixtures("redis_binary")
-def test_it_ends_with_a_parent_that_was_killed(tmp_path):
+def test_the_embedded_redis_ends_with_its_killed_parent(tmp_path):
     code = (
         "from tmd import embedded; from pathlib import Path; import sys, time\n"
         "with embedded.redis(Path(sys.argv[1])) as s: print(s.pid, flush=True); time.sleep(60)"
@@ -73,7 +73,7 @@ def test_a_server_that_does_not_start_is_a_clear_error(tmp_path):
 
 
 def test_a_server_in_this_process_must_know_the_commands_of_the_store(monkeypatch):
-    """Said at once, with what is missing."""
+    """The error comes at once and names what is missing."""
     pytest.importorskip("fakeredis", reason="needs fakeredis: pip install 'tmd[embedded]'")
     monkeypatch.setattr(lua, "LATER", "redis.call('XLATER', KEYS[1])", raising=False)
     with pytest.raises(ConfigError, match="lacks XLATER; install redis-server"), embedded.fake():

@@ -1,4 +1,4 @@
-"""Whatever fails in between: each alert is in the stream once, in the order it was raised."""
+"""Whatever fails: each alert is in the stream once, in the order in which it was raised."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tmd.testing import MemoryClient, MemoryStore
 
 
 class Unsteady(MemoryClient):
-    """A connection on which calls fail before or after they were carried out."""
+    """A connection whose calls fail before or after they are carried out."""
 
     def __init__(self, store, faults):
         super().__init__(store)
         self._store_of_all = store
         self._faults = faults
-        """One for each call to come; afterwards all goes well."""
+        """One outcome for each coming call; later calls succeed."""
 
     async def publish_alert(self, alert):
         fault = self._next()
@@ -48,14 +48,14 @@ class Unsteady(MemoryClient):
 
 
 class Hasty(StoreHealth):
-    """Tries again at once."""
+    """Retries at once."""
 
     async def failed(self, activity, error):
         await asyncio.sleep(0)
 
 
 async def live(store, journal, lives):
-    """Daemons one after the other on the same journal; returns the ids that were raised."""
+    """Run daemons one after the other on the same journal; returns the ids that were raised."""
     raised = []
     for number, (faults, findings) in enumerate(lives):
         client = Unsteady(store, list(faults))
@@ -68,7 +68,7 @@ async def live(store, journal, lives):
                 watcher.fold(signal, "d", Strategy.OBSERVE)
                 raised.append(f"h-boot{number}-{finding + 1}")
             if number + 1 < len(lives):
-                for _ in range(5):  # the next one takes over in the middle of things
+                for _ in range(5):  # the next daemon takes over with work pending
                     await asyncio.sleep(0)
             else:
                 await settled(watcher, store, client, journal, len(raised))
@@ -92,8 +92,8 @@ def test_each_alert_is_in_the_stream_once_in_its_order(lives):
     store = MemoryStore()
     journal = Journal(None)
     with ThreadPoolExecutor(1) as thread:
-        # In a thread of its own: asyncio.run would take away the loop of pytest-asyncio. A journal
-        # in memory belongs to the thread that first uses it.
+        # In its own thread: asyncio.run would remove pytest-asyncio's loop. A journal in memory
+        # belongs to the thread that first uses it.
         work = live(store, journal, lives)
         raised = thread.submit(asyncio.run, work).result()
         thread.submit(journal.close).result()

@@ -1,4 +1,4 @@
-"""Record -> orders, and back to the store what it lost."""
+"""From records to directives, and back to the store what it lost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def executor(data, tmp_path):
     return Executor(data.client(), records, server, StoreHealth(), poll_s=1.0)
 
 
-async def test_what_the_store_lost_is_put_back(data, executor, record):
+async def test_a_record_lost_by_the_store_is_restored(data, executor, record):
     await data.client().put_job(record(revision=4, lease_epoch=8), expected=0)
     await executor.turn()
     data.wipe()
@@ -39,7 +39,7 @@ async def test_what_the_store_lost_is_put_back(data, executor, record):
     assert await data.client().jobs() == (record(revision=4, lease_epoch=8),)
 
 
-async def test_what_the_store_has_only_in_an_older_version_is_put_back(data, executor, record):
+async def test_a_record_older_in_the_store_is_restored(data, executor, record):
     """A fail-over of Redis may lose the last writes."""
     await data.client().put_job(record(revision=4, lease_epoch=8), expected=0)
     await executor.turn()

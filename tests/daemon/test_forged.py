@@ -1,4 +1,4 @@
-"""A stranger who can write to Redis: nothing of it is believed, and nobody is moved."""
+"""A foreign client that can write to Redis: no forged value is trusted and no rank moves."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DRAIN = DrainRequest(host="h1", id="d1", by="mallory")
 
 @pytest.fixture
 async def cluster(redis_url):
-    """A member's store, a stranger's client of the same Redis, and the prefix of the keys."""
+    """A member's store, a foreign client of the same Redis, and the prefix of the keys."""
     name = f"s{os.urandom(4).hex()}"
     store, stranger = RedisStore(redis_url, name, KEY), connect(redis_url, 2.0)
     yield store, stranger, f"{{tmd:{name}}}:"
@@ -35,7 +35,7 @@ async def cluster(redis_url):
 
 
 def forged(value):
-    """As a stranger would write it who has read the source but not the secret."""
+    """The value of a writer who knows the source but not the secret."""
     return RecordSeal(b"a guess").sealed(type(value).__name__, codec.encode(value))
 
 
@@ -57,8 +57,8 @@ async def test_forged_requests_are_as_if_they_were_not_there(cluster):
     assert await store.healthy_requests() == ()
 
 
-async def test_a_host_that_a_stranger_made_up_does_not_exist(cluster):
-    """It might say that a worker has ended, and a healthy rank would be replaced."""
+async def test_a_forged_host_is_ignored(cluster):
+    """It might report that a worker has exited, and a healthy rank would be replaced."""
     store, stranger, prefix = cluster
     await store.put_host(HostStatus("h1", "i"), ttl_s=5, wake=False)
     lie = HostStatus("h2", "i", exits=(Exit("h1/job/0.a", "job", -9, at=0.0),))
@@ -69,7 +69,7 @@ async def test_a_host_that_a_stranger_made_up_does_not_exist(cluster):
 
 
 async def test_a_forged_record_stops_deciding_and_is_not_obeyed(cluster, record):
-    """Left out it would look like a job that is to be formed anew."""
+    """If it were ignored, the job would seem unformed."""
     store, stranger, prefix = cluster
     await store.put_job(record(), expected=0)
     await stranger.hset(prefix + "job:job", "record", forged(record(revision=9)))
@@ -91,8 +91,8 @@ async def test_a_forged_breaker_stops_deciding(cluster):
         await store.snapshot()
 
 
-async def test_a_forged_alert_is_not_told_on(cluster):
-    """Not by 'tmd events', the page or the webhook; whoever reads Redis itself must trust it."""
+async def test_a_forged_alert_is_not_passed_on(cluster):
+    """'tmd events', the page and the webhook skip it; a direct reader of Redis must trust Redis."""
     store, stranger, prefix = cluster
     one = alert(id="1")
     await stranger.xadd(prefix + "alerts", {"alert": codec.encode(one)})
@@ -102,11 +102,11 @@ async def test_a_forged_alert_is_not_told_on(cluster):
     await stranger.set(prefix + "told-outside", forged(Announced()))
 
     assert [a.id for _, a in await store.alerts("", limit=9)] == ["2"]
-    assert await store.told() is None
+    assert await store.announced() is None
 
 
-async def test_what_is_sealed_as_one_kind_is_none_of_another(cluster):
-    """A rehearsal asked for and put into the other table would move a rank."""
+async def test_a_seal_holds_for_one_kind_only(cluster):
+    """A rehearsal request copied to another table would move a rank."""
     store, stranger, prefix = cluster
     await store.rehearse(RehearsalRequest("h1", "r"))
     (asked,) = (await stranger.hgetall(prefix + "rehearsals")).values()
@@ -115,7 +115,7 @@ async def test_what_is_sealed_as_one_kind_is_none_of_another(cluster):
     assert (await store.snapshot()).drains == ()
 
 
-async def test_a_value_of_another_cluster_is_a_stranger_s(cluster, redis_url):
+async def test_a_value_of_another_cluster_counts_as_forged(cluster, redis_url):
     store, stranger, prefix = cluster
     other = RedisStore(redis_url, "other", b"its own key")
     try:

@@ -1,5 +1,5 @@
-"""A Redis with the ACL that tmd ships, and one that speaks TLS. That the ACL allows all that a
-member needs is shown by the contract of stores, which runs with it, too."""
+"""A Redis with the ACL that tmd ships, and one with TLS. The contract of stores runs with the ACL,
+too, and shows that it allows all that a member needs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def port(redis_binary, tmp_path):
 
 
 @pytest.mark.parametrize("command", DESTRUCTIVE, ids=lambda c: " ".join(c))
-async def test_a_member_may_not_touch_what_is_not_tmd_s(port, command):
+async def test_a_member_may_not_access_keys_of_other_programs(port, command):
     client = connect(member_url(port), 2.0)
     try:
         with pytest.raises(NoPermissionError):
@@ -69,7 +69,7 @@ async def test_a_subscriber_reads_alerts_and_nothing_else(port):
     assert len(entries) == 1
 
 
-async def test_nobody_comes_in_without_a_password(port):
+async def test_no_client_is_admitted_without_a_password(port):
     for url in (f"redis://127.0.0.1:{port}", f"redis://tmd:wrong@127.0.0.1:{port}"):
         store = RedisStore(url, "c", b"key")
         try:
@@ -79,7 +79,7 @@ async def test_nobody_comes_in_without_a_password(port):
             await store.close()
 
 
-async def test_a_store_behind_tls(redis_binary, tmp_path):
+async def test_a_store_behind_tls_is_used(redis_binary, tmp_path):
     with encrypted(redis_binary, tmp_path) as (port, authority):
         store = RedisStore(f"rediss://127.0.0.1:{port}?ssl_ca_certs={authority}", "c", b"key")
         try:
@@ -98,9 +98,7 @@ async def test_a_store_behind_tls(redis_binary, tmp_path):
 @pytest.mark.parametrize(
     ("name", "trusted"), [("127.0.0.1", False), ("192.0.2.1", True)], ids=["unknown CA", "name"]
 )
-async def test_a_server_that_cannot_prove_who_it_is_gets_nothing(
-    redis_binary, tmp_path, name, trusted
-):
+async def test_an_unauthenticated_server_receives_no_secret(redis_binary, tmp_path, name, trusted):
     with encrypted(redis_binary, tmp_path, name) as (port, authority):
         given = f"?ssl_ca_certs={authority}" if trusted else ""
         store = RedisStore(f"rediss://127.0.0.1:{port}{given}", "c", b"key")
@@ -111,7 +109,7 @@ async def test_a_server_that_cannot_prove_who_it_is_gets_nothing(
             await store.close()
 
 
-async def test_plain_words_to_a_server_that_wants_tls_are_refused(redis_binary, tmp_path):
+async def test_a_plain_connection_to_a_tls_server_is_refused(redis_binary, tmp_path):
     with encrypted(redis_binary, tmp_path) as (port, _):
         store = RedisStore(f"redis://127.0.0.1:{port}", "c", b"key", timeout_s=1.0)
         try:

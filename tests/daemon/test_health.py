@@ -1,4 +1,4 @@
-"""What outlives the detectors: operators' word, and what came back."""
+"""State that outlives the detectors: operators' requests and recurring findings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OVER = Signal(code="gpu.lost", entity="gpu:0", severity=Severity.FATAL, state=St
 
 @asynccontextmanager
 async def daemon(data, state_dir, host="h1"):
-    """The parts of one daemon that matter here, while the block lasts."""
+    """The parts of one daemon that these tests need, while the block lasts."""
     store, store_health = data.client(), StoreHealth()
     watcher = Watcher(host, "boot", [], Roster(), store, store_health, Journal(None))
     health = HostHealth(host, watcher, store, store_health, state_dir)
@@ -34,7 +34,7 @@ async def daemon(data, state_dir, host="h1"):
         yield watcher, health
 
 
-async def test_an_operators_word_reaches_its_host_alone_and_is_on_record(tmp_path):
+async def test_a_declaration_of_health_reaches_one_host_and_is_recorded(tmp_path):
     data = MemoryStore()
     store = data.client()
     async with daemon(data, tmp_path) as (watcher, health):
@@ -66,7 +66,7 @@ async def test_a_request_waits_for_its_daemon(tmp_path):
     assert data.healthy == {}
 
 
-async def test_a_ban_outlives_a_restart_and_ends_by_an_operators_word(tmp_path):
+async def test_a_ban_survives_a_restart_and_an_operator_lifts_it(tmp_path):
     data = MemoryStore()
     rules = Rules(repeats=2)
     for _ in range(2):
@@ -86,14 +86,14 @@ async def test_a_ban_outlives_a_restart_and_ends_by_an_operators_word(tmp_path):
     assert (last, banned, after) == ([BANNED], [BANNED], ())
 
 
-async def test_a_memory_that_cannot_be_read_is_none(tmp_path):
+async def test_an_unreadable_memory_of_findings_is_empty(tmp_path):
     (tmp_path / "findings.json").write_text("{nonsense")
     async with daemon(MemoryStore(), tmp_path) as (watcher, _):
         assert watcher.board.alerts == ()
 
 
 async def test_a_finding_is_raised_when_it_has_held(tmp_path):
-    """Without a further signal: the watcher looks by itself."""
+    """Without a further signal: the watcher checks by itself."""
     async with daemon(MemoryStore(), tmp_path) as (watcher, _):
         watcher.fold(SIGNAL, "d", Strategy.ACT, Rules(hold_s=5))
         await asyncio.sleep(4)

@@ -1,4 +1,4 @@
-"""No value in Redis, at whatever key, ends a daemon, makes it decide or fills its log."""
+"""No value in Redis, at any key, ends a daemon, makes it decide or fills its log."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tmd.daemon.store import RedisStore
 
 KEY = b"known to the members"
 LINES = 60
-"""Of log per daemon for all that is done to it in one test."""
+"""Log bytes per daemon allowed for everything that one test does."""
 
 
 @pytest.fixture
 async def cluster(redis_url):
-    """A member's store, a stranger's client of the same Redis, and the prefix of the keys."""
+    """A member's store, a foreign client of the same Redis, and the prefix of the keys."""
     name = f"s{os.urandom(4).hex()}"
     store, stranger = RedisStore(redis_url, name, KEY), connect(redis_url, 5.0)
     prefix = f"{{tmd:{name}}}:"
@@ -50,7 +50,7 @@ def calls(store):
         store.leader(),
         store.alerts("", limit=100),
         store.newest_alert(),
-        store.told(),
+        store.announced(),
         store.healthy_requests(),
         store.put_host(HostStatus("h1", "i"), ttl_s=5, wake=True),
         store.acquire("h1#1", ttl_s=1.0, floor=7),
@@ -59,7 +59,7 @@ def calls(store):
         store.restore_job(RECORD),
         store.publish_alert(alert()),
         store.holds_alert(alert()),
-        store.put_told(Announced()),
+        store.put_announced(Announced()),
         store.drain(DrainRequest("h1", "d")),
         store.undrain("h1"),
         store.rehearse(RehearsalRequest("h1", "r")),
@@ -74,7 +74,7 @@ def calls(store):
 
 @pytest.mark.parametrize("key", KEYS)
 async def test_each_request_is_answered_or_refused(cluster, key):
-    """Nothing but the errors that callers react to, and nothing a stranger wrote is believed."""
+    """Only errors that callers handle are raised, and no forged value is trusted."""
     store, stranger, prefix = cluster
     chance = random.Random(key)
     refused, epochs = [], []
@@ -99,8 +99,8 @@ async def test_each_request_is_answered_or_refused(cluster, key):
 
 
 @pytest.mark.parametrize("text", STRINGS)
-async def test_a_lease_that_no_member_wrote_lapses(cluster, text):
-    """It has no expiry of its own; it gets that of a lease, and then a member leads."""
+async def test_a_forged_lease_expires(cluster, text):
+    """It has no expiry; it gets that of a lease, and then a member leads."""
     store, stranger, prefix = cluster
     await stranger.set(prefix + "leader", text)
     first = await store.acquire("h1#1", ttl_s=0.3, floor=0)
@@ -114,14 +114,14 @@ async def test_a_lease_that_no_member_wrote_lapses(cluster, text):
     assert isinstance(first, Denied) or text == b""
     assert isinstance(granted, Granted)
     assert lapse <= 0.3
-    if lapse:  # that others ask does not put it off
+    if lapse:  # requests of others do not delay it
         assert again.remaining_s <= lapse
         assert later.remaining_s <= lapse / 2
     assert 0 < granted.epoch < 10**15
 
 
 @pytest.mark.parametrize("text", STRINGS)
-async def test_an_epoch_that_no_member_wrote_does_not_stop_elections(cluster, text):
+async def test_a_forged_epoch_does_not_stop_elections(cluster, text):
     store, stranger, prefix = cluster
     await stranger.set(prefix + "epoch", text)
     first = await store.acquire("h1#1", ttl_s=5, floor=10)
@@ -132,8 +132,8 @@ async def test_an_epoch_that_no_member_wrote_does_not_stop_elections(cluster, te
 
 
 @pytest.mark.parametrize("epoch", ["900000000000000", "999999999999999"])
-async def test_a_lease_of_ours_with_an_epoch_that_no_member_has_is_not_believed(cluster, epoch):
-    """It would lead with it, and no later epoch could be told from a forged one."""
+async def test_an_own_lease_with_an_impossible_epoch_is_refused(cluster, epoch):
+    """Leading with it would make every later epoch look forged."""
     store, stranger, prefix = cluster
     await stranger.set(prefix + "leader", f"h1#1|{epoch}", px=200)
     first = await store.acquire("h1#1", ttl_s=0.2, floor=0)
@@ -154,7 +154,7 @@ async def test_alerts_behind_a_page_of_forged_ones_are_found(cluster):
 
 
 async def test_a_fence_in_the_future_is_outbid(cluster):
-    """The leader that is refused leads again under an epoch above the fence."""
+    """The refused leader leads again under an epoch above the fence."""
     store, stranger, prefix = cluster
     granted = await store.acquire("h1#1", ttl_s=5, floor=0)
     await store.put_job(record_of("h1", revision=1, lease_epoch=granted.epoch), expected=0)
@@ -169,7 +169,7 @@ async def test_a_fence_in_the_future_is_outbid(cluster):
 
 
 async def test_a_revision_outside_of_the_seal_is_not_believed(cluster):
-    """The leader would write against it in vain, over and over."""
+    """Otherwise the leader would write against it in vain, again and again."""
     store, stranger, prefix = cluster
     await store.put_job(record_of("h1", revision=1, lease_epoch=1), expected=0)
     await stranger.hset(prefix + "job:job", "revision", "9")
@@ -205,8 +205,8 @@ async def test_a_key_of_a_wrong_type_is_named(cluster):
         await store.snapshot()
 
 
-async def test_daemons_live_through_all_of_it_and_decide_nothing(tmp_path, redis):
-    """Two daemons with a job at work; then, the stranger gone, they answer a drain."""
+async def test_daemons_survive_forged_values_and_decide_nothing(tmp_path, redis):
+    """Two daemons with a running job; after the forged values are removed, they answer a drain."""
     chance = random.Random(17)
     async with Cluster(tmp_path, redis) as cluster:
         await cluster.formed()
@@ -239,7 +239,7 @@ async def test_daemons_live_through_all_of_it_and_decide_nothing(tmp_path, redis
 
 
 async def _turns(cluster, stranger, number=15):
-    """Until the daemons have asked Redis so often that their loops have turned."""
+    """Wait until the daemons have asked Redis so often that their loops have turned."""
     wanted = await _evals(stranger) + number
 
     async def asked():

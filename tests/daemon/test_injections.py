@@ -1,4 +1,4 @@
-"""Operators' findings in the daemon: the switch, the way through the watcher, every end."""
+"""Injected findings in the daemon: the switch, the path through the watcher, every way to clear."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def loaded(folder, strategy=Strategy.ACT, hold_s=0.0):
 
 
 class Host:
-    """The parts of one daemon that matter here. ``ask`` is an operator's request."""
+    """The parts of one daemon that these tests need. ``ask`` is an operator's request."""
 
     def __init__(self, folder, *, enabled=True, hold_s=0.0, journal=None):
         self.folder = folder
@@ -66,17 +66,17 @@ class Host:
         self.injections = Injections("h1", enabled, file, self.watcher, self.roster, self.journal)
 
     def inject(self, signal=DOWN, for_s=0.0, dry_run=False):
-        return self.injections.asked(wire.Inject(wire.VERSION, signal, for_s, dry_run), ME)
+        return self.injections.answer(wire.Inject(wire.VERSION, signal, for_s, dry_run), ME)
 
     def withdraw(self, code="", entity=""):
-        return self.injections.asked(wire.Withdraw(wire.VERSION, code, entity), ME)
+        return self.injections.answer(wire.Withdraw(wire.VERSION, code, entity), ME)
 
     @property
     def raised(self):
         return [(a.detector, a.code) for a in self.watcher.board.alerts]
 
     @property
-    def told(self):
+    def published(self):
         return [(a.code, a.state) for a in self.data.stream]
 
 
@@ -91,7 +91,7 @@ BOTH = [("nic.down", State.RAISED), ("nic.down", State.CLEARED)]
 
 
 async def test_it_is_raised_and_published_with_the_strategy_of_its_detector(tmp_path):
-    """And says in its message and evidence that nothing was found."""
+    """Its message and evidence state that nothing was found."""
     async with serving(Host(tmp_path)) as host:
         answer = host.inject()
         await asyncio.sleep(1)
@@ -124,7 +124,7 @@ async def test_a_dry_run_needs_no_switch_and_raises_nothing(tmp_path):
 
 
 async def test_it_ends_after_its_duration(tmp_path):
-    """Each by its own; asked for again, the later word counts."""
+    """Each after its own; a repeated injection replaces the duration."""
     other = structs.replace(DOWN, entity="nic:eth1")
     async with serving(Host(tmp_path)) as host:
         host.inject(for_s=10)
@@ -142,7 +142,7 @@ async def test_it_ends_after_its_duration(tmp_path):
         assert host.raised == []
 
 
-async def test_an_operator_ends_what_is_injected_and_nothing_else(tmp_path):
+async def test_an_operator_clears_only_injected_findings(tmp_path):
     async with serving(Host(tmp_path)) as host:
         host.watcher.fold(DOWN, "nic", Strategy.ACT)
         host.inject(for_s=60)
@@ -168,28 +168,28 @@ async def test_it_counts_once_it_has_held_and_lasts_from_then_on(tmp_path):
 
         assert answer.hold_s == 5.0
         assert (early, held) == ([], [("injected:nic", "nic.down")])
-        assert host.told == BOTH
+        assert host.published == BOTH
 
 
-async def test_one_that_is_ended_while_it_is_held_was_never_raised(tmp_path):
+async def test_a_finding_cleared_during_its_hold_is_never_raised(tmp_path):
     async with serving(Host(tmp_path, hold_s=5.0)) as host:
         host.inject()
         answer = host.withdraw()
         await asyncio.sleep(10)
 
         assert answer == wire.Injected(())
-        assert host.told == []
+        assert host.published == []
 
 
 @pytest.mark.looptime(False)
-async def test_a_restart_ends_it_and_says_so(tmp_path):
-    """Also after a crash: the journal knows what was told, and that it is over."""
+async def test_a_restart_clears_injected_findings(tmp_path):
+    """Also after a crash: the journal has the alert and that it was cleared."""
     file = tmp_path / "alerts.sqlite"
     async with serving(Host(tmp_path, journal=Journal(file))) as first:
         first.inject()
         await until(lambda: len(first.data.stream) == 1)
     async with serving(Host(tmp_path, journal=Journal(file))) as second:
-        await until(lambda: len(second.data.stream) == 2)  # the store is new: told all again
+        await until(lambda: len(second.data.stream) == 2)  # published again to the new store
         left = unended(await second.journal.injected())
 
     (raised,), (_, over) = first.data.stream, second.data.stream
@@ -199,8 +199,8 @@ async def test_a_restart_ends_it_and_says_so(tmp_path):
 
 
 @pytest.mark.looptime(False)
-async def test_what_is_injected_while_the_journal_is_asked_stays(tmp_path):
-    """It may be in the journal before the question for the last run's is answered."""
+async def test_a_finding_injected_while_the_journal_is_read_stays(tmp_path):
+    """It may be in the journal before the last run's findings are read from it."""
     host = Host(tmp_path, journal=Journal(tmp_path / "alerts.sqlite"))
     host.inject()
     await host.journal.add(host.watcher.board.alerts)
@@ -209,7 +209,7 @@ async def test_what_is_injected_while_the_journal_is_asked_stays(tmp_path):
         host.inject(structs.replace(DOWN, entity="nic:eth1"))
         await until(lambda: host.data.stream[-1].entity == "nic:eth1")
 
-    assert {state for _, state in host.told} == {State.RAISED}
+    assert {state for _, state in host.published} == {State.RAISED}
 
 
 async def test_switching_it_off_ends_all_of_it(tmp_path):
@@ -218,12 +218,12 @@ async def test_switching_it_off_ends_all_of_it(tmp_path):
         host.injections.adopt(False)
         await asyncio.sleep(1)
 
-        assert host.told == BOTH
+        assert host.published == BOTH
         assert isinstance(host.inject(), wire.Rejected)
 
 
-async def test_it_goes_as_its_detector_goes(tmp_path):
-    """A new strategy binds it; with the detector it is over."""
+async def test_an_injected_finding_follows_its_detectors_configuration(tmp_path):
+    """A new strategy applies to it; removing the detector clears it."""
     async with serving(Host(tmp_path)) as host:
         host.inject(for_s=60)
         await host.watcher.adopt([loaded(tmp_path, Strategy.OBSERVE)])
@@ -232,24 +232,24 @@ async def test_it_goes_as_its_detector_goes(tmp_path):
         await asyncio.sleep(100)
 
         assert bound == [Strategy.OBSERVE]
-        assert host.told == BOTH
+        assert host.published == BOTH
         assert "no detector here" in host.inject().reason
 
 
-async def test_an_operators_word_that_all_is_well_ends_it(tmp_path):
+async def test_a_declaration_of_health_clears_injected_findings(tmp_path):
     async with serving(Host(tmp_path)) as host:
         host.inject(for_s=60)
         host.watcher.declare_healthy(HealthyRequest("h1", "r1", code="nic.down"))
         await asyncio.sleep(100)
 
-        assert host.told[:2] == BOTH
-        assert len(host.told) == 3
+        assert host.published[:2] == BOTH
+        assert len(host.published) == 3
 
 
-async def test_one_about_a_worker_of_this_host_is_about_its_job(tmp_path):
+async def test_an_injected_finding_about_a_worker_names_its_job(tmp_path):
     worker = "h1/job/0.a"
     async with serving(Host(tmp_path)) as host:
-        host.roster.heard(worker_status(worker), 0.0)
+        host.roster.report(worker_status(worker), 0.0)
         (alert,) = host.inject(structs.replace(DOWN, entity=worker)).alerts
 
     assert alert.job == "job"

@@ -1,4 +1,4 @@
-"""Alerts on the disk of the host: over restarts, outages, and disks that fail."""
+"""Alerts on the host's disk: across restarts, outages, and failing disks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def ids(journal):
     return [a.id for _, a in await journal.waiting(1000)]
 
 
-async def test_what_was_not_published_outlives_a_restart_in_its_order(tmp_path):
+async def test_unpublished_alerts_survive_a_restart_in_order(tmp_path):
     path = tmp_path / "alerts.sqlite"
     with opened(path) as journal:
         await journal.add([alert(1), alert(2)])
@@ -75,7 +75,7 @@ asyncio.run(main())
 """
 
 
-def test_what_was_added_outlives_a_kill(tmp_path):
+def test_added_alerts_survive_a_kill(tmp_path):
     path = tmp_path / "j"
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", KILLED, str(path)], cwd=root, timeout=60)
@@ -100,7 +100,7 @@ async def test_it_is_bounded_by_number_and_published_alerts_go_first(tmp_path):
 
 
 def test_only_published_alerts_grow_old(tmp_path):
-    """An outage may last longer than what is kept for replays."""
+    """An outage may last longer than published alerts are kept."""
     with closing(Ledger(str(tmp_path / "j"), Bounds(seconds=10))) as ledger:
         ledger.add([alert(1), alert(2)], now=0)
         ledger.published([1])
@@ -113,7 +113,7 @@ def test_only_published_alerts_grow_old(tmp_path):
         assert [a.id for _, a in ledger.waiting(10)] == ["h1-2", "h1-3", "h1-4"]
 
 
-def test_a_row_of_another_version_is_left_out(tmp_path):
+def test_a_row_of_another_version_is_skipped(tmp_path):
     path = tmp_path / "j"
     with closing(Ledger(str(path), Bounds())) as ledger:
         ledger.add([alert(1), alert(2)], now=0)
@@ -135,7 +135,7 @@ async def test_a_damaged_file_is_put_aside(tmp_path):
 
 
 async def test_a_disk_that_cannot_be_written_is_replaced_by_memory_until_it_works(tmp_path):
-    """Said once; when it works again everything is on it."""
+    """It is logged once; when the disk works again, everything is on it."""
     folder = tmp_path / "state"
     folder.write_text("a file where a folder should be")
     with structlog.testing.capture_logs() as lines:
@@ -156,7 +156,7 @@ async def test_a_disk_that_cannot_be_written_is_replaced_by_memory_until_it_work
 
 @contextmanager
 def files_at_most(size):
-    """The kernel lets no file of this process grow beyond ``size`` bytes."""
+    """Limit the size of this process's files to ``size`` bytes, by the kernel."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -165,7 +165,7 @@ def files_at_most(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-async def test_a_full_disk_costs_no_alert(tmp_path):
+async def test_a_full_disk_loses_no_alert(tmp_path):
     path = tmp_path / "j"
     with opened(path) as journal:
         await journal.add([alert(0)])
@@ -178,11 +178,11 @@ async def test_a_full_disk_costs_no_alert(tmp_path):
         on_disk = await ids(journal)
 
     assert found == [f"h1-{n}" for n in range(50)]
-    assert 0 < len(on_disk) < 50  # the disk did become full
+    assert 0 < len(on_disk) < 50  # the disk was full
 
 
 async def test_a_disk_that_does_not_answer_is_not_waited_for(tmp_path):
-    """Another process holds the file: as long as it does, memory serves."""
+    """Another process holds the file: meanwhile memory is used."""
     path = tmp_path / "j"
     with opened(path) as journal:
         await journal.add([alert(0)])
@@ -234,13 +234,13 @@ async def until_stream_holds(store, number):
 
 @pytest.fixture
 def server(redis_binary, tmp_path):
-    """A function that runs a Redis, always at the same place, for the length of a block."""
+    """A function that runs a Redis, always at the same address, while a block lasts."""
     (tmp_path / "redis").mkdir()
     return lambda: embedded.redis(tmp_path / "redis", binary=redis_binary)
 
 
-async def test_alerts_outlive_an_outage_of_redis_and_a_restart_of_the_daemon(tmp_path, server):
-    """Raised while Redis is away, by a daemon that ends before Redis is back."""
+async def test_alerts_survive_a_redis_outage_and_a_daemon_restart(tmp_path, server):
+    """Alerts raised during the outage, by a daemon that ends before Redis is back."""
     path, url = tmp_path / "j", f"unix://{tmp_path}/redis/redis.sock"
     async with watcher_of(path, url, "boot1") as (watcher, _):
         for number in range(250):
@@ -257,8 +257,8 @@ async def test_alerts_outlive_an_outage_of_redis_and_a_restart_of_the_daemon(tmp
     assert found == [*(f"h1-boot1-{n + 1}" for n in range(250)), "h1-boot2-1"]
 
 
-async def test_a_redis_that_comes_back_empty_is_told_again(tmp_path, server):
-    """By the wake-up that a new subscription begins with, as the daemon passes it on."""
+async def test_alerts_are_published_again_to_an_emptied_redis(tmp_path, server):
+    """Triggered by the wake-up at the start of a new subscription, as the daemon passes it on."""
     path, url = tmp_path / "j", f"unix://{tmp_path}/redis/redis.sock"
     async with watcher_of(path, url, "boot1") as (watcher, store):
         with server():

@@ -1,4 +1,4 @@
-"""Asking the policies, and saying what would come of it."""
+"""Running the policies and predicting the result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tmd.core.values.breaker_state import Breaker
 from tmd.core.values.limits import PlanLimits
 from tmd.core.values.model import Activity, Phase, State, Strategy, Urgency, Verdict
 from tmd.core.values.requests import DrainRequest
-from tmd.daemon.policy_runner import foreseen, rulings, told, withheld
+from tmd.daemon.policy_runner import breaker_alert, foreseen, rulings, withheld
 from tmd.plugin import Policy
 
 RULES = BreakerRules()
@@ -28,7 +28,7 @@ class Broken(Policy):
 
 
 class Reckless(Policy):
-    """Of somebody who has never heard of strategies."""
+    """A policy that ignores strategies."""
 
     name = "reckless"
 
@@ -50,7 +50,7 @@ def test_one_broken_policy_does_not_silence_the_others():
     assert (ruling.verdict.policy, ruling.held_back) == ("drain_degraded", "")
 
 
-def test_no_policy_whatsoever_hears_of_what_only_observes():
+def test_no_policy_sees_findings_with_strategy_observe():
     assert rulings([Reckless()], cluster(ailing(strategy=Strategy.OBSERVE)), RULES) == []
     assert rulings([Reckless()], cluster(ailing(strategy=Strategy.ADVISE)), RULES) != []
 
@@ -64,7 +64,7 @@ def test_an_open_breaker_holds_back_with_a_reason():
     assert "too much" in found[1].held_back
 
 
-def test_it_is_said_why_a_grave_finding_moves_nobody():
+def test_the_reason_why_a_grave_finding_moves_no_rank_is_given():
     alike = (ailing(), host("h3", finding("h3", id="h3-1"), at=1000.0))
     observed = ailing(strategy=Strategy.OBSERVE)
 
@@ -87,7 +87,7 @@ def stepping(*hosts, **changes):
     return structs.replace(view, hosts=tuple(map(begun, view.hosts)))
 
 
-def test_what_would_be_done_is_foreseen():
+def test_the_next_plan_is_predicted():
     view = stepping(ailing())
     found = rulings([DrainDegraded()], view, RULES)
     (outlook,) = foreseen(found, view, PlanLimits(), now=0.0)
@@ -97,7 +97,7 @@ def test_what_would_be_done_is_foreseen():
     assert outlook.plan.choice
 
 
-def test_what_a_pause_keeps_from_being_done_is_foreseen():
+def test_a_plan_held_back_by_a_pause_is_predicted():
     view = stepping(ailing(), paused=True)
     found = rulings([DrainDegraded()], view, RULES)
     (outlook,) = foreseen(found, view, PlanLimits(), now=0.0)
@@ -106,7 +106,7 @@ def test_what_a_pause_keeps_from_being_done_is_foreseen():
     assert "tmd resume" in outlook.waits
 
 
-def test_a_plan_that_is_over_is_not_foreseen_again():
+def test_a_finished_plan_is_not_predicted_again():
     over = planned(2)
     view = stepping(record=structs.replace(RECORD, plan=over, history=(over,)))
     (outlook,) = foreseen([], view, PlanLimits(), now=0.0)
@@ -114,8 +114,9 @@ def test_a_plan_that_is_over_is_not_foreseen_again():
     assert (outlook.plan, outlook.waits) == (None, "")
 
 
-def test_the_breaker_says_what_happened_and_who_closed_it():
-    opened, closed = told(OPEN, "h1"), told(Breaker(reason="too much", at=60.0, by="ann"), "h2")
+def test_the_breaker_alert_names_the_reason_and_the_operator():
+    opened = breaker_alert(OPEN, "h1")
+    closed = breaker_alert(Breaker(reason="too much", at=60.0, by="ann"), "h2")
 
     assert (opened.state, opened.at, opened.strategy) == (State.RAISED, 50.0, Strategy.ADVISE)
     assert "tmd resume" in opened.message

@@ -1,4 +1,4 @@
-"""Deciding: snapshot in, guarded writes out, on fake time."""
+"""Decisions: snapshot in, guarded writes out, on fake time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Broken(Policy):
 
 
 class Scene:
-    """A cluster of two ranks and a standby that stands in the store, and its leader."""
+    """A cluster of two ranks and a standby in the store, and its leader."""
 
     def __init__(self, tmp_path, *policies):
         self.data = MemoryStore()
@@ -89,13 +89,13 @@ class Scene:
         await self.store.put_host(status, ttl_s=1e6, wake=False)
 
     async def puzzle(self, host):
-        """It speaks in words of a later version."""
+        """Store a host status of a later version."""
         later = structs.replace(self.workers.get(host, self.workers["h3"]))
         structs.force_setattr(later, "activity", "hibernating")
         await self.store.put_host(HostStatus(host, "i", workers=(later,)), ttl_s=1e6, wake=False)
 
     async def ail(self, *hosts):
-        """A GPU of each has a fault of its own, seen long ago."""
+        """Give each a GPU fault, seen long ago."""
         for host in hosts:
             fault = finding(host, code=f"nvml.{host}", at=100.0)
             self.alerts[host] = (fault,)
@@ -121,8 +121,8 @@ async def scene(tmp_path):
     return scene
 
 
-async def test_words_of_a_later_version_stop_no_other_decision(scene):
-    """A host that cannot be understood and holds no rank is left out, and that is all."""
+async def test_a_status_of_a_later_version_stops_no_other_decision(scene):
+    """A host with an undecodable status and no rank is ignored, nothing else changes."""
     await scene.puzzle("h9")
     await scene.end("h2", -9)
     await scene.leader.turn()
@@ -132,8 +132,8 @@ async def test_words_of_a_later_version_stop_no_other_decision(scene):
     assert plan.moves[0].rank == 1
 
 
-async def test_a_job_with_a_rank_where_nothing_is_understood_is_left_alone(scene):
-    """It is not silent, so it must not be taken for dead; once it is understood, all goes on."""
+async def test_a_job_with_a_rank_on_an_undecodable_host_is_left_alone(scene):
+    """It is not silent, so it does not count as dead; once it is decodable, the job continues."""
     await scene.puzzle("h1")
     await scene.end("h2", -9)
     await scene.leader.turn()
@@ -170,7 +170,7 @@ async def test_a_loss_opens_a_failover_though_another_policy_is_broken(scene):
 
 
 async def test_all_steps_that_facts_allow_are_taken_in_one_turn(scene):
-    """A survivor that has already halted costs no second wake-up."""
+    """A survivor that has already halted needs no second wake-up."""
     await scene.end("h1", -9)
     await scene.tell("h2", activity=Activity.STUCK, plan="job-2")
     await scene.leader.turn()
@@ -179,7 +179,7 @@ async def test_all_steps_that_facts_allow_are_taken_in_one_turn(scene):
 
 
 async def test_a_deadline_is_kept_without_a_wake_up(scene):
-    """Stuck members without evidence: the leader returns just after settle_s, not on its period."""
+    """Stuck members without evidence: the leader wakes just after settle_s, not on its period."""
     await scene.leader.turn()
     await scene.tell("h2", activity=Activity.STUCK)
     patience = await scene.leader.turn()
@@ -192,7 +192,7 @@ async def test_a_deadline_is_kept_without_a_wake_up(scene):
     assert (await scene.record).plan.cause == "link.broken"
 
 
-async def test_age_starts_anew_with_every_phase(scene):
+async def test_each_phase_resets_the_age(scene):
     await asyncio.sleep(100)
     await scene.leader.turn()
     await scene.store.drain(DrainRequest("h1", "d1"))
@@ -205,7 +205,7 @@ async def test_age_starts_anew_with_every_phase(scene):
 
 
 async def test_paused_means_no_new_plan(scene):
-    """Neither for a drain nor after a loss; the pause over, both are done."""
+    """Neither for a drain nor after a loss; both happen after the pause."""
     await scene.store.set_paused(True)
     await scene.store.drain(DrainRequest("h1", "d1"))
     await scene.leader.turn()
@@ -220,7 +220,7 @@ async def test_paused_means_no_new_plan(scene):
 
 
 async def test_paused_plans_under_way_go_on(scene):
-    """A planned move that loses its leaver must become a failover, or the job would stand still."""
+    """A planned move that loses its leaver must become a failover, or the job would stop."""
     await scene.store.drain(DrainRequest("h1", "d1"))
     await scene.leader.turn()
     await scene.store.set_paused(True)
@@ -230,7 +230,7 @@ async def test_paused_plans_under_way_go_on(scene):
     assert (await scene.record).plan.cause == "trainer.exited"
 
 
-async def test_who_does_not_lead_writes_nothing(scene):
+async def test_a_host_that_does_not_lead_writes_nothing(scene):
     await scene.end("h1", -9)
     scene.candidate.lease = Lease(epoch=EPOCH, until=asyncio.get_running_loop().time())
     with pytest.raises(StaleLease):
@@ -240,7 +240,7 @@ async def test_who_does_not_lead_writes_nothing(scene):
 
 
 async def test_a_leader_that_was_overtaken_steps_down(scene):
-    """The store refuses its write, and it asks for a new lease instead of trying again."""
+    """The store refuses its write, and it asks for a new lease instead of retrying."""
     newer = structs.replace(await scene.record, revision=2, lease_epoch=EPOCH + 1)
     await scene.store.put_job(newer, expected=1)
     await scene.end("h1", -9)
@@ -281,13 +281,13 @@ async def test_an_outage_only_delays(scene):
 
 @pytest.fixture
 async def guarded(tmp_path):
-    """A cluster whose hosts are left when they ail."""
+    """A cluster with a policy that moves ranks off degraded hosts."""
     scene = Scene(tmp_path, ReplaceFailed(), DrainRequested(), DrainDegraded())
     await scene.start()
     return scene
 
 
-async def test_a_host_that_ails_is_left(guarded):
+async def test_ranks_leave_a_degraded_host(guarded):
     await guarded.ail("h1")
     await guarded.leader.turn()
 
@@ -295,8 +295,8 @@ async def test_a_host_that_ails_is_left(guarded):
     assert not guarded.data.breaker.open
 
 
-async def test_too_many_hosts_at_once_open_the_breaker_and_nobody_moves(guarded):
-    """It is said once, and it stays open though the hosts are well again."""
+async def test_too_many_hosts_at_once_open_the_breaker_and_no_rank_moves(guarded):
+    """It is reported once and stays open although the hosts recover."""
     await guarded.ail("h1", "h2")
     await guarded.leader.turn()
     guarded.alerts.clear()
@@ -334,8 +334,8 @@ async def test_open_it_stops_neither_operators_nor_failovers(guarded):
 # --- protection -----------------------------------------------------------------------------------
 
 
-async def test_a_job_that_nobody_could_help_is_reported_once_for_each_reason(scene):
-    """The standby turns out to be unfit, rehearses, and is lost."""
+async def test_an_unprotected_job_is_reported_once_per_reason(scene):
+    """The standby is first unfit, then rehearses, then is lost."""
     await scene.leader.turn()
     unfit = Rehearsal(step=5, seconds=1.0, refusal="other bits", suspect=True)
     await scene.tell("h3", rehearsed=(unfit,))
@@ -357,7 +357,7 @@ async def test_a_job_that_nobody_could_help_is_reported_once_for_each_reason(sce
     assert "the job has no other standby" in scene.reported[2].message
 
 
-async def test_who_leads_no_more_takes_its_reports_back(scene):
+async def test_a_former_leader_clears_its_findings(scene):
     await scene.end("h3", 1)
     await scene.leader.turn()
     scene.candidate.lease = Lease(epoch=EPOCH)
@@ -368,7 +368,7 @@ async def test_who_leads_no_more_takes_its_reports_back(scene):
 
 
 async def test_a_plan_under_way_changes_nothing_about_a_report(scene):
-    """The standby is the joiner of a plan, and nobody else is there; that is no news."""
+    """The standby is the joiner of a plan and there is no other: no new report."""
     await scene.store.drain(DrainRequest("h1", "d1"))
     await scene.leader.turn()
 

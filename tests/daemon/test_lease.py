@@ -25,7 +25,7 @@ def candidate(store, name, tmp_path):
 
 
 async def test_a_holder_leads_for_hours(tmp_path):
-    """Renewal goes on for ever under one lease epoch."""
+    """It renews forever under one lease epoch."""
     store = MemoryStore()
     one = candidate(store, "a", tmp_path)
     async with running(one):
@@ -39,7 +39,7 @@ async def test_a_holder_leads_for_hours(tmp_path):
 
 
 async def test_there_is_never_more_than_one_leader(tmp_path):
-    """Three candidates, outages of all lengths: nobody believes while another does."""
+    """Three candidates, outages of all lengths: never do two believe that they lead."""
     store = MemoryStore()
     group = [candidate(store, name, tmp_path) for name in "abc"]
     changes = set()
@@ -70,7 +70,7 @@ async def test_a_dead_leader_is_replaced_within_its_ttl(tmp_path):
 
 
 async def test_a_leader_that_stops_hands_over_at_once(tmp_path):
-    """The wake-up is worth a period: the follower does not wait for its next attempt."""
+    """The wake-up saves a period: the follower does not wait for its next attempt."""
     store = MemoryStore()
     one, two = candidate(store, "a", tmp_path), candidate(store, "b", tmp_path)
     async with running(one):

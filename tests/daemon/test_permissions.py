@@ -1,4 +1,4 @@
-"""Who may read what the daemon writes, connect to it, and read its secrets."""
+"""Permissions of the files the daemon writes, of its socket, and of its secrets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def mode(path):
 
 @pytest.fixture
 def open_folder():
-    """One that other users get to, as they do not to pytest's."""
+    """A folder that other users can reach, unlike pytest's."""
     with tempfile.TemporaryDirectory(prefix="tmd-test-") as name:
         os.chmod(name, 0o755)
         yield Path(name)
@@ -53,7 +53,7 @@ def test_the_socket_is_open_once_somebody_else_is_listed(tmp_path, users, expect
 
 
 def test_one_listed_user_gets_through_to_a_daemon_of_root(open_folder):
-    """Also with the umask of a daemon, which makes the folder."""
+    """Also with the umask of a daemon, which creates the folder."""
     if os.geteuid() != 0:
         pytest.skip(ROOT_ONLY)
     before = os.umask(0o077)
@@ -74,7 +74,7 @@ def test_one_listed_user_gets_through_to_a_daemon_of_root(open_folder):
 
 @pytest.mark.parametrize("made_before", [False, True])
 def test_state_is_for_the_daemon_only(redis_url, tmp_path, made_before):
-    """With the usual umask, and also what an older version has left there."""
+    """With the usual umask, and also for files of an older version."""
     state = tmp_path / "lib" / "state"
     if made_before:
         state.mkdir(parents=True)
@@ -95,11 +95,11 @@ def test_state_is_for_the_daemon_only(redis_url, tmp_path, made_before):
         env=environment,
         umask=0o022,
     )
-    said = []
+    lines = []
     modes = {}
     try:
         for line in daemon.stderr:
-            said.append(line)
+            lines.append(line)
             if "daemon started" in line:
                 modes = {file.name: mode(file) for file in state.iterdir() if file.is_file()}
                 with socket.socket(socket.AF_UNIX) as client:
@@ -112,7 +112,7 @@ def test_state_is_for_the_daemon_only(redis_url, tmp_path, made_before):
         daemon.wait()
     modes |= {file.name: mode(file) for file in state.rglob("*") if file.is_file()}
 
-    assert "alerts.sqlite" in modes, said
+    assert "alerts.sqlite" in modes, lines
     assert ("findings.json" in modes) or not made_before
     assert {name: oct(m) for name, m in modes.items() if m & 0o077} == {}
     assert mode(state) == (0o755 if made_before else 0o700)

@@ -1,4 +1,4 @@
-"""What a daemon obeys."""
+"""Which records a daemon obeys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tmd.core.planning.election import Receipt
 from tmd.daemon.records import Records, condemned
 
 
-def test_newer_is_obeyed_older_is_not(tmp_path, record):
+def test_a_newer_record_is_obeyed_and_an_older_one_is_not(tmp_path, record):
     records = Records(tmp_path)
 
     assert records.take(record(revision=2, lease_epoch=5)) is Receipt.NEW
@@ -22,7 +22,7 @@ def test_newer_is_obeyed_older_is_not(tmp_path, record):
 
 
 def test_the_fence_survives_a_restart(tmp_path, record):
-    """A daemon that was restarted still refuses the leader it refused before (I5)."""
+    """A restarted daemon still refuses the leader it refused before (I5)."""
     Records(tmp_path).take(record(lease_epoch=7))
     again = Records(tmp_path)
 
@@ -38,7 +38,7 @@ def test_one_job_does_not_fence_another(tmp_path, record):
     assert records.take(record(job="other", lease_epoch=3)) is Receipt.NEW
 
 
-def test_a_damaged_file_is_no_reason_to_stop(tmp_path, record):
+def test_a_damaged_file_is_ignored(tmp_path, record):
     (tmp_path / "obeyed.json").write_text("[1, 2")
 
     assert Records(tmp_path).take(record()) is Receipt.NEW

@@ -14,11 +14,11 @@ from tmd.daemon.redis_client import connect
 from tmd.daemon.redis_errors import explained, misplaced, shown
 from tmd.daemon.store import RedisStore
 
-LOGIN_HINT = "mend the login in [redis] url"
+LOGIN_HINT = "correct the login in [redis] url"
 
 
 async def refusal(url):
-    """What a heartbeat says that Redis does not take."""
+    """The error of a heartbeat that Redis refuses."""
     store = RedisStore(url, "c", b"key", timeout_s=2.0)
     async with contextlib.aclosing(_Closing(store)):
         with pytest.raises(StoreUnavailable) as refused:
@@ -54,74 +54,74 @@ async def test_a_read_only_replica(redis):
 
 async def test_a_wrong_password_is_named_and_not_shown(redis_binary, tmp_path):
     with guarded(redis_binary, tmp_path) as port:
-        said = await refusal(f"redis://tmd:s3cret@127.0.0.1:{port}/0")
+        message = await refusal(f"redis://tmd:s3cret@127.0.0.1:{port}/0")
 
-    assert said.startswith(f"redis at 127.0.0.1:{port}/0: Redis does not accept")
-    assert LOGIN_HINT in said
-    assert "s3cret" not in said
+    assert message.startswith(f"redis at 127.0.0.1:{port}/0: Redis does not accept")
+    assert LOGIN_HINT in message
+    assert "s3cret" not in message
 
 
-async def test_a_login_is_missing(redis_binary, tmp_path):
+async def test_a_missing_login_is_explained(redis_binary, tmp_path):
     with guarded(redis_binary, tmp_path) as port:
         assert LOGIN_HINT in await refusal(f"redis://127.0.0.1:{port}/0")
 
 
-async def test_a_user_without_the_rights(redis_binary, tmp_path):
+async def test_missing_rights_are_explained(redis_binary, tmp_path):
     with guarded(redis_binary, tmp_path) as port:
-        said = await refusal(f"redis://tmd-alerts:subscriber@127.0.0.1:{port}/0")
+        message = await refusal(f"redis://tmd-alerts:subscriber@127.0.0.1:{port}/0")
 
-    assert "not permitted to do this; give it the rights listed in the redis.acl" in said
+    assert "not permitted to do this; give it the rights listed in the redis.acl" in message
 
 
-async def test_a_certificate_nobody_vouches_for(redis_binary, tmp_path):
+async def test_an_untrusted_certificate_is_explained(redis_binary, tmp_path):
     with encrypted(redis_binary, tmp_path) as (port, _):
-        said = await refusal(f"rediss://127.0.0.1:{port}/0")
+        message = await refusal(f"rediss://127.0.0.1:{port}/0")
 
-    assert "certificate of Redis is not trusted; name the authority" in said
+    assert "certificate of Redis is not trusted; name its certificate authority" in message
 
 
-async def test_a_port_without_tls(redis_binary, tmp_path):
+async def test_a_port_without_tls_is_explained(redis_binary, tmp_path):
     with guarded(redis_binary, tmp_path) as port:
-        said = await refusal(f"rediss://127.0.0.1:{port}/0")
+        message = await refusal(f"rediss://127.0.0.1:{port}/0")
 
-    assert "rediss:// meets a port without TLS" in said
+    assert "the port does not use TLS" in message
 
 
-async def test_nobody_listens():
+async def test_a_refused_connection_is_explained():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
 
-    assert "nothing listens there; start Redis" in await refusal(f"redis://127.0.0.1:{port}/0")
+    assert "the connection is refused; start Redis" in await refusal(f"redis://127.0.0.1:{port}/0")
 
 
-async def test_a_socket_that_is_not_there(tmp_path):
-    said = await refusal(f"unix://{tmp_path}/none.sock")
+async def test_a_missing_socket_is_explained(tmp_path):
+    message = await refusal(f"unix://{tmp_path}/none.sock")
 
-    assert said.startswith(f"redis at {tmp_path}/none.sock: a file that is needed does not exist")
-    assert "of unix:// it is the socket: start Redis" in said
+    assert message.startswith(f"redis at {tmp_path}/none.sock: a required file does not exist")
+    assert "for unix:// it is the socket: start Redis" in message
 
 
 async def test_something_that_does_not_answer():
-    """It takes the connection and says nothing."""
+    """It accepts the connection and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        said = await refusal(f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
+        message = await refusal(f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
 
-    assert "does not answer in time" in said
+    assert "does not answer in time" in message
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), OSError(), ConnectionResetError(), KeyError()])
 def test_an_error_without_a_text_has_a_sentence_all_the_same(error):
-    said = explained(error, "redis at x")
+    message = explained(error, "redis at x")
 
-    assert not said.rstrip().endswith(":")
-    assert len(said) > len("redis at x: ")
+    assert not message.rstrip().endswith(":")
+    assert len(message) > len("redis at x: ")
 
 
-def test_what_the_system_said_beneath_counts():
+def test_the_underlying_system_error_is_explained():
     error = RuntimeError("Error connecting")
     error.__context__ = ConnectionRefusedError(111, "Connection refused")
 
-    assert "nothing listens there" in explained(error, "redis at x")
+    assert "the connection is refused" in explained(error, "redis at x")
 
 
 @pytest.mark.parametrize(
@@ -138,5 +138,5 @@ def test_a_place_is_shown_without_its_login(url, place):
     assert shown(url) == place
 
 
-def test_a_type_that_is_gone_when_one_looks_is_still_an_error():
+def test_a_wrong_type_that_has_vanished_is_still_an_error():
     assert "delete it" in misplaced({}, "redis at x")

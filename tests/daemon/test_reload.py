@@ -1,4 +1,4 @@
-"""SIGHUP: what is taken over, what is left out, and that nothing is lost."""
+"""SIGHUP: which settings are applied, which are not, and that nothing is lost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Config(DetectorConfig, frozen=True):
 
 
 class Telling(Detector):
-    """Raises one finding named after itself, and says what it was started with."""
+    """Raises one finding named after itself, with its configuration as message."""
 
     name = "telling"
     Config = Config
@@ -77,7 +77,7 @@ async def watching(*detectors):
 
 
 @pytest.mark.looptime
-async def test_only_what_changed_is_started_anew_and_findings_stay(tmp_path):
+async def test_only_changed_detectors_restart_and_findings_stay(tmp_path):
     same, other, new = Telling("same"), Telling("other"), Telling("new")
     async with watching(loaded(tmp_path, same), loaded(tmp_path, other)) as (watcher, store):
         before = {a.entity: a.id for a in watcher.board.alerts}
@@ -99,8 +99,8 @@ async def test_only_what_changed_is_started_anew_and_findings_stay(tmp_path):
 
 
 @pytest.mark.looptime
-async def test_another_strategy_binds_what_is_raised_without_a_restart(tmp_path):
-    """From ACT to OBSERVE: nothing may act on the old finding any more."""
+async def test_a_new_strategy_applies_to_open_findings_without_a_restart(tmp_path):
+    """From ACT to OBSERVE: the old finding may not cause a move any more."""
     one = Telling("one")
     async with watching(loaded(tmp_path, one)) as (watcher, _):
         restarted = await watcher.adopt([loaded(tmp_path, one, strategy=Strategy.OBSERVE)])
@@ -111,7 +111,7 @@ async def test_another_strategy_binds_what_is_raised_without_a_restart(tmp_path)
 
 
 @pytest.mark.looptime
-async def test_what_a_detector_that_is_switched_off_has_raised_is_cleared(tmp_path):
+async def test_switching_a_detector_off_clears_its_findings(tmp_path):
     class Broken(Telling):
         async def watch(self, ctx):
             yield Signal("a.b", self.name, Severity.FATAL)
@@ -132,7 +132,7 @@ async def test_what_a_detector_that_is_switched_off_has_raised_is_cleared(tmp_pa
 
 
 @pytest.mark.looptime
-async def test_one_that_does_not_end_is_left_alone_and_not_doubled(tmp_path):
+async def test_a_detector_that_does_not_stop_is_not_started_twice(tmp_path):
     stubborn, spare = Telling("one", stubborn=True), Telling("one")
     async with watching(loaded(tmp_path, stubborn)) as (watcher, _):
         begin = asyncio.get_running_loop().time()
@@ -194,14 +194,14 @@ async def until(condition, what):
         await asyncio.sleep(0.01)
 
 
-async def test_a_daemon_takes_over_what_may_change(redis_url, tmp_path):
-    """A new check, then a wrong file, then another log level: the same process, no state lost."""
-    cluster, file, said = f"r{os.urandom(4).hex()}", tmp_path / "tmd.toml", tmp_path / "log"
+async def test_a_reload_applies_the_reloadable_settings(redis_url, tmp_path):
+    """A new check, then an invalid file, then another log level: same process, no state lost."""
+    cluster, file, log_file = f"r{os.urandom(4).hex()}", tmp_path / "tmd.toml", tmp_path / "log"
     base = BASE.format(cluster=cluster, url=redis_url, folder=tmp_path)
     quiet = "[log]\nlevel = 'error'\n"
     file.write_text(base + quiet + CHECK.format(name="first"))
     store = RedisStore(redis_url, cluster, store_key(b"0123456789abcdef", cluster))
-    with said.open("wb") as log:
+    with log_file.open("wb") as log:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tmd.cli", "daemon", "-c", str(file)), stderr=log
         )
@@ -213,22 +213,22 @@ async def test_a_daemon_takes_over_what_may_change(redis_url, tmp_path):
         return found.keys() == {f"check:{name}" for name in names}
 
     async def logged(word):
-        return word in said.read_text()
+        return word in log_file.read_text()
 
     seen = {}
     try:
-        await until(lambda: raised("first"), "the first check is heard")
+        await until(lambda: raised("first"), "the first check reports")
         before = dict(seen)
         file.write_text(base + quiet + CHECK.format(name="first") + CHECK.format(name="second"))
         process.send_signal(signal.SIGHUP)
-        await until(lambda: raised("first", "second"), "the second check is heard")
+        await until(lambda: raised("first", "second"), "the second check reports")
         file.write_text(base + "[nonsense]\n")
         process.send_signal(signal.SIGHUP)
-        await until(lambda: logged("nonsense"), "the mistake is said")
+        await until(lambda: logged("nonsense"), "the error is logged")
         file.write_text(base + "[leader]\nttl_s = 20.0\n" + CHECK.format(name="first"))
         silent = not await logged("configuration reloaded")
         process.send_signal(signal.SIGHUP)
-        await until(lambda: logged("[leader] ttl_s"), "what needs a restart is said")
+        await until(lambda: logged("[leader] ttl_s"), "the keys that need a restart are logged")
         await until(lambda: logged("configuration reloaded"), "and it is done")
         process.terminate()
         code = await asyncio.wait_for(process.wait(), WITHIN_S)

@@ -13,16 +13,16 @@ STATUS = worker_status("h1/job/0.a")
 
 
 async def rung(roster):
-    return await roster.urgent.heard(0)
+    return await roster.urgent.wait(0)
 
 
-async def test_news_cannot_wait_progress_can():
+async def test_news_is_urgent_and_progress_is_not():
     roster = Roster()
-    roster.heard(STATUS, 0.0)
+    roster.report(STATUS, 0.0)
     new = await rung(roster)
-    roster.heard(structs.replace(STATUS, step=5, loss=1.5), 1.0)
+    roster.report(structs.replace(STATUS, step=5, loss=1.5), 1.0)
     progress = await rung(roster)
-    roster.heard(structs.replace(STATUS, step=5, activity=Activity.STUCK), 2.0)
+    roster.report(structs.replace(STATUS, step=5, activity=Activity.STUCK), 2.0)
     stuck = await rung(roster)
 
     assert (new, progress, stuck) == (True, False, True)
@@ -30,7 +30,7 @@ async def test_news_cannot_wait_progress_can():
 
 
 @pytest.mark.parametrize("field", ["activity", "epoch", "armed", "plan", "undecided", "suspects"])
-def test_what_the_leader_decides_by_is_urgent(field):
+def test_every_field_that_the_leader_uses_is_urgent(field):
     changed = {"activity": Activity.STUCK, "undecided": True, "plan": "p", "suspects": ("w",)}
     after = structs.replace(STATUS, **{field: changed.get(field, 7)})
 
@@ -38,28 +38,28 @@ def test_what_the_leader_decides_by_is_urgent(field):
     assert is_urgent(STATUS, after)
 
 
-async def test_an_exit_ends_a_worker_for_good():
+async def test_a_worker_that_exited_does_not_come_back():
     """A late report, or the same exit again, does not bring it back."""
     roster = Roster()
-    roster.heard(STATUS, 0.0)
+    roster.report(STATUS, 0.0)
     await rung(roster)
     exit_ = Exit(STATUS.worker, "job", -9, at=0.0)
     roster.exited(exit_)
-    told = await rung(roster)
+    rang = await rung(roster)
     roster.exited(exit_)
-    roster.heard(STATUS, 1.0)
+    roster.report(STATUS, 1.0)
 
-    assert told
+    assert rang
     assert not await rung(roster)
     assert (roster.statuses, list(roster.exits)) == ((), [exit_])
 
 
-async def test_who_begins_to_end_has_no_more_to_say_but_how():
-    """The cluster hears of both; the instant is the first."""
+async def test_an_exiting_worker_only_reports_its_exit_code():
+    """The cluster learns of both events; the first one gives the time."""
     roster = Roster()
-    roster.heard(STATUS, 0.0)
+    roster.report(STATUS, 0.0)
     await rung(roster)
-    told = []
+    rang = []
     for exit_ in (
         Exit(STATUS.worker, "job", None, at=1.0),
         Exit(STATUS.worker, "job", None, at=2.0),
@@ -68,11 +68,11 @@ async def test_who_begins_to_end_has_no_more_to_say_but_how():
         Exit(STATUS.worker, "job", 1, at=5.0),
     ):
         roster.exited(exit_)
-        roster.heard(STATUS, exit_.at)
+        roster.report(STATUS, exit_.at)
         (known,) = roster.exits
-        told.append((await rung(roster), known.code, known.at, roster.ended(STATUS.worker)))
+        rang.append((await rung(roster), known.code, known.at, roster.ended(STATUS.worker)))
 
-    assert told == [
+    assert rang == [
         (True, None, 1.0, False),
         (False, None, 1.0, False),
         (True, -9, 1.0, True),
@@ -82,9 +82,9 @@ async def test_who_begins_to_end_has_no_more_to_say_but_how():
     assert roster.statuses == ()
 
 
-async def test_a_lost_connection_proves_nothing():
+async def test_a_lost_connection_is_no_exit():
     roster = Roster()
-    roster.heard(STATUS, 0.0)
+    roster.report(STATUS, 0.0)
     roster.lost(STATUS.worker, 1.0)
 
     assert roster.statuses == (STATUS,)
@@ -111,16 +111,16 @@ async def test_a_slow_reader_gets_the_latest_of_each_worker():
     feed = roster.subscribe(0.0)
     other = worker_status("h1/job/1.a")
     for step in range(100):
-        roster.heard(structs.replace(STATUS, epoch=step), float(step))
-        roster.heard(structs.replace(other, epoch=step), float(step))
+        roster.report(structs.replace(STATUS, epoch=step), float(step))
+        roster.report(structs.replace(other, epoch=step), float(step))
     events = [await feed.take(), await feed.take()]
 
     assert [e.status.epoch for e in events] == [99, 99]
 
 
-async def test_silence_is_counted_unless_we_stood_still_ourselves():
+async def test_silence_excludes_the_daemons_own_stalls():
     roster = Roster()
-    roster.heard(STATUS, 10.0)
+    roster.report(STATUS, 10.0)
     feed = roster.subscribe(13.0)
     silent = (await feed.take()).silent_s
     roster.excuse(3.0)

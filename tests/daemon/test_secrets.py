@@ -1,4 +1,4 @@
-"""No secret in any line of a log, error or repr, however things fail."""
+"""No secret appears in a log line, error or repr, whatever fails."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def form(request):
 
 
 def deep(number, settings):
-    """A failure far down, with causes, and secrets in local variables all the way."""
+    """A deeply nested failure with causes, and secrets in local variables at every level."""
     word = settings.cluster.secret.reveal()
     if number:
         try:
@@ -56,14 +56,14 @@ def test_a_failure_is_logged_without_local_variables_and_in_bounds(form, capsys)
         deep(60, settings)
     except ValueError:
         structlog.get_logger().exception("detector failed", settings=settings)
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
 
-    assert "detector failed" in said
-    assert "in deep" in said or '"name": "deep"' in said
-    assert CANARY not in said
-    assert len(said) < 10 * MOST if form == "console" else len(said) < MOST
+    assert "detector failed" in output
+    assert "in deep" in output or '"name": "deep"' in output
+    assert CANARY not in output
+    assert len(output) < 10 * MOST if form == "console" else len(output) < MOST
     if form == "json":
-        assert "locals" not in json.loads(said)["exception"][0]["frames"][0]
+        assert "locals" not in json.loads(output)["exception"][0]["frames"][0]
 
 
 def test_no_repr_shows_a_secret(tmp_path):
@@ -124,8 +124,8 @@ def test_config_show_masks_passwords(tmp_path, url):
     assert "**********" in done.stdout
 
 
-def test_a_daemon_that_can_reach_nothing_tells_no_secret(form, tmp_path):
-    """Redis away, a token, a webhook; everything that is worth a line is logged."""
+def test_a_daemon_without_connections_logs_no_secret(form, tmp_path):
+    """Redis is unavailable; with a token and a webhook; every log line is checked."""
     token = tmp_path / "token"
     token.write_text(f"{CANARY}-a-token")
     token.chmod(0o600)
@@ -143,27 +143,27 @@ def test_a_daemon_that_can_reach_nothing_tells_no_secret(form, tmp_path):
         "TMD_LOG__LEVEL": "debug",
     }
     command = [sys.executable, "-P", "-m", "tmd.daemon"]
-    said = []
+    output = []
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as daemon:
         watch = threading.Timer(60, daemon.kill)
         watch.start()
         try:
             for line in daemon.stderr:
-                said.append(line)
+                output.append(line)
                 if "127.0.0.1:1" in line:
                     daemon.terminate()
         finally:
             watch.cancel()
             daemon.kill()
-    text = "".join(said)
+    text = "".join(output)
 
     assert daemon.returncode == 0, text
     assert "127.0.0.1:1" in text
     assert CANARY not in text
 
 
-def test_a_daemon_that_fails_logs_it_in_its_form(form, tmp_path, monkeypatch, capsys):
-    """A mistake of ours ends the daemon; the reason is a line of the log like others."""
+def test_a_failing_daemon_logs_the_failure_in_its_log_format(form, tmp_path, monkeypatch, capsys):
+    """An internal error ends the daemon; the reason is a normal line of the log."""
     from tmd.daemon import __main__ as program
 
     def broken(*_):
@@ -176,9 +176,9 @@ def test_a_daemon_that_fails_logs_it_in_its_form(form, tmp_path, monkeypatch, ca
     monkeypatch.setattr(program, "serve", broken)
     with pytest.raises(SystemExit) as ended:
         program.main()
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
 
     assert ended.value.code == 1
-    assert "the daemon has failed" in said
-    assert "\x1b" not in said
-    assert CANARY not in said
+    assert "the daemon failed" in output
+    assert "\x1b" not in output
+    assert CANARY not in output

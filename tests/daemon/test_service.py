@@ -1,4 +1,4 @@
-"""Whole daemons as processes, a real Redis, trainers that only talk."""
+"""Whole daemons as processes, a real Redis, and simulated trainers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tmd.testing.clients import connected
 
 
 async def test_a_loss_is_answered_across_hosts(tmp_path, redis):
-    """Formed on two hosts; one worker ends; survivor holds; standby and survivor sync."""
+    """Formed on two hosts; one worker exits; the survivor holds; standby and survivor sync."""
     async with Cluster(tmp_path, redis) as cluster:
         first, second, spare = await cluster.formed()
         launcher = await cluster.launcher("h1")
@@ -36,12 +36,12 @@ async def test_a_loss_is_answered_across_hosts(tmp_path, redis):
 
 
 async def test_a_stranger_who_writes_to_redis_moves_nobody(tmp_path, redis):
-    """A drain, a host that says that a worker has ended, and their wake-ups; then a member asks for
-    the same drain."""
+    """Forged: a drain, a host that reports an exit, and wake-ups. Then a member requests the same
+    drain."""
     async with Cluster(tmp_path, redis) as cluster:
         await cluster.formed()
 
-        async def said(*kinds):
+        async def logged(*kinds):
             logs = "".join(p.read_text() for p in tmp_path.glob("*/log"))
             return all(
                 f"redis holds {k} that no member of this cluster wrote" in logs for k in kinds
@@ -51,7 +51,7 @@ async def test_a_stranger_who_writes_to_redis_moves_nobody(tmp_path, redis):
         lie = HostStatus("h3", "i", exits=(Exit("h1/job/0.a", "job", -9, at=time.time()),))
         await guess.drain(DrainRequest(host="h1", id="forged"))
         await guess.put_host(lie, ttl_s=60, wake=True)
-        await cluster.until(lambda: said("a DrainRequest", "a HostStatus"), "both were seen")
+        await cluster.until(lambda: logged("a DrainRequest", "a HostStatus"), "both were seen")
         before = await cluster.record()
         await cluster.store.drain(DrainRequest(host="h1", id="real"))
 
@@ -68,7 +68,7 @@ async def test_a_stranger_who_writes_to_redis_moves_nobody(tmp_path, redis):
 
 
 async def test_another_daemon_leads_when_the_leader_is_killed(tmp_path, redis):
-    """Trainers keep their duties; the next decision comes under a higher lease epoch."""
+    """Trainers keep their directives; the next decision has a higher lease epoch."""
     async with Cluster(tmp_path, redis) as cluster:
         await cluster.formed()
         before = (await cluster.record()).lease_epoch
@@ -102,7 +102,7 @@ async def test_a_restarted_daemon_finds_its_trainers_again(tmp_path, redis):
 
 
 async def test_a_restarted_daemon_raises_no_second_alert_for_an_exit(tmp_path, redis):
-    """Its launcher tells it again of all that have ended; the one after is told behind that."""
+    """Its launcher reports all earlier exits again, and a later one after them."""
     async with Cluster(tmp_path, redis) as cluster:
         await cluster.start("h1")
         await (await cluster.launcher("h1", slots=2)).exited("h1/job/0.a", 1)
@@ -117,13 +117,13 @@ async def test_a_restarted_daemon_raises_no_second_alert_for_an_exit(tmp_path, r
         async def both():
             return "h1/job/1.a" in [a.entity for a in await cluster.alerts()]
 
-        await cluster.until(both, "the second exit is told")
+        await cluster.until(both, "the second exit is reported")
         assert [a.entity for a in first] == ["h1/job/0.a"]
         assert [a.entity for a in await cluster.alerts()] == ["h1/job/0.a", "h1/job/1.a"]
 
 
-async def test_a_redis_that_lost_everything_is_told_again(tmp_path, redis):
-    """The record comes back with its revision, decisions go on, and the logs say so."""
+async def test_records_and_alerts_are_restored_to_an_emptied_redis(tmp_path, redis):
+    """The record returns with its revision, decisions continue, and the logs report it."""
     async with Cluster(tmp_path, redis) as cluster:
         _, second, _ = await cluster.formed()
         before = await cluster.record()
@@ -146,11 +146,11 @@ async def test_a_redis_that_lost_everything_is_told_again(tmp_path, redis):
 
             await cluster.until(restored, "the record is back")
 
-            async def said():
+            async def logged():
                 logs = [p.read_text() for p in tmp_path.glob("h*/log")]
-                return all("store is back" in log for log in logs)
+                return all("store is available again" in log for log in logs)
 
-            await cluster.until(said, "each daemon says once that Redis serves all its loops")
+            await cluster.until(logged, "each daemon says once that Redis serves all its loops")
             launcher = await cluster.launcher("h1")
             await launcher.exited("h1/job/0.a", -9)
             await second.directive(lambda d: isinstance(d, Hold), timeout_s=WITHIN_S)
@@ -173,7 +173,7 @@ strategy = "act"
 
 
 async def test_an_injected_finding_moves_a_rank_as_a_real_one(tmp_path, redis):
-    """From the socket of its host to a plan of the leader, which says that it was injected."""
+    """From the socket of its host to a plan of the leader, whose reason names the injection."""
     async with Cluster(tmp_path, redis, more=REHEARSING) as cluster:
         await cluster.formed()
         async with connected(cluster.socket("h1")) as operator:
@@ -194,7 +194,7 @@ async def test_an_injected_finding_moves_a_rank_as_a_real_one(tmp_path, redis):
         assert [m.leaver.host for m in plan.moves] == ["h1"]
 
 
-async def test_a_silent_trainer_is_replaced_and_its_launcher_ends_it(tmp_path, redis):
+async def test_a_silent_trainer_is_replaced_and_killed_by_its_launcher(tmp_path, redis):
     async with Cluster(tmp_path, redis, silence=1.0) as cluster:
         _, second, spare = await cluster.formed()
         launcher = await cluster.launcher("h1")
@@ -216,14 +216,14 @@ async def test_a_silent_trainer_is_replaced_and_its_launcher_ends_it(tmp_path, r
 
 
 def memory_of(pid):
-    """Resident memory in kB and what is mapped."""
+    """Resident memory in kB and the mapped files."""
     status = Path(f"/proc/{pid}/status").read_text().splitlines()
     rss_kb = next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
     return rss_kb, Path(f"/proc/{pid}/maps").read_text()
 
 
 async def test_a_daemon_stays_small_and_ends_clean(tmp_path, redis):
-    """No torch, nothing of the command line, less than 60 MB; SIGTERM: status 0, nothing left."""
+    """No torch, no command-line code, less than 60 MB; SIGTERM: status 0, nothing left."""
     async with Cluster(tmp_path, redis) as cluster:
         await cluster.start("h1")
 
@@ -245,7 +245,7 @@ async def test_a_daemon_stays_small_and_ends_clean(tmp_path, redis):
 
 
 async def test_the_daemon_runs_without_redis(tmp_path, redis):
-    """Trainers are welcomed while Redis is away; when it comes, all goes on by itself."""
+    """Trainers are accepted while Redis is unavailable; work starts once it is there."""
     async with Cluster(tmp_path, redis) as cluster:
         cluster.url = f"unix://{tmp_path}/later/redis.sock"
         await cluster.start("h1")

@@ -1,4 +1,4 @@
-"""What hosts have stored of themselves."""
+"""Decoding the stored host statuses."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ PLAIN = b'{"host":"h1","incarnation":"i"}'
 LATER = b'{"host":"h2","incarnation":"i","workers":"as many as stars"}'
 
 
-def test_one_that_is_not_understood_is_named() -> None:
-    """The others are read."""
+def test_an_undecodable_status_is_named_and_others_are_read() -> None:
     read = read_hosts([("h1", PLAIN), ("h2", LATER)], {})
 
     assert [status.host for status in read.found.values()] == ["h1"]
@@ -28,7 +27,7 @@ def test_a_status_that_is_stored_for_another_host_counts_for_neither() -> None:
 @pytest.mark.parametrize(
     "strange", [b"", b"\x80\x04", b"[" * 10_000, b"[]", b'{"incarnation":"i"}']
 )
-def test_nothing_is_decided_on_hosts_without_a_name(strange: bytes) -> None:
-    """It may be any: a clear error, not a crash."""
-    with pytest.raises(StoreUnavailable, match="this version cannot read"):
+def test_a_status_without_a_host_name_stops_decisions(strange: bytes) -> None:
+    """It may belong to any host: a clear error, not a crash."""
+    with pytest.raises(StoreUnavailable, match="this version cannot decode"):
         read_hosts([("h1", PLAIN), ("h2", strange)], {})

@@ -1,4 +1,4 @@
-"""One contract for all stores: the fakes are proven by the tests of the real one."""
+"""One contract for all stores: the real store's tests verify the fakes."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def alert(number):
     )
 
 
-async def test_a_host_that_cannot_be_understood_spoils_no_other(store):
-    """It is named, and everything else is read: also after it, and at the next look."""
+async def test_an_undecodable_host_status_does_not_affect_others(store):
+    """It is named, and everything else is read, also in the next snapshot."""
     later = structs.replace(worker_status("h2/job/0.a"))
     structs.force_setattr(later, "activity", "hibernating")
     for status in (HostStatus("h1", "i"), HostStatus("h2", "i", workers=(later,))):
@@ -69,7 +69,7 @@ async def test_a_new_cluster_is_empty(store):
     assert await store.alerts("", limit=10) == []
 
 
-async def test_a_host_is_seen_with_all_it_says(store):
+async def test_a_host_status_is_stored_completely(store):
     status = HostStatus(
         host="h1", incarnation="i", workers=(worker_status("h1/job/0.a"),), alerts=(alert(1),)
     )
@@ -117,7 +117,7 @@ async def test_renewal_keeps_the_epoch_and_release_lets_it_grow(store):
 
 
 async def test_a_new_epoch_is_above_what_the_candidate_knows(store):
-    """Even after data loss and a clock that went back."""
+    """Even after data loss and a clock that was set back."""
     known = 2**51
     answer = await store.acquire("a", ttl_s=5, floor=known)
 
@@ -125,7 +125,7 @@ async def test_a_new_epoch_is_above_what_the_candidate_knows(store):
 
 
 async def test_a_renewal_is_never_below_what_the_candidate_knows(store):
-    """A replica that took over may hold a lease of long ago, under which nobody would obey."""
+    """A promoted replica may hold an old lease, under which no daemon would obey."""
     first = await store.acquire("a", ttl_s=5, floor=0)
     known = first.epoch + 7
     again = await store.acquire("a", ttl_s=5, floor=known)
@@ -175,7 +175,7 @@ async def test_a_write_needs_the_revision_that_was_read(store, record):
 
 
 async def test_an_older_leader_cannot_write(store, record):
-    """Its lease epoch is refused even if its revision would fit (I5)."""
+    """Its lease epoch is refused even if its revision would match (I5)."""
     await store.put_job(record(revision=1, lease_epoch=2**40), expected=0)
     with pytest.raises(StaleLease):
         await store.put_job(record(revision=2, lease_epoch=2**40 - 1), expected=1)
@@ -248,14 +248,14 @@ async def test_alerts_are_read_in_order_from_a_cursor(store):
     assert await store.alerts(rest[-1][0], limit=10) == []
 
 
-async def test_an_alert_that_is_said_again_is_told_once(store):
-    """The answer was lost, so it is repeated; getting worse and clearing are other words."""
+async def test_a_repeated_alert_is_published_once(store):
+    """An alert is repeated after a lost reply; worsening and clearing are separate alerts."""
     raised = alert(1)
     worse = structs.replace(raised, severity=Severity.FATAL, count=2)
     cleared = structs.replace(raised, state=State.CLEARED, at=9.0)
     before = await store.holds_alert(raised)
-    for said in (raised, raised, worse, cleared, worse, raised):
-        await store.publish_alert(said)
+    for each in (raised, raised, worse, cleared, worse, raised):
+        await store.publish_alert(each)
 
     assert [a for _, a in await store.alerts("", limit=10)] == [raised, worse, cleared]
     assert not before
@@ -274,16 +274,16 @@ async def test_the_newest_alert_is_a_cursor(store):
     assert [a for _, a in await store.alerts(cursor, limit=10)] == [alert(2)]
 
 
-async def test_what_was_told_outside_is_kept(store):
-    before = await store.told()
-    await store.put_told(Announced(cursor="1-0", alerts=("a",), migrations=("b",)))
+async def test_announcements_are_stored(store):
+    before = await store.announced()
+    await store.put_announced(Announced(cursor="1-0", alerts=("a",), migrations=("b",)))
 
     assert before is None
-    assert await store.told() == Announced(cursor="1-0", alerts=("a",), migrations=("b",))
+    assert await store.announced() == Announced(cursor="1-0", alerts=("a",), migrations=("b",))
 
 
 async def test_changes_wake_the_others(clients, record):
-    """Each kind of change rings its bell; a plain heartbeat rings none."""
+    """Each kind of change sends its wake-up; a plain heartbeat sends none."""
     store, other = clients(), clients()
     async with aclosing(store.wakes()) as wakes:
         first = await next_topic(wakes)
@@ -299,8 +299,8 @@ async def test_changes_wake_the_others(clients, record):
     assert heard == [Topic.HOSTS, Topic.JOBS, Topic.LEASE, Topic.ALL]
 
 
-async def test_what_was_forgotten_is_not_taken_for_lost(redis_url):
-    """A quiet host's last alert, after very many of others: nothing is to be told again."""
+async def test_an_expired_alert_does_not_count_as_lost(redis_url):
+    """A quiet host's last alert, followed by very many others: nothing is published again."""
     store = RedisStore(redis_url, f"f{os.urandom(4).hex()}", KEY, alerts_kept=3)
     try:
         for number in range(5):
@@ -314,7 +314,7 @@ async def test_what_was_forgotten_is_not_taken_for_lost(redis_url):
 
 
 async def test_the_stream_of_alerts_is_bounded(redis_url):
-    """By whole blocks of the server's, so by a little more than was asked for; the newest stay."""
+    """Trimmed in whole blocks of the server, so slightly longer; the newest alerts stay."""
     store = RedisStore(redis_url, f"f{os.urandom(4).hex()}", KEY, alerts_kept=50)
     try:
         for number in range(500):

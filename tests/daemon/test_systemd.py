@@ -1,4 +1,4 @@
-"""Talking to systemd, and the unit file that is shipped."""
+"""Notifications to systemd, and the shipped unit file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def listening(path):
     return receiver
 
 
-def test_systemd_hears_each_word_and_children_cannot_speak(tmp_path, monkeypatch):
+def test_systemd_gets_each_notification_and_children_cannot_send_any(tmp_path, monkeypatch):
     with listening(str(tmp_path / "n")) as systemd:
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "n"))
         monkeypatch.setenv("WATCHDOG_USEC", "30000000")
@@ -45,8 +45,8 @@ def test_systemd_hears_each_word_and_children_cannot_speak(tmp_path, monkeypatch
     assert "NOTIFY_SOCKET" not in os.environ
 
 
-def test_systemd_hears_when_a_reload_began(tmp_path, monkeypatch):
-    """In microseconds of the monotonic clock, as sd_notify(3) asks."""
+def test_systemd_is_notified_of_the_start_of_a_reload(tmp_path, monkeypatch):
+    """In microseconds of the monotonic clock, as sd_notify(3) requires."""
     with listening(str(tmp_path / "n")) as systemd:
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "n"))
         before = time.monotonic() * 1e6
@@ -75,7 +75,7 @@ def test_without_systemd_nothing_happens(monkeypatch):
 
 
 def unit(section):
-    """One section of the unit file, its keys as they are written."""
+    """One section of the unit file, with its keys as written."""
     parser = configparser.ConfigParser(strict=False, interpolation=None)
     parser.optionxform = str
     parser.read(FOLDER / "tmd.service")
@@ -113,9 +113,9 @@ HARDENED = {
     "UMask": "0077",
 }
 NEEDED_OPEN = ("PrivateDevices", "ProtectKernelLogs", "ProtectClock", "PrivateNetwork")
-"""What the detectors look at: GPUs, /dev/kmsg, the state of the clock, ports."""
+"""What the detectors read: GPUs, /dev/kmsg, the state of the clock, ports."""
 EXPOSURE = 55
-"""Tenths, of 100. systemd 252 says 50; others weigh and know other keys."""
+"""Tenths, of 100. systemd 252 reports 50; other versions weigh and know other keys."""
 
 
 def test_the_unit_is_closed_but_for_what_the_daemon_looks_at():
@@ -136,7 +136,7 @@ def test_the_unit_is_started_at_boot_and_never_given_up():
 
 @pytest.fixture
 def analyze():
-    """A function that lets systemd itself look at the unit. Also CI may lack it."""
+    """A function that runs systemd-analyze on the unit. CI may lack it, too."""
     program = shutil.which("systemd-analyze")
     if program is None:
         pytest.skip("no systemd-analyze in PATH: install systemd")
@@ -157,7 +157,7 @@ def analyze():
 
 
 def test_systemd_understands_every_line_of_the_unit(analyze):
-    """The page of the manual is not installed here."""
+    """The manual page is not installed here."""
     done = analyze("verify", "--man=no")
 
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Detectors under supervision, on fake time."""
+"""Supervised detectors, on fake time."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Wedged(Detector):
     async def watch(self, ctx):
         self.starts += 1
         yield SIGNAL
-        await asyncio.sleep(1e9)  # not ctx.sleep: it hangs in something of its own
+        await asyncio.sleep(1e9)  # not ctx.sleep: it hangs in its own code
 
 
 class Ears(Detector):
@@ -120,8 +120,8 @@ class Later(Once):
         return None if self.asked > 100 else "its source is not there yet"
 
 
-async def test_a_detector_whose_source_comes_later_is_used_then(watching):
-    """As soon after a long time as after a short one."""
+async def test_a_detector_whose_source_appears_later_is_started_then(watching):
+    """It starts as promptly after a long wait as after a short one."""
     later = Later()
     async with watching(later) as (watcher, _):
         await asyncio.sleep(99 * ASK_S - 1)
@@ -145,10 +145,10 @@ async def test_a_signal_becomes_an_alert_that_is_held_and_published(watching):
 async def test_an_alert_is_urgent(watching):
     roster = Roster()
     async with watching(Once(), roster=roster):
-        assert await roster.urgent.heard(1)
+        assert await roster.urgent.wait(1)
 
 
-async def test_alerts_outlive_an_outage_with_their_ids(watching):
+async def test_alerts_survive_an_outage_with_their_ids(watching):
     store = MemoryStore()
     store.fall_away()
     async with watching(Once(), store=store) as (watcher, _):
@@ -159,8 +159,8 @@ async def test_alerts_outlive_an_outage_with_their_ids(watching):
         assert [a.id for a in store.stream] == [a.id for a in watcher.board.alerts]
 
 
-async def test_a_store_that_was_emptied_is_told_again(watching):
-    """Same ids, same order; one that has kept everything hears nothing twice."""
+async def test_alerts_are_published_again_to_an_emptied_store(watching):
+    """Same ids, same order; a store that kept everything gets nothing twice."""
     store = MemoryStore()
     async with watching(Crashing(), Once(), store=store) as (watcher, _):
         await asyncio.sleep(30)
@@ -193,7 +193,7 @@ async def test_a_crash_is_contained_reported_and_tried_again_with_growing_pauses
 
 
 class Cancelling(Crashing):
-    """Waits for a task of its own that was cancelled."""
+    """Waits for a cancelled task of its own."""
 
     name = "cancelling"
 
@@ -212,7 +212,7 @@ async def test_a_cancellation_of_its_own_does_not_end_a_detector_for_good(watchi
         raised = {a.code: a.message for a in watcher.board.alerts}
 
     assert len(cancelling.starts) == 3
-    assert "let a cancellation of its own out" in raised["detector.failed"]
+    assert "let its own cancellation escape" in raised["detector.failed"]
 
 
 async def test_a_detector_that_breaks_its_promise_is_started_again(watching):
@@ -225,7 +225,7 @@ async def test_a_detector_that_breaks_its_promise_is_started_again(watching):
     assert codes == {"a.b", "detector.failed"}
 
 
-async def test_waiting_for_events_is_no_broken_promise(watching):
+async def test_waiting_for_events_does_not_count_as_a_hang(watching):
     ears = Ears()
     async with watching(ears) as (watcher, _):
         await asyncio.sleep(100)
@@ -233,14 +233,14 @@ async def test_waiting_for_events_is_no_broken_promise(watching):
         assert watcher.board.alerts == ()
 
 
-async def test_detectors_hear_of_every_worker_again_and_again(watching):
+async def test_detectors_get_every_worker_periodically(watching):
     roster, ears = Roster(), Ears()
     status = worker_status("h1/job/0.a")
     roster.exited(Exit("h1/job/1.a", "job", 1, at=0.0))
     async with watching(ears, roster=roster):
-        roster.heard(status, asyncio.get_running_loop().time())
+        roster.report(status, asyncio.get_running_loop().time())
         await asyncio.sleep(2.1)
-        roster.heard(structs.replace(status, epoch=3), asyncio.get_running_loop().time())
+        roster.report(structs.replace(status, epoch=3), asyncio.get_running_loop().time())
         await asyncio.sleep(0.01)
 
     events = [e for _, e in ears.heard]
@@ -250,19 +250,19 @@ async def test_detectors_hear_of_every_worker_again_and_again(watching):
 
 
 @pytest.mark.looptime(False)
-async def test_nobody_is_blamed_while_the_daemon_itself_stood_still(watching):
-    """A suspended daemon sees old heartbeats when it wakes up: that is its own fault."""
+async def test_a_stalled_daemon_reports_no_worker_as_silent(watching):
+    """A resumed daemon sees old heartbeats: that is its own fault."""
     roster, ears = Roster(), Ears()
     async with watching(ears, roster=roster):
         await asyncio.sleep(0.05)
-        roster.heard(worker_status("h1/job/0.a"), asyncio.get_running_loop().time())
+        roster.report(worker_status("h1/job/0.a"), asyncio.get_running_loop().time())
         time.sleep(1.5)  # noqa: ASYNC251 - the point is that the loop stands still
         await asyncio.sleep(1.0)
 
     assert max(event.silent_s for _, event in ears.heard) < 1.2
 
 
-async def test_what_cannot_work_here_is_not_started(watching):
+async def test_an_unsupported_detector_is_not_started(watching):
     async with watching(Useless()) as (watcher, _):
         await asyncio.sleep(1)
 
@@ -309,7 +309,7 @@ class Spamming(Detector):
 
 
 async def test_a_detector_that_flaps_is_heard_at_a_rate(watching):
-    """Its log, journal and stream grow no faster, and others are heard all the while."""
+    """Its log, journal and stream are rate-limited, and other detectors are not delayed."""
     async with watching(Flapping(), Once()) as (watcher, _):
         await asyncio.sleep(0.01)
         at_once = watcher.news[Severity.FATAL]
@@ -321,8 +321,8 @@ async def test_a_detector_that_flaps_is_heard_at_a_rate(watching):
         assert "once" in {alert.detector for alert in watcher.board.alerts}
 
 
-async def test_a_detector_without_number_is_held_to_one_and_its_gravest_is_not_late(watching):
-    """It waits for nothing while it only states."""
+async def test_unlimited_signals_are_rate_limited_without_delaying_the_gravest(watching):
+    """The detector never pauses while it only repeats states."""
     async with watching(Spamming()) as (watcher, _):
         before = asyncio.get_running_loop().time()
         await until(lambda: any(a.severity is Severity.FATAL for a in watcher.board.alerts))
@@ -333,7 +333,7 @@ async def test_a_detector_without_number_is_held_to_one_and_its_gravest_is_not_l
 
 
 async def test_what_waits_for_the_disk_is_bounded_and_the_newest_is_kept(watching, monkeypatch):
-    """Told faster than anybody writes: the oldest go."""
+    """With more alerts than the disk can write, the oldest are dropped."""
     monkeypatch.setattr("tmd.daemon.watcher.UNWRITTEN", 100)
     async with watching() as (watcher, store):
         for number in range(60):

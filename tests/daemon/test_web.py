@@ -1,4 +1,4 @@
-"""HTTP: what it shows, whom it obeys, what it bears."""
+"""HTTP: what it shows, which requests it accepts, and its limits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tmd.core.values.model import Activity, HostStatus, Mark, Phase, PlanKind, S
 from tmd.daemon import logs
 from tmd.daemon.bus import state_of
 from tmd.daemon.logs import BURST
-from tmd.daemon.web.guests import Patience
+from tmd.daemon.web.connections import ConnectionLimits
 from tmd.daemon.web.parts import Local, Parts
 from tmd.daemon.web.reading import PAGE_LIMIT
 from tmd.daemon.web.server import MOST_READS, Web
@@ -44,7 +44,7 @@ ALERT = alert(id="h1-0", severity=Severity.DEGRADED, message="line\nbreak <b>")
 
 
 class Served:
-    """A daemon's HTTP over a store in memory, and a client."""
+    """A daemon's HTTP server over a store in memory, and a client."""
 
     def __init__(self, store):
         self.store = store
@@ -135,7 +135,7 @@ async def fill(store, record):
 
 
 async def speak(store, **more):
-    """Two workers train; ``more``: what both say besides."""
+    """Two workers train; ``more``: additional fields of both."""
     client = store.client()
     for number in (1, 2):
         worker = structs.replace(
@@ -197,7 +197,7 @@ async def test_events_come_in_pages(served):
     assert end == {"events": [], "next": rest["next"]}
 
 
-async def test_metrics_tell_of_cluster_and_daemon(served, record, plan):
+async def test_metrics_cover_cluster_and_daemon(served, record, plan):
     """A migration is counted once, however often it is scraped."""
     history = (plan(2), plan(3, PlanKind.PLANNED), plan(4, phase=Phase.ABORTED))
     await fill(served.store, record(history=history))
@@ -218,8 +218,8 @@ async def test_metrics_tell_of_cluster_and_daemon(served, record, plan):
     assert found["tmd_store_reachable",] == 1
 
 
-async def test_metrics_tell_of_checkpoints_if_there_are_any(served, record):
-    """The newest that anybody knows of, and how many have come to nothing since."""
+async def test_metrics_include_checkpoints_if_there_are_any(served, record):
+    """The newest known one, and the number of failed ones since."""
     await fill(served.store, record())
     none = await served.metrics()
     await speak(served.store, missed=MissedCheckpoint(20, "No space left", 2))
@@ -238,7 +238,7 @@ async def test_metrics_tell_of_checkpoints_if_there_are_any(served, record):
 
 
 async def test_metrics_go_on_while_the_store_is_away(served, record, plan):
-    """What was counted stays counted; a record that is back is not counted again."""
+    """Counts are kept; a record that returns is not counted again."""
     await fill(served.store, record(history=(plan(2),)))
     before = await served.metrics()
     served.store.fall_away()
@@ -269,7 +269,7 @@ async def test_the_page_needs_nothing_from_elsewhere_and_lets_nothing_else_run(s
 
 @asynccontextmanager
 async def listening(served, after="", headers=None):
-    """A function that gives the next event of a kind: (id, data)."""
+    """A function that returns the next event of a kind: (id, data)."""
     async with served.client.get(
         "/v1/stream", params={"after": after} if after else {}, headers=headers or {}
     ) as response:
@@ -287,7 +287,7 @@ async def listening(served, after="", headers=None):
         yield next_event
 
 
-async def test_a_stream_tells_the_state_and_every_alert(served, record):
+async def test_a_stream_sends_the_state_and_every_alert(served, record):
     client = served.store.client()
     await client.publish_alert(ALERT)
     async with listening(served) as next_event:
@@ -301,8 +301,8 @@ async def test_a_stream_tells_the_state_and_every_alert(served, record):
     assert (alert["id"], alert["message"]) == ("h1-1", ALERT.message)
 
 
-async def test_a_client_that_comes_back_has_missed_nothing(served):
-    """As browsers do: with the id of the last event they saw. Also over an outage of the store."""
+async def test_a_client_that_reconnects_misses_nothing(served):
+    """As browsers do: with the id of the last event received. Also across a store outage."""
     client = served.store.client()
     async with listening(served) as next_event:
         await next_event("state")
@@ -324,14 +324,14 @@ async def test_a_client_that_comes_back_has_missed_nothing(served):
 async def test_streams_are_limited_and_end_with_the_daemon():
     async with serving() as served:
         responses = [await served.client.get("/v1/stream") for _ in range(MOST_STREAMS)]
-        status, said = await served.get("/v1/stream")
+        status, reply = await served.get("/v1/stream")
         still = await served.get("/healthz")
         await asyncio.wait_for(served.stop(), WITHIN_S)
         for response in responses:
             with suppress(aiohttp.ClientError, ConnectionError):
                 await asyncio.wait_for(response.read(), WITHIN_S)
 
-    assert (status, said["error"]["code"]) == (503, "too_many_streams")
+    assert (status, reply["error"]["code"]) == (503, "too_many_streams")
     assert still[0] == 200
 
 
@@ -369,20 +369,20 @@ async def test_no_change_without_token_or_from_elsewhere(served, record, verb, h
     await fill(served.store, record())
     await served.store.client().set_paused(verb == "resume")
     before = await served.store.client().snapshot()
-    answered, said = await served.post(f"/v1/{verb}", {"host": "h2"}, headers=headers)
+    answered, reply = await served.post(f"/v1/{verb}", {"host": "h2"}, headers=headers)
 
     assert answered == status
-    assert said["error"]["message"]
+    assert reply["error"]["message"]
     assert await served.store.client().snapshot() == before
 
 
 async def test_without_a_token_file_nothing_can_be_changed():
     async with serving(token=None) as served:
-        status, said = await served.post("/v1/pause", headers={"Authorization": "Bearer "})
+        status, reply = await served.post("/v1/pause", headers={"Authorization": "Bearer "})
         paused = (await served.store.client().snapshot()).paused
 
-    assert (status, said["error"]["code"]) == (403, "no_token_configured")
-    assert "token_file" in said["error"]["message"]
+    assert (status, reply["error"]["code"]) == (403, "no_token_configured")
+    assert "token_file" in reply["error"]["message"]
     assert not paused
 
 
@@ -398,9 +398,9 @@ async def test_without_a_token_file_nothing_can_be_changed():
 )
 async def test_a_wrong_body_is_a_clear_error(served, record, body, status, code):
     await fill(served.store, record())
-    answered, said = await served.post("/v1/drain", body)
+    answered, reply = await served.post("/v1/drain", body)
 
-    assert (answered, said["error"]["code"]) == (status, code)
+    assert (answered, reply["error"]["code"]) == (status, code)
     assert (await served.store.client().snapshot()).drains == ()
 
 
@@ -416,31 +416,31 @@ async def test_a_wrong_body_is_a_clear_error(served, record, body, status, code)
     ],
 )
 async def test_errors_are_json(served, path, status, code):
-    answered, said = await served.get(path)
+    answered, reply = await served.get(path)
 
-    assert (answered, said["error"]["code"]) == (status, code)
+    assert (answered, reply["error"]["code"]) == (status, code)
 
 
-async def test_the_store_away_is_said(served):
+async def test_an_unavailable_store_is_reported(served):
     served.store.fall_away()
 
-    for answered, said in (await served.get("/v1/state"), await served.post("/v1/pause")):
-        assert (answered, said["error"]["code"]) == (503, "store_unavailable")
+    for answered, reply in (await served.get("/v1/state"), await served.post("/v1/pause")):
+        assert (answered, reply["error"]["code"]) == (503, "store_unavailable")
 
 
 # --- bounds ---------------------------------------------------------------------------------------
 
 
-async def knock(served, said=b""):
+async def knock(served, reply=b""):
     """A connection on which ``said`` is sent."""
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-    writer.write(said)
+    writer.write(reply)
     await writer.drain()
     return reader, writer
 
 
 async def ended(reader):
-    """Once the server has closed the connection."""
+    """Wait until the server has closed the connection."""
     with suppress(ConnectionError):
         async with asyncio.timeout(WITHIN_S):
             while await reader.read(1 << 16):
@@ -451,16 +451,16 @@ async def ended(reader):
 HALF = b"GET /v1/state HTTP/1.1\r\nHost: localhost\r\n"
 
 
-@pytest.mark.parametrize("said", [b"", HALF], ids=["silent", "half"])
-async def test_whoever_keeps_connections_open_makes_room(served, said):
+@pytest.mark.parametrize("reply", [b"", HALF], ids=["silent", "half"])
+async def test_whoever_keeps_connections_open_makes_room(served, reply):
     """The one that has waited longest is dropped; the others stay."""
-    most = Patience().connections
-    opened = [await knock(served, said) for _ in range(most)]
+    most = ConnectionLimits().connections
+    opened = [await knock(served, reply) for _ in range(most)]
     try:
         healthy = await served.get("/healthz")
         dropped = await ended(opened[0][0])
         _, last = opened[-1]
-        last.write(b"\r\n" if said else HALF + b"\r\n")
+        last.write(b"\r\n" if reply else HALF + b"\r\n")
         async with asyncio.timeout(WITHIN_S):
             answer = await opened[-1][0].readline()
     finally:
@@ -491,7 +491,7 @@ async def test_a_flood_of_every_kind_does_not_keep_a_probe_out(served, monkeypat
             async with asyncio.timeout(WITHIN_S):
                 await begun.acquire()
         opened += [await knock(served, request % b"stream") for _ in range(2 * MOST_STREAMS)]
-        opened += [await knock(served, HALF) for _ in range(2 * Patience().connections)]
+        opened += [await knock(served, HALF) for _ in range(2 * ConnectionLimits().connections)]
         one_more = await served.get("/v1/state")
         healthy = await served.get("/healthz")
         stuck.set()
@@ -508,23 +508,23 @@ async def test_a_flood_of_every_kind_does_not_keep_a_probe_out(served, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("said", "patience"),
+    ("reply", "patience"),
     [
-        (b"", Patience(first_s=0.05)),
-        (HALF, Patience(first_s=0.05)),
-        (b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n" + HALF, Patience(next_s=0.05)),
+        (b"", ConnectionLimits(first_s=0.05)),
+        (HALF, ConnectionLimits(first_s=0.05)),
+        (b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n" + HALF, ConnectionLimits(next_s=0.05)),
         (
             b"POST /v1/pause HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "
             + TOKEN.encode()
             + b"\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{",
-            Patience(answer_s=0.05),
+            ConnectionLimits(answer_s=0.05),
         ),
     ],
     ids=["silent", "half", "half after a whole one", "half a body"],
 )
-async def test_a_client_that_does_not_go_on_is_dropped(said, patience):
+async def test_a_client_that_does_not_go_on_is_dropped(reply, patience):
     async with serving(patience=patience) as served:
-        reader, writer = await knock(served, said)
+        reader, writer = await knock(served, reply)
         dropped = await ended(reader)
         writer.close()
         healthy = await served.get("/healthz")
@@ -541,12 +541,12 @@ ROUTES = ("/", "/readyz", "/metrics", "/v1/state", "/v1/events", "/v1/stream", "
 
 @pytest.mark.parametrize("path", ROUTES)
 async def test_a_page_whose_name_leads_here_reads_nothing(served, path):
-    """DNS rebinding: the browser sends the name of the page."""
+    """DNS rebinding: the browser sends the host name of the page."""
     async with served.client.get(path, headers={"Host": "evil.example:7471"}) as response:
-        said = await response.json()
+        reply = await response.json()
 
-    assert (response.status, said["error"]["code"]) == (403, "wrong_host")
-    assert "[http] names" in said["error"]["message"]
+    assert (response.status, reply["error"]["code"]) == (403, "wrong_host")
+    assert "[http] names" in reply["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -564,7 +564,7 @@ async def test_a_probe_may_use_any_name(served):
 
 @pytest.mark.parametrize("form", ["console", "json"])
 async def test_nonsense_fills_no_log(served, capsys, form):
-    """What a library says of it are lines like ours: in the same form, and at a rate."""
+    """Lines of the HTTP library have the form of tmd's lines and are rate-limited."""
     logs.configure(Log(format=form))
     try:
         for _ in range(BURST + 300):
@@ -574,12 +574,12 @@ async def test_nonsense_fills_no_log(served, capsys, form):
     finally:
         structlog.reset_defaults()
         structlog.contextvars.clear_contextvars()
-    said = capsys.readouterr().err
-    lines = said.splitlines()
+    reply = capsys.readouterr().err
+    lines = reply.splitlines()
 
     assert BURST <= len(lines) < BURST + 300
-    assert len(said) < 500 * len(lines)
-    assert "\x1b" not in said
+    assert len(reply) < 500 * len(lines)
+    assert "\x1b" not in reply
     if form == "json":
         assert {json.loads(line)["logger"] for line in lines} == {"aiohttp.server"}
 

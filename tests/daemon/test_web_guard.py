@@ -1,4 +1,4 @@
-"""Who may change something over HTTP."""
+"""Access control of HTTP requests that change state."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from tmd.daemon.web.guard import Asked, host_name, refusal
+from tmd.daemon.web.guard import RequestHeaders, host_name, refusal
 from tmd.schema import Secret
 
 TOKEN = "0123456789abcdef"
 NAMES = frozenset({"node7", "10.0.0.7"})
-GOOD = Asked(
+GOOD = RequestHeaders(
     host="localhost:7471", authorization=f"Bearer {TOKEN}", content_type="application/json"
 )
 
@@ -62,14 +62,14 @@ def test_others_are_refused_with_a_code(changes, expected):
     assert code(**changes) == expected
 
 
-def test_without_a_token_nobody_is_let_in():
+def test_without_a_token_every_request_is_refused():
     problem = refusal(structs.replace(GOOD, authorization="Bearer "), None, NAMES)
 
     assert (problem.status, problem.code) == (403, "no_token_configured")
 
 
 @given(st.text(), st.text(), st.text())
-def test_no_header_makes_it_fail_or_lets_a_stranger_in(host, authorization, origin):
+def test_no_header_crashes_the_guard_or_passes_it_without_a_token(host, authorization, origin):
     problem = refusal(
         structs.replace(GOOD, host=host, authorization=authorization, origin=origin),
         Secret(TOKEN),

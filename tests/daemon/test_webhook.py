@@ -1,4 +1,4 @@
-"""The leader tells a web server that fails, hangs and recovers."""
+"""The leader posts to a web server that fails, hangs and recovers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WITHIN_S = 20.0
 
 
 class Receiver:
-    """A web server that answers as it is told; ``None`` hangs until the client goes away."""
+    """A web server with scripted answers; ``None`` hangs until the client disconnects."""
 
     def __init__(self):
         self.answers = []
@@ -41,7 +41,7 @@ class Receiver:
         return web.Response(status=answer, headers=headers)
 
     async def next(self):
-        """Status that was answered and id of the notice."""
+        """The answered status and the id of the notice."""
         async with asyncio.timeout(WITHIN_S):
             answer, body = await self.heard.get()
         return answer, body["tmd"]["id"]
@@ -62,7 +62,7 @@ async def receiver():
 
 
 class Elected:
-    """Leads as long as a test wants."""
+    """Leads for as long as a test wants."""
 
     def __init__(self, leading=True):
         self.leading = leading
@@ -87,7 +87,7 @@ async def telling(receiver, store, elected, **changes):
 
 
 async def begun(store):
-    """What was there before the first leader told anything is the past."""
+    """Everything before the first announcement is the past and is not announced."""
     await until(lambda: store.told_outside is not None, within_s=WITHIN_S, every_s=0.001)
 
 
@@ -100,8 +100,8 @@ def id_of(number):
     return f"h1-{number}/raised/warning/1"
 
 
-async def test_a_receiver_that_fails_hangs_and_recovers_hears_everything_once(receiver):
-    """Each failure is tried again, the order is kept, the past is not told."""
+async def test_a_failing_then_recovering_receiver_gets_each_notice_once(receiver):
+    """Each failure is retried, the order is kept, the past is not announced."""
     store = MemoryStore()
     await raise_(store, 0)
     receiver.answers = [500, None, 429, 200]
@@ -141,7 +141,7 @@ async def test_retries_are_bounded(receiver):
     assert heard == [(503, id_of(1))] * 3 + [(200, id_of(2))]
 
 
-async def test_only_the_leader_tells_and_the_next_one_goes_on(receiver):
+async def test_only_the_leader_announces_and_its_successor_continues(receiver):
     store = MemoryStore()
     first, second = Elected(True), Elected(False)
     async with telling(receiver, store, first), telling(receiver, store, second):
@@ -157,7 +157,7 @@ async def test_only_the_leader_tells_and_the_next_one_goes_on(receiver):
     assert receiver.heard.empty()
 
 
-async def test_finished_migrations_are_told_once(receiver, record):
+async def test_finished_migrations_are_announced_once(receiver, record):
     store = MemoryStore()
     client = store.client()
     before = record()
@@ -173,7 +173,7 @@ async def test_finished_migrations_are_told_once(receiver, record):
     assert heard == [(200, "job/job-1"), (200, "job/job-2")]
 
 
-async def test_a_store_that_was_emptied_makes_it_tell_nothing_twice(receiver):
+async def test_an_emptied_store_causes_no_second_announcement(receiver):
     store = MemoryStore()
     async with telling(receiver, store, Elected()):
         await begun(store)

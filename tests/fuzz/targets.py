@@ -16,7 +16,7 @@ from tmd.core.values.model import Exit, HostStatus, JobRecord, Severity, Signal
 from tmd.core.values.requests import DrainRequest
 from tmd.daemon.codec import decoded
 from tmd.daemon.seal import RecordSeal
-from tmd.daemon.web.guard import Asked, refusal
+from tmd.daemon.web.guard import RequestHeaders, refusal
 from tmd.fabric import handshake
 from tmd.fabric.frame import HEADER_SIZE, FrameHeader, check
 from tmd.fabric.handshake import HandshakeReply, HandshakeVerdict, LinkPurpose
@@ -160,7 +160,7 @@ HEADERS = tuple(
 def http_headers(data: bytes) -> object:
     text = data[:HEADER_LIMIT].decode("latin-1")
     words = [w.strip('" []') for w in text.split(",")] + [""] * 5
-    return refusal(Asked(*words[:5]), Secret("token"), frozenset({"h1"}))
+    return refusal(RequestHeaders(*words[:5]), Secret("token"), frozenset({"h1"}))
 
 
 TARGETS = (

@@ -1,7 +1,7 @@
 """The command ``tmd``: thin verbs over the parts below.
 
-Heavy imports wait until a verb runs, so that help and completion are quick. Exit status: 0 done,
-1 failed, 2 wrong usage or configuration. Errors are one sentence with the next step.
+Heavy imports wait until a verb runs, so that help and completion are fast. Exit status: 0 done,
+1 failed, 2 wrong usage or configuration. An error is one sentence with the next step.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ LAZY = {
     ),
     "demo": (
         "tmd.demo.main:demo",
-        "Try tmd on this machine: break a training job, watch it go on.",
+        "Try tmd on this machine: break a training job and watch it continue.",
     ),
     "launch": ("tmd.launch:launch", "Start this host's workers of a job."),
 }
-"""Verbs whose modules are imported only when they are run: verb -> (function or group, help)."""
+"""Verbs whose modules are imported when they run: verb -> (function or group, help)."""
 
 
 class Verbs(TyperGroup):
-    """Knows the names of the lazy verbs; loads one only to run it."""
+    """Lists the lazy verbs by name; loads one only to run it."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted([*super().list_commands(ctx), *LAZY])
@@ -79,7 +79,7 @@ def _load(verb: str) -> Any:
 
 app = typer.Typer(
     cls=Verbs,
-    help="Keeps a distributed PyTorch job running while the machines under it come and go.",
+    help="Keeps a distributed PyTorch job running while its machines fail or are replaced.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -127,7 +127,7 @@ def options(
 @app.command()
 def daemon(config: ConfigOption = None) -> None:
     """Run the daemon of this host until SIGTERM or SIGINT; SIGHUP reads the configuration again."""
-    # Another program from here on: what has read this line would stay in the daemon's memory.
+    # Replace this process: the code that parsed the command line would stay in the daemon's memory.
     options = [] if config is None else ["--config", str(config)]
     os.execv(sys.executable, [sys.executable, "-P", "-m", "tmd.daemon", *options])
 
@@ -152,12 +152,12 @@ def main() -> None:
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None
     except BrokenPipeError:
-        # The reader of our output (``| head``) has gone: nothing to say, and nobody to say it to.
+        # The reader of the output (``| head``) is gone: nothing can be printed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(error: TmdError | str, code: int) -> None:
-    # Only what is wrong with a configuration has several lines of ours.
-    tell = say_lines if isinstance(error, ConfigError) else say
-    tell(f"tmd: {error}", err=True)
+    # Only a configuration error has several lines.
+    print_error = say_lines if isinstance(error, ConfigError) else say
+    print_error(f"tmd: {error}", err=True)
     raise SystemExit(code) from None

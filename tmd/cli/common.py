@@ -1,4 +1,4 @@
-"""What several verbs need: the configuration option and a connection to the cluster's store."""
+"""Shared by several verbs: the configuration option and the connection to the cluster's store."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def with_store(config: Path | None, work: Callable[[RedisStore, Settings], Await
 
     Raises:
         ConfigError: no usable Redis, or no secret, is configured.
-        StoreUnavailable: it does not answer.
+        StoreUnavailable: Redis does not answer.
     """
     from tmd.config import Log, load
     from tmd.daemon import logs
     from tmd.daemon.store import open_store
 
-    # To stderr: what a verb prints on stdout is for programs, too.
+    # To stderr: programs parse what a verb prints on stdout.
     logs.configure(Log(level="warning"))
     settings = load(config)
 
@@ -54,28 +54,28 @@ def with_store(config: Path | None, work: Callable[[RedisStore, Settings], Await
     return asyncio.run(run())
 
 
-async def snapshot_when_back(store: RedisStore, said: set[str]) -> ClusterView:
-    """The next view that there is: what was asked for goes on while Redis is away, so a verb that
-    waits for it waits on."""
+async def snapshot_when_back(store: RedisStore, printed: set[str]) -> ClusterView:
+    """The next available view: requests are still carried out while Redis is unavailable, so a
+    waiting verb keeps waiting."""
     from tmd.core.values.errors import StoreUnavailable
 
     while True:
         try:
             return await store.snapshot()
         except StoreUnavailable as error:
-            say_once(f"{error}; trying again", said)
+            say_once(f"{error}; trying again", printed)
         await asyncio.sleep(RETRY_S)
 
 
-def say_once(line: str, said: set[str]) -> None:
-    """Print ``line`` on stderr unless it is in ``said``."""
-    if line not in said:
-        said.add(line)
+def say_once(line: str, printed: set[str]) -> None:
+    """Print ``line`` on stderr unless it is in ``printed``."""
+    if line not in printed:
+        printed.add(line)
         say(line, err=True)
 
 
 def user() -> str:
-    """Who asks, for the records; empty if the system does not know."""
+    """The requester, for the records; empty if the system has no name for the user."""
     import getpass
 
     try:

@@ -1,4 +1,4 @@
-"""The verb doctor: what this host can do and observe, and what to do about the rest."""
+"""The verb doctor: what this host can do and observe, and how to fix the rest."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from tmd.config import Settings
 
 CLOCK_S = 1.0
-"""Differs more from the clock of Redis: times shown mislead. Nothing decides by them."""
+"""A larger difference to the clock of Redis makes displayed times misleading, nothing else."""
 
 
 class Point(Struct, frozen=True):
-    """One thing that was looked at."""
+    """One check and its result."""
 
     name: str
     ok: bool
     needed: bool
-    """Without it the daemon does not work; else it only observes less."""
+    """The daemon does not work without it; otherwise it only observes less."""
     text: str
 
 
 def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """Say what this host can and cannot do and observe. Exit status 1 if something needed fails."""
+    """Report what this host can do and observe. Exit status 1 if something required fails."""
     from tmd.config import find_file, load
 
     settings = load(config)
@@ -51,7 +51,7 @@ def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 
 def examine(settings: Settings) -> Iterator[Point]:
-    """All points, in the order in which one would mend them."""
+    """All checks, in the order in which to fix them."""
     yield _secret(settings)
     yield from _redis(settings)
     yield _folder("socket folder", settings.host.socket.parent)
@@ -109,15 +109,15 @@ def _redis(settings: Settings) -> Iterator[Point]:
 
 
 def _folder(name: str, folder: Path) -> Point:
-    """Whether the daemon could make and use ``folder`` as this user."""
+    """Whether the daemon could create and use ``folder`` as this user."""
     place = folder
     while not place.exists() and place != place.parent:
         place = place.parent
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         who = f"user {os.getuid()}"
-        text = f"{who} may not write to {place}: run as the daemon's user, or mend its owner"
+        text = f"{who} may not write to {place}: run as the daemon's user, or correct its owner"
         return Point(name, False, True, text)
-    made = "" if place == folder else ", which the daemon makes"
+    made = "" if place == folder else ", which the daemon creates"
     return Point(name, True, True, f"{folder}{made}")
 
 
@@ -130,12 +130,12 @@ def _ports(address: str) -> Point:
             listener.listen(1)
     except (OSError, UnicodeError) as error:
         remedy = "set [host] advertise to an address of this host"
-        text = f"cannot listen at {address}: {in_words(error)}; {remedy}"
+        text = f"cannot listen on {address}: {in_words(error)}; {remedy}"
         return Point("ports", False, True, text)
     if address.startswith("127.") or address == "::1":
-        text = f"{address} is reached from this host only; set [host] advertise"
+        text = f"{address} is reachable from this host only; set [host] advertise"
         return Point("ports", False, False, text)
-    return Point("ports", True, True, f"workers can listen at {address}")
+    return Point("ports", True, True, f"workers can listen on {address}")
 
 
 def _detectors(settings: Settings) -> Iterator[Point]:
@@ -144,5 +144,5 @@ def _detectors(settings: Settings) -> Iterator[Point]:
     for found in load_detectors(settings):
         why_not = found.why_not()
         sources = "" if why_not else found.sources()
-        text = why_not or f"can watch here ({found.strategy.value}){sources and ': '}{sources}"
+        text = why_not or f"works here ({found.strategy.value}){sources and ': '}{sources}"
         yield Point(f"detector {found.origin.name}", why_not is None, False, text)

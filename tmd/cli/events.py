@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 LOOK_S = 0.2
 AWAY_S = 1.0
 REMEMBERED = 20_000
-"""Alerts that are not printed again if an emptied Redis is told them again."""
+"""How many alerts are remembered, so that a refilled Redis does not print them again."""
 
 
 def events(
     config: ConfigOption = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on as they come, also over outages of Redis.")
+        bool, typer.Option("--follow", "-f", help="Keep printing, also after outages of Redis.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Print the alerts of the cluster, oldest first."""
 
-    async def tell(store: RedisStore, _: Settings) -> None:
+    async def show(store: RedisStore, _: Settings) -> None:
         async for alert in _following(store) if follow else _present(store):
             if as_json:
                 say_json(alert)
             else:
                 say(_line(alert))
 
-    with_store(config, tell)
+    with_store(config, show)
 
 
 async def _present(store: RedisStore, cursor: str = "") -> AsyncIterator[Alert]:
@@ -51,7 +51,7 @@ async def _present(store: RedisStore, cursor: str = "") -> AsyncIterator[Alert]:
 
 
 async def _following(store: RedisStore) -> AsyncIterator[Alert]:
-    """For ever; each alert once. A Redis that is away at the beginning is an error."""
+    """Runs forever; each alert once. It fails only if Redis is unavailable at the beginning."""
     from tmd.core.alerts.notices import mark
 
     cursor, away = "", False
@@ -62,7 +62,7 @@ async def _following(store: RedisStore) -> AsyncIterator[Alert]:
             found = await store.alerts(cursor, limit=1000)
         except StoreUnavailable as error:
             if not away:
-                say(f"{error}; going on when it is back", err=True)
+                say(f"{error}; continuing when Redis is back", err=True)
             away = True
             await asyncio.sleep(AWAY_S)
             continue

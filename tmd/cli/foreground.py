@@ -1,4 +1,4 @@
-"""Detectors in the foreground: under the daemon's own supervision, but without a cluster."""
+"""Runs detectors in the foreground: supervised as in the daemon, but without a cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Hear = Callable[[str, Signal], None]
 
 
 class Listening(Watcher):
-    """A watcher that lets somebody hear each signal as it comes."""
+    """A watcher that passes on each signal as it comes."""
 
     def __init__(self, settings: Settings, detectors: list[LoadedDetector], hear: Hear) -> None:
         store = MemoryStore().client()
@@ -31,7 +31,7 @@ class Listening(Watcher):
         self._memory = journal
 
     def close(self) -> None:
-        """After :meth:`run` has ended."""
+        """Call after :meth:`run` has ended."""
         self._memory.close()
 
     def fold(
@@ -44,9 +44,9 @@ class Listening(Watcher):
 def watch(
     settings: Settings, detectors: list[LoadedDetector], hear: Hear, seconds: float | None = None
 ) -> tuple[Alert, ...]:
-    """Run ``detectors`` until SIGINT or SIGTERM, or for ``seconds``; returns what is raised then.
+    """Run ``detectors`` until SIGINT or SIGTERM, or for ``seconds``; return the open alerts.
 
-    There are no workers here, so detectors of workers see none.
+    There are no workers here, so detectors that watch workers see none.
     """
     logs.configure(Log(level="error"), host=settings.host.name)
     return asyncio.run(_watch(Listening(settings, detectors, hear), seconds))
@@ -65,7 +65,7 @@ async def _watch(watcher: Listening, seconds: float | None) -> tuple[Alert, ...]
     except TimeoutError:
         pass
     if running.done():
-        await running  # it only ends by an error of ours
+        await running  # it only ends with an error
     raised = watcher.board.alerts
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""The verb inject: a finding that nobody has found, to rehearse what the cluster would do."""
+"""The verb inject: raises a test finding to rehearse what the cluster would do."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SwitchOption = Annotated[
 
 
 def _codes(incomplete: str) -> list[str]:
-    """For the shell: how codes begin."""
+    """Shell completion: the known beginnings of codes."""
     from importlib.metadata import entry_points
 
     begins = [
@@ -46,56 +46,56 @@ def inject(
     code: Annotated[
         str,
         typer.Argument(
-            help="As 'tmd status' shows it: 'nic.down'; or 'xid' or 'sxid', and its NUMBER.",
+            help="A code as in 'tmd status': 'nic.down'; or 'xid' or 'sxid', and its NUMBER.",
             autocompletion=_codes,
         ),
     ] = "",
     number: Annotated[
-        int | None, typer.Argument(help="Of an XID or SXid, as 'tmd xid list' shows them.")
+        int | None, typer.Argument(help="Number of the XID or SXid, as in 'tmd xid list'.")
     ] = None,
     config: ConfigOption = None,
     entity: Annotated[
-        str, typer.Option(help="What it is about: 'nic:eth0', a worker. [default: host]")
+        str, typer.Option(help="Entity of the finding: 'nic:eth0', a worker. [default: host]")
     ] = "",
     gpu: Annotated[str, typer.Option(help="Instead: PCI address of a GPU, '0000:3b:00.0'.")] = "",
     switch: SwitchOption = "",
     severity: Annotated[
-        Severity | None, typer.Option(help="[default: warning; of an XID what its table says]")
+        Severity | None, typer.Option(help="[default: warning; for an XID, as in its table]")
     ] = None,
     message: Annotated[
-        str, typer.Option(help="What it says; of an XID the driver's words behind the number.")
+        str, typer.Option(help="Message; for an XID the driver's text after the number.")
     ] = "",
     for_s: Annotated[
-        float, typer.Option("--for", min=0, help="End it after so many seconds; 0: with --clear.")
+        float, typer.Option("--for", min=0, help="Seconds until it clears; 0: only with --clear.")
     ] = 600.0,
     clear: Annotated[
         bool,
-        typer.Option("--clear", help="End what is injected here; of CODE or a detector, if named."),
+        typer.Option("--clear", help="Clear injected findings, all or of CODE or a detector."),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")
+        bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Raise a finding on this host that nobody has found: a rehearsal. It goes as far as findings
-    of its detector go, and what policies do about it is really done. Its message says that it was
-    injected. It ends with --clear, after --for, or with the daemon. [inject] enabled allows it."""
+    """Raise a test finding on this host, as a rehearsal. It is treated like the findings of its
+    detector, and what policies do about it is really done. Its message states that it was injected.
+    It ends with --clear, after --for, or with the daemon. Requires [inject] enabled."""
     from tmd import wire
     from tmd.config import load
 
     settings, about = load(config), _about(entity, gpu, switch)
     if clear:
         full = _numbered(code, number)
-        return _tell_ended(_ask(settings, wire.Withdraw(wire.VERSION, full, about)), as_json)
+        return _print_ended(_ask(settings, wire.Withdraw(wire.VERSION, full, about)), as_json)
     signal = _signal(settings, code, number, about, severity, message)
     answer = _ask(settings, wire.Inject(wire.VERSION, signal, for_s, dry_run))
     if dry_run:
-        return _foretell(answer, config, as_json)
-    return _tell_raised(answer, for_s, as_json)
+        return _print_outlook(answer, config, as_json)
+    return _print_raised(answer, for_s, as_json)
 
 
 def _about(entity: str, gpu: str, switch: str) -> str:
-    """The entity that is meant; empty if none was named."""
+    """The named entity; empty if none was named."""
     if not gpu and not switch:
         return entity
     from tmd_detectors.xid.lines import address
@@ -104,16 +104,16 @@ def _about(entity: str, gpu: str, switch: str) -> str:
     from tmd.core.values.model import GPU
 
     if sum(map(bool, (entity, gpu, switch))) > 1:
-        raise ConfigError("--gpu, --switch and --entity say the same thing: give one of them")
+        raise ConfigError("--gpu, --switch and --entity exclude each other: give one of them")
     place = address(gpu or switch)
     if place is None:
         given = printable(gpu or switch)
-        raise ConfigError(f"'{given}' is no PCI address; it looks like 0000:3b:00.0")
+        raise ConfigError(f"'{given}' is not a PCI address; write it as 0000:3b:00.0")
     return f"{GPU if gpu else ENTITY}{place}"
 
 
 def _numbered(code: str, number: int | None) -> str:
-    """The code that ``xid 79`` or ``sxid 20034`` stands for; other codes as they are."""
+    """The code for ``xid 79`` or ``sxid 20034``; other codes unchanged."""
     whole = "xid.sxid" if code == "sxid" else code
     return whole if number is None else f"{whole}.{number}"
 
@@ -129,20 +129,20 @@ def _signal(
     from tmd.core.values.model import Signal
 
     if not code:
-        raise ConfigError("inject what? For example 'tmd inject nic.down --dry-run'")
+        raise ConfigError("the CODE is missing; for example 'tmd inject nic.down --dry-run'")
     if code == "xid":
         return _of_xid(settings, number, about, severity, message)
     if code == "sxid":
         return _of_sxid(settings, number, about, severity, message)
     if number is not None:
-        raise ConfigError(f"a number goes with 'xid' and 'sxid' only, not with '{printable(code)}'")
+        raise ConfigError(f"only 'xid' and 'sxid' take a number, not '{printable(code)}'")
     return Signal(code, about or HOST, severity or Severity.WARNING, message=message)
 
 
 def _of_xid(
-    settings: Settings, number: int | None, about: str, severity: Severity | None, said: str
+    settings: Settings, number: int | None, about: str, severity: Severity | None, detail: str
 ) -> Signal:
-    """What the detector would give, by the table that it uses."""
+    """The detector's signal for this XID, by the configured table."""
     from msgspec import structs
     from tmd_detectors.xid.example import first_signal
     from tmd_detectors.xid.table import load
@@ -150,20 +150,20 @@ def _of_xid(
     from tmd.core.values.model import GPU
 
     if number is None or not about.startswith(GPU):
-        raise ConfigError("which XID of which GPU? As in 'tmd inject xid 79 --gpu 0000:3b:00.0'")
+        raise ConfigError("the XID or its GPU is missing: 'tmd inject xid 79 --gpu 0000:3b:00.0'")
     table = load(settings.detector("xid").own.get("table") or None)
     if number not in table.rows:
-        raise ConfigError(f"XID {number} is not in the table: 'tmd xid list' shows those that are")
-    signal: Signal | None = first_signal(table, number, about.removeprefix(GPU), said)
+        raise ConfigError(f"XID {number} is not in the table: 'tmd xid list' shows the known ones")
+    signal: Signal | None = first_signal(table, number, about.removeprefix(GPU), detail)
     if signal is None:
-        raise ConfigError(f"XID {number} raises nothing, it ends other findings: use --clear")
+        raise ConfigError(f"XID {number} only clears other findings: use --clear")
     return signal if severity is None else structs.replace(signal, severity=severity)
 
 
 def _of_sxid(
-    settings: Settings, number: int | None, about: str, severity: Severity | None, said: str
+    settings: Settings, number: int | None, about: str, severity: Severity | None, detail: str
 ) -> Signal:
-    """What the detector would give for a line that calls it what the table calls it."""
+    """The detector's signal for this SXid, in a line with the severity of the table."""
     from msgspec import structs
     from tmd_detectors.xid.example import first_of_switch
     from tmd_detectors.xid.switches import ENTITY
@@ -171,16 +171,16 @@ def _of_sxid(
 
     if number is None or not about.startswith(ENTITY):
         raise ConfigError(
-            "which SXid of which NVSwitch? As in 'tmd inject sxid 20034 --switch 0000:05:00.0'"
+            "the SXid or its NVSwitch is missing: 'tmd inject sxid 20034 --switch 0000:05:00.0'"
         )
     table = load(settings.detector("xid").own.get("sxid_table") or None)
     if number not in table.rows:
         raise ConfigError(
-            f"SXid {number} is not in the table: 'tmd xid list --sxid' shows those that are"
+            f"SXid {number} is not in the table: 'tmd xid list --sxid' shows the known ones"
         )
-    signal: Signal | None = first_of_switch(table, number, about.removeprefix(ENTITY), said)
+    signal: Signal | None = first_of_switch(table, number, about.removeprefix(ENTITY), detail)
     if signal is None:
-        raise ConfigError(f"SXid {number} raises nothing, it ends other findings: use --clear")
+        raise ConfigError(f"SXid {number} only clears other findings: use --clear")
     return signal if severity is None else structs.replace(signal, severity=severity)
 
 
@@ -191,7 +191,7 @@ def _ask(settings: Settings, request: wire.Request) -> wire.Injected:
     """The answer of this host's daemon.
 
     Raises:
-        TmdError: it refuses, or there is none.
+        TmdError: the daemon refuses, or does not run.
     """
     from tmd import wire
 
@@ -217,15 +217,15 @@ def _exchange(place: Path, frame: bytes) -> bytes:
         with connection.makefile("rb") as answers:
             header = answers.read(wire.HEADER_SIZE)
             if len(header) < wire.HEADER_SIZE:
-                raise ConnectionError("it hung up")
+                raise ConnectionError("it closed the connection")
             return answers.read(wire.body_size(header))
 
 
 # --- output ---------------------------------------------------------------------------------------
 
 
-def _foretell(answer: wire.Injected, config: Path | None, as_json: bool) -> None:
-    """What would be decided once the finding has held and settled."""
+def _print_outlook(answer: wire.Injected, config: Path | None, as_json: bool) -> None:
+    """What would be decided after the finding's hold time."""
     from msgspec import structs
 
     from tmd.cli.policies import lines, outlook
@@ -235,7 +235,7 @@ def _foretell(answer: wire.Injected, config: Path | None, as_json: bool) -> None
     async def look(store: RedisStore, settings: Settings) -> dict[str, Any]:
         view = await store.snapshot()
         if view.host(alert.host) is None:
-            raise TmdError(f"{alert.host} is silent: nothing can be foretold before Redis knows it")
+            raise TmdError(f"Redis has no heartbeat of {alert.host}: start its daemon first")
         settled = structs.replace(alert, at=alert.at - settings.breaker.settle_s)
         return outlook(_with(view, settled), settings)
 
@@ -253,12 +253,12 @@ def _foretell(answer: wire.Injected, config: Path | None, as_json: bool) -> None
 def _with(view: ClusterView, alert: Alert) -> ClusterView:
     from msgspec import structs
 
-    def told(known: tuple[Alert, ...]) -> tuple[Alert, ...]:
+    def merged(known: tuple[Alert, ...]) -> tuple[Alert, ...]:
         key = (alert.detector, alert.code, alert.entity)
         return (*(a for a in known if (a.detector, a.code, a.entity) != key), alert)
 
     hosts = (
-        structs.replace(h, alerts=told(h.alerts), at=max(h.at, time.time()))
+        structs.replace(h, alerts=merged(h.alerts), at=max(h.at, time.time()))
         if h.host == alert.host
         else h
         for h in view.hosts
@@ -266,24 +266,24 @@ def _with(view: ClusterView, alert: Alert) -> ClusterView:
     return structs.replace(view, hosts=tuple(hosts))
 
 
-def _tell_raised(answer: wire.Injected, for_s: float, as_json: bool) -> None:
+def _print_raised(answer: wire.Injected, for_s: float, as_json: bool) -> None:
     (alert,) = answer.alerts
     if as_json:
         print_json({"alert": alert, "hold_s": answer.hold_s, "for_s": for_s})
         return
     say(f"injected on {alert.host}: {_line(alert)}")
     if answer.hold_s:
-        say(f"it counts once it has held for {answer.hold_s:g} s")
-    lasts = f"it ends after {for_s:g} s" if for_s else "it stays until the daemon ends"
+        say(f"it counts after {answer.hold_s:g} s")
+    lasts = f"it clears after {for_s:g} s" if for_s else "it stays until the daemon ends"
     say(f"{lasts}, or with 'tmd inject --clear'")
 
 
-def _tell_ended(answer: wire.Injected, as_json: bool) -> None:
+def _print_ended(answer: wire.Injected, as_json: bool) -> None:
     if as_json:
         print_json({"alerts": answer.alerts})
         return
     for alert in answer.alerts:
-        say(f"ended: {_line(alert)}")
+        say(f"cleared: {_line(alert)}")
 
 
 def _line(alert: Alert) -> str:

@@ -1,4 +1,4 @@
-"""Verbs that look at the installation: plugins, config check, config show."""
+"""Verbs that inspect the installation: plugins, config check, config show."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ config = typer.Typer(help="Check or show the configuration.", no_args_is_help=Tr
 
 
 def plugins(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """List detectors and policies: where they come from and whether they are used."""
+    """List detectors and policies: their origin, and whether they are used."""
     from tmd.config import load
 
     rows = plugin_rows(load(config))
@@ -31,7 +31,7 @@ def plugins(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 
 def plugin_rows(settings: Settings) -> list[dict[str, str]]:
-    """What is installed: name, kind, where it comes from, how it is used, what is wrong."""
+    """Installed plug-ins: name, kind, origin, use, error."""
     from tmd.core.values.errors import ConfigError, PluginError
     from tmd.daemon.plugins import describe, installed, load
     from tmd.plugin import DETECTOR_GROUP, POLICY_GROUP, Detector, Policy
@@ -56,7 +56,7 @@ def plugin_rows(settings: Settings) -> list[dict[str, str]]:
 
 
 def _use(settings: Settings, kind: str, origin: PluginOrigin, plugin: Any) -> tuple[str, str]:
-    """How it is used, and what it goes by on this host."""
+    """How it is used, and its sources on this host."""
     from tmd.daemon.plugins import configured
 
     name = origin.name
@@ -100,14 +100,14 @@ def check(config: ConfigOption = None) -> None:
     uids_of(settings.host.users)
     detectors, policies = load_detectors(settings), load_policies(settings)
     place = find_file(config) or "the environment"
-    say(f"{place} is good: {len(detectors)} detectors, {len(policies)} policies")
+    say(f"{place} is valid: {len(detectors)} detectors, {len(policies)} policies")
 
 
 @config.command("show")
 def show(
     config: ConfigOption = None,
     origin: Annotated[
-        bool, typer.Option("--origin", help="Say where each value comes from.")
+        bool, typer.Option("--origin", help="Show where each value comes from.")
     ] = False,
 ) -> None:
     """Show the effective configuration as TOML; secrets are masked."""
@@ -150,7 +150,7 @@ def _toml(value: Any) -> str:
         return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    # JSON's strings, numbers and booleans are TOML's too; nothing stands for "not set".
+    # Strings, numbers and booleans are the same in JSON and TOML; an unset value is empty.
     return '""' if value is None else ascii_json(json.dumps(value, ensure_ascii=False))
 
 

@@ -16,21 +16,21 @@ from tmd.cli import manual, shipped
 from tmd.cli.inspecting import config
 from tmd.cli.output import say, say_lines, say_page
 
-systemd = typer.Typer(help="Run the daemon as a service of systemd.", no_args_is_help=True)
+systemd = typer.Typer(help="Run the daemon as a systemd service.", no_args_is_help=True)
 
-ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite existing files.")]
 DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Write nothing; say what would be written.")
+    bool, typer.Option("--dry-run", help="Write nothing; print what would be written.")
 ]
 HIDDEN = ("/home/", "/root/", "/run/user/")
-"""What the unit hides from the daemon: ProtectHome=yes."""
+"""Paths that the unit hides from the daemon: ProtectHome=yes."""
 
 
 @config.command("init")
 def init(
     to: Annotated[Path, typer.Option(help="Folder for the files.")] = Path(shipped.FOLDER),
     force: Annotated[
-        bool, typer.Option("--force", help="Overwrite files that are there, but not the secret.")
+        bool, typer.Option("--force", help="Overwrite existing files, except the secret.")
     ] = False,
     new_secret: Annotated[
         bool,
@@ -38,7 +38,7 @@ def init(
     ] = False,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Write a configuration to start from: tmd.toml, a new cluster secret, Redis' users."""
+    """Write a starting configuration: tmd.toml, a new cluster secret, the users of Redis."""
     to = to.absolute()
     files = shipped.configuration(to, secrets.token_hex(32))
     secret = to / shipped.SECRET
@@ -49,8 +49,8 @@ def init(
         dry_run=dry_run,
     )
     if keeps:
-        said = "would keep" if dry_run else "kept"
-        say(f"{said} {secret}, which other hosts may have: --new-secret replaces it", err=dry_run)
+        verb = "would keep" if dry_run else "kept"
+        say(f"{verb} {secret}, which other hosts may have: --new-secret replaces it", err=dry_run)
     if not dry_run:
         say(f"Next: set [redis] url in {to / 'tmd.toml'}, replace both CHANGE-ME passwords")
         say(f"in {to / 'redis.acl'} and load it into Redis, copy tmd.toml and secret to the")
@@ -104,7 +104,7 @@ def man(
         say_page(text)
         return
     page = shipped.File(to.absolute() / "man8" / "tmd.8", text, 0o644)
-    # The page is made from the program: an older one is worth nothing.
+    # The page is generated from the program: an older one is never worth keeping.
     _write((page,), force=True, dry_run=False)
 
 
@@ -112,12 +112,12 @@ def _write(files: tuple[shipped.File, ...], *, force: bool, dry_run: bool) -> No
     if not dry_run:
         shipped.write(files, force=force)
     for file in files:
-        said = "would write" if dry_run else "wrote"
-        say(f"{said} {file.path} (mode {file.mode:04o})", err=dry_run)
+        verb = "would write" if dry_run else "wrote"
+        say(f"{verb} {file.path} (mode {file.mode:04o})", err=dry_run)
 
 
 def _verified(unit: Path) -> str:
-    """What systemd says against the unit; empty also where its checker is not installed."""
+    """The complaints of systemd about the unit; empty also if its checker is not installed."""
     program = shutil.which("systemd-analyze")
     if program is None:
         return ""

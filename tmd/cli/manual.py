@@ -1,4 +1,4 @@
-"""The manual page tmd(8), made from the verbs themselves."""
+"""The manual page tmd(8), generated from the verbs."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ The configuration file, instead of
 Sets one key of the configuration, for example
 .BR TMD_REDIS__URL .
 .SH EXIT STATUS
-0 if it is done, 1 if it failed, 2 if the usage or the configuration is wrong, 130 after an
-interrupt. Verbs with more than these say so above.
+0 on success, 1 on failure, 2 for wrong usage or configuration, 130 after an
+interrupt. Verbs with further statuses list them above.
 .SH SEE ALSO
 .BR systemctl (1),
 .BR journalctl (1)
@@ -53,12 +53,12 @@ interrupt. Verbs with more than these say so above.
 
 
 def page(root: Any, version: str) -> str:
-    """The page of the command ``root``, whose groups have all their verbs loaded."""
+    """The page of the command ``root``, with all verbs of its groups loaded."""
     return "".join([HEAD.format(version=version), *map(_entry, _verbs(root, ("tmd",))), TAIL])
 
 
 def _verbs(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Each verb that does something, with the words that call it."""
+    """Each executable verb, with the words that call it."""
     inner: dict[str, Any] = getattr(command, "commands", {})
     for name in sorted(inner):
         below = (*path, name)
@@ -94,10 +94,10 @@ def _usage(parameter: Any) -> str:
 
 
 def _words(parameter: Any) -> str:
-    said = " ".join((parameter.help or "").split()) or "See above."
+    text = " ".join((parameter.help or "").split()) or "See above."
     default = parameter.default
     plain = isinstance(default, str | int | float) and not isinstance(default, bool)
-    return f"{said} [default: {default}]" if plain and "[default" not in said else said
+    return f"{text} [default: {default}]" if plain and "[default" not in text else text
 
 
 def _paragraphs(text: str | None) -> Sequence[str]:
@@ -106,7 +106,7 @@ def _paragraphs(text: str | None) -> Sequence[str]:
 
 
 def _plain(text: str) -> str:
-    """As roff text: nothing of it is a command, and hyphens can be copied."""
+    """As roff text: no part is a command, and hyphens can be copied."""
     if text == ".PP":
         return text
     text = text.replace("\\", "\\e").replace("-", "\\-")

@@ -22,7 +22,7 @@ detectors = typer.Typer(help="List detectors, or run one in the foreground.", no
 
 @detectors.command("list")
 def list_(config: ConfigOption = None, as_json: JsonOption = False) -> None:
-    """List the detectors that are installed, whether they work here, and their own keys."""
+    """List the installed detectors, whether they work here, and their own keys."""
     from tmd.cli.inspecting import plugin_rows
     from tmd.config import load
 
@@ -44,7 +44,7 @@ def list_(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 @detectors.command("run")
 def run(
-    name: Annotated[str, typer.Argument(help="As 'tmd detectors list' shows it.")],
+    name: Annotated[str, typer.Argument(help="Name, as in 'tmd detectors list'.")],
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -57,12 +57,12 @@ def run(
     known = {found.origin.name: found for found in load_detectors(settings)}
     if name not in known:
         names = ", ".join(known) or "none"
-        raise PluginError(f"no detector '{name}' is installed and enabled; there are {names}")
+        raise PluginError(f"no detector '{name}' is installed and enabled; available: {names}")
     why_not = known[name].why_not()
     if why_not is not None:
-        say(f"tmd: {name} cannot work on this host: {why_not}", err=True)
+        say(f"tmd: {name} does not work on this host: {why_not}", err=True)
         raise typer.Exit(1)
-    say(f"watching with {name}; Ctrl-C ends it", err=True)
+    say(f"running {name}; stop it with Ctrl-C", err=True)
 
     def hear(detector: str, signal: Signal) -> None:
         if as_json:
@@ -77,10 +77,10 @@ def scan(
     config: ConfigOption = None,
     as_json: JsonOption = False,
     seconds: Annotated[
-        float, typer.Option("--seconds", min=0.1, help="How long the detectors may look.")
+        float, typer.Option("--seconds", min=0.1, help="How long the detectors run.")
     ] = 12.0,
 ) -> None:
-    """Let all detectors look at this host once. No Redis is needed.
+    """Run all detectors on this host once. No Redis is needed.
 
     Exit status: 0 healthy, 1 degraded or a warning, 2 something has failed.
     """
@@ -104,7 +104,7 @@ def scan(
 
 
 def health(alerts: tuple[Alert, ...]) -> int:
-    """The exit status that stands for ``alerts``."""
+    """The exit status for ``alerts``."""
     from tmd.core.values.model import Severity
 
     severities = {alert.severity for alert in alerts} - {Severity.INFO}
@@ -114,7 +114,7 @@ def health(alerts: tuple[Alert, ...]) -> int:
 
 
 def _loaded(settings: Settings, rows: list[dict[str, str]]) -> list[LoadedDetector]:
-    """The enabled detectors, unless one is broken: then the rows say so."""
+    """The enabled detectors, or none if one is broken: the rows show the error."""
     from tmd.daemon.plugins import load_detectors
 
     return [] if any(row["problem"] for row in rows) else load_detectors(settings)
@@ -128,9 +128,9 @@ def _print_scan(alerts: tuple[Alert, ...], unused: dict[str, str]) -> None:
     if rows:
         draw(table(("severity", "code", "entity", "message"), rows))
     else:
-        say("nothing was found")
+        say("no findings")
     for name, reason in unused.items():
-        say(f"{name} did not look: {reason}", err=True)
+        say(f"{name} was not run: {reason}", err=True)
 
 
 def _line(detector: str, signal: Signal) -> str:

@@ -1,4 +1,4 @@
-"""Verbs that ask something of the cluster: drain, undrain, set-healthy, pause, resume."""
+"""Verbs that change the cluster: drain, undrain, set-healthy, pause, resume."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 LOOK_S = 0.2
 STUCK = 3
-"""Exit status: the request is stored, and nothing moves now."""
+"""Exit status: the request is stored, but nothing moves now."""
 SETTLE_S = 3.0
-"""A standby that was refused, or has just come, is on its way to the pool for a moment."""
-HostArgument = Annotated[str, typer.Argument(help="Name of the host, as 'tmd status' shows it.")]
+"""Grace time for a standby that was refused, or has just joined, to enter the pool."""
+HostArgument = Annotated[str, typer.Argument(help="Name of the host, as in 'tmd status'.")]
 
 
 def drain(
@@ -35,23 +35,23 @@ def drain(
     ] = False,
     soft: Annotated[
         bool,
-        typer.Option("--soft", help="Once it holds no rank, it may take ranks again after a loss."),
+        typer.Option("--soft", help="Once empty, the host may take ranks again after a loss."),
     ] = False,
     wait: Annotated[
         bool, typer.Option("--wait", help="Return when the host holds no rank.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")
+        bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")
     ] = False,
-    timeout: Annotated[float, typer.Option(help="With --wait: give up after so many seconds.")] = (
+    timeout: Annotated[float, typer.Option(help="With --wait: the longest wait in seconds.")] = (
         600.0
     ),
 ) -> None:
-    """Move all ranks off HOST while training goes on, and give it none until 'tmd undrain HOST',
-    not even after a loss with no other standby left (but see --soft).
+    """Move all ranks off HOST while training continues. It gets none until 'tmd undrain HOST', not
+    even after a loss with no other standby left (but see --soft).
 
-    Exit status 3: the drain is requested, but nothing moves now, since the cluster is paused or no
-    standby is fit; the reason is printed."""
+    Exit status 3: the drain is requested, but nothing moves now, because the cluster is paused or
+    no standby is fit; the reason is printed."""
     from tmd.core.values.requests import DrainRequest
     from tmd.core.values.view_checks import unknown_host
 
@@ -63,22 +63,22 @@ def drain(
             host=host, id=uuid.uuid4().hex, leave=leave, soft=soft, by=user(), at=time.time()
         )
         if dry_run:
-            _foretell(view, request, settings)
+            _print_outlook(view, request, settings)
             return
         await store.drain(request)
         say(f"drain of {host} requested")
         if view.paused:
-            say("the cluster is paused: nothing moves before 'tmd resume'", err=True)
+            say("the cluster is paused: nothing moves until 'tmd resume'", err=True)
             raise typer.Exit(STUCK)
         if wait:
-            await _until_empty(store, host, patience_s=timeout)
+            await _until_empty(store, host, timeout_s=timeout)
         else:
             await _unless_stuck(store, host)
 
     with_store(config, ask)
 
 
-def _foretell(view: ClusterView, request: DrainRequest, settings: Settings) -> None:
+def _print_outlook(view: ClusterView, request: DrainRequest, settings: Settings) -> None:
     from msgspec import structs
 
     from tmd.cli.policies import lines, outlook
@@ -93,7 +93,7 @@ def undrain(host: HostArgument, config: ConfigOption = None) -> None:
 
     async def ask(store: RedisStore, _: Settings) -> None:
         if not await store.undrain(host):
-            raise TmdError(f"no drain of {host} is requested; 'tmd status' shows which are")
+            raise TmdError(f"{host} has no drain request; 'tmd status' lists the drains")
         say(f"drain of {host} withdrawn")
 
     with_store(config, ask)
@@ -103,11 +103,11 @@ def set_healthy(
     host: HostArgument,
     config: ConfigOption = None,
     code: Annotated[
-        str, typer.Option("--code", help="Only findings of this code, as 'tmd status' shows it.")
+        str, typer.Option("--code", help="Only findings of this code, as in 'tmd status'.")
     ] = "",
 ) -> None:
-    """Declare the findings of HOST to be over, and lift its ban. Who and when stays on record in
-    'tmd events'. A detector says a thing once: what goes on is raised again if it comes anew."""
+    """Clear the findings of HOST and lift its ban. Requester and time are recorded in 'tmd events'.
+    A detector reports a finding once: it is raised again only if it recurs."""
     from tmd.core.values.requests import HealthyRequest
     from tmd.core.values.view_checks import unknown_host
 
@@ -121,13 +121,13 @@ def set_healthy(
         await store.declare_healthy(request)
         say(f"{host} declared healthy" + (f" of {code}" if code else ""))
         if view.host(host) is None:
-            say(f"{host} is silent: it hears of this when its daemon is back", err=True)
+            say(f"{host} has no heartbeat: its daemon gets this when it is back", err=True)
 
     with_store(config, ask)
 
 
 def pause(config: ConfigOption = None) -> None:
-    """Open no new migrations, not even after a loss; those under way are finished."""
+    """Start no new migrations, not even after a loss; live ones finish."""
 
     async def ask(store: RedisStore, _: Settings) -> None:
         await store.set_paused(True)
@@ -139,14 +139,14 @@ def pause(config: ConfigOption = None) -> None:
 def resume(config: ConfigOption = None) -> None:
     """End a pause, and close the circuit breaker."""
     from tmd.core.values.breaker_state import Breaker
-    from tmd.daemon.policy_runner import told
+    from tmd.daemon.policy_runner import breaker_alert
 
     async def ask(store: RedisStore, settings: Settings) -> None:
         before = (await store.snapshot()).breaker
         if before.open:
             breaker = Breaker(reason=before.reason, at=time.time(), by=user())
             await store.set_breaker(breaker)
-            await store.publish_alert(told(breaker, settings.host.name))
+            await store.publish_alert(breaker_alert(breaker, settings.host.name))
             say("circuit breaker closed")
         await store.set_paused(False)
         say("resumed")
@@ -154,16 +154,16 @@ def resume(config: ConfigOption = None) -> None:
     with_store(config, ask)
 
 
-async def _until_empty(store: RedisStore, host: str, *, patience_s: float) -> None:
+async def _until_empty(store: RedisStore, host: str, *, timeout_s: float) -> None:
     from tmd.core.values.view_checks import holdings
 
-    said: set[str] = set()
+    printed: set[str] = set()
     stuck_since: float | None = None
     try:
-        async with asyncio.timeout(patience_s):
-            while records := holdings(view := await snapshot_when_back(store, said)).get(host):
+        async with asyncio.timeout(timeout_s):
+            while records := holdings(view := await snapshot_when_back(store, printed)).get(host):
                 for record in records:
-                    _show_progress(record, said)
+                    _show_progress(record, printed)
                 why, now = _hindrances(view, host), time.monotonic()
                 stuck_since = (stuck_since or now) if why else None
                 if stuck_since is not None and now - stuck_since >= SETTLE_S:
@@ -171,28 +171,28 @@ async def _until_empty(store: RedisStore, host: str, *, patience_s: float) -> No
                 await asyncio.sleep(LOOK_S)
     except TimeoutError:
         raise TmdError(
-            f"{host} still holds ranks after {patience_s:g} s; the drain stays requested, "
+            f"{host} still holds ranks after {timeout_s:g} s; the drain remains requested, "
             "'tmd status' shows what it waits for"
         ) from None
-    say(f"{host} holds no rank")
+    say(f"{host} holds no ranks")
 
 
 async def _unless_stuck(store: RedisStore, host: str) -> None:
-    """Return once a plan can be made; end with a status of its own if none can be for a while."""
-    said: set[str] = set()
+    """Return once a plan is possible; exit with status 3 if none is for a while."""
+    printed: set[str] = set()
     until = time.monotonic() + SETTLE_S
     try:
         async with asyncio.timeout(2 * SETTLE_S):
-            while why := _hindrances(await snapshot_when_back(store, said), host):
+            while why := _hindrances(await snapshot_when_back(store, printed), host):
                 if time.monotonic() >= until:
                     _give_up(host, why)
                 await asyncio.sleep(LOOK_S)
     except TimeoutError:
-        say("whether anything moves is not known: 'tmd status' shows it", err=True)
+        say("the result is unknown: check 'tmd status'", err=True)
 
 
 def _hindrances(view: ClusterView, host: str) -> list[str]:
-    """Why ranks on ``host`` cannot be moved now, by job."""
+    """Why ranks on ``host`` cannot move now, by job."""
     from tmd.core.planning.planned_moves import hindrance
     from tmd.core.values.view_checks import holdings
 
@@ -204,14 +204,14 @@ def _give_up(host: str, why: list[str]) -> NoReturn:
     for line in why:
         say(line, err=True)
     say(
-        f"nothing moves now: the drain of {host} stays requested and is carried out once a fit "
-        f"standby comes; 'tmd undrain {host}' withdraws it",
+        f"nothing moves now: the drain of {host} remains requested until a fit "
+        f"standby joins; 'tmd undrain {host}' withdraws it",
         err=True,
     )
     raise typer.Exit(STUCK)
 
 
-def _show_progress(record: JobRecord, said: set[str]) -> None:
+def _show_progress(record: JobRecord, printed: set[str]) -> None:
     from tmd.core.planning.migration import is_live
 
     plan = record.plan
@@ -219,4 +219,4 @@ def _show_progress(record: JobRecord, said: set[str]) -> None:
     if plan is not None and is_live(plan):
         lines.append(f"{record.job}: {plan.id} {plan.phase.value}")
     for line in lines:
-        say_once(line, said)
+        say_once(line, printed)

@@ -1,7 +1,7 @@
-"""The one way from a verb to the terminal. Nothing that passes here is obeyed by a terminal.
+"""The only way from a verb to the terminal. The terminal interprets nothing that passes here.
 
-Verbs print what hosts, kernels and scripts say: neither escape sequences nor Rich's markup in it
-may act. ``tests/test_architecture.py`` checks that no verb prints in another way.
+Verbs print text of hosts, kernels and scripts: neither escape sequences nor Rich markup in it may
+act. ``tests/test_architecture.py`` checks that no verb prints in another way.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ def say(line: str = "", *, err: bool = False) -> None:
 
 
 def say_lines(text: str, *, err: bool = False) -> None:
-    """Print a text of several lines, such as all that is wrong with a configuration."""
+    """Print a text of several lines, such as all errors of a configuration."""
     _write(printable_lines(text), err)
 
 
 def say_page(text: str) -> None:
-    """Print a text of ours in full, such as a manual page."""
+    """Print a text of tmd's own in full, such as a manual page."""
     _write("\n".join(map(printable, text.rstrip("\n").split("\n"))), err=False)
 
 
 def print_json(value: Any) -> None:
-    """What ``--json`` prints, indented."""
+    """Print ``value`` as indented JSON, for ``--json``."""
     import msgspec
 
     _write(ascii_json(msgspec.json.format(_encoded(value), indent=2).decode()), err=False)
 
 
 def say_json(value: Any) -> None:
-    """The same on one line, for streams."""
+    """Print ``value`` as JSON on one line, for streams."""
     _write(ascii_json(_encoded(value).decode()), err=False)
 
 
 def cell(text: str, style: str = "") -> Text:
-    """Text in a table, without markup."""
+    """Text for a table cell, without markup."""
     from rich.text import Text
 
     return Text(printable(text), style=style)
@@ -65,17 +65,17 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]] = (), title: str = 
 
 
 def add(made: Table, *row: str, style: str | None = None) -> None:
-    """A row of plain text."""
+    """Add a row of plain text."""
     made.add_row(*map(cell, row), style=style)
 
 
 def console(*, markup: bool = False, stderr: bool = False) -> Console:
-    """Rich's, that interprets nothing in what it is given; ``markup``: but for markup of ours."""
+    """A Rich console that interprets nothing; ``markup``: except tmd's own markup."""
     from rich.console import Console
     from rich.segment import Segment
 
     class Plain(Console):
-        """The last look at whatever comes, whoever made it; Rich's own codes are apart from it."""
+        """Escapes all text from any source; Rich's own control codes are separate from it."""
 
         def render(
             self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -87,7 +87,7 @@ def console(*, markup: bool = False, stderr: bool = False) -> Console:
 
 
 def draw(renderable: RenderableType) -> None:
-    """Print a table, or several."""
+    """Print one or several tables."""
     console().print(renderable)
 
 
@@ -98,12 +98,12 @@ def _encoded(value: Any) -> bytes:
 
     try:
         return msgspec.json.encode(value)
-    except UnicodeEncodeError:  # half a character: msgspec knows no escape for it, JSON does
+    except UnicodeEncodeError:  # a lone surrogate: JSON can escape it, msgspec cannot
         return json.dumps(msgspec.to_builtins(value)).encode()
 
 
 def _write(text: str, err: bool) -> None:
     stream: TextIO = sys.stderr if err else sys.stdout
     encoding = stream.encoding or "utf-8"
-    # A terminal of another encoding shows what it lacks as an escape, too.
+    # Characters that the terminal's encoding lacks are escaped, too.
     print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)

@@ -1,4 +1,4 @@
-"""The verb policy explain, and what a dry run shows: what would be decided, and why."""
+"""The verb policy explain, and the output of dry runs: what would be decided, and why."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tmd.core.values.model import ClusterView, MigrationPlan
     from tmd.daemon.store import RedisStore
 
-policy = typer.Typer(help="Say what the policies want, and why.", no_args_is_help=True)
+policy = typer.Typer(help="Explain what the policies request, and why.", no_args_is_help=True)
 
 
 @policy.command("explain")
@@ -32,18 +32,18 @@ def explain(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say every verdict on the cluster as it is, or as it was recorded, and what would be done.
+    """Print every verdict on the current or a recorded view, and what would be done.
 
     Nothing is written.
     """
     from tmd.config import load
 
     if view is not None:
-        _tell(_read(view), load(config), as_json)
+        _print(_read(view), load(config), as_json)
         return
 
     async def look(store: RedisStore, settings: Settings) -> None:
-        _tell(await store.snapshot(), settings, as_json)
+        _print(await store.snapshot(), settings, as_json)
 
     with_store(config, look)
 
@@ -59,11 +59,11 @@ def _read(file: Path) -> ClusterView:
         raise TmdError(f"cannot read {file}: {os_reason(error)}") from None
     except UNREADABLE as error:
         raise TmdError(
-            f"{file} is no view as 'tmd status --json' prints it: {in_words(error)}"
+            f"{file} is not a view in the format of 'tmd status --json': {in_words(error)}"
         ) from None
 
 
-def _tell(view: ClusterView, settings: Settings, as_json: bool) -> None:
+def _print(view: ClusterView, settings: Settings, as_json: bool) -> None:
     found = outlook(view, settings)
     if as_json:
         print_json(found)
@@ -73,7 +73,7 @@ def _tell(view: ClusterView, settings: Settings, as_json: bool) -> None:
 
 
 def outlook(view: ClusterView, settings: Settings) -> dict[str, Any]:
-    """All that is decided about ``view``: rulings, findings that may not act, what follows."""
+    """All decisions about ``view``: rulings, findings that may not act, resulting plans."""
     from tmd.core.alerts.breaker import tripped
     from tmd.daemon.plugins import load_policies
     from tmd.daemon.policy_runner import foreseen, rulings, withheld
@@ -91,13 +91,13 @@ def outlook(view: ClusterView, settings: Settings) -> dict[str, Any]:
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
-    """The outlook in sentences."""
+    """The outlook as text."""
     if found["breaker"]:
         yield f"the circuit breaker is open: {found['breaker']}"
     if found["would_open"]:
         yield f"the circuit breaker would be opened: {found['would_open']}"
     if not found["rulings"]:
-        yield "no policy wants anything"
+        yield "no policy requests anything"
     for ruling in found["rulings"]:
         verdict = ruling.verdict
         yield f"{verdict.policy}: {verdict.urgency} {verdict.worker}: {verdict.reason}"
@@ -105,7 +105,7 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
             yield f"  held back: {ruling.held_back}"
     for each in found["withheld"]:
         alert = each["alert"]
-        yield f"{alert.host}: {alert.code} of {alert.entity} moves nobody: {each['why']}"
+        yield f"{alert.host}: {alert.code} of {alert.entity} moves no rank: {each['why']}"
     for job in found["jobs"]:
         yield from plan_lines(job.job, job.plan, job.waits)
 

@@ -1,4 +1,4 @@
-"""The files for operators that come with tmd, and what they become on this machine."""
+"""The operators' files that ship with tmd, adapted to this machine."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PACKAGE = "tmd_systemd"
 SECRET = "secret"
 """The file of the cluster's secret."""
 FOLDER = "/etc/tmd"
-"""Where the shipped files expect each other."""
+"""The path where the shipped files expect each other."""
 _HERE = re.compile(
     rf"(?m)(?P<start>^ExecStart=.*$)|(?P<settings>TMD_CONFIG={FOLDER}/tmd\.toml)"
     rf"|{FOLDER}/(?P<name>[\w.-]+)"
 )
-"""What the unit says of this machine."""
+"""Lines of the unit that depend on this machine."""
 
 
 class File(Struct, frozen=True):
@@ -38,7 +38,7 @@ def text_of(name: str) -> str:
 
 
 def configuration(folder: Path, secret: str) -> tuple[File, ...]:
-    """What ``folder`` needs: the configuration, the cluster's secret, the users of Redis."""
+    """The files for ``folder``: the configuration, the cluster's secret, the users of Redis."""
     settings = text_of("tmd.toml").replace(f"{FOLDER}/", f"{folder}/")
     return (
         File(folder / "tmd.toml", settings, 0o644),
@@ -51,7 +51,7 @@ def unit(folder: Path, command: str, settings: Path) -> File:
     """The unit that runs ``command`` with the configuration file ``settings``.
 
     Raises:
-        ConfigError: no unit can name ``settings``.
+        ConfigError: a unit cannot contain the path ``settings``.
     """
     if not str(settings).isprintable():
         raise ConfigError(
@@ -66,14 +66,14 @@ def unit(folder: Path, command: str, settings: Path) -> File:
             case "settings":
                 return _quoted(f"TMD_CONFIG={settings}")
             case _:
-                # Of a credential, systemd takes the rest of the line as it is.
+                # systemd takes the rest of a credential's line literally.
                 return str(settings.parent / found["name"]).replace("%", "%%")
 
     return File(folder / "tmd.service", _HERE.sub(here, text_of("tmd.service")), 0o644)
 
 
 def daemon_command(python: Path, *, has_program: bool) -> str:
-    """How the daemon of the environment of ``python`` is started, quoted for systemd."""
+    """The command that starts the daemon in the environment of ``python``, quoted for systemd."""
     program = python.parent / "tmd-daemon"
     return _quoted(str(program)) if has_program else f"{_quoted(str(python))} -m tmd.daemon"
 
@@ -84,14 +84,14 @@ def _quoted(word: str) -> str:
 
 
 def write(files: tuple[File, ...], *, force: bool) -> None:
-    """Write all of them, or none if one is there already.
+    """Write all files, or none if one already exists.
 
     Raises:
-        ConfigError: one is there and ``force`` is not given, or the folder cannot be written.
+        ConfigError: a file exists and ``force`` is not given, or the folder cannot be written.
     """
     present = [str(file.path) for file in files if file.path.exists()]
     if present and not force:
-        raise ConfigError(f"{', '.join(present)} is there already: --force overwrites it")
+        raise ConfigError(f"{', '.join(present)} already exists: --force overwrites it")
     for file in files:
         try:
             file.path.parent.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,7 @@ def write(files: tuple[File, ...], *, force: bool) -> None:
 
 
 def _replace(file: File) -> None:
-    # Never readable by others, not for a moment; and a reader sees the old file or the new one.
+    # Never readable by others, even briefly; a reader sees the old file or the new one.
     draft = file.path.with_name(f".{file.path.name}.new")
     draft.unlink(missing_ok=True)
     draft.touch(mode=0o600, exist_ok=False)

@@ -1,4 +1,4 @@
-"""``tmd standby``: have the standbys of a host show that they compute the bits of their job."""
+"""``tmd standby``: makes the standbys of a host prove that they compute their job's exact bits."""
 
 from __future__ import annotations
 
@@ -28,22 +28,20 @@ standby = typer.Typer(no_args_is_help=True)
 @standby.callback()
 def group() -> None:
     """The pool of standbys."""
-    # Without this a group of one verb would be that verb.
+    # Without this callback a group with one verb would become that verb.
 
 
 @standby.command()
 def rehearse(
-    host: Annotated[str, typer.Argument(help="Host of the standbys, as 'tmd status' shows it.")],
+    host: Annotated[str, typer.Argument(help="Host of the standbys, as in 'tmd status'.")],
     config: ConfigOption = None,
-    wait: Annotated[
-        bool, typer.Option("--wait/--no-wait", help="Return with the verdicts.")
-    ] = True,
-    timeout: Annotated[float, typer.Option(help="Wait for so many seconds.")] = 600.0,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait for the verdicts.")] = True,
+    timeout: Annotated[float, typer.Option(help="Longest wait in seconds.")] = 600.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Have each standby of HOST live a step of a rank, of each kind in turn, and compare bits.
-    Training goes on; a standby that computed other bits is given no rank, one that cannot be built
-    as some ranks none of these. Exit status 1 if it came to that."""
+    """Make each standby of HOST replay a step of one rank of each kind, and compare the bits.
+    Training continues. A standby that computes other bits gets no rank; one that cannot build
+    certain ranks never gets them. Exit status 1 if a standby fails."""
     from tmd.core.values.requests import RehearsalRequest
 
     async def ask(store: RedisStore, _: Settings) -> None:
@@ -72,11 +70,11 @@ def _check(view: ClusterView, host: str) -> None:
     if unknown := unknown_host(view, host):
         raise TmdError(unknown)
     if host in barred(view):
-        raise TmdError(f"{host} is drained and rehearses nothing; 'tmd undrain {host}' first")
+        raise TmdError(f"{host} is drained and cannot rehearse; run 'tmd undrain {host}' first")
     if not _waiting(view, host):
-        raise TmdError(f"no standby waits on {host}; 'tmd status' shows what its workers do")
+        raise TmdError(f"{host} has no waiting standby; check 'tmd status'")
     if view.paused:
-        say("the cluster is paused; a rehearsal is no migration, it is done all the same", err=True)
+        say("the cluster is paused; a rehearsal is not a migration and runs anyway", err=True)
 
 
 def _waiting(view: ClusterView, host: str) -> list[WorkerStatus]:
@@ -87,22 +85,22 @@ def _waiting(view: ClusterView, host: str) -> list[WorkerStatus]:
 
 
 async def _verdicts(
-    store: RedisStore, request: RehearsalRequest, patience_s: float
+    store: RedisStore, request: RehearsalRequest, timeout_s: float
 ) -> list[WorkerStatus]:
-    """The standbys of the host once each has answered, or is known to compute the bits now."""
-    said: set[str] = set()
+    """The standbys of the host once each has a verdict or is verified by its shadow."""
+    printed: set[str] = set()
     try:
-        async with asyncio.timeout(patience_s):
+        async with asyncio.timeout(timeout_s):
             while True:
-                view = await snapshot_when_back(store, said)
+                view = await snapshot_when_back(store, printed)
                 found = _waiting(view, request.host)
                 if found and all(_answered(view, w, request.id) for w in found):
                     return found
                 await asyncio.sleep(LOOK_S)
     except TimeoutError:
         raise TmdError(
-            f"no verdict after {patience_s:g} s; a rehearsal needs a job that trains undisturbed, "
-            "'tmd status' shows whether one does"
+            f"no verdict after {timeout_s:g} s; a rehearsal needs a job in undisturbed training; "
+            "check 'tmd status'"
         ) from None
 
 

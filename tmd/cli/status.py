@@ -36,7 +36,7 @@ WATCH_S = 0.5
 def status(
     config: ConfigOption = None,
     as_json: JsonOption = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep it up to date.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh continuously.")] = False,
 ) -> None:
     """Show hosts, ranks, alerts and migrations."""
 
@@ -106,7 +106,7 @@ def _hosts(view: ClusterView) -> Table:
 
 
 def _drain_roles(view: ClusterView) -> dict[str, str]:
-    """Hosts for which a drain still means something."""
+    """Hosts with an effective drain, and their role."""
     roles = {}
     for request in view.drains:
         waiting = any(
@@ -139,13 +139,13 @@ def _job(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:
             if worker.worker in workers:
                 add(shown, "-", host.host, worker.worker, *_cells(worker, ""))
     yield shown
-    told = view.workers(record.job).values()
-    saved = newest(w.saved for w in told)
+    statuses = view.workers(record.job).values()
+    saved = newest(w.saved for w in statuses)
     if saved is not None:
         yield cell(
             f"  checkpoint of step {saved.step}, {max(0.0, time.time() - saved.at):.0f} s ago"
         )
-    missed = [w.missed for w in told if w.missed]
+    missed = [w.missed for w in statuses if w.missed]
     for step, reason in sorted({(m.step, m.reason) for m in missed}):
         yield cell(f"  no checkpoint of step {step}: {reason}")
     if record.detail:
@@ -159,7 +159,7 @@ def _job(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:
 
 
 def _protection(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:
-    """What stands between the next loss and a rank that is taken over at once."""
+    """Whether a standby is ready to take over a rank after the next loss."""
     from tmd.core.planning.readiness import unprotected
 
     for worker in view.workers(record.job).values():
@@ -191,7 +191,7 @@ def _detail(worker: WorkerStatus) -> str:
 
 
 def verdicts_of(verdicts: Verdicts) -> str:
-    """What rehearsals have shown; of which ranks, if it is not one verdict on all."""
+    """The results of rehearsals, with the ranks they apply to if they differ."""
     from tmd.core.values.shadows import ranges
 
     if len(verdicts) == 1:
@@ -211,7 +211,7 @@ def _verdict(rehearsal: Rehearsal) -> str:
 
 def _shadowing(shadow: ShadowStatus) -> str:
     if shadow.copied < 1:
-        return f"rank {shadow.rank}: {shadow.copied:.0%} of the state is here"
+        return f"rank {shadow.rank}: {shadow.copied:.0%} of the state copied"
     equal = "not yet compared" if shadow.verified is None else f"equal at step {shadow.verified}"
     return f"rank {shadow.rank}: {shadow.lag_s * 1000:.0f} ms behind, {equal}"
 

@@ -1,4 +1,4 @@
-"""Verbs about NVIDIA's XIDs and SXids: explain, list. They read the tables of the detector."""
+"""Verbs about NVIDIA's XIDs and SXids: explain, list. They read the detector's tables."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ xid = typer.Typer(
 )
 
 FOLLOWS = {
-    "fail": "FATAL: the GPU cannot go on; with strategy 'act' its rank is moved now",
-    "drain": "DEGRADED: the job survives; with strategy 'act' the rank is handed over in good time",
+    "fail": "FATAL: the GPU is unusable; with strategy 'act' its rank is moved now",
+    "drain": "DEGRADED: the job survives; with strategy 'act' the rank is handed over soon",
     "alert": "an alert; nothing is moved",
     "note": "a note; nothing is moved",
-    "text": "what the text asks for: None ends findings, drain is DEGRADED, reset or reboot FATAL",
-    "clear": "the end of another finding",
+    "text": "as the text requests: None clears findings, drain is DEGRADED, reset or reboot FATAL",
+    "clear": "clears another finding",
 }
-"""What tmd does about a verdict of the table."""
+"""What tmd does for each verdict of the table."""
 OTHERS = {
     "A": "Azure NHC fails the node",
     "P": "k8s-device-plugin ignores it",
@@ -48,22 +48,22 @@ def explain(
     number: Annotated[
         list[str],
         typer.Argument(
-            help="79, as in 'NVRM: Xid (PCI:0000:3b:00): 79, …'; or sxid 20034, an NVSwitch's.",
+            help="79, as in 'NVRM: Xid (PCI:0000:3b:00): 79, …'; or sxid 20034 of an NVSwitch.",
             metavar="[sxid] NUMBER",
         ),
     ],
     config: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What an XID or SXid means, what tmd does about it, and what the operator should do."""
+    """Explain an XID or SXid: its meaning, what tmd does, and what the operator should do."""
     what, wanted = _wanted(number)
     table = _sxids(config) if what == "SXid" else _table(config)
     row = table.rows.get(wanted)
     if row is None:
         known = f"{what}s {min(table.rows)} to {max(table.rows)} of {table.as_of}"
         say(
-            f"tmd: {what} {wanted} is not in the table ({known}); tmd raises an alert for it and "
-            f"moves nothing. Look it up in {_ELSEWHERE[what]}.",
+            f"tmd: {what} {wanted} is not in the table ({known}); tmd raises an alert and "
+            f"moves no rank. Look it up in {_ELSEWHERE[what]}.",
             err=True,
         )
         raise typer.Exit(2)
@@ -83,10 +83,10 @@ def list_(
     config: ConfigOption = None,
     as_json: JsonOption = False,
     sxid: Annotated[
-        bool, typer.Option("--sxid", help="The errors of NVSwitches instead of those of GPUs.")
+        bool, typer.Option("--sxid", help="List the errors of NVSwitches instead of GPUs.")
     ] = False,
 ) -> None:
-    """All XIDs of the table, or all SXids."""
+    """List all XIDs, or all SXids, of the table."""
     table = _sxids(config) if sxid else _table(config)
     rows = table.rows.values()
     if as_json:
@@ -105,8 +105,8 @@ def _wanted(words: list[str]) -> tuple[str, int]:
     *kind, number = words
     what = {(): "XID", ("xid",): "XID", ("sxid",): "SXid"}.get(tuple(w.lower() for w in kind))
     if what is None or not (number.isascii() and number.isdigit() and len(number) <= 9):
-        said = printable(" ".join(words))
-        raise typer.BadParameter(f"'{said}' is neither NUMBER nor 'sxid NUMBER'")
+        given = printable(" ".join(words))
+        raise typer.BadParameter(f"'{given}' is neither NUMBER nor 'sxid NUMBER'")
     return what, int(number)
 
 
@@ -127,19 +127,19 @@ def _sxids(config: Path | None) -> Any:
 
 
 def _of_switch(row: Any, origin: str) -> dict[str, Any]:
-    """What people and programs are told of one SXid."""
+    """The facts about one SXid, for people and programs."""
     verdict = row.verdict.value
     cases = []
     if verdict == "fail":
-        cases.append("the line does not say Fatal: an alert; nothing is moved")
+        cases.append("the line does not have Fatal: an alert; nothing is moved")
     elif row.fatal.value == "no" and verdict == "note":
-        cases.append("the line says Fatal: an alert; nothing is moved")
+        cases.append("the line has Fatal: an alert; nothing is moved")
     if row.cancels is not None:
-        cases.append(f"ends SXid {row.cancels} of the same switch")
+        cases.append(f"clears SXid {row.cancels} of the same switch")
     fail = (
         "FATAL: with strategy 'act' the ranks of this host, whose GPUs share the fabric, are moved"
     )
-    ends = "when it was not seen for quiet_s"
+    ends = "after quiet_s without another"
     return {
         "sxid": row.sxid,
         "name": row.name,
@@ -149,14 +149,14 @@ def _of_switch(row: Any, origin: str) -> dict[str, Any]:
         "tmd": fail if verdict == "fail" else FOLLOWS[verdict],
         "tmd_in_cases": "; ".join(cases),
         "operator": row.action,
-        "ends": {"fail": "with a new boot, or by an operator", "clear": ""}.get(verdict, ends),
+        "ends": {"fail": "on a new boot, or by an operator", "clear": ""}.get(verdict, ends),
         "listed_by": "; ".join(LISTED.get(letter, letter) for letter in row.sources),
         "source": origin,
     }
 
 
 def _facts(row: Any, origin: str) -> dict[str, Any]:
-    """What people and programs are told of one row."""
+    """The facts about one row, for people and programs."""
     return {
         "xid": row.xid,
         "meaning": row.meaning,
@@ -185,18 +185,18 @@ def _cases(row: Any) -> list[str]:
     if row.symptom:
         found.append("within 5 s of another XID of the same GPU: counted as part of that one")
     if row.fatal is not None:
-        found.append(f"the line says fatal or link down: {row.fatal.value}")
+        found.append(f"the line has fatal or link down: {row.fatal.value}")
     for times, verdict in (("second", row.second), ("third", row.third)):
         if verdict is not None:
             found.append(f"{times} process on the same GPU within 24 h: {verdict.value}")
     if row.cancels is not None:
-        found.append(f"ends XID {row.cancels} of the same GPU")
+        found.append(f"clears XID {row.cancels} of the same GPU")
     return found
 
 
 def _ends(row: Any) -> str:
     if row.verdict.value in ("alert", "note") and row.second is None and row.fatal is None:
-        return "when it was not seen for quiet_s"
+        return "after quiet_s without another"
     if row.until == "boot":
-        return "with a new boot, or by an operator"
-    return "" if row.verdict.value == "clear" else "with XID 154 None, or with a new boot"
+        return "on a new boot, or by an operator"
+    return "" if row.verdict.value == "clear" else "on XID 154 None, or on a new boot"

@@ -1,7 +1,7 @@
-"""``tmd-daemon``, and what ``tmd daemon`` becomes: the daemon without the command line around it.
+"""``tmd-daemon``, which ``tmd daemon`` executes: the daemon without the command line.
 
-What reads the verbs and options of ``tmd`` is as large as all else of a daemon's own, and would
-stay in its memory for as long as the host runs.
+The code that parses the verbs and options of ``tmd`` takes as much memory as the daemon itself
+and would stay loaded for as long as the host runs.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 
 def main() -> None:
-    """Run the daemon of this host until SIGTERM or SIGINT; errors are one sentence."""
+    """Run the daemon of this host until SIGTERM or SIGINT; an error is printed as one sentence."""
     parser = argparse.ArgumentParser("tmd-daemon", description=main.__doc__)
     parser.add_argument("-c", "--config", type=Path, help="default: $TMD_CONFIG, /etc/tmd/tmd.toml")
     file: Path | None = parser.parse_args().config
-    # What is written here, such as findings and the journal of alerts, is for this user only.
+    # Files written here, such as findings and the alert journal, are readable by this user only.
     os.umask(0o077)
     try:
         settings = _read(file)
@@ -39,8 +39,8 @@ def main() -> None:
         wrong = isinstance(error, ConfigError | PluginError)
         raise SystemExit(USAGE if wrong else FAILED) from None
     except Exception:
-        # As a line of the log, in its form and bounds, and not as Python would print it.
-        structlog.get_logger("tmd.daemon").exception("the daemon has failed")
+        # Log the failure in the log's own format and size limits instead of Python's.
+        structlog.get_logger("tmd.daemon").exception("the daemon failed")
         raise SystemExit(FAILED) from None
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None

@@ -1,7 +1,8 @@
 """The Unix socket: trainers, launchers and operators of this host connect here.
 
-One connection, one task. Whoever breaks the protocol is told why and disconnected; it disturbs
-nobody else. Orders are pushed whenever they differ from the last one sent on the connection.
+One task serves one connection. A client that violates the protocol gets the reason and is
+disconnected; other clients are not affected. A directive is pushed when it differs from the last
+one sent on the connection.
 """
 
 from __future__ import annotations
@@ -30,41 +31,41 @@ from tmd.daemon.records import Records
 from tmd.daemon.roster import Roster
 
 HELLO_S = 5.0
-"""A client that says nothing for so long after connecting is sent away."""
+"""A client that sends nothing for this long after connecting is disconnected."""
 BUFFER_LIMIT = 1 << 20
-"""A client that does not read is cut off when so much is waiting for it."""
+"""A client is disconnected when this many bytes wait for it to read."""
 
 log = structlog.get_logger("tmd.agents")
 
 
 class AgentSocket(Struct, frozen=True):
-    """Where and for whom the socket is open."""
+    """Path of the socket, and the users that may connect."""
 
     path: Path
     host: str
     uids: frozenset[int]
-    """Users that may connect."""
+    """User ids that may connect."""
     key_of: Callable[[str], bytes]
-    """Key of a job's links."""
+    """Returns the key for a job's links."""
     shadow: ShadowLimits = ShadowLimits()
 
 
 class TrainerLink:
-    """A connected trainer and what it was told last."""
+    """A connected trainer and the last directive sent to it."""
 
     def __init__(self, worker: str, job: str, writer: asyncio.StreamWriter) -> None:
         self.worker = worker
         self.job = job
         self.writer = writer
-        self.told: tuple[int, Directive] | None = None
+        self.sent: tuple[int, Directive] | None = None
 
     def push(self, records: Records) -> None:
         order = records.order(self.job, self.worker)
-        if order is None or (self.told is not None and self.told[1] == order.directive):
+        if order is None or (self.sent is not None and self.sent[1] == order.directive):
             return
-        if self.told is not None and order.lease_epoch < self.told[0]:
+        if self.sent is not None and order.lease_epoch < self.sent[0]:
             return
-        self.told = (order.lease_epoch, order.directive)
+        self.sent = (order.lease_epoch, order.directive)
         _send(self.writer, order)
         log.info(
             "directive",
@@ -76,21 +77,21 @@ class TrainerLink:
 
 
 class LauncherLink:
-    """A connected launcher, its workers, and those it was asked to end."""
+    """A connected launcher, its workers, and the workers it was asked to kill."""
 
     def __init__(self, hello: wire.LauncherHello, writer: asyncio.StreamWriter) -> None:
         self.job = hello.job
         self.workers = hello.workers
         self.takes_notices = hello.notices
         self.owned = set(hello.workers)
-        """Also those that have ended."""
+        """Includes workers that have exited."""
         self.writer = writer
         self.asked: set[str] = set()
         self._noted: dict[str, str] = {}
         self._seen: dict[str, Verdicts] = {}
 
     def note(self, status: WorkerStatus) -> None:
-        """Say once why a standby gets no rank, and once that this is over."""
+        """Notify the launcher when a standby becomes unfit, and when it is fit again."""
         mine = self.takes_notices and status.worker in self.workers
         if not mine or status.rehearsed == self._seen.get(status.worker, ()):
             return
@@ -105,13 +106,13 @@ class LauncherLink:
         for worker in self.workers:
             reason = records.condemned(worker, self.job)
             if roster.is_ending(worker):
-                # It may be one thread that has ended, of a process that goes on computing.
-                reason = "its kernel says that it is ending"
+                # A single thread may have ended while its process keeps computing.
+                reason = "the kernel reports that it is exiting"
             if reason is None or worker in self.asked or roster.ended(worker):
                 continue
             self.asked.add(worker)
             _send(self.writer, wire.Kill(worker=worker, reason=reason))
-            log.warning("ending worker", worker=worker, reason=reason)
+            log.warning("killing worker", worker=worker, reason=reason)
 
 
 class AgentServer:
@@ -152,7 +153,7 @@ class AgentServer:
                 await asyncio.wait(self._clients, timeout=1.0)
 
     def push(self) -> None:
-        """Tell everybody what follows from the records now."""
+        """Send every client what follows from the current records."""
         for trainer in self._trainers.values():
             trainer.push(self._records)
         for launcher in self._launchers:
@@ -181,7 +182,7 @@ class AgentServer:
             log.warning("client rejected", reason=str(error), pid=_peer(writer)[0])
             _send(writer, wire.Rejected(reason=str(error)))
         except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # it went away; what that means is told by its launcher
+            pass  # the trainer disconnected; its launcher reports why
         finally:
             writer.close()
 
@@ -189,13 +190,13 @@ class AgentServer:
         pid, uid = _peer(writer)
         if uid not in self._door.uids:
             raise WireError(
-                f"user {uid} may not use this daemon: add it to [host] users and restart tmd"
+                f"user {uid} may not use this daemon: add it to [host] users and restart the daemon"
             )
         try:
             async with asyncio.timeout(HELLO_S):
                 first = await _receive(reader)
         except TimeoutError:
-            raise WireError(f"no hello within {HELLO_S:g} s: not a tmd peer?") from None
+            raise WireError(f"no hello within {HELLO_S:g} s: is the client tmd?") from None
         match first:
             case wire.TrainerHello():
                 _check_version(first.version)
@@ -207,7 +208,7 @@ class AgentServer:
                 await self._launcher(first, reader, writer)
             case wire.Inject() | wire.Withdraw() if self._injections is not None:
                 _check_version(first.version)
-                _send(writer, self._injections.asked(first, Peer(pid, uid)))
+                _send(writer, self._injections.answer(first, Peer(pid, uid)))
             case _:
                 raise WireError(f"expected a hello, got {type(first).__name__}")
 
@@ -222,7 +223,7 @@ class AgentServer:
         self._trainers[worker] = link
         door = self._door
         _send(writer, wire.Welcome(host=door.host, key=door.key_of(job), shadow=door.shadow))
-        self._roster.heard(hello.status, _now())
+        self._roster.report(hello.status, _now())
         self._lifelines.watch(worker, job, _peer(writer)[0])
         self._watch_futex(hello, writer)
         link.push(self._records)
@@ -233,7 +234,7 @@ class AgentServer:
                     raise WireError(f"a trainer cannot send {type(message).__name__}")
                 if message.status.worker != worker or message.status.job != job:
                     raise WireError(f"{worker} reported as {message.status.worker}")
-                self._roster.heard(message.status, _now())
+                self._roster.report(message.status, _now())
                 for launcher in self._launchers:
                     launcher.note(message.status)
         finally:
@@ -251,9 +252,9 @@ class AgentServer:
                 link.push(self._records, self._roster)
                 match await _receive(reader):
                     case wire.Exited(exit=ended) if ended.worker not in link.owned:
-                        raise WireError(f"{ended.worker} is no worker of this launcher")
+                        raise WireError(f"{ended.worker} is not a worker of this launcher")
                     case wire.Exited(exit=ended) if ended.code is None:
-                        raise WireError(f"a launcher must say how {ended.worker} ended")
+                        raise WireError(f"a launcher must send the exit code of {ended.worker}")
                     case wire.Exited(exit=ended):
                         log.info("worker exited", worker=ended.worker, code=ended.code)
                         self._roster.exited(ended)
@@ -270,7 +271,7 @@ def uids_of(users: tuple[str, ...]) -> frozenset[int]:
     """Root, the daemon's own user, and ``users`` by name or number.
 
     Raises:
-        ConfigError: there is no such user.
+        ConfigError: one of ``users`` does not exist.
     """
     found = {0, os.geteuid()}
     for user in users:
@@ -282,7 +283,7 @@ def uids_of(users: tuple[str, ...]) -> frozenset[int]:
 
 
 def _bind(path: Path, uids: frozenset[int]) -> AgentListener:
-    """A listening socket at ``path``. One left behind by a dead daemon is replaced."""
+    """A listening socket at ``path``. A socket left by a dead daemon is replaced."""
     _make_way(path.parent)
     listener = AgentListener(uids)
     try:
@@ -292,7 +293,7 @@ def _bind(path: Path, uids: frozenset[int]) -> AgentListener:
                     raise ConfigError(f"another daemon is serving {path}: stop it first")
             path.unlink()
         listener.bind(str(path))
-        # Who may really use it is decided by the uid. Root and our own user need no permission.
+        # The user id decides who may use it. Root and the daemon's user need no file permission.
         path.chmod(0o666 if uids - {0, os.geteuid()} else 0o600)
         listener.listen(128)
         listener.setblocking(False)
@@ -306,7 +307,7 @@ def _bind(path: Path, uids: frozenset[int]) -> AgentListener:
 
 
 def _make_way(folder: Path) -> None:
-    """Users must get through to the socket, whatever our umask is."""
+    """Let users traverse to the socket, whatever this process's umask is."""
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for place in missing:
@@ -329,13 +330,13 @@ def _send(writer: asyncio.StreamWriter, message: wire.Message) -> None:
 def _check_version(version: int) -> None:
     if version != wire.VERSION:
         raise WireError(
-            f"this daemon speaks version {wire.VERSION}, the client {version}: "
-            "install the same tmd for both"
+            f"this daemon uses protocol version {wire.VERSION}, the client {version}: "
+            "install the same version of tmd for both"
         )
 
 
 def _peer(writer: asyncio.StreamWriter) -> tuple[int, int]:
-    """Process and user at the other end, by the kernel's word."""
+    """Process and user at the other end, as the kernel reports them."""
     return peer_of(writer.get_extra_info("socket"))
 
 

@@ -1,4 +1,4 @@
-"""Values as the store keeps them: JSON behind a seal, told from what strangers have put there."""
+"""Encodes the store's values as sealed JSON and recognises values that no member wrote."""
 
 from __future__ import annotations
 
@@ -21,47 +21,47 @@ Pairs = list[tuple[str, bytes]]
 
 
 class Codec:
-    """``place`` names the keys of the cluster in what is logged."""
+    """``place`` prefixes the cluster's keys in log lines and errors."""
 
     def __init__(self, key: bytes, place: str) -> None:
         self._seal = RecordSeal(key)
         self._place = place
         self._forged: set[type] = set()
         self._known: dict[type, dict[tuple[str, bytes], Any]] = {}
-        """Values read at the last look: what did not change is not read again."""
+        """Values decoded from the previous snapshot; unchanged ones are not decoded again."""
 
     def sealed(self, value: Any) -> bytes:
-        """``value`` as it goes into the store."""
+        """``value`` as it is stored."""
         return self._seal.sealed(type(value).__name__, msgspec.json.encode(value))
 
     def opened(self, value: bytes, kind: type[T]) -> T | None:
-        """The value, or ``None`` for what a stranger wrote.
+        """The value, or ``None`` if no member wrote it.
 
         Raises:
-            StoreUnavailable: a member wrote it, but this version cannot read it.
+            StoreUnavailable: a member wrote it, but this version cannot decode it.
         """
         body = self.body(value, kind)
         return None if body is None else decoded(body, kind)
 
     def body(self, value: bytes, kind: type[Any]) -> bytes | None:
-        """The text behind the seal, or ``None`` for what a stranger wrote."""
+        """The text behind the seal, or ``None`` if no member wrote it."""
         body = self._seal.opened(kind.__name__, value)
         if body is None:
             self.note_forged(kind, value)
         return body
 
     def note_forged(self, kind: type[Any], value: bytes) -> None:
-        """Log the first value of ``kind`` that is not what its key or seal claims."""
+        """Log the first value of ``kind`` that does not match its key or seal."""
         if kind not in self._forged:
-            self._forged.add(kind)  # once: a stranger must not fill the logs as well
+            self._forged.add(kind)  # once: forged values must not flood the log
             text = value[:LONGEST].decode(errors="replace")
             log.error(FORGED.format(kind.__name__), place=self._place, begins=text)
 
     def demanded(self, value: bytes, kind: type[T], key: str) -> T:
-        """The value.
+        """The decoded value.
 
         Raises:
-            StoreUnavailable: no member wrote it, or this version cannot read it.
+            StoreUnavailable: no member wrote it, or this version cannot decode it.
         """
         found = self.opened(value, kind)
         if found is None:
@@ -69,14 +69,14 @@ class Codec:
         return found
 
     def forged(self, kind: type[Any], key: str) -> StoreUnavailable:
-        """The error about a value at ``key`` that decisions depend on and no member wrote."""
+        """The error about a forged value at ``key`` that decisions depend on."""
         what = FORGED.format(kind.__name__)
         return StoreUnavailable(f"{what}; delete its key: redis-cli DEL '{self._place}{key}'")
 
     def named(self, pairs: Pairs, kind: type[T], name_of: Callable[[T], str]) -> dict[str, T]:
-        """By name, those values of ``pairs`` that members wrote and that stand at their own name.
+        """Values of ``pairs`` by name: those that members wrote and stored under their name.
 
-        A sealed value that was copied to another name is a stranger's work like any other.
+        A sealed value that was copied to another name counts as forged.
         """
         before = self._known.get(kind, {})
         known = {
@@ -97,24 +97,24 @@ class Codec:
 
 
 def paired(reply: Sequence[bytes]) -> Pairs:
-    """Names and values of a reply in which they alternate."""
+    """Pairs of a reply in which names and values alternate."""
     return [(text(name), value) for name, value in zip(reply[::2], reply[1::2], strict=True)]
 
 
 def text(reply: bytes) -> str:
-    """``reply`` as text; bytes that are none stay recognisable and fit no name of ours."""
+    """``reply`` as text; invalid bytes stay visible and match no name of tmd's."""
     return reply.decode(errors="backslashreplace")
 
 
 def decoded(body: bytes, kind: type[T]) -> T:
-    """The value that JSON text of the store stands for.
+    """The decoded value of JSON text from the store.
 
     Raises:
-        StoreUnavailable: none; perhaps another version wrote it.
+        StoreUnavailable: the text cannot be decoded; another version may have written it.
     """
     try:
         return msgspec.json.decode(body, type=kind)
     except UNREADABLE as error:
         raise StoreUnavailable(
-            f"redis holds a {kind.__name__} that this version cannot read: {brief(error)}"
+            f"redis holds a {kind.__name__} that this version cannot decode: {brief(error)}"
         ) from error

@@ -1,6 +1,6 @@
-"""Record -> duties: keeps the local records up to date and has the orders pushed.
+"""Keeps the local records current and has the directives pushed that follow from them.
 
-It also puts back what the store lost: a record that is missing there, or older than ours.
+It also restores a record that the store lost or has in an older revision.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = structlog.get_logger("tmd.executor")
 
 
 class Executor:
-    """One per daemon. ``bell`` is rung when a record may have changed."""
+    """One per daemon. ``bell`` rings when a record may have changed."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Executor:
         self._refused: dict[str, int] = {}
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             try:
                 await self.turn()
@@ -48,10 +48,10 @@ class Executor:
                 await self._store_health.failed(StoreLoop.RECORDS, error)
                 continue
             self._store_health.worked(StoreLoop.RECORDS)
-            await self.bell.heard(self._poll_s)
+            await self.bell.wait(self._poll_s)
 
     async def turn(self) -> None:
-        """Read the records once and act on them."""
+        """Read the records once and apply them."""
         stored = {record.job: record for record in await self._store.jobs()}
         lost = [r for job, r in self._records.jobs.items() if job not in stored]
         for record in stored.values():

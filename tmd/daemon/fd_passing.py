@@ -1,7 +1,7 @@
-"""A listening Unix socket whose connections keep a descriptor that comes with their data.
+"""A listening Unix socket whose connections keep a file descriptor sent with their data.
 
-asyncio reads streams with ``recv``, by which the kernel throws descriptors away; so they are here,
-of everybody who may not hand anything over.
+asyncio reads streams with ``recv``, with which the kernel discards descriptors. That suits
+clients that may not pass one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ROOM = socket.CMSG_LEN(array.array("i").itemsize)
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end, by the kernel's word."""
+    """Process and user at the other end, as the kernel reports them."""
     pid, uid, _ = _UCRED.unpack(
         connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     )
@@ -28,7 +28,7 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
 
 
 class AgentConnection(socket.socket):
-    """Keeps the first descriptor that comes, if any may, until that is taken or it is closed."""
+    """Keeps the first descriptor received, if the peer may pass one, until taken or closed."""
 
     may_hand = False
     handed = NOTHING
@@ -45,7 +45,7 @@ class AgentConnection(socket.socket):
         return data
 
     def take(self) -> int | None:
-        """What was handed over, to be closed by the caller."""
+        """The received descriptor, which the caller closes."""
         found, self.handed, self.may_hand = self.handed, NOTHING, False
         return None if found == NOTHING else found
 
@@ -58,7 +58,7 @@ class AgentConnection(socket.socket):
 
 
 class AgentListener(socket.socket):
-    """Accepts such connections; only ``uids`` may hand something over."""
+    """Accepts such connections; only ``uids`` may pass a descriptor."""
 
     def __init__(self, uids: frozenset[int]) -> None:
         super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -74,6 +74,6 @@ class AgentListener(socket.socket):
         return connection, address
 
     def taken(self, connection: int) -> int | None:
-        """What has come over the connection of that descriptor, to be closed by the caller."""
+        """The descriptor received over ``connection``, which the caller closes."""
         known = self._open.get(connection)
         return None if known is None else known.take()

@@ -1,7 +1,7 @@
-"""What outlives the detectors: operators' word on this host, and the memory of what came back.
+"""State that outlives the detectors: operators' requests and the memory of recurring findings.
 
-Level-triggered: a request stays in the store until it has been served here, so an absent daemon
-misses none. Serving one twice ends what is over already.
+Level-triggered: a request stays in the store until it is served here, so a daemon that is down
+misses none. Serving a request twice has no further effect.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOOK_S = 5.0
 
 
 class HostHealth:
-    """Serves requests for one host. ``bell`` is rung when there may be one."""
+    """Serves requests for one host. ``bell`` rings when there may be one."""
 
     def __init__(
         self, host: str, watcher: Watcher, store: Store, store_health: StoreHealth, state_dir: Path
@@ -43,7 +43,7 @@ class HostHealth:
         watcher.board = restored(self._kept, host)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             self.keep()
             try:
@@ -52,7 +52,7 @@ class HostHealth:
                 await self._store_health.failed(StoreLoop.REQUESTS, error)
                 continue
             self._store_health.worked(StoreLoop.REQUESTS)
-            await self.bell.heard(LOOK_S)
+            await self.bell.wait(LOOK_S)
 
     async def _serve(self) -> None:
         for request in await self._store.healthy_requests():
@@ -62,7 +62,7 @@ class HostHealth:
                 await self._store.healthy_served(request)
 
     def keep(self) -> None:
-        """Write down what must outlive a restart, if it has changed."""
+        """Write the memory of findings to disk if it has changed."""
         memory = self._watcher.board.memory
         if memory != self._kept:
             self._kept = memory
@@ -75,15 +75,15 @@ def _read(file: Path) -> FindingMemory:
     except FileNotFoundError:
         return FindingMemory()
     except (OSError, *UNREADABLE) as error:
-        log.warning("cannot read what was raised before", file=str(file), error=in_words(error))
+        log.warning("cannot read the memory of findings", file=str(file), error=in_words(error))
         return FindingMemory()
 
 
 def _write(file: Path, memory: FindingMemory) -> None:
-    """Replace ``file`` atomically. A full disk must not stop the daemon: it is only logged."""
+    """Replace ``file`` atomically. An error, such as a full disk, is only logged."""
     fresh = file.with_suffix(".new")
     try:
         fresh.write_bytes(msgspec.json.encode(memory))
         os.replace(fresh, file)
     except OSError as error:
-        log.warning("cannot save what was raised", file=str(file), error=in_words(error))
+        log.warning("cannot save the memory of findings", file=str(file), error=in_words(error))

@@ -1,7 +1,7 @@
-"""Findings that operators inject: checked, raised through the watcher, ended when it is time.
+"""Findings that operators inject: checked, raised through the watcher, cleared when they expire.
 
-They take the way of every detector's signals. What was injected before a restart of the daemon is
-over: nobody else would say so.
+They take the same path as a detector's signals. A restart of the daemon clears the findings that
+were injected before it, since nothing else would.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ IDLE_S = 3600.0
 
 
 class Peer(Struct, frozen=True):
-    """Who asks, by the kernel's word."""
+    """The client, as the kernel reports it."""
 
     pid: int
     uid: int
@@ -52,11 +52,11 @@ class Peer(Struct, frozen=True):
 
 
 class Injections:
-    """Answers operators for one host; :meth:`run` ends what has lasted for long enough.
+    """Answers operators for one host; :meth:`run` clears findings that have expired.
 
     Args:
         enabled: whether anything may be injected.
-        file: where the switch is, for who is refused.
+        file: the file that holds the switch, named when an injection is refused.
     """
 
     def __init__(
@@ -75,27 +75,27 @@ class Injections:
         self._roster = roster
         self._journal = journal
         self._ends: dict[FindingKey, float] = {}
-        """When each is over, by the loop's clock."""
+        """When each expires, by the loop's clock."""
         self._changed = WakeEvent()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         await self._end_of_last_run()
         while True:
             now = asyncio.get_running_loop().time()
             for key in [key for key, end in self._ends.items() if end <= now]:
-                self._end(key, "its time is over")
-            await self._changed.heard(min([*self._ends.values(), now + IDLE_S]) - now)
+                self._end(key, "it has expired")
+            await self._changed.wait(min([*self._ends.values(), now + IDLE_S]) - now)
 
     def adopt(self, enabled: bool) -> None:
-        """Take over the switch; when it is turned off nothing stays injected."""
+        """Take over the switch; switching it off clears what is injected."""
         self._enabled = enabled
         if not enabled:
             for key in standing(self._watcher.board):
-                self._end(key, "injecting was switched off")
+                self._end(key, "injection was switched off")
 
-    def asked(self, request: wire.Request, peer: Peer) -> wire.Message:
-        """The answer to an operator."""
+    def answer(self, request: wire.Request, peer: Peer) -> wire.Message:
+        """The answer to an operator's request."""
         match request:
             case wire.Inject():
                 return self._inject(request, peer)
@@ -113,7 +113,7 @@ class Injections:
         origin = Origin(self._host, injector(detector_of(signal.code)), strategy, forgetful(rules))
         key = FindingKey(self._host, origin.detector, signal.entity, signal.code)
         if key not in (others := standing(self._watcher.board)) and len(others) >= MOST:
-            return wire.Rejected(f"{MOST} findings are injected on {self._host}: end some first")
+            return wire.Rejected(f"{MOST} findings are injected on {self._host}: clear some first")
         jobs = {status.worker: status.job for status in self._roster.statuses}
         signal = structs.replace(signal, job=jobs.get(signal.entity, ""))
         signal = marked(signal, str(peer), request.for_s)
@@ -143,15 +143,15 @@ class Injections:
             log.warning(
                 "injected finding withdrawn", code=key.code, entity=key.entity, **_audited(peer)
             )
-            self._end(key, f"ended by {peer}")
+            self._end(key, f"cleared by {peer}")
         if not found:
-            return wire.Rejected(f"nothing of that kind is injected on {self._host}")
+            return wire.Rejected(f"no matching finding is injected on {self._host}")
         return wire.Injected(tuple(structs.replace(a, state=State.CLEARED) for a in ended))
 
     def _end(self, key: FindingKey, why: str) -> None:
         self._ends.pop(key, None)
         severity = standing(self._watcher.board).get(key)
-        if severity is None:  # an operator has declared the host healthy meanwhile
+        if severity is None:  # an operator has declared the host healthy
             return
         log.info("injected finding ends", code=key.code, entity=key.entity, reason=why)
         over = Signal(key.code, key.entity, severity, State.CLEARED, f"injection: {why}")
@@ -160,20 +160,20 @@ class Injections:
     def _off(self) -> str:
         where = f"in {self._file}" if self._file else "in its configuration (TMD_INJECT__ENABLED)"
         return (
-            f"nothing may be injected on {self._host}: set [inject] enabled = true {where}, "
+            f"injection is disabled on {self._host}: set [inject] enabled = true {where}, "
             "then 'systemctl reload tmd'"
         )
 
     async def _end_of_last_run(self) -> None:
-        told = unended(await self._journal.injected())
-        # Asking took a moment: what was injected meanwhile is not of the last run.
+        left = unended(await self._journal.injected())
+        # Findings injected while the journal was read do not belong to the last run.
         new = {alert.id for alert in self._watcher.board.alerts}
-        told = [alert for alert in told if alert.id not in new]
-        for alert in told:
+        left = [alert for alert in left if alert.id not in new]
+        for alert in left:
             log.info("injected finding ends", code=alert.code, reason="the daemon was restarted")
         now, why = time.time(), "injection: the daemon was restarted"
-        self._watcher.tell(
-            tuple(structs.replace(a, state=State.CLEARED, message=why, at=now) for a in told)
+        self._watcher.publish(
+            tuple(structs.replace(a, state=State.CLEARED, message=why, at=now) for a in left)
         )
 
 

@@ -1,8 +1,8 @@
-"""Alerts on this host's disk, so that neither an outage of the store nor a restart loses one.
+"""Alerts on this host's disk, so that neither a store outage nor a restart loses one.
 
-An alert is written here first and published from here. The disk is asked in a thread of its own,
-which may hang without harm: a disk that is full, read-only or does not answer is replaced by memory
-until it works again, and that is said once.
+An alert is written here before it is published. A separate thread uses the disk and may hang
+without harm. While the disk is full, read-only or does not answer, memory replaces it; the log
+reports that once.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Journal:
 
     Args:
         path: the file; ``None`` keeps everything in memory.
-        patience_s: a disk that has not answered for so long is not waited for.
-        retry_s: so often is a disk that failed tried again.
+        patience_s: how long to wait for an answer of the disk.
+        retry_s: how often a failed disk is tried again.
     """
 
     def __init__(
@@ -52,35 +52,35 @@ class Journal:
         self._retry_s = retry_s
         self._disk: _Disk | None = None
         self._memory: Ledger | None = None
-        """In use instead of the disk."""
+        """In use while the disk is not."""
         self._retry_at = 0.0
         self._abandoned: list[_Disk] = []
-        """Disks that did not answer; while one is stuck no other is tried."""
+        """Disks that did not answer; while one is stuck, no other is tried."""
 
     async def add(self, alerts: Sequence[Alert]) -> None:
-        """Write ``alerts`` in this order."""
+        """Append ``alerts`` in this order."""
         await self._return_to_disk()
         now = time.time()
         await self._ask(lambda ledger: ledger.add(alerts, now))
 
     async def waiting(self, limit: int) -> list[tuple[int, Alert]]:
-        """The oldest that were not published, each with the number that :meth:`published` takes."""
+        """The oldest unpublished alerts, each with the number that :meth:`published` takes."""
         return await self._ask(lambda ledger: ledger.waiting(limit))
 
     async def published(self, numbers: Sequence[int]) -> None:
-        """The store has taken these."""
+        """Mark the alerts that the store has accepted."""
         await self._ask(lambda ledger: ledger.published(numbers))
 
     async def last_published(self) -> Alert | None:
-        """The newest that the store has taken, if it is still kept."""
+        """The newest alert that the store has accepted, if it is still kept."""
         return await self._ask(Ledger.last_published)
 
     async def injected(self) -> list[Alert]:
-        """What operators have injected, as it was told, oldest first."""
+        """The alerts of injected findings as they were published, oldest first."""
         return await self._ask(Ledger.injected)
 
     async def forget_published(self) -> None:
-        """Let all that is kept wait again: the store has lost it."""
+        """Mark all alerts as unpublished: the store has lost them."""
         await self._ask(Ledger.forget_published)
 
     def close(self) -> None:
@@ -119,9 +119,9 @@ class Journal:
         )
 
     async def _carry_over(self, disk: _Disk, error: Exception) -> int:
-        """What it still holds goes on from memory, if it can be read; how many alerts.
+        """Move unpublished alerts to memory, if they can be read; return how many.
 
-        The store ignores those that it has already taken.
+        The store ignores alerts that it already has.
         """
         assert self._memory is not None
         try:
@@ -142,7 +142,7 @@ class Journal:
         self._abandoned.append(disk)
 
     async def _return_to_disk(self) -> None:
-        """Now and then, while in memory: try the disk again."""
+        """While in memory, try the disk again every ``retry_s``."""
         if self._path is None or self._memory is None or time.monotonic() < self._retry_at:
             return
         self._retry_at = time.monotonic() + self._retry_s
@@ -159,13 +159,13 @@ class Journal:
         except (sqlite3.Error, OSError):
             disk.close()
             return
-        log.info("journal is on disk again", path=str(self._path))
+        log.info("journal is written to disk again", path=str(self._path))
         self._memory.close()
         self._disk, self._memory = disk, None
 
 
 class _Disk:
-    """A ledger in a thread that nobody waits for: one that hangs does not keep the daemon alive."""
+    """A ledger in a daemon thread: a disk that hangs does not keep the process alive."""
 
     def __init__(self, path: Path, bounds: Bounds, patience_s: float) -> None:
         self._path = path
@@ -181,11 +181,11 @@ class _Disk:
         return self._thread.is_alive()
 
     async def ask(self, work: Callable[[Ledger], T]) -> T:
-        """What ``work`` returns.
+        """The result of ``work``.
 
         Raises:
             sqlite3.Error: the disk is full, read-only or broken.
-            TimeoutError: it does not answer.
+            TimeoutError: the disk does not answer.
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
@@ -194,7 +194,7 @@ class _Disk:
             return await answer
 
     def close(self, patience_s: float = 1.0) -> None:
-        """End the thread when it has done what it was asked for."""
+        """End the thread once it has finished its queue."""
         self._orders.put(None)
         self._thread.join(patience_s)
 
@@ -214,19 +214,19 @@ class _Disk:
             if self._ledger is None:
                 self._ledger = _opened(self._path, self._bounds)
             settle = partial(_settle, answer.set_result, work(self._ledger), answer)
-        except Exception as error:  # whoever asked hears it
+        except Exception as error:  # the caller gets it
             settle = partial(_settle, answer.set_exception, error, answer)
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+        with contextlib.suppress(RuntimeError):  # the loop may have ended
             loop.call_soon_threadsafe(settle)
 
 
-def _settle(tell: Callable[[Any], None], word: Any, answer: asyncio.Future[Any]) -> None:
-    if not answer.done():  # whoever asked may have given up
-        tell(word)
+def _settle(settle: Callable[[Any], None], result: Any, answer: asyncio.Future[Any]) -> None:
+    if not answer.done():  # the caller may have given up
+        settle(result)
 
 
 def _opened(path: Path, bounds: Bounds) -> Ledger:
-    """The ledger at ``path``; one that is no database any more is put aside."""
+    """The ledger at ``path``; a file that is not a database is moved aside."""
     try:
         return Ledger(str(path), bounds)
     except sqlite3.OperationalError:
@@ -234,7 +234,7 @@ def _opened(path: Path, bounds: Bounds) -> Ledger:
     except sqlite3.DatabaseError as error:
         aside = path.with_name(f"{path.name}.broken")
         log.warning(
-            "journal is damaged, a new one is begun", aside=str(aside), error=in_words(error)
+            "journal is damaged, starting a new one", aside=str(aside), error=in_words(error)
         )
         path.replace(aside)
         return Ledger(str(path), bounds)

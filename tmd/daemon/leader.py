@@ -1,8 +1,8 @@
-"""Leading: hold the lease, look, ask the policies, write the next revision.
+"""The leader: holds the lease, reads the view, asks the policies, writes the next revision.
 
-Snapshot -> pure decision -> guarded write. The leader remembers nothing that matters: whoever
-leads next continues from the stored records. While paused it opens no plan for a job that has none;
-plans under way go on.
+Snapshot, pure decision, guarded write. The leader keeps no state that matters: the next leader
+continues from the stored records. While the cluster is paused it opens no new plan; live plans
+continue.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tmd.plugin import Policy
 log = structlog.get_logger("tmd.leader")
 
 MOST_REVISIONS = 16
-"""Of one job in one turn: a guard against decisions that never come to rest."""
+"""Per job and turn: a guard against decisions that never settle."""
 
 
 RaiseFinding = Callable[[Signal], None]
@@ -54,7 +54,7 @@ class LeaderConfig(Struct, frozen=True):
 
 
 class Candidate:
-    """Keeps the lease as long as it can. ``lease`` is what this process may believe."""
+    """Keeps the lease for as long as it can. ``lease`` is what this process may assume."""
 
     def __init__(
         self, store: Store, config: LeaderConfig, records: Records, store_health: StoreHealth
@@ -62,7 +62,7 @@ class Candidate:
         self.lease = Lease()
         self.elected = WakeEvent()
         self.vacant = WakeEvent()
-        """Rung when the leader stepped down."""
+        """Rings when the leader stepped down."""
         self._store = store
         self._config = config
         self._records = records
@@ -74,12 +74,12 @@ class Candidate:
         return self.lease.held(asyncio.get_running_loop().time())
 
     async def run(self) -> None:
-        """Until cancelled; then the lease is given back."""
+        """Run until cancelled, then give the lease back."""
         try:
             while True:
                 answer = await self._ask()
                 pause = next_attempt(answer, renew_s=self._config.renew_s, chance=random.random())
-                await self.vacant.heard(pause)
+                await self.vacant.wait(pause)
         finally:
             await asyncio.shield(self.step_down())
 
@@ -107,7 +107,7 @@ class Candidate:
         self._led = leading
 
     async def step_down(self, fence: int = 0) -> None:
-        """Stop leading now and let others try, or this one under an epoch above ``fence``."""
+        """Stop leading; the next lease, of this host or another, has an epoch above ``fence``."""
         held, self._led = self._led, False
         self.lease = Lease(epoch=max(self.lease.epoch, fence))
         if not held:
@@ -117,11 +117,11 @@ class Candidate:
                 await self._store.release(self._config.holder)
             log.info("lease released")
         except (StoreUnavailable, TimeoutError) as error:
-            log.warning("lease not released, it will lapse", error=in_words(error))
+            log.warning("lease not released, it will expire", error=in_words(error))
 
 
 class Leader:
-    """Decides while the candidate leads. ``bell`` is rung when there may be something to decide."""
+    """Decides while the candidate leads. ``bell`` rings when there may be something to decide."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class Leader:
         store_health: StoreHealth,
         report: RaiseFinding = lambda _: None,
     ) -> None:
-        """``report`` takes findings about jobs, to be raised on the host of the leader."""
+        """``report`` raises findings about jobs on the leader's host."""
         self.bell = candidate.elected
         self._store = store
         self._config = config
@@ -140,22 +140,22 @@ class Leader:
         self._policies = policies
         self._store_health = store_health
         self._seen: dict[str, Seen] = {}
-        self._said: dict[str, str] = {}
+        self._logged: dict[str, str] = {}
         self._report = report
         self._gaps: dict[str, str] = {}
-        """Findings that were reported and not ended: job -> what it lacks."""
+        """Open findings: job -> what it lacks."""
 
     def adopt(self, policies: Sequence[Policy]) -> None:
-        """Ask these from the next turn on."""
+        """Use these policies from the next turn on."""
         self._policies = policies
         self.bell.ring()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             patience = self._config.poll_s
             if not self._candidate.leading:
-                self._note_gaps({}, "this host does not lead any more")
+                self._note_gaps({}, "this host no longer leads")
             else:
                 try:
                     patience = await self.turn()
@@ -166,13 +166,13 @@ class Leader:
                     log.warning("a newer leader exists", error=str(error))
                     await self._candidate.step_down(error.fence)
                 except Conflict as error:
-                    log.info("decided on an old record, deciding again", error=str(error))
+                    log.info("the record changed in the meantime, deciding again", error=str(error))
                     continue
                 self._store_health.worked(StoreLoop.DECIDING)
-            await self.bell.heard(patience)
+            await self.bell.wait(patience)
 
     async def turn(self) -> float:
-        """Look and decide once; seconds until a deadline passes or it is time to look again."""
+        """Read the view and decide once; return the seconds until the next turn is due."""
         view = await guarded(
             await self._store.snapshot(), self._store, self._config.holder, self._config.breaker
         )
@@ -183,11 +183,11 @@ class Leader:
             patience = min(patience, await self._decide(view, job))
         for gone in self._seen.keys() - names:
             del self._seen[gone]
-        self._note_gaps(self._unprotected(view), "a fit standby came, or the job has ended")
+        self._note_gaps(self._unprotected(view), "a fit standby joined, or the job ended")
         return patience
 
     def _unprotected(self, view: ClusterView) -> dict[str, str]:
-        """What each job lacks; while a plan is under way, what it lacked before."""
+        """What each job lacks; while a plan is live, what it lacked before."""
         lacking = {}
         for record in view.jobs:
             gap = unprotected(view, record)
@@ -198,7 +198,7 @@ class Leader:
         return lacking
 
     def _note_gaps(self, lacking: dict[str, str], over: str) -> None:
-        """Report what is lacking anew or for another reason, and what is not any more: ``over``."""
+        """Report new or changed gaps, and clear those that closed, with the reason ``over``."""
         for job in self._gaps.keys() - lacking.keys():
             self._report(_gap(job, State.CLEARED, over))
         for job, why in lacking.items():
@@ -207,7 +207,7 @@ class Leader:
         self._gaps = lacking
 
     async def _decide(self, view: ClusterView, job: str) -> float:
-        """Bring ``job`` to rest: write revisions until the view asks for no further one."""
+        """Write revisions of ``job`` until the view requires no further one."""
         limits = self._config.limits
         for _ in range(MOST_REVISIONS):
             record = next((r for r in view.jobs if r.job == job), None)
@@ -218,9 +218,9 @@ class Leader:
             expected = record.revision if record else 0
             after = structs.replace(after, lease_epoch=self._candidate.lease.epoch)
             if not self._candidate.leading:
-                raise StaleLease("the lease lapsed while deciding")
+                raise StaleLease("the lease expired while deciding")
             await self._store.put_job(after, expected=expected)
-            self._tell(record, after)
+            self._log_decision(record, after)
             view = structs.replace(view, jobs=(*(r for r in view.jobs if r.job != job), after))
         ahead = [limit - age for limit in structs.astuple(limits) if limit > age]
         return min(ahead, default=self._config.poll_s) + 0.001
@@ -231,10 +231,10 @@ class Leader:
         if record is None or record.state in ENDED:
             formed = form(view, job, before=record)
             if formed is None and (why := unformed(view, job)):
-                self._say(job, why)
+                self._log_once(job, why)
             return formed or record
         if why := left_alone(record, view):
-            self._say(job, f"nothing is decided: {why}")
+            self._log_once(job, f"not deciding: {why}")
             return record
         after = steer(
             record,
@@ -246,7 +246,7 @@ class Leader:
             wanted=self._config.understudies,
         )
         if view.paused and not is_live(record.plan) and _plan_id(after) != _plan_id(record):
-            self._say(job, f"paused: plan {_plan_id(after)} is not opened")
+            self._log_once(job, f"paused: plan {_plan_id(after)} is not opened")
             return record
         return after
 
@@ -255,14 +255,14 @@ class Leader:
         return [r.verdict for r in found if r.verdict.job == job and not r.held_back]
 
     def _age(self, view: ClusterView, record: JobRecord | None, job: str) -> float:
-        """How long this leader has seen the job as it is."""
+        """How long this leader has seen the job unchanged."""
         now = asyncio.get_running_loop().time()
         if record is None:
             return 0.0
         self._seen[job] = known = seen(self._seen.get(job), view, record, now)
         return now - known.since
 
-    def _tell(self, before: JobRecord | None, after: JobRecord) -> None:
+    def _log_decision(self, before: JobRecord | None, after: JobRecord) -> None:
         plan = after.plan
         fields = {"job": after.job, "revision": after.revision, "state": after.state.value}
         fields["lease_epoch"] = after.lease_epoch
@@ -276,11 +276,11 @@ class Leader:
             if plan.rollback is not None:
                 fields["rollback"] = plan.rollback.sentence
         log.info("decided", **fields)
-        self._said.pop(after.job, None)
+        self._logged.pop(after.job, None)
 
-    def _say(self, job: str, sentence: str) -> None:
-        if self._said.get(job) != sentence:
-            self._said[job] = sentence
+    def _log_once(self, job: str, sentence: str) -> None:
+        if self._logged.get(job) != sentence:
+            self._logged[job] = sentence
             log.info(sentence, job=job)
 
 

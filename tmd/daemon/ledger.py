@@ -1,6 +1,6 @@
-"""Alerts in SQLite, in the order in which they came, and which of them the store has taken.
+"""Alerts in SQLite, in order of arrival, with a mark on those that the store has accepted.
 
-Blocking: on a disk only :class:`tmd.daemon.journal.Journal` may use it, from its thread.
+Blocking: an on-disk ledger is used only by the thread of :class:`tmd.daemon.journal.Journal`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ CREATE INDEX IF NOT EXISTS waiting ON alerts (number) WHERE published = 0;
 
 
 class Bounds(Struct, frozen=True):
-    """How much is kept. What was published goes first, then the oldest."""
+    """How much is kept. Published alerts are deleted first, then the oldest."""
 
     alerts: int = 10_000
     seconds: float = 7 * 86_400.0
-    """Of published alerts: they are told again to a store that has lost its data. One that was
-    never published goes only when there are too many."""
+    """For published alerts: they are published again to a store that lost its data. An
+    unpublished alert is deleted only when there are too many."""
 
 
 class Ledger:
@@ -44,7 +44,7 @@ class Ledger:
 
     def __init__(self, place: str, bounds: Bounds) -> None:
         self._bounds = bounds
-        # The thread that opens it on a disk is the one that uses it; in memory it is the loop's.
+        # The thread that opens an on-disk ledger also uses it; the loop uses one in memory.
         self._db = sqlite3.connect(place, timeout=1.0, isolation_level=None)
         try:
             self._db.execute("PRAGMA journal_mode = WAL")
@@ -56,7 +56,7 @@ class Ledger:
             raise
 
     def add(self, alerts: Iterable[Alert], now: float) -> None:
-        """Append, and let go what is beyond the bounds. All or nothing."""
+        """Append, and delete what exceeds the bounds. All or nothing."""
         rows = [(now, msgspec.json.encode(alert)) for alert in alerts]
         self._db.execute("BEGIN IMMEDIATE")
         try:
@@ -64,7 +64,7 @@ class Ledger:
             self._prune(now)
             self._db.execute("COMMIT")
         except BaseException:
-            if self._db.in_transaction:  # a full disk has rolled back by itself
+            if self._db.in_transaction:  # SQLite may have rolled back when the disk was full
                 self._db.execute("ROLLBACK")
             raise
 
@@ -80,7 +80,7 @@ class Ledger:
             )
 
     def waiting(self, limit: int) -> list[tuple[int, Alert]]:
-        """The oldest that the store has not taken, with their numbers."""
+        """The oldest alerts that the store has not accepted, with their numbers."""
         rows = self._db.execute(
             "SELECT number, body FROM alerts WHERE published = 0 ORDER BY number LIMIT ?", (limit,)
         ).fetchall()
@@ -92,20 +92,20 @@ class Ledger:
         return [(number, alert) for number, alert in found if alert is not None]
 
     def published(self, numbers: Sequence[int]) -> None:
-        """The store has taken these."""
+        """Mark the alerts that the store has accepted."""
         self._db.executemany(
             "UPDATE alerts SET published = 1 WHERE number = ?", [(n,) for n in numbers]
         )
 
     def last_published(self) -> Alert | None:
-        """The newest that the store has taken, if it is still kept."""
+        """The newest alert that the store has accepted, if it is still kept."""
         row = self._db.execute(
             "SELECT body FROM alerts WHERE published = 1 ORDER BY number DESC LIMIT 1"
         ).fetchone()
         return _decoded(row[0]) if row else None
 
     def injected(self) -> list[Alert]:
-        """What operators have injected, as it was told, oldest first."""
+        """The alerts of injected findings as they were published, oldest first."""
         rows = self._db.execute(
             "SELECT body FROM alerts WHERE instr(body, ?) > 0 ORDER BY number",
             (f'"detector":"{PREFIX}'.encode(),),
@@ -114,7 +114,7 @@ class Ledger:
         return [alert for alert in found if alert is not None]
 
     def forget_published(self) -> None:
-        """The store has lost what it had taken: all that is kept waits again."""
+        """Mark all alerts as unpublished: the store has lost them."""
         self._db.execute("UPDATE alerts SET published = 0")
 
     def _delete(self, numbers: Sequence[int]) -> None:
@@ -125,7 +125,7 @@ class Ledger:
 
 
 def _decoded(body: bytes) -> Alert | None:
-    """``None`` for what another version wrote and this one cannot read."""
+    """The alert, or ``None`` if another version wrote it and this one cannot decode it."""
     try:
         return msgspec.json.decode(body, type=Alert)
     except UNREADABLE:

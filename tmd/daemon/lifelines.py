@@ -1,8 +1,8 @@
-"""Knowing that a trainer's process ends, and has ended, even if nobody is left to say how.
+"""Detects that a trainer's process is exiting or has exited, even without its launcher.
 
-Its launcher tells of exits; but a launcher can be killed together with its workers, and a trainer
-may have been started without one. The kernel's word is the fact used here: a robust futex tells
-that a process begins to end, a pidfd that it has.
+The launcher reports exits, but it can be killed together with its workers, and a trainer may run
+without a launcher. Kernel facts are used instead: a robust futex shows that a process is exiting,
+a pidfd that it has exited.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from tmd.daemon.roster import Roster
 from tmd.robust_futex import FutexWatch
 
 GRACE_S = 1.0
-"""So long the launcher has to say how the process ended."""
+"""How long the launcher may take to report how the process ended."""
 UNKNOWN = 255
-"""Exit status where nobody knows it."""
+"""Exit status when the real one is unknown."""
 
 log = structlog.get_logger("tmd.agents")
 
 
 class Lifelines:
-    """A pidfd and a futex of each connected worker. Owns them; closed by :meth:`close`."""
+    """Owns a pidfd and a futex of each connected worker. Closed by :meth:`close`."""
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
@@ -37,30 +37,30 @@ class Lifelines:
         self._graces: dict[str, asyncio.TimerHandle] = {}
 
     def watch(self, worker: str, job: str, pid: int) -> None:
-        """Notice when process ``pid`` of ``worker`` has ended. Repeats are ignored."""
+        """Detect the exit of process ``pid`` of ``worker``. Repeated calls are ignored."""
         if worker in self._open:
             return
         try:
             pidfd = os.pidfd_open(pid)
         except OSError:
-            return  # in a container whose processes we cannot see: its launcher must tell
+            return  # the process is in another PID namespace: only its launcher can report its exit
         self._open[worker] = pidfd
         asyncio.get_running_loop().add_reader(pidfd, self._ended, worker, job)
 
     def watch_futex(self, worker: str, job: str, fd: int, thread: int) -> None:
-        """Notice when ``worker``, whose ``thread`` holds the futex behind ``fd``, begins to end."""
+        """Detect that ``worker`` begins to exit; its ``thread`` holds the futex behind ``fd``."""
         loop = asyncio.get_running_loop()
 
-        def told() -> None:
-            with contextlib.suppress(RuntimeError):  # the daemon ends as well
+        def notify() -> None:
+            with contextlib.suppress(RuntimeError):  # the daemon is exiting, too
                 loop.call_soon_threadsafe(self._ending, worker, job)
 
         if worker in self._watches:
             return
         try:
-            self._watches[worker] = FutexWatch(fd, thread, told)
+            self._watches[worker] = FutexWatch(fd, thread, notify)
         except OSError as error:
-            log.info("exits will be noticed late", worker=worker, reason=in_words(error))
+            log.info("worker exits will be detected late", worker=worker, reason=in_words(error))
 
     def close(self) -> None:
         for worker in list(self._open):
@@ -79,20 +79,20 @@ class Lifelines:
             watch.close()
 
     def _ending(self, worker: str, job: str) -> None:
-        log.warning("worker is being ended by the kernel", worker=worker)
+        log.warning("the kernel is ending a worker", worker=worker)
         self._watches.pop(worker, None)
         self._roster.exited(Exit(worker, job, None, at=time.time()))
 
     def _ended(self, worker: str, job: str) -> None:
         self._drop(worker)
         loop = asyncio.get_running_loop()
-        self._graces[worker] = loop.call_later(GRACE_S, self._untold, worker, job)
+        self._graces[worker] = loop.call_later(GRACE_S, self._unreported, worker, job)
 
-    def _untold(self, worker: str, job: str) -> None:
+    def _unreported(self, worker: str, job: str) -> None:
         del self._graces[worker]
         if self._roster.ended(worker):
             return
         known = self._roster.workers.get(worker)
         code = 0 if known and known.status.activity is Activity.LEFT else UNKNOWN
-        log.warning("worker is gone, no launcher says how it ended", worker=worker)
+        log.warning("worker exited, no launcher reported how", worker=worker)
         self._roster.exited(Exit(worker, job, code, at=time.time()))

@@ -1,4 +1,4 @@
-"""Log output of the daemon: one line per change of reason, for people or as JSON for journald."""
+"""Log output of the daemon: one line per change, for people or as JSON for journald."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from tmd.core.alerts.quota import Allowance
 from tmd.core.values.printable import printable, printable_lines
 
 FRAMES, CAUSES, WORDS = 20, 5, 2000
-"""Of a failure in the log: frames of each exception, exceptions, characters of each text."""
+"""Limits for a logged failure: frames per exception, exceptions, characters per text."""
 BRIEF = 300
-"""Characters about what a client has sent."""
+"""Characters of text that came from a client."""
 BURST, PER_SECOND = 200, 10.0
-"""Lines of one kind: about one event, at one level, with one code if they have one."""
+"""Lines of one kind per period. A kind is an event, its level and its code, if it has one."""
 KINDS = 500
-"""That are told apart, of those that were lately in use; all others share one allowance."""
+"""Kinds counted separately, the most recently used; all others share one allowance."""
 
 
 _without_locals = ExceptionDictTransformer(show_locals=False, max_frames=FRAMES)
-"""Local variables hold configurations, and in them secrets; nobody reads them in a log anyway."""
+"""Local variables are omitted: they contain configurations and thus secrets."""
 
 
-class Rationing:
-    """A processor that leaves out what is said too often, and says how much that was."""
+class RateLimit:
+    """A processor that drops lines repeated too often and reports how many it dropped."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -60,12 +60,12 @@ class Rationing:
 
 
 def _visible(_: WrappedLogger, __: str, line: EventDict) -> EventDict:
-    """A processor: a terminal obeys nothing that hosts, kernels and scripts have said."""
+    """A processor: text from hosts, kernels and scripts cannot control a terminal."""
     return {key: printable(v) if isinstance(v, str) else v for key, v in line.items()}
 
 
 def _bounded(_: WrappedLogger, __: str, line: EventDict) -> EventDict:
-    """A processor: a failure is a few KiB, however long it was handed on and grouped."""
+    """A processor: bounds a failure to a few KiB, however deeply exceptions are chained."""
     return {key: _cut(value, depth=6) for key, value in line.items()}
 
 
@@ -83,27 +83,27 @@ def _cut(value: Any, depth: int) -> Any:
 
 
 def _traceback(out: TextIO, failure: ExcInfo) -> None:
-    """The traceback of ``failure`` for people; what an exception says is not ours either."""
-    said = io.StringIO()
-    structlog.dev.plain_traceback(said, failure)
-    out.write(printable_lines(said.getvalue()))
+    """The traceback of ``failure`` for people; exception texts are escaped, too."""
+    text = io.StringIO()
+    structlog.dev.plain_traceback(text, failure)
+    out.write(printable_lines(text.getvalue()))
 
 
 class _Forwarding(logging.Handler):
-    """What libraries say by :mod:`logging` becomes lines like ours: in form, bound and number."""
+    """Turns records of :mod:`logging` into bounded lines like those of tmd."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        told: dict[str, Any] = {"logger": record.name}
+        fields: dict[str, Any] = {"logger": record.name}
         if record.args:
-            told["said"] = record.getMessage()
+            fields["message"] = record.getMessage()
         error = record.exc_info[1] if record.exc_info else None
         if type(error).__module__.startswith("aiohttp."):
-            # A client has sent nonsense: where that was found is of no interest.
-            told["problem"] = f"{type(error).__name__}: {error}"[:BRIEF]
+            # A client sent invalid data: where the code detected that is of no interest.
+            fields["problem"] = f"{type(error).__name__}: {error}"[:BRIEF]
         elif error is not None:
-            told["exc_info"] = error
-        # Without its arguments the text is the same each time, so that there is one allowance.
-        structlog.get_logger(record.name).log(record.levelno, str(record.msg), **told)
+            fields["exc_info"] = error
+        # Without arguments the text is the same each time, so all such lines share one allowance.
+        structlog.get_logger(record.name).log(record.levelno, str(record.msg), **fields)
 
 
 def _forward() -> None:
@@ -113,7 +113,7 @@ def _forward() -> None:
 
 
 def configure(config: Log, **bound: str) -> None:
-    """Set up structlog for this process, or anew; ``bound`` stands in every line."""
+    """Set up structlog for this process, also repeatedly; ``bound`` appears in every line."""
     if config.format == "json":
         render: list[Processor] = [
             structlog.processors.ExceptionRenderer(_without_locals),
@@ -126,7 +126,7 @@ def configure(config: Log, **bound: str) -> None:
         render = [_visible, renderer]
     structlog.configure(
         processors=[
-            Rationing(),
+            RateLimit(),
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=False),
@@ -136,7 +136,7 @@ def configure(config: Log, **bound: str) -> None:
             logging.getLevelNamesMapping()[config.level.upper()]
         ),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
-        # A reload may change the level: loggers that were used before must hear of it.
+        # A reload may change the level: loggers must not keep a cached one.
         cache_logger_on_first_use=False,
     )
     _forward()

@@ -1,21 +1,21 @@
-"""The scripts that make each change of the store one atomic step. They know keys, not meanings.
+"""Lua scripts that make each change of the store one atomic step. They see keys, not meanings.
 
-All keys of a cluster share the hash tag ``{tmd:<cluster>}``, so they live in one slot. ``ARGV[1]``
-is always the key prefix; what a script needs beyond ``KEYS`` it finds under that prefix.
-Numbers stay below 2^53 and travel as strings where Redis would round or truncate them.
+All keys of a cluster share the hash tag ``{tmd:<cluster>}``, so they are in one slot. ``ARGV[1]``
+is always the key prefix; keys beyond ``KEYS`` are built from it. Numbers stay below 2^53 and are
+passed as strings where Redis would round or truncate them.
 
-Anybody who reaches Redis may have written anything at any key. Numbers that are read are checked
-before they are compared, and a value that is longer than any of a member's is not handed out: it
-reads as an empty string, which no seal fits.
+Any client of Redis may have written any value at any key. Numbers are checked before they are
+compared. A value longer than any that a member writes is returned as an empty string, which has
+no valid seal.
 """
 
 _CHECKED = """
--- A count of ours: a whole number of at most 15 digits, so that it and its neighbours are exact.
+-- A member's count: a whole number of at most 15 digits, so that it and its neighbours are exact.
 local function number(text)
   if text and #text <= 15 and string.match(text, '^%d+$') then return tonumber(text) end
   return nil
 end
-local FORGED_FROM = 900000000000000  -- of an epoch: the clock gives that in the year 2405
+local FORGED_FROM = 900000000000000  -- epochs: the clock reaches this in the year 2405
 local LONGEST = 16777216  -- five times the record of a job of 16,384 ranks
 local function value(key)
   if redis.call('STRLEN', key) > LONGEST then return '' end
@@ -26,7 +26,7 @@ local function field(key, name)
   return redis.call('HGET', key, name)
 end
 local function is_name(text) return #text <= 1000 end
--- Name and value of each field in turn.
+-- Names and values of the fields, alternating.
 local function fields(key)
   local found = {}
   for _, name in ipairs(redis.call('HKEYS', key)) do
@@ -43,15 +43,15 @@ ACQUIRE = (
     _CHECKED
     + """
 -- KEYS leader, epoch   ARGV prefix, holder, ttl ms, floor
--- GETRANGE: of a longer value than any lease the beginning is enough to refuse it.
+-- GETRANGE: the beginning of an overlong value is enough to refuse it.
 local held = redis.call('GETRANGE', KEYS[1], 0, 999)
 local floor = tonumber(ARGV[4])
 if held ~= '' then
   local holder, digits = string.match(held, '^(.*)|(%d+)$')
   local epoch, left = number(digits), redis.call('PTTL', KEYS[1])
   if epoch and epoch >= FORGED_FROM then epoch = nil end
-  -- No member writes a lease without an epoch or an expiry, or one for hours. It gets the expiry of
-  -- one of ours, once, so that it lapses.
+    -- No member writes a lease without an epoch or an expiry, or one for hours. It gets a normal
+  -- expiry once, so that it lapses.
   local ttl = tonumber(ARGV[3])
   if left < 0 or left > (epoch and math.max(3600000, 10 * ttl) or ttl) then
     redis.call('PEXPIRE', KEYS[1], ttl)
@@ -60,13 +60,13 @@ if held ~= '' then
   if not epoch or holder ~= ARGV[2] then
     return {0, holder or held, left}
   end
-  -- Below it after a fail-over that lost writes: nobody would obey that epoch any more.
+  -- The epoch is below the floor after a fail-over that lost writes: no daemon would obey it.
   if epoch >= floor then
     redis.call('PEXPIRE', KEYS[1], ARGV[3])
     return {1, digits, 0}
   end
 end
--- Grows even after the data was lost, because the clock does; and above whatever the caller knows.
+-- The clock makes it grow even after data loss, and it exceeds every epoch the caller knows.
 -- A counter that no member wrote counts as lost.
 local counter = number(redis.call('GETRANGE', KEYS[2], 0, 15)) or 0
 if counter >= FORGED_FROM then counter = 0 end
@@ -137,7 +137,7 @@ return 1
 )
 
 _RECORDS = """
--- Name, revision, fence and record of each job in turn.
+-- Name, revision, fence and record of each job, in turn.
 local function jobs(key)
   local found = {}
   for _, name in ipairs(redis.call('SMEMBERS', key)) do
@@ -175,7 +175,7 @@ for _, name in ipairs(redis.call('SMEMBERS', KEYS[1])) do
     table.insert(hosts, name)
     table.insert(hosts, status)
   else
-    redis.call('SREM', KEYS[1], name)  -- it adds itself again with its next heartbeat
+    redis.call('SREM', KEYS[1], name)  -- the host's next heartbeat adds it again
   end
 end
 local paused, breaker = redis.call('EXISTS', KEYS[5]), value(KEYS[6])
@@ -225,7 +225,7 @@ return 1
 
 PUBLISH_ALERT = """
 -- KEYS alerts, told   ARGV prefix, channel, mark, alert, longest, seal
--- A daemon that lost the answer says it again: what was told once is not told twice.
+-- A daemon that lost the reply publishes again: the mark prevents a duplicate.
 if redis.call('ZADD', KEYS[2], 'NX', redis.call('TIME')[1], ARGV[3]) == 0 then
   return 0
 end
@@ -243,7 +243,7 @@ end
 if redis.call('ZCARD', KEYS[1]) < tonumber(ARGV[3]) then
   return 0
 end
--- Full: what is older than all that is remembered was forgotten, not lost.
+-- The set is full: a mark older than its oldest entry has expired; it was not lost.
 local oldest = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2]
 return tonumber(ARGV[4]) < (tonumber(oldest) or 0) and 1 or 0
 """

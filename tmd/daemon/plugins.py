@@ -1,4 +1,4 @@
-"""Finding and checking plug-ins. A broken plug-in stops the daemon at start, never later."""
+"""Finds and checks plug-ins. A broken plug-in stops the daemon at start, never later."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class PluginOrigin(Struct, frozen=True):
-    """Where a plug-in comes from."""
+    """Origin of a plug-in."""
 
     name: str
     target: str
@@ -39,38 +39,38 @@ class PluginOrigin(Struct, frozen=True):
 
 
 class LoadedDetector(Struct, frozen=True):
-    """A detector ready to be started."""
+    """A detector ready to start."""
 
     detector: Detector
     config: DetectorConfig
     strategy: Strategy
     origin: PluginOrigin
     state_dir: Path
-    """Its own folder; made when it is started."""
+    """The detector's own folder, created when it starts."""
     rules: Rules = AT_ONCE
-    """When its findings count, and what becomes of one that comes back."""
+    """When its findings count, and how recurring ones are treated."""
 
     def why_not(self) -> str | None:
-        """Why it cannot work on this host as it is configured, or ``None`` if it can."""
+        """Why it cannot run on this host with its configuration, or ``None`` if it can."""
         return self.detector.supported_with(self.config)
 
     def sources(self) -> str:
-        """What it goes by on this host, for people."""
+        """The sources it uses on this host, for people."""
         return self.detector.sources_with(self.config)
 
 
 def installed(group: str) -> list[EntryPoint]:
-    """Entry points of ``group`` in order of their names."""
+    """Entry points of ``group``, sorted by name."""
     return sorted(entry_points(group=group), key=lambda e: e.name)
 
 
 def load(
     points: Iterable[EntryPoint], base: type, rules: Plugins
 ) -> dict[str, tuple[Any, PluginOrigin]]:
-    """Instances by name of all plug-ins in ``points`` that ``rules`` admit.
+    """Instances by name of all plug-ins in ``points`` that ``rules`` allow.
 
     Raises:
-        PluginError: one cannot be imported, is no ``base``, or has a name that is taken.
+        PluginError: one cannot be imported, does not derive from ``base``, or has a duplicate name.
     """
     found: dict[str, tuple[Any, PluginOrigin]] = {}
     for point in points:
@@ -93,7 +93,7 @@ def load_detectors(
 
     Raises:
         PluginError: see :func:`load`.
-        ConfigError: ``[detectors.<name>]`` has a key or value that the detector does not take.
+        ConfigError: ``[detectors.<name>]`` has a key or value that the detector does not accept.
     """
     points = installed(DETECTOR_GROUP) if points is None else points
     found = load(points, Detector, settings.plugins)
@@ -110,11 +110,11 @@ def load_detectors(
 
 
 def load_policies(settings: Settings, points: Sequence[EntryPoint] | None = None) -> list[Policy]:
-    """The enabled policies in the configured order.
+    """The enabled policies in configured order.
 
     Raises:
         PluginError: see :func:`load`.
-        ConfigError: an enabled or configured policy is not installed, or one does not take a key or
+        ConfigError: an enabled or configured policy is not installed, or does not accept a key or
             value of its ``[policies.<name>]``.
     """
     points = installed(POLICY_GROUP) if points is None else points
@@ -130,7 +130,7 @@ def load_policies(settings: Settings, points: Sequence[EntryPoint] | None = None
                 f"[policies] enabled: there is no policy '{name}'; "
                 f"installed and allowed are {', '.join(found) or 'none'}"
             )
-    # Also those that are not enabled: a wrong key is told before the day it is needed.
+    # Disabled ones, too: a wrong key is reported before the policy is needed.
     ready = {name: _ready(policy, settings) for name, (policy, _) in found.items()}
     return [ready[name] for name in settings.policies.enabled]
 
@@ -147,7 +147,7 @@ def configured(detector: Detector, origin: PluginOrigin, settings: Settings) -> 
     """``detector`` with its section of ``settings``.
 
     Raises:
-        ConfigError: the section has a key or value that the detector does not take.
+        ConfigError: the section has a key or value that the detector does not accept.
     """
     section = settings.detector(origin.name)
     config = _converted(section.own, detector.Config, f"detectors.{origin.name}", "detector")
@@ -169,7 +169,7 @@ def _converted(own: dict[str, Any], kind: type[T], section: str, what: str) -> T
 def _instance(point: EntryPoint, base: type, origin: PluginOrigin) -> Any:
     try:
         cls = point.load()
-    except Exception as error:  # whatever a foreign module raises while it is imported
+    except Exception as error:  # importing foreign code may raise anything
         raise PluginError(f"{origin} cannot be imported: {error!r}") from error
     if not (isinstance(cls, type) and issubclass(cls, base)):
         raise PluginError(f"{origin} is not a subclass of tmd.plugin.{base.__name__}")
@@ -184,12 +184,12 @@ def _instance(point: EntryPoint, base: type, origin: PluginOrigin) -> Any:
         raise PluginError(f"{origin}: Config must derive from tmd.plugin.{expected.__name__}")
     try:
         return cls()
-    except Exception as error:  # abstract methods missing, or its own constructor failed
+    except Exception as error:  # abstract methods are missing, or the constructor failed
         raise PluginError(f"{origin} cannot be created: {in_words(error)}") from error
 
 
 def describe(point: EntryPoint) -> PluginOrigin:
-    """Where the plug-in of ``point`` comes from."""
+    """The origin of the plug-in behind ``point``."""
     dist = point.dist
     name = f"{dist.name} {dist.version}" if dist is not None else "no distribution"
     return PluginOrigin(name=point.name, target=point.value, distribution=name)

@@ -1,7 +1,7 @@
-"""Asking the policies: what each wants, what of it may be done, and why not.
+"""Runs the policies: what each requests, what of it may be done, and why the rest may not.
 
-The leader and 'tmd policy explain' ask in the same way. Policies are foreign code: one that fails
-is left out.
+The leader and 'tmd policy explain' share this code. Policies are foreign code: one that fails is
+skipped.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ OPEN = "breaker.open"
 
 
 class Ruling(Struct, frozen=True):
-    """A verdict and what becomes of it."""
+    """A verdict and whether it is carried out."""
 
     verdict: Verdict
     held_back: str = ""
-    """Why nothing is done about it; empty if it goes to planning."""
+    """Why it is not carried out; empty if it goes to planning."""
 
 
 def rulings(policies: Sequence[Policy], view: ClusterView, rules: BreakerRules) -> list[Ruling]:
-    """What all ``policies`` want, in their order."""
+    """The verdicts of all ``policies``, in their order."""
     shown = contained(view, rules)
     verdicts: list[Verdict] = []
     for policy in policies:
@@ -54,7 +54,7 @@ def rulings(policies: Sequence[Policy], view: ClusterView, rules: BreakerRules) 
             verdicts += policy.decide(shown)
         except Exception:
             # A foreign policy must not stop the others from deciding.
-            log.exception("policy failed, its verdicts are left out", policy=policy.name)
+            log.exception("policy failed, its verdicts are ignored", policy=policy.name)
     return [Ruling(verdict, held_back(view, verdict)) for verdict in verdicts]
 
 
@@ -63,15 +63,15 @@ class Outlook(Struct, frozen=True):
 
     job: str
     plan: MigrationPlan | None = None
-    """The plan that it would open, or change."""
+    """The plan that it would open or change."""
     waits: str = ""
-    """What it would wait for; empty if for nothing."""
+    """What it would wait for; empty if nothing."""
 
 
 def foreseen(
     found: Sequence[Ruling], view: ClusterView, limits: PlanLimits, *, now: float
 ) -> list[Outlook]:
-    """What would become of ``found`` in the leader's next turn. Nothing is written."""
+    """The result of ``found`` in the leader's next turn. Nothing is written."""
     outlooks = []
     for record in view.jobs:
         if why := left_alone(record, view):
@@ -81,14 +81,14 @@ def foreseen(
         after = steer(record, view, verdicts, now=now, age=0.0, limits=limits)
         opened = after.plan if after.plan != record.plan else None
         if opened is not None and view.paused and not is_live(record.plan):
-            outlooks.append(Outlook(record.job, waits="the cluster is paused: 'tmd resume'"))
+            outlooks.append(Outlook(record.job, waits="the cluster is paused: run 'tmd resume'"))
         else:
             outlooks.append(Outlook(record.job, opened, after.detail))
     return outlooks
 
 
 def withheld(view: ClusterView, rules: BreakerRules) -> list[tuple[Alert, str]]:
-    """Findings that may move nobody though they are grave, and why."""
+    """Grave findings that may not move a rank, and why."""
     seen = {a.id: a for h in contained(view, rules).hosts for a in h.alerts}
     found = []
     for alert in (a for h in view.hosts for a in h.alerts if a.severity in GRAVE):
@@ -102,24 +102,24 @@ def withheld(view: ClusterView, rules: BreakerRules) -> list[tuple[Alert, str]]:
 
 
 async def guarded(view: ClusterView, store: Store, holder: str, rules: BreakerRules) -> ClusterView:
-    """``view``, with the circuit breaker opened if it is time.
+    """``view``, with the circuit breaker opened if ``rules`` require it.
 
     Raises:
-        StoreUnavailable: it could not be opened; nothing may be decided on ``view``.
+        StoreUnavailable: the breaker could not be opened; nothing may be decided on ``view``.
     """
     reason = tripped(view, rules)
     if reason is None:
         return view
     breaker = Breaker(open=True, reason=reason, at=time.time())
     await store.set_breaker(breaker)
-    log.error("circuit breaker opened, policies move nobody", reason=reason)
-    await store.publish_alert(told(breaker, holder.partition("#")[0]))
+    log.error("circuit breaker opened, policies move no rank", reason=reason)
+    await store.publish_alert(breaker_alert(breaker, holder.partition("#")[0]))
     return structs.replace(view, breaker=breaker)
 
 
-def told(breaker: Breaker, host: str) -> Alert:
-    """The alert that says that the breaker was opened, or closed, by ``host``."""
-    closed = f"closed by {breaker.by or 'somebody'}: {breaker.reason}"
+def breaker_alert(breaker: Breaker, host: str) -> Alert:
+    """The alert that ``host`` opened or closed the breaker."""
+    closed = f"closed by {breaker.by or 'unknown'}: {breaker.reason}"
     return Alert(
         id=f"breaker-{breaker.at:.3f}",
         host=host,

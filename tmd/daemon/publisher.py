@@ -1,4 +1,4 @@
-"""The heartbeat of this host: periodic, and at once when something cannot wait."""
+"""The heartbeat of this host: periodic, and immediate when a change is urgent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PublisherConfig(Struct, frozen=True):
 
 
 class Publisher:
-    """Level-triggered: whatever happened since the last word is in the next one."""
+    """Level-triggered: each heartbeat carries everything since the previous one."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Publisher:
         self._store_health = store_health
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         wake = True
         while True:
             try:
@@ -54,10 +54,10 @@ class Publisher:
                 wake = True
                 continue
             self._store_health.worked(StoreLoop.HEARTBEAT)
-            wake = await self._roster.urgent.heard(self._config.heartbeat_s)
+            wake = await self._roster.urgent.wait(self._config.heartbeat_s)
 
     def status(self) -> HostStatus:
-        """What this host says now."""
+        """The current status of this host."""
         return HostStatus(
             host=self._config.name,
             incarnation=self._config.incarnation,

@@ -1,6 +1,6 @@
-"""The records this daemon obeys: the newest it has seen, and never one of an older leader (I5).
+"""The records this daemon obeys: the newest seen, never one of an older leader (I5).
 
-From them alone follow the orders for the trainers of this host and the workers to be ended.
+The directives for this host's trainers and the workers to kill follow from them alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = structlog.get_logger("tmd.executor")
 
 
 class Records:
-    """Newest record per job. The highest lease epoch obeyed per job survives a restart."""
+    """Newest record per job. The highest lease epoch obeyed per job is kept across restarts."""
 
     def __init__(self, state_dir: Path) -> None:
         self._file = state_dir / "obeyed.json"
@@ -34,7 +34,7 @@ class Records:
         return max(self._obeyed.values(), default=0)
 
     def take(self, record: JobRecord) -> Receipt:
-        """Obey ``record`` if it is newer than what is known."""
+        """Obey ``record`` if it is newer than the known one."""
         known, obeyed = self.jobs.get(record.job), self._obeyed.get(record.job, 0)
         receipt = received(record, known, obeyed)
         if receipt is Receipt.NEW:
@@ -48,7 +48,7 @@ class Records:
             _write(self._file, self._obeyed)
 
     def order(self, job: str, worker: str) -> DirectiveOrder | None:
-        """What ``worker`` must be told; ``None`` while nothing is known of its job."""
+        """The order for ``worker``; ``None`` while its job is unknown."""
         record = self.jobs.get(job)
         if record is None:
             return None
@@ -59,13 +59,13 @@ class Records:
         )
 
     def condemned(self, worker: str, job: str) -> str | None:
-        """Why ``worker`` must be ended by its launcher, or ``None``."""
+        """Why the launcher must kill ``worker``, or ``None``."""
         record = self.jobs.get(job)
         return condemned(record, worker) if record is not None else None
 
 
 def condemned(record: JobRecord, worker: str) -> str | None:
-    """Why ``worker`` must be ended: a failover has named it dead, so it must not come back."""
+    """Why ``worker`` must be killed: a failover has named it dead, so it must not come back."""
     for plan in (record.plan, *reversed(record.history)):
         if plan is not None and plan.kind is PlanKind.FAILOVER and worker in plan.dead:
             return f"named dead by plan {plan.id}: {plan.reason}"
@@ -79,17 +79,15 @@ def _read(file: Path) -> dict[str, int]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, AttributeError) as error:
-        log.warning(
-            "cannot read the lease epochs obeyed before", file=str(file), error=in_words(error)
-        )
+        log.warning("cannot read the saved lease epochs", file=str(file), error=in_words(error))
         return {}
 
 
 def _write(file: Path, obeyed: dict[str, int]) -> None:
-    """Replace ``file`` atomically. A full disk must not stop recovery: it is only logged."""
+    """Replace ``file`` atomically. An error, such as a full disk, is only logged."""
     fresh = file.with_suffix(".new")
     try:
         fresh.write_text(json.dumps(obeyed))
         os.replace(fresh, file)
     except OSError as error:
-        log.warning("cannot save the lease epochs obeyed", file=str(file), error=in_words(error))
+        log.warning("cannot save the lease epochs", file=str(file), error=in_words(error))

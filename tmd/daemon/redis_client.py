@@ -1,4 +1,4 @@
-"""A connection to Redis from what the configuration says: one server, or one found by Sentinels."""
+"""A Redis client as configured: for one server, or for one found through Sentinels."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from redis.backoff import NoBackoff
 from tmd.core.values.errors import ConfigError
 
 MISREAD = (
-    "[redis] url: its host, port, database or an option cannot be read; write "
+    "[redis] url: the host, port, database or an option cannot be parsed; write "
     "redis://user:password@host:6379/0, and in the password %2F for '/', %40 for '@', %3A for ':'"
 )
-"""No part of the URL is shown: which part the password is in is just what is not understood."""
+"""Shows no part of the URL: the password may be in the part that cannot be parsed."""
 
 
 def connect(url: str, timeout_s: float) -> Redis:
     """A client for ``url`` that answers or fails within ``timeout_s``.
 
     Raises:
-        ConfigError: the URL is not understood.
+        ConfigError: the URL cannot be parsed.
     """
     options: dict[str, Any] = {
         "socket_timeout": timeout_s,
@@ -39,7 +39,7 @@ def connect(url: str, timeout_s: float) -> Redis:
         return _sentinel(url, options)
     if parts.scheme not in ("redis", "rediss", "unix"):
         raise ConfigError(
-            "[redis] url: what it begins with is not understood; "
+            "[redis] url: the scheme is unknown; "
             "use redis://, rediss://, unix:// or redis+sentinel://"
         )
     try:

@@ -1,7 +1,7 @@
-"""What a failed request to Redis means and what the operator does about it.
+"""Explains a failed request to Redis: its meaning and what the operator can do.
 
-Pure: an exception in, a sentence out. Servers of different versions put the same error code at
-different places of their text, so it is looked for anywhere in it.
+Pure: an exception in, a sentence out. Server versions put the error code at different places of
+the text, so it is searched for anywhere.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tmd.core.values.reasons import in_words
 
 
 class Cause(Struct, frozen=True):
-    """A kind of failure: how its text is recognised, what it means, what to do."""
+    """A kind of failure: the pattern of its text, its meaning, and the remedy."""
 
     pattern: str
     meaning: str
@@ -26,13 +26,13 @@ class Cause(Struct, frozen=True):
 
 
 WRONG_TYPE = "WRONGTYPE"
-"""The code of an error about a key that holds another type of value than the request is for."""
+"""The error code for a key that holds a value of another type than the request needs."""
 
 REPLIES = (
     Cause(
         r"\bOOM\b|OutOfMemoryError",
         "Redis is out of memory and refuses writes",
-        "raise its maxmemory or delete what is not tmd's, and set maxmemory-policy noeviction",
+        "raise its maxmemory or delete other programs' keys; set maxmemory-policy noeviction",
     ),
     Cause(
         r"\bREADONLY\b|ReadOnlyError|read.only replica",
@@ -42,13 +42,13 @@ REPLIES = (
     Cause(
         r"\bMISCONF\b",
         "Redis cannot save its data and refuses writes",
-        "see the log of Redis; most often its disk is full",
+        "see the log of Redis; usually its disk is full",
     ),
     Cause(
         r"\bNOAUTH\b|\bWRONGPASS\b|AuthenticationError|[Aa]uthentication required"
         r"|invalid (username-)?password|AUTH <password> called without any password",
         "Redis does not accept the user or password",
-        "mend the login in [redis] url",
+        "correct the login in [redis] url",
     ),
     Cause(
         r"\bNOPERM\b|NoPermissionError|no permissions",
@@ -58,66 +58,66 @@ REPLIES = (
     Cause(
         r"\bLOADING\b|BusyLoadingError",
         "Redis is still loading its data",
-        "wait, or see the log of Redis",
+        "wait, or check the log of Redis",
     ),
     Cause(r"\bBUSY\b", "Redis is busy with a script", "see 'redis-cli SCRIPT KILL'"),
     Cause(
         r"\bMASTERDOWN\b|\bNOREPLICAS\b|\bCLUSTERDOWN\b|Master(Down|NotFound)Error|ClusterDownError",
-        "Redis has no working master at present",
-        "see its replication state; the service name in [redis] url must be the Sentinel's",
+        "Redis has no working master at the moment",
+        "check its replication state; the service name in [redis] url must be the Sentinel's",
     ),
     Cause(
         r"max number of clients",
-        "Redis has as many clients as it admits",
+        "Redis has reached its limit of clients",
         "raise its maxclients",
     ),
     Cause(
         r"Protocol Error|InvalidResponse",
-        "what answers there is not Redis",
-        "mend host and port in [redis] url",
+        "the server that answers is not Redis",
+        "correct host and port in [redis] url",
     ),
 )
 
 FILES = (
-    "of unix:// it is the socket: start Redis, or join its group; of rediss:// one of those that "
+    "for unix:// it is the socket: start Redis, or join its group; for rediss:// a file that "
     "[redis] url names"
 )
 CONNECTIONS: tuple[tuple[type[BaseException], str, str], ...] = (
     (
         ssl.SSLCertVerificationError,
         "the certificate of Redis is not trusted",
-        "name the authority in [redis] url: rediss://...?ssl_ca_certs=/path/ca.crt",
+        "name its certificate authority in [redis] url: rediss://...?ssl_ca_certs=/path/ca.crt",
     ),
     (
         ssl.SSLError,
-        "no TLS connection to Redis comes about",
-        "use redis:// in [redis] url if that port does not speak TLS",
+        "the TLS handshake with Redis fails",
+        "use redis:// in [redis] url if that port does not use TLS",
     ),
-    (socket.gaierror, "the name of the Redis host is not known", "mend [redis] url or the DNS"),
+    (socket.gaierror, "the host name of Redis is not known", "correct [redis] url or the DNS"),
     (
         ConnectionRefusedError,
-        "nothing listens there",
-        "start Redis, or mend [redis] url",
+        "the connection is refused",
+        "start Redis, or correct [redis] url",
     ),
-    (FileNotFoundError, "a file that is needed does not exist", FILES),
-    (PermissionError, "a file that is needed may not be opened by this user", FILES),
+    (FileNotFoundError, "a required file does not exist", FILES),
+    (PermissionError, "this user may not open a required file", FILES),
     (
         TimeoutError,
         "Redis does not answer in time",
-        "see whether it hangs, the network drops packets, or rediss:// meets a port without TLS; "
+        "check whether it hangs, the network drops packets, or the port does not use TLS; "
         "[redis] timeout_s is the limit",
     ),
 )
-"""In this order: an SSLCertVerificationError is an SSLError, too."""
+"""Checked in this order: an SSLCertVerificationError is also an SSLError."""
 
 
 def explained(error: BaseException, place: str) -> str:
     """The sentence for ``error``: where, what happened, what to do. ``place``: see :func:`shown`.
 
-    Errors in ``__cause__`` and ``__context__`` count: clients wrap what the system said.
+    Errors in ``__cause__`` and ``__context__`` count: clients wrap the system's errors.
     """
     chain = list(_chain(error))
-    # The client turns some codes into a class of their own and takes them out of the text.
+    # The client turns some error codes into exception classes and removes them from the text.
     text = " ".join(f"{type(e).__name__} {e}" for e in chain)
     for cause in REPLIES:
         if re.search(cause.pattern, text):
@@ -132,12 +132,12 @@ def explained(error: BaseException, place: str) -> str:
 
 
 def is_wrong_type(error: BaseException) -> bool:
-    """Whether ``error`` is about a key that holds another type of value."""
+    """Whether ``error`` is about a key that holds a value of another type."""
     return WRONG_TYPE in str(error)
 
 
 def misplaced(places: dict[str, str], place: str) -> str:
-    """The sentence about keys whose type is wrong; ``places``: key -> type that was found."""
+    """The sentence about keys of a wrong type; ``places``: key -> type found."""
     if not places:
         return f"{place}: a key holds a value of a type that tmd never writes there; delete it"
     found = ", ".join(f"{key!r} holds a {kind}" for key, kind in sorted(places.items()))
@@ -145,7 +145,7 @@ def misplaced(places: dict[str, str], place: str) -> str:
 
 
 def shown(url: str) -> str:
-    """``url`` as messages show it: without user, password and query."""
+    """``url`` without user, password and query, for messages."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return f"redis at {host}{parts.path if host else parts.path or url}"

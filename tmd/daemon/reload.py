@@ -1,7 +1,7 @@
-"""SIGHUP: take over what may change while the daemon runs, and say what may not.
+"""SIGHUP: applies the settings that may change at runtime and reports those that may not.
 
-Detectors, policies, the switch of 'tmd inject' and the log are taken over; the rest is how this
-daemon is built and needs a restart. A configuration that is wrong changes nothing.
+Detectors, policies, the switch of 'tmd inject' and the log are reloaded; other settings need a
+restart. An invalid configuration changes nothing.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tmd.daemon.watcher import Watcher
 log = structlog.get_logger("tmd.reload")
 
 LIVE = frozenset({"detectors", "policies", "plugins", "inject", "log"})
-"""Sections that are taken over."""
+"""Sections that are reloaded."""
 
 
 def fixed(before: Settings, after: Settings) -> list[str]:
-    """Keys that differ but need a restart, as ``[section] key``."""
+    """Changed keys that need a restart, as ``[section] key``."""
     found = []
     for section in Settings.__struct_fields__:
         if section in LIVE:
@@ -40,12 +40,12 @@ def fixed(before: Settings, after: Settings) -> list[str]:
 
 
 def taken_over(before: Settings, after: Settings) -> Settings:
-    """What is in force afterwards: the live sections of ``after``, all else as it was."""
+    """The resulting settings: the reloadable sections of ``after``, the rest unchanged."""
     return structs.replace(before, **{section: getattr(after, section) for section in LIVE})
 
 
 class Reloader:
-    """One per daemon. ``asked`` is rung by SIGHUP."""
+    """One per daemon. SIGHUP rings ``asked``."""
 
     def __init__(
         self,
@@ -65,22 +65,22 @@ class Reloader:
         self._notifier = notifier
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
-            if await self.asked.heard(3600.0):
+            if await self.asked.wait(3600.0):
                 self._notifier.reloading()
-                said = await self.reload()
-                self._notifier.ready(said)
+                result = await self.reload()
+                self._notifier.ready(result)
 
     async def reload(self) -> str:
-        """Read and take over; what came of it, in a sentence."""
+        """Read and apply the settings; return the result as a sentence."""
         try:
             after = self._read()
             ahead = taken_over(self._settings, after)
             detectors, policies = load_detectors(ahead), load_policies(ahead)
         except (ConfigError, PluginError) as error:
-            log.error("configuration not reloaded, the old one stays", error=str(error))
-            return "configuration not reloaded: it is wrong"
+            log.error("configuration not reloaded, the old one stays in force", error=str(error))
+            return "configuration not reloaded: it is invalid"
         needs_restart = fixed(self._settings, after)
         self._settings = ahead
         logs.configure(ahead.log)
@@ -88,6 +88,6 @@ class Reloader:
         self._injections.adopt(ahead.inject.enabled)
         restarted = await self._watcher.adopt(detectors)
         if needs_restart:
-            log.warning("changes that need a restart were left out", keys=needs_restart)
+            log.warning("some changes need a restart and were not applied", keys=needs_restart)
         log.info("configuration reloaded", detectors_restarted=restarted)
-        return "configuration reloaded" + (", some of it needs a restart" if needs_restart else "")
+        return "configuration reloaded" + (", some changes need a restart" if needs_restart else "")

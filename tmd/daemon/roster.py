@@ -1,6 +1,6 @@
 """The workers of this host as the daemon knows them: statuses, exits, how long each is silent.
 
-Pure bookkeeping without IO; times are passed in. Whoever wants to react rings or hears a bell.
+Pure bookkeeping without IO; times are passed in.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EXITS_KEPT = 64
 QUIET_FIELDS = frozenset(
     ["step", "loss", "step_seconds", "stands_s", "pace", "waiting", "rss_bytes", "shadow", "kept"]
 )
-"""Progress: told with the next heartbeat. A change of anything else cannot wait."""
+"""Progress is published with the next heartbeat. Any other change is urgent."""
 
 
 @dataclass
@@ -33,7 +33,7 @@ class KnownWorker:
 
 
 class Roster:
-    """Workers and exits of one host. ``urgent`` is rung when the cluster must hear at once."""
+    """Workers and exits of one host. ``urgent`` rings when the cluster must know at once."""
 
     def __init__(self) -> None:
         self.urgent = WakeEvent()
@@ -46,20 +46,20 @@ class Roster:
         return tuple(known.status for known in self.workers.values())
 
     def ended(self, worker: str) -> bool:
-        """Whether it has come to its end for good."""
+        """Whether the worker has exited."""
         known = self._exit_of(worker)
         return known is not None and known.code is not None
 
     def is_ending(self, worker: str) -> bool:
-        """Whether it is not yet known how it ends."""
+        """Whether the worker has begun to exit and its status is unknown."""
         known = self._exit_of(worker)
         return known is not None and known.code is None
 
     def _exit_of(self, worker: str) -> Exit | None:
         return next((e for e in self.exits if e.worker == worker), None)
 
-    def heard(self, status: WorkerStatus, now: float) -> None:
-        """A trainer said hello or reported."""
+    def report(self, status: WorkerStatus, now: float) -> None:
+        """Take in a status from a trainer's hello or report."""
         if self._exit_of(status.worker) is not None:
             return
         known = self.workers.get(status.worker)
@@ -71,17 +71,17 @@ class Roster:
             known.status, known.heard_at, known.connected = status, now, True
         if urgent:
             self.urgent.ring()
-            self._tell(self._event(known, now))
+            self._send(self._event(known, now))
 
     def lost(self, worker: str, now: float) -> None:
-        """A trainer's connection closed. Whether it ended is the launcher's word."""
+        """Note that a trainer's connection closed. Only the launcher reports whether it exited."""
         known = self.workers.get(worker)
         if known is not None:
             known.connected = False
-            self._tell(self._event(known, now))
+            self._send(self._event(known, now))
 
     def exited(self, exit_: Exit) -> None:
-        """A worker ended, or begins to; only how it ended is news then."""
+        """Note that a worker exited or begins to; after that only its exit code is news."""
         before = self._exit_of(exit_.worker)
         if before is not None and (before.code is not None or exit_.code is None):
             return
@@ -93,20 +93,20 @@ class Roster:
             self.exits[self.exits.index(before)] = exit_
         self.urgent.ring()
         status = known.status if known else None
-        self._tell(WorkerEvent(worker=exit_.worker, job=exit_.job, status=status, exit=exit_))
+        self._send(WorkerEvent(worker=exit_.worker, job=exit_.job, status=status, exit=exit_))
         while len(self.exits) > EXITS_KEPT:
             old = self.exits.popleft()
-            self._tell(WorkerEvent(worker=old.worker, job=old.job, exit=old, forgotten=True))
+            self._send(WorkerEvent(worker=old.worker, job=old.job, exit=old, forgotten=True))
 
     def excuse(self, seconds: float) -> None:
-        """This process itself stood still so long: nobody is to blame for the silence."""
+        """Extend all deadlines by the time that this process itself was not running."""
         for known in self.workers.values():
             known.heard_at += seconds
 
     # --- for detectors ----------------------------------------------------------------------------
 
     def subscribe(self, now: float) -> StatusFeed:
-        """A feed that begins with all that is known. Closed by :meth:`unsubscribe`."""
+        """A feed that starts with everything known. Closed by :meth:`unsubscribe`."""
         feed = StatusFeed()
         self._feeds.add(feed)
         for exit_ in self.exits:
@@ -119,9 +119,9 @@ class Roster:
         self._feeds.discard(feed)
 
     def repeat(self, now: float) -> None:
-        """Tell all live workers again, with the present length of their silence."""
+        """Send the status of every live worker again, with its current time of silence."""
         for known in self.workers.values():
-            self._tell(self._event(known, now))
+            self._send(self._event(known, now))
 
     def _event(self, known: KnownWorker, now: float) -> WorkerEvent:
         return WorkerEvent(
@@ -132,13 +132,13 @@ class Roster:
             silent_s=max(0.0, now - known.heard_at),
         )
 
-    def _tell(self, event: WorkerEvent) -> None:
+    def _send(self, event: WorkerEvent) -> None:
         for feed in self._feeds:
             feed.put(event)
 
 
 class StatusFeed:
-    """The latest event of each worker that has not been taken yet: bounded, never a backlog."""
+    """The latest event of each worker that has not been taken: bounded, never a backlog."""
 
     def __init__(self) -> None:
         self._pending: dict[str, WorkerEvent] = {}

@@ -1,9 +1,9 @@
-"""What members of the cluster wrote, told from what a stranger put into the store.
+"""Seals that prove that a member of the cluster wrote a value in the store.
 
-Whoever reaches Redis may write there; only who knows the cluster's secret may move a rank. A sealed
-value is an HMAC-SHA256 over its kind and its text, in hex, a blank and the text, so that people
-still read it with ``redis-cli``. A seal says who wrote, not when: an old value put back is
-recognised by what it says (revision, lease epoch, request id), not here.
+Any client of Redis may write there; only holders of the cluster's secret may move a rank. A sealed
+value is an HMAC-SHA256 over its kind and its text, in hex, then a space and the text, so that
+people can still read it with ``redis-cli``. A seal proves who wrote a value, not when: a replayed
+value is recognised by its content (revision, lease epoch, request id), not here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class RecordSeal:
         self._key = key
 
     def sealed(self, kind: str, body: bytes) -> bytes:
-        """``body``, a value of that kind, as it goes into the store."""
+        """``body``, a value of that kind, as it is stored."""
         return self._mark(kind, body) + b" " + body
 
     def opened(self, kind: str, value: bytes) -> bytes | None:

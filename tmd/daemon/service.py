@@ -1,7 +1,7 @@
 """The daemon of one host: builds the parts, runs them, stops them.
 
-The composition root: nothing else knows all parts. Every root task lives in one TaskGroup; one
-that fails ends the process with an error, and systemd starts it again. SIGTERM and SIGINT end it
+The composition root: only this module knows all parts. Every root task runs in one TaskGroup. If
+one fails, the process exits with an error and systemd restarts it. SIGTERM and SIGINT stop it
 cleanly.
 """
 
@@ -98,7 +98,7 @@ class Service:
         self._store = store
 
     async def run(self, stop: asyncio.Event, notifier: Notifier, reloader: Reloader) -> None:
-        """Until ``stop`` is set; then the lease is given back and the socket removed."""
+        """Run until ``stop`` is set, then give the lease back and remove the socket."""
         async with asyncio.TaskGroup() as group:
             roots = [
                 group.create_task(self.agents.serve(), name="agents"),
@@ -124,12 +124,12 @@ class Service:
             log.info("daemon started", socket=str(self._settings.host.socket))
             await stop.wait()
             notifier.stopping()
-            log.info("daemon stops, training goes on")
+            log.info("daemon stops, training continues")
             for task in reversed(roots):
                 task.cancel()
 
     def _report(self, found: Signal) -> None:
-        """Raise a finding of the leader about a job on this host, once it has held."""
+        """Raise a finding of the leader about a job on this host."""
         rules = Rules(hold_s=self._settings.leader.unprotected_s)
         self.watcher.fold(found, "leader", Strategy.ADVISE, rules)
 
@@ -137,7 +137,7 @@ class Service:
         address = settings.http.address
         if address is None:
             return None
-        # Imported only where it is used: it costs a daemon memory and time to start.
+        # Imported only when used: it costs a daemon memory and start-up time.
         from tmd.daemon.web.parts import Local, Parts
         from tmd.daemon.web.server import Web
 
@@ -158,12 +158,12 @@ class Service:
         return Web(address, Parts(store, local, settings.http.token(), names))
 
     async def _wakes(self) -> None:
-        """Ring the bells. Missing a wake-up costs a period, never correctness."""
+        """Ring the wake events. A missed wake-up delays work by at most one period."""
         bells: dict[Topic, tuple[WakeEvent, ...]] = {
             Topic.HOSTS: (self.leader.bell,),
             Topic.JOBS: (self.executor.bell,),
             Topic.LEASE: (self.candidate.vacant,),
-            # A store that is back may be empty: the watcher looks whether it has our alerts.
+            # A store that is back may be empty: the watcher checks that it has this host's alerts.
             Topic.ALL: (
                 self.leader.bell,
                 self.executor.bell,
@@ -221,18 +221,18 @@ def _webhook(
 
 
 async def _sign_of_life(notifier: Notifier) -> None:
-    """The loop turns, or systemd starts a new daemon."""
+    """Notify systemd while the loop runs; systemd restarts a daemon that stops doing so."""
     while True:
         await asyncio.sleep((notifier.watchdog_s or 60.0) / 3)
         notifier.alive()
 
 
 async def serve(settings: Settings, read: Callable[[], Settings], file: Path | None = None) -> None:
-    """Run the daemon of this host until SIGTERM or SIGINT. At SIGHUP ``read`` gives new settings,
+    """Run the daemon of this host until SIGTERM or SIGINT. On SIGHUP ``read`` returns new settings
     from ``file``.
 
     Raises:
-        ConfigError: something in ``settings`` cannot be used on this host.
+        ConfigError: a setting cannot be used on this host.
     """
     notifier = Notifier()
     _own_folder(settings.host.state_dir)
@@ -259,10 +259,10 @@ async def serve(settings: Settings, read: Callable[[], Settings], file: Path | N
 
 
 def _own_folder(folder: Path) -> None:
-    """The state folder: made for us alone, and what others could read in it before is closed.
+    """Create the state folder for this user alone and close the permissions of files already in it.
 
     Raises:
-        ConfigError: it cannot be used.
+        ConfigError: the folder cannot be used.
     """
     try:
         if not folder.exists():

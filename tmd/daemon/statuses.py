@@ -1,5 +1,5 @@
-"""What hosts have stored of themselves, read one by one: one that is of a later version spoils no
-other, as long as its name can be read."""
+"""Decodes the stored host statuses one by one: one of a later version does not affect the
+others, as long as its host name can be decoded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tmd.daemon.codec import decoded
 
 
 class Named(Struct, frozen=True):
-    """As much as every version says."""
+    """The fields that every version has."""
 
     host: str
 
@@ -24,17 +24,17 @@ class Statuses(NamedTuple):
     found: dict[bytes, HostStatus]
     """By their stored form."""
     unread: tuple[str, ...]
-    """Hosts of a version whose statuses are not understood here."""
+    """Hosts whose status this version cannot decode."""
     misplaced: tuple[bytes, ...]
-    """Texts stored for another host than the one that they are about."""
+    """Texts stored under another host's name."""
 
 
 def read_hosts(values: Iterable[tuple[str, bytes]], known: Mapping[bytes, HostStatus]) -> Statuses:
-    """What the texts that are stored for hosts say. A text that names another host than the one
-    it is stored for is left out. ``known``: what was read before and need not be read again.
+    """Decode the texts stored for hosts. A text that names another host than the one it is stored
+    for is skipped. ``known``: texts decoded earlier.
 
     Raises:
-        StoreUnavailable: it is not even known which host a text is about.
+        StoreUnavailable: a text does not even name its host.
     """
     found: dict[bytes, HostStatus] = {}
     unread, misplaced = [], []

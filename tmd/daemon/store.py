@@ -1,10 +1,10 @@
 """The store in Redis.
 
-Every change is one Lua script (:mod:`tmd.daemon.lua`); values are JSON behind a seal
-(:mod:`tmd.daemon.codec`): people can read them with ``redis-cli``, and strangers cannot write them.
-A forged request, host status or alert is as if it were not there; a forged record or breaker stops
-deciding, since doing less is all that is left. The client never retries by itself: a blocked
-renewal would outlive the lease.
+Every change is one Lua script (:mod:`tmd.daemon.lua`). Values are sealed JSON
+(:mod:`tmd.daemon.codec`): people can read them with ``redis-cli``, and only members can write them.
+A forged request, host status or alert is ignored; a forged record or breaker stops decisions, since
+doing less is the only safe reaction. The client never retries by itself: a blocked renewal would
+outlive the lease.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from tmd.daemon.statuses import read_hosts
 
 ALERTS_KEPT = 100_000
 LISTEN_S = 2.0
-"""The subscription is probed after so long without a message."""
+"""The subscription is probed after this long without a message."""
 
 COUNT_DIGITS = 15
-"""As the scripts count: fences and revisions of more digits are no member's."""
+"""Matches the scripts: no member writes a fence or revision of more digits."""
 PROBE_MS = 1000
 MOST_LOOKED_AT = 200
-"""Hosts, and jobs, of which it is looked up whether their key has the right type."""
+"""How many hosts, and jobs, have the type of their key checked."""
 
 KINDS = {
     **dict.fromkeys(["leader", "epoch", "breaker", "told-outside"], "string"),
@@ -50,7 +50,7 @@ KINDS = {
     "told": "zset",
     "alerts": "stream",
 }
-"""The type of each key, to name the one that is not as it should be."""
+"""The expected type of each key, to name the one that is wrong."""
 
 Request = TypeVar("Request", DrainRequest, RehearsalRequest)
 
@@ -105,12 +105,12 @@ class RedisStore:
         return tuple(found[host] for host in sorted(found))
 
     def _records(self, reply: Sequence[bytes]) -> tuple[JobRecord, ...]:
-        """All of them or an error: one left out would look like a job that is to be formed anew."""
+        """All records or an error: a skipped one would look like a job that has not formed yet."""
         stored = {text(n): rest for n, *rest in zip(*[iter(reply)] * 4, strict=True)}
         pairs = [(name, record) for name, (_, _, record) in stored.items()]
         found = self._codec.named(pairs, JobRecord, lambda r: r.job)
         for name, (revision, fence, _) in stored.items():
-            # What the scripts compare stands outside of the seal.
+            # The values that the scripts compare are outside the seal.
             counts = found.get(name) and text(revision) == str(found[name].revision)
             if not counts or not fence.isdigit() or len(fence) > COUNT_DIGITS:
                 raise self._codec.forged(JobRecord, f"job:{name}")
@@ -121,7 +121,7 @@ class RedisStore:
         return self._records(records)
 
     async def clock(self) -> float:
-        """Wall-clock seconds of the server, to show to people."""
+        """Wall-clock seconds of the server, for display."""
         seconds, microseconds = await self._ask(self._redis.time())
         return float(seconds) + float(microseconds) / 1e6
 
@@ -132,26 +132,26 @@ class RedisStore:
         while True:
             first = f"({after}" if after else "-"
             entries = await self._run(lua.ALERTS, ["alerts"], first, limit)
-            # The text stands in a field of its own, for subscribers that do not know the secret.
+            # The text has a field of its own, for subscribers that do not know the secret.
             read = [(text(c), self._codec.opened(s + b" " + b, Alert)) for c, b, s in entries]
             found = [(cursor, alert) for cursor, alert in read if alert is not None]
             if found or len(entries) < limit:
                 return found
-            after = read[-1][0]  # a page of nothing but forged ones hides nothing behind it
+            after = read[-1][0]  # a page of forged alerts must not hide later pages
 
     async def newest_alert(self) -> str:
         entries = await self._ask(self._redis.xrevrange(self._key("alerts"), count=1))
         return text(entries[0][0]) if entries else ""
 
-    async def told(self) -> Announced | None:
+    async def announced(self) -> Announced | None:
         value = await self._run(lua.VALUE, ["told-outside"])
         return None if value is None else self._codec.opened(value, Announced)
 
     async def probe(self) -> None:
-        """Write a key that vanishes by itself: Redis may answer reads and refuse writes.
+        """Write a key that expires by itself: Redis may serve reads while it refuses writes.
 
         Raises:
-            StoreUnavailable: it does.
+            StoreUnavailable: Redis refuses the write.
         """
         await self._ask(self._redis.set(self._key("probe"), b"1", px=PROBE_MS))
 
@@ -187,10 +187,10 @@ class RedisStore:
             raise self._codec.forged(JobRecord, f"job:{record.job}")
         if outcome == b"stale":
             raise StaleLease(
-                f"{record.job}: written under lease epoch {int(stored)} meanwhile", int(stored)
+                f"{record.job}: written under the newer lease epoch {int(stored)}", int(stored)
             )
         if outcome == b"conflict":
-            raise Conflict(f"{record.job}: revision {int(stored)}, expected {expected}")
+            raise Conflict(f"{record.job}: revision is {int(stored)}, expected {expected}")
 
     async def restore_job(self, record: JobRecord) -> bool:
         restored = await self._run(
@@ -222,8 +222,8 @@ class RedisStore:
         longest = self._alerts_kept
         return bool(await self._run(lua.HOLDS_ALERT, ["told"], mark(alert), longest, alert.at))
 
-    async def put_told(self, told: Announced) -> None:
-        await self._ask(self._redis.set(self._key("told-outside"), self._codec.sealed(told)))
+    async def put_announced(self, announced: Announced) -> None:
+        await self._ask(self._redis.set(self._key("told-outside"), self._codec.sealed(announced)))
 
     async def drain(self, request: DrainRequest) -> None:
         await self._put("drains", request.host, request)
@@ -272,10 +272,10 @@ class RedisStore:
                     if message is not None and message["type"] == "message":
                         yield _topic(message["data"])
                     elif message is None and probed:
-                        raise StoreUnavailable(f"{self._place}: the subscription fell silent")
+                        raise StoreUnavailable(f"{self._place}: the subscription is silent")
                     elif message is None:
                         await pubsub.ping()
-                    _heed_cancellation()
+                    _check_cancellation()
                     probed = message is None
         except (RedisError, OSError) as error:
             raise StoreUnavailable(redis_errors.explained(error, self._place)) from error
@@ -290,7 +290,7 @@ class RedisStore:
         return self._prefix + name
 
     async def _run(self, script: str, keys: Sequence[str], *args: Any) -> Any:
-        # EVAL, not EVALSHA: one round trip even on a server that has just been restarted.
+        # EVAL, not EVALSHA: one round trip even on a restarted server.
         names = [self._key(key) for key in keys]
         return await self._ask(self._redis.eval(script, len(names), *names, self._prefix, *args))
 
@@ -298,13 +298,13 @@ class RedisStore:
         await self._ask(self._redis.hset(self._key(table), name, self._codec.sealed(request)))
 
     async def _ask(self, reply: Any) -> Any:
-        """The reply of Redis. Whatever it or the network raises is the one error that callers
-        react to, with the cause and what to do about it."""
+        """The reply of Redis. Every error of Redis or the network becomes the one that callers
+        handle, with its cause and remedy."""
         try:
             found = await reply
         except (RedisError, OSError) as error:
             raise StoreUnavailable(await self._cause(error)) from error
-        _heed_cancellation()
+        _check_cancellation()
         return found
 
     async def _cause(self, error: Exception) -> str:
@@ -316,7 +316,7 @@ class RedisStore:
             return redis_errors.explained(failure, self._place)
 
     async def _misplaced(self) -> dict[str, str]:
-        """The keys of this cluster that hold a value of another type than ours, and its type."""
+        """Keys of this cluster that hold a value of a wrong type, and that type."""
         wanted = dict(KINDS)
         for table, kind in (("hosts", "string"), ("jobs", "hash")):
             key: Any = self._key(table)
@@ -336,7 +336,7 @@ def open_store(settings: Settings, timeout_s: float | None = None) -> RedisStore
     """A connection to the configured cluster.
 
     Raises:
-        ConfigError: no usable Redis, or no secret, is configured.
+        ConfigError: no usable Redis or no secret is configured.
     """
     return RedisStore(
         settings.redis_url(),
@@ -346,9 +346,9 @@ def open_store(settings: Settings, timeout_s: float | None = None) -> RedisStore
     )
 
 
-def _heed_cancellation() -> None:
-    """redis-py sends with ``asyncio.wait_for``, which until Python 3.12 loses a cancellation that
-    comes together with the result: the task would never end."""
+def _check_cancellation() -> None:
+    """redis-py sends with ``asyncio.wait_for``, which before Python 3.12 loses a cancellation that
+    arrives together with the result: the task would never end."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError

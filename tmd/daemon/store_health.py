@@ -1,4 +1,4 @@
-"""Reports to the log whether the store serves this daemon, and spaces out attempts while not."""
+"""Logs whether the store serves this daemon, and backs off while it does not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONGEST_S = 1.0
 class StoreHealth:
     """One per daemon, shared by all loops that use the store.
 
-    :mod:`tmd.core.alerts.store_health` decides what is worth a line; each loop backs off by itself.
+    :mod:`tmd.core.alerts.store_health` decides what is logged; each loop backs off by itself.
     """
 
     def __init__(self) -> None:
@@ -27,20 +27,20 @@ class StoreHealth:
         self._pauses: dict[StoreLoop, float] = {}
 
     def worked(self, loop: StoreLoop) -> None:
-        """The latest attempt succeeded, or there is nothing to attempt at present."""
+        """Note that the latest attempt succeeded, or that there is nothing to attempt."""
         self._pauses.pop(loop, None)
         self.state, change = worked(self.state, loop, _now())
         if change is HealthChange.BACK:
-            log.info("store is back")
+            log.info("store is available again")
 
     async def failed(self, loop: StoreLoop, error: StoreUnavailable) -> None:
-        """Note the failure, then pause with jitter: longer after each failure in a row."""
+        """Note the failure, then pause with jitter: longer after each consecutive failure."""
         cause = str(error)
         self.state, change = failed(self.state, loop, cause, _now())
         if change is HealthChange.LOST:
-            log.warning("store away, nothing new is decided", loop=loop, error=cause)
+            log.warning("store unavailable, no new decisions", loop=loop, error=cause)
         elif change is HealthChange.OTHER_CAUSE:
-            log.warning("store away for another reason as well", loop=loop, error=cause)
+            log.warning("store unavailable for another reason, too", loop=loop, error=cause)
         pause = self._pauses.get(loop, FIRST_S)
         self._pauses[loop] = min(2 * pause, LONGEST_S)
         await asyncio.sleep(pause * random.uniform(0.5, 1.0))

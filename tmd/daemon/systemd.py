@@ -1,6 +1,6 @@
-"""sd_notify in a few lines: the libraries do not build everywhere.
+"""sd_notify in a few lines: the available libraries do not build everywhere.
 
-The variable is taken out of the environment, so that no child can speak for the daemon.
+The variable is removed from the environment, so that no child can notify for the daemon.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 
 
 class Notifier:
-    """Tells systemd how the daemon is doing; silent where there is no systemd."""
+    """Notifies systemd of the daemon's state; does nothing without systemd."""
 
     def __init__(self) -> None:
         address = os.environ.pop("NOTIFY_SOCKET", "")
@@ -20,13 +20,13 @@ class Notifier:
         self._address = "\0" + address[1:] if address.startswith("@") else address
         mine = not pid or pid == str(os.getpid())
         self.watchdog_s = int(usec) / 1e6 if usec.isdecimal() and mine else None
-        """Systemd wants a sign of life this often."""
+        """Interval at which systemd expects a notification."""
 
     def ready(self, status: str) -> None:
         self._send(f"READY=1\nSTATUS={status}")
 
     def reloading(self) -> None:
-        """:meth:`ready` ends it."""
+        """:meth:`ready` ends this state."""
         microseconds = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._send(f"RELOADING=1\nMONOTONIC_USEC={microseconds}")
 
@@ -46,4 +46,4 @@ class Notifier:
             try:
                 notify.sendto(text.encode(), self._address)
             except OSError:
-                return  # systemd is restarting; the next word will reach it
+                return  # systemd is restarting; it gets the next notification

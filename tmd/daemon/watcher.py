@@ -1,7 +1,7 @@
-"""Detectors under supervision: signals in, alerts out.
+"""Supervises detectors: signals in, alerts out.
 
-Each detector runs in a task of its own. One that raises, ends or breaks its promise to stay alive
-is started again after a growing pause, and that is itself a finding (``detector.failed``).
+Each detector runs in its own task. One that raises, ends or misses its liveness deadline is
+restarted after a growing pause, and that itself is a finding (``detector.failed``).
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from tmd.plugin import DetectorConfig, WorkerEvent
 log = structlog.get_logger("tmd.watcher")
 
 UNWRITTEN = 10_000
-"""On their way to the journal; beyond, the oldest go first."""
+"""Alerts on their way to the journal; beyond this, the oldest are dropped."""
 BATCH = 100
 RESTART_S = (1.0, 60.0)
 ASK_S = 10.0
-"""So often a detector that cannot work on this host is asked again."""
+"""Interval at which a detector that cannot run on this host is checked again."""
 PROBATION_S = 10.0
-"""A detector that has run for so long again is not failed any more."""
+"""A restarted detector that runs for this long has recovered."""
 FAILED = "detector.failed"
 STOP_S = 5.0
 REPEAT_S = 0.5
 LATE_S = 0.5
-"""A turn of the loop that is later than this means that the daemon itself stood still."""
+"""A turn of the loop later than this means that the daemon itself was not running."""
 
 
 class Context:
-    """Implements :class:`tmd.plugin.DetectorContext`; notes when the detector was last alive."""
+    """Implements :class:`tmd.plugin.DetectorContext`; records when the detector was last alive."""
 
     def __init__(self, host: str, loaded: LoadedDetector, roster: Roster) -> None:
         self._host = host
@@ -58,7 +58,7 @@ class Context:
         self._roster = roster
         self.alive_at = self.now()
         self.waiting = False
-        """Inside a call of ours: it is we that let it wait."""
+        """In a call of this class, so that the wait does not count against the detector."""
 
     @property
     def host(self) -> str:
@@ -98,18 +98,18 @@ class Context:
 
 
 class Watched:
-    """A detector and its task, while there is one."""
+    """A detector and its task, if it runs."""
 
     def __init__(self, loaded: LoadedDetector) -> None:
         self.loaded = loaded
         self.strategy = loaded.strategy
-        """May change while it runs."""
+        """May change while the detector runs."""
         self.task: asyncio.Task[None] | None = None
         self.allowance = Allowance(BURST, PER_SECOND)
 
 
 class Watcher:
-    """Owns the detectors' tasks, the board of findings and the alerts that wait to be published."""
+    """Owns the detectors' tasks, the board of findings and the alerts waiting to be published."""
 
     def __init__(
         self,
@@ -133,11 +133,11 @@ class Watcher:
         self._journal = journal
         self._unwritten: deque[Alert] = deque(maxlen=UNWRITTEN)
         self.posted = WakeEvent()
-        """Rung when there may be something to publish."""
+        """Rings when there may be alerts to publish."""
         self._count = 0
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         async with self._tasks as tasks:
             tasks.create_task(self._publish(), name="alerts")
             tasks.create_task(self._repeat(), name="worker events")
@@ -145,8 +145,8 @@ class Watcher:
                 self._start(watched)
 
     async def adopt(self, detectors: list[LoadedDetector]) -> list[str]:
-        """While it runs: watch with these. Only detectors with another configuration are started
-        anew; returns their names. What one that is not wanted any more has raised is cleared."""
+        """Replace the detectors at runtime. Only those whose configuration changed are restarted;
+        return their names. The findings of removed detectors are cleared."""
         wanted = {loaded.origin.name: loaded for loaded in detectors}
         restarted = []
         for name in [n for n in self._watched if n not in wanted]:
@@ -175,7 +175,7 @@ class Watcher:
         watched.task = self._tasks.create_task(self._supervise(watched), name=name)
 
     async def _stop(self, watched: Watched) -> bool:
-        """Whether it has ended: two of a kind at once would contradict each other."""
+        """Return whether it has ended: two instances at once would contradict each other."""
         if watched.task is None:
             return True
         watched.task.cancel()
@@ -183,7 +183,7 @@ class Watcher:
         if watched.task.done():
             watched.task = None
             return True
-        log.warning("detector does not end, it is left alone", detector=watched.loaded.origin.name)
+        log.warning("detector does not stop, it keeps running", detector=watched.loaded.origin.name)
         return False
 
     def _forget(self, name: str) -> None:
@@ -202,7 +202,7 @@ class Watcher:
         strategy: Strategy,
         rules: Rules = AT_ONCE,
     ) -> bool:
-        """Take in one signal; whether it was news."""
+        """Take in one signal; return whether it was news."""
         self._count += 1
         origin = Origin(self._host, detector, strategy, rules)
         own = f"{self._incarnation}-{self._count}"
@@ -217,7 +217,7 @@ class Watcher:
         return bool(news)
 
     def declare_healthy(self, request: HealthyRequest) -> None:
-        """Take in an operator's word."""
+        """Take in an operator's request."""
         self._note(
             *triage.declared_healthy(
                 self.board,
@@ -230,15 +230,15 @@ class Watcher:
         )
 
     def terms(self) -> dict[str, tuple[Strategy, Rules]]:
-        """How far findings of each enabled detector go, and when they count."""
+        """The strategy of each enabled detector, and when its findings count."""
         return {name: (w.strategy, w.loaded.rules) for name, w in self._watched.items()}
 
     def _note(self, board: triage.Board, news: triage.News) -> None:
         self.board = board
-        self.tell(news)
+        self.publish(news)
 
-    def tell(self, news: triage.News) -> None:
-        """Log, write down and publish."""
+    def publish(self, news: triage.News) -> None:
+        """Log ``news`` and queue it for the journal and the store."""
         for alert in news:
             log.warning(
                 "alert",
@@ -264,14 +264,14 @@ class Watcher:
             try:
                 await _supported(loaded)
                 await self._watch(watched)
-                problem = "ended, though it should watch for ever"
+                problem = "ended, although it should watch forever"
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
-                problem = "let a cancellation of its own out"
+                problem = "let its own cancellation escape"
             except Exception as error:
-                # Whatever a foreign detector raises is contained here.
+                # Whatever a detector raises is contained here.
                 log.exception("detector failed", detector=loaded.origin.name)
                 problem = f"{type(error).__name__}: {in_words(error)}"
             if asyncio.get_running_loop().time() - started > RESTART_S[1]:
@@ -296,7 +296,7 @@ class Watcher:
                         context.beat()
                         news = self.fold(signal, loaded.origin.name, watched.strategy, loaded.rules)
                         if news and signal.state is State.CLEARED:
-                            # Who only states waits for nothing; who flaps must end things, too.
+                            # Repeated states need no pause; a flapping detector must clear, too.
                             watched.allowance = watched.allowance.spent(context.now())
                             await context.sleep(watched.allowance.owed_s)
             finally:
@@ -313,7 +313,7 @@ class Watcher:
     # --- around them ------------------------------------------------------------------------------
 
     async def _publish(self) -> None:
-        """From the journal to the store, in order."""
+        """Publish from the journal to the store, in order."""
         try:
             while True:
                 await self._write()
@@ -326,28 +326,28 @@ class Watcher:
                     await self._write()
                     await self._store_health.failed(StoreLoop.ALERTS, error)
                     continue
-                await self.posted.heard(60.0)
+                await self.posted.wait(60.0)
         finally:
             await self._write()
 
     async def _write(self) -> None:
-        """Everything goes to the journal first, also while the store is away."""
+        """Write everything to the journal first, also while the store is unavailable."""
         if self._unwritten:
             alerts = tuple(self._unwritten)
             self._unwritten.clear()
             await self._journal.add(alerts)
 
     async def _replay_if_lost(self) -> None:
-        """A store that lacks our last word has been emptied: it is told all again."""
+        """Publish all alerts again if the store lacks the last one: it has lost its data."""
         last = await self._journal.last_published()
         if last is None:
             return
         if not await self._store.holds_alert(last):
-            log.warning("the store has lost alerts, they are published again")
+            log.warning("the store has lost alerts, publishing them again")
             await self._journal.forget_published()
 
     async def _publish_batch(self) -> bool:
-        """Whether there was something to publish."""
+        """Return whether there was something to publish."""
         batch = await self._journal.waiting(BATCH)
         taken = []
         try:
@@ -355,20 +355,20 @@ class Watcher:
                 await self._store.publish_alert(alert)
                 taken.append(number)
         finally:
-            # Marked only after the store took it; one marked too late is ignored by the store.
+            # Marked only after the store accepted it; the store ignores a duplicate.
             if taken:
                 await self._journal.published(taken)
         return bool(batch)
 
     async def _repeat(self) -> None:
-        """Tell the detectors how long each worker is silent, but never blame workers for us."""
+        """Send the detectors each worker's time of silence, less the daemon's own stalls."""
         clock = asyncio.get_running_loop().time
         before = clock()
         while True:
             await asyncio.sleep(REPEAT_S)
             late = clock() - before - REPEAT_S
             if late > LATE_S:
-                log.warning("the daemon stood still", seconds=round(late, 1))
+                log.warning("the daemon was not running", seconds=round(late, 1))
                 self._roster.excuse(late)
             before = clock()
             self._roster.repeat(before)
@@ -377,12 +377,12 @@ class Watcher:
 
 
 async def _supported(loaded: LoadedDetector) -> None:
-    """Until the detector can work on this host: a driver or a log may come after the daemon."""
-    told = ""
+    """Return once the detector can run on this host: a driver or log may appear later."""
+    logged = ""
     while (reason := loaded.why_not()) is not None:
-        if reason != told:
+        if reason != logged:
             log.info("detector not used", detector=loaded.origin.name, reason=reason)
-        told = reason
+        logged = reason
         await asyncio.sleep(ASK_S)
 
 

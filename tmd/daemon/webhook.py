@@ -1,7 +1,7 @@
-"""Telling people outside: the leader POSTs alerts and finished migrations, each once.
+"""The webhook: the leader POSTs alerts and finished migrations, each once.
 
-It reads what was told from the store and goes on from there, so a new leader repeats at most what
-its predecessor had just sent. It decides nothing, and nothing waits for it.
+It records in the store what it has announced, so a new leader repeats at most the last notice of
+its predecessor. It decides nothing, and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = structlog.get_logger("tmd.webhook")
 
 BATCH = 100
 MAY_PASS = frozenset({408, 425, 429})
-"""Besides 5xx: answers after which the same request may succeed."""
+"""Besides 5xx: status codes after which the same request may succeed."""
 
 
 class WebhookConfig(Struct, frozen=True):
@@ -41,12 +41,12 @@ class WebhookConfig(Struct, frozen=True):
     timeout_s: float
     attempts: int = 6
     first_pause_s: float = 1.0
-    """Doubled after each failure, and jittered."""
+    """Doubled after each failure, with jitter."""
     poll_s: float = 1.0
 
 
 class Webhook:
-    """One per daemon; silent while another one leads."""
+    """One per daemon; silent unless this daemon leads."""
 
     def __init__(
         self, config: WebhookConfig, candidate: Candidate, store: Store, store_health: StoreHealth
@@ -56,13 +56,13 @@ class Webhook:
         self._candidate = candidate
         self._store = store
         self._store_health = store_health
-        self._told: Announced | None = None
+        self._announced: Announced | None = None
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while not self._candidate.leading:
-            await self.bell.heard(self._config.poll_s)
-        # Only who tells needs the client: it costs a daemon memory and time to start.
+            await self.bell.wait(self._config.poll_s)
+        # Only the leader needs the client: it costs a daemon memory and start-up time.
         from aiohttp import ClientSession, ClientTimeout, DummyCookieJar
 
         config = self._config
@@ -80,46 +80,46 @@ class Webhook:
                     continue
                 if not self._candidate.leading:
                     self._store_health.worked(StoreLoop.WEBHOOK)
-                    self._told = None  # another one goes on from the store; so do we if we lead
+                    self._announced = None  # the next leader continues from the store
                 if not more:
-                    await self.bell.heard(config.poll_s)
+                    await self.bell.wait(config.poll_s)
 
     async def _turn(self, session: ClientSession) -> bool:
-        """Tell what is new; whether there may be more at once."""
-        told = await self._known()
-        found = await self._store.alerts(told.cursor, limit=BATCH)
+        """Announce what is new; return whether there may be more."""
+        announced = await self._known()
+        found = await self._store.alerts(announced.cursor, limit=BATCH)
         alerts = of_alerts(a for _, a in found) if self._config.alerts else []
         cursors = {id(alert): cursor for cursor, alert in found}
         ended = of_migrations(await self._store.jobs()) if self._config.migrations else []
         shown = [notice.id for notice in ended]
         self._store_health.worked(StoreLoop.WEBHOOK)
-        for notice in told.untold([*alerts, *ended]):
+        for notice in announced.untold([*alerts, *ended]):
             if not await self._deliver(session, notice):
                 return False
-            cursor = cursors.get(id(notice.alert), told.cursor)
-            told = await self._remember(told.plus([notice], cursor, shown))
-        if found and told.cursor != found[-1][0]:
-            await self._remember(told.plus([], found[-1][0], shown))
+            cursor = cursors.get(id(notice.alert), announced.cursor)
+            announced = await self._remember(announced.plus([notice], cursor, shown))
+        if found and announced.cursor != found[-1][0]:
+            await self._remember(announced.plus([], found[-1][0], shown))
         return len(found) == BATCH
 
     async def _known(self) -> Announced:
-        """What was told. A cluster that has never told anything does not begin with the past."""
-        told = await self._store.told() or self._told
-        if told is None:
+        """What was announced. A cluster without announcements skips its past."""
+        announced = await self._store.announced() or self._announced
+        if announced is None:
             past = of_migrations(await self._store.jobs())
             shown = [notice.id for notice in past]
-            told = Announced().plus(past, await self._store.newest_alert(), shown)
-            await self._remember(told)
-        self._told = told
-        return told
+            announced = Announced().plus(past, await self._store.newest_alert(), shown)
+            await self._remember(announced)
+        self._announced = announced
+        return announced
 
-    async def _remember(self, told: Announced) -> Announced:
-        self._told = told
-        await self._store.put_told(told)
-        return told
+    async def _remember(self, announced: Announced) -> Announced:
+        self._announced = announced
+        await self._store.put_announced(announced)
+        return announced
 
     async def _deliver(self, session: ClientSession, notice: Notice) -> bool:
-        """Send with retries. True: it is settled, by success or by giving up."""
+        """Send with retries. True: the notice is done, delivered or given up."""
         body = payload(notice, self._config.cluster)
         pause = self._config.first_pause_s
         problem = ""
@@ -139,11 +139,11 @@ class Webhook:
         return True
 
     async def _post(self, session: ClientSession, body: bytes) -> tuple[str, bool]:
-        """What went wrong, without the URL, which is a secret; and whether it may pass."""
+        """The error, without the URL, which is secret; and whether it may be temporary."""
         from aiohttp import ClientError
 
         try:
-            # A redirect is not followed: it would take the headers to another place.
+            # Redirects are not followed: the headers would reach another server.
             async with session.post(
                 self._config.url.reveal(), data=body, allow_redirects=False
             ) as answer:

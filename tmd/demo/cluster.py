@@ -1,7 +1,7 @@
 """A small cluster on this machine: real daemons, real launchers, real workers, one Redis.
 
-Used by the demo, by the end-to-end tests and by the benchmarks. Everything that is started is
-ended by its own handle when the ``async with`` block is left, however it is left.
+Used by the demo, the end-to-end tests and the benchmarks. Every process is stopped through its own
+handle when the ``async with`` block exits, for any reason.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ heartbeat_timeout_s = {silence}
 {more}
 """
 HARDWARE = ("host", "nic", "nvml", "xid")
-"""Detectors that would watch one and the same machine for each of its make-believe hosts: off, but
-where a host's own configuration shows them another one."""
+"""Detectors that would watch the same machine for each of its simulated hosts. They are off unless
+a host's own configuration points them elsewhere."""
 STOP_S = 10.0
 
 
 class ClusterSpec(Struct, frozen=True):
-    """What to start."""
+    """The processes to start."""
 
     folder: Path
     redis: str
@@ -78,21 +78,21 @@ class ClusterSpec(Struct, frozen=True):
     per_host: int = 1
     """Workers of each host."""
     prefix: tuple[str, ...] = ()
-    """Command that starts each process: to run it in a network of its own, say."""
+    """Prefix of each command, for instance to run it in its own network namespace."""
     silence_s: float = 2.0
-    """A worker silent for so long is taken for stalled."""
+    """A worker silent for this long counts as stalled."""
     max_restarts: int = 0
     restart_delay_s: float = 1.0
     more_config: str = ""
     own_config: dict[str, str] = {}
-    """Host -> what only its daemon is told."""
+    """Host -> additional configuration of its daemon."""
     environment: dict[str, str] = {}
     own_environment: dict[str, dict[str, str]] = {}
-    """Host -> what only its processes have in their environment."""
+    """Host -> additional environment of its processes."""
 
 
 class LocalCluster:
-    """Hosts that are only folders, each with a daemon and a launcher of its own."""
+    """Hosts that are only folders, each with its own daemon and launcher."""
 
     def __init__(self, spec: ClusterSpec) -> None:
         self.spec = spec
@@ -120,7 +120,7 @@ class LocalCluster:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        # Launchers first: they end their workers; a daemon ends nobody.
+        # Launchers first: they end their workers, which a daemon does not.
         await _stop_all(self.launchers.values())
         await _stop_all(self.daemons.values())
         if self._listening is not None:
@@ -145,7 +145,7 @@ class LocalCluster:
         return self.folder(host) / "tmd.toml"
 
     def log(self, host: str) -> str:
-        """Everything daemon, launcher and workers of ``host`` have written."""
+        """Everything that daemon, launcher and workers of ``host`` have written."""
         return "".join(p.read_text() for p in sorted(self.folder(host).glob("**/*.log")))
 
     def _write_config(self, host: str) -> None:
@@ -168,17 +168,17 @@ class LocalCluster:
         self.config(host).write_text(text)
 
     async def start_daemon(self, host: str) -> None:
-        """Start (again) the daemon of ``host``."""
+        """Start or restart the daemon of ``host``."""
         self.daemons[host] = await self._start(host, "daemon", "daemon", "-c", self.config(host))
 
     async def lose(self, host: str) -> None:
-        """Kill daemon and launcher of ``host`` and, with it, the workers: nobody says so."""
+        """Kill daemon, launcher and workers of ``host`` without notice."""
         for process in (self.daemons[host], self.launchers[host]):
             send(process, signal.SIGKILL)
             await process.wait()
 
     async def start_launcher(self, host: str, *more: str) -> None:
-        """Start (again) the launcher of ``host`` and so its worker."""
+        """Start or restart the launcher of ``host`` and thus its workers."""
         spec = self.spec
         self.launchers[host] = await self._start(
             host,
@@ -216,11 +216,11 @@ class LocalCluster:
         return await self.store.snapshot()
 
     async def views(self) -> AsyncIterator[ClusterView]:
-        """A new view after each wake-up, and now and then."""
+        """A new view after each wake-up, and periodically."""
         while True:
             with contextlib.suppress(StoreUnavailable):
                 yield await self.view()
-            await self._bell.heard(0.2)
+            await self._bell.wait(0.2)
 
     async def until(
         self, wanted: Callable[[ClusterView], bool], what: str, within_s: float = 60.0
@@ -228,7 +228,7 @@ class LocalCluster:
         """The first view for which ``wanted`` holds.
 
         Raises:
-            TimeoutError: it did not come to that; the message has the state of the job.
+            TimeoutError: it did not hold in time; the message has the state of the job.
         """
         view = ClusterView()
         deadline = time.monotonic() + within_s
@@ -238,45 +238,45 @@ class LocalCluster:
             if time.monotonic() > deadline:
                 break
             self._check_alive()
-        raise TimeoutError(f"not within {within_s:g} s: {what}\n{describe(view)}")
+        raise TimeoutError(f"not reached within {within_s:g} s: {what}\n{describe(view)}")
 
     def _check_alive(self) -> None:
         over = [h for h, p in self.launchers.items() if p.returncode not in (None, 0, -9, -15)]
         if over and all(p.returncode is not None for p in self.launchers.values()):
-            raise RuntimeError(f"all launchers have ended; log of {over[0]}:\n{self.log(over[0])}")
+            raise RuntimeError(f"all launchers have exited; log of {over[0]}:\n{self.log(over[0])}")
 
     async def leader(self) -> str:
         """Holder of the lease, ``<host>#<incarnation>``, or an empty string."""
         return await self.store.leader()
 
     async def alerts(self) -> list[Alert]:
-        """What ``tmd events`` shows: all that was published, in order."""
+        """The output of ``tmd events``: all published alerts, in order."""
         return [alert for _, alert in await self.store.alerts("", limit=10_000)]
 
     async def declare_healthy(self, host: str) -> None:
-        """What ``tmd set-healthy`` does."""
+        """The same as ``tmd set-healthy``."""
         await self.store.declare_healthy(
             HealthyRequest(host=host, id=uuid.uuid4().hex, at=time.time())
         )
 
     async def drain(self, host: str, *, leave: bool = False, soft: bool = False) -> None:
-        """What ``tmd drain`` does."""
+        """The same as ``tmd drain``."""
         await self.store.drain(
             DrainRequest(host=host, id=uuid.uuid4().hex, leave=leave, soft=soft, at=time.time())
         )
 
     async def undrain(self, host: str) -> None:
-        """What ``tmd undrain`` does."""
+        """The same as ``tmd undrain``."""
         await self.store.undrain(host)
 
     async def rehearse(self, host: str) -> str:
-        """What ``tmd standby rehearse --no-wait`` does; the id of the request."""
+        """The same as ``tmd standby rehearse --no-wait``; return the id of the request."""
         request = RehearsalRequest(host=host, id=uuid.uuid4().hex, at=time.time())
         await self.store.rehearse(request)
         return request.id
 
     async def finished(self, within_s: float) -> dict[str, int]:
-        """Exit status of each launcher once all have ended."""
+        """Exit status of each launcher once all have exited."""
         async with asyncio.timeout(within_s):
             return {h: await p.wait() for h, p in self.launchers.items()}
 
@@ -319,7 +319,7 @@ def host_of(view: ClusterView, rank: int) -> HostStatus | None:
 async def _stop_all(processes: Iterable[Process]) -> None:
     running = [p for p in processes if p.returncode is None]
     for process in running:
-        # A stopped process would not hear SIGTERM.
+        # A stopped process would not receive SIGTERM.
         send(process, signal.SIGCONT)
         send(process, signal.SIGTERM)
     for process in running:

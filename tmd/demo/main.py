@@ -1,4 +1,4 @@
-"""``tmd demo``: a cluster on this machine, two events, and the proof that no number changed."""
+"""``tmd demo``: a cluster on this machine, two events, and the proof that all numbers are equal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of model and data.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Write the facts to this file.")] = None,
 ) -> None:
-    """Train a small GPT on five hosts that are processes; drain one, kill another, compare."""
+    """Train a small GPT on five simulated hosts; drain one, kill another, compare the losses."""
     extras.need_trainer("tmd demo")
     console = output.console(markup=True)
     script = (str(SCRIPT), "--steps", str(steps), "--seed", str(seed))
@@ -40,7 +40,7 @@ def demo(
         try:
             well, facts = asyncio.run(_run(console, Path(folder), script, steps))
         except KeyboardInterrupt:
-            console.print("interrupted; everything that was started has been ended")
+            console.print("interrupted; all processes have been stopped")
             raise typer.Exit(130) from None
         except (TimeoutError, RuntimeError) as error:
             raise TmdError(f"the demo failed: {in_words(error)}") from error
@@ -57,12 +57,12 @@ async def _run(
         spec = ClusterSpec(folder, redis.url, "demo", ACTIVE, STANDBY, script)
         async with LocalCluster(spec) as cluster:
             with DemoScreen(console, steps) as screen:
-                told = await _watched(cluster, screen, steps)
+                times = await _watched(cluster, screen, steps)
             trace = read_trace(cluster.trace)
     with console.status("the same job again, undisturbed and without tmd's control plane"):
         await run_golden(script, len(ACTIVE), folder / "golden", folder / "golden.log")
-    found = compare(trace, read_trace(folder / "golden"), told.plans)
-    events = events_of(trace, told.plans, told.started, told.seen)
+    found = compare(trace, read_trace(folder / "golden"), times.plans)
+    events = events_of(trace, times.plans, times.started, times.seen)
     facts: dict[str, object] = {
         "steps": steps,
         "median_step_s": median_step(trace.of_rank(0)),
@@ -73,16 +73,16 @@ async def _run(
         "events": events,
     }
     print_report(console, facts, events)
-    killed = [code for code in told.exits.values() if code != 0]
+    killed = [code for code in times.exits.values() if code != 0]
     same = not found.difference and found.steps == steps
     return same and len(events) == 2 and len(killed) == 1, facts
 
 
 async def _watched(cluster: LocalCluster, screen: DemoScreen, steps: int) -> StoryTimes:
-    """Play the story while the screen follows.
+    """Run the story while the screen shows the cluster.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C; the story has ended by then.
+        KeyboardInterrupt: Ctrl-C; the story has stopped.
     """
     interrupted = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -95,7 +95,7 @@ async def _watched(cluster: LocalCluster, screen: DemoScreen, steps: int) -> Sto
     try:
         await asyncio.wait({playing, others[1]}, return_when=asyncio.FIRST_COMPLETED)
         while interrupted.is_set() and not playing.done():
-            # Again and again: a client library may lose a cancellation.
+            # Repeated: a client library may lose a cancellation.
             playing.cancel()
             await asyncio.wait({playing}, timeout=0.2)
     finally:

@@ -1,6 +1,6 @@
-"""From traces and plans to facts: what each event cost, and whether the numbers are the same.
+"""Computes from traces and plans what each event cost, and whether all numbers are equal.
 
-Pure functions on lists of dictionaries and stored plans; they read no clock and no process.
+Pure functions on lists of dictionaries and stored plans; they use no clock and no process.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from tmd.core.values.model import MigrationPlan, Phase, PlanKind
 
 Line = dict[str, Any]
 BEFORE = 20
-"""Steps before an event from which the median step is taken."""
+"""Steps before an event that give the median step."""
 AFTER = 10
-"""Steps after an event at whose end connections and memory are compared."""
+"""Steps after an event, at whose end connections and memory are compared."""
 PARTS = ("detect", "decide", "prepare", "transfer", "resume")
-"""Of the time that an event took, in order."""
+"""Parts of the time that an event took, in order."""
 
 
 class DemoTrace(Struct, frozen=True):
-    """All lines of one run: commits by (rank, step), and steps that were spoilt."""
+    """All lines of one run: commits by (rank, step), and spoilt steps."""
 
     commits: dict[tuple[int, int], Line]
     undone: tuple[Line, ...]
@@ -42,7 +42,7 @@ class DemoTrace(Struct, frozen=True):
 
 
 class DemoEvent(Struct, frozen=True):
-    """One rank changed hands."""
+    """One rank moved to another worker."""
 
     kind: str
     cause: str
@@ -52,12 +52,12 @@ class DemoEvent(Struct, frozen=True):
     pause_s: float | None
     downtime_s: float | None
     idle_s: float | None
-    """After a loss: for how long no survivor had anything to compute. Until it was known, and from
-    where the last one was done with the step under way to where the last rank began the next; and
-    what the joiner's vote in that had to wait for the comparison of its state."""
+    """After a loss: how long no survivor had work. Sum of the time until the loss was known, the
+    time from the last survivor's end of the current step to the last start of the next one, and
+    the joiner's wait for its state verification in that vote."""
     median_step_s: float
     split: dict[str, float]
-    """Seconds in each of :data:`PARTS`; after the instant of the fault, or of the request."""
+    """Seconds in each of :data:`PARTS`, from the fault or the request."""
     repeated_steps: int
     new_connections_per_stayer: dict[str, int]
     stayer_rss_growth_bytes: int
@@ -65,7 +65,7 @@ class DemoEvent(Struct, frozen=True):
 
 
 def read_trace(folder: Path) -> DemoTrace:
-    """Everything the workers of a run have written. A line cut off by a kill is left out."""
+    """Everything that the workers of a run have written. A line truncated by a kill is skipped."""
     commits: dict[tuple[int, int], Line] = {}
     undone = []
     for file in sorted(folder.glob("*.jsonl")):
@@ -91,23 +91,23 @@ class Comparison(Struct, frozen=True):
     """Two runs, loss by loss."""
 
     steps: int
-    """Steps in which losses were compared."""
+    """Number of steps whose losses were compared."""
     unwritten: int
-    """Lines that a worker did not write because it was killed right after its commit."""
+    """Lines missing because a worker was killed right after its commit."""
     difference: str
-    """The first one, in words; empty if all losses are the same bit for bit."""
+    """The first difference; empty if all losses are bit-identical."""
 
 
 def may_miss(plans: Iterable[MigrationPlan]) -> set[tuple[int, int]]:
-    """(rank, step) of which there may be no line: whoever is killed between its commit and its line
-    leaves none. It is the step before the resume step, of a rank that changed hands."""
+    """(rank, step) without a line: a worker killed between its commit and its line leaves none. The
+    step is the one before the resume step, the rank one that moved."""
     return {(m.rank, p.resume - 1) for p in plans if p.resume is not None for m in p.moves}
 
 
 def compare(run: DemoTrace, golden: DemoTrace, plans: Iterable[MigrationPlan]) -> Comparison:
-    """Whether every loss of every rank is the same bit for bit.
+    """Compare every loss of every rank bit for bit.
 
-    ``plans``: those of the run; lines that :func:`may_miss` names may be missing, and no others.
+    ``plans``: those of the run; only lines that :func:`may_miss` names may be missing.
     """
     lawful = may_miss(plans)
     missing = golden.commits.keys() - run.commits.keys()
@@ -119,9 +119,9 @@ def compare(run: DemoTrace, golden: DemoTrace, plans: Iterable[MigrationPlan]) -
     difference = ""
     if differing:
         rank, step = differing[0]
-        difference = f"{len(differing)} losses differ, first that of rank {rank} in step {step}"
+        difference = f"{len(differing)} losses differ, the first is of rank {rank} in step {step}"
     elif lost := sorted(missing - lawful):
-        difference = f"rank {lost[0][0]} never wrote down step {lost[0][1]}"
+        difference = f"rank {lost[0][0]} wrote no line for step {lost[0][1]}"
     steps = {step for _, step in run.commits.keys() & golden.commits.keys()}
     return Comparison(len(steps), len(missing & lawful), difference)
 
@@ -137,8 +137,8 @@ def events_of(
     Args:
         trace: the run.
         plans: final plans in order.
-        started: by plan id: instant of the fault, or of the request (wall clock).
-        seen: by plan id: instant at which a detector stated the fault.
+        started: by plan id: time of the fault or the request (wall clock).
+        seen: by plan id: time at which a detector reported the fault.
     """
     return [
         _event(trace, plan, index, started.get(plan.id), seen.get(plan.id))
@@ -183,8 +183,8 @@ class _Gap(Struct, frozen=True):
 
 
 def gap_s(trace: DemoTrace, plan: MigrationPlan) -> float:
-    """Seconds from the last commit before the epoch of ``plan`` to the first in it, on the slowest
-    stayer."""
+    """Seconds from the last commit before the epoch of ``plan`` to the first commit in it, on the
+    slowest stayer."""
     before, after = _around(_gaps(trace, plan))
     return after - before
 
@@ -195,17 +195,17 @@ def _stayers(trace: DemoTrace, plan: MigrationPlan) -> list[int]:
 
 
 def _gaps(trace: DemoTrace, plan: MigrationPlan) -> dict[int, _Gap]:
-    """By stayer."""
+    """Gap by stayer."""
     return {rank: _gap(trace.of_rank(rank), plan) for rank in _stayers(trace, plan)}
 
 
 def _around(gaps: dict[int, _Gap]) -> tuple[float, float]:
-    """When the last stayer made its last old commit, and its first new one."""
+    """Times of the last old and the last first-new commit among the stayers."""
     return max(gap.last for gap in gaps.values()), max(gap.first for gap in gaps.values())
 
 
 def _gap(lines: Sequence[Line], plan: MigrationPlan) -> _Gap:
-    """What one stayer shows around its first commit in the new epoch of ``plan``."""
+    """The trace of one stayer around its first commit in the new epoch of ``plan``."""
     cut = next(i for i, line in enumerate(lines) if line["epoch"] >= plan.new.epoch)
     # A joiner dials and follows while the old epoch still trains.
     opened = plan.timeline[0].at
@@ -228,7 +228,7 @@ def _split(
     known = first if seen is None else seen
     transfer = plan.timings.get("transfer", 0.0)
     if plan.kind is PlanKind.PLANNED:
-        # Preparation goes on in the background; only what follows the last old commit is a pause.
+        # Preparation runs in the background; only the time after the last old commit is a pause.
         prepared, resume = marks[Phase.READY] - first, after - before - transfer - usual
     else:
         synced = marks[Phase.SYNC]
@@ -248,32 +248,32 @@ def _idle(trace: DemoTrace, plan: MigrationPlan, begin: float) -> float | None:
     for rank in trace.ranks:
         new = [line for line in trace.of_rank(rank) if line["epoch"] == plan.new.epoch]
         if not new:
-            return None  # lost once more before its first commit
+            return None  # lost again before its first commit
         anew.append(float(new[0]["began"]))
     done = max([begin, *_ends(trace, plan)])
-    # Who has come to a collective waits for the lost rank until the loss is known.
+    # A rank in a collective waits for the lost rank until the loss is known.
     unknown = max(0.0, min(plan.timeline[0].at, done) - begin)
     return unknown + max(anew) - done + plan.timings.get("proof", 0.0)
 
 
 def _ends(trace: DemoTrace, plan: MigrationPlan) -> list[float]:
-    """When each survivor was done with what was under way."""
+    """When each survivor had finished the current step."""
     ends = [line["computed"] for line in _broken(trace, plan)]
     settled = next(m.at for m in reversed(plan.timeline) if m.phase is Phase.SYNC)
     for rank in _stayers(trace, plan):
         old = [line for line in trace.of_rank(rank) if line["epoch"] < plan.new.epoch]
-        # Who was undecided has waited before it committed.
+        # An undecided survivor has waited before it committed.
         ends += [line["at" if line["at"] <= settled else "computed"] for line in old[-1:]]
     return ends
 
 
 def _broken(trace: DemoTrace, plan: MigrationPlan) -> list[Line]:
-    """Steps that came to nothing because of what ``plan`` mended."""
+    """Steps spoilt by the fault that ``plan`` repaired."""
     return [line for line in trace.undone if plan.old.epoch <= line["epoch"] < plan.new.epoch]
 
 
 def _repeated(trace: DemoTrace, plan: MigrationPlan) -> int:
-    """Steps that the rank that ran most of them again had to run again."""
+    """The largest number of steps that a rank had to repeat."""
     counts: dict[int, set[int]] = defaultdict(set)
     for line in _broken(trace, plan):
         counts[line["rank"]].add(line["undone"])

@@ -1,4 +1,4 @@
-"""What the demo shows while it runs, and the report at its end."""
+"""The live display of the demo, and its final report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COLOURS = {
 
 
 class DemoScreen:
-    """A live picture on a terminal; plain lines of what changed elsewhere."""
+    """A live picture on a terminal; elsewhere a plain line per change."""
 
     def __init__(self, console: Console, steps: int) -> None:
         self._console = console
@@ -53,12 +53,12 @@ class DemoScreen:
         self._live.stop()
 
     def say(self, sentence: str) -> None:
-        """A new chapter."""
+        """Show the next chapter of the story."""
         self._sentence = sentence
         self._note(sentence, "bold")
 
     def show(self, view: ClusterView, leader: str) -> None:
-        """The cluster has changed."""
+        """Show a changed view of the cluster."""
         self._follow(view)
         if self._console.is_terminal:
             self._live.update(self._picture(view, leader))
@@ -113,7 +113,7 @@ def _brief(alert: Alert) -> str:
 
 
 def print_report(console: Console, facts: dict[str, object], events: list[DemoEvent]) -> None:
-    """The end of the demo."""
+    """Print the final report."""
     table = Table(title="What each event cost", title_justify="left")
     table.add_column("")
     for event in events:
@@ -124,7 +124,7 @@ def print_report(console: Console, facts: dict[str, object], events: list[DemoEv
     console.print(
         "pause: last step of the old membership to the first of the new; downtime: kill -9 to the\n"
         "first new step; both on the slowest stayer, minus one median step. The preparation of a\n"
-        "planned move runs beside training and is no part of its pause."
+        "planned move runs beside training and does not count as pause."
     )
     same = facts["losses_identical"]
     console.print(
@@ -135,7 +135,7 @@ def print_report(console: Console, facts: dict[str, object], events: list[DemoEv
     if facts["difference"]:
         console.print(str(facts["difference"]))
     if facts["unwritten_lines"]:
-        console.print("(the worker that was killed had not written down its last step yet)")
+        console.print("(the killed worker had not yet written its last step)")
 
 
 def _rows(events: list[DemoEvent]) -> Iterator[tuple[str, list[str]]]:

@@ -1,4 +1,4 @@
-"""What happens in the demo, in order: train, drain one host, kill a worker of another, finish."""
+"""The story of the demo: train, drain one host, kill a worker of another, finish."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ PATIENCE_S = 300.0
 
 
 class StoryTimes(Struct):
-    """What only the one who did it knows."""
+    """Times that only the story knows."""
 
     started: dict[str, float] = {}
-    """By plan id: instant of the request or of the kill (wall clock)."""
+    """By plan id: time of the request or of the kill (wall clock)."""
     seen: dict[str, float] = {}
-    """By plan id: instant at which its host saw that the worker ends."""
+    """By plan id: time at which its host detected that the worker exits."""
     plans: list[MigrationPlan] = []
     exits: dict[str, int] = {}
 
@@ -39,9 +39,9 @@ async def play(cluster: LocalCluster, steps: int, say: Callable[[str], None]) ->
     """Run the story to its end.
 
     Raises:
-        TimeoutError: something that had to happen did not.
+        TimeoutError: an expected event did not happen.
     """
-    told = StoryTimes()
+    times = StoryTimes()
     ranks = len(cluster.spec.active)
     say("starting hosts")
     await cluster.until(lambda v: ready(v, ranks, 1), "all ranks train, a standby waits")
@@ -50,28 +50,28 @@ async def play(cluster: LocalCluster, steps: int, say: Callable[[str], None]) ->
     leaving = host_of(view, DRAINED_RANK)
     assert leaving is not None
     say(f"planned: draining {leaving.host}")
-    await event(cluster, told, lambda: cluster.drain(leaving.host))
+    await event(cluster, times, lambda: cluster.drain(leaving.host))
     say(f"maintenance of {leaving.host} is over: undrained, it stands by")
     await cluster.undrain(leaving.host)
     view = await _at_step(cluster, 2 * steps // 3)
     victim = host_of(view, KILLED_RANK)
     assert victim is not None
-    # It takes over from the host that is killed.
+    # It takes over from the killed host.
     await cluster.until(lambda v: ready(v, ranks, 1), "the drained host stands by")
     say(f"unexpected: kill -9 of the worker on {victim.host}")
-    await event(cluster, told, lambda: _kill(victim.workers[-1].pid))
+    await event(cluster, times, lambda: _kill(victim.workers[-1].pid))
     say("training")
-    told.exits = await cluster.finished(PATIENCE_S + steps)
+    times.exits = await cluster.finished(PATIENCE_S + steps)
     say("finished")
-    return told
+    return times
 
 
 async def run_golden(
     script: tuple[str, ...], ranks: int, trace: Path, log: Path, prefix: Sequence[str] = ()
 ) -> None:
-    """The same job, undisturbed and without tmd's control plane, started as torchrun would.
+    """Run the same job undisturbed, without tmd's control plane, started as torchrun would.
 
-    Not torchrun itself: its workers do not end with it if it is killed. ``prefix``: as that of
+    Not with torchrun itself: its workers survive if it is killed. ``prefix``: as in
     :class:`ClusterSpec`.
 
     Raises:
@@ -100,8 +100,8 @@ async def run_golden(
                 send(process, signal.SIGKILL)
                 await process.wait()
     if any(codes):
-        said = await asyncio.to_thread(log.read_text)
-        raise RuntimeError(f"the undisturbed run failed {codes}:\n{said[-2000:]}")
+        text = await asyncio.to_thread(log.read_text)
+        raise RuntimeError(f"the undisturbed run failed {codes}:\n{text[-2000:]}")
 
 
 def _free_port() -> int:
@@ -118,12 +118,12 @@ async def _at_step(cluster: LocalCluster, step: int) -> ClusterView:
     return await cluster.until(there, f"step {step} is reached", PATIENCE_S + step)
 
 
-async def event(cluster: LocalCluster, told: StoryTimes, act: Callable[[], object]) -> None:
-    """Let ``act`` disturb the job, wait until its plan is carried out, note both in ``told``.
+async def event(cluster: LocalCluster, times: StoryTimes, act: Callable[[], object]) -> None:
+    """Run ``act`` to disturb the job, wait until its plan is done, and record both in ``times``.
 
     Raises:
-        RuntimeError: the plan was dropped.
-        TimeoutError: there was none, or it did not come to its end.
+        RuntimeError: the plan was aborted.
+        TimeoutError: there was no plan, or it did not finish in time.
     """
     before = _finals(await cluster.view())
     started = time.time()
@@ -131,15 +131,15 @@ async def event(cluster: LocalCluster, told: StoryTimes, act: Callable[[], objec
     if asyncio.iscoroutine(done):
         await done
     view = await cluster.until(
-        lambda v: len(_finals(v)) > len(before), "a plan is carried out", PATIENCE_S
+        lambda v: len(_finals(v)) > len(before), "a plan is done", PATIENCE_S
     )
     plan = _finals(view)[len(before)]
-    told.started[plan.id] = started
+    times.started[plan.id] = started
     exits = view.exits(view.jobs[0].job)
-    told.seen.update((plan.id, exits[worker].at) for worker in plan.dead if worker in exits)
-    told.plans.append(plan)
+    times.seen.update((plan.id, exits[worker].at) for worker in plan.dead if worker in exits)
+    times.plans.append(plan)
     if plan.phase not in FINAL or plan.outcome:
-        raise RuntimeError(f"plan {plan.id} was not carried out: {plan.outcome}\n{describe(view)}")
+        raise RuntimeError(f"plan {plan.id} was aborted: {plan.outcome}\n{describe(view)}")
 
 
 def _finals(view: ClusterView) -> tuple[MigrationPlan, ...]:

@@ -144,10 +144,10 @@ class MemoryClient:
         await self._reach()
         fence = self._store.fences.get(record.job, 0)
         if record.lease_epoch < fence:
-            raise StaleLease(f"{record.job}: written under lease epoch {fence} meanwhile", fence)
+            raise StaleLease(f"{record.job}: written under the newer lease epoch {fence}", fence)
         stored = self._revision(record.job)
         if stored != expected:
-            raise Conflict(f"{record.job}: revision {stored}, expected {expected}")
+            raise Conflict(f"{record.job}: revision is {stored}, expected {expected}")
         self._write(record, record.lease_epoch)
         self._store.wake(Topic.JOBS)
 
@@ -189,13 +189,13 @@ class MemoryClient:
         stream = self._store.stream
         return str(self._store.before + len(stream)) if stream else ""
 
-    async def told(self) -> Announced | None:
+    async def announced(self) -> Announced | None:
         await self._reach()
         return self._store.told_outside
 
-    async def put_told(self, told: Announced) -> None:
+    async def put_announced(self, announced: Announced) -> None:
         await self._reach()
-        self._store.told_outside = told
+        self._store.told_outside = announced
 
     async def drain(self, request: DrainRequest) -> None:
         await self._reach()

@@ -1,4 +1,4 @@
-"""POST: what operators may ask over HTTP. The same requests as those of the command line."""
+"""POST: operators' requests over HTTP, the same as those of the command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from msgspec import Struct
 from tmd.core.values.decode_errors import UNREADABLE, brief
 from tmd.core.values.requests import DrainRequest
 from tmd.core.values.view_checks import unknown_host
-from tmd.daemon.web.guard import Asked, RequestProblem, refusal
+from tmd.daemon.web.guard import RequestHeaders, RequestProblem, refusal
 from tmd.daemon.web.parts import PARTS, Refused, answer
 
 log = structlog.get_logger("tmd.web")
@@ -27,9 +27,9 @@ class Drain(Struct, frozen=True, forbid_unknown_fields=True):
     leave: bool = False
     """Its workers exit afterwards instead of standing by."""
     soft: bool = False
-    """Once it holds no rank, it may take ranks again."""
+    """The host may take ranks again once it holds none."""
     by: str = ""
-    """Who asks, for the records."""
+    """Name of the requester, for the records."""
 
 
 class Undrain(Struct, frozen=True, forbid_unknown_fields=True):
@@ -47,7 +47,7 @@ async def drain(request: web.Request) -> web.Response:
     if unknown:
         raise Refused(RequestProblem(404, "unknown_host", unknown))
     by = body.by or f"http {request.remote}"
-    asked = DrainRequest(
+    drain_request = DrainRequest(
         host=body.host,
         id=uuid.uuid4().hex,
         leave=body.leave,
@@ -55,14 +55,14 @@ async def drain(request: web.Request) -> web.Response:
         by=by,
         at=time.time(),
     )
-    await store.drain(asked)
-    return answer({"drain": asked}, 202)
+    await store.drain(drain_request)
+    return answer({"drain": drain_request}, 202)
 
 
 async def undrain(request: web.Request) -> web.Response:
     body = await _admitted(request, Undrain)
     if not await request.app[PARTS].store.undrain(body.host):
-        raise Refused(RequestProblem(404, "no_drain", f"no drain of '{body.host}' is requested"))
+        raise Refused(RequestProblem(404, "no_drain", f"'{body.host}' has no drain request"))
     return answer({"undrained": body.host})
 
 
@@ -81,23 +81,23 @@ async def _set_paused(request: web.Request, paused: bool) -> web.Response:
 
 
 async def _admitted(request: web.Request, kind: type[T]) -> T:
-    """The body of a request that may change the state. Every one is logged, also the refused."""
+    """The body of a request that may change the state. Every request is logged, refused or not."""
     parts = request.app[PARTS]
-    asked = Asked(
+    headers = RequestHeaders(
         host=request.headers.get(hdrs.HOST, ""),
         authorization=request.headers.get(hdrs.AUTHORIZATION, ""),
         origin=request.headers.get(hdrs.ORIGIN, ""),
         fetch_site=request.headers.get("Sec-Fetch-Site", ""),
         content_type=request.content_type,
     )
-    problem = refusal(asked, parts.token, parts.names)
-    said: dict[str, Any] = {"path": request.path, "remote": request.remote}
+    problem = refusal(headers, parts.token, parts.names)
+    client: dict[str, Any] = {"path": request.path, "remote": request.remote}
     if problem is not None:
-        log.warning("request refused", **said, reason=problem.code)
+        log.warning("request refused", **client, reason=problem.code)
         raise Refused(problem)
     try:
         body = msgspec.json.decode(await request.read() or b"{}", type=kind)
     except UNREADABLE as error:
         raise Refused(RequestProblem(400, "bad_body", brief(error))) from None
-    log.info("request of an operator", **said, body=str(body))
+    log.info("request of an operator", **client, body=str(body))
     return body

@@ -1,8 +1,8 @@
-"""Who may change something over HTTP. Pure: facts of a request in, a refusal or nothing out.
+"""Access control for HTTP requests that change state. Pure: facts in, a refusal or nothing out.
 
-A browser on the operator's machine can be made to send requests by any page it shows. It cannot
-send the token, and besides, what comes from another origin, or by a name that is not ours (DNS
-rebinding), is refused.
+Any web page can make a browser on the operator's machine send requests, but it cannot send the
+token. In addition, requests from another origin or to a foreign host name (DNS rebinding) are
+refused.
 """
 
 from __future__ import annotations
@@ -19,54 +19,56 @@ LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class RequestProblem(Struct, frozen=True):
-    """An error as the client gets it."""
+    """An error as the client receives it."""
 
     status: int
     code: str
     message: str
 
 
-class Asked(Struct, frozen=True):
-    """Headers of a request that decide; empty where missing."""
+class RequestHeaders(Struct, frozen=True):
+    """Request headers that decide; empty if missing."""
 
     host: str
     authorization: str = ""
     origin: str = ""
     fetch_site: str = ""
-    """``Sec-Fetch-Site``: browsers say here whose page has asked."""
+    """``Sec-Fetch-Site``: the relation of the requesting page to this server."""
     content_type: str = ""
 
 
-def refusal(asked: Asked, token: Secret | None, names: frozenset[str]) -> RequestProblem | None:
-    """Why the state must not be changed by this request; ``names`` are hosts that mean us."""
+def refusal(
+    headers: RequestHeaders, token: Secret | None, names: frozenset[str]
+) -> RequestProblem | None:
+    """Why this request may not change the state; ``names`` are this daemon's host names."""
     if token is None:
         message = "no token is configured: set [http] token_file to allow changes over HTTP"
         return RequestProblem(403, "no_token_configured", message)
-    if not _is_bearer(asked.authorization, token):
+    if not _is_bearer(headers.authorization, token):
         return RequestProblem(401, "wrong_token", "send 'Authorization: Bearer <token>'")
-    if host_name(asked.host) not in names | LOCAL_NAMES:
+    if host_name(headers.host) not in names | LOCAL_NAMES:
         message = "the Host header does not name this daemon: see [http] names"
         return RequestProblem(403, "wrong_host", message)
-    if asked.origin and _place(asked.origin) != asked.host.lower():
+    if headers.origin and _place(headers.origin) != headers.host.lower():
         return RequestProblem(403, "cross_origin", "requests of other sites' pages are refused")
-    if asked.fetch_site not in ("", "same-origin", "none"):
+    if headers.fetch_site not in ("", "same-origin", "none"):
         return RequestProblem(403, "cross_origin", "requests of other sites' pages are refused")
-    if asked.content_type != "application/json":
+    if headers.content_type != "application/json":
         return RequestProblem(415, "wrong_content_type", "send 'Content-Type: application/json'")
     return None
 
 
 def misnamed(host: str, names: frozenset[str]) -> RequestProblem | None:
-    """Why a request to ``host`` gets nothing; ``names`` are hosts that mean us.
+    """Why a request to ``host`` is refused; ``names`` are this daemon's host names.
 
-    A page that leads a name of its own here sends that name. It cannot send an address, and a
-    client that sends no name at all is no browser.
+    A page that resolves its own name to this daemon sends that name (DNS rebinding). It cannot send
+    an address, and a client that sends no name is not a browser.
     """
     name = host_name(host).rstrip(".")
     if not host or name in names | LOCAL_NAMES or _is_address(name):
         return None
     message = (
-        "the Host header does not name this daemon: ask by its address or host name, or add the "
+        "the Host header does not name this daemon: use its address or host name, or add the "
         "name to [http] names"
     )
     return RequestProblem(403, "wrong_host", message)
@@ -95,7 +97,7 @@ def host_name(host: str) -> str:
 
 
 def _place(origin: str) -> str:
-    """Host and port of an Origin header; ``null`` and nonsense have none."""
+    """Host and port of an Origin header; ``null`` and invalid headers have none."""
     try:
         return urlsplit(origin).netloc.lower() or origin
     except ValueError:

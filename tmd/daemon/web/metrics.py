@@ -1,6 +1,6 @@
-"""Metrics for Prometheus: the cluster as the store shows it, and this daemon.
+"""Prometheus metrics of the cluster, as the store shows it, and of this daemon.
 
-Made anew for each scrape. Only what must be counted once, finished migrations, is remembered.
+Computed for each scrape. Only finished migrations, each counted once, are remembered.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tmd.daemon.web.parts import Local
 
 
 class Account:
-    """Migrations that have ended since this daemon first looked, each counted once."""
+    """Migrations that have ended since this daemon started, each counted once."""
 
     def __init__(self) -> None:
         self.ended: Counter[tuple[str, str]] = Counter()
@@ -45,7 +45,7 @@ class Account:
         for name, plan in shown.items():
             if name not in self._seen:
                 self._count(plan)
-        # A record that is away for a moment is not counted again when it is back.
+        # A record that is missing for a moment is not counted again when it returns.
         self._seen = dict.fromkeys([*self._seen, *shown])
         for name in [n for n in self._seen if n not in shown][:-1000]:
             del self._seen[name]
@@ -66,7 +66,7 @@ class Account:
 
 
 def exposition(view: ClusterView | None, local: Local, account: Account) -> tuple[bytes, str]:
-    """The text for Prometheus and its content type; no ``view`` while the store is away."""
+    """The Prometheus text and its content type; ``view`` is ``None`` without a store."""
     registry = CollectorRegistry(auto_describe=False)
     if view is not None:
         account.take(view.jobs)
@@ -98,15 +98,15 @@ def _of_daemon(local: Local, reachable: bool, now: float) -> Iterator[Metric]:
     yield _gauge("tmd_build_info", "Version of the daemon.", {(__version__,): 1.0}, "version")
     yield _gauge("tmd_store_reachable", "Whether Redis answers this daemon.", {(): reachable})
     yield _gauge("tmd_leader", "Whether this daemon leads.", {(): local.leading})
-    yield _gauge("tmd_lease_epoch", "Newest lease epoch that was ours.", {(): local.lease.epoch})
+    yield _gauge("tmd_lease_epoch", "This daemon's newest lease epoch.", {(): local.lease.epoch})
     left = max(0.0, local.lease.until - now) if local.leading else 0.0
-    yield _gauge("tmd_lease_remaining_seconds", "For so long it may lead unrenewed.", {(): left})
-    told = CounterMetricFamily(
+    yield _gauge("tmd_lease_remaining_seconds", "Time left on the lease.", {(): left})
+    alerts = CounterMetricFamily(
         "tmd_alerts_total", "Alerts raised, worsened or cleared on this host.", labels=["severity"]
     )
     for severity in Severity:
-        told.add_metric([severity.value], local.alerts[severity])
-    yield told
+        alerts.add_metric([severity.value], local.alerts[severity])
+    yield alerts
 
 
 def _of_account(account: Account) -> Iterator[Metric]:
@@ -123,7 +123,7 @@ def _of_account(account: Account) -> Iterator[Metric]:
     )
     yield CounterMetricFamily(
         "tmd_pause_seconds_total",
-        "From a planned switch to the word of its first commit: an upper bound of the pause.",
+        "From a planned switch to the report of its first commit: an upper bound of the pause.",
         account.pause_s,
     )
 
@@ -131,12 +131,12 @@ def _of_account(account: Account) -> Iterator[Metric]:
 def _of_hosts(view: ClusterView) -> Iterator[Metric]:
     standby = sum(h.standby for h in view.hosts)
     roles = {("active",): len(view.hosts) - standby, ("standby",): standby}
-    yield _gauge("tmd_hosts", "Hosts that are heard from.", roles, "role")
-    yield _gauge("tmd_drains", "Drains that are requested.", {(): len(view.drains)})
+    yield _gauge("tmd_hosts", "Hosts with a current heartbeat.", roles, "role")
+    yield _gauge("tmd_drains", "Drain requests.", {(): len(view.drains)})
     yield _gauge("tmd_paused", "Whether new migrations are held back.", {(): view.paused})
     raised = Counter(alert.severity for host in view.hosts for alert in host.alerts)
     levels = {(severity.value,): raised[severity] for severity in Severity}
-    yield _gauge("tmd_alerts_raised", "Alerts raised now in the cluster.", levels, "severity")
+    yield _gauge("tmd_alerts_raised", "Open alerts in the cluster.", levels, "severity")
 
 
 def _of_jobs(view: ClusterView) -> Iterator[Metric]:
@@ -156,7 +156,7 @@ def _of_jobs(view: ClusterView) -> Iterator[Metric]:
     yield _gauge("tmd_epoch", "Group epoch of a job.", epochs, "job")
     yield _gauge("tmd_step", "Steps that a rank has committed.", steps, "job", "rank")
     yield _gauge("tmd_step_seconds", "Duration of a rank's latest step.", paces, "job", "rank")
-    yield _gauge("tmd_plans", "Migrations under way.", live, "phase")
+    yield _gauge("tmd_plans", "Live migration plans.", live, "phase")
     yield from _of_checkpoints(view)
 
 
@@ -171,7 +171,7 @@ def _of_checkpoints(view: ClusterView) -> Iterator[Metric]:
         if saved is not None or vain:
             missed[(record.job,)] = max(vain, default=0)
     yield _gauge("tmd_checkpoint_step", "Step of the newest complete checkpoint.", steps, "job")
-    text = "Checkpoints in a row, on some rank, that were due and came to nothing."
+    text = "Consecutive failed checkpoints, the most of any rank."
     yield _gauge("tmd_checkpoints_missed", text, missed, "job")
 
 

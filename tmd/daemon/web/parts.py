@@ -1,4 +1,4 @@
-"""What the HTTP handlers look at, and how they answer."""
+"""State that the HTTP handlers read, and their answers."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from tmd.schema import Secret
 
 
 class Local(Struct, frozen=True):
-    """How this daemon itself is doing now."""
+    """The current state of this daemon."""
 
     host: str
     serving: bool
-    """Trainers can connect."""
+    """Whether trainers can connect."""
     leading: bool
     lease: Lease
     alerts: Counter[Severity]
-    """News told by this daemon since it started."""
+    """Alerts published by this daemon since it started."""
     store: StoreState
-    """What its loops met in Redis lately."""
+    """The latest results of its loops' requests to Redis."""
 
 
 class Parts(Struct, frozen=True):
@@ -39,7 +39,7 @@ class Parts(Struct, frozen=True):
     local: Callable[[], Local]
     token: Secret | None
     names: frozenset[str]
-    """Names in a Host header that mean us, besides those of the loopback."""
+    """Accepted names in a Host header, besides those of the loopback."""
 
 
 PARTS: web.AppKey[Parts] = web.AppKey("parts", Parts)
@@ -60,9 +60,9 @@ def answer(value: Any, status: int = 200) -> web.Response:
 
 
 def complaint(problem: RequestProblem) -> web.Response:
-    said = answer({"error": {"code": problem.code, "message": problem.message}}, problem.status)
+    response = answer({"error": {"code": problem.code, "message": problem.message}}, problem.status)
     if problem.status == 401:
-        said.headers["WWW-Authenticate"] = "Bearer"
+        response.headers["WWW-Authenticate"] = "Bearer"
     if problem.status == 503:
-        said.headers["Retry-After"] = "1"
-    return said
+        response.headers["Retry-After"] = "1"
+    return response

@@ -21,14 +21,14 @@ CURSOR = re.compile(r"[0-9]{1,19}(-[0-9]{1,19})?")
 
 
 async def healthz(_: web.Request) -> web.Response:
-    """The loop turns, or there would be no answer."""
+    """Answers if the loop runs."""
     return answer({"ok": True})
 
 
 async def readyz(request: web.Request) -> web.Response:
-    """Whether this daemon does all its work, by what it met lately: a probe asks Redis nothing.
+    """Whether this daemon can do all its work, from its latest results: no probe reaches Redis.
 
-    The heartbeat is the write probe: a Redis that answers reads and refuses writes is not enough.
+    The heartbeat tests writing: a Redis that serves reads and refuses writes is not enough.
     """
     local = request.app[PARTS].local()
     problems = list(local.store.causes)
@@ -40,12 +40,12 @@ async def readyz(request: web.Request) -> web.Response:
 
 
 async def state(request: web.Request) -> web.Response:
-    """As ``tmd status --json``."""
+    """The same as ``tmd status --json``."""
     return answer(await state_of(request.app[PARTS].store))
 
 
 async def events(request: web.Request) -> web.Response:
-    """A page of alerts after a cursor, oldest first; ``next`` is where to go on."""
+    """A page of alerts after a cursor, oldest first; ``next`` is the cursor to continue from."""
     after = cursor_of(request.query.get("after", ""))
     limit = request.query.get("limit", "100")
     if not (limit.isascii() and limit.isdecimal() and 0 < int(limit[:9]) <= PAGE_LIMIT):
@@ -63,19 +63,19 @@ def cursor_of(text: str) -> str:
     """
     if text and not CURSOR.fullmatch(text):
         raise Refused(
-            RequestProblem(400, "bad_cursor", "a cursor is what 'next' or an event's id said")
+            RequestProblem(400, "bad_cursor", "a cursor is the value of 'next' or of an event's id")
         )
     return text
 
 
 class Metrics:
-    """Remembers between scrapes what may only be counted once."""
+    """Keeps what must be counted once across scrapes."""
 
     def __init__(self) -> None:
         self._account = Account()
 
     async def get(self, request: web.Request) -> web.Response:
-        """Also while the store is away: then only of this daemon."""
+        """Metrics of the cluster and this daemon; without the store, of this daemon alone."""
         parts = request.app[PARTS]
         view: ClusterView | None = None
         try:
@@ -87,7 +87,7 @@ class Metrics:
 
 
 class Page:
-    """One file; what is in it, and nothing else, may run."""
+    """One file; its policy allows only the scripts and styles in it."""
 
     def __init__(self) -> None:
         self._text = resources.files(__package__).joinpath("index.html").read_text("utf-8")

@@ -1,4 +1,4 @@
-"""The listener: one application, bounded in connections and bodies, ended with its task."""
+"""The listener: one application, bounded in connections and body sizes, stopped with its task."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from aiohttp.typedefs import Middleware
 
 from tmd.core.values.errors import ConfigError, StoreUnavailable
 from tmd.daemon.web import acting
+from tmd.daemon.web.connections import ConnectionLimits, Connections
 from tmd.daemon.web.guard import RequestProblem, misnamed
-from tmd.daemon.web.guests import Guests, Patience
 from tmd.daemon.web.parts import PARTS, Parts, Refused, complaint
 from tmd.daemon.web.reading import Metrics, Page, events, healthz, readyz, state
 from tmd.daemon.web.stream import Streams
@@ -22,13 +22,13 @@ log = structlog.get_logger("tmd.web")
 
 LARGEST_BODY = 16 * 1024
 MOST_READS, MOST_CHANGES = 16, 8
-"""Under way at once. With the streams they are fewer than the connections: a probe gets in."""
+"""Concurrent requests. Together with the streams fewer than the connections: a probe gets in."""
 PROBES = frozenset({"/healthz", "/readyz"})
-"""Ask nothing of Redis, so they are not counted."""
+"""Paths that do not use Redis, so they are not counted."""
 STREAM = "/v1/stream"
 
-GUESTS: web.AppKey[Guests] = web.AppKey("guests", Guests)
-PATIENCE: web.AppKey[Patience] = web.AppKey("patience", Patience)
+CONNECTIONS: web.AppKey[Connections] = web.AppKey("connections", Connections)
+LIMITS: web.AppKey[ConnectionLimits] = web.AppKey("limits", ConnectionLimits)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -36,35 +36,35 @@ class Web:
     """Serves while :meth:`run` runs."""
 
     def __init__(
-        self, address: tuple[str, int], parts: Parts, patience: Patience | None = None
+        self, address: tuple[str, int], parts: Parts, limits: ConnectionLimits | None = None
     ) -> None:
         self.listening = asyncio.Event()
         self.port = 0
-        """The one that is listened at, once ``listening``."""
+        """The bound port, once ``listening``."""
         self._address = address
         self._parts = parts
-        self._patience = patience or Patience()
+        self._limits = limits or ConnectionLimits()
 
     async def run(self) -> None:
-        """Until cancelled.
+        """Run until cancelled.
 
         Raises:
-            ConfigError: the address cannot be listened at.
+            ConfigError: the address cannot be bound.
         """
         runner = web.AppRunner(
             app := application(self._parts),
             access_log=None,
-            # Nobody is counted any more before its guest is: see `Guests`.
-            keepalive_timeout=2 * self._patience.next_s,
+            # No request is counted before its connection is: see `Connections`.
+            keepalive_timeout=2 * self._limits.next_s,
             shutdown_timeout=1.0,
         )
-        app[PATIENCE] = self._patience
-        app[GUESTS] = guests = Guests(lambda: _handlers(runner)(), self._patience)
+        app[LIMITS] = self._limits
+        app[CONNECTIONS] = connections = Connections(lambda: _handlers(runner)(), self._limits)
         await runner.setup()
         try:
-            server = await self._listen(guests)
+            server = await self._listen(connections)
             self.port = server.sockets[0].getsockname()[1]
-            log.info("http serves", host=self._address[0], port=self.port)
+            log.info("serving http", host=self._address[0], port=self.port)
             self.listening.set()
             try:
                 await asyncio.Event().wait()
@@ -73,14 +73,14 @@ class Web:
         finally:
             await runner.cleanup()
 
-    async def _listen(self, guests: Guests) -> asyncio.Server:
+    async def _listen(self, connections: Connections) -> asyncio.Server:
         host, port = self._address
         try:
-            return await asyncio.get_running_loop().create_server(guests.welcome, host, port)
+            return await asyncio.get_running_loop().create_server(connections.welcome, host, port)
         except OSError as error:
             reason = error.strerror or str(error)
             raise ConfigError(
-                f"[http] listen: cannot listen at {host}:{port}: {reason}; "
+                f"[http] listen: cannot listen on {host}:{port}: {reason}; "
                 'choose another port, or "" to serve no HTTP'
             ) from None
 
@@ -113,12 +113,12 @@ def application(parts: Parts) -> web.Application:
 
 @web.middleware
 async def _attended(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The client that sends its body, or reads its answer, too slowly is dropped."""
-    with request.app[GUESTS].answering(request.protocol):
+    """Drop a client that sends its body or reads its answer too slowly."""
+    with request.app[CONNECTIONS].answering(request.protocol):
         if request.path == STREAM:
             return await handler(request)
         try:
-            async with asyncio.timeout(request.app[PATIENCE].answer_s):
+            async with asyncio.timeout(request.app[LIMITS].answer_s):
                 response = await handler(request)
                 await response.prepare(request)
                 await response.write_eof()
@@ -131,7 +131,7 @@ async def _attended(request: web.Request, handler: Handler) -> web.StreamRespons
 
 @web.middleware
 async def _named(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Other sites' pages must not read what we show: their names may lead here (DNS rebinding)."""
+    """Refuse foreign host names: another site's name may resolve to this daemon (DNS rebinding)."""
     if request.path != "/healthz":
         problem = misnamed(request.headers.get(hdrs.HOST, ""), request.app[PARTS].names)
         if problem is not None:
@@ -140,7 +140,7 @@ async def _named(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 def _places() -> Middleware:
-    """For requests that ask something of Redis."""
+    """Bounds the requests that use Redis."""
     taken: Counter[bool] = Counter()
 
     @web.middleware
@@ -150,8 +150,8 @@ def _places() -> Middleware:
         changes = request.method == hdrs.METH_POST
         most = MOST_CHANGES if changes else MOST_READS
         if taken[changes] >= most:
-            said = f"{most} requests of this kind are being answered; try again"
-            raise Refused(RequestProblem(503, "too_busy", said))
+            message = f"{most} requests of this kind are being answered; try again"
+            raise Refused(RequestProblem(503, "too_busy", message))
         taken[changes] += 1
         try:
             return await handler(request)
@@ -163,7 +163,7 @@ def _places() -> Middleware:
 
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every error is JSON with a code for programs and a sentence for people."""
+    """Every error is JSON with a code for programs and a message for people."""
     try:
         return await handler(request)
     except Refused as refused:
@@ -172,15 +172,15 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return complaint(RequestProblem(503, "store_unavailable", str(error)))
     except web.HTTPException as error:
         code = error.reason.lower().replace(" ", "_")
-        said = complaint(RequestProblem(error.status, code, f"{error.reason}: {request.path}"))
+        response = complaint(RequestProblem(error.status, code, f"{error.reason}: {request.path}"))
         if isinstance(error, web.HTTPMethodNotAllowed):
-            said.headers["Allow"] = ", ".join(sorted(error.allowed_methods))
-        return said
+            response.headers["Allow"] = ", ".join(sorted(error.allowed_methods))
+        return response
     except ConnectionError:
-        raise  # the client has gone
+        raise  # the client has disconnected
     except Exception:
-        # A mistake of ours in one answer must not look like one of the daemon.
+        # A bug in one handler must not look like a failure of the daemon.
         log.exception("http request failed", path=request.path)
         return complaint(
-            RequestProblem(500, "internal_error", "a mistake of tmd, see the daemon's log")
+            RequestProblem(500, "internal_error", "an error in tmd; see the daemon's log")
         )

@@ -1,7 +1,7 @@
-"""Server-sent events: the state when it changed, every alert with its cursor as the event's id.
+"""Server-sent events: the state when it changes, and every alert with its cursor as event id.
 
-A client that reconnects sends ``Last-Event-ID`` and misses nothing. Each stream reads the store for
-itself and waits for a slow client, so nothing piles up.
+A client that reconnects sends ``Last-Event-ID`` and misses nothing. Each stream reads the store
+itself and waits for its client, so nothing is queued.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from tmd.daemon.web.reading import cursor_of
 MOST_STREAMS = 16
 LOOK_S = 1.0
 QUIET_S = 15.0
-"""Without news for so long a comment is sent: a connection that broke is noticed."""
+"""Interval of keep-alive comments without news, which detect a broken connection."""
 BATCH = 200
 READ_S = 30.0
-"""A client that does not read for so long loses its stream."""
+"""A client that does not read for this long is disconnected."""
 
 
 class Streams:
@@ -38,7 +38,7 @@ class Streams:
         self._looked_at = -inf
 
     async def get(self, request: web.Request) -> web.StreamResponse:
-        """Until the client goes away."""
+        """Serve until the client disconnects."""
         task = asyncio.current_task()
         assert task is not None
         store = request.app[PARTS].store
@@ -57,7 +57,7 @@ class Streams:
             )
             await response.prepare(request)
             with suppress(ConnectionResetError, TimeoutError):
-                await self._tell(response, store, cursor)
+                await self._send(response, store, cursor)
             return response
         finally:
             self._open.discard(task)
@@ -66,7 +66,7 @@ class Streams:
         for task in tuple(self._open):
             task.cancel()
 
-    async def _tell(self, response: web.StreamResponse, store: Store, cursor: str) -> None:
+    async def _send(self, response: web.StreamResponse, store: Store, cursor: str) -> None:
         clock = asyncio.get_running_loop().time
         shown = b""
         spoke_at = clock()

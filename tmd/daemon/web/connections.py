@@ -1,7 +1,7 @@
-"""Connections: so many at a time, and whoever only keeps one open makes room for whoever comes.
+"""Bounds the connections: an idle one makes room for a new one.
 
-What is being answered is never dropped for a newcomer. There are fewer places for answers that take
-time than there are connections, so a health probe is always let in.
+A request that is being answered is never dropped for a new client. Slow answers have fewer places
+than there are connections, so a health probe is always admitted.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from msgspec import Struct
 
 
-class Patience(Struct, frozen=True):
-    """Bounds of the listener."""
+class ConnectionLimits(Struct, frozen=True):
+    """Limits of the listener."""
 
     connections: int = 64
     first_s: float = 10.0
@@ -25,24 +25,24 @@ class Patience(Struct, frozen=True):
     """From the headers of a request, over its body, to the last byte of the answer."""
 
 
-class Guest(asyncio.Protocol):
-    """One connection: all that happens is passed on to the handler of HTTP."""
+class Connection(asyncio.Protocol):
+    """One connection; every event is passed on to the HTTP handler."""
 
-    def __init__(self, guests: Guests, handler: asyncio.Protocol) -> None:
+    def __init__(self, connections: Connections, handler: asyncio.Protocol) -> None:
         self.handler = handler
-        self._guests = guests
+        self._connections = connections
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def drop(self) -> None:
-        """Close at once, without waiting for the client to read what was sent."""
+        """Close at once, without waiting for the client to read."""
         self.expect_within(None)
-        self._guests.gone(self)
+        self._connections.closed(self)
         if self._transport is not None:
             self._transport.abort()
 
     def expect_within(self, seconds: float | None) -> None:
-        """The next request; ``None``: one is being answered, or there will be none."""
+        """Set the deadline of the next request; ``None``: no deadline."""
         if self._timer is not None:
             self._timer.cancel()
         loop = asyncio.get_running_loop()
@@ -53,7 +53,7 @@ class Guest(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        if self not in self._guests:  # dropped for a newcomer before it began
+        if self not in self._connections:  # dropped for a newer connection before it began
             transport.abort()
         self.handler.connection_made(transport)
 
@@ -71,61 +71,61 @@ class Guest(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.expect_within(None)
-        self._guests.gone(self)
+        self._connections.closed(self)
         self.handler.connection_lost(exc)
 
 
-class Guests:
+class Connections:
     """All open connections."""
 
-    def __init__(self, handlers: Callable[[], asyncio.Protocol], patience: Patience) -> None:
+    def __init__(self, handlers: Callable[[], asyncio.Protocol], limits: ConnectionLimits) -> None:
         self._handlers = handlers
-        self._patience = patience
-        self._waiting: dict[Guest, None] = {}
-        """No whole request has come: the one that has waited longest first."""
-        self._answered: dict[asyncio.Protocol, Guest] = {}
-        """By the handler of HTTP: a request is being answered."""
+        self._limits = limits
+        self._waiting: dict[Connection, None] = {}
+        """Connections without a complete request, the longest waiting first."""
+        self._answered: dict[asyncio.Protocol, Connection] = {}
+        """Connections with a request being answered, by HTTP handler."""
 
-    def __contains__(self, guest: Guest) -> bool:
-        return guest in self._waiting or guest.handler in self._answered
+    def __contains__(self, connection: Connection) -> bool:
+        return connection in self._waiting or connection.handler in self._answered
 
     def welcome(self) -> asyncio.BaseProtocol:
         """The protocol of a new connection."""
-        if len(self._waiting) + len(self._answered) >= self._patience.connections:
+        if len(self._waiting) + len(self._answered) >= self._limits.connections:
             longest = next(iter(self._waiting), None)
             if longest is None:
                 return _Full()
             longest.drop()
-        guest = Guest(self, self._handlers())
-        self._waiting[guest] = None
-        guest.expect_within(self._patience.first_s)
-        return guest
+        connection = Connection(self, self._handlers())
+        self._waiting[connection] = None
+        connection.expect_within(self._limits.first_s)
+        return connection
 
     @contextmanager
     def answering(self, handler: asyncio.Protocol) -> Iterator[None]:
-        """Within: a request that came to ``handler`` is being answered."""
-        guest = next((g for g in self._waiting if g.handler is handler), None)
-        if guest is None:  # it has gone meanwhile
+        """Context in which ``handler`` answers a request."""
+        connection = next((g for g in self._waiting if g.handler is handler), None)
+        if connection is None:  # the connection has closed
             yield
             return
-        guest.expect_within(None)
-        del self._waiting[guest]
-        self._answered[handler] = guest
+        connection.expect_within(None)
+        del self._waiting[connection]
+        self._answered[handler] = connection
         try:
             yield
         finally:
             if self._answered.pop(handler, None) is not None:
-                self._waiting[guest] = None
-                guest.expect_within(self._patience.next_s)
+                self._waiting[connection] = None
+                connection.expect_within(self._limits.next_s)
 
-    def gone(self, guest: Guest) -> None:
-        """It is not counted any more."""
-        self._waiting.pop(guest, None)
-        self._answered.pop(guest.handler, None)
+    def closed(self, connection: Connection) -> None:
+        """Stop counting the connection."""
+        self._waiting.pop(connection, None)
+        self._answered.pop(connection.handler, None)
 
 
 class _Full(asyncio.Protocol):
-    """There are enough connections: this one is closed at once."""
+    """Closes a connection beyond the limit at once."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport.close()
