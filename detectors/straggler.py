@@ -1,8 +1,8 @@
-"""A rank that computes more slowly than its peers, and a job whose steps have become slower.
+"""Ranks that compute more slowly than their peers, and jobs whose steps have become slower.
 
-The trainers measure and compare: the vote at the end of a step tells each of them all compute
-times, so they judge the same steps, wherever the ranks are. What is left for this detector is to
-say of its own host's workers what they found, and when it is over.
+The trainers measure and compare: the vote at the end of a step carries all compute times to every
+rank, so all judge the same steps. This detector reports the results for its own host's workers
+and clears them.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ class StragglerDetector(Detector):
 
 
 class StragglerFindings:
-    """Folds events into signals; says each thing once."""
+    """Turns events into signals; reports each finding once."""
 
     def __init__(self) -> None:
         self._raised: dict[tuple[str, str], str] = {}
-        """(code, worker) -> what it was raised about."""
+        """(code, worker) -> the entity and job it was raised for."""
 
     def observe(self, event: WorkerEvent) -> Iterator[Signal]:
         status = event.status
         gone = event.forgotten or event.exit is not None or status is None
         if not gone and not event.connected:
-            return  # doubt: what it said last may hold or not
+            return  # unknown: its last finding may or may not hold
         trains = not gone and status is not None and status.activity is Activity.TRAINING
         if not gone and not trains and status is not None and status.rank is not None:
-            return  # its step is disturbed, which says nothing about how fast it computes
+            return  # its step is disturbed, which is no measure of its speed
         pace = status.pace if trains and status is not None else None
         slow = pace if pace is not None and pace.slow_since is not None else None
         yield from self._tell(SLOW, Severity.DEGRADED, event, event.worker, _words(slow))
-        # The steps of all are equally long: one of them says so.
+        # The steps of all ranks take equally long: one rank reports it.
         first = trains and status is not None and status.rank == 0
-        slower = "its steps take longer than they did" if first and pace and pace.group_slow else ""
+        slower = "its steps take longer than before" if first and pace and pace.group_slow else ""
         entity = f"job:{event.job}"
         yield from self._tell(JOB_SLOW, Severity.WARNING, event, entity, slower)
 

@@ -1,8 +1,8 @@
-"""What can be seen of a training process from outside: it ended, fell silent, or stands still.
+"""Detects from outside the process that a trainer exited, fell silent or stands still.
 
-Five more are for people and move nothing, since a new host would see the same: it was killed for
-memory, the loss it reports is no number, a checkpoint that was due came to nothing, and a standby
-is unfit for ranks or has refused one.
+Five more findings are for people and move no rank, since a new host would not help: a worker was
+killed for memory, its loss is not a number, a due checkpoint failed, a standby is unfit for ranks,
+or it refused one.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ UNFIT = "standby.unfit"
 REFUSED = "standby.refused"
 FOR_PEOPLE = {OUT_OF_MEMORY, NAN_LOSS, NO_CHECKPOINT, UNFIT, REFUSED}
 FRESH_S = 10.0
-"""A kill for memory within about so long before an exit by SIGKILL explains it."""
+"""A kill for memory this long before an exit by SIGKILL explains the exit."""
 
 
 class TrainerConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     heartbeat_timeout_s: float = 30.0
-    """Silence of a connected trainer's agent thread (it speaks every half second): the process is
-    stopped, or something holds the interpreter."""
+    """Silence of a connected trainer's agent thread, which reports every half second. It means that
+    the process is stopped or something holds the interpreter."""
     progress_timeout_s: float = 0.0
-    """A trainer that speaks, waits for nobody and commits no step for so long hangs. 0, the
-    default, is off: an evaluation or a checkpoint looks the same, and whoever is named is ended."""
+    """A trainer that reports, waits for no peer and commits no step for this long hangs. 0, the
+    default, is off: an evaluation or a checkpoint looks the same, and the worker is killed."""
     proc_root: str = "/proc"
     """Where procfs is mounted."""
 
@@ -78,12 +78,12 @@ class Kills:
         self._seen_at = -math.inf
 
     def look(self, now: float) -> None:
-        """Remember the count, unless that was done a moment ago."""
+        """Read the count, unless that was done a moment ago."""
         if now - self._seen_at >= FRESH_S:
             self._seen, self._seen_at = self._count(), now
 
     def grew(self) -> bool:
-        """Whether it is higher than at the last look; the same kills are told of once."""
+        """Whether the count grew since the last call; the same kills are reported once."""
         before, self._seen = self._seen, self._count()
         return before is not None and self._seen is not None and self._seen > before
 
@@ -96,18 +96,18 @@ class Kills:
 
 
 class TrainerFindings:
-    """Folds events into signals; says each thing once."""
+    """Turns events into signals; reports each finding once."""
 
     def __init__(self, config: TrainerConfig) -> None:
         self._config = config
         self._raised: set[tuple[str, str]] = set()
         self._progress: dict[str, tuple[tuple[int, int], float]] = {}
-        """worker -> (epoch, step) and since when it has been there without waiting for others."""
+        """worker -> (epoch, step) and since when it has been there without waiting for peers."""
 
     def observe(self, event: WorkerEvent, now: float, *, starved: bool = False) -> Iterator[Signal]:
-        """``starved``: the kernel killed for memory just before this exit."""
+        """``starved``: the kernel killed a process for memory just before this exit."""
         if event.exit is not None and event.exit.code is None and not event.forgotten:
-            return  # how it ended is known in a moment
+            return  # its exit status follows
         if event.forgotten or event.exit is not None:
             self._progress.pop(event.worker, None)
             yield from self._set(STALLED, False, event, "")
@@ -116,7 +116,7 @@ class TrainerFindings:
             yield from self._set(NO_CHECKPOINT, False, event, "")
             yield from self._set(UNFIT, False, event, "")
             yield from self._set(REFUSED, False, event, "")
-            text = "killed by the kernel for want of memory, it seems"
+            text = "probably killed by the kernel for lack of memory"
             starved = not event.forgotten and (
                 starved or (OUT_OF_MEMORY, event.worker) in self._raised
             )
@@ -126,7 +126,7 @@ class TrainerFindings:
             yield from self._set(EXITED, failed, event, message)
             return
         if not event.connected:
-            return  # doubt: whether it ended is the launcher's word
+            return  # unknown: only the launcher reports whether it exited
         silent = event.silent_s > self._config.heartbeat_timeout_s
         yield from self._set(STALLED, silent, event, f"silent for {event.silent_s:.1f} s")
         stands = self._stands_s(event.worker, event.status, now)
@@ -160,7 +160,7 @@ class TrainerFindings:
         yield from self._set(NO_CHECKPOINT, missed is not None, event, text)
 
     def _stands_s(self, worker: str, status: WorkerStatus | None, now: float) -> float:
-        """How long the worker has stood at one step of its own accord."""
+        """How long the worker has been at one step without waiting for peers."""
         if status is None or status.activity is not Activity.TRAINING or status.waiting:
             self._progress.pop(worker, None)
             return 0.0

@@ -1,8 +1,8 @@
-"""A host that ails is left while it still works.
+"""Moves ranks off a degraded host while it still works.
 
-Only by findings about the host itself of a detector that may act, and if one is about a GPU, only
-by ranks that may use it. What is about a worker is ``replace_failed``'s business: on another host
-it would be the same, or it is over already.
+Only findings about the host count, from a detector that may act; a finding about a GPU counts only
+for ranks that may use it. ``replace_failed`` handles findings about workers: another host would
+not help, or the worker is already gone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GRAVE = (Severity.FATAL, Severity.DEGRADED)
 
 class DrainDegradedConfig(PolicyConfig, frozen=True, forbid_unknown_fields=True):
     repeated: bool = False
-    """Leave a host also for what is degraded only because it came back often enough."""
+    """Leave a host also for findings that are degraded only because they recur."""
 
 
 class DrainDegraded(Policy):
@@ -48,7 +48,7 @@ class DrainDegraded(Policy):
         ]
 
     def _causes(self, host: HostStatus) -> list[Alert]:
-        """Findings to leave the host for, the gravest first."""
+        """Findings that justify leaving the host, the gravest first."""
         assert isinstance(self.config, DrainDegradedConfig)
         found = [
             alert
@@ -73,6 +73,6 @@ class DrainDegraded(Policy):
 
 
 def _concerning(found: list[Alert], view: ClusterView, job: str, member: Member) -> Alert | None:
-    """The first of ``found`` that may be a trouble of ``member``."""
+    """The first of ``found`` that may affect ``member``."""
     status = view.workers(job).get(member.worker)
     return next((a for a in found if status is None or a.may_concern(status)), None)

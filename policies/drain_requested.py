@@ -1,4 +1,4 @@
-"""An operator wants a host free of ranks: hand its ranks over while everything runs."""
+"""Moves ranks off a host that an operator drains, while training continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Look, tell, touch nothing."""
+"""Does nothing."""
 
 from __future__ import annotations
 

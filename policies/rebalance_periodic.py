@@ -1,7 +1,7 @@
-"""Every so often a host hands its ranks to a standby, so that no host is worn or trusted blindly.
+"""Moves the ranks of one host to a standby at regular intervals, so that every host is exercised.
 
-The host whose ranks have been in place the longest goes first. Time is that of the newest
-heartbeat, so a recorded view is judged as it was then.
+The host whose ranks have been in place the longest goes first. The newest heartbeat gives the
+time, so a recorded view is judged as of its own time.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ CAUSE = "rebalance.periodic"
 
 class RebalancePeriodicConfig(PolicyConfig, frozen=True, forbid_unknown_fields=True):
     every_s: float = 86_400.0
-    """From the end of one planned move of a job to the next; the first comes when a standby is
-    there."""
+    """Time from the end of one planned move of a job to the next; the first move comes as soon as a
+    standby is available."""
 
 
 class RebalancePeriodic(Policy):
@@ -46,7 +46,7 @@ class RebalancePeriodic(Policy):
 
     def _due(self, record: JobRecord, now: float) -> bool:
         assert isinstance(self.config, RebalancePeriodicConfig)
-        # Dropped ones as well: what just failed is not tried again at once.
+        # Aborted plans count, too: a failed move is not retried at once.
         ends = [p.timeline[-1].at for p in record.history if p.timeline]
         return now - max(ends, default=0.0) >= self.config.every_s
 
@@ -67,7 +67,7 @@ class RebalancePeriodic(Policy):
                 worker=member.worker,
                 urgency=Urgency.DRAIN,
                 cause=CAUSE,
-                reason=f"the ranks of {host} have been in place the longest",
+                reason=f"the ranks of {host} have been in place longest",
                 policy=self.name,
             )
             for member in leaving
@@ -75,7 +75,7 @@ class RebalancePeriodic(Policy):
 
 
 def _longest_in_place(record: JobRecord) -> str:
-    """The host that got its latest rank before all others did."""
+    """The host whose latest rank has been there longest."""
     came = {m.host: -1 for m in record.membership.members}
     for number, plan in enumerate(record.history):
         if plan.kind is PlanKind.PLANNED and plan.phase is not Phase.DONE:

@@ -1,8 +1,8 @@
-"""A rank that is slower than its peers is moved once waiting for it has cost as much as a move.
+"""Moves a slow rank once waiting for it has cost as much as a move.
 
-The ski-rental rule: whatever the future brings, this costs at most twice the best that could have
-been done. And only where something speaks for the host being the cause: slowness by itself is as
-often the workload's doing, which a new host would not change.
+The ski-rental rule: this costs at most twice the optimum, whatever the future brings. It applies
+only with evidence that the host is the cause: slowness alone is as often caused by the workload,
+which a new host would not change.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ OWN_TROUBLES = (
     *(".unreadable", ".failed"),
     *(".no_log", ".no_events", ".log_lost", ".place_not_kept"),
 )
-"""Ends of the codes by which detectors tell of themselves: no word about the host."""
+"""Endings of codes with which detectors report on themselves: no evidence about the host."""
 SWITCH = "nvswitch:"
-"""What is not fatal to a switch is about a link whose GPU is not known."""
+"""A non-fatal switch error is about a link whose GPU is unknown."""
 REMEMBERED = 5
-"""So many latest moves say what one costs."""
+"""How many of the latest moves determine the cost of one."""
 
 
 class RebalanceStragglersConfig(PolicyConfig, frozen=True, forbid_unknown_fields=True):
     cost_s: float = 30.0
-    """Least that a move is taken to cost, in seconds of the job; more if more was measured."""
+    """Lowest assumed cost of a move, in seconds of the job; a higher measured cost replaces it."""
     witnesses: tuple[str, ...] = (
         "xid.",
         "nvml.slowed",
@@ -56,9 +56,9 @@ class RebalanceStragglersConfig(PolicyConfig, frozen=True, forbid_unknown_fields
         "host.driver_stuck",
         "host.hung_task",
     )
-    """Beginnings of the codes of findings that explain why a host is slow."""
+    """Prefixes of the codes of findings that explain a slow host."""
     within_s: float = 600.0
-    """A witness was raised at most so long before or after the slowness."""
+    """A witness must be raised this close in time to the slowness."""
 
 
 class RebalanceStragglers(Policy):
@@ -98,7 +98,7 @@ class RebalanceStragglers(Policy):
         )
 
     def _cost(self, record: JobRecord) -> float:
-        """Seconds of the job that a move costs: the dearest of the latest ones."""
+        """Seconds of the job that a move costs: the most expensive of the latest ones."""
         assert isinstance(self.config, RebalanceStragglersConfig)
         done = [p for p in record.history if p.kind is PlanKind.PLANNED and p.phase is Phase.DONE]
         return max(self.config.cost_s, *map(_measured, done[-REMEMBERED:]), 0.0)
@@ -106,7 +106,7 @@ class RebalanceStragglers(Policy):
     def _evidence(
         self, record: JobRecord, host: HostStatus, slow: Alert, status: WorkerStatus
     ) -> str:
-        """What speaks for the host being the cause; empty if nothing does."""
+        """Evidence that the host is the cause; empty if there is none."""
         for alert in host.alerts:
             if self._speaks(alert, slow) and alert.may_concern(status):
                 return f"{alert.code} of {alert.entity} on its host"
@@ -122,7 +122,7 @@ class RebalanceStragglers(Policy):
             and not alert.code.endswith(OWN_TROUBLES)
             and not (alert.entity.startswith(SWITCH) and alert.severity is Severity.WARNING)
             and alert.severity is not Severity.INFO
-            # A detector that only observes is on trial and no witness.
+            # A detector with strategy observe is on trial and no witness.
             and alert.strategy is not Strategy.OBSERVE
             and abs(alert.at - slow.at) <= self.config.within_s
         )
@@ -135,5 +135,5 @@ def _measured(plan: MigrationPlan) -> float:
 
 
 def _slow(host: HostStatus) -> dict[str, Alert]:
-    """Slow workers of ``host`` that may be moved for it."""
+    """Slow workers of ``host`` that may be moved."""
     return {a.entity: a for a in host.alerts if a.code == SLOW and a.strategy is Strategy.ACT}

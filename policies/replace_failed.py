@@ -1,13 +1,12 @@
-"""A worker that ended, or that must be treated as ended, is replaced.
+"""Replaces a worker that has exited, or that must be treated as lost.
 
 Evidence, strongest first: its exit with an error; a raised FATAL ``trainer.*`` alert of a detector
-that may act; a FATAL finding about its host or its GPU (fallen off the bus, say) of a detector that
-may act, while the job commits no step; and, only where nothing of that kind explains why members
-are stuck, a host that has fallen silent and whose worker a stuck member names as the one whose link
-broke.
+that may act; a FATAL finding about its host or its GPU (for instance fallen off the bus) of a
+detector that may act, while the job commits no step. Only if none of these explains stuck members:
+a silent host whose worker a stuck member names as the end of its broken link.
 
-As long as steps are committed a FATAL finding is ``drain_degraded``'s business: handing over in an
-orderly way is the lesser harm. But who waits for a driver that never returns can hand over nothing.
+While steps are committed, ``drain_degraded`` handles a FATAL finding: an orderly hand-over does
+less harm. A worker blocked in a driver that never returns cannot hand anything over.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ from tmd.plugin import (
 )
 
 STEPS = 10
-"""A step that takes so many times as long as the one before it is not just a long one."""
+"""A step this many times as long as the previous one is not just a long step."""
 
 
 class ReplaceFailedConfig(PolicyConfig, frozen=True, forbid_unknown_fields=True):
     patience_s: float = 10.0
-    """From a fatal finding about its host on a rank may stand for so long, and for ten of its
+    """How long a rank may stand still after a fatal finding about its host, and at least ten of its
     steps, before it is treated as lost."""
 
 
@@ -75,7 +74,7 @@ class ReplaceFailed(Policy):
                 yield standing[member.worker]
 
     def _standing(self, record: JobRecord, view: ClusterView) -> dict[str, Verdict]:
-        """Members that commit nothing and whose host says why."""
+        """Members that commit nothing and whose host has a finding that explains it."""
         assert isinstance(self.config, ReplaceFailedConfig)
         workers = view.workers(record.job)
         found = {}
@@ -141,7 +140,7 @@ def _fatal_alerts(view: ClusterView) -> dict[str, Alert]:
 
 
 def _fatal(host: HostStatus, worker: WorkerStatus) -> Alert | None:
-    """A fatal finding about the host that may be a trouble of ``worker``."""
+    """A fatal finding about the host that may affect ``worker``."""
     return next(
         (
             alert

@@ -1,4 +1,4 @@
-"""Commands of the operator as checks.
+"""Runs the operator's commands as health checks.
 
-Nothing is imported here: the warden is a process that has the standard library alone.
+Imports nothing: the warden process uses the standard library alone.
 """

@@ -1,8 +1,8 @@
-"""Commands of the operator as checks: exit status 0 healthy, 1 degraded, 2 failed.
+"""Runs the operator's commands as checks: exit status 0 healthy, 1 degraded, 2 failed.
 
-On stdout a check says JSON: ``{"message": "...", "evidence": ["..."]}``. Any other status, a
-degraded or failed one without such JSON (a crashed script ends with 1 as well), too much output or
-too much time is a finding about the check, never about the host.
+A check prints JSON: ``{"message": "...", "evidence": ["..."]}``. Any other status, a degraded or
+failed one without such JSON (a crashed script also exits with 1), too much output or a timeout is
+a finding about the check, never about the host.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tmd.plugin import (
 
 UNUSABLE_CODE = "exec.unusable"
 END_S = 4.0
-"""The warden gives up before, and a reload of the daemon waits for longer."""
+"""Longer than the warden's own limit, shorter than a reload of the daemon waits."""
 WARDEN = Path(__file__).with_name("warden.py")
 NAMED = frozenset(string.ascii_letters + string.digits + "_-")
 Positive = Annotated[float, Meta(gt=0)]
@@ -43,24 +43,24 @@ class ExecCheck(Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     command: Annotated[tuple[str, ...], Meta(min_length=1)]
-    """Program and arguments; no shell looks at them."""
+    """Program and arguments, run without a shell."""
     every_s: Positive = 60.0
     """From the end of one run to the start of the next."""
     timeout_s: Positive = 30.0
-    """Then it is killed, with all that it has started, wherever that went."""
+    """After this time it is killed, with every process that it started, in any session."""
 
     def __post_init__(self) -> None:
         bad = next((c for c in self.name if c not in NAMED), "")
         if bad or not self.name:
             what = f"has {bad!a} in its name" if bad else "has no name"
-            raise ValueError(f"a check {what}; allowed are ASCII letters, digits, '_' and '-'")
+            raise ValueError(f"a check {what}; use ASCII letters, digits, '_' and '-'")
 
 
 class ExecConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     checks: tuple[ExecCheck, ...] = ()
     """Tables ``[[detectors.exec.checks]]``: ``name``, ``command``, ``every_s``, ``timeout_s``."""
     output_limit: Annotated[int, Meta(gt=0)] = 65536
-    """Bytes of stdout that a check may write."""
+    """Largest output of a check, in bytes."""
 
     def __post_init__(self) -> None:
         names = [check.name for check in self.checks]
@@ -73,11 +73,11 @@ class CheckHealth(StrEnum):
     HEALTHY = "healthy"
     DEGRADED = "degraded"
     FAILED = "failed"
-    UNKNOWN = "unknown"  # the check itself does not work
+    UNKNOWN = "unknown"  # the check itself failed
 
 
 class CheckOutcome(Struct, frozen=True):
-    """What one run of a check has said."""
+    """The result of one run of a check."""
 
     health: CheckHealth
     message: str = ""
@@ -141,11 +141,11 @@ _SEVERITY = {CheckHealth.DEGRADED: Severity.DEGRADED, CheckHealth.FAILED: Severi
 
 
 def judge(status: int, output: bytes) -> CheckOutcome:
-    """What an exit status (negative: a signal) and stdout mean."""
+    """The meaning of an exit status (negative: a signal) and stdout."""
     health = _BY_STATUS.get(status)
     if health is None:
         how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-        return CheckOutcome(CheckHealth.UNKNOWN, f"{how}; 0, 1 and 2 have a meaning")
+        return CheckOutcome(CheckHealth.UNKNOWN, f"{how}; expected 0, 1 or 2")
     if health is CheckHealth.HEALTHY and not output.strip():
         return CheckOutcome(health)
     try:
@@ -159,7 +159,7 @@ def judge(status: int, output: bytes) -> CheckOutcome:
 
 
 class ExecFindings:
-    """Folds the outcomes of one check into signals; says each thing once."""
+    """Turns the outcomes of one check into signals; reports each finding once."""
 
     def __init__(self, check: ExecCheck) -> None:
         self._check = check
@@ -167,7 +167,7 @@ class ExecFindings:
         self._unusable = False
 
     def observe(self, outcome: CheckOutcome) -> Iterator[Signal]:
-        """A check that does not work leaves what is known of the host as it is."""
+        """A check that failed to run leaves the host's findings unchanged."""
         unusable = outcome.health is CheckHealth.UNKNOWN
         if unusable != self._unusable:
             self._unusable = unusable
@@ -201,8 +201,8 @@ def _state(holds: bool) -> State:
 
 
 async def run(check: ExecCheck, output_limit: int) -> CheckOutcome:
-    """Run it once. When this returns or is cancelled the warden has ended all that it started."""
-    # Secrets of ours may stand in the environment.
+    """Run the check once. On return or cancellation the warden has ended every process of it."""
+    # The daemon's environment may contain secrets.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TMD_")}
     command = bare_python(WARDEN, str(os.getpid()), *check.command)
     try:
@@ -218,7 +218,7 @@ async def run(check: ExecCheck, output_limit: int) -> CheckOutcome:
     except TimeoutError:
         return CheckOutcome(CheckHealth.UNKNOWN, f"ran for more than {check.timeout_s:g} s")
     finally:
-        # Hung up on, it ends all below it, which killing it would not.
+        # On a hang-up it ends all processes below it, which killing it would not do.
         await asyncio.shield(warden.end(END_S, kill=False))
 
 
@@ -227,14 +227,14 @@ def _outcome(said: str, output: bytes) -> CheckOutcome:
     if word == "cannot":
         return CheckOutcome(CheckHealth.UNKNOWN, f"cannot be started: {rest}")
     if word != "status":
-        return CheckOutcome(CheckHealth.UNKNOWN, "was ended, and its warden with it")
+        return CheckOutcome(CheckHealth.UNKNOWN, "was killed together with its warden")
     return judge(int(rest), output)
 
 
 async def _output(warden: Child, limit: int) -> bytes | None:
-    """What the check writes until it ends, ``None`` if that is too much.
+    """What the check writes until it ends; ``None`` if that is too much.
 
-    A process that it left behind may hold the pipe: it counts as a part of the check.
+    A process that it leaves behind may hold the pipe and counts as part of the check.
     """
     found = b""
     while chunk := await warden.read():
@@ -245,7 +245,7 @@ async def _output(warden: Child, limit: int) -> bytes | None:
 
 
 async def _said(warden: Child) -> str:
-    """The line of the warden; empty if it ended without one."""
+    """The line that the warden prints; empty if it ended without one."""
     line = b""
     while b"\n" not in line and (chunk := await warden.read_errors()):
         line += chunk

@@ -1,14 +1,14 @@
-"""The process that runs one check, and ends with it all that the check has started.
+"""The process that runs one check and ends every process that the check started.
 
-It is the subreaper of its descendants (prctl, PR_SET_CHILD_SUBREAPER): one that leaves its session,
-or whose parent ends, becomes its child, and cannot get away. When the daemon closes its end of
-stdin, and so also when the daemon is killed, all of them are stopped, so that none forks any more,
-then killed, and reaped. Each signal goes through a pidfd whose process was found below the warden
-after it was opened: nobody else's process can be meant. Only where pidfds are refused a signal goes
-to a number that has just been found below the warden.
+It is the subreaper of its descendants (prctl, PR_SET_CHILD_SUBREAPER): a process that leaves its
+session, or whose parent ends, becomes its child and cannot escape. When the daemon closes its end
+of stdin, also by being killed, all descendants are stopped, so that none can fork, then killed and
+reaped. Each signal goes through a pidfd whose process was found below the warden after the pidfd
+was opened, so it cannot hit another process. Only where pidfds are refused, the signal goes to a
+pid that was just found below the warden.
 
-On stderr it says one line: ``status N`` (negative: a signal) once the command has ended, or
-``cannot REASON`` if there is none to start.
+On stderr it prints one line: ``status N`` (negative: a signal) once the command has ended, or
+``cannot REASON`` if it cannot be started.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from typing import Any
 SUBREAPER, DEATH_SIGNAL = 36, 1
 """PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG."""
 PATIENCE_S = 2.0
-"""Less than a reload of the daemon waits for a detector.
+"""Shorter than a reload of the daemon waits for a detector.
 
-What was killed may hang in a driver, and what runs as another user is not ours to kill."""
+A killed process may hang in a driver, and a process of another user may refuse the signal."""
 TURN_S = 0.02
 REPORT = 2
 
@@ -38,7 +38,7 @@ def main(daemon: str, *command: str) -> None:
     prctl(DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
     woken = _wake_up()
     if os.getppid() != int(daemon):
-        return  # it died before it could be watched
+        return  # the daemon died before it could be watched
     try:
         _run(command, prctl, woken)
     finally:
@@ -46,10 +46,10 @@ def main(daemon: str, *command: str) -> None:
 
 
 def _run(command: tuple[str, ...], prctl: Any, woken: int) -> None:
-    """Until the daemon hangs up."""
+    """Run until the daemon hangs up."""
     report = os.dup(REPORT)
     first = _start(command, prctl)
-    os.close(1)  # the check alone holds it: the end of its output is the end of file
+    os.close(1)  # only the check holds it, so its end is the end of file
     if isinstance(first, str):
         os.write(report, f"cannot {first}\n".encode())
         return
@@ -60,7 +60,7 @@ def _run(command: tuple[str, ...], prctl: Any, woken: int) -> None:
 
 
 def _wake_up() -> int:
-    """A descriptor that can be read after SIGCHLD or SIGTERM."""
+    """A descriptor that becomes readable after SIGCHLD or SIGTERM."""
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
@@ -71,25 +71,25 @@ def _wake_up() -> int:
 
 
 def _hung_up(woken: int) -> bool:
-    """Wait for something; whether it is the end of the daemon, or of its interest."""
+    """Wait for an event; return whether the daemon has hung up or died."""
     ready, _, _ = select.select([0, woken], [], [])
     signals = os.read(woken, 4096) if woken in ready else b""
     return 0 in ready or signal.SIGTERM in signals
 
 
 def _start(command: tuple[str, ...], prctl: Any) -> int | str:
-    """The number of the command's process, or why there is none."""
-    failed, telling = os.pipe()  # closed by a successful exec
+    """The pid of the command, or why it cannot be started."""
+    failed, reporting = os.pipe()  # closed by a successful exec
     pid = os.fork()
     if pid == 0:
         try:
             _become(command, prctl)
         except BaseException as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            os.write(telling, reason.encode())
+            os.write(reporting, reason.encode())
         finally:
             os._exit(127)
-    os.close(telling)
+    os.close(reporting)
     with open(failed, "rb") as answer:
         reason = answer.read().decode("utf-8", "replace")
     if reason:
@@ -99,7 +99,7 @@ def _start(command: tuple[str, ...], prctl: Any) -> int | str:
 
 
 def _become(command: tuple[str, ...], prctl: Any) -> None:
-    """In the child: the command, which does not outlive the warden either."""
+    """In the child: exec the command, which ends when the warden dies."""
     warden = os.getppid()
     os.setsid()
     prctl(DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
@@ -118,13 +118,13 @@ def _become(command: tuple[str, ...], prctl: Any) -> None:
 
 
 def end() -> None:
-    """Stop, kill and reap all descendants; give up on what does not end."""
+    """Stop, kill and reap all descendants; give up on those that do not end."""
     deadline = time.monotonic() + PATIENCE_S
     stopped: set[int] = set()
     while _any_left() and time.monotonic() < deadline:
         new = set(_descendants()) - stopped
         if not new:
-            break  # nobody forks any more
+            break  # none can fork
         _send(new, signal.SIGSTOP)
         stopped |= new
     while _any_left() and time.monotonic() < deadline:
@@ -139,8 +139,8 @@ def _send(pids: Iterable[int], number: int) -> None:
         except ProcessLookupError:
             continue  # it has ended
         except OSError:
-            # No pidfds: an old kernel, a filter of system calls, a limit. Or it runs as another
-            # user, and this is refused, too.
+            # No pidfds: an old kernel, a system call filter, a limit. Or the process is another
+            # user's, and this is refused, too.
             with suppress(OSError):
                 if _is_below(pid):
                     os.kill(pid, number)
@@ -149,7 +149,7 @@ def _send(pids: Iterable[int], number: int) -> None:
 def _send_by_pidfd(pid: int, number: int) -> None:
     fd = os.pidfd_open(pid)
     try:
-        # Asked again: the number may have gone to another process before the pidfd was opened.
+        # Checked again: the pid may have been reused before the pidfd was opened.
         if _is_below(pid):
             signal.pidfd_send_signal(fd, number)
     finally:
@@ -164,10 +164,10 @@ def _is_below(pid: int) -> bool:
 
 
 def _parent(pid: int) -> int:
-    """0 if there is none, or no such process."""
+    """The parent's pid; 0 if there is none, or no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # Behind the name, which may have blanks and brackets in it: state, parent.
+            # The fields after the name, which may contain spaces and brackets: state, parent.
             return int(file.read().rpartition(b")")[2].split()[1])
     except OSError:
         return 0
@@ -178,7 +178,7 @@ def _descendants() -> Iterator[int]:
     try:
         names = os.listdir("/proc")
     except OSError:
-        return  # out of descriptors, say; the next turn asks again
+        return  # for instance out of descriptors; the next turn tries again
     for name in names:
         if name.isdigit():
             children.setdefault(_parent(int(name)), []).append(int(name))
@@ -189,7 +189,7 @@ def _descendants() -> Iterator[int]:
 
 
 def _any_left() -> bool:
-    """Reap; whether there still are children, and so descendants."""
+    """Reap; return whether children, and thus descendants, are left."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -1,5 +1,5 @@
-"""The host itself: disks, memory, clock, processes that hang.
+"""The host itself: disks, memory, clock, hanging processes.
 
-``reader`` runs as a process of its own and ends, ``probe`` starts it, ``judge`` says what its
-answer means, ``detector`` joins them. Empty on purpose: the reader's process imports nothing else.
+``reader`` runs in a short-lived process, ``probe`` starts it, ``judge`` interprets its result,
+``detector`` connects them. Empty on purpose: the reader's process imports nothing else.
 """

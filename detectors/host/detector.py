@@ -1,4 +1,4 @@
-"""The host itself: disks, memory, clock, and processes that the driver does not let go."""
+"""The host itself: disks, memory, clock, and processes stuck in the GPU driver."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .probe import ask
 
 UNREADABLE = "host.unreadable"
 MISSES = 3
-"""Looks without any answer before that is said."""
+"""Consecutive readings without any answer before that is reported."""
 ANSWER_S = 20.0
-"""Longest look, the start of the process that looks included."""
+"""Longest reading, including the start of its process."""
 AVOID_S = (600.0, 4 * 3600.0)
-"""A file system that did not answer is left alone for so long, doubled each time up to the second:
-every try may leave a process behind that cannot end."""
+"""Pause after a file system did not answer, doubled each time from the first to the second: each
+attempt may leave a process behind that cannot be killed."""
 _LIMITS = HostLimits()
 
 
@@ -27,27 +27,27 @@ class HostDetectorConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True
     poll_s: float = 60.0
     """Time between two readings."""
     disks: tuple[str, ...] = ("/", "/tmp", "/var", "/dev/shm")
-    """Paths whose file systems are looked at. One on the network is asked by a process that may
-    hang without harm."""
+    """Paths whose file systems are checked. A process that may hang without harm reads them, also
+    network file systems."""
     disk_free_percent: float = _LIMITS.disk_free_percent
-    """Less space, or fewer inodes, is a finding."""
+    """Less free space, or fewer free inodes, is a finding."""
     pressure_percent: float = _LIMITS.pressure_percent
-    """Part of a minute in which everything waits for memory (PSI, full avg60)."""
+    """Share of a minute in which all tasks wait for memory (PSI, full avg60)."""
     driver_processes: tuple[str, ...] = ("nvidia*",)
-    """Names of processes of the GPU driver."""
+    """Names of the GPU driver's processes."""
     stuck_checks: int = _LIMITS.stuck_checks
-    """Looks at which such a process must be in state D and not have run."""
+    """Consecutive readings at which such a process is in state D and has not run."""
     clock_offset_s: float = _LIMITS.clock_offset_s
     """A larger offset of the clock is a finding."""
     clock_hold_s: float = _LIMITS.clock_hold_s
-    """A clock that nothing sets is a finding after so long."""
+    """An unsynchronised clock is a finding after this long."""
     quiet_s: float = _LIMITS.quiet_s
-    """Out-of-memory kills and hung tasks are over after so long without another."""
+    """Out-of-memory kills and hung tasks clear after this long without another."""
     proc_root: str = "/proc"
     """Where procfs is mounted."""
 
     def limits(self) -> HostLimits:
-        """What the judge needs of it."""
+        """The settings that the judge needs."""
         return HostLimits(
             disk_free_percent=self.disk_free_percent,
             pressure_percent=self.pressure_percent,
@@ -89,7 +89,7 @@ class HostDetector(Detector):
 
 
 class Avoided:
-    """File systems that did not answer, each left alone for longer and longer."""
+    """File systems that did not answer, each skipped for a growing time."""
 
     def __init__(self) -> None:
         self._until: dict[str, tuple[float, float]] = {}
@@ -108,5 +108,5 @@ def _unreadable(state: State) -> Signal:
         entity=HOST,
         severity=Severity.WARNING,
         state=state,
-        message="the process that looks at this host does not answer",
+        message="the process that reads this host's state does not answer",
     )

@@ -1,6 +1,6 @@
-"""What one look at a host has found. Values only.
+"""The facts that one reading of a host returns. Values only.
 
-Named tuples: the process that looks has the standard library alone.
+Named tuples: the reading process uses the standard library alone.
 """
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ class Process(NamedTuple):
 
     pid: int
     started: int
-    """Clock ticks after boot: with the pid it names the process for ever."""
+    """Clock ticks after boot: together with the pid they identify the process."""
     name: str
     ticks: int
-    """Processor time it has used."""
+    """Processor time used."""
 
 
 class Clock(NamedTuple):
-    """What the kernel knows of the clock's error (adjtimex(2))."""
+    """The kernel's estimate of the clock's error (adjtimex(2))."""
 
     synchronised: bool
     offset_s: float
 
 
 class HostFacts(NamedTuple):
-    """``None`` is what this kernel does not tell."""
+    """``None``: this kernel does not provide the fact."""
 
     read_only: dict[str, bool] = {}
     """Configured path -> whether its file system is read-only."""
     pressure_percent: float | None = None
-    """Part of the last minute in which all tasks that could run waited for memory."""
+    """Share of the last minute in which all runnable tasks waited for memory."""
     oom_kills: int | None = None
     """Since boot."""
     hung_tasks: int | None = None
-    """Tasks that stood still for hung_task_timeout_secs, since boot (Linux 6.13 and newer)."""
+    """Tasks blocked for hung_task_timeout_secs, since boot (Linux 6.13 and newer)."""
     sleeping: tuple[Process, ...] = ()
-    """Those of the driver."""
+    """The driver's processes in uninterruptible sleep."""
 
 
 class Space(NamedTuple):
-    """What is free on the file system of a path, in percent."""
+    """Free space and inodes on the file system of a path, in percent."""
 
     path: str
     blocks: float
@@ -50,12 +50,12 @@ class Space(NamedTuple):
 
 
 class HostReading(NamedTuple):
-    """All of it."""
+    """The complete result."""
 
     facts: HostFacts
     spaces: tuple[Space, ...] = ()
     hangs: str | None = None
-    """The path whose file system did not answer; nothing is known of those after it."""
+    """The path whose file system did not answer; paths after it were not read."""
     clock: Clock | None = None
 
 

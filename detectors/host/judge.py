@@ -1,4 +1,4 @@
-"""From looks at the host to signals. Pure; times are passed in; says each thing once."""
+"""Turns readings of the host into signals. Pure; times are passed in; each finding once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEMORY_PRESSURE, OOM_KILL = "host.memory_pressure", "host.oom_kill"
 HUNG_TASK, DRIVER_STUCK = "host.hung_task", "host.driver_stuck"
 CLOCK_UNSYNCHRONISED, CLOCK_SKEW = "host.clock_unsynchronised", "host.clock_skew"
 SLACK = 1.2
-"""A value must be so much better than its limit before a finding is over."""
+"""A value must be better than its limit by this factor before its finding clears."""
 
 
 class HostLimits(Struct, frozen=True):
@@ -29,7 +29,7 @@ class HostLimits(Struct, frozen=True):
 
 
 class HostFindings:
-    """Folds answers into signals."""
+    """Turns readings into signals."""
 
     def __init__(self, limits: HostLimits) -> None:
         self._limits = limits
@@ -41,7 +41,7 @@ class HostFindings:
         self._unsynchronised_since: float | None = None
 
     def observe(self, answer: HostReading, now: float) -> Iterator[Signal]:
-        """Signals of what has changed."""
+        """Signals for what has changed."""
         facts = answer.facts
         for path, read_only in facts.read_only.items():
             yield from self._mount(path, read_only)
@@ -52,13 +52,13 @@ class HostFindings:
             yield from self._set(DISK_HANGS, _disk(answer.hangs), Severity.WARNING, True, text)
         yield from self._pressure(facts.pressure_percent)
         yield from self._growth(OOM_KILL, facts.oom_kills, "processes killed for memory", now)
-        yield from self._growth(HUNG_TASK, facts.hung_tasks, "tasks that stood still", now)
+        yield from self._growth(HUNG_TASK, facts.hung_tasks, "hung tasks", now)
         yield from self._stuck(facts.sleeping)
         if answer.clock is not None:
             yield from self._clock(answer.clock, now)
 
     def _mount(self, path: str, read_only: bool) -> Iterator[Signal]:
-        """Read-only is a fault only where it was not so before: the kernel gave up writing."""
+        """Read-only is a fault only if it was not so before: the kernel stopped writing."""
         if not read_only:
             self._was_writable.add(path)
         broken = read_only and path in self._was_writable
@@ -78,11 +78,11 @@ class HostFindings:
         limit = self._limits.pressure_percent
         raised = (MEMORY_PRESSURE, HOST) in self._raised
         holds = percent > (limit / SLACK if raised else limit)
-        text = f"everything waited for memory in {percent:.0f} % of the last minute"
+        text = f"all tasks waited for memory in {percent:.0f} % of the last minute"
         yield from self._set(MEMORY_PRESSURE, HOST, Severity.WARNING, holds, text)
 
     def _growth(self, code: str, count: int | None, what: str, now: float) -> Iterator[Signal]:
-        """A count since boot that grew; over when it has been quiet for a while."""
+        """A count since boot that grew; clears after a quiet time."""
         if count is None:
             return
         before = self._counts.get(code, count)
@@ -95,7 +95,7 @@ class HostFindings:
         yield from self._set(code, HOST, Severity.WARNING, holds, text)
 
     def _stuck(self, sleeping: tuple[Process, ...]) -> Iterator[Signal]:
-        """The same process asleep at each of several looks, without having run in between."""
+        """The same process asleep at several readings, without having run in between."""
         seen = {}
         for process in sleeping:
             key = (process.pid, process.started)
@@ -104,7 +104,7 @@ class HostFindings:
         self._sleeping = seen
         stuck = [p for p, looks in seen.values() if looks >= self._limits.stuck_checks]
         names = ", ".join(sorted(f"{p.name} ({p.pid})" for p in stuck))
-        text = f"the driver does not let go of {names}"
+        text = f"stuck in the driver: {names}"
         yield from self._set(DRIVER_STUCK, HOST, Severity.DEGRADED, bool(stuck), text)
 
     def _clock(self, clock: Clock, now: float) -> Iterator[Signal]:
@@ -114,7 +114,7 @@ class HostFindings:
             self._unsynchronised_since = now
         since = self._unsynchronised_since
         holds = since is not None and now - since >= self._limits.clock_hold_s
-        text = "nothing has set the clock for long: is a time service running?"
+        text = "the clock has not been synchronised for long: is a time service running?"
         yield from self._set(CLOCK_UNSYNCHRONISED, HOST, Severity.WARNING, holds, text)
         off = abs(clock.offset_s)
         limit = self._limits.clock_offset_s

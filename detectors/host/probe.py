@@ -1,4 +1,4 @@
-"""Starts the reader and takes what it says before the deadline."""
+"""Starts the reader and collects its output until the deadline."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ END_S = 1.0
 
 
 async def ask(question: Question, timeout_s: float) -> HostReading | None:
-    """An answer, whole or as far as it came; ``None`` if not even the facts did.
+    """The reading, complete or partial; ``None`` without even the facts.
 
-    The reader is ended in any case; one that cannot end is left to the kernel.
+    The reader is killed in any case; one that cannot be killed is left to the kernel.
     """
     try:
         child = Child.start(bare_python(READER, msgspec.json.encode(question).decode()))
@@ -39,7 +39,7 @@ async def ask(question: Question, timeout_s: float) -> HostReading | None:
 
 
 def parse(lines: list[bytes], paths: tuple[str, ...], *, late: bool) -> HostReading | None:
-    """The answer of a reader that was asked for ``paths``; ``late``: it had to be ended."""
+    """The result of a reader for ``paths``; ``late``: it had to be killed."""
     try:
         facts = msgspec.json.decode(lines[0], type=HostFacts)
         spaces = [msgspec.json.decode(x, type=Space | None) for x in lines[1 : len(paths) + 1]]

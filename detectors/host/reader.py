@@ -1,8 +1,7 @@
-"""One look at the host, in a process of its own that then ends.
+"""Reads the state of the host once, in a process of its own.
 
-The first line it writes are the facts; then a line for each path, for a file system that is away
-may keep whoever asks for its free space for ever; the clock comes last, for a system call filter
-may end whoever asks for it.
+It prints the facts first. Then comes a line for each path, since a missing file system may block
+the reader forever. The clock comes last, since a system call filter may kill the reader for it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ TIME_ERROR = 5
 
 
 def facts(question: Question) -> HostFacts:
-    """What can be read without waiting for a device."""
+    """Facts that can be read without waiting for a device."""
     proc = Path(question.proc_root)
     mounts = parse_mounts(_text(proc / "self/mountinfo"))
     return HostFacts(
@@ -36,7 +35,7 @@ def facts(question: Question) -> HostFacts:
 
 
 def space(path: str) -> Space | None:
-    """Free space for ordinary users; ``None`` if the path is not there. May hang for ever."""
+    """Free space for ordinary users; ``None`` if the path does not exist. May hang forever."""
     try:
         found = os.statvfs(path)
     except OSError:
@@ -54,8 +53,8 @@ def space(path: str) -> Space | None:
 def parse_mounts(text: str) -> dict[str, frozenset[str]]:
     """Mount point -> options of the file system (proc_pid_mountinfo(5)).
 
-    Not those of the mount: a hardened service sees everything mounted read-only, while a kernel
-    that gives up writing changes the file system. Of several on one point the last hides the rest.
+    Not the options of the mount: a hardened service sees everything mounted read-only, while a
+    kernel that stops writing changes the file system. The last mount on one point hides the others.
     """
     found = {}
     for line in text.splitlines():
@@ -68,7 +67,7 @@ def parse_mounts(text: str) -> dict[str, frozenset[str]]:
 
 
 def read_only(path: str, mounts: dict[str, frozenset[str]]) -> bool:
-    """Whether the file system that ``path`` lies on is read-only."""
+    """Whether the file system of ``path`` is read-only."""
     parts = [part for part in path.split("/") if part]
     above = ("/" + "/".join(parts[:n]) for n in range(len(parts), -1, -1))
     nearest = next((place for place in above if place in mounts), "/")
@@ -104,7 +103,7 @@ def parse_stat(text: str) -> Process | None:
 
 
 class _Timex(ctypes.Structure):
-    """``struct timex``; the kernel fills it all."""
+    """``struct timex``, filled in by the kernel."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -118,7 +117,7 @@ class _Timex(ctypes.Structure):
 
 
 def read_clock() -> Clock | None:
-    """Ask the kernel; ``None`` where that is forbidden."""
+    """Read the kernel's clock state; ``None`` where that is forbidden."""
     timex = _Timex()
     try:
         state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))

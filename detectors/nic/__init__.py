@@ -1,5 +1,5 @@
-"""Network ports by sysfs: Ethernet, InfiniBand, RoCE and EFA.
+"""Network ports in sysfs: Ethernet, InfiniBand, RoCE and EFA.
 
-``reader`` takes a snapshot, ``judge`` says what it means, ``probe`` keeps the reading in a process
-of its own, ``detector`` joins them. Empty on purpose: the probe's process imports the reader only.
+``reader`` takes a snapshot, ``judge`` interprets it, ``probe`` runs the reader in a process of its
+own, ``detector`` connects them. Empty on purpose: the probe's process imports the reader only.
 """

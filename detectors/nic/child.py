@@ -1,6 +1,6 @@
-"""The process that reads: a line in, a snapshot out, until its parent closes the pipe.
+"""The reading process: a line in, a snapshot out, until its parent closes the pipe.
 
-It stays, so it is kept small: it imports nothing but the standard library.
+It is long-lived, so it stays small: it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .snapshot import ScopeReading
 
 
 class Request(NamedTuple):
-    """What it is told on its command line."""
+    """The arguments of the process."""
 
     scope: ScopeReading
     counters: tuple[str, ...]

@@ -1,6 +1,6 @@
-"""When an error counter says that a port is sick. Pure; times are passed in.
+"""Decides when error counters mean that a port is sick. Pure; times are passed in.
 
-A rule looks at how much a counter grew inside a window. What holds is over when the counter has
+A rule limits how much a counter may grow inside a window. A finding clears after the counter has
 been quiet for a while, never at once.
 """
 
@@ -15,7 +15,7 @@ from tmd.plugin import Severity
 
 MINUTE, HOUR = 60.0, 3600.0
 SECONDS = 10.0
-"""Over which "per second" is measured, so that one burst is no rate."""
+"""The time over which "per second" is measured, so that one burst is not a rate."""
 
 
 class Rule(Struct, frozen=True):
@@ -52,18 +52,18 @@ RULES: dict[str, tuple[Rule, ...]] = {
     "roce_slow_restart": (_per_second(10, Severity.WARNING),),
     "port_xmit_discards": (_per_second(100, Severity.WARNING),),
     "carrier_changes": (Rule(2, 10 * MINUTE, Severity.WARNING),),
-    # Those of EFA devices.
+    # Counters of EFA devices.
     "no_completion_cmds": (_ANY,),
     "rx_drops": (_per_second(100, Severity.WARNING),),
     "cmds_err": (Rule(10, MINUTE, Severity.WARNING),),
 }
 """Counter -> rules in order of severity. The limits are NVSentinel's defaults, softened where a
-finding may move a job: only a link that went down twice is FATAL."""
+finding may move a rank: only a link that went down twice is FATAL."""
 
 REPEATING = ("port_rcv_errors", "local_ack_timeout_err", "roce_slow_restart", "port_xmit_discards")
 STRIKES, STRIKES_WINDOW_S, STRIKES_APART_S = 3, HOUR, 5 * MINUTE
-"""Three times within an hour, on one port, is more than a congested moment. A strike counts only
-so long after the one before it: a single long burst is not three."""
+"""Three times within an hour on one port is more than transient congestion. Strikes are this far
+apart at least: a single long burst is not three."""
 REPEATED = "errors_repeated"
 
 PEGS = {
@@ -75,7 +75,7 @@ PEGS = {
     "port_rcv_errors": 65535,
     "port_xmit_discards": 65535,
 }
-"""Where the counters of the InfiniBand PortCounters attribute stop: they saturate, never wrap."""
+"""Maxima of the counters of the InfiniBand PortCounters attribute: they saturate, never wrap."""
 SATURATED = "saturated"
 
 
@@ -87,20 +87,20 @@ class _Growth(Struct, frozen=True):
 
 
 class CounterHistory:
-    """Folds the readings of one port into what holds now."""
+    """Turns the readings of one port into the findings that hold."""
 
     def __init__(self, quiet_s: float) -> None:
         self._quiet_s = quiet_s
         self._last: dict[str, tuple[int, float]] = {}
         self._growths: dict[str, deque[_Growth]] = {name: deque() for name in RULES}
         self._held: dict[str, tuple[NicFinding, float]] = {}
-        """name -> what was found, and when last."""
+        """name -> the finding, and when it was last seen."""
         self._strikes: deque[float] = deque(maxlen=STRIKES)
 
     def observe(self, counters: Mapping[str, int], now: float) -> dict[str, NicFinding]:
-        """What holds after this reading, by name of the counter.
+        """The findings that hold after this reading, by name of the counter.
 
-        A counter that is missing was not readable: its next reading covers the longer time.
+        A missing counter was not readable: its next reading covers the longer time.
         """
         for name in RULES.keys() & counters.keys():
             self._read(name, counters[name], now)
@@ -119,7 +119,7 @@ class CounterHistory:
     def _read(self, name: str, value: int, now: float) -> None:
         before = self._last.get(name)
         self._last[name] = (value, now)
-        # Less than before is a reset. What it has counted since says nothing about when.
+        # A smaller value is a reset. When it counted since then is unknown.
         if before is not None and value > before[0]:
             growth = _Growth(now, value - before[0], now - before[1])
             self._growths[name].append(growth)
@@ -154,7 +154,7 @@ class CounterHistory:
 
 
 def _within(growths: deque[_Growth], window_s: float, now: float) -> float:
-    """Growth inside the window; of a reading that spans more than it, the part that falls to it."""
+    """Growth inside the window; a reading that spans more counts in proportion."""
     return sum(
         growth.amount * min(1.0, window_s / growth.span_s) if growth.span_s > 0 else growth.amount
         for growth in growths

@@ -17,11 +17,11 @@ from .snapshot import ScopeReading
 
 UNREADABLE = "nic.unreadable"
 MISSES = 2
-"""Polls without an answer before that is said."""
+"""Polls without an answer before that is reported."""
 LONGEST_PAUSE = 8
-"""So many times ``poll_s`` at most, while there is no answer: the probe bounds what it leaves."""
+"""Longest pause while there is no answer, in units of ``poll_s``: each try may leave a process."""
 PATIENCE_S = 30.0
-"""So long one reading may take, the start of the process that reads included."""
+"""Longest reading, including the start of its process."""
 _LINKS = LinkLimits()
 
 
@@ -29,37 +29,37 @@ class NicConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     poll_s: float = 5.0
     """Time between two readings."""
     interfaces: tuple[str, ...] = ()
-    """Shell patterns of ports (``eth1``, ``mlx5_*/1``): these alone are watched, and a finding
-    counts in full. Empty: all physical ports but those of the default route."""
+    """Shell patterns of ports (``eth1``, ``mlx5_*/1``): only these are watched, and their findings
+    keep their severity. Empty: all physical ports except those of the default route."""
     exclude: tuple[str, ...] = ()
     """Ports that are not watched."""
     no_counters: tuple[str, ...] = ()
     """Ports whose counters are not read: on restricted functions that floods the kernel log."""
     expect: tuple[str, ...] = ()
-    """Names of ports that must be there and up. Others are expected once they have been up."""
+    """Names of ports that must exist and be up. Others are expected once they have been up."""
     down_hold_s: float = _LINKS.down_hold_s
-    """A port is down, or gone, after so long."""
+    """A port is reported down, or gone, after this long."""
     drop_s: float = _LINKS.drop_s
-    """Down for so long without a break is a drop..."""
+    """An outage of this length is a drop..."""
     drop_hold_s: float = _LINKS.drop_hold_s
-    """...which holds so long after the port has come back."""
+    """...which holds for this long after the port has recovered."""
     flap_down_s: float = _LINKS.flap_down_s
-    """Down for so long and back, ``flaps`` times in ``flap_window_s``, is flapping..."""
+    """``flaps`` outages of this length within ``flap_window_s`` are flapping..."""
     flaps: int = _LINKS.flaps
     """Number of outages that count as flapping."""
     flap_window_s: float = _LINKS.flap_window_s
     """Window of time for ``flaps``."""
     flap_hold_s: float = _LINKS.flap_hold_s
-    """...which holds so long after the last time; 0: until the daemon is started again."""
+    """...which holds for this long after the last one; 0: until the daemon restarts."""
     quiet_s: float = 600.0
-    """A counter that has been quiet for so long is well again."""
+    """A counter clears after it has been quiet for this long."""
     sys_root: str = "/sys"
     """Where sysfs is mounted."""
     proc_root: str = "/proc"
     """Where procfs is mounted."""
 
     def rules(self) -> NicRules:
-        """What the judge needs of it."""
+        """The settings that the judge needs."""
         links = LinkLimits(
             down_hold_s=self.down_hold_s,
             drop_s=self.drop_s,
@@ -74,7 +74,7 @@ class NicConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
         )
 
     def request(self) -> Request:
-        """What the probe needs of it."""
+        """The settings that the probe needs."""
         scope = ScopeReading(self.interfaces, self.exclude, self.no_counters)
         return Request(scope, tuple(RULES), self.sys_root, self.proc_root)
 

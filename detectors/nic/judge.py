@@ -1,4 +1,4 @@
-"""From snapshots of the ports to signals. Pure; times are passed in; says each thing once."""
+"""Turns snapshots of the ports into signals. Pure; times are passed in; each finding once."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from .snapshot import Medium, Port, Snapshot
 
 GONE, NODES = "gone", "devices_missing"
 MISSES = 3
-"""Consecutive snapshots in which something is missed before it is gone: a reset takes a moment."""
+"""Consecutive snapshots that must lack a port before it is gone: a reset takes a moment."""
 
 
 class NicRules(Struct, frozen=True):
-    """What the operator has said."""
+    """The operator's settings."""
 
     expect: tuple[str, ...] = ()
-    """Names of ports that must be there and up, from the start."""
+    """Names of ports that must exist and be up, from the start."""
     named: tuple[str, ...] = ()
-    """Patterns of ports that somebody has named: the job needs them."""
+    """Patterns of ports that the operator has named: the job needs them."""
     quiet_s: float = 600.0
     links: LinkLimits = LinkLimits()
 
 
 class _Memory:
-    """What is known of one port."""
+    """The known state of one port."""
 
     def __init__(self, port: Port, rules: NicRules) -> None:
         self.port = port
@@ -44,7 +44,7 @@ class _Memory:
 
 
 class NicFindings:
-    """Folds snapshots into signals."""
+    """Turns snapshots into signals."""
 
     def __init__(self, rules: NicRules) -> None:
         self._rules = rules
@@ -52,14 +52,14 @@ class NicFindings:
         """By identity."""
 
     def observe(self, snapshot: Snapshot, now: float) -> Iterator[Signal]:
-        """Signals of what has changed."""
+        """Signals for what has changed."""
         present = {port.identity: port for port in snapshot.ports}
         yield from self._found_at_last({port.name for port in snapshot.ports})
         present |= self._never_seen(snapshot)
         for identity, port in present.items():
             memory = self._ports.get(identity)
             if memory is not None and memory.port.name != port.name:
-                yield from self._say(memory, {})  # renumbered: its findings bear the old name
+                yield from self._say(memory, {})  # renumbered: its findings have the old name
                 memory = None
             if memory is None:
                 memory = self._ports[identity] = _Memory(port, self._rules)
@@ -72,7 +72,7 @@ class NicFindings:
             yield from self._missing(self._ports[identity], now)
 
     def _never_seen(self, snapshot: Snapshot) -> dict[str, Port]:
-        """Stand-ins for expected ports that have not been there since the start."""
+        """Placeholders for expected ports that have been missing since the start."""
         known = {port.name for port in snapshot.ports}
         known |= {memory.port.name for memory in self._ports.values() if memory.port.state != GONE}
         return {
@@ -95,7 +95,7 @@ class NicFindings:
         missing = memory.nodes - set(port.nodes)
         memory.node_misses = memory.node_misses + 1 if missing else 0
         if memory.node_misses >= MISSES:
-            text = f"no device {', '.join(sorted(missing))} any more"
+            text = f"device {', '.join(sorted(missing))} is gone"
             holds[NODES] = NicFinding(Severity.FATAL, text)
         memory.nodes |= set(port.nodes)
         yield from self._say(memory, holds)
@@ -106,12 +106,12 @@ class NicFindings:
         if not memory.link.expected or GONE in memory.raised:
             return
         if memory.misses >= MISSES and lasts >= self._rules.links.down_hold_s:
-            gone = NicFinding(Severity.FATAL, f"not there for {lasts:.0f} s")
+            gone = NicFinding(Severity.FATAL, f"missing for {lasts:.0f} s")
             held = {code: NicFinding(severity, "") for code, severity in memory.raised.items()}
             yield from self._say(memory, {**held, GONE: gone})
 
     def _say(self, memory: _Memory, holds: dict[str, NicFinding]) -> Iterator[Signal]:
-        """Signals for what is new, worse or over."""
+        """Signals for findings that are new, worse or over."""
         for code, finding in holds.items():
             severity = self._bounded(memory.port, finding.severity)
             known = memory.raised.get(code)
@@ -123,7 +123,7 @@ class NicFindings:
             yield _signal(memory.port, code, severity, State.CLEARED, "")
 
     def _bounded(self, port: Port, severity: Severity) -> Severity:
-        """A plain Ethernet port that nobody named may carry anything: no reason to move a job."""
+        """``severity``, lowered for an Ethernet port that is not named: the job may not use it."""
         patterns = (*self._rules.named, *self._rules.expect)
         if port.medium is not Medium.ETHERNET or any(fnmatchcase(port.name, p) for p in patterns):
             return severity

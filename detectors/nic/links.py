@@ -1,7 +1,7 @@
-"""When a port that was up is down, has dropped, or flaps. Pure; times are passed in.
+"""Decides when a port that was up is down, has dropped, or flaps. Pure; times are passed in.
 
-*down* is what holds now. *drop* (a long outage) and *flap* (outages that come back) outlive the
-recovery, each with a hold of its own: a port that came back thirty seconds ago is not sound yet.
+*down* holds now. *drop* (a long outage) and *flap* (repeated outages) outlast the recovery, each
+for its own time: a port that recovered thirty seconds ago is not sound yet.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DOWN, DROP, FLAP, SLOW = "down", "drop", "flap", "slow"
 
 
 class LinkLimits(Struct, frozen=True):
-    """All in seconds but ``flaps``."""
+    """All in seconds, except ``flaps``."""
 
     down_hold_s: float = 10.0
     drop_s: float = 240.0
@@ -30,15 +30,15 @@ class LinkLimits(Struct, frozen=True):
 
 
 class LinkHistory:
-    """One port's link. ``expected`` from the start only if somebody said so: the state in which a
-    port is found first is never a fault of its own."""
+    """The link of one port. ``expected`` from the start only if the operator said so: the first
+    observed state of a port is never a fault by itself."""
 
     def __init__(self, limits: LinkLimits, *, expected: bool) -> None:
         self._limits = limits
         self._expected = expected
         self._down_since: float | None = None
         self._unbroken: tuple[float, int | None] = (0.0, None)
-        """Since when ``link_downed`` has had this value in the present outage."""
+        """Since when ``link_downed`` has had this value in the current outage."""
         self._dropped = False
         self._recovered_at = 0.0
         self._flaps: deque[float] = deque(maxlen=limits.flaps)
@@ -48,20 +48,20 @@ class LinkHistory:
 
     @property
     def expected(self) -> bool:
-        """It has been up, or somebody said that it should be."""
+        """Whether the port has been up or the operator expects it."""
         return self._expected
 
     def observe(
         self, up: bool | None, link_downed: int | None, rate_mb: float | None, now: float
     ) -> dict[str, NicFinding]:
-        """What holds after this reading."""
+        """The findings that hold after this reading."""
         if up is True:
             self._came_up(now)
         elif up is False and self._expected and self._down_since is None:
             self._down_since = now
             self._unbroken = (now, link_downed)
         elif link_downed is not None and link_downed != self._unbroken[1]:
-            self._unbroken = (now, link_downed)  # it came up in between: not one long outage
+            self._unbroken = (now, link_downed)  # it was up in between: not one long outage
         return {**self._outage(now), **self._past(now), **self._rate(up, rate_mb, now)}
 
     def _came_up(self, now: float) -> None:
@@ -88,14 +88,14 @@ class LinkHistory:
         if self._down_since is None and now - self._recovered_at >= limits.drop_hold_s:
             self._dropped = False
         if self._dropped:
-            text = f"was or is down for more than {limits.drop_s:.0f} s"
+            text = f"was down for more than {limits.drop_s:.0f} s"
             found[DROP] = NicFinding(Severity.DEGRADED, text)
         if len(self._flaps) == limits.flaps and now - self._flaps[0] < limits.flap_window_s:
             self._flapping = True
         elif self._flapping and 0 < limits.flap_hold_s <= now - self._flaps[-1]:
             self._flapping = False
         if self._flapping:
-            text = f"went down and came back {limits.flaps} times or more"
+            text = f"went down and recovered {limits.flaps} times or more"
             found[FLAP] = NicFinding(Severity.DEGRADED, text)
         return found
 
@@ -110,5 +110,5 @@ class LinkHistory:
             self._slow_since = now
         if now - self._slow_since < self._limits.down_hold_s:
             return {}
-        text = f"{rate_mb:.0f} Mb/s; it had {self._best_rate:.0f}"
+        text = f"{rate_mb:.0f} Mb/s, down from {self._best_rate:.0f}"
         return {SLOW: NicFinding(Severity.WARNING, text)}

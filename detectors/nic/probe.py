@@ -1,8 +1,8 @@
-"""The reading in a process of its own.
+"""Runs the reader in a process of its own.
 
-A driver whose device is wedged may keep a reader of sysfs for as long as it likes, and no signal
-ends it. So the daemon asks a child, waits a bounded time, and leaves a child that does not answer
-to the kernel.
+A driver with a wedged device may block a reader of sysfs forever, and no signal ends it. So the
+daemon asks a child, waits for a bounded time, and leaves a child that does not answer to the
+kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CHILD = Path(__file__).with_name("child.py")
 LONGEST_ANSWER = 1 << 22
 END_S = 1.0
 ABANDONED = 3
-"""Children that do not die, at most: each keeps memory, and another would hang as well."""
+"""Most children that do not die: each keeps memory, and another would hang as well."""
 
 
 class NicProbe:
@@ -34,9 +34,9 @@ class NicProbe:
         self._abandoned: list[Child] = []
 
     async def read(self, timeout_s: float) -> Snapshot | None:
-        """A snapshot, or ``None`` if there was no answer in time or none that makes sense.
+        """A snapshot, or ``None`` if there was no valid answer in time.
 
-        The child is then given up; the next call starts another, unless too many hang.
+        The child is then abandoned; the next call starts another, unless too many hang.
         """
         self._abandoned = [child for child in self._abandoned if child.runs]
         if len(self._abandoned) >= ABANDONED:
@@ -59,13 +59,13 @@ class NicProbe:
         while b"\n" not in self._said:
             chunk = await child.read()
             if not chunk or len(self._said) > LONGEST_ANSWER:
-                raise ValueError("the child ended, or says more than an answer has")
+                raise ValueError("the child ended or its answer is too long")
             self._said += chunk
         line, _, self._said = self._said.partition(b"\n")
         return line
 
     async def close(self) -> None:
-        """End the child; wait for its end only so long as one that is able to end takes."""
+        """End the child; wait only as long as a live one needs to end."""
         child, self._child = self._child, None
         if child is not None and not await child.end(END_S):
             self._abandoned.append(child)

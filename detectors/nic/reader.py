@@ -1,6 +1,6 @@
 """Reads the network ports of this host from sysfs.
 
-Nothing here judges. A file that is missing is no value; a counter file that once answered EINVAL is
+Nothing is judged here. A missing file is no value. A counter file that once returned EINVAL is
 never read again, since on restricted functions each reading makes the driver write to the kernel
 log.
 """
@@ -17,15 +17,15 @@ from .topology import gpus, nearest
 
 ETHERNET_TYPE = "1"
 UP_STATES = {"up": True, "down": False, "lowerlayerdown": False, "notpresent": False}
-"""Values of operstate that say something (Documentation/networking/operstates)."""
+"""Meaningful values of operstate (Documentation/networking/operstates)."""
 PORT_UP = {"4": True, "1": False}
-"""IB port states: ACTIVE and DOWN. INIT and ARMED wait for the subnet manager, no port's fault."""
+"""IB port states: ACTIVE and DOWN. INIT and ARMED wait for the subnet manager: not a fault."""
 PHYS_DISABLED = "3"
 EFA_DRIVER = "efa"
 
 
 class NicReader:
-    """Takes snapshots; remembers the files that refuse to be read."""
+    """Takes snapshots; remembers unreadable files."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class NicReader:
         self._in_scope: dict[str, bool] = {}
 
     def read(self) -> Snapshot:
-        """All ports in scope, RDMA ports first. The interface of an RDMA port is part of it."""
+        """All ports in scope, RDMA ports first. An RDMA port includes its interface."""
         taken: set[str] = set()
         default = _default_route(self._proc, self._net)
         ports = list(self._rdma_ports(default, taken))
@@ -65,7 +65,7 @@ class NicReader:
             return False
         if self._scope.interfaces:
             return _matches(name, self._scope.interfaces)
-        # Decided once: a route that moves must not make a port seem gone, nor a new one of it.
+        # Decided once: a moved route must not make a port seem gone or new.
         return self._in_scope.setdefault(name, not default_route)
 
     # --- Ethernet -----------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class NicReader:
         if _number(phys) == PHYS_DISABLED:
             up = False
         if medium is Medium.EFA:
-            # EFA always says ACTIVE: only its interface, where it has one, knows.
+            # EFA always reports ACTIVE: only its interface, if it has one, shows the state.
             state, phys = _text(f"{self._net}/{interface}/operstate") if interface else "", ""
             up = UP_STATES.get(state)
         guid = _text(f"{folder}/node_guid")
@@ -140,7 +140,7 @@ class NicReader:
         return interfaces[0] if len(interfaces) == 1 else None
 
     def _nodes(self) -> dict[str, tuple[str, ...]]:
-        """Character devices by name of the port; one for a whole device counts for port 1."""
+        """Character devices by port name; one for a whole device counts for port 1."""
         found: dict[str, tuple[str, ...]] = {}
         for folder in (f"{self._sys}/class/infiniband_verbs", f"{self._sys}/class/infiniband_mad"):
             for node in _names(folder):
@@ -177,7 +177,7 @@ class NicReader:
                 self.refused.add(path)
             return None
         except ValueError:
-            return None  # "N/A (no PMA)" and the like
+            return None  # for instance "N/A (no PMA)"
 
     def _near(self, device: str) -> tuple[str, ...]:
         return nearest(os.path.realpath(device), self._gpus) if self._gpus else ()
@@ -219,7 +219,7 @@ def _medium(device: str, port: str) -> Medium:
 
 
 def _speed(interface: str) -> float | None:
-    """Megabits per second; drivers without one say -1 or refuse."""
+    """Megabits per second; drivers without one report -1 or an error."""
     try:
         return float(value) if (value := int(_text(f"{interface}/speed"))) > 0 else None
     except ValueError:
@@ -236,7 +236,7 @@ def _ib_rate(text: str) -> float | None:
 
 
 def _default_route(proc: str, net: str) -> set[str]:
-    """Interfaces of default routes, and those below them (members of a bond, a VLAN's device)."""
+    """Interfaces of default routes and their lower devices (members of a bond, a VLAN's device)."""
     waiting = [
         *_default_v4(_text(f"{proc}/net/route")),
         *_default_v6(_text(f"{proc}/net/ipv6_route")),

@@ -1,6 +1,6 @@
-"""What one look at the network ports of a host has found. Values only.
+"""The values of one snapshot of a host's network ports.
 
-Named tuples: the process that reads has the standard library alone.
+Named tuples: the reading process uses the standard library alone.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class Port(NamedTuple):
     """Survives a renumbering of devices: GUID and port number where there is a GUID, else name."""
     medium: Medium
     up: bool | None = None
-    """``None``: the state says neither (dormant, initialising, unknown)."""
+    """``None``: the state is neither up nor down (dormant, initialising, unknown)."""
     state: str = ""
-    """The kernel's words for it."""
+    """The state as the kernel names it."""
     rate_mb: float | None = None
     """Megabits per second, while up."""
     counters: dict[str, int] = {}
     nodes: tuple[str, ...] = ()
     """Character devices of the port (``uverbs0``, ``umad0``)."""
     near: tuple[str, ...] = ()
-    """GPUs that are nearest by PCI tree, as ``pci:0000:3b:00.0``."""
+    """The nearest GPUs in the PCI tree, as ``pci:0000:3b:00.0``."""
 
 
 class Snapshot(NamedTuple):
@@ -42,10 +42,10 @@ class Snapshot(NamedTuple):
 
 
 class ScopeReading(NamedTuple):
-    """Which ports are looked at; all patterns are those of a shell (``mlx5_*``)."""
+    """The ports to read; all patterns are shell patterns (``mlx5_*``)."""
 
     interfaces: tuple[str, ...] = ()
-    """Only these, whatever they are; empty: all physical ports but that of the default route."""
+    """Only these ports; empty: all physical ports except that of the default route."""
     exclude: tuple[str, ...] = ()
     no_counters: tuple[str, ...] = ()
     """Ports whose counters are never read."""

@@ -1,4 +1,4 @@
-"""Which GPUs lie nearest to a device in the PCI tree."""
+"""Finds the GPUs nearest to a device in the PCI tree."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ DISPLAY_CLASS = "0x03"
 
 
 def nearest(device: str, gpus: Mapping[str, str]) -> tuple[str, ...]:
-    """Names of the GPUs with the deepest PCI ancestor in common with ``device``.
+    """Names of the GPUs that share the deepest PCI ancestor with ``device``.
 
-    Paths are resolved ones below ``/sys/devices``; ``gpus`` is name -> path. No ancestor in common,
-    not even a root complex: none is near.
+    Paths are resolved ones below ``/sys/devices``; ``gpus`` is name -> path. Without a common
+    ancestor, not even a root complex, no GPU is near.
     """
     depths = {name: _shared(device, path) for name, path in gpus.items()}
     deepest = max(depths.values(), default=0)
@@ -21,7 +21,7 @@ def nearest(device: str, gpus: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _shared(one: str, other: str) -> int:
-    """How many PCI components both paths begin with."""
+    """How many leading PCI components both paths share."""
     mine, theirs = _pci_parts(one), _pci_parts(other)
     different = (n for n, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b)
     return next(different, min(len(mine), len(theirs)))

@@ -1,1 +1,1 @@
-"""Health of NVIDIA GPUs by NVML. The worker process imports this too: nothing heavy here."""
+"""Health of NVIDIA GPUs from NVML. The worker process imports this, too: nothing heavy here."""

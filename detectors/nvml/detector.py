@@ -1,4 +1,4 @@
-"""Asks the driver about its GPUs, through a process that may hang without harm."""
+"""Queries the GPU driver through a process that may hang without harm."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .probe import Ended, Hung, NvmlProbe
 
 LIBRARY = "libnvidia-ml.so.1"
 LONGEST_PAUSE = 8
-"""Intervals between two attempts while the driver hangs."""
+"""Pauses between attempts while the driver hangs, in units of the interval."""
 
 
 class NvmlConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     interval_s: float = 10.0
-    """Between two looks at the GPUs."""
+    """Interval between readings of the GPUs."""
     deadline_s: float = 30.0
-    """A look that takes longer means that the driver hangs."""
+    """A reading that takes longer means that the driver hangs."""
     gpus: int = 0
-    """How many GPUs this host should have; 0: as many as sysfs shows."""
+    """Number of GPUs this host should have; 0: as many as sysfs shows."""
     sysfs: str = "/sys"
     """Where sysfs is mounted."""
 
@@ -32,7 +32,7 @@ class NvmlDetector(Detector):
     Config: ClassVar[type[DetectorConfig]] = NvmlConfig
 
     def supported(self) -> str | None:
-        # Loading the library does not talk to the driver; nvmlInit would.
+        # Loading the library does not contact the driver; nvmlInit would.
         try:
             ctypes.CDLL(LIBRARY)
         except OSError:

@@ -1,7 +1,7 @@
-"""What a look at the GPUs means. Pure: reports and times in, signals out.
+"""Interprets readings of the GPUs. Pure: reports and times in, signals out.
 
-After each look it is known which findings hold; what was said and does not hold any more is
-cleared. A fact that the driver does not give now leaves the findings about it as they were.
+Each reading decides which findings hold; a reported finding that no longer holds is cleared. A
+fact that the driver does not provide leaves its findings unchanged.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .report import IDLE, NONE, Gpu, NvmlReport
 HOST = "host"
 SLOW_WINDOW_S = 600.0
 SLOW_LOOKS = 6
-"""So many looks with a forced slow-down within the window: hand over."""
+"""Readings with a hardware slow-down within the window before the rank is handed over."""
 LINK_WINDOW, LINK_BAD = 30, 15
-"""Looks; more bad ones than that in the window: the link is bad (as in NVRx)."""
+"""Bad readings in the window beyond which the link is bad (as in NVRx)."""
 STEADY = 3
-"""Looks in a row before a state that can be passing is believed."""
+"""Consecutive readings before a state that may be transient is believed."""
 COOL = 5
-"""Degrees below the slow-down temperature at which the heat is over."""
+"""Degrees below the slow-down temperature at which overheating clears."""
 MEMORY_FACTS = ("remap_pending", "remap_failed", "sram_threshold")
 
 
@@ -35,22 +35,22 @@ class NvmlFinding(Struct, frozen=True):
 
 
 Holds = dict[str, NvmlFinding | None]
-"""Code -> what holds; ``None``: does not. A code that is absent was not looked at."""
+"""Code -> finding; ``None``: none. A missing code was not checked."""
 
 
 class History:
-    """What must be remembered about one GPU between two looks."""
+    """State of one GPU kept between readings."""
 
     def __init__(self) -> None:
         self.slow: deque[float] = deque(maxlen=SLOW_LOOKS)
         self.link_errors: int | None = None
         self.bad: deque[bool] = deque(maxlen=LINK_WINDOW)
         self.up: set[int] = set()
-        """NVLinks that were up once: others may be unused by design."""
+        """NVLinks that have been up: others may be unused by design."""
         self.uncorrected: int | None = None
         self.hot = False
         self.runs: dict[str, int] = {}
-        """Code -> looks in a row for which it was so."""
+        """Code -> consecutive readings for which it held."""
 
     def steady(self, code: str, holds: bool, looks: int = STEADY) -> bool:
         self.runs[code] = self.runs.get(code, 0) + 1 if holds else 0
@@ -58,14 +58,14 @@ class History:
 
 
 class Judge:
-    """Says each thing once; ``gpus`` is the number to be expected, 0 if not known."""
+    """Reports each finding once; ``gpus`` is the expected number, 0 if unknown."""
 
     def __init__(self, gpus: int) -> None:
         self._gpus = gpus
         self._told: dict[tuple[str, str], NvmlFinding] = {}
         self._histories: dict[str, History] = {}
         self._worked = False
-        """The driver has answered once since the start."""
+        """The driver has answered since the start."""
         self._shown: set[str] = set()
         """GPUs that NVML has shown since the start."""
 
@@ -82,8 +82,8 @@ class Judge:
             yield from self._tell(f"pci:{gpu.pci}", facts, gpu.codes, gpu.uuid)
 
     def hung(self, times: int, problem: str) -> Iterator[Signal]:
-        """No answer ``times`` in a row; 0 ends it. A job that still makes steps shows that the GPU
-        computes, so even a driver that stays wedged is left in good time, not at once."""
+        """Report no answer ``times`` in a row; 0 clears it. A job that still makes steps shows that
+        the GPU computes, so a wedged driver is a reason to hand over, but not at once."""
         severity = Severity.DEGRADED if times > 1 else Severity.WARNING
         holds = NvmlFinding(severity, problem) if times else None
         yield from self._tell(HOST, {"nvml.hung": holds}, {})
@@ -100,7 +100,7 @@ class Judge:
         if code is None and report.codes:
             words = ", ".join(f"{name} returned {n}" for name, n in report.codes.items())
             return {"nvml.failed": NvmlFinding(Severity.WARNING, words)}
-        # What never worked may be a host that is not meant to have a driver.
+        # A driver that never worked may mean that the host is not meant to have one.
         severity = Severity.FATAL if self._worked else Severity.WARNING
         passing = code == UNKNOWN and not known.steady("unknown", code == UNKNOWN)
         if code is None:
@@ -117,14 +117,14 @@ class Judge:
         return holds
 
     def _missing(self, pci: str, report: NvmlReport) -> NvmlFinding | None:
-        """NVML does not show a GPU that it has shown, or that sysfs says its driver holds. In a
-        container the latter may be by design."""
+        """A GPU that NVML no longer shows, or never showed although sysfs shows it bound to the
+        driver. In a container the latter may be by design."""
         gone = pci not in {g.pci for g in report.gpus}
         if not self._history(pci).steady("missing", gone):
             return None
         if pci in self._shown:
-            return NvmlFinding(Severity.FATAL, "NVML does not show it any more; reboot, inspect")
-        return NvmlFinding(Severity.WARNING, "sysfs shows it and NVML does not")
+            return NvmlFinding(Severity.FATAL, "NVML no longer shows it; reboot and inspect")
+        return NvmlFinding(Severity.WARNING, "sysfs shows it, NVML does not")
 
     def _history(self, entity: str) -> History:
         return self._histories.setdefault(entity, History())
@@ -147,7 +147,7 @@ class Judge:
         holds |= _links(gpu, known)
         return holds
 
-    # --- telling ----------------------------------------------------------------------------------
+    # --- reporting --------------------------------------------------------------------------------
 
     def _tell(
         self, entity: str, holds: Holds, codes: dict[str, int], uuid: str = ""
@@ -158,12 +158,12 @@ class Judge:
             if finding is None:
                 if told is not None:
                     del self._told[key]
-                    yield Signal(code, entity, told.severity, State.CLEARED, "it is over")
+                    yield Signal(code, entity, told.severity, State.CLEARED, "no longer detected")
                 continue
             if told is not None and told.severity is finding.severity:
                 continue
             if told is not None and finding.severity.grade < told.severity.grade:
-                yield Signal(code, entity, told.severity, State.CLEARED, "less holds now")
+                yield Signal(code, entity, told.severity, State.CLEARED, "less severe now")
             self._told[key] = finding
             failed = [f"{name} returned {number}" for name, number in codes.items()]
             evidence = (*([f"uuid {uuid}"] if uuid else []), *failed)
@@ -194,13 +194,13 @@ def _memory(gpu: Gpu, known: History) -> Holds:
 
 
 def _uncorrected(count: int, gpu: Gpu, known: History) -> Holds:
-    """The first reading is the baseline; a smaller one means that a reset began a new count."""
+    """The first reading is the baseline; a smaller one means that a reset restarted the count."""
     before, known.uncorrected = known.uncorrected, count
     if before is None or count == before:
         return {}
     if count < before:
         return {"nvml.ecc": None}
-    # The driver contains some of them: if it asks for no recovery, the job survives.
+    # The driver contains some errors: if it requests no recovery, the job survives.
     severity = Severity.FATAL if gpu.recovery is None else Severity.DEGRADED
     return {"nvml.ecc": NvmlFinding(severity, f"{count - before} uncorrectable ECC errors; reset")}
 
@@ -216,7 +216,7 @@ def _heat(gpu: Gpu, known: History, now: float) -> Holds:
         severity = Severity.DEGRADED if often else Severity.WARNING
         if gpu.reasons & SLOWED:
             holds["nvml.slowed"] = NvmlFinding(
-                severity, f"the hardware slows it: {slowed(gpu.reasons)}"
+                severity, f"the hardware slows it down: {slowed(gpu.reasons)}"
             )
         elif not known.slow:
             holds["nvml.slowed"] = None

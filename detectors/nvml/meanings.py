@@ -1,4 +1,4 @@
-"""NVML's numbers in words (NVML API reference: nvmlReturn_t, recovery actions, clocks events)."""
+"""Texts for NVML's numbers (NVML API reference: nvmlReturn_t, recovery actions, clocks events)."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from tmd.plugin import Severity
 
 DRIVER_NOT_LOADED = 9
 UNKNOWN = 999
-"""Believed only when it stays."""
+"""Believed only if it persists."""
 BROKEN = {
     DRIVER_NOT_LOADED: "the driver is not loaded",
     11: "the GPU has no interrupts",
     14: "the InfoROM is corrupted",
     15: "the GPU is lost; reboot",
     16: "the GPU must be reset",
-    UNKNOWN: "the driver fails for a reason it does not know",
+    UNKNOWN: "the driver fails with an unknown error",
 }
-"""Return codes that mean a fault. Others say that a fact is not to be had, which is none."""
+"""Return codes that mean a fault. Others mean that a fact is not available."""
 
 ACTIONS = {
     1: (Severity.FATAL, "a GPU reset"),
@@ -26,10 +26,10 @@ ACTIONS = {
     6: (Severity.FATAL, "a bus reset"),
     7: (Severity.FATAL, "a reboot of the system"),
 }
-"""Recovery action (field 230) -> how it is judged, what it asks for."""
+"""Recovery action (field 230) -> its severity and the recovery that is requested."""
 
 _REASONS = {0x8: "hardware slow-down", 0x40: "heat", 0x80: "power brake"}
-"""Clocks event reasons that no healthy GPU has; a software power cap is normal."""
+"""Clocks event reasons that a healthy GPU never has; a software power cap is normal."""
 SLOWED = 0x8 | 0x40 | 0x80
 
 

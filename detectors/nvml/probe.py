@@ -1,4 +1,4 @@
-"""The worker process as seen from the daemon: ask, wait no longer than the deadline, abandon."""
+"""The daemon's side of the worker process: ask, wait until the deadline, abandon."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tmd.plugin import Child, bare_python, in_words
 from .report import NvmlReport
 
 ABANDONED = 3
-"""Workers that do not die, at most: each keeps memory, and asking a wedged driver again helps
-nobody."""
+"""Most workers that do not die: each keeps memory, and asking a wedged driver again does not
+help."""
 FAREWELL_S = 1.0
 """Longest wait for killed workers when the daemon stops."""
 WORKER = Path(__file__).with_name("worker.py")
@@ -30,8 +30,8 @@ class Ended(Exception):
 
 
 class NvmlProbe:
-    """At most one worker at work, which :meth:`close` ends. Never waits for one: a process inside a
-    wedged driver cannot be killed."""
+    """Owns at most one active worker, which :meth:`close` ends. It never waits for a worker to die:
+    a process inside a wedged driver cannot be killed."""
 
     def __init__(self, sysfs: str) -> None:
         self._sysfs = sysfs
@@ -39,11 +39,11 @@ class NvmlProbe:
         self._abandoned: list[Child] = []
 
     async def ask(self, deadline_s: float) -> NvmlReport:
-        """One look at the GPUs.
+        """One reading of the GPUs.
 
         Raises:
             Hung: no answer in ``deadline_s`` seconds, or too many workers hang already.
-            Ended: the worker ended, or said what is no report.
+            Ended: the worker ended or sent an invalid report.
         """
         worker = self._running()
         try:
@@ -59,11 +59,11 @@ class NvmlProbe:
 
     @property
     def pid(self) -> int | None:
-        """Of the worker that is asked now."""
+        """Pid of the active worker."""
         return self._worker.pid if self._worker is not None else None
 
     async def close(self) -> None:
-        """End the worker. One that a wedged driver holds is left behind."""
+        """End the worker. One that is stuck in a wedged driver is left behind."""
         if self._worker is not None:
             self._abandon()
         with suppress(TimeoutError, OSError):
@@ -89,7 +89,7 @@ class NvmlProbe:
 
 async def _exchange(worker: Child) -> bytes:
     """Ask, and read the line of the answer."""
-    worker.write(b"\n")  # the pipe is empty: it has answered before
+    worker.write(b"\n")  # the pipe is empty: the last request was answered
     found = b""
     while not found.endswith(b"\n"):
         chunk = await worker.read()

@@ -1,6 +1,6 @@
-"""What the worker process tells of one look at the GPUs.
+"""The worker's report of one reading of the GPUs.
 
-Named tuples: the worker has the standard library and the bindings alone.
+Named tuples: the worker uses the standard library and the bindings alone.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 NONE = 0
-"""No recovery is asked for."""
+"""No recovery is requested."""
 IDLE = 0x1
-"""Clocks event reason: nothing runs, so the link may have dropped to save power."""
+"""Clocks event reason: the GPU is idle, so the link may have dropped to save power."""
 
 
 class Gpu(NamedTuple):
-    """One GPU. A fact that the driver does not give is ``None``; ``codes`` says why."""
+    """One GPU. A fact that the driver does not provide is ``None``; ``codes`` has the reason."""
 
     pci: str
     """``0000:3b:00.0``"""
@@ -28,12 +28,12 @@ class Gpu(NamedTuple):
     uncorrected: int | None = None
     """Volatile uncorrectable ECC errors."""
     sram_threshold: bool | None = None
-    """The driver says: too many SRAM errors."""
+    """The driver reports too many SRAM errors."""
     reasons: int | None = None
-    """Bits of why the clocks are as they are."""
+    """Bits that give the reasons for the current clocks."""
     temperature: int | None = None
     slowdown: int | None = None
-    """Celsius; at the second the hardware slows down."""
+    """Celsius; the hardware slows down at the second."""
     links: dict[int, bool] = {}
     """NVLink -> whether it is up; absent where the GPU has none."""
     link_errors: int | None = None
@@ -44,10 +44,10 @@ class Gpu(NamedTuple):
 
 
 class NvmlReport(NamedTuple):
-    """One look at the host."""
+    """One reading of the host."""
 
     codes: dict[str, int] = {}
-    """As in :class:`Gpu`, of the calls about no GPU."""
+    """As in :class:`Gpu`, for calls that concern no GPU."""
     gpus: tuple[Gpu, ...] = ()
     bound: tuple[str, ...] = ()
-    """PCI addresses of what sysfs shows as GPUs held by the driver ``nvidia``."""
+    """PCI addresses of the GPUs that sysfs shows as bound to the driver ``nvidia``."""

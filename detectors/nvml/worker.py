@@ -1,7 +1,8 @@
-"""The process that talks to the driver. A wedged driver never returns, so nobody waits for it.
+"""The process that talks to the driver. A wedged driver never returns, so the daemon never waits.
 
-One line on stdin asks for one look; the answer is one line of JSON on stdout. It ends when stdin
-does. Reads only: no CUDA context, no utilisation or process queries, which disturb the GPU.
+One line on stdin requests one reading; the answer is one line of JSON on stdout. It ends when
+stdin does. It only reads: no CUDA context, no utilisation or process queries, which disturb the
+GPU.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ UNCORRECTED, VOLATILE = 1, 0
 
 
 class NvmlCall:
-    """Makes calls and notes the return codes of those that fail."""
+    """Makes calls and records the return codes of those that fail."""
 
     def __init__(self) -> None:
         self.codes: dict[str, int] = {}
@@ -40,7 +41,7 @@ class NvmlCall:
 
 
 class NvmlReader:
-    """Remembers which GPU had which index: one that is lost does not tell any more."""
+    """Remembers the index of each GPU: a lost GPU no longer reports its address."""
 
     def __init__(self, sysfs: str) -> None:
         self._sysfs = sysfs
@@ -70,7 +71,7 @@ class NvmlReader:
             if info is not None:
                 self._known[index] = (_pci(info), str(uuid or ""))
         if index not in self._known:
-            return None  # it shows as one that sysfs has and NVML has not
+            return None  # the judge reports it: sysfs shows it, NVML does not
         pci, uuid = self._known[index]
         if handle is None:
             return Gpu(pci, uuid, call.codes)
@@ -135,11 +136,11 @@ def _pci(info: Any) -> str:
 
 
 def _bound(sysfs: str) -> list[str]:
-    """GPUs that the kernel shows as held by the NVIDIA driver."""
+    """GPUs that the kernel shows as bound to the NVIDIA driver."""
     found = []
     folder = f"{sysfs}/bus/pci/drivers/nvidia"
     for device in os.listdir(folder) if os.path.isdir(folder) else ():
-        try:  # besides devices there are files and a module
+        try:  # the folder also has files and a module
             kind, vendor = (_word(f"{folder}/{device}/{file}") for file in ("class", "vendor"))
         except OSError:
             continue

@@ -1,4 +1,4 @@
-"""Hears what the NVIDIA driver tells of GPUs and NVSwitches: by the kernel log and NVML events."""
+"""Receives faults of GPUs and NVSwitches from the kernel log and from NVML events."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from .findings import XidFindings
 from .lines import LOST_TEXT, PREFIX, XidLine, XidLineReader
 from .merge import MERGE_S, Merge, fault
 from .records import KERNEL, parse
-from .said import XidEvent
 from .switches import Switches
 from .switchlines import MARK, read
 from .waiting import readable
+from .xid_event import XidEvent
 
 LOST = "xid.log_lost"
 NOT_KEPT = "xid.place_not_kept"
 NO_EVENTS = "xid.no_events"
 NO_LOG = "xid.no_log"
 FLUSH_S = 1.0
-"""Repeats are told, and the place in the log is kept, at most so often."""
+"""Shortest interval for reporting repeats and saving the position in the log."""
 IDLE_KEEP_S = 30.0
 _MARKS = (PREFIX.strip().encode(), LOST_TEXT.encode(), MARK.encode())
 
 
 class XidConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     source: str = str(kernellog.PLACE)
-    """Where the kernel log is read: what gives one record of /dev/kmsg with each read, so also a
-    named pipe that is written with O_DIRECT. Whoever may write there can fake any fault."""
+    """The kernel log. Each read returns one record of /dev/kmsg; a named pipe written with O_DIRECT
+    also works. Any process that may write there can fake any fault."""
     table: str = ""
-    """File that stands instead of the shipped table; the same format."""
+    """A file that replaces the shipped table; the same format."""
     sxid_table: str = ""
-    """The same for the errors of NVSwitches."""
+    """A file that replaces the table of NVSwitch errors."""
     events: Literal["auto", "always", "never"] = "auto"
-    """NVML's XID events: where the log cannot be read, as a second source beside it, or not at all.
-    Whoever hears them is a process of its own, of 8 MB."""
+    """When to use NVML's XID events: if the log cannot be read, always, or never. They are received
+    by a process of its own, of 8 MB."""
     events_deadline_s: float = 30.0
-    """A driver that is silent for so long hangs."""
+    """A driver that is silent for this long hangs."""
     quiet_s: float = 600.0
-    """What moves nothing is over when it was not seen for so long."""
+    """Findings that move no rank clear after this long."""
     facilities: tuple[int, ...] = (KERNEL,)
-    """Syslog facilities whose lines count. User space cannot write facility 0; naming another one
-    lets whoever may write /dev/kmsg fake any fault, and is for tests only."""
+    """Syslog facilities whose lines count. User space cannot write facility 0; any other lets every
+    process that may write /dev/kmsg fake a fault, and is for tests only."""
 
 
 class XidDetector(Detector):
@@ -93,7 +93,7 @@ class XidDetector(Detector):
             for signal in follower.restated():
                 yield signal
             while True:
-                # Lines first: an event that came with its line finds it there.
+                # Lines first, so that an event finds its line.
                 for raw in log.batch(ctx.now()) if log is not None else ():
                     for signal in follower.take(raw, ctx.now()):
                         yield signal
@@ -113,7 +113,7 @@ class XidDetector(Detector):
                 await heard.close()
 
     def _log(self, config: XidConfig) -> kernellog.KernelLogSource | None:
-        """The log; ``None`` if it cannot be read and events stand in for it."""
+        """The log; ``None`` if it cannot be read and events replace it."""
         if self._no_log(config) is not None and self._no_events(config, log=False) is None:
             return None
         return kernellog.KernelLogSource(Path(config.source), self._open)
@@ -131,7 +131,7 @@ class XidDetector(Detector):
         return None
 
     def _no_events(self, config: XidConfig, *, log: bool) -> str | None:
-        """Why events are not heard; ``log``: it can be read."""
+        """Why events are not received; ``log``: the log can be read."""
         if config.events == "never":
             return "switched off"
         if config.events == "auto" and log:
@@ -140,14 +140,14 @@ class XidDetector(Detector):
 
 
 class KnownLines(NamedTuple):
-    """What the numbers mean."""
+    """The tables of known numbers."""
 
     xids: table.XidTable
     sxids: sxids.SxidTable
 
 
 def load(config: XidConfig) -> KnownLines:
-    """The tables that are configured.
+    """The configured tables.
 
     Raises:
         PluginError: see :func:`table.load`.
@@ -158,14 +158,14 @@ def load(config: XidConfig) -> KnownLines:
 def _troubles(
     log: kernellog.KernelLogSource | None, heard: events.Events | None
 ) -> tuple[int, str, str]:
-    """How often records were lost, and why log and events are not heard now."""
+    """How often records were lost, and why log and events are not received."""
     if log is None:
         return 0, "", heard.problem if heard is not None else ""
     return log.overwritten, log.problem, heard.problem if heard is not None else ""
 
 
 class Follower:
-    """Carries the log into the findings and remembers how far it came."""
+    """Feeds the log into the findings and remembers its position."""
 
     def __init__(
         self,
@@ -184,21 +184,21 @@ class Follower:
         self._sequence = kernellog.Sequence(kept.seq, kept.at)
         self._reader = XidLineReader()
         self._merge = merge
-        """Only where events are heard."""
+        """Set only if events are received."""
         self._flushed = self._kept = now
         self._judged = False
-        """A line was judged since the place was kept."""
+        """Whether a line was judged since the position was saved."""
         self._not_kept, self._no_events = Trouble(NOT_KEPT), Trouble(NO_EVENTS)
         self._no_log = Trouble(NO_LOG)
         self._told_lost = 0
         self._lost_at = now
 
     def restated(self) -> list[Signal]:
-        """What still holds of what was found before the restart."""
+        """Findings from before the restart that still hold."""
         return [*self.findings.restated(), *self.switches.restated()]
 
     def take(self, raw: bytes, now: float) -> Iterator[Signal]:
-        """One record of the log."""
+        """Take in one record of the log."""
         record = parse(raw)
         if record is None or not self._sequence.new(record.seq, record.at):
             return
@@ -218,7 +218,7 @@ class Follower:
                 yield from self.findings.confirmed(found)
 
     def hear(self, said: XidEvent, now: float) -> Iterator[Signal]:
-        """One event, which waits for its line."""
+        """Take in one event, which waits for its line."""
         assert self._merge is not None
         told = fault(said, now)
         if self._merge.event(told, now):
@@ -227,14 +227,14 @@ class Follower:
     def period(
         self, now: float, overwritten: int, no_log: str = "", no_events: str = ""
     ) -> Iterator[Signal]:
-        """Events that no line came for; and what is told and kept once a period."""
+        """Events without a line, and what is reported and saved once a period."""
         for told in self._merge.alone(now) if self._merge is not None else ():
             self._judged = True
             yield from self.findings.observe(told, now)
         if now - self._flushed < FLUSH_S:
             return
         self._flushed = now
-        deaf = no_events and f"NVML events of XIDs are not heard: {no_events}"
+        deaf = no_events and f"NVML events of XIDs are not received: {no_events}"
         yield from self._no_events.tell(deaf)
         yield from self._no_log.tell(no_log and f"the kernel log is not read: {no_log}")
         for found in (self.findings, self.switches):
@@ -246,7 +246,7 @@ class Follower:
             yield from self._try_to_keep()
 
     def keep(self) -> None:
-        """Lines that were judged are not judged again after a restart."""
+        """Save the position, so that judged lines are not judged again after a restart."""
         found = self.findings.memory(self._boot, self._sequence.last)
         more = {"at": self._sequence.at, "switches": self.switches.grave()}
         memory.keep(self._file, structs.replace(found, **more))
@@ -257,7 +257,7 @@ class Follower:
         try:
             self.keep()
         except OSError as error:
-            problem = f"after a restart XIDs will be told again: {self._file}: {os_reason(error)}"
+            problem = f"a restart will report XIDs again: {self._file}: {os_reason(error)}"
         yield from self._not_kept.tell(problem)
 
     def _lost(self, now: float, overwritten: int) -> Iterator[Signal]:
@@ -276,13 +276,13 @@ class Follower:
             severity=Severity.WARNING,
             state=State.RAISED if more else State.CLEARED,
             message=f"{lost} records of the kernel log were overwritten before they were read",
-            evidence=(f"found {overwritten} times by the read itself",),
+            evidence=(f"reported {overwritten} times by the read itself",),
             count=max(more, 1),
         )
 
 
 class Trouble:
-    """A problem of the detector itself: told when it begins and when it is over."""
+    """A problem of the detector itself: reported when it begins and when it ends."""
 
     def __init__(self, code: str) -> None:
         self._code = code

@@ -1,7 +1,7 @@
-"""The listener as seen from the daemon: take what it said, never wait for it.
+"""The daemon's side of the listener: takes its output, never waits for it.
 
-It speaks after each wait, so its silence means that the driver holds it. Then it is left behind,
-for it may not even die, and another tries after a pause.
+The listener writes a line after each wait, so silence means that the driver blocks it. It is then
+abandoned, since it may not even die, and another one starts after a pause.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import msgspec
 
 from tmd.plugin import PluginError, bare_python, in_words
 
-from .said import XidEvent
 from .waiting import readable
+from .xid_event import XidEvent
 
 LIBRARY = "libnvidia-ml.so.1"
 BINDINGS = "pynvml"
 LISTENER = Path(__file__).with_name("listener.py")
 LONGEST_WAIT_S = 5.0
 PAUSE_S = (1.0, 10.0)
-"""Between two listeners, doubled each time up to the second: NVML keeps no event for later."""
+"""Pause between listeners, doubled from the first to the second: NVML stores no events."""
 ENDS = 2
-"""So many in a row that heard nothing are a problem; the first may be a driver loaded anew."""
+"""Consecutive failures that are a problem; the first may be a driver that was reloaded."""
 ABANDONED = 3
-"""Listeners that do not die, at most: each keeps memory, and another would hang as well."""
+"""Most listeners that do not die: each keeps memory, and another would hang as well."""
 FAREWELL_S = 1.0
 _CHUNK = 65_536
 
@@ -36,7 +36,7 @@ Child = subprocess.Popen[bytes]
 
 
 def why_not(library: str = LIBRARY) -> str | None:
-    """Why there can be no events on this host. Does not talk to the driver."""
+    """Why this host has no events, or ``None``. Does not contact the driver."""
     try:
         ctypes.CDLL(library)
     except OSError:
@@ -45,7 +45,7 @@ def why_not(library: str = LIBRARY) -> str | None:
 
 
 class Events:
-    """At most one listener at work, which :meth:`close` ends."""
+    """Owns at most one active listener, which :meth:`close` ends."""
 
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
@@ -56,22 +56,22 @@ class Events:
         self._spoke = 0.0
         self._next = float("-inf")
         self._ends = 0
-        """Listeners that ended since the last wait that went well."""
+        """Listeners that ended since the last successful wait."""
         self._last = ""
         self._deaf = ""
         self.problem = ""
-        """What is not heard now, and why."""
+        """What is not received now, and why."""
 
     @property
     def fd(self) -> int | None:
-        """Readable when the listener has said something."""
+        """Readable when the listener has written something."""
         if self._child is None:
             return None
         assert self._child.stdout is not None
         return self._child.stdout.fileno()
 
     def take(self, now: float) -> list[XidEvent]:
-        """The XIDs that were told since the last time."""
+        """The XIDs received since the last call."""
         if self._child is None:
             self._start(now)
         if self.fd is None:
@@ -90,11 +90,11 @@ class Events:
         try:
             return [said for said in map(self._heard, lines) if said.xid]
         except msgspec.DecodeError:
-            self._leave(now, "the listener said what is no word of it")
+            self._leave(now, "the listener sent an invalid line")
             return []
 
     async def close(self) -> None:
-        """End the listener. One that a wedged driver holds is left behind."""
+        """End the listener. One that is stuck in a wedged driver is left behind."""
         if self._child is not None:
             self._abandon()
         with suppress(TimeoutError):
@@ -125,10 +125,10 @@ class Events:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C at a terminal is for us
+                start_new_session=True,  # Ctrl-C is for the daemon only
                 bufsize=0,
             )
-        except (OSError, PluginError) as error:  # must not end the reading of the log
+        except (OSError, PluginError) as error:  # must not stop reading the log
             self._failed(now, f"the listener cannot be started: {in_words(error)}")
             return
         assert self.fd is not None

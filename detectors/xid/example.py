@@ -1,4 +1,4 @@
-"""What the detector would say of one line of the kernel log, for a rehearsal of a fault."""
+"""The signal for an example line of the kernel log, for the rehearsal of a fault."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from .table import XidTable
 
 
 def first_signal(table: XidTable, xid: int, pci: str, said: str = "") -> Signal | None:
-    """Of XID ``xid`` at the address ``pci``, with the driver's words behind the number; ``None``
-    for one that only ends others."""
+    """The signal for XID ``xid`` at the address ``pci``, with the driver's text after the number;
+    ``None`` for one that only clears others."""
     line = f"{PREFIX}Xid (PCI:{pci.partition('.')[0]}): {xid}, {said}"
     fault = XidLineReader().take(line, 0.0)
     return next(XidFindings(table, XidMemory(), 0.0).observe(fault, 0.0), None) if fault else None
 
 
 def first_of_switch(table: sxids.SxidTable, sxid: int, pci: str, said: str = "") -> Signal | None:
-    """Of SXid ``sxid`` of the table on the NVSwitch at ``pci``, in a line that calls it what the
-    table calls it; ``None`` for one that only ends others."""
+    """The signal for SXid ``sxid`` of the NVSwitch at ``pci``, in a line with the severity that the
+    table has for it; ``None`` for one that only clears others."""
     word = "Non-fatal" if table.rows[sxid].fatal is Fatality.NO else "Fatal"
     fault = read(f"{MARK}0: SXid (PCI:{pci}): {sxid}, {word}, {said}")
     return next(Switches(table, (), 0.0).observe(fault, 0.0), None) if fault else None

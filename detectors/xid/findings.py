@@ -1,8 +1,8 @@
-"""Faults to signals: what each XID means here and now. Pure; times come in.
+"""Turns faults into signals: what each XID means here and now. Pure; times are passed in.
 
-A finding is told when it is new or worse; repeats are counted and told at most once a period, so a
-storm of one line is one finding with a count. What may move a rank ends only by a recovery
-(XID 154 with None, its counterpart, a new boot); the rest ends by silence.
+A finding is reported when it is new or worse; repeats are counted and reported at most once a
+period, so a storm of one line is one finding with a count. A finding that may move a rank clears
+only on a recovery (XID 154 with None, its counterpart, a new boot); the others clear by silence.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .table import XidTable, XidVerdict
 from .verdicts import Judgement, judge
 
 COMPANION_S = 5.0
-"""XIDs of one GPU within so long belong together."""
+"""XIDs of one GPU this close in time belong together."""
 REPEAT_S = 86_400.0
 PROCESSES = 3
-"""More different processes change nothing."""
+"""More distinct processes change nothing."""
 DIRECTIVE = 154
 LINK = 74
-CONFIRMED = "an NVML event told of it as well"
+CONFIRMED = "an NVML event reports it as well"
 
 Key = tuple[str, int]
 """PCI address and XID."""
@@ -34,7 +34,7 @@ Key = tuple[str, int]
 class XidFinding(Struct):
     signal: Signal
     at: float
-    """Of its latest line, seconds since boot."""
+    """Time of its latest line, seconds since boot."""
     seen: float
     """The same by the detector's clock."""
     line: str = ""
@@ -47,7 +47,7 @@ class XidFinding(Struct):
 
 
 class XidFindings:
-    """What holds on this host."""
+    """The findings that hold on this host."""
 
     def __init__(self, table: XidTable, memory: XidMemory, now: float) -> None:
         self._table = table
@@ -59,13 +59,13 @@ class XidFindings:
         }
 
     def restated(self) -> list[Signal]:
-        """What still holds of what was found before the restart."""
+        """Findings from before the restart that still hold."""
         return [f.signal for f in self._standing.values()]
 
     def observe(self, fault: XidLine, now: float) -> Iterator[Signal]:
         known = self._standing.get((fault.pci, fault.xid))
         if known is not None and known.line == fault.line and fault.xid != LINK:
-            _count(known, fault, now)  # the same words of the same process: nothing can be new
+            _count(known, fault, now)  # the same text of the same process: nothing is new
             return
         row = self._table.rows.get(fault.xid)
         if row is not None and row.symptom:
@@ -84,7 +84,7 @@ class XidFindings:
         yield from self._raise(fault, verdict, now)
 
     def confirmed(self, fault: XidLine) -> Iterator[Signal]:
-        """The other source told of what was observed already: not once more, but better known."""
+        """Note that the other source reported a known fault: better evidence, not another count."""
         finding = self._standing.get((fault.pci, fault.xid))
         if finding is None or CONFIRMED in finding.signal.evidence:
             return
@@ -94,14 +94,14 @@ class XidFindings:
         finding.untold = 0
 
     def flush(self) -> Iterator[Signal]:
-        """Tell what was counted since the last time."""
+        """Report the counts since the last call."""
         for finding in self._standing.values():
             if finding.untold:
                 yield structs.replace(finding.signal, count=finding.untold)
                 finding.untold = 0
 
     def quiet(self, now: float, quiet_s: float) -> Iterator[Signal]:
-        """End what moves nothing and was not seen for ``quiet_s``."""
+        """Clear findings that move no rank and were not seen for ``quiet_s``."""
         for key, finding in list(self._standing.items()):
             if not finding.grave and now - finding.seen >= quiet_s:
                 yield self._clear(key, f"not seen for {quiet_s:g} s")
@@ -124,7 +124,7 @@ class XidFindings:
             _count(known, fault, now)
             return
         if known is not None and verdict.severity.grade < known.signal.severity.grade:
-            yield self._clear(key, "the driver asks for less")
+            yield self._clear(key, "the driver requests a milder recovery")
         untold = known.untold if known is not None else 0
         signal = Signal(
             code=f"xid.{fault.xid}",
@@ -138,7 +138,7 @@ class XidFindings:
         yield structs.replace(signal, count=1 + untold)
 
     def _processes(self, fault: XidLine) -> int:
-        """How many different processes met this XID on this GPU within a day."""
+        """How many distinct processes met this XID on this GPU within a day."""
         met = self._met.setdefault((fault.pci, fault.xid), {}) if fault.pid is not None else {}
         for pid in [p for p, at in met.items() if fault.at - at > REPEAT_S]:
             del met[pid]
@@ -159,7 +159,7 @@ class XidFindings:
         for key, finding in list(self._standing.items()):
             ours = key[0] == fault.pci and self._is_symptom(key[1])
             if ours and _near(finding.at, fault.at):
-                yield self._clear(key, f"goes with XID {fault.xid}")
+                yield self._clear(key, f"a symptom of XID {fault.xid}")
 
     def _without_the_other_end(self, fault: XidLine, verdict: Judgement) -> Judgement:
         """Both ends of a broken link report it: one fault, not two GPUs."""
@@ -171,12 +171,12 @@ class XidFindings:
         return verdict
 
     def _ended(self, fault: XidLine, cancels: int | None) -> Iterator[Signal]:
-        """``fault`` cancels one XID of its GPU; XID 154 with None all that a reset can cure."""
+        """``fault`` clears one XID of its GPU; XID 154 with None all that a reset can cure."""
         for key in list(self._standing):
             row = self._table.rows.get(key[1])
             cured = fault.xid == DIRECTIVE and (row is None or row.until != "boot")
             if key[0] == fault.pci and (cured or key[1] == cancels):
-                yield self._clear(key, f"ended by XID {fault.xid}")
+                yield self._clear(key, f"cleared by XID {fault.xid}")
 
     def _clear(self, key: Key, why: str) -> Signal:
         signal = self._standing.pop(key).signal
@@ -188,7 +188,7 @@ class XidFindings:
 
 
 def _changes(known: XidFinding, verdict: Judgement, fault: XidLine) -> bool:
-    """Worse is news; less is news only by the driver's own clear word."""
+    """Worse is news; milder is news only if the driver states it."""
     new, old = verdict.severity.grade, known.signal.severity.grade
     less = new < old and fault.xid == DIRECTIVE and verdict.what is XidVerdict.DRAIN
     return new > old or less

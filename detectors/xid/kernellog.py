@@ -1,8 +1,8 @@
-"""The kernel log as a file descriptor: thin IO, never blocks.
+"""The kernel log as a file descriptor: thin IO that never blocks.
 
-One read is one record. The first read after opening gives the oldest record that is kept; EPIPE
-means that records were overwritten before they were read, EINVAL that one was larger than any
-(Linux, Documentation/ABI/testing/dev-kmsg).
+One read is one record. The first read after opening returns the oldest record. EPIPE means that
+records were overwritten before they were read, EINVAL that a record exceeded the buffer (Linux,
+Documentation/ABI/testing/dev-kmsg).
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ PLACE = Path("/dev/kmsg")
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 LARGEST = 16_384
 BATCH = 256
-"""Records between two turns of the event loop."""
+"""Records per turn of the event loop."""
 SKEW_S = 1.0
-"""The clocks of two processors may differ, though by far less."""
+"""Tolerance for clocks that differ between processors, though by far less."""
 REOPEN_S = 1.0
-"""Between two attempts to open a log that broke off. It never grows: a fault waits in the log."""
+"""Constant pause between attempts to reopen a broken log: a fault waits in the log."""
 
 Read = Callable[[int, int], bytes]
 
 
 class Closed(Exception):
-    """The other end of the log has gone."""
+    """The other end of the log is closed."""
 
 
 def open_log(place: Path = PLACE) -> int:
-    """A descriptor that does not block.
+    """A non-blocking descriptor.
 
     Raises:
         OSError: there is no kernel log, or reading it is not permitted.
@@ -39,7 +39,7 @@ def open_log(place: Path = PLACE) -> int:
 
 
 def boot_id() -> str:
-    """Changes with every boot; empty if the host does not tell."""
+    """Changes with every boot; empty if the host does not provide it."""
     try:
         return BOOT.read_text().strip()
     except OSError:
@@ -47,19 +47,19 @@ def boot_id() -> str:
 
 
 class KernelLog:
-    """Reads records from ``fd``, which it owns and :meth:`close` closes."""
+    """Reads records from ``fd``, which it owns; closed by :meth:`close`."""
 
     def __init__(self, fd: int, read: Read = os.read) -> None:
         self._fd = fd
         self._read = read
         self.overwritten = 0
-        """How many times a read found that records were lost."""
+        """How many reads found that records were lost."""
 
     def batch(self) -> list[bytes]:
-        """What is there now, at most :data:`BATCH` records.
+        """The records available now, at most :data:`BATCH`.
 
         Raises:
-            Closed: no record will come any more.
+            Closed: no more records will come.
         """
         found: list[bytes] = []
         for _ in range(BATCH):
@@ -89,10 +89,10 @@ class KernelLog:
 
 
 class KernelLogSource:
-    """The log at ``place``, which is opened again when it breaks off.
+    """The log at ``place``, which is reopened when it breaks.
 
-    A log that is opened again begins with the oldest record that it still has: what was written
-    meanwhile is found, and :class:`Sequence` leaves out what was read before.
+    A reopened log starts with the oldest record it still has: records written in the meantime are
+    found, and :class:`Sequence` skips those that were read before.
     """
 
     def __init__(self, place: Path, open_log: Callable[[Path], int]) -> None:
@@ -105,7 +105,7 @@ class KernelLogSource:
         """Why nothing is read now."""
 
     def batch(self, now: float) -> list[bytes]:
-        """What is there now, at most :data:`BATCH` records; nothing while there is no log."""
+        """The records available now, at most :data:`BATCH`; none while there is no log."""
         if self.problem and now < self._next:
             return []
         try:
@@ -121,19 +121,19 @@ class KernelLogSource:
         return found
 
     def _open_again(self) -> None:
-        # Before the old one is closed: who writes a pipe must never find that nobody reads it.
+        # Before the old one is closed: a pipe must never be without a reader.
         log = KernelLog(self._open(self._place))
         self.close()
         self._log = log
 
     @property
     def overwritten(self) -> int:
-        """How many times a read found that records were lost."""
+        """How many reads found that records were lost."""
         return self._gone + (self._log.overwritten if self._log is not None else 0)
 
     @property
     def fd(self) -> int | None:
-        """Readable when there is a record. One that broke off would always be."""
+        """Readable when there is a record; ``None`` for a broken log, always readable otherwise."""
         return self._log.fd if self._log is not None and not self.problem else None
 
     def close(self) -> None:
@@ -149,20 +149,20 @@ def _reason(error: OSError | Closed) -> str:
 
 
 class Sequence:
-    """Which records are new, and how many were never seen."""
+    """Tracks which records are new, and how many were never seen."""
 
     def __init__(self, last: int | None, at: float | None = None) -> None:
         self.last = last
         self.at = at
         """Time of the latest record, seconds since boot."""
         self.lost = 0
-        """Since the start."""
+        """Lost records since the start."""
 
     def new(self, seq: int, at: float) -> bool:
-        """Whether record ``seq`` of the time ``at`` has not been taken before.
+        """Whether record ``seq`` with time ``at`` is new.
 
-        Numbers and times only grow. A smaller number at a later time is another log, which counts
-        anew: whoever copies records into a pipe may have been started again.
+        Numbers and times only grow. A smaller number at a later time means another log with its own
+        numbers: the process that copies records into a pipe may have been restarted.
         """
         anew = self.last is None or (
             seq <= self.last and self.at is not None and at > self.at + SKEW_S

@@ -1,7 +1,7 @@
-"""What a line of the NVIDIA driver says. Pure, and linear in the length of the line.
+"""Parses lines of the NVIDIA driver. Pure, and linear in the length of the line.
 
-Forms that drivers have used: with and without ``PCI:``, a MIG instance after the bus id, a process
-or none, the fields of NVLink5, and texts about a lost GPU that carry no number.
+Drivers have used these forms: with and without ``PCI:``, a MIG instance after the bus id, with and
+without a process, the fields of NVLink5, and texts about a lost GPU without a number.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from msgspec import Struct, structs
 
 PREFIX = "NVRM: "
 LOST = 79
-"""GPU has fallen off the bus: also told by texts without a number."""
+"""GPU has fallen off the bus: also reported by texts without a number."""
 DIFFERENT = 64
-"""Lines that are remembered."""
+"""Number of lines that are remembered."""
 LOST_TEXT = "fallen off the bus"
 _BARE_LOST = ("GPU has fallen off the bus", "GPU has fallen off the bus.")
-"""What the driver also says without its prefix."""
+"""Texts that the driver also writes without its prefix."""
 _AT = "GPU at PCI:"
 _LONGEST_STAMP = 24
 _HEX = frozenset("0123456789abcdef")
@@ -30,7 +30,7 @@ class XidLine(Struct, frozen=True):
     """One XID on one GPU."""
 
     pci: str
-    """``0000:3b:00.0``; the log itself leaves out the function, a GPU's is 0."""
+    """``0000:3b:00.0``; the log omits the function, which is 0 for a GPU."""
     xid: int
     at: float
     """Seconds since boot."""
@@ -39,7 +39,7 @@ class XidLine(Struct, frozen=True):
     instance: str = ""
     """MIG: ``GPU-I:05``."""
     detail: str = ""
-    """What stands behind number and process."""
+    """The text after number and process."""
     line: str = ""
 
 
@@ -54,13 +54,13 @@ class NvlinkLine(Struct, frozen=True):
 
     @property
     def subcode(self) -> int | None:
-        """Bits 20 to 25 of the first word: the same place in all driver versions."""
+        """Bits 20 to 25 of the first word, as in all driver versions."""
         return self.words[0] >> 20 & 0x3F if self.words else None
 
 
 class XidLineReader:
-    """Lines to faults. Remembers one line: the text of a lost GPU may come as three; and some
-    that were read before: in a storm few are different."""
+    """Parses lines into faults. Remembers one line, as the text of a lost GPU may span three, and
+    some parsed lines: in a storm few are different."""
 
     def __init__(self) -> None:
         self._known: dict[str, XidLine | None] = {}
@@ -68,9 +68,9 @@ class XidLineReader:
         self._left = 0
 
     def take(self, text: str, at: float) -> XidLine | None:
-        said = untimed(text)
-        body = said.removeprefix(PREFIX)
-        if body == said and not (said.startswith("GPU ") and said.endswith(_BARE_LOST)):
+        line = untimed(text)
+        body = line.removeprefix(PREFIX)
+        if body == line and not (line.startswith("GPU ") and line.endswith(_BARE_LOST)):
             return None
         if body.startswith("Xid ("):
             return self._xid(body, text, at)
@@ -87,7 +87,9 @@ class XidLineReader:
         self._left = 0 if own is None else self._left
         if not pci:
             return None
-        return XidLine(pci=pci, xid=LOST, at=at, detail="told without an XID", line=text[:_LONGEST])
+        return XidLine(
+            pci=pci, xid=LOST, at=at, detail="reported without an XID", line=text[:_LONGEST]
+        )
 
     def _xid(self, body: str, text: str, at: float) -> XidLine | None:
         if text not in self._known:

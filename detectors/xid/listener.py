@@ -1,8 +1,8 @@
 """The process that waits for the driver's XID events. A wedged driver never returns from the wait,
-so nobody waits for this one.
+so the daemon never waits for this process.
 
-It writes a line whenever a wait is over, and ends when nobody reads them or when a call fails:
-handles are stale after a GPU was lost or the driver was loaded again, so another begins anew.
+It writes a line after each wait and ends when its reader is gone or a call fails: handles are
+stale after a GPU was lost or the driver was reloaded, so a new process starts over.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pynvml as nvml
 
-from .said import XidEvent
+from .xid_event import XidEvent
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ NOWHERE = 0xFFFFFFFF
 
 
 class Failed(Exception):
-    """A call without which nothing can be heard."""
+    """A call failed that is required to receive events."""
 
 
 def main(wait_ms: str) -> None:
@@ -49,9 +49,9 @@ def _listen(wait_ms: int) -> None:
 
 
 def _registered(events: Any) -> tuple[dict[int, str], list[str]]:
-    """Handle -> PCI address of the GPUs whose XIDs are told from now on, and why others' are not.
+    """Handle -> PCI address of the GPUs whose XIDs are received, and why others' are not.
 
-    Kept, because a GPU that is lost does not tell its address any more.
+    The addresses are kept because a lost GPU no longer reports its own.
     """
     names: dict[int, str] = {}
     deaf = []
@@ -59,9 +59,9 @@ def _registered(events: Any) -> tuple[dict[int, str], list[str]]:
         try:
             handle = _call(nvml.nvmlDeviceGetHandleByIndex, index)
             pci = _pci(_call(nvml.nvmlDeviceGetPciInfo, handle))
-            # Older drivers refuse what they do not know.
+            # Older drivers refuse event types that they do not know.
             if not _call(nvml.nvmlDeviceGetSupportedEventTypes, handle) & XID:
-                raise Failed("tells of no XIDs")
+                raise Failed("does not report XIDs")
             _call(nvml.nvmlDeviceRegisterEvents, handle, XID, events)
             names[_number(handle)] = pci
         except Failed as error:

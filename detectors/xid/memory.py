@@ -1,4 +1,4 @@
-"""What must survive a restart of the daemon: how far the log was read, and what still holds."""
+"""State that survives a restart of the daemon: the position in the log, and what still holds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tmd.plugin import Signal
 
 
 class Met(Struct, frozen=True):
-    """A process met an XID on a GPU."""
+    """One process met an XID on a GPU."""
 
     pci: str
     xid: int
@@ -24,18 +24,18 @@ class Met(Struct, frozen=True):
 class XidMemory(Struct, frozen=True):
     boot: str = ""
     seq: int | None = None
-    """Last record that was judged."""
+    """Last judged record."""
     at: float | None = None
     """Its time, seconds since boot."""
     standing: tuple[Signal, ...] = ()
-    """Findings that only a recovery ends."""
+    """Findings that only a recovery clears."""
     met: tuple[Met, ...] = ()
     switches: tuple[Signal, ...] = ()
-    """Findings about NVSwitches that only a new boot or an operator ends."""
+    """Findings about NVSwitches that only a new boot or an operator clears."""
 
 
 def recall(file: Path, boot: str) -> XidMemory:
-    """What was kept in this boot; nothing after a new boot, which ends all findings."""
+    """The state saved in this boot; empty after a new boot, which clears all findings."""
     try:
         kept = msgspec.json.decode(file.read_bytes(), type=XidMemory)
     except (OSError, msgspec.DecodeError):
@@ -44,7 +44,7 @@ def recall(file: Path, boot: str) -> XidMemory:
 
 
 def keep(file: Path, memory: XidMemory) -> None:
-    """Replace the file at once: whoever reads it sees the old or the new one.
+    """Replace the file atomically.
 
     Raises:
         OSError: it cannot be written.

@@ -1,19 +1,19 @@
-"""Which of two sources speaks for a fault. Pure; times come in.
+"""Decides which of two sources reports a fault. Pure; times are passed in.
 
-The log does wherever it can be read: its lines carry process and text, while an event carries a
-number alone and, in a burst, repeats the last one. So an event waits a moment for its line, and is
-judged only if none comes. They are matched by when they arrive, as their clocks drift apart.
+The log does if it can be read: its lines carry process and text, while an event carries only a
+number and, in a burst, repeats the last one. So an event waits a moment for its line and is judged
+only if none comes. They are matched by time of arrival, as their clocks drift apart.
 """
 
 from __future__ import annotations
 
 from .lines import XidLine
-from .said import XidEvent
+from .xid_event import XidEvent
 
 MERGE_S = 2.0
-"""A line and an event within so long are one fault."""
+"""A line and an event this close in time are one fault."""
 UNNAMED = 999
-"""NVML's number for an XID that it has no number for; the log has its true one."""
+"""NVML's number for an XID without a number of its own; the log has the true one."""
 ACTIONS = {
     0: "None",
     1: "GPU reset",
@@ -24,7 +24,7 @@ ACTIONS = {
     6: "bus reset",
     7: "system reboot",
 }
-"""Recovery actions (NVML field 230) in the words of the lines of XID 154."""
+"""Recovery actions (NVML field 230) as the lines of XID 154 name them."""
 
 
 class Merge:
@@ -36,7 +36,7 @@ class Merge:
         self._waiting: dict[tuple[str, int], tuple[float, XidLine]] = {}
 
     def line(self, fault: XidLine, now: float) -> bool:
-        """Take a line; whether an event has told of it before."""
+        """Take in a line; return whether an event has reported it before."""
         waited = False
         for key in ((fault.pci, fault.xid), (fault.pci, UNNAMED)):
             self._lines[key] = now
@@ -44,7 +44,7 @@ class Merge:
         return waited
 
     def event(self, fault: XidLine, now: float) -> bool:
-        """Take an event; whether a line has told of it before."""
+        """Take in an event; return whether a line has reported it before."""
         key = (fault.pci, fault.xid)
         if now - self._lines.get(key, float("-inf")) <= MERGE_S:
             return True
@@ -53,14 +53,14 @@ class Merge:
         return False
 
     def alone(self, now: float) -> list[XidLine]:
-        """Events for which no line has come, each once."""
+        """Events without a line, each once."""
         self._lines = {k: at for k, at in self._lines.items() if now - at <= MERGE_S}
         found = [k for k, (at, _) in self._waiting.items() if now - at >= self._patience_s]
         return [self._waiting.pop(key)[1] for key in found]
 
 
 def fault(said: XidEvent, now: float) -> XidLine:
-    """What an event says, as if it were a line."""
+    """An event as if it were a line."""
     detail = "NVML has no number for it" if said.xid == UNNAMED else ""
     if said.action is not None:
         action = ACTIONS.get(said.action, f"action {said.action}")

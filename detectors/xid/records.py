@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 KERNEL = 0
-"""The facility of the kernel itself. What user space writes gets another one, so nobody who may
-write to the log can fake a line of the driver."""
+"""The facility of the kernel itself. User space gets another one, so no process that may write to
+the log can fake a line of the driver."""
 _HEX = frozenset("0123456789abcdefABCDEF")
 
 
@@ -17,7 +17,7 @@ class Record(Struct, frozen=True):
     at: float
     """Seconds since boot."""
     body: bytes
-    """The message as it came, with its continuation lines."""
+    """The message as received, with its continuation lines."""
 
     @property
     def text(self) -> str:
@@ -28,13 +28,13 @@ class Record(Struct, frozen=True):
 
 
 def parse(raw: bytes) -> Record | None:
-    """``prefix,seq,usec,flags[,…];text`` and indented lines; ``None`` if it is nothing like it."""
+    """``prefix,seq,usec,flags[,…];text`` and indented lines; ``None`` if it has another form."""
     head, found, body = raw.partition(b";")
     fields = head.split(b",", 3)
     if not found or len(fields) < 4:
         return None
     prefix, seq, micros, _ = fields
-    # No sign, no blank, and short enough for the kernel's 64 bits.
+    # No sign, no space, and short enough for the kernel's 64 bits.
     if len(head) > 200 or not (prefix.isdigit() and seq.isdigit() and micros.isdigit()):
         return None
     return Record(int(prefix) >> 3, int(seq), int(micros) / 1e6, body)

@@ -1,4 +1,4 @@
-"""Tables that are data: CSV below lines ``# key: value``, among them ``source`` and ``as_of``."""
+"""Tables as data: CSV below lines ``# key: value``, among them ``source`` and ``as_of``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Row = TypeVar("Row", bound=Struct)
 
 
 class Sheet(Struct, frozen=True):
-    """What every table says of itself."""
+    """The metadata of a table."""
 
     source: str
     as_of: str
@@ -28,10 +28,10 @@ class Sheet(Struct, frozen=True):
 
 
 def text(file: str | Path | None, shipped: str, what: str) -> tuple[list[str], str]:
-    """The lines of ``file``, or of the file ``shipped`` beside this module; and its name.
+    """The lines of ``file``, or of the file ``shipped`` in this folder; and its name.
 
     Raises:
-        PluginError: it cannot be read.
+        PluginError: the file cannot be read.
     """
     name = str(file) if file is not None else shipped
     try:
@@ -47,7 +47,7 @@ def rows(
     """Rows of type ``row`` by the number in column ``key``.
 
     Raises:
-        PluginError: a row is wrong, or the table does not say source and date.
+        PluginError: a row is invalid, or the table lacks source and date.
     """
     facts: dict[str, str] = {}
     data = []
@@ -67,7 +67,7 @@ def rows(
             raise PluginError(f"{what} table {name}: {wrong}") from None
         number = getattr(read, key)
         if number in found:
-            raise PluginError(f"{what} table {name}: {what} {number} stands there twice")
+            raise PluginError(f"{what} table {name}: {what} {number} appears twice")
         found[number] = read
     if not (found and facts.get("source") and facts.get("as_of")):
         raise PluginError(

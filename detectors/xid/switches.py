@@ -1,9 +1,9 @@
-"""Errors of NVSwitches to signals. Pure; times come in.
+"""Turns errors of NVSwitches into signals. Pure; times are passed in.
 
-The log does not say which GPU is on a link. So an error that ends the port or the fabric is a
-finding about the switch, which concerns every GPU of the host: on an HGX board all are joined
-through it. Anything else is stated about the switch and moves nothing. Ranks move only if the table
-and the line both call the error fatal. Such a finding ends with a new boot or by an operator.
+The log does not name the GPU on a link. So an error that ends the port or the fabric is a finding
+about the switch and concerns every GPU of the host: on an HGX board the switches connect them all.
+Any other error is only reported and moves no rank. Ranks move only if both the table and the line
+call the error fatal. Such a finding clears on a new boot or by an operator.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ENTITY = "nvswitch:"
 LINKS = 64
 """More are not listed."""
 _FABRIC = {
-    Fatality.FATAL: "all GPUs of the host are joined through this switch",
+    Fatality.FATAL: "all GPUs of the host are connected through this switch",
     Fatality.ALWAYS: "it ends the whole fabric of the host",
 }
 
@@ -46,8 +46,8 @@ class SwitchError(Struct):
     def grave(self) -> bool:
         return self.signal.severity is Severity.FATAL
 
-    def told(self, count: int) -> Signal:
-        """The signal with all links that were named."""
+    def signal_with(self, count: int) -> Signal:
+        """The signal with all links seen so far."""
         self.untold = 0
         evidence = self.signal.evidence
         if len(self.links) > 1:
@@ -56,7 +56,7 @@ class SwitchError(Struct):
 
 
 def judge(row: SxidRow | None, fault: SwitchFault) -> Judgement:
-    """What one line means by its row and its own word."""
+    """What one line means by its row and its own severity."""
     what, rule = _rule(row, fault)
     where = f" on link {fault.link}" if fault.link is not None else ""
     if row is None:
@@ -66,7 +66,7 @@ def judge(row: SxidRow | None, fault: SwitchFault) -> Judgement:
         if what is XidVerdict.FAIL:
             message += f"; {_FABRIC[row.fatal]}"
         elif row.scope is SxidScope.LINK and fault.link is not None:
-            message += "; the log does not say which GPU is on the link"
+            message += "; the log does not name the GPU on the link"
     severity = SEVERITIES.get(what, Severity.INFO)
     return Judgement(what, severity, message, (fault.line, f"rule: {rule}"))
 
@@ -85,21 +85,21 @@ def _rule(row: SxidRow | None, fault: SwitchFault) -> tuple[XidVerdict, str]:
 
 
 class Switches:
-    """What holds of the NVSwitches of this host."""
+    """The errors that hold on the NVSwitches of this host."""
 
     def __init__(self, table: SxidTable, kept: Iterable[Signal], now: float) -> None:
         self._table = table
         self._standing = {_key(s): SwitchError(s, now) for s in kept}
 
     def restated(self) -> list[Signal]:
-        """What still holds of what was found before the restart."""
+        """Findings from before the restart that still hold."""
         return [s.signal for s in self._standing.values()]
 
     def observe(self, fault: SwitchFault, now: float) -> Iterator[Signal]:
         key = (fault.pci, fault.sxid)
         known = self._standing.get(key)
         if known is not None and fault.follows:
-            known.seen = now  # describes what is known
+            known.seen = now  # it describes a known error
             return
         row = self._table.rows.get(fault.sxid)
         verdict = judge(row, fault)
@@ -114,19 +114,19 @@ class Switches:
         self._note(key, fault.link)
 
     def flush(self) -> Iterator[Signal]:
-        """Tell what was counted since the last time."""
+        """Report the counts since the last call."""
         for standing in self._standing.values():
             if standing.untold:
-                yield standing.told(standing.untold)
+                yield standing.signal_with(standing.untold)
 
     def quiet(self, now: float, quiet_s: float) -> Iterator[Signal]:
-        """End what moves nothing and was not seen for ``quiet_s``."""
+        """Clear findings that move no rank and were not seen for ``quiet_s``."""
         for key, standing in list(self._standing.items()):
             if not standing.grave and now - standing.seen >= quiet_s:
                 yield self._clear(key, f"not seen for {quiet_s:g} s")
 
     def grave(self) -> tuple[Signal, ...]:
-        """What must survive a restart of the daemon."""
+        """Findings that must survive a restart of the daemon."""
         return tuple(s.signal for s in self._standing.values() if s.grave)
 
     def _raise(self, key: Key, verdict: Judgement, known: SwitchError | None, now: float) -> Signal:
@@ -150,7 +150,7 @@ class Switches:
 
     def _ended(self, key: Key, fault: SwitchFault) -> Iterator[Signal]:
         if key in self._standing:
-            yield self._clear(key, f"ended by SXid {fault.sxid}")
+            yield self._clear(key, f"cleared by SXid {fault.sxid}")
 
     def _clear(self, key: Key, why: str) -> Signal:
         signal = self._standing.pop(key).signal

@@ -1,4 +1,4 @@
-"""What a line of the NVSwitch driver says. Pure, and linear in the length of the line.
+"""Parses lines of the NVSwitch driver. Pure, and linear in the length of the line.
 
 One error comes as up to three lines: the report (``20034, Fatal, Link 63 LTSSM Fault Up``), then
 ``Severity 1 Engine instance 63 …`` and ``Data {0x…}``. The last two only describe the first.
@@ -40,14 +40,14 @@ class SwitchFault(Struct, frozen=True):
     said: StatedSeverity = StatedSeverity.NOTHING
     link: int | None = None
     detail: str = ""
-    """What stands behind number and severity."""
+    """The text after number and severity."""
     line: str = ""
     follows: bool = False
     """The line only describes an error that another line reports."""
 
 
 def read(text: str) -> SwitchFault | None:
-    """The error that ``text`` reports or describes, ``None`` if it is about something else."""
+    """The error that ``text`` reports or describes; ``None`` for any other text."""
     body = untimed(text)
     name, found, rest = body.partition(": SXid")
     instance = name.removeprefix(MARK)

@@ -38,19 +38,19 @@ class SxidRow(Struct, frozen=True, forbid_unknown_fields=True):
     fatal: Fatality
     scope: SxidScope
     verdict: XidVerdict
-    """``fail`` counts only if the line itself says Fatal, else it is ``alert``."""
+    """``fail`` counts only if the line itself has Fatal, else it is ``alert``."""
     action: str = ""
     """What the operator should do."""
     sources: str = ""
-    """Which source has the number; the letters are explained in the file."""
+    """Sources that list the number; the letters are explained in the file."""
     cancels: int | None = None
-    """The SXid of the same switch that this one ends."""
+    """The SXid of the same switch that this one clears."""
 
     def __post_init__(self) -> None:
         if self.verdict in (XidVerdict.DRAIN, XidVerdict.TEXT):
             raise ValueError(f"an SXid has no verdict {self.verdict.value}")
         if self.verdict is XidVerdict.FAIL and self.fatal is Fatality.NO:
-            raise ValueError("what is not fatal cannot have the verdict fail")
+            raise ValueError("only a fatal SXid can have the verdict fail")
 
 
 class SxidTable(sheet.Sheet, frozen=True):
@@ -61,7 +61,7 @@ def load(file: str | Path | None = None) -> SxidTable:
     """The table in ``file``, or the shipped one.
 
     Raises:
-        PluginError: it cannot be read, a row is wrong, or it does not say source and date.
+        PluginError: it cannot be read, a row is invalid, or it lacks source and date.
     """
     return parse(*sheet.text(file, SHIPPED, "SXid"))
 

@@ -1,7 +1,7 @@
-"""The XID table: what each number means and what may follow it. Data, never code.
+"""The XID table: what each number means and what may follow. Data, never code.
 
-The shipped ``xid.csv`` states its source and date in its first lines; a site may name a file of its
-own in the same format, which then stands instead of it.
+The shipped ``xid.csv`` states its source and date in its first lines. A site may name its own file
+in the same format, which replaces it.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ SHIPPED = "xid.csv"
 class XidVerdict(StrEnum):
     """What may follow an XID."""
 
-    FAIL = "fail"  # the GPU cannot go on: move its rank now
-    DRAIN = "drain"  # the job survives: hand the rank over in good time
-    ALERT = "alert"  # tell people, move nothing
+    FAIL = "fail"  # the GPU is unusable: move its rank now
+    DRAIN = "drain"  # the job survives: hand the rank over soon
+    ALERT = "alert"  # alert people, move nothing
     NOTE = "note"  # keep for the record
-    TEXT = "text"  # XID 154: what its text says
-    CLEAR = "clear"  # ends another one
+    TEXT = "text"  # XID 154: its text decides
+    CLEAR = "clear"  # clears another one
 
 
 class XidRow(Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,7 +39,7 @@ class XidRow(Struct, frozen=True, forbid_unknown_fields=True):
     gpud: str = ""
     """Level and chain of actions of gpud."""
     others: str = ""
-    """Who else has a rule for it; the letters are explained in the file."""
+    """Other tools with a rule for it; the letters are explained in the file."""
     kind: str = field(default="", name="class")
     """APP, INFO, WATCH, CONTEXT, PLANNED, LINK, FATAL, RMA, DIRECTIVE, CONFIG, RECOVER, UNUSED."""
     action: str = ""
@@ -47,20 +47,20 @@ class XidRow(Struct, frozen=True, forbid_unknown_fields=True):
     migrate: str = ""
     """The rule behind ``verdict`` in words."""
     fatal: XidVerdict | None = None
-    """Instead of ``verdict``, if the line itself says fatal or link down."""
+    """Replaces ``verdict`` if the line itself states fatal or link down."""
     second: XidVerdict | None = None
-    """Instead, once two different processes met it on one GPU within 24 hours."""
+    """Replaces it once two different processes met it on one GPU within 24 hours."""
     third: XidVerdict | None = None
-    """Instead, once three did."""
+    """Replaces it once three did."""
     until: str = ""
-    """``boot``: only a new boot or an operator ends it; else also XID 154 with None."""
+    """``boot``: only a new boot or an operator clears it; otherwise XID 154 with None does, too."""
     cancels: int | None = None
-    """The XID that this one ends."""
+    """The XID that this one clears."""
     subcodes: str = ""
-    """``38=alert 40=alert``: instead of all other columns, for these sub-codes of NVLink5."""
+    """``38=alert 40=alert``: replaces all other columns for these sub-codes of NVLink5."""
 
     def __post_init__(self) -> None:
-        self.by_subcode()  # a wrong one is an error of the table, told when it is read
+        self.by_subcode()  # an invalid one is reported when the table is read
 
     def by_subcode(self) -> dict[int, XidVerdict]:
         """Verdicts by sub-code."""
@@ -69,7 +69,7 @@ class XidRow(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def symptom(self) -> bool:
-        """Says something only beside another XID of the same GPU."""
+        """Whether it matters only beside another XID of the same GPU."""
         return self.kind == "CONTEXT"
 
 
@@ -81,7 +81,7 @@ def load(file: str | Path | None = None) -> XidTable:
     """The table in ``file``, or the shipped one.
 
     Raises:
-        PluginError: it cannot be read, a row is wrong, or it does not say source and date.
+        PluginError: it cannot be read, a row is invalid, or it lacks source and date.
     """
     return parse(*sheet.text(file, SHIPPED, "XID"))
 

@@ -1,4 +1,4 @@
-"""What one line may lead to, by its row of the table, its own words and how often it came."""
+"""What one line may lead to, by its row of the table, its own text and its repetitions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INSPECT = {(149, 4): "the cartridge", (149, 10): "the physical layer"}
 """Sub-codes of an NVLink event for which a reset is not enough."""
 
 LINK_EVENTS = ("NETIR_LINK_EVT", "NETIR_LINK_DOWN")
-"""The unit whose sub-codes the table judges: NVIDIA gave it a new name."""
+"""The unit whose sub-codes the table judges: NVIDIA renamed it."""
 
 
 class Judgement(Struct, frozen=True):
@@ -56,7 +56,7 @@ def _rule(row: XidRow | None, fault: XidLine, processes: int) -> tuple[XidVerdic
     if exempt is not None:
         return exempt
     if row.fatal is not None and says_fatal(fault):
-        return row.fatal, "the line says that it is fatal"
+        return row.fatal, "the line calls it fatal"
     if row.third is not None and processes >= 3:
         return row.third, "third process within a day"
     if row.second is not None and processes >= 2:
@@ -73,7 +73,7 @@ def _by_subcode(row: XidRow, fault: XidLine) -> tuple[XidVerdict, str] | None:
 
 
 def asked(text: str) -> XidVerdict:
-    """XID 154: which recovery the driver now asks for. The text names the old and the new one."""
+    """XID 154: the recovery the driver now requests. The text names the old and the new one."""
     action = text.lower().rpartition(" to ")[2]
     if "drain" in action:
         return XidVerdict.DRAIN

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 async def readable(fds: Iterable[int], seconds: float) -> None:
-    """Until one of ``fds`` can be read, or so long."""
+    """Wait until one of ``fds`` is readable, or ``seconds`` have passed."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     watched = tuple(fds)

@@ -15,7 +15,7 @@ RECORD = record(*HOSTS)
 
 
 def finding(host="h2", **changes):
-    """Of a GPU, by a detector that may act."""
+    """About a GPU, by a detector that may act."""
     plain = alert(
         id=f"{host}-1",
         host=host,
@@ -43,7 +43,7 @@ def host(name, *alerts, pace=None, activity=Activity.TRAINING, at=100.0):
 
 
 def cluster(*hosts, record=RECORD, **changes):
-    """All hosts that hold ranks are well unless ``hosts`` says otherwise."""
+    """All hosts with ranks are healthy unless ``hosts`` differs."""
     given = {h.host: h for h in hosts}
     names = [*HOSTS, *(n for n in given if n not in HOSTS)]
     return ClusterView(
@@ -56,5 +56,5 @@ def pace(lost_s):
 
 
 def planned(number, **changes):
-    """By a policy."""
+    """A plan made by a policy."""
     return plan(RECORD.membership, **{"id": f"job-{number}", "policy": "p", **changes})

@@ -1,4 +1,4 @@
-"""Processes of detectors that have the standard library alone."""
+"""Detectors' processes that use the standard library alone."""
 
 from __future__ import annotations
 
@@ -29,26 +29,31 @@ def child(tmp_path):
     return package / "child.py"
 
 
-def said(command):
+def output(command):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
 
 
-def test_it_has_its_own_package_and_nothing_that_is_installed(child):
-    assert said(bare_python(child, "json", "msgspec", "tmd")) == ["here", "True", "False", "False"]
+def test_bare_python_imports_its_own_package_and_nothing_installed(child):
+    assert output(bare_python(child, "json", "msgspec", "tmd")) == [
+        "here",
+        "True",
+        "False",
+        "False",
+    ]
 
 
-def test_it_has_what_it_says_it_needs(child):
-    assert said(bare_python(child, "pynvml", needs=("pynvml",))) == ["here", "True"]
-    assert said(bare_python(child, "msgspec", needs=("msgspec",))) == ["here", "True"]
+def test_bare_python_imports_the_packages_it_needs(child):
+    assert output(bare_python(child, "pynvml", needs=("pynvml",))) == ["here", "True"]
+    assert output(bare_python(child, "msgspec", needs=("msgspec",))) == ["here", "True"]
 
 
 def test_the_working_directory_is_no_place_to_import_from(child, tmp_path, monkeypatch):
     (tmp_path / "stray.py").touch()
     monkeypatch.chdir(tmp_path)
 
-    assert said(bare_python(child, "stray")) == ["here", "False"]
+    assert output(bare_python(child, "stray")) == ["here", "False"]
 
 
-def test_what_is_not_installed_is_said(child):
+def test_a_package_that_is_not_installed_is_named(child):
     with pytest.raises(PluginError, match="no module tmd_nowhere"):
         bare_python(child, needs=("tmd_nowhere",))

@@ -1,4 +1,4 @@
-"""The contract test kit: every installed plug-in keeps it, and each way to break it is found."""
+"""The contract test kit: every installed plug-in passes it, and each violation is found."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_every_installed_policy_keeps_the_contract(point):
     check_policy(point)
 
 
-# --- each way to break it -------------------------------------------------------------------------
+# --- each violation -------------------------------------------------------------------------------
 
 
 class Sound(Detector):
@@ -117,7 +117,7 @@ class Greedy(Policy):
         return ["everything"]
 
 
-async def test_a_sound_detector_passes():
+async def test_a_correct_detector_passes_the_kit():
     kit.check_config(Sound())
     kit.check_supported(Sound())
     await kit.check_watch(Sound())
@@ -160,13 +160,13 @@ async def test_a_broken_watch_is_found(broken, said, monkeypatch):
             task.cancel()
 
 
-async def test_what_cannot_be_loaded_is_found():
+async def test_the_kit_finds_a_plug_in_that_cannot_be_loaded():
     with pytest.raises(BrokenContract, match="cannot be imported"):
         await check_detector(EntryPoint("gone", "no_such_module:X", DETECTOR_GROUP))
 
 
-def test_what_brings_torch_is_found(tmp_path, monkeypatch):
-    """A module of that name is enough: the real one takes a while to import."""
+def test_the_kit_finds_a_plug_in_that_imports_torch(tmp_path, monkeypatch):
+    """A module of that name is enough: importing the real one is slow."""
     (tmp_path / "torch.py").touch()
     (tmp_path / "heavy.py").write_text("import torch\nX = 1\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -174,17 +174,17 @@ def test_what_brings_torch_is_found(tmp_path, monkeypatch):
         kit.check_import(EntryPoint("heavy", "heavy:X", DETECTOR_GROUP))
 
 
-def test_a_policy_that_wants_something_of_nothing_is_found():
+def test_the_kit_finds_a_policy_with_a_verdict_on_an_empty_view():
     with pytest.raises(BrokenContract, match="empty cluster"):
         check_policy(EntryPoint("greedy", f"{__name__}:Greedy", POLICY_GROUP))
 
 
-# --- somebody else's distribution -----------------------------------------------------------------
+# --- a third-party distribution -------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory):
-    """The example distribution, really installed, into a folder of its own; its environment."""
+    """The example distribution, really installed into its own folder; its environment."""
     source, target = tmp_path_factory.mktemp("source") / "it", tmp_path_factory.mktemp("target")
     shutil.copytree(EXAMPLE, source)
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
@@ -227,15 +227,15 @@ def test_its_plug_ins_keep_the_contract(foreign):
     assert python(foreign, "-c", code).stdout.strip() == "kept"
 
 
-def test_its_detector_is_heard(foreign):
-    """A load above minus one is the load of every host."""
+def test_the_example_detector_reports(foreign):
+    """Every host has a load above minus one."""
     env = {**foreign, "TMD_DETECTORS__LOAD__LIMIT": "-1", "TMD_PLUGINS__ALLOW": '["load"]'}
     done = python(env, "-m", "tmd.cli", "scan", "--json", "--seconds", "2")
 
     assert [a["code"] for a in json.loads(done.stdout)["alerts"]] == ["load.high"], done.stderr
 
 
-def test_its_policy_drains_who_is_overloaded(foreign):
+def test_the_example_policy_drains_an_overloaded_host(foreign):
     code = (
         "from tmd_example import DrainOverloaded\n"
         "from tests.plugins.test_policies import alert, host, view\n"

@@ -1,4 +1,4 @@
-"""Commands of the operator as checks: real processes."""
+"""The operator's commands as checks: real processes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def shell(script, **changes):
     return check("/bin/sh", "-c", script, **changes)
 
 
-# --- what a run means -----------------------------------------------------------------------------
+# --- interpretation of a run ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def shell(script, **changes):
         (0, SAYS, CheckHealth.HEALTHY),
         (1, SAYS, CheckHealth.DEGRADED),
         (2, SAYS, CheckHealth.FAILED),
-        (1, b"", CheckHealth.UNKNOWN),  # a script that crashed
+        (1, b"", CheckHealth.UNKNOWN),  # a crashed script
         (2, b"usage: ...", CheckHealth.UNKNOWN),
         (0, b"all is well", CheckHealth.UNKNOWN),
         (1, b'{"evidence": []}', CheckHealth.UNKNOWN),
@@ -58,13 +58,13 @@ def shell(script, **changes):
         (-11, SAYS, CheckHealth.UNKNOWN),
     ],
 )
-def test_only_what_is_clear_is_about_the_host(status, output, health):
+def test_an_invalid_check_result_is_no_finding_about_the_host(status, output, health):
     assert judge(status, output).health is health
 
 
 @given(st.integers(-64, 255), st.binary())
 def test_no_output_breaks_the_judge(status, output):
-    """Without a JSON message nothing is ever said about the host."""
+    """Without a JSON message there is never a finding about the host."""
     outcome = judge(status, output)
 
     if outcome.health in (CheckHealth.DEGRADED, CheckHealth.FAILED):
@@ -105,13 +105,13 @@ def test_findings_follow_the_health_of_the_host():
 # --- real processes -------------------------------------------------------------------------------
 
 
-async def test_a_real_command_is_heard():
+async def test_the_result_of_a_real_command_is_read():
     outcome = await run(shell("""echo '{"message": "hot", "evidence": ["90 C"]}'; exit 1"""), 1000)
 
     assert outcome == CheckOutcome(CheckHealth.DEGRADED, "hot", ("90 C",))
 
 
-async def test_no_shell_looks_at_the_command():
+async def test_commands_run_without_a_shell():
     outcome = await run(check("/bin/echo", '{"message": "$HOME; exit 2"}'), 1000)
 
     assert outcome == CheckOutcome(CheckHealth.HEALTHY, "$HOME; exit 2")
@@ -144,7 +144,7 @@ async def test_a_late_check_is_killed_with_all_it_started(tmp_path):
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     try:
         outcome = await run(shell(f"sleep 1000 > {fifo} & wait", timeout_s=0.5), 1000)
-        # Killed is not yet gone: the kernel ends it when it gets there.
+        # A killed process is not gone at once: the kernel ends it in its own time.
         ended, _, _ = select.select([reader], [], [], 60)
         rest = os.read(reader, 1)
     finally:
@@ -155,8 +155,8 @@ async def test_a_late_check_is_killed_with_all_it_started(tmp_path):
     assert rest == b""
 
 
-async def test_checks_run_beside_each_other_and_never_over_themselves(tmp_path):
-    """A check that hangs does not hold up another, whose log has a start only after an end."""
+async def test_checks_run_concurrently_but_never_twice_at_once(tmp_path):
+    """A hanging check does not delay another, whose log shows a start only after an end."""
     log = tmp_path / "log"
     said = """{ echo '{"message": "five runs"}'; exit 1; }"""
     script = f"printf + >> {log}; printf - >> {log}; test $(wc -c < {log}) -lt 10 || {said}"
@@ -215,7 +215,7 @@ def test_checks_come_from_the_configuration():
     [
         ({"name": "a", "command": []}, "length"),
         ({"name": "a", "command": "/bin/true"}, "array"),
-        ({"name": "a b", "command": ["x"]}, "allowed are ASCII letters"),
+        ({"name": "a b", "command": ["x"]}, "use ASCII letters"),
         ({"name": "a", "command": ["x"], "every": 5}, "every"),
         ({"name": "a", "command": ["x"], "timeout_s": 0}, "> 0"),
         ({"command": ["x"]}, "name"),

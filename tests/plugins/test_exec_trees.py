@@ -1,4 +1,4 @@
-"""Checks that leave processes behind: real ones, each known by a pidfd before it is to be ended."""
+"""Checks that leave processes behind: real ones, each held by a pidfd before it must end."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ stay()
 """,
 }
 SEEN = {"a flood": 40}
-"""How many there must be at least; else two."""
+"""Least number of processes; two if not listed."""
 
 
 class Watch:
@@ -74,7 +74,7 @@ class Watch:
     def __init__(self, folder, stack):
         self.fifo = folder / "fifo"
         os.mkfifo(self.fifo)
-        # For both ends: whoever else writes may come and go.
+        # Open for both ends, so that writers may come and go.
         self._fd = os.open(self.fifo, os.O_RDWR | os.O_NONBLOCK)
         self._stack = stack
         stack.callback(os.close, self._fd)
@@ -85,14 +85,14 @@ class Watch:
         return (sys.executable, "-S", "-c", REPORTS + TREES[tree], str(self.fifo))
 
     def take(self):
-        """Hold those that have reported."""
+        """Open pidfds of the processes that have reported."""
         with suppress(BlockingIOError):
             while chunk := os.read(self._fd, 65536):
                 self._rest += chunk
         *lines, self._rest = self._rest.split(b"\n")
         for line in lines:
             if int(line) == os.getpid():
-                continue  # without a warden: we must not end ourselves
+                continue  # without a warden: the test must not kill itself
             with suppress(ProcessLookupError):
                 fd = os.pidfd_open(int(line))
                 self._stack.callback(os.close, fd)
@@ -101,7 +101,7 @@ class Watch:
         return len(self.alive)
 
     async def until(self, number):
-        """``number`` of them are alive at once, and the warden."""
+        """Wait until ``number`` of them and the warden are alive at once."""
         reported = asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.add_reader(self._fd, reported.set)
@@ -114,7 +114,7 @@ class Watch:
             loop.remove_reader(self._fd)
 
     def left(self):
-        """Those that are not gone in time, each with what it is."""
+        """Those that have not ended in time, each with its state."""
         self.take()
         return [
             (pid, _state(pid))
@@ -142,7 +142,7 @@ def watch(tmp_path):
 
 @pytest.fixture
 def stranger():
-    """Somebody else's process, a child of the same parent as the check's warden."""
+    """A foreign process, a child of the same parent as the check's warden."""
     process = subprocess.Popen([sys.executable, "-S", "-c", "import signal; signal.pause()"])
     yield process
     process.kill()
@@ -150,7 +150,7 @@ def stranger():
 
 
 @pytest.mark.parametrize("tree", TREES)
-async def test_a_check_that_is_stopped_leaves_nothing(tree, watch, stranger):
+async def test_a_stopped_check_leaves_no_process(tree, watch, stranger):
     check = ExecCheck(name="mine", command=watch.command(tree), timeout_s=1000)
     running = asyncio.create_task(run(check, 1000))
     await watch.until(SEEN.get(tree, 2))
@@ -163,7 +163,7 @@ async def test_a_check_that_is_stopped_leaves_nothing(tree, watch, stranger):
 
 
 @pytest.mark.parametrize("tree", ["a session of its own", "a double fork", "a flood"])
-async def test_a_check_that_is_late_leaves_nothing(tree, watch, stranger):
+async def test_a_late_check_leaves_no_process(tree, watch, stranger):
     late = asyncio.create_task(run(ExecCheck("mine", watch.command(tree), timeout_s=2.0), 1000))
     await watch.until(2)
     outcome = await late
@@ -174,8 +174,8 @@ async def test_a_check_that_is_late_leaves_nothing(tree, watch, stranger):
     assert stranger.poll() is None
 
 
-async def test_a_check_that_has_said_its_word_leaves_nothing(watch):
-    """A daemon that it has started, with pipes of its own, ends with the check, too."""
+async def test_a_finished_check_leaves_no_process(watch):
+    """A daemon that it has started, with its own pipes, ends with the check, too."""
     left = "child(lambda: (os.setsid(), os.close(1), stay()))"
     ends = f"{left}\nopen(sys.argv[1] + '.go').readline()\nos._exit(0)"
     os.mkfifo(f"{watch.fifo}.go")
@@ -215,7 +215,7 @@ def daemon(watch):
 
 
 @pytest.mark.parametrize("tree", ["a session of its own", "a double fork", "deaf to signals"])
-async def test_a_daemon_that_is_killed_leaves_nothing(tree, watch, daemon, stranger):
+async def test_a_killed_daemon_leaves_no_check_running(tree, watch, daemon, stranger):
     process = daemon(tree)
     await watch.until(2)
     process.kill()
@@ -224,14 +224,14 @@ async def test_a_daemon_that_is_killed_leaves_nothing(tree, watch, daemon, stran
     assert stranger.poll() is None
 
 
-async def test_a_check_whose_warden_is_killed_is_no_word_about_the_host(watch):
+async def test_a_check_whose_warden_is_killed_is_no_finding_about_the_host(watch):
     command = (sys.executable, "-S", "-c", REPORTS + "stay()", str(watch.fifo))
     running = asyncio.create_task(run(ExecCheck("mine", command), 1000))
     await watch.until(1)
     os.kill(next(iter(watch.alive)), signal.SIGKILL)
     outcome = await running
 
-    assert outcome == type(outcome)(CheckHealth.UNKNOWN, "was ended, and its warden with it")
+    assert outcome == type(outcome)(CheckHealth.UNKNOWN, "was killed together with its warden")
     assert watch.left() == []
 
 
@@ -264,7 +264,7 @@ except ChildProcessError:
     ("module", "call"), [("os", "pidfd_open"), ("signal", "pidfd_send_signal")]
 )
 def test_a_tree_is_ended_where_pidfds_are_refused(module, call, error):
-    """By an old kernel, a filter of system calls, or a limit."""
+    """Refused by an old kernel, a system call filter, or a limit."""
     done = subprocess.run(
         [sys.executable, "-c", REFUSED, module, error, call],
         capture_output=True,
@@ -276,7 +276,7 @@ def test_a_tree_is_ended_where_pidfds_are_refused(module, call, error):
 
 
 def test_a_tree_is_ended_although_proc_cannot_be_read_at_first():
-    """The system may be out of file descriptors for a moment."""
+    """The system may lack file descriptors for a moment."""
     once = """
 import os
 from tmd_detectors.exec import warden
@@ -297,12 +297,12 @@ os.listdir = refused
 
 
 def test_the_end_of_a_check_takes_less_than_a_reload_waits():
-    """Or a check that cannot be killed would end the detector: two at once may not run."""
+    """Otherwise a check that cannot be killed would end the detector: two must not run at once."""
     assert warden.PATIENCE_S < END_S < STOP_S
 
 
 def test_checks_leave_no_warnings_of_the_event_loop():
-    """The loop may close as soon as they are over."""
+    """The loop may close as soon as they end."""
     many = (
         "import asyncio\n"
         "from tmd_detectors.exec.detector import ExecCheck, run\n"

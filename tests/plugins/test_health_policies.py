@@ -1,4 +1,4 @@
-"""Policies that move ranks off hosts which still work: never by doubt, and saying why."""
+"""Policies that move ranks off hosts that still work: never without evidence, with a reason."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_every_rank_of_the_host_is_drained():
 
 
 def shared(*alerts, devices=()):
-    """h2 holds two ranks; ``devices`` are those of its workers."""
+    """h2 holds two ranks; ``devices`` are their workers' GPUs."""
     two = tuple(structs.replace(member("h2"), worker=f"h2/job/{n}.a") for n in (0, 1))
     record = structs.replace(RECORD, membership=Membership(1, (member("h1"), *two)))
     plain = host("h2", *alerts)
@@ -82,19 +82,19 @@ def test_a_finding_about_a_gpu_drains_those_that_use_it():
     assert moved(DrainDegraded(), shared(LOST, devices=devices)) == ["h2/job/1.a"]
 
 
-def test_a_gpu_that_others_were_known_to_use_moves_nobody_else():
-    """Its worker may have ended already."""
+def test_a_gpu_finding_moves_only_ranks_that_may_use_the_gpu():
+    """Its worker may have exited already."""
     assert moved(DrainDegraded(), shared(LOST, devices=[("pci:0000:1b:00.0",)] * 2)) == []
 
 
-def test_whoever_is_not_known_to_use_another_gpu_is_drained_too():
+def test_a_rank_with_an_unknown_gpu_is_drained_too():
     devices = [("pci:0000:3b:00.0",), ()]
 
     assert len(moved(DrainDegraded(), shared(LOST, devices=devices))) == 2
 
 
 def test_a_fatal_error_of_an_nvswitch_concerns_all_gpus_of_its_host():
-    """Their ranks leave while steps are committed; of an alert about it nobody leaves."""
+    """Their ranks leave while steps are committed; an alert about it moves none."""
     devices = [("pci:0000:1b:00.0",), ("pci:0000:3b:00.0",)]
     text = "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, {}, Link 63 LTSSM Fault Up"
 
@@ -108,7 +108,7 @@ def test_a_fatal_error_of_an_nvswitch_concerns_all_gpus_of_its_host():
 
 
 def test_a_finding_about_more_than_a_gpu_drains_all():
-    """The gravest is the reason of those whom it concerns."""
+    """The gravest one that concerns a rank is the reason for it."""
     devices = [("pci:0000:1b:00.0",), ("pci:0000:3b:00.0",)]
     view = shared(LOST, finding(entity="nic:mlx5_0/1", code="nic.flap"), devices=devices)
 
@@ -134,11 +134,11 @@ def test_the_gravest_finding_is_the_reason():
     ],
     ids=["warning", "info", "advise", "observe", "about a worker", "only came back"],
 )
-def test_less_drains_nothing(milder):
+def test_a_lesser_finding_drains_nothing(milder):
     assert moved(DrainDegraded(), cluster(host("h2", milder))) == []
 
 
-def test_what_only_came_back_drains_if_that_is_wanted():
+def test_a_recurring_finding_drains_if_configured():
     policy = DrainDegraded(DrainDegradedConfig(repeated=True))
 
     assert moved(policy, cluster(host("h2", finding(stated=Severity.WARNING)))) == [worker("h2")]
@@ -168,7 +168,7 @@ def test_a_slow_rank_is_moved_once_it_has_cost_as_much_as_a_move():
 
 
 def test_the_cost_of_a_move_is_what_moves_have_cost():
-    """From the switch to the first commit after it; only planned moves that were done count."""
+    """From the switch to the next first commit; only completed planned moves count."""
     marks = (Mark(Phase.PREPARE, 0.0), Mark(Phase.SWITCH, 50.0), Mark(Phase.DONE, 150.0))
     failover = planned(
         1, kind=PlanKind.FAILOVER, timeline=(Mark(Phase.SWITCH, 0), Mark(Phase.DONE, 999))
@@ -203,15 +203,15 @@ def test_the_reason_names_the_figures_and_the_witness():
     ],
     ids=["observes", "remark", "explains nothing", "saw nothing", "later", "earlier"],
 )
-def test_slowness_that_nothing_explains_moves_nobody(witness):
-    """As often as not it is the workload: a new host would be as slow."""
+def test_unexplained_slowness_moves_no_rank(witness):
+    """The workload is as often the cause: a new host would be as slow."""
     view = cluster(host("h2", slow(), witness, pace=pace(1e6)))
 
     assert moved(RebalanceStragglers(), view) == []
 
 
 @pytest.mark.parametrize("code", ["no_log", "no_events", "log_lost", "place_not_kept"])
-def test_what_a_detector_says_of_itself_explains_nothing(code):
+def test_a_detectors_findings_about_itself_are_no_evidence(code):
     witness = finding(code=f"xid.{code}", severity=Severity.WARNING, entity="host")
     view = cluster(host("h2", slow(), witness, pace=pace(1e6)))
 
@@ -220,7 +220,7 @@ def test_what_a_detector_says_of_itself_explains_nothing(code):
 
 @pytest.mark.parametrize(("severity", "leaves"), [("warning", False), ("fatal", True)])
 def test_an_error_of_a_switch_explains_something_only_if_it_is_fatal(severity, leaves):
-    """Also one that no table knows: the GPU on the link is not known."""
+    """Also an unknown error: the GPU on the link is unknown."""
     witness = finding(
         code="xid.sxid.99999", severity=Severity(severity), entity="nvswitch:0000:05:00.0"
     )
@@ -229,14 +229,14 @@ def test_an_error_of_a_switch_explains_something_only_if_it_is_fatal(severity, l
     assert bool(moved(RebalanceStragglers(), view)) is leaves
 
 
-def test_a_witness_on_another_host_is_none():
+def test_a_finding_on_another_host_is_no_witness():
     view = cluster(host("h2", slow(), pace=pace(1e6)), host("h3", WITNESS))
 
     assert moved(RebalanceStragglers(), view) == []
 
 
 @pytest.mark.parametrize(("gpu", "leaves"), [("1b", False), ("3b", True)])
-def test_a_gpu_that_somebody_else_uses_explains_nothing(gpu, leaves):
+def test_a_finding_about_another_ranks_gpu_is_no_evidence(gpu, leaves):
     witness = finding(code="nvml.slowed", entity=f"pci:0000:{gpu}:00.0")
     slowed = host("h2", slow(), witness, pace=pace(1e6))
     worker_of = structs.replace(slowed.workers[0], devices=("pci:0000:3b:00.0",))
@@ -285,7 +285,7 @@ def test_the_ranks_longest_in_place_move_when_a_period_is_over():
     assert moved(DAILY, cluster(SPARE, record=structs.replace(record, history=(late,)))) == []
 
 
-def test_without_a_standby_nothing_is_asked_for():
+def test_without_a_standby_there_is_no_verdict():
     assert moved(DAILY, cluster(host("h1", at=1e6))) == []
 
 
@@ -312,8 +312,8 @@ ALERTS = st.builds(
 
 
 @given(st.lists(ALERTS, max_size=8))
-def test_observe_and_advise_never_move_anybody(alerts):
-    """Whatever is raised, however grave, of whatever code, and however slow all ranks are."""
+def test_observe_and_advise_never_move_a_rank(alerts):
+    """Whatever is raised, however grave, with any code, and however slow all ranks are."""
     hosts = [host(name, *(a for a in alerts if a.host == name), pace=pace(1e9)) for name in HOSTS]
     view = cluster(*hosts)
 

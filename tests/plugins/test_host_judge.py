@@ -1,4 +1,4 @@
-"""What looks at the host mean."""
+"""Interpretation of the readings of a host."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DRIVER = Process(pid=7, started=1, name="nvidia-modeset", ticks=5)
 
 @pytest.fixture
 def see():
-    """Show facts at a time; returns (code, entity, severity or None if cleared)."""
+    """Feed facts at a time; returns (code, entity, severity or None if cleared)."""
     findings = HostFindings(HostLimits())
 
     def observe(now=0.0, spaces=(), hangs=None, clock=None, **facts):
@@ -36,7 +36,7 @@ def test_a_file_system_that_becomes_read_only_is_degraded(see):
     assert see(read_only={"/data": False}) == [("host.disk_read_only", "disk:/data", None)]
 
 
-def test_one_that_is_read_only_by_intent_is_no_fault(see):
+def test_an_intended_read_only_file_system_is_no_finding(see):
     assert see(read_only={"/": True}) == []
     assert see(read_only={"/": True}) == []
 
@@ -78,7 +78,7 @@ def test_a_count_since_boot_is_a_finding_when_it_grows(see, field, code):
 
 
 def test_a_driver_process_asleep_at_five_looks(see):
-    """Five checks a minute apart."""
+    """Five readings, a minute apart."""
     assert [see(60 * n, sleeping=(DRIVER,)) for n in range(4)] == [[], [], [], []]
     assert see(240, sleeping=(DRIVER,)) == [("host.driver_stuck", "host", Severity.DEGRADED)]
     assert see(300) == [("host.driver_stuck", "host", None)]
@@ -93,13 +93,13 @@ def test_a_driver_process_asleep_at_five_looks(see):
     ],
     ids=["it ran in between", "its pid was used again", "another process"],
 )
-def test_a_driver_process_that_only_happens_to_sleep_is_no_fault(see, other):
+def test_a_driver_process_that_sleeps_briefly_is_no_finding(see, other):
     said = [see(60 * n, sleeping=(DRIVER if n % 2 else other,)) for n in range(12)]
 
     assert said == [[]] * 12
 
 
-def test_a_clock_that_nothing_sets_is_said_after_half_an_hour(see):
+def test_an_unsynchronised_clock_is_reported_after_half_an_hour(see):
     loose, tight = Clock(synchronised=False, offset_s=0), Clock(synchronised=True, offset_s=0)
 
     assert see(0, clock=loose) == []

@@ -1,4 +1,4 @@
-"""Looking at the host: parsers on the kernel's formats, and this very machine."""
+"""Reading the host: parsers on the kernel's formats, and this machine."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_every_path_lies_on_some_mount(path):
     assert reader.read_only(path, {"/": frozenset({"ro"})}) is True
 
 
-def test_only_processes_of_the_driver_are_told(tmp_path):
+def test_only_processes_of_the_driver_are_reported(tmp_path):
     for pid, name in ((7, "nvidia-smi"), (8, "cp")):
         (tmp_path / str(pid)).mkdir()
         text = STAT.format(pid=pid, name=name, state="D", user=0, system=0, started=1)
@@ -91,7 +91,7 @@ def test_only_processes_of_the_driver_are_told(tmp_path):
     assert [p.name for p in found.sleeping] == ["nvidia-smi"]
 
 
-def test_a_kernel_that_tells_nothing_is_no_error(tmp_path):
+def test_a_kernel_without_the_facts_is_no_error(tmp_path):
     assert reader.facts(Question(("/",), ("*",), str(tmp_path))) == HostFacts(
         read_only={"/": False}
     )
@@ -107,13 +107,13 @@ def test_free_space_of_a_real_file_system(tmp_path):
 
 
 def test_the_real_clock_can_be_asked():
-    """As any user; where a filter forbids it nothing is known."""
+    """As any user; where a filter forbids it, the clock is unknown."""
     clock = reader.read_clock()
 
     assert clock is None or abs(clock.offset_s) < 10
 
 
-async def test_this_machine_answers_whole(tmp_path):
+async def test_this_machine_gives_a_complete_reading(tmp_path):
     answer = await ask(Question(("/", str(tmp_path)), ("nvidia*",)), timeout_s=60)
 
     assert answer is not None
@@ -130,7 +130,7 @@ def lines(*objects):
 SPACE = '["/",50.0,50.0]'
 
 
-def test_who_falls_silent_at_a_path_hangs_there():
+def test_a_reader_that_falls_silent_at_a_path_hangs_there():
     told = parse(lines("[{},null,4]", SPACE), ("/", "/net", "/tmp"), late=True)
 
     assert told is not None
@@ -138,8 +138,8 @@ def test_who_falls_silent_at_a_path_hangs_there():
     assert told.spaces == (Space("/", 50.0, 50.0),)
 
 
-def test_who_ends_early_does_not_hang():
-    """A filter of system calls ended it when it asked for the clock."""
+def test_a_reader_that_ends_early_does_not_hang():
+    """A system call filter killed it when it read the clock."""
     told = parse(lines("[]", SPACE), ("/",), late=False)
     broken = parse(lines("[]"), ("/",), late=False)
 
@@ -157,7 +157,7 @@ def test_the_clock_comes_last():
 
 
 @pytest.mark.parametrize("said", [[], [b"\n"], [b"garbage\n"], [b"[]\n", b"garbage\n"], [b"{}\n"]])
-def test_nonsense_is_no_answer(said):
+def test_an_invalid_answer_is_refused(said):
     assert parse(said, ("/",), late=False) is None
 
 
@@ -176,7 +176,7 @@ def test_a_silent_file_system_is_left_alone_for_longer_and_longer():
 
 
 async def test_the_detector_finds_a_file_system_that_is_too_full():
-    """Every real file system has less than 101 % free."""
+    """Every real file system has less than 101 % of free space."""
     context = FakeContext(HostDetectorConfig(poll_s=0.01, disks=("/",), disk_free_percent=101))
     async with aclosing(HostDetector().watch(context)) as signals:
         signal = await anext(signals)
@@ -185,7 +185,7 @@ async def test_the_detector_finds_a_file_system_that_is_too_full():
     assert signal.severity is Severity.WARNING
 
 
-async def test_no_reader_can_be_started():
+async def test_a_reader_that_cannot_start_gives_no_answer():
     """The host has no file descriptors left: no answer, no exception."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = len(os.listdir("/proc/self/fd"))

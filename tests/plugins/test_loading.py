@@ -85,7 +85,7 @@ def settings():
 # --- the contract, for every plug-in that is installed --------------------------------------------
 
 
-def test_what_ships_is_found():
+def test_shipped_plug_ins_are_found():
     assert {p.name for p in installed(DETECTOR_GROUP)} >= {"trainer"}
     assert {p.name for p in installed(POLICY_GROUP)} >= {
         "replace_failed",
@@ -96,7 +96,7 @@ def test_what_ships_is_found():
 
 @pytest.mark.parametrize("entry", installed(DETECTOR_GROUP), ids=lambda e: e.name)
 def test_every_detector_keeps_the_contract(entry):
-    """It can be created, has a default configuration, and says whether it can work here."""
+    """It can be created, has a default configuration, and reports whether it can work here."""
     detector, _ = load([entry], Detector, Plugins())[entry.name]
 
     assert isinstance(detector.Config(), DetectorConfig)
@@ -105,7 +105,7 @@ def test_every_detector_keeps_the_contract(entry):
 
 @pytest.mark.parametrize("entry", installed(POLICY_GROUP), ids=lambda e: e.name)
 def test_every_policy_keeps_the_contract(entry):
-    """It wants nothing of an empty cluster."""
+    """It gives no verdict on an empty cluster."""
     from tmd.plugin import ClusterView
 
     policy, _ = load([entry], Policy, Plugins())[entry.name]
@@ -113,8 +113,8 @@ def test_every_policy_keeps_the_contract(entry):
     assert list(policy.decide(ClusterView())) == []
 
 
-def test_what_ships_imports_only_the_public_api():
-    """No privilege: in a fresh process, plug-ins bring in tmd.plugin and what that is made of."""
+def test_shipped_plug_ins_import_only_the_public_api():
+    """No privilege: in a fresh process, plug-ins import only tmd.plugin and its dependencies."""
     code = (
         "import sys, tmd_detectors.trainer, tmd_policies.replace_failed\n"
         "import tmd_detectors.nic.detector, tmd_detectors.host.detector\n"
@@ -155,10 +155,10 @@ def test_the_folders_are_never_imported_under_their_own_names():
     assert "policies" not in sys.modules
 
 
-# --- strangers ------------------------------------------------------------------------------------
+# --- third-party plug-ins -------------------------------------------------------------------------
 
 
-def test_a_stranger_only_observes_until_it_is_told_otherwise(settings):
+def test_a_third_party_detector_observes_until_configured(settings):
     keen = point("keen")
     default = load_detectors(settings(), [keen])[0]
     told = load_detectors(settings(detectors={"keen": {"strategy": "act"}}), [keen])[0]

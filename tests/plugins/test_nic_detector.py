@@ -1,4 +1,4 @@
-"""The detector as a whole: on trees in the shape of sysfs, and on real interfaces."""
+"""The complete detector: on trees in the shape of sysfs, and on real interfaces."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Context:
 
 
 async def test_a_port_of_a_tree_goes_down_and_comes_back(tmp_path):
-    """Reader, process of its own, judge and signals together."""
+    """Reader, its process, judge and signals together."""
     tree = Tree(tmp_path)
     port = tree.rdma("mlx5_0", tree.pci("0000:00/0000:00:01.0"))
     roots = {"sys_root": str(tree.sys), "proc_root": str(tree.proc)}
@@ -62,7 +62,7 @@ async def test_a_port_of_a_tree_goes_down_and_comes_back(tmp_path):
     context.sleep = lambda seconds: _counted(context.polls, seconds)
     async with aclosing(NicDetector().watch(context)) as signals:
         first = asyncio.create_task(anext(signals))
-        await context.polls.get()  # it has been seen up
+        await context.polls.get()  # it was observed up
         tree.write(f"{port}/state", "1: DOWN")
         down = await first
         tree.write(f"{port}/state", "4: ACTIVE")
@@ -77,8 +77,8 @@ async def _counted(polls, seconds):
     await asyncio.sleep(seconds)
 
 
-async def test_a_reader_that_never_returns_is_said_and_left_behind(tmp_path):
-    """A FIFO without a writer holds the reading process as a wedged driver would."""
+async def test_a_hanging_reader_is_reported_and_abandoned(tmp_path):
+    """A FIFO without a writer blocks the reading process as a wedged driver would."""
     tree = Tree(tmp_path)
     port = tree.rdma("mlx5_0", tree.pci("0000:00/0000:00:01.0"))
     place = tree.sys / port / "state"
@@ -116,7 +116,7 @@ async def test_two_hung_readings_are_a_finding_about_the_reading(tmp_path, monke
 
 
 async def test_ports_are_asked_often_though_readings_hang(tmp_path, monkeypatch):
-    """The pause had doubled up to 256 polls: a port that was down by then was told 20 min late."""
+    """If the pause doubled up to 256 polls, a port that is down would be reported 20 min late."""
     monkeypatch.setattr("tmd_detectors.nic.detector.PATIENCE_S", 0.01)
     context = Context(poll_s=5.0, sys_root=str(tmp_path), proc_root=str(tmp_path))
     pauses = []

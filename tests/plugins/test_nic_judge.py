@@ -1,4 +1,4 @@
-"""What snapshots of network ports mean. Limits come from the reference on faults."""
+"""Interpretation of snapshots of network ports."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RAISED, CLEARED = State.RAISED, State.CLEARED
 
 @pytest.fixture
 def see():
-    """Show ports at a time; returns (code, severity or None if cleared)."""
+    """Feed ports at a time; returns (code, severity or None if cleared)."""
     findings = NicFindings(NicRules())
 
     def observe(now, *ports):
@@ -49,7 +49,7 @@ def counting(**counters):
 # --- links ----------------------------------------------------------------------------------------
 
 
-def test_down_is_said_after_its_hold_and_over_at_once(see):
+def test_down_is_raised_after_its_hold_and_cleared_at_once(see):
     see(0, PORT)
 
     assert see(5, DOWN) == []
@@ -59,12 +59,12 @@ def test_down_is_said_after_its_hold_and_over_at_once(see):
     assert see(25, PORT) == [("nic.down", None)]
 
 
-def test_a_port_that_was_never_up_is_no_fault(see):
-    """The first look is never fatal."""
+def test_a_port_that_was_never_up_is_no_finding(see):
+    """The first observed state is never fatal."""
     assert [see(t, DOWN) for t in (0, 100, 1000)] == [[], [], []]
 
 
-def test_an_expected_port_that_was_never_up_is_one():
+def test_an_expected_port_that_was_never_up_is_a_finding():
     findings = NicFindings(NicRules(expect=("mlx5_0/1",)))
     first = said(findings.observe(Snapshot((DOWN,)), 0))
 
@@ -72,14 +72,14 @@ def test_an_expected_port_that_was_never_up_is_one():
     assert said(findings.observe(Snapshot((DOWN,)), 10)) == [("nic.down", Severity.FATAL)]
 
 
-def test_a_state_that_says_nothing_changes_nothing(see):
+def test_an_unknown_state_changes_nothing(see):
     unknown = PORT._replace(up=None, state="2: INIT", rate_mb=None)
     see(0, PORT)
 
     assert [see(t, unknown) for t in (5, 50, 500)] == [[], [], []]
 
 
-def test_a_drop_outlives_the_recovery_by_ten_minutes(see):
+def test_a_drop_holds_ten_minutes_after_the_recovery(see):
     see(0, PORT)
     see(0, DOWN)
     down = see(10, DOWN)
@@ -94,7 +94,7 @@ def test_a_drop_outlives_the_recovery_by_ten_minutes(see):
 
 
 def test_a_link_that_came_up_in_between_has_not_dropped(see):
-    """``link_downed`` moved while it was down at each look."""
+    """``link_downed`` changed although it was down at each snapshot."""
     moved = DOWN._replace(counters={"link_downed": 1})
     see(0, PORT)
     see(0, DOWN)
@@ -160,7 +160,7 @@ def test_a_device_is_gone_after_three_looks_and_the_hold(see):
 
 
 def test_a_hold_alone_does_not_make_it_gone(see):
-    """Two looks far apart may both fall into a reset."""
+    """Two distant snapshots may both fall into a reset."""
     see(0, PORT)
 
     assert [see(t) for t in (50, 100)] == [[], []]
@@ -194,8 +194,8 @@ def test_lost_character_devices(see):
     assert see(20, whole) == [("nic.devices_missing", None)]
 
 
-def test_plain_ethernet_that_nobody_named_is_only_a_warning():
-    """It may carry anything; whom the operator names counts in full."""
+def test_an_unnamed_ethernet_port_is_only_a_warning():
+    """The job may not use it; a port that the operator names keeps its severity."""
     up = PORT._replace(name="eth1", identity="eth1", medium=Medium.ETHERNET)
     down = up._replace(up=False)
     stranger, named = NicFindings(NicRules()), NicFindings(NicRules(named=("eth*",)))
@@ -256,8 +256,8 @@ def test_limits(counter, quiet, loud, span_s, severity):
     assert found[1] is severity
 
 
-def test_the_first_reading_says_nothing(see):
-    """A counter tells of the past of the port, not of now."""
+def test_the_first_reading_gives_no_signal(see):
+    """A counter shows the past of the port, not the present."""
     assert see(0, counting(link_downed=7, symbol_error=60_000, rnr_nak_retry_err=9)) == []
 
 
@@ -283,7 +283,7 @@ def test_two_losses_of_the_link_within_ten_minutes(see):
     assert near == [("nic.link_downed", Severity.FATAL)]
 
 
-def test_a_reset_is_no_error_and_what_follows_counts(see):
+def test_a_counter_reset_is_no_error_and_later_errors_count(see):
     see(0, counting(rnr_nak_retry_err=40))
 
     assert see(5, counting(rnr_nak_retry_err=0)) == []
@@ -292,7 +292,7 @@ def test_a_reset_is_no_error_and_what_follows_counts(see):
 
 
 @pytest.mark.parametrize(("counter", "peg"), [("link_downed", 255), ("port_xmit_discards", 65535)])
-def test_a_counter_at_its_end_hides_errors_and_that_is_said(see, counter, peg):
+def test_a_saturated_counter_is_reported(see, counter, peg):
     see(0, counting(**{counter: 0}))
     pegged = see(5, counting(**{counter: peg}))
 
@@ -307,7 +307,7 @@ def test_errors_that_span_a_long_silence_are_no_burst(see):
     assert see(3600, counting(port_rcv_errors=2000)) == []
 
 
-def test_a_counter_that_could_not_be_read_is_judged_over_the_longer_time(see):
+def test_a_skipped_reading_is_judged_over_the_longer_time(see):
     see(0, counting(port_rcv_errors=0))
     see(5, counting())
 
@@ -316,7 +316,7 @@ def test_a_counter_that_could_not_be_read_is_judged_over_the_longer_time(see):
 
 
 def bursts(see, *starts):
-    """A second of errors above the limit at each of ``starts``; returns all that was said."""
+    """A second of errors above the limit at each of ``starts``; returns all signals."""
     out, value = see(starts[0] - 1, counting(port_rcv_errors=0)), 0
     for start in starts:
         out += see(start, counting(port_rcv_errors=value))
@@ -335,8 +335,8 @@ def test_fewer_closer_or_rarer_bursts_are_a_warning(see, starts):
 
 
 @given(st.lists(st.integers(0, 2**64), min_size=1, max_size=60), st.floats(0.1, 1000))
-def test_a_counter_that_only_falls_is_never_a_finding(values, step):
-    """Resets and nonsense of a driver raise nothing."""
+def test_a_falling_counter_is_never_a_finding(values, step):
+    """Resets and invalid values of a driver raise nothing."""
     history = CounterHistory(quiet_s=600)
     for n, value in enumerate(sorted(values, reverse=True)):
         holds = history.observe({"rnr_nak_retry_err": value}, n * step)
@@ -344,7 +344,7 @@ def test_a_counter_that_only_falls_is_never_a_finding(values, step):
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 400)), max_size=80))
-def test_what_is_cleared_was_raised_and_nothing_is_raised_twice(story):
+def test_only_raised_findings_clear_and_none_is_raised_twice(story):
     findings, now, raised = NicFindings(NicRules()), 0, set()
     for up, seconds in story:
         now += seconds

@@ -68,7 +68,7 @@ def test_a_roce_port_and_its_interface_are_one(tree):
 
 
 def test_efa_is_judged_by_its_interface(tree):
-    """EFA always says ACTIVE."""
+    """EFA always reports ACTIVE."""
     device = tree.pci("0000:00/0000:00:06.0", vendor="0x1d0f")
     tree.rdma("rdmap0s6", device, guid="0000:0000:0000:0000", driver="efa")
     tree.interface("ens6", device, operstate="down")
@@ -106,7 +106,7 @@ def test_states_of_an_ethernet_port(tree, operstate, up):
     assert port.rate_mb == (25000 if up else None)
 
 
-def test_left_out_are_default_route_virtual_functions_and_what_is_not_hardware(tree):
+def test_the_default_route_and_virtual_ports_are_not_watched(tree):
     tree.interface("eth0", tree.pci("0000:00/0000:00:01.0"))
     tree.interface("eth1", tree.pci("0000:00/0000:00:02.0"))
     function = tree.pci("0000:00/0000:00:02.1")
@@ -121,7 +121,7 @@ def test_left_out_are_default_route_virtual_functions_and_what_is_not_hardware(t
     assert list(read(tree)) == ["eth1"]
 
 
-def test_what_carries_the_default_route_is_left_out_to_the_bottom(tree):
+def test_all_lower_devices_of_the_default_route_are_not_watched(tree):
     """A VLAN on a bond on two ports, one of them a RoCE port."""
     first, second = tree.pci("0000:00/0000:00:01.0"), tree.pci("0000:00/0000:00:02.0")
     tree.interface("eth0", first)
@@ -134,7 +134,7 @@ def test_what_carries_the_default_route_is_left_out_to_the_bottom(tree):
     assert read(tree) == {}
 
 
-def test_whom_the_operator_names_is_watched_whatever_it_is(tree):
+def test_a_port_named_by_the_operator_is_always_watched(tree):
     tree.interface("eth0", tree.pci("0000:00/0000:00:01.0"))
     tree.interface("eth1", tree.pci("0000:00/0000:00:02.0"))
     tree.interface("veth7")
@@ -144,8 +144,8 @@ def test_whom_the_operator_names_is_watched_whatever_it_is(tree):
     assert list(read(tree, interfaces=("*",), exclude=("eth*",))) == ["veth7"]
 
 
-def test_a_file_that_refused_is_never_read_again(tree):
-    """The real EINVAL, of a real sysfs file; then the refusal is remembered."""
+def test_a_file_that_returned_einval_is_never_read_again(tree):
+    """The real EINVAL of a real sysfs file; then the file is skipped."""
     port = tree.rdma("mlx5_0", tree.pci("0000:00/0000:00:01.0"))
     place = tree.sys / port / "counters/port_rcv_errors"
     place.unlink()
@@ -168,7 +168,7 @@ def test_counters_can_be_left_alone(tree):
     assert read(tree, no_counters=("mlx5_*",))["mlx5_0/1"].counters == {}
 
 
-def test_a_counter_without_a_number_is_none(tree):
+def test_a_counter_without_a_number_is_ignored(tree):
     port = tree.rdma("mlx5_0", tree.pci("0000:00/0000:00:01.0"))
     tree.write(f"{port}/counters/symbol_error", "N/A (no PMA)")
 
@@ -197,7 +197,7 @@ def test_a_gpu_on_the_very_path_is_never_farther_than_another(parts, other):
 
 @given(st.text())
 def test_no_text_of_the_kernel_breaks_a_parser(text):
-    """Hostile input gives nothing, never an exception."""
+    """Hostile input yields nothing, never an exception."""
     for parse in (_default_v4, _default_v6):
         assert all(isinstance(name, str) for name in parse(text))
     assert _ib_rate(text) is None or text.partition(" ")[2].startswith("Gb/sec")
@@ -221,7 +221,7 @@ def test_an_empty_host_has_no_ports(tmp_path):
 
 
 def test_a_default_route_that_moves_changes_no_port_in_scope(tree):
-    """Else the port it moves to would seem gone."""
+    """Otherwise the port it moves to would seem gone."""
     tree.interface("eth0", tree.pci("0000:00/0000:00:01.0"))
     tree.interface("eth1", tree.pci("0000:00/0000:00:02.0"))
     tree.default_route("eth0")

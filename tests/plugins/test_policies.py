@@ -75,7 +75,7 @@ def plan(kind=PlanKind.FAILOVER, phase=Phase.RECOVER, dead=(), new=RECORD.member
 # --- replace_failed -------------------------------------------------------------------------------
 
 
-def test_all_well_wants_nothing():
+def test_a_healthy_cluster_gives_no_verdict():
     assert failed(view(*map(host, HOSTS))) == []
 
 
@@ -87,7 +87,7 @@ def test_an_exit_with_an_error_is_a_failure_even_before_its_alert():
     ]
 
 
-def test_who_begins_to_end_is_a_failure_before_it_is_known_how():
+def test_an_exiting_worker_is_a_failure_before_its_exit_code_is_known():
     begins = Exit(worker("h1"), "job", None, at=0.0)
 
     assert failed(view(host("h1", exits=(begins,)), host("h2"), host("h3"))) == [
@@ -95,7 +95,7 @@ def test_who_begins_to_end_is_a_failure_before_it_is_known_how():
     ]
 
 
-def test_the_end_of_training_is_none():
+def test_the_end_of_training_is_no_failure():
     ended = Exit(worker("h1"), "job", 0, at=0.0)
 
     assert failed(view(host("h1", exits=(ended,)))) == []
@@ -136,19 +136,19 @@ def test_a_silent_host_that_a_stuck_member_suspects_is_a_failure():
     assert failed(cluster) == [(worker("h1"), "host.silent")]
 
 
-def test_a_silent_host_alone_is_not():
-    """A daemon may be restarted while its trainers go on."""
+def test_a_silent_host_alone_replaces_no_worker():
+    """A daemon may restart while its trainers continue."""
     assert failed(view(host("h2"), host("h3"))) == []
 
 
-def test_a_suspect_whose_host_speaks_is_not():
+def test_a_suspect_with_a_live_host_is_not_replaced():
     cluster = view(host("h1"), host("h2", stuck("h2", worker("h1"))), host("h3"))
 
     assert failed(cluster) == []
 
 
 def test_a_seen_failure_explains_the_suspicion():
-    """h3 ended; that h2 also suspects h1, whose daemon is away, is its echo."""
+    """h3 exited; that h2 also suspects h1, whose daemon is down, follows from it."""
     ended = Exit(worker("h3"), "job", -9, at=0.0)
     suspecting = stuck("h2", worker("h1"), worker("h3"))
     cluster = view(host("h2", suspecting), host("h3", exits=(ended,)))
@@ -190,8 +190,8 @@ def test_a_rank_that_stands_on_a_lost_gpu_is_a_failure():
     ],
     ids=["not long", "lately", "long steps", "stuck", "another gpu", "advise", "degraded"],
 )
-def test_a_fatal_finding_alone_is_not(status, finding):
-    """As long as the job may go on, handing over in an orderly way is the lesser harm."""
+def test_a_fatal_finding_alone_replaces_no_worker(status, finding):
+    """While the job may continue, an orderly hand-over does less harm."""
     assert failed(view(host("h1", status, alerts=(finding,)), host("h2"), host("h3"))) == []
 
 
@@ -202,7 +202,7 @@ def test_how_long_is_waited_for_a_rank_that_stands_can_be_set():
     assert ReplaceFailed(ReplaceFailedConfig(patience_s=4.0)).decide(hung) == []
 
 
-def test_who_is_already_named_dead_is_not_named_again():
+def test_a_worker_named_dead_is_not_named_again():
     record = structs.replace(RECORD, plan=plan(dead=(worker("h1"),)))
     ended = Exit(worker("h1"), "job", -9, at=0.0)
 
@@ -243,7 +243,7 @@ def test_a_drain_moves_every_rank_of_the_host():
     assert "ann" in verdict.reason
 
 
-def test_a_drain_of_a_host_without_ranks_wants_nothing():
+def test_a_drain_of_a_host_without_ranks_gives_no_verdict():
     request = DrainRequest(host="h9", id="r")
 
     assert DrainRequested().decide(view(*map(host, HOSTS), drains=(request,))) == []
@@ -259,7 +259,7 @@ def test_a_drain_is_served_once():
     assert DrainRequested().decide(view(*map(host, HOSTS), record=record, drains=(new,))) != []
 
 
-def test_observe_only_never_wants_anything():
+def test_observe_only_never_gives_a_verdict():
     ended = Exit(worker("h1"), "job", -9, at=0.0)
     request = DrainRequest(host="h2", id="r")
 

@@ -1,4 +1,4 @@
-"""What the straggler detector says of its host's workers."""
+"""The straggler detector's findings about its host's workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def event(pace, *, activity=Activity.TRAINING, rank=1, **changes):
     )
 
 
-def told(*events):
+def signals(*events):
     findings = StragglerFindings()
     return [(s.code, s.state) for e in events for s in findings.observe(e)]
 
@@ -30,7 +30,7 @@ def told(*events):
 RAISED, CLEARED = (SLOW, State.RAISED), (SLOW, State.CLEARED)
 
 
-def test_a_slow_worker_is_told_once_with_figures_and_cleared_once():
+def test_a_slow_worker_is_raised_once_with_figures_and_cleared_once():
     findings = StragglerFindings()
     events = (event(WELL), event(SLOWED), event(SLOWED), event(WELL), event(WELL))
     raised, cleared = [s for e in events for s in findings.observe(e)]
@@ -51,8 +51,8 @@ def test_a_slow_worker_is_told_once_with_figures_and_cleared_once():
     ],
     ids=["ended", "forgotten", "holds no rank", "says nothing of it"],
 )
-def test_it_is_over_when_the_worker_does_not_compute_the_rank_any_more(over):
-    assert told(event(SLOWED), over) == [RAISED, CLEARED]
+def test_slowness_clears_when_the_worker_loses_the_rank(over):
+    assert signals(event(SLOWED), over) == [RAISED, CLEARED]
 
 
 @pytest.mark.parametrize(
@@ -61,14 +61,14 @@ def test_it_is_over_when_the_worker_does_not_compute_the_rank_any_more(over):
     ids=["not connected", "stuck"],
 )
 def test_doubt_changes_nothing(doubtful):
-    assert told(doubtful, event(SLOWED), doubtful) == [RAISED]
+    assert signals(doubtful, event(SLOWED), doubtful) == [RAISED]
 
 
-def test_a_job_that_got_slower_is_told_by_rank_0_alone():
+def test_only_rank_0_reports_a_job_that_got_slower():
     slower = structs.replace(WELL, group_slow=True)
 
-    assert told(event(slower), event(slower)) == []
-    assert told(event(slower, rank=0), event(WELL, rank=0)) == [
+    assert signals(event(slower), event(slower)) == []
+    assert signals(event(slower, rank=0), event(WELL, rank=0)) == [
         (JOB_SLOW, State.RAISED),
         (JOB_SLOW, State.CLEARED),
     ]
@@ -80,7 +80,7 @@ def test_it_is_about_the_job():
     assert (signal.entity, signal.severity) == ("job:job", Severity.WARNING)
 
 
-async def test_the_detector_hears_the_workers_of_its_host():
+async def test_the_detector_gets_the_workers_of_its_host():
     context = FakeContext()
     context.tell(event(SLOWED))
     signals = StragglerDetector().watch(context)

@@ -65,26 +65,26 @@ def test_an_exit_with_an_error_is_fatal_and_belongs_to_the_job():
     assert "signal 9" in signal.message
 
 
-def test_each_thing_is_said_once(see):
+def test_each_finding_is_reported_once(see):
     first = see(ends(1))
 
     assert first == [(EXITED, State.RAISED)]
     assert see(ends(1)) == []
 
 
-def test_the_end_of_training_is_no_fault(see):
+def test_the_end_of_training_is_no_finding(see):
     assert see(ends(0)) == []
 
 
 def test_how_it_ended_is_worth_waiting_for(see):
-    """While the kernel takes it apart nobody knows; the policy does not wait for this."""
+    """The exit code is unknown until the kernel is done; the policy does not wait for this."""
     see(speaks(silent_s=6))
 
     assert see(ends(None)) == []
     assert see(ends(-9)) == [(STALLED, State.CLEARED), (EXITED, State.RAISED)]
 
 
-def test_what_the_host_forgets_is_cleared(see):
+def test_forgotten_exits_clear_their_findings(see):
     see(ends(1))
 
     assert see(ends(1, forgotten=True)) == [(EXITED, State.CLEARED)]
@@ -97,14 +97,14 @@ def test_a_silent_trainer_is_stalled_until_it_speaks(see):
     assert see(speaks(silent_s=0.1)) == [(STALLED, State.CLEARED)]
 
 
-def test_the_exit_of_a_stalled_trainer_says_more(see):
+def test_the_exit_of_a_stalled_trainer_replaces_the_stall(see):
     see(speaks(silent_s=6))
 
     assert see(ends(-9)) == [(STALLED, State.CLEARED), (EXITED, State.RAISED)]
 
 
-def test_who_is_not_connected_is_not_accused(see):
-    """Its daemon or its link may be at fault; the launcher tells of exits."""
+def test_an_unconnected_worker_is_not_reported(see):
+    """Its daemon or its link may be at fault; the launcher reports exits."""
     assert see(speaks(silent_s=100, connected=False)) == []
 
 
@@ -126,7 +126,7 @@ def test_standing_still_of_its_own_accord_is_hanging(see):
     ],
     ids=["waits for others", "stuck", "standby", "starting"],
 )
-def test_who_waits_for_others_does_not_hang(see, innocent):
+def test_a_worker_that_waits_for_others_does_not_hang(see, innocent):
     see(speaks(), now=0)
     see(speaks(innocent), now=599)
 
@@ -146,7 +146,7 @@ def test_a_new_epoch_is_progress(see):
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])
-def test_a_loss_that_is_no_number_is_told_and_moves_nothing(loss):
+def test_a_nan_loss_is_reported_and_moves_no_rank(loss):
     """A WARNING: a new host would compute the same."""
     findings = TrainerFindings(CONFIG)
     wrong, right = structs.replace(STATUS, loss=loss), structs.replace(STATUS, loss=1.5)
@@ -166,13 +166,13 @@ def test_an_ordinary_loss_is_no_finding(see):
     assert see(speaks(structs.replace(STATUS, loss=0.0))) == []
 
 
-def test_the_exit_of_a_trainer_ends_what_was_said_of_its_loss(see):
+def test_the_exit_of_a_trainer_clears_its_loss_finding(see):
     see(speaks(structs.replace(STATUS, loss=float("nan"))))
 
     assert see(ends(0)) == [(NAN_LOSS, State.CLEARED)]
 
 
-def test_a_kill_for_memory_is_told_beside_the_exit():
+def test_a_kill_for_memory_is_reported_with_the_exit():
     findings = TrainerFindings(CONFIG)
     said = [(s.code, s.severity) for s in findings.observe(ends(-9), 0.0, starved=True)]
     again = list(findings.observe(ends(-9), 1.0))
@@ -192,12 +192,12 @@ def test_kills_are_those_since_the_last_look(tmp_path):
     file.write_text("oom_kill 4\n")
     grown, told = kills.grew(), kills.grew()
     file.write_text("oom_kill 5\n")
-    kills.look(FRESH_S)  # so old a kill explains no exit of now
+    kills.look(FRESH_S)  # a kill this old explains no exit
 
     assert (same, grown, told, kills.grew()) == (False, True, False, False)
 
 
-def test_a_kernel_that_does_not_count_is_no_error(tmp_path):
+def test_a_kernel_without_the_counter_is_no_error(tmp_path):
     kills = Kills(tmp_path)
     kills.look(0.0)
 
@@ -222,8 +222,8 @@ async def test_the_detector_joins_exit_and_count(tmp_path, code, count, starved)
     assert said.code == (OUT_OF_MEMORY if starved else EXITED)
 
 
-def test_a_checkpoint_that_came_to_nothing_is_told_until_there_is_one(see):
-    """For people: a new host would have the same disk."""
+def test_a_missed_checkpoint_is_raised_until_one_succeeds(see):
+    """For people: a new host would use the same disk."""
     missed = structs.replace(STATUS, missed=MissedCheckpoint(10, "No space left on device", 1))
     again = structs.replace(STATUS, missed=MissedCheckpoint(20, "No space left on device", 2))
     (signal,) = TrainerFindings(CONFIG).observe(speaks(missed), 0.0)
@@ -236,7 +236,7 @@ def test_a_checkpoint_that_came_to_nothing_is_told_until_there_is_one(see):
     assert see(speaks()) == [(NO_CHECKPOINT, State.CLEARED)]
 
 
-def test_a_checkpoint_of_a_worker_that_has_ended_is_nobodys_any_more(see):
+def test_an_exit_clears_the_missed_checkpoint_of_the_worker(see):
     see(speaks(structs.replace(STATUS, missed=MissedCheckpoint(10, "No space left on device", 1))))
 
     assert see(ends(0)) == [(NO_CHECKPOINT, State.CLEARED)]
@@ -272,7 +272,7 @@ def test_a_standby_that_refuses_a_plan_is_a_finding_with_its_reason(see):
     assert see(speaks(STANDBY)) == [(REFUSED, State.CLEARED)]
 
 
-def test_the_end_of_a_standby_is_told_from_that_of_a_rank():
+def test_the_exit_of_a_standby_is_distinguished_from_that_of_a_rank():
     def message(status):
         event = structs.replace(ends(1), status=status)
         (signal,) = TrainerFindings(CONFIG).observe(event, 0.0)

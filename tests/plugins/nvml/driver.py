@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 XID, NOWHERE = 0x8, 0xFFFFFFFF
-"""The kind of an event of an XID; the MIG instance of one that is of none."""
+"""The kind of an XID event; the MIG instance of an event without one."""
 SOURCE = Path(__file__).with_name("shim.c")
 
 
 class Script:
-    """What the driver answers; every call reads it again."""
+    """The driver's answers; every call reads it again."""
 
     def __init__(self, file):
         self._file = file
@@ -23,7 +23,7 @@ class Script:
         self._events = None
 
     def event(self, gpu, data, *, kind=XID, instance=NOWHERE):
-        """Whoever waits for events, now or later, is given one."""
+        """Give one event to the process that waits for events, now or later."""
         if self._events is None:
             place = self._file.with_name(f"{self._file.name}.events")
             os.mkfifo(place)
@@ -35,7 +35,7 @@ class Script:
             os.close(self._events)
 
     def put(self, facts):
-        """``None`` takes a line away."""
+        """Set a line; ``None`` removes it."""
         self._lines |= facts
         lines = [f"{key} {value}\n" for key, value in self._lines.items() if value is not None]
         draft = self._file.with_suffix(".new")
@@ -60,7 +60,7 @@ def shim(tmp_path_factory):
 
 @pytest.fixture
 def script(shim, tmp_path, monkeypatch):
-    """The script of a driver with two healthy GPUs, for processes started from now on."""
+    """The script of a driver with two healthy GPUs, for processes that start later."""
     file = tmp_path / "script"
     monkeypatch.setenv("LD_LIBRARY_PATH", str(shim))
     monkeypatch.setenv("NVML_SHIM", str(file))

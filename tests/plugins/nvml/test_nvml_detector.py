@@ -105,7 +105,7 @@ async def test_a_gpu_that_is_lost_later_is_still_known(probe, script):
     assert (lost.pci, lost.codes) == (SECOND, {"nvmlDeviceGetHandleByIndex": 15})
 
 
-async def test_a_driver_that_comes_later_is_used(probe, script):
+async def test_a_driver_loaded_later_is_used(probe, script):
     script.put({"nvmlInitWithFlags.ret": 9})
     without = await probe.ask(30)
     script.put({"nvmlInitWithFlags.ret": None})
@@ -114,7 +114,7 @@ async def test_a_driver_that_comes_later_is_used(probe, script):
     assert len((await probe.ask(30)).gpus) == 2
 
 
-async def test_what_sysfs_shows_of_the_driver(probe, tmp_path):
+async def test_gpus_bound_to_the_driver_are_read_from_sysfs(probe, tmp_path):
     devices = {FIRST: "0x030200", "0000:3e:00.0": "0x068000", "0000:3f:00.0": "0x030000"}
     for name, kind in devices.items():
         device = tmp_path / "sys/bus/pci/drivers/nvidia" / name
@@ -150,7 +150,7 @@ async def test_a_sick_gpu_becomes_a_signal_and_is_cleared(watch, script):
     assert "uuid GPU-1" in raised.evidence
 
 
-async def test_a_driver_that_never_returns_is_a_finding_until_it_does(watch, script):
+async def test_a_hanging_driver_is_a_finding_until_it_returns(watch, script):
     script.put({"nvmlDeviceGetCount_v2.delay": "inf"})
     async with watch(deadline_s=0.5) as signals:
         first, second = await anext(signals), await anext(signals)
@@ -164,7 +164,7 @@ async def test_a_driver_that_never_returns_is_a_finding_until_it_does(watch, scr
 
 
 def test_the_daemon_can_stop_while_the_driver_hangs(script, tmp_path):
-    """asyncio.run returns, and with it the process, though the look never does."""
+    """asyncio.run returns, and the process ends, although the reading never does."""
     script.put({"nvmlDeviceGetCount_v2.delay": "inf"})
     code = (
         "import asyncio, sys\n"

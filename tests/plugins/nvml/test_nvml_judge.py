@@ -1,4 +1,4 @@
-"""What a look at the GPUs means."""
+"""Interpretation of the readings of GPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVERY_S = 10.0
 
 
 class Host:
-    """Looks every ten seconds."""
+    """Reads every ten seconds."""
 
     def __init__(self, gpus=0):
         self.judge = Judge(gpus)
@@ -26,7 +26,7 @@ class Host:
         return self.shows(NvmlReport(gpus=(GPU._replace(**changes),)), times)
 
     def shows(self, report, times=1):
-        """(code without prefix, severity, state) of all signals about the last of the looks."""
+        """(code without prefix, severity, state) of all signals of the last reading."""
         for _ in range(times):
             self._now += EVERY_S
             found = list(self.judge.observe(report, self._now))
@@ -42,7 +42,7 @@ def host():
     return Host()
 
 
-def test_a_healthy_gpu_says_nothing(host):
+def test_a_healthy_gpu_gives_no_signal(host):
     assert host.sees(times=100) == []
 
 
@@ -79,13 +79,13 @@ def test_a_lighter_action_takes_the_heavier_back(host):
 
 
 @pytest.mark.parametrize("code", [11, 14, 15, 16])
-def test_a_return_code_that_means_a_fault_is_one(host, code):
+def test_a_return_code_that_means_a_fault_is_a_finding(host, code):
     assert host.sees(codes={"f": 3, "g": code}) == [("gpu_broken", FATAL, RAISED)]
     assert host.sees() == [("gpu_broken", FATAL, CLEARED)]
 
 
 @pytest.mark.parametrize("code", [2, 3, 4, 13, 19])
-def test_a_fact_that_is_not_to_be_had_is_none(host, code):
+def test_an_unavailable_fact_is_none(host, code):
     assert host.sees(codes={"f": code}, times=10) == []
 
 
@@ -108,7 +108,7 @@ def test_memory_that_needs_care_is_left_in_good_time(host, fact):
 
 
 def test_only_new_uncorrectable_errors_count(host):
-    """By themselves they are fatal; a driver that asks for nothing has contained them."""
+    """They are fatal by themselves; a driver that requests no recovery has contained them."""
     old = [host.sees(uncorrected=5), host.sees(uncorrected=5)]
     contained = host.sees(uncorrected=6)
     another = Host()
@@ -121,7 +121,7 @@ def test_only_new_uncorrectable_errors_count(host):
 
 
 @pytest.mark.parametrize("bit", [0x8, 0x40, 0x80])
-def test_a_forced_slow_down_is_told_and_six_in_ten_minutes_are_too_many(host, bit):
+def test_a_forced_slow_down_is_reported_and_six_in_ten_minutes_degrade(host, bit):
     assert host.sees(reasons=bit) == [("slowed", WARNING, RAISED)]
     assert host.sees(reasons=bit, times=4) == []
     assert host.sees(reasons=bit) == [("slowed", DEGRADED, RAISED)]
@@ -165,7 +165,7 @@ def test_a_link_that_was_up_and_stays_down(host):
 
 
 def test_a_link_is_bad_when_most_of_its_last_looks_are(host):
-    """More than 15 of 30; the first look is the baseline."""
+    """More than 15 of 30; the first reading is the baseline."""
     seen = [host.sees(link_errors=n) for n in range(100, 116)]
 
     assert seen == [[]] * 16
@@ -198,7 +198,7 @@ def test_a_gpu_that_nvml_never_showed_may_belong_to_another_container(host):
     assert host.shows(report, times=3) == [("missing", WARNING, RAISED)]
 
 
-def test_a_driver_that_goes_is_fatal_and_one_that_never_was_is_not(host):
+def test_a_vanished_driver_is_fatal_and_an_absent_one_is_not(host):
     gone = NvmlReport(codes={"nvmlInit": 9})
     never = Host().shows(gone)
     host.shows(HEALTHY)
@@ -208,7 +208,7 @@ def test_a_driver_that_goes_is_fatal_and_one_that_never_was_is_not(host):
     assert host.shows(HEALTHY) == [("driver", FATAL, CLEARED)]
 
 
-def test_another_error_of_the_library_is_told(host):
+def test_another_library_error_is_reported(host):
     assert host.shows(NvmlReport(codes={"nvmlInit": 18})) == [("failed", WARNING, RAISED)]
     assert host.shows(HEALTHY) == [("failed", WARNING, CLEARED)]
 

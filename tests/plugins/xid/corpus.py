@@ -1,4 +1,4 @@
-"""Lines as drivers have written them, one of each form, with what they say."""
+"""Lines of drivers, one of each form, with their parsed values."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LINES = [
 ]
 
 LOST_ALONE = [
-    # How a lost GPU is told without a number, with its PCI address.
+    # Texts about a lost GPU without a number, with its PCI address.
     ("GPU 18:00.0: GPU has fallen off the bus", "0000:18:00.0"),
     ("NVRM: GPU 18:00.0: GPU has fallen off the bus.", "0000:18:00.0"),
     ("NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.", "0000:18:00.0"),
@@ -79,7 +79,7 @@ NOISE = [
     "[tag] NVRM: Xid (PCI:0000:03:00): 79, GPU has fallen off the bus.",
     "NVRM: The NVIDIA GPU",
     "NVRM: fallen off the bus",
-    # Somebody else's line that quotes one of the driver.
+    # A line of another program that quotes the driver.
     'audit: comm="NVRM: Xid (PCI:0000:03:00): 79, GPU has fallen off the bus."',
     " NVRM: Xid (PCI:0000:03:00): 79, GPU has fallen off the bus.",
 ]
@@ -99,7 +99,7 @@ def open_pipe(place) -> int:
     """A named pipe that keeps records apart as the log does, open for both ends; never blocks."""
     os.mkfifo(place)
     pipe = os.open(place, os.O_RDWR)
-    # Not when it is opened: some file systems refuse that.
+    # Not at opening: some file systems refuse that.
     fcntl.fcntl(pipe, fcntl.F_SETFL, os.O_DIRECT | os.O_NONBLOCK)
     fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     return pipe

@@ -1,4 +1,4 @@
-"""A kernel log that a test writes."""
+"""A kernel log written by a test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Log:
         self._seq = 0
 
     def write(self, text, **changes):
-        """Append a record; a gap before it is ``lost`` records long."""
+        """Append a record, after a gap of ``lost`` records."""
         self._seq += 1 + changes.pop("lost", 0)
         self.ours.send(record(text, self._seq, **changes))
 

@@ -1,4 +1,4 @@
-"""Lines of the NVSwitch driver, each with what is said about it."""
+"""Lines of the NVSwitch driver, each with the resulting finding."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ LINES = [
         "Fault Up",
         ("0000:05:00.0", 20034, 62, FATAL),
     ),
-    # Not fatal by its own word, or by the table, or by neither.
+    # Not fatal by the line, or by the table, or by both.
     (
         "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 19047, Non-fatal, Link 51 NCISOC HDR ECC DBE",
         ("0000:05:00.0", 19047, 51, WARNING),
@@ -100,7 +100,7 @@ LINES = [
         "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 99999, Fatal, Link 12 something new",
         ("0000:05:00.0", 99999, 12, WARNING),
     ),
-    # What follows a report, while that is not there.
+    # Lines that follow a report, here without it.
     (
         "nvidia-nvswitch2: SXid (PCI:0000:07:00.0): 20034, Severity 1 Engine instance 60 "
         "Sub-engine instance 00",

@@ -1,4 +1,4 @@
-"""What follows from an error of an NVSwitch."""
+"""The consequences of NVSwitch errors."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def test_every_form_is_judged(switches, text, said):
 
 
 @pytest.mark.parametrize("text", NOISE)
-def test_what_is_no_error_of_a_switch_is_none(text):
+def test_other_lines_are_no_switch_error(text):
     assert read(text) is None
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [1, 2, 0], [2, 0, 1]])
 def test_the_lines_of_one_error_are_one_finding(switches, order):
-    """Whatever their order: a finding that began with a description becomes the report's."""
+    """In any order: a finding that began with a description becomes that of the report."""
     lines = [REPORT, *FOLLOWS]
     signals = hears(switches, *(lines[n] for n in order))
     (*counted,) = switches.flush()
@@ -90,7 +90,7 @@ def test_a_fatal_error_stays_until_a_new_boot_and_the_rest_ends_by_silence(switc
     assert [s.code for s in Switches(TABLE, switches.grave(), 0.0).restated()] == ["xid.sxid.20034"]
 
 
-def test_a_switch_that_is_cool_again_says_so(switches):
+def test_a_switch_that_has_cooled_down_clears_its_finding(switches):
     hot = LINES[12][0]
     signals = hears(switches, hot, hot.replace("10004", "10005"))
 
@@ -101,7 +101,7 @@ def test_a_switch_that_is_cool_again_says_so(switches):
 
 
 @pytest.mark.parametrize("row", TABLE.rows.values(), ids=[str(n) for n in TABLE.rows])
-def test_nothing_moves_anybody_unless_table_and_line_call_it_fatal(row):
+def test_ranks_move_only_if_table_and_line_call_the_error_fatal(row):
     def severities(word):
         text = f"nvidia-nvswitch0: SXid (PCI:0000:05:00.0): {row.sxid}, {word}Link 01 words"
         return {s.severity for s in hears(Switches(TABLE, (), 0.0), text)}
@@ -112,16 +112,16 @@ def test_nothing_moves_anybody_unless_table_and_line_call_it_fatal(row):
     assert fails <= (row.fatal.value != "no")
 
 
-def test_an_error_says_what_it_touches(switches):
+def test_an_error_names_the_affected_gpus(switches):
     fatal, other = hears(switches, REPORT, LINES[2][0])
 
     assert "all GPUs of the host" in fatal.message
-    assert "does not say which GPU" in other.message
+    assert "does not name the GPU" in other.message
     assert "on link 32 (SXid 12028)" in other.message
     assert fatal.evidence[:2] == (REPORT, "rule: the table and the line call it fatal")
 
 
-def test_the_table_says_where_it_is_from():
+def test_the_table_states_its_source():
     assert isinstance(TABLE, Sheet)
     assert "Fabric Manager user guide" in TABLE.origin
     assert {row.sources for row in TABLE.rows.values()} <= {"G", "M", "GM"}
@@ -131,7 +131,7 @@ def test_the_table_says_where_it_is_from():
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ("20034,up,no,link,fail", "not fatal"),
+        ("20034,up,no,link,fail", "only a fatal"),
         ("20034,up,fatal,link,drain", "no verdict drain"),
         ("20034,up,fatal,port,fail", "port"),
         ("x,up,fatal,link,fail", "int"),
@@ -145,7 +145,7 @@ def test_a_wrong_row_is_an_error_with_its_place(row, said):
 
 
 @given(st.text(max_size=40))
-def test_no_words_make_the_parser_fail(text):
+def test_no_text_makes_the_parser_fail(text):
     for line in (text, f"nvidia-nvswitch0: SXid{text}", f"{UP}{text}", f"[{text}"):
         fault = read(line)
         if fault is not None:
@@ -155,7 +155,7 @@ def test_no_words_make_the_parser_fail(text):
 # --- in the detector ------------------------------------------------------------------------------
 
 
-async def test_the_detector_tells_of_switches_and_gpus_and_remembers_both(log, tmp_path):
+async def test_the_detector_reports_and_remembers_switches_and_gpus(log, tmp_path):
     found = []
     for _ in range(2):
         async with signals_of(XidDetector(log.open), XidConfig(), tmp_path) as signals:

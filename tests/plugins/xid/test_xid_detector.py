@@ -26,7 +26,7 @@ GPU = "pci:0000:03:00.0"
 
 @pytest.fixture
 def watch(log, tmp_path):
-    """The signals of a detector that reads ``log``; its folder outlives it."""
+    """The signals of a detector that reads ``log``; its folder is kept."""
 
     def run(config=None):
         return signals_of(XidDetector(log.open), config or XidConfig(), tmp_path)
@@ -58,9 +58,9 @@ async def test_lines_of_user_space_are_ignored_unless_admitted(log, watch):
         assert (await anext(signals)).code == "xid.79"
 
 
-async def test_after_a_restart_nothing_is_told_twice_and_nothing_is_lost(log, watch):
-    """An alert that moves nothing is over with the restart; the lines before it are not read
-    again, though a new reader begins with the oldest, and those written meanwhile are."""
+async def test_a_restart_neither_repeats_nor_loses_a_report(log, watch):
+    """A restart clears an alert that moves no rank. Lines read before it are not read again,
+    although a new reader starts with the oldest; lines written in the meantime are."""
     lines = [GONE.replace("79", str(n)) for n in (13, 31, 8)]
     log.write(lines[0])
     async with watch() as signals:
@@ -87,7 +87,7 @@ async def test_a_lost_gpu_is_still_lost_after_a_restart(log, watch):
     assert again.message == first.message
 
 
-async def test_a_new_boot_begins_anew(log, watch, tmp_path):
+async def test_a_new_boot_starts_without_findings(log, watch, tmp_path):
     log.write(GONE, lost=500)
     async with watch() as signals:
         await anext(signals)
@@ -98,14 +98,14 @@ async def test_a_new_boot_begins_anew(log, watch, tmp_path):
         assert (await anext(signals)).code == "xid.62"
 
 
-async def test_a_spoiled_file_is_no_reason_to_stop(log, watch, tmp_path):
+async def test_a_corrupt_file_is_ignored(log, watch, tmp_path):
     (tmp_path / "xid.json").write_bytes(b"{half")
     log.write(GONE)
     async with watch() as signals:
         assert (await anext(signals)).code == "xid.79"
 
 
-async def test_a_gap_is_told_with_its_size(log, watch):
+async def test_a_gap_is_reported_with_its_size(log, watch):
     log.write("usb 1-1: new device")
     log.write("usb 1-1: new device", lost=41)
     async with watch() as signals:
@@ -115,7 +115,7 @@ async def test_a_gap_is_told_with_its_size(log, watch):
     assert (signal.count, signal.entity) == (41, "host")
 
 
-async def test_a_gap_while_the_daemon_was_away_is_told(log, watch):
+async def test_a_gap_while_the_daemon_was_down_is_reported(log, watch):
     log.write(GONE.replace("79", "13"))
     async with watch() as signals:
         await anext(signals)
@@ -126,7 +126,7 @@ async def test_a_gap_while_the_daemon_was_away_is_told(log, watch):
     assert (signal.code, signal.count) == ("xid.log_lost", 3)
 
 
-async def test_a_folder_that_cannot_be_written_is_told_and_contained(log, tmp_path):
+async def test_a_read_only_state_folder_is_reported_and_contained(log, tmp_path):
     missing = tmp_path / "none"
     log.write(GONE)
     async with signals_of(XidDetector(log.open), XidConfig(), missing) as signals:
@@ -154,7 +154,7 @@ def storm(log, text, lines):
                 log.ours.send(b"%b,%d,%b" % (head, seq, body))
             log.ours.send(record(GONE, lines + 1))
         except OSError:
-            return  # the test has ended and closed the log
+            return  # the test has closed the log
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -167,7 +167,7 @@ def storm(log, text, lines):
 
 
 async def test_a_storm_of_one_line_is_one_finding_with_a_count(log, watch):
-    """The loop turns between its lines and nothing is kept per line."""
+    """The event loop turns between lines, and nothing is kept per line."""
     lines = 100_000
     text = "NVRM: Xid (PCI:0000:03:00): 95, pid=1234, name=python3, Uncontained: LTC TAG (0x1,0x0)"
     turns = 0
@@ -195,8 +195,8 @@ async def test_a_storm_of_one_line_is_one_finding_with_a_count(log, watch):
     assert turns >= lines / BATCH
 
 
-def test_a_storm_takes_no_memory(tmp_path):
-    """Lines that all differ, from processes that all differ, fast as they come."""
+def test_a_storm_uses_bounded_memory(tmp_path):
+    """All lines differ, from different processes, at full speed."""
     text = "NVRM: Xid (PCI:0000:03:00): 109, pid={}, name=python3, Context Switch Timeout"
     follower = Follower(XidConfig(), load(XidConfig()), tmp_path / "xid.json", 0.0)
     grown = []
@@ -239,14 +239,14 @@ def test_another_error_is_not_hidden():
         KernelLog(-1, read).batch()
 
 
-def test_the_first_record_that_is_kept_is_no_gap():
+def test_the_first_kept_record_is_no_gap():
     sequence = Sequence(None)
 
     assert [sequence.new(n, 1.0) for n in (500, 501, 501, 505)] == [True, True, False, True]
     assert sequence.lost == 3
 
 
-def test_a_host_that_shows_no_kernel_log_says_why():
+def test_a_host_without_a_kernel_log_gives_the_reason():
     def reason(number):
         return XidDetector(refused(number)).supported_with(XidConfig(events="never"))
 
@@ -256,7 +256,7 @@ def test_a_host_that_shows_no_kernel_log_says_why():
 
 
 async def test_another_source_is_read_instead(tmp_path):
-    """A pipe keeps records apart as the real log does if it is written with O_DIRECT."""
+    """A pipe written with O_DIRECT keeps records apart as the real log does."""
     place = tmp_path / "kmsg"
     pipe = open_pipe(place)
     detector, config = XidDetector(), XidConfig(source=str(place))
@@ -276,12 +276,12 @@ async def test_another_source_is_read_instead(tmp_path):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="writing to /dev/kmsg needs root")
 async def test_the_real_kernel_log(tmp_path):
-    """A line that we write is of facility 1 whatever it claims, and counts only where admitted."""
+    """A line written by user space has facility 1 and counts only if configured."""
     detector = XidDetector()
     why_not = detector.supported()
     if why_not:
         pytest.skip(why_not)
-    # A bus address of its own: the log still holds what earlier runs wrote.
+    # A bus address of its own: the log still holds lines of earlier runs.
     place = f"{os.urandom(2).hex()}:{os.urandom(1).hex()}:00"
     kmsg = os.open("/dev/kmsg", os.O_WRONLY)
     os.write(kmsg, f"<0>NVRM: Xid (PCI:{place}): 13, a test\n".encode())
@@ -296,7 +296,7 @@ async def test_the_real_kernel_log(tmp_path):
 
 
 async def _all_that_is_there(config, folder):
-    """What the detector says of everything in the log, which it reads to the end."""
+    """The detector's signals for the whole log, read to its end."""
     folder.mkdir()
     end = threading.Event()
     reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -11,8 +11,8 @@ import pytest
 from tmd_detectors.xid.detector import NO_EVENTS, XidConfig, XidDetector
 from tmd_detectors.xid.events import BINDINGS, LIBRARY, LISTENER, Events
 from tmd_detectors.xid.findings import CONFIRMED
-from tmd_detectors.xid.said import XidEvent
 from tmd_detectors.xid.waiting import readable
+from tmd_detectors.xid.xid_event import XidEvent
 
 from tests.plugins.context import signals_of
 from tmd.plugin import Severity, State, bare_python
@@ -27,7 +27,7 @@ NO_LOG = refused(errno.EACCES)
 
 @pytest.fixture
 def watch(script, shim, tmp_path):
-    """The signals of a detector; its folder outlives it."""
+    """The signals of a detector; its folder is kept."""
 
     def run(open_log, config):
         return signals_of(XidDetector(open_log, str(shim / LIBRARY)), config, tmp_path)
@@ -36,14 +36,14 @@ def watch(script, shim, tmp_path):
 
 
 class Clock:
-    """Stands still but for what a test puts it on by."""
+    """Advances only when a test moves it."""
 
     def __init__(self):
         self.now = 0.0
         self.events = Events(30.0)
 
     async def hear(self, wanted):
-        """What was heard until ``wanted`` was true."""
+        """The events received until ``wanted`` was true."""
         found = []
         while not wanted(found):
             found += self.events.take(self.now)
@@ -53,7 +53,7 @@ class Clock:
         return found
 
     async def ended(self):
-        """The listener has ended, and another may be started now."""
+        """Wait until the listener has ended and another may start."""
         await self.hear(lambda _: self.events.fd is not None)
         await self.hear(lambda _: self.events.fd is None)
         self.now += 60.0
@@ -66,10 +66,10 @@ async def clock(script):
     await clock.events.close()
 
 
-# --- what the listener tells ----------------------------------------------------------------------
+# --- output of the listener -----------------------------------------------------------------------
 
 
-async def test_an_event_tells_gpu_and_number(clock, script):
+async def test_an_event_carries_gpu_and_number(clock, script):
     script.event(1, 79)
     script.event(0, 94, instance=5)
     heard = await clock.hear(lambda found: len(found) == 2)
@@ -78,7 +78,7 @@ async def test_an_event_tells_gpu_and_number(clock, script):
     assert clock.events.problem == ""
 
 
-async def test_events_of_other_kinds_and_xid_0_are_none(clock, script):
+async def test_events_of_other_kinds_and_xid_0_are_ignored(clock, script):
     script.event(0, 0)
     script.event(0, 48, kind=0x2)
     script.event(0, 0, kind=0x8000)
@@ -117,7 +117,7 @@ async def test_a_lost_gpu_is_known_by_the_address_it_had(clock, script):
     ],
     ids=lambda facts: next(iter(facts)),
 )
-async def test_one_gpu_that_tells_nothing_does_not_silence_the_others(clock, script, facts):
+async def test_a_gpu_without_facts_does_not_hide_the_others(clock, script, facts):
     script.put(facts)
     script.event(0, 79)
 
@@ -125,25 +125,25 @@ async def test_one_gpu_that_tells_nothing_does_not_silence_the_others(clock, scr
     assert clock.events.problem.startswith("GPU 1: ")
 
 
-async def test_a_driver_without_events_is_a_problem_and_no_storm(clock, script):
+async def test_a_driver_without_events_is_reported_once(clock, script):
     script.put({"events": 0})
     await clock.ended()
     after_one = clock.events.problem
     await clock.ended()
 
     assert after_one == ""
-    assert clock.events.problem == "GPU 0: tells of no XIDs; GPU 1: tells of no XIDs"
+    assert clock.events.problem == "GPU 0: does not report XIDs; GPU 1: does not report XIDs"
     clock.now -= 60.0
     clock.events.take(clock.now)
     assert clock.events.fd is None  # not before the pause is over
 
 
 async def test_a_gpu_lost_while_waiting_is_met_by_a_new_beginning(clock, script):
-    """Wait gives GPU_IS_LOST for whichever: the others must still be heard of."""
+    """The wait returns GPU_IS_LOST for any GPU: events of the others must still arrive."""
     script.event(0, 13)
     await clock.hear(bool)
     script.put({"nvmlEventSetWait_v2.ret": 15, "1.nvmlDeviceRegisterEvents.ret": 15})
-    script.event(0, 0)  # ends the wait that is under way
+    script.event(0, 0)  # ends the current wait
     await clock.ended()
     await clock.ended()
     problem = clock.events.problem
@@ -155,7 +155,7 @@ async def test_a_gpu_lost_while_waiting_is_met_by_a_new_beginning(clock, script)
     assert clock.events.problem == "GPU 1: nvmlDeviceRegisterEvents returned 15"
 
 
-async def test_a_driver_that_comes_later_is_heard(clock, script):
+async def test_events_of_a_driver_loaded_later_are_received(clock, script):
     script.put({"nvmlInitWithFlags.ret": 9})
     await clock.ended()
     await clock.ended()
@@ -171,7 +171,7 @@ async def test_a_driver_that_comes_later_is_heard(clock, script):
 async def test_a_listener_that_hangs_is_left_behind_for_another(clock, script):
     script.put({"nvmlEventSetWait_v2.delay": "inf"})
     await clock.hear(lambda _: clock.events.fd is not None)
-    await readable([clock.events.fd], 30)  # it has said whom it will hear of
+    await readable([clock.events.fd], 30)  # it has reported the GPUs it listens to
     clock.events.take(clock.now)
     clock.now += 31.0
     clock.events.take(clock.now)
@@ -231,7 +231,7 @@ async def test_a_line_without_an_event_is_an_alert(log, watch):
     assert CONFIRMED not in signal.evidence
 
 
-async def test_a_driver_that_never_returns_does_not_silence_the_log(log, script, watch):
+async def test_a_hanging_driver_does_not_stop_reading_the_log(log, script, watch):
     script.put({"nvmlEventSetWait_v2.delay": "inf"})
     config = XidConfig(events="always", events_deadline_s=0.5)
     async with watch(log.open, config) as signals:
@@ -244,7 +244,7 @@ async def test_a_driver_that_never_returns_does_not_silence_the_log(log, script,
     assert heard.code == "xid.79"
 
 
-async def test_a_host_that_may_not_read_its_log_hears_xids(script, watch):
+async def test_a_host_without_log_access_receives_xid_events(script, watch):
     script.event(1, 94)
     async with watch(NO_LOG, XidConfig()) as signals:
         signal = await anext(signals)
@@ -266,8 +266,8 @@ async def test_without_a_log_a_lost_gpu_is_still_lost_after_a_restart(script, wa
     assert (counted.code, counted.count) == ("xid.79", 1)
 
 
-async def test_nobody_listens_where_the_log_can_be_read_unless_asked(log, script, watch):
-    """Whoever listened would have taken the event away."""
+async def test_no_listener_runs_if_the_log_is_readable_unless_configured(log, script, watch):
+    """A listener would have taken the event."""
     script.event(1, 62)
     codes = []
     for config in (XidConfig(), XidConfig(events="never"), BESIDE):
@@ -280,7 +280,7 @@ async def test_nobody_listens_where_the_log_can_be_read_unless_asked(log, script
     assert codes == ["xid.13", "xid.13", "xid.13", "xid.62"]
 
 
-def test_the_sources_that_work_on_this_host_are_said(log, shim):
+def test_the_working_sources_of_this_host_are_reported(log, shim):
     library = str(shim / LIBRARY)
     reads, refuses = XidDetector(log.open, library), XidDetector(NO_LOG, library)
     neither = XidDetector(NO_LOG, "libnowhere.so.1")
@@ -297,7 +297,7 @@ def test_the_sources_that_work_on_this_host_are_said(log, shim):
     assert "switched off" in refuses.supported_with(never)
 
 
-async def test_a_host_with_neither_source_says_so(tmp_path):
+async def test_a_host_without_either_source_gives_both_reasons(tmp_path):
     detector = XidDetector(refused(errno.ENOENT), "libnowhere.so.1")
     async with signals_of(detector, XidConfig(), tmp_path) as signals:
         signal = await anext(signals)

@@ -1,4 +1,4 @@
-"""What would be said of one line that nobody has written."""
+"""The signal for an example line."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ TABLE = load()
 PCI = "0000:3b:00.0"
 
 
-def test_every_xid_is_told_as_the_detector_would_tell_its_line():
-    """None of those that only end others."""
+def test_an_example_signal_equals_that_of_the_detector():
+    """An XID that only clears others gives none."""
     for xid, row in TABLE.rows.items():
         fault = XidLineReader().take(f"NVRM: Xid (PCI:0000:3b:00): {xid}, ", 0.0)
         (*found,) = XidFindings(TABLE, XidMemory(), 0.0).observe(fault, 0.0)
@@ -24,7 +24,7 @@ def test_every_xid_is_told_as_the_detector_would_tell_its_line():
         assert bool(found) == (row.verdict is not XidVerdict.CLEAR)
 
 
-def test_the_words_of_the_driver_count():
+def test_the_text_of_the_driver_counts():
     asks = "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
 
     assert first_signal(TABLE, 154, PCI, asks).severity is Severity.FATAL

@@ -1,4 +1,4 @@
-"""What follows from an XID."""
+"""The consequences of XIDs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Host:
         self._reader = XidLineReader()
 
     def says(self, xid, detail="", gpu="03", at=100.0):
-        """The signals about one line as (code, severity, state)."""
+        """The signals for one line as (code, severity, state)."""
         return [brief(s) for s in self.hears(xid, detail, gpu, at)]
 
     def hears(self, xid, detail="", gpu="03", at=100.0):
@@ -49,7 +49,7 @@ def host():
 
 @pytest.mark.parametrize("xid", range(1, 174))
 def test_every_row_has_the_consequence_that_the_field_knows(host, xid):
-    """A first line without further words: FATAL, DEGRADED, or an alert that moves nothing."""
+    """A first line without further text: FATAL, DEGRADED, or an alert that moves no rank."""
     signals = host.says(xid)
 
     if xid == 162:
@@ -64,7 +64,7 @@ def test_every_row_has_the_consequence_that_the_field_knows(host, xid):
         assert severity in (WARNING, INFO)
 
 
-def test_the_table_is_whole():
+def test_the_shipped_table_is_complete():
     assert sorted(TABLE.rows) == list(range(1, 174))
     assert TABLE.source
     assert TABLE.as_of
@@ -72,8 +72,8 @@ def test_the_table_is_whole():
 
 @pytest.mark.parametrize("unit", ["NETIR_LINK_EVT", "NETIR_LINK_DOWN"])
 @pytest.mark.parametrize(("subcode", "severity"), [(37, FATAL), (38, WARNING), (40, WARNING)])
-def test_a_link_event_that_the_catalogue_ignores_moves_nothing(host, unit, subcode, severity):
-    """The catalogue has no immediate action for sub-codes 38 and 40, whatever the line says."""
+def test_a_link_event_that_the_catalogue_ignores_moves_no_rank(host, unit, subcode, severity):
+    """The catalogue has no immediate action for sub-codes 38 and 40, whatever the line states."""
     detail = f"{unit} Fatal XC0 i0 Link 00 ({subcode << 20 | 0x1C6:#010x} 0x00000000)"
 
     (signal,) = host.hears(149, detail)
@@ -88,8 +88,8 @@ def test_the_same_number_of_another_unit_is_not_a_link_event(host):
     assert host.says(149, detail) == [(149, FATAL, RAISED)]
 
 
-def test_what_the_catalogue_ignores_moves_nobody_unless_said_why(host):
-    """63 is the exception: its repair waits for the reset, as NVML says."""
+def test_an_xid_that_the_catalogue_ignores_moves_no_rank_without_a_reason(host):
+    """63 is the exception: its repair waits for the reset, as NVML reports."""
     ignored = [row for row in TABLE.rows.values() if row.catalogue == "IGNORE"]
 
     assert {row.xid for row in ignored} >= {63, 160}
@@ -106,7 +106,7 @@ def test_a_wrong_subcode_is_an_error_of_the_table(wrong):
 
 
 @pytest.mark.parametrize("xid", sorted(DECODED))
-def test_a_link_event_is_fatal_by_its_own_word(host, xid):
+def test_a_link_event_is_fatal_if_its_line_has_fatal(host, xid):
     detail = "UNIT Fatal XC0 i0 Link 01 (0x00000001 0x0)"
     if xid == 74:
         detail = "NVLink: fatal error detected on link 2(0x0, 0x0, 0x10000)"
@@ -115,39 +115,39 @@ def test_a_link_event_is_fatal_by_its_own_word(host, xid):
 
 
 @pytest.mark.parametrize("xid", sorted({*DECODED, 147, 148} - {74}))
-def test_a_link_event_that_is_not_fatal_moves_nothing(host, xid):
+def test_a_non_fatal_link_event_moves_no_rank(host, xid):
     assert host.says(xid, "UNIT Nonfatal XC0 i0 Link 01 (0x1 0x0)") == [(xid, WARNING, RAISED)]
 
 
 @pytest.mark.parametrize("xid", sorted(DECODED - {74}))
-def test_the_word_counts_behind_a_process_as_well_and_a_link_that_is_down(host, xid):
+def test_fatal_after_a_process_and_link_down_both_count(host, xid):
     process = "pid='<unknown>', name=<unknown>, "
 
     assert host.says(xid, f"{process}UNIT Fatal XC0 i0 Link 01 (0x1 0x0)") == [(xid, FATAL, RAISED)]
     assert host.says(xid, "NETIR_LINK_DOWN link down", gpu="04") == [(xid, FATAL, RAISED)]
 
 
-def test_words_that_no_rule_of_ours_knows_leave_it_to_the_table(host):
-    """A severity that is neither of the two, and status words that NVIDIA's rules would look up."""
+def test_an_unknown_text_leaves_the_verdict_to_the_table(host):
+    """An unknown severity, and status words that NVIDIA's rules would look up."""
     assert host.says(144, "SAW_MVB Fatality XC0 i0 Link 01 (0x1 0x0)") == [(144, WARNING, RAISED)]
     assert host.says(145, "0xdeadbeef 0x80000000", gpu="04") == [(145, WARNING, RAISED)]
 
 
 @pytest.mark.parametrize("xid", [147, 148])
-def test_what_has_no_fatal_rule_is_never_fatal(host, xid):
+def test_an_xid_without_a_fatal_rule_is_never_fatal(host, xid):
     assert host.says(xid, "TREX Fatal XC0 i0 Link 01 (0x1 0x0)") == [(xid, WARNING, RAISED)]
 
 
 @pytest.mark.parametrize(
     ("word", "part"), [("0x00400000", "cartridge"), ("0x00a00000", "physical")]
 )
-def test_a_link_that_needs_hands_says_so(host, word, part):
+def test_a_link_that_needs_inspection_is_reported_as_such(host, word, part):
     (signal,) = host.hears(149, f"NETIR_LINK_EVT Fatal XC0 i0 Link 08 ({word} 0x0)")
 
     assert f"inspect the {part}" in signal.message
 
 
-def test_an_unknown_number_alerts_and_moves_nothing(host):
+def test_an_unknown_number_alerts_and_moves_no_rank(host):
     assert host.says(174) == [(174, WARNING, RAISED)]
     assert [host.says(174, f"pid={n}, name=x", at=200.0 + n) for n in range(9)] == [[]] * 9
 
@@ -159,7 +159,7 @@ def test_application_faults_never_move_a_rank_however_often(host):
     assert {severity for _, severity, _ in seen} == {WARNING}
 
 
-def test_what_repeats_with_different_processes_gets_worse(host):
+def test_repeats_of_different_processes_worsen_a_finding(host):
     first = host.says(109, "pid=1, name=a")
     same = host.says(109, "pid=1, name=a", at=200)
     second = host.says(109, "pid=2, name=a", at=300)
@@ -171,7 +171,7 @@ def test_what_repeats_with_different_processes_gets_worse(host):
     assert third == [(109, FATAL, RAISED)]
 
 
-def test_repeats_a_day_apart_or_of_nobody_do_not(host):
+def test_repeats_a_day_apart_or_without_a_process_do_not_worsen_it(host):
     host.says(109, "pid=1, name=a", at=0)
 
     assert host.says(109, "pid=2, name=a", at=90_000) == []
@@ -203,7 +203,7 @@ def test_a_symptom_of_another_gpu_or_of_later_stands_alone(host):
 
 
 @pytest.mark.parametrize("kind", [171, 172])
-def test_the_kind_of_memory_is_told_with_the_double_bit_error(host, kind):
+def test_a_double_bit_error_names_the_kind_of_memory(host, kind):
     host.says(48)
     assert host.says(kind, "uncorrectable", at=101) == []
     (told,) = host.findings.flush()
@@ -213,7 +213,7 @@ def test_the_kind_of_memory_is_told_with_the_double_bit_error(host, kind):
 
 
 @pytest.mark.parametrize("consequence", [63, 64, 94, 95])
-def test_what_follows_from_a_double_bit_error_is_a_finding_of_its_own(host, consequence):
+def test_the_consequence_of_a_double_bit_error_is_a_separate_finding(host, consequence):
     host.says(48)
     ((code, severity, state),) = host.says(consequence, at=101)
 
@@ -221,7 +221,7 @@ def test_what_follows_from_a_double_bit_error_is_a_finding_of_its_own(host, cons
     assert severity is not INFO
 
 
-def test_the_action_that_follows_a_fault_takes_nothing_from_it(host):
+def test_a_following_recovery_action_does_not_lower_the_fault(host):
     host.says(119)
 
     assert host.says(154, RESET, at=101) == [(154, FATAL, RAISED)]
@@ -234,7 +234,7 @@ def test_both_ends_of_a_broken_link_are_one_fault(host):
     assert host.says(74, word, gpu="04", at=102) == [(74, WARNING, RAISED)]
 
 
-# --- the driver's own word ------------------------------------------------------------------------
+# --- the driver's own severity --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ NONE = "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
 RESET = "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"
 
 
-def test_none_ends_what_a_reset_cures(host):
+def test_xid_154_none_clears_findings_that_a_reset_cures(host):
     host.says(119)
     host.says(154, RESET)
 
@@ -266,7 +266,7 @@ def test_none_ends_what_a_reset_cures(host):
 
 
 @pytest.mark.parametrize("xid", [48, 54, 64, 79, 81, 95])
-def test_none_does_not_end_what_needs_more(host, xid):
+def test_xid_154_none_does_not_clear_findings_that_need_a_boot(host, xid):
     host.says(xid)
 
     assert host.says(154, NONE) == []
@@ -298,7 +298,7 @@ def test_162_ends_163_only(host):
 # --- time and memory ------------------------------------------------------------------------------
 
 
-def test_silence_ends_what_moves_nothing_and_nothing_else(host):
+def test_silence_clears_only_findings_that_move_no_rank(host):
     for xid in (13, 79, 94):
         host.says(xid, at=100)
     early = list(host.findings.quiet(now=699, quiet_s=600))
@@ -308,7 +308,7 @@ def test_silence_ends_what_moves_nothing_and_nothing_else(host):
     assert late == [(13, WARNING, CLEARED)]
 
 
-def test_repeats_are_told_together(host):
+def test_repeats_are_reported_together(host):
     host.says(95)
     for _ in range(1000):
         assert host.says(95) == []
@@ -317,7 +317,7 @@ def test_repeats_are_told_together(host):
     assert list(host.findings.flush()) == []
 
 
-def test_what_only_a_recovery_ends_outlives_a_restart(host):
+def test_findings_that_need_a_recovery_survive_a_restart(host):
     for xid in (13, 79, 94):
         host.says(xid)
     host.says(109, "pid=1, name=a")

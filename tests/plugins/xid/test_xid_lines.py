@@ -18,7 +18,7 @@ def read(*texts):
 
 @pytest.mark.parametrize(("text", "said"), LINES, ids=[t[:60] for t, _ in LINES])
 def test_every_form_is_understood(text, said):
-    """Through the escapes of the kernel, with continuation lines behind."""
+    """Through the escapes of the kernel, with continuation lines after them."""
     kept = parse(record(text, seq=7, at=12.5, tail=" SUBSYSTEM=pci\n DEVICE=+pci:0000:03:00.0\n"))
     (fault,) = read(kept.text)
 
@@ -27,22 +27,22 @@ def test_every_form_is_understood(text, said):
 
 
 @pytest.mark.parametrize("text", NOISE)
-def test_what_is_no_fault_of_a_gpu_is_none(text):
+def test_other_lines_are_no_gpu_fault(text):
     assert read(text) == []
 
 
 @pytest.mark.parametrize(("text", "pci"), LOST_ALONE)
-def test_a_lost_gpu_is_an_xid_79_however_it_is_told(text, pci):
+def test_every_text_about_a_lost_gpu_becomes_xid_79(text, pci):
     assert [(f.pci, f.xid) for f in read(text)] == [(pci, 79)]
 
 
-def test_a_gpu_that_is_named_just_before_may_be_the_lost_one():
+def test_the_gpu_named_just_before_is_taken_for_the_lost_one():
     named = "NVRM: GPU at PCI:0000:18:00: GPU-b6c3b2be-c55b-d076-fa0e-d464e4c7e08b"
 
     assert [f.pci for f in read(named, "NVRM: GPU has fallen off the bus.")] == ["0000:18:00.0"]
 
 
-def test_a_lost_gpu_may_be_told_in_three_records():
+def test_a_lost_gpu_may_be_reported_in_three_records():
     faults = read(
         "NVRM: The NVIDIA GPU 0000:b3:00.0",
         "usb 1-1: new device",
@@ -54,7 +54,7 @@ def test_a_lost_gpu_may_be_told_in_three_records():
     assert [(f.pci, f.xid) for f in faults] == [(B, 79)]
 
 
-def test_a_gpu_named_long_before_is_not_the_lost_one():
+def test_a_gpu_named_long_before_is_not_taken_for_the_lost_one():
     others = ["NVRM: a", "NVRM: b", "NVRM: c"]
 
     assert read("NVRM: The NVIDIA GPU 0000:b3:00.0", *others, "NVRM: fallen off the bus") == []
@@ -87,11 +87,11 @@ def test_nvlink5_behind_a_process():
     "raw",
     [b"", b";", b"3,1,1", b"3,1;x", b"3,1,1;x", b"-3,1,1,-;x", b"3,x,1,-;x", b"3," + b"9" * 99],
 )
-def test_what_is_no_record_is_none(raw):
+def test_invalid_records_are_ignored(raw):
     assert parse(raw) is None
 
 
-def test_a_field_more_in_the_head_does_no_harm():
+def test_an_additional_header_field_is_ignored():
     """Kernels with CONFIG_PRINTK_CALLER name the caller."""
     kept = parse(b"6,339,5140900,-,caller=T1;NVRM: Xid (PCI:0000:03:00): 62\n")
 
@@ -115,7 +115,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(st.one_of(PIECES, st.text(max_size=5)), max_size=30).map("".join))
-def test_no_mixture_of_known_words_makes_the_parser_fail(text):
+def test_no_mixture_of_known_tokens_makes_the_parser_fail(text):
     for fault in read("NVRM: " + text, text):
         link(fault)
 

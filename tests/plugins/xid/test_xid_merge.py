@@ -6,8 +6,8 @@ import pytest
 from tmd_detectors.xid.detector import Follower, XidConfig, load
 from tmd_detectors.xid.findings import CONFIRMED
 from tmd_detectors.xid.merge import ACTIONS, MERGE_S, UNNAMED, Merge
-from tmd_detectors.xid.said import XidEvent
 from tmd_detectors.xid.verdicts import asked
+from tmd_detectors.xid.xid_event import XidEvent
 
 from tmd.core.alerts.findings import Origin
 from tmd.core.alerts.triage import Board, fold
@@ -22,7 +22,7 @@ NONE = "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
 
 
 class Host:
-    """A host with a driver that speaks twice; all within one second unless ``at`` says else."""
+    """A host whose driver reports twice, within one second unless ``at`` differs."""
 
     def __init__(self, folder, patience_s=MERGE_S):
         merge = Merge(patience_s)
@@ -77,7 +77,7 @@ def test_an_event_and_then_its_line_are_one_finding_seen_once(host):
 
 
 @pytest.mark.parametrize("first", ["line", "event"])
-def test_of_both_becomes_one_alert_with_both_as_evidence(host, first):
+def test_line_and_event_become_one_alert_with_both_as_evidence(host, first):
     board, news = Board(), []
     both = [host.line, host.event] if first == "line" else [host.event, host.line]
     for signal in [s for tell in both for s in tell(79)]:
@@ -102,7 +102,7 @@ def test_an_event_without_a_line_is_judged_alone(host):
     assert host.later(30.0) == []
 
 
-def test_a_line_that_comes_too_late_still_is_the_same_finding(host):
+def test_a_late_line_belongs_to_the_same_finding(host):
     host.event(79)
     (alone,) = host.later(13.0)
 
@@ -111,7 +111,7 @@ def test_a_line_that_comes_too_late_still_is_the_same_finding(host):
     assert (counted.code, counted.entity, counted.count) == (alone.code, alone.entity, 1)
 
 
-def test_a_fault_of_another_gpu_or_of_long_ago_accounts_for_no_event(host):
+def test_only_a_recent_fault_of_the_same_gpu_matches_an_event(host):
     host.line(13)
     host.event(13, pci=B)
     host.event(13, at=20.0)
@@ -136,8 +136,8 @@ def test_a_number_alone_is_judged_as_a_line_with_a_number_alone(tmp_path, xid):
     assert brief(deaf.later(10.0)) == brief(host.line(xid))
 
 
-def test_an_event_without_words_takes_nothing_back_that_the_line_said(host):
-    """A line that calls the link fatal, and one of XID 154 with the action the driver asks for."""
+def test_an_event_without_text_clears_nothing_of_its_line(host):
+    """A line that calls the link fatal, and one of XID 154 with the requested recovery."""
     assert brief(host.line(149, "NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x1 0x0)"))[0][1] is FATAL
     assert brief(host.line(154, RESET)) == [("xid.154", FATAL, RAISED)]
     host.event(149)
@@ -154,7 +154,7 @@ def test_the_event_of_a_recovery_raises_nothing(host):
     assert host.later(90.0) == []
 
 
-def test_the_symptom_that_both_tell_is_none(host):
+def test_a_symptom_reported_by_both_is_no_finding(host):
     host.line(79)
     assert host.line(45, at=11.0) == []
     assert host.event(45, at=11.0) == []
@@ -186,7 +186,7 @@ def test_without_a_log_xid_154_goes_by_the_recovery_action(deaf):
     assert brief(deaf.later(60.0)) == [("xid.119", FATAL, CLEARED), ("xid.154", FATAL, CLEARED)]
 
 
-def test_an_action_that_the_driver_does_not_give_moves_nobody(deaf):
+def test_an_unavailable_recovery_action_moves_no_rank(deaf):
     deaf.event(154)
     deaf.event(154, pci=B, action=9)
 
@@ -199,7 +199,7 @@ def test_recovery_actions_are_judged_as_the_lines_are():
     assert verdicts == ["clear", "fail", "fail", "drain", "drain", "fail", "fail", "fail"]
 
 
-def test_an_xid_that_nvml_has_no_number_for_is_the_one_of_the_line(host):
+def test_an_xid_unnamed_by_nvml_takes_the_number_of_its_line(host):
     host.event(UNNAMED)
     line, confirmed = host.line(200, at=11.0)
     host.event(UNNAMED, at=12.0)
@@ -216,8 +216,8 @@ def test_an_xid_without_number_and_line_is_an_alert(host):
     assert "NVML has no number for it" in signal.message
 
 
-def test_a_burst_of_one_event_is_one(host):
-    """NVML tells the last XID of a burst once for each of the burst."""
+def test_a_burst_of_one_event_counts_once(host):
+    """NVML repeats the last XID of a burst once for each of the burst."""
     for n in range(100):
         host.event(79, at=10.0 + n / 1000)
     (signal,) = host.later(13.0)

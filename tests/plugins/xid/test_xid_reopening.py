@@ -1,4 +1,4 @@
-"""A kernel log that breaks off, and is there again."""
+"""A kernel log that breaks and returns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .log import Log
 
 
 class Plug:
-    """A place where a log is, or is not, and that a test changes."""
+    """A path where a log exists or not, controlled by the test."""
 
     def __init__(self):
         self.log = Log()
@@ -36,7 +36,7 @@ class Plug:
         self.log.close()
 
     def plug(self, *texts):
-        """Another log, in which all ``texts`` stand, from the first record on."""
+        """Provide another log with all ``texts``, from the first record on."""
         self.log, self.pulled = Log(), False
         for text in texts:
             self.log.write(text)
@@ -49,8 +49,8 @@ def plug():
     plug.log.close()
 
 
-async def test_what_was_written_while_the_log_was_away_is_found_when_it_is_back(plug, tmp_path):
-    """Once, though the log begins with its oldest record; that it was away is told and over."""
+async def test_records_written_while_the_log_was_away_are_read(plug, tmp_path):
+    """Once, although the log starts with its oldest record; the outage is raised and cleared."""
     old, new = GPU_LOST.replace("79", "31"), GPU_LOST
     async with signals_of(XidDetector(plug.open), XidConfig(), tmp_path) as signals:
         plug.log.write(old)
@@ -68,7 +68,7 @@ async def test_what_was_written_while_the_log_was_away_is_found_when_it_is_back(
 
 
 def test_a_log_that_stays_away_is_tried_as_often_as_at_first(plug):
-    """Where the pause grew, a fault in the log was found up to a minute late."""
+    """If the pause grew, a fault in the log was found up to a minute late."""
     plug.pull()
     tries = []
 
@@ -91,8 +91,8 @@ def test_a_log_that_stays_away_is_tried_as_often_as_at_first(plug):
     source.close()
 
 
-async def test_who_writes_a_pipe_may_come_and_go(tmp_path):
-    """Its end is no record; what the next one writes is found."""
+async def test_the_writer_of_a_pipe_may_disconnect_and_return(tmp_path):
+    """Its disconnection is no record; records of the next writer are read."""
     place = tmp_path / "kmsg"
     os.mkfifo(place)
     detector, found = XidDetector(), []
@@ -129,7 +129,7 @@ def test_a_pipe_that_is_opened_again_always_has_a_reader(tmp_path):
     opener.start()
     try:
         for _ in range(2000):
-            os.close(os.open(place, os.O_WRONLY | os.O_NONBLOCK))  # ENXIO where nobody reads
+            os.close(os.open(place, os.O_WRONLY | os.O_NONBLOCK))  # ENXIO without a reader
     finally:
         stop.set()
         opener.join()
@@ -137,7 +137,7 @@ def test_a_pipe_that_is_opened_again_always_has_a_reader(tmp_path):
 
 
 def test_a_smaller_number_at_a_later_time_is_another_log():
-    """Its records were left out for good, as read before."""
+    """Otherwise its records would be skipped as already read."""
     sequence = Sequence(900, at=50.0)
 
     old = [sequence.new(seq, at) for seq, at in ((899, 49.0), (900, 50.0), (899, 50.5))]
@@ -148,7 +148,7 @@ def test_a_smaller_number_at_a_later_time_is_another_log():
     assert sequence.lost == 0
 
 
-def test_of_a_last_record_without_a_time_nothing_is_concluded():
+def test_a_last_record_without_a_time_gives_no_conclusion():
     sequence = Sequence(900)
 
     assert not sequence.new(1, 60.0)
@@ -165,7 +165,7 @@ async def test_another_log_after_a_restart_of_the_daemon_is_read(log, tmp_path):
     assert [s.code for s in found] == ["xid.79", "xid.79", "xid.62"]  # the second is restated
 
 
-def test_a_log_that_is_closed_whenever_it_is_opened_does_not_count_as_read(plug):
+def test_a_log_that_closes_at_each_opening_does_not_count_as_read(plug):
     plug.log.ours.close()
     source = KernelLogSource(Path("log"), plug.open)
     said = []

@@ -1,4 +1,4 @@
-"""What people are told of where XIDs are heard."""
+"""The reported sources of XIDs."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.test_cli import tmd
 
 
 @pytest.fixture
-def told(shim, tmp_path):
-    """What a verb says of the detector where the library is there, with these keys."""
+def rows_of(shim, tmp_path):
+    """The output of a verb about the detector with the library present and these keys."""
     os.mkfifo(tmp_path / "kmsg")
 
     def run(verb, keys):
@@ -25,10 +25,10 @@ def told(shim, tmp_path):
     return run
 
 
-def test_doctor_says_which_sources_work(told, tmp_path):
+def test_tmd_doctor_shows_the_working_sources(rows_of, tmp_path):
     here, gone = (f"source = '{tmp_path / name}'\n" for name in ("kmsg", "none"))
     points = [
-        told("doctor", keys)["detector xid"]
+        rows_of("doctor", keys)["detector xid"]
         for keys in (here, f"{here}events = 'always'\n", gone, f"{gone}events = 'never'\n")
     ]
     texts = [point["text"] for point in points]
@@ -36,13 +36,13 @@ def test_doctor_says_which_sources_work(told, tmp_path):
     assert [point["ok"] for point in points] == [True, True, True, False]
     assert texts[0].endswith("/kmsg; NVML events: not needed where the log can be read")
     assert texts[1].endswith("/kmsg; NVML events: yes")
-    assert texts[2].startswith("can watch here")
+    assert texts[2].startswith("works here")
     assert texts[2].endswith("No such file or directory; NVML events: yes")
     assert texts[3].endswith("No such file or directory; no NVML events: switched off")
 
 
-def test_plugins_says_which_sources_work(told, tmp_path):
-    rows = told("plugins", f"source = '{tmp_path}/none'\n")
+def test_tmd_plugins_shows_the_working_sources(rows_of, tmp_path):
+    rows = rows_of("plugins", f"source = '{tmp_path}/none'\n")
 
     assert rows["xid"]["use"] == "observe"
     assert rows["xid"]["sources"].endswith("NVML events: yes")

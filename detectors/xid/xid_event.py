@@ -1,4 +1,4 @@
-"""What the listener tells. Named tuples: it has the standard library and the bindings alone."""
+"""The listener's message. A named tuple: it uses the standard library and the bindings alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class XidEvent(NamedTuple):
-    """One line. An empty one: a wait is over and nothing had happened."""
+    """One line. An empty one: a wait ended without an event."""
 
     xid: int = 0
     pci: str = ""
@@ -16,8 +16,8 @@ class XidEvent(NamedTuple):
     action: int | None = None
     """With XID 154: the recovery action (NVML field 230), which an event does not carry."""
     gpus: int = 0
-    """How many will be heard of: the first line, and no other, says so."""
+    """Number of GPUs whose events are received: only the first line has it."""
     deaf: tuple[str, ...] = ()
-    """With it: the GPUs that will not, each with the reason."""
+    """With it: the other GPUs, each with the reason."""
     ended: str = ""
     """Why the listener ends."""
