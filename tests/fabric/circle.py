@@ -1,4 +1,4 @@
-"""Several fabrics in one process: what most tests of the fabric need."""
+"""Several fabrics in one process, for most tests of the fabric."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ class Circle:
         return fabric
 
     def each(self, act, fabrics=None):
-        """Run ``act`` for each fabric in a thread of its own; the results in order."""
+        """Run ``act`` for each fabric in its own thread; returns the results in order."""
         fabrics = self.fabrics if fabrics is None else fabrics
         return at_once([lambda f=f: act(f) for f in fabrics])
 
     def allreduce(self, length: int = 1000, name: str = "0") -> list[torch.Tensor]:
-        """Sum values that differ on each rank, on all ranks of the group."""
+        """Sum different values of the ranks, on all ranks of the group."""
 
         def one(fabric: Fabric) -> torch.Tensor:
             seed = torch.Generator().manual_seed(fabric.rank or 0)

@@ -1,8 +1,8 @@
-"""One row for each collective of torch, in each form in which torch itself calls a group.
+"""One row for each collective of torch, in each form in which torch calls a group.
 
-A row does the operation through torch's public function and says by hand what comes of it, so that
-tmd, Gloo and a standby's sandbox are held against the same thing. Values are small integers, of
-which sums and products are exact in every type.
+A row calls torch's public function and states the expected result explicitly, so that tmd, Gloo
+and a standby's sandbox are compared with the same values. Values are small integers, whose sums
+and products are exact in every type.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 Pairs = list[tuple[Any, Any]]
-"""What came of an operation, and what should have."""
+"""Actual and expected outcome of an operation."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """What an entry must not depend on."""
+    """Variations that must not change the outcome of an entry."""
 
     dtype: torch.dtype = torch.float32
     shape: tuple[int, ...] = (3, 2)
@@ -36,19 +36,19 @@ class Variant:
 
 
 class At:
-    """One rank's place in a group."""
+    """One rank's position in a group."""
 
     def __init__(self, variant: Variant, group: dist.ProcessGroup, rank: int) -> None:
         self.variant, self.group, self.rank = variant, group, rank
         self.size = len(variant.ranks)
         self.place = variant.ranks.index(rank)
         self.root = self.size - 1
-        """Place of the root; not 0, nor a rank of the same number in a group of some."""
+        """Position of the root; not 0, and not its global rank in a partial group."""
         self.root_rank = variant.ranks[self.root]
         self.everybody = range(self.size)
 
     def of(self, place: int, salt: int = 0, rows: int | None = None) -> Tensor:
-        """What the rank in ``place`` puts in."""
+        """The input of the rank in ``place``."""
         shape = self.variant.shape if rows is None else (rows, *self.variant.shape[1:])
         count = torch.Size(shape).numel()
         values = (torch.arange(count) + place + salt) % 3 + 1
@@ -60,7 +60,7 @@ class At:
         return self.lay(self.of(self.place, salt, rows))
 
     def room(self, rows: int | None = None) -> Tensor:
-        """To be filled: nothing of it may stay."""
+        """A tensor to fill: none of its content may remain."""
         return self.lay(torch.zeros_like(self.of(0, 0, rows)))
 
     def lay(self, tensor: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class At:
         return {"group": self.group, "async_op": self.variant.later}
 
     def settle(self, work: Any) -> None:
-        """Wait as whoever called so has to: for a work, or for the future of a coalesced call."""
+        """Wait as the caller must: for a work, or for the future of a coalesced call."""
         if self.variant.later:
             work.wait()
         else:
@@ -113,8 +113,8 @@ def real(variant: Variant) -> bool:
 
 @dataclass(frozen=True)
 class Row:
-    """``name`` is the public function; ``fits``: in which variants it makes sense at all, and
-    ``gloo``: in which of them Gloo does it, too."""
+    """``name`` is the public function; ``fits``: the variants that make sense, ``gloo``: those that
+    Gloo supports, too."""
 
     name: str
     form: str
@@ -212,7 +212,7 @@ def reduce_scatter_uneven(at: At) -> Pairs:
 
 
 def scattered(at: At) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, input, and what the output should be."""
+    """Output, input, and the expected output."""
     whole = torch.cat([at.own(place) for place in at.everybody])
     return at.room(), at.lay(whole), at.sum(at.place)
 
@@ -268,7 +268,7 @@ def all_gather_uneven(at: At) -> Pairs:
 
 @row("all_gather_coalesced")
 def all_gather_coalesced(at: At) -> Pairs:
-    """Two tensors, so that one list for each rank is not one for each tensor."""
+    """Two tensors, so that one list per rank differs from one per tensor."""
     out = [[at.room(), at.room(4)] for _ in at.everybody]
     at.settle(dist.all_gather_coalesced(out, [at.own(), at.own(1, 4)], **at.options()))
     wanted = [(at.of(p), at.of(p, 1, 4)) for p in at.everybody]
@@ -331,7 +331,7 @@ def all_to_all(at: At) -> Pairs:
 
 @row("all_to_all", "of uneven parts", gloo=never)
 def all_to_all_lists(at: At) -> Pairs:
-    """Uneven: the part from one place to another has as many rows as both numbers together."""
+    """Uneven: the part from one position to another has as many rows as the sum of both numbers."""
     out = [at.room(at.place + p) for p in at.everybody]
     given = [at.own(p, at.place + p) for p in at.everybody]
     at.settle(dist.all_to_all(out, given, **at.options()))
@@ -360,7 +360,7 @@ def all_to_all_uneven(at: At) -> Pairs:
 
 
 def neighbours(at: At) -> tuple[int, int, Tensor]:
-    """The next rank, the one before, and what that one sends."""
+    """The next rank, the previous one, and what that one sends."""
     ranks, before = at.variant.ranks, (at.place - 1) % at.size
     return ranks[(at.place + 1) % at.size], ranks[before], at.of(before)
 
@@ -379,7 +379,7 @@ def messages(at: At) -> Pairs:
 @row("send")
 @row("recv")
 def waiting_messages(at: At) -> Pairs:
-    """From the first place to the last: the others have no part in it."""
+    """From the first position to the last: the other ranks take no part."""
     if at.place == 0:
         dist.send(at.own(), at.root_rank, group=at.group)
     if at.place != at.root:
@@ -404,7 +404,7 @@ def batch(at: At) -> Pairs:
 
 @row("batch_isend_irecv", "of two ranks in a coalescing manager", gloo=never)
 def managed_messages(at: At) -> Pairs:
-    """As torch does it for NCCL. The manager ends for two ranks: it is no operation of all."""
+    """As torch does it for NCCL. The manager ends for two ranks: it is not a collective."""
     tensor, out, pair = at.own(), at.room(), (0, at.root)
     if at.place in pair:
         other = at.variant.ranks[pair[at.place == 0]]
@@ -422,7 +422,7 @@ def managed_messages(at: At) -> Pairs:
 
 
 def thing(place: int) -> dict[str, Any]:
-    """Of another size on each rank."""
+    """An object of a different size on each rank."""
     return {"place": place, "text": "x" * 10 * place}
 
 
@@ -442,9 +442,9 @@ def gather_object(at: At) -> Pairs:
 
 @row("broadcast_object_list")
 def broadcast_object_list(at: At) -> Pairs:
-    told = [thing(at.place), at.place]
-    dist.broadcast_object_list(told, at.root_rank, group=at.group)
-    return [(told, [thing(at.root), at.root])]
+    objects = [thing(at.place), at.place]
+    dist.broadcast_object_list(objects, at.root_rank, group=at.group)
+    return [(objects, [thing(at.root), at.root])]
 
 
 @row("scatter_object_list")
@@ -492,7 +492,7 @@ EXCLUDED: dict[str, str] = {
 """Public functions without a row, and why."""
 
 ASKING = ("get_", "is_", "supports_", "set_debug_level")
-"""How functions begin that only say something."""
+"""Prefixes of functions that only return information."""
 
 
 def public(module: Any = dist) -> Sequence[str]:

@@ -17,7 +17,7 @@ FUNCTIONAL: list[Row] = []
 
 
 def row(name: str, form: str = "", **limits: Fits) -> Callable[[Run], Run]:
-    """Old names warn that there are new ones."""
+    """Old names warn about the new ones."""
 
     def add(run: Run) -> Run:
         @wraps(run)
@@ -34,7 +34,7 @@ def row(name: str, form: str = "", **limits: Fits) -> Callable[[Run], Run]:
 
 
 def done(result: Tensor | Sequence[Tensor]) -> list[Tensor]:
-    """Plain tensors, when they are there."""
+    """Plain tensors, once complete."""
     results = [result] if isinstance(result, Tensor) else result
     return [functional.wait_tensor(tensor).clone() for tensor in results]
 
@@ -160,14 +160,14 @@ def broadcast(at: At) -> Pairs:
 
 @row("permute_tensor", fits=lambda v: plain(v) and real(v) and len(v.shape) == 1)
 def permute_tensor(at: At) -> Pairs:
-    """Each to the one before it."""
+    """Each rank sends to the previous one."""
     target = [(place - 1) % at.size for place in at.everybody]
     found = call("permute_tensor", at.own(), target, at.group)
     return list(zip(found, [at.of((at.place + 1) % at.size)], strict=True))
 
 
 def whole(variant: Variant) -> bool:
-    """torch passes a global rank on as one of the group, to Gloo as well."""
+    """torch passes a global rank on as a group rank, to Gloo as well."""
     return variant.ranks == Variant().ranks
 
 
@@ -190,7 +190,7 @@ HELPERS = ("_backward", "_setup_context", "_ctx")
 
 
 def public_functional() -> list[str]:
-    """What a script may call; the rest serves autograd and the compiler."""
+    """Functions that a script may call; the others serve autograd and the compiler."""
     return [
         name
         for name, found in vars(functional).items()

@@ -36,7 +36,7 @@ class Pool:
         """How a rank failed inside an operation: the others may still be in it."""
 
     def run(self, act: Callable[..., object], *args: object) -> list:
-        """``act(rank, size, store, *args)`` on each; raises AssertionError with its traceback."""
+        """Run ``act(rank, size, store, *args)`` on each; an error is raised as AssertionError."""
         assert not self.broken, f"the workers are in disorder since an earlier call: {self.broken}"
         for pipe in self._pipes:
             pipe.send((act, args))
@@ -57,7 +57,7 @@ class Pool:
 @contextmanager
 def pool(size: int, path: str) -> Iterator[Pool]:
     """Start ``size`` processes that share a torch store at ``path``; ended with the context."""
-    # One process imports torch, the workers are its children: seconds saved per worker.
+    # One process imports torch, the workers are its children: that saves seconds per worker.
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "tmd.fabric"])
     ends = [context.Pipe() for _ in range(size)]

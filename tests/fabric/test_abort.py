@@ -1,4 +1,4 @@
-"""Peers that die, hang or give up: everybody else wakes up at once and nobody sees an exception."""
+"""Peers that die, hang or abandon the epoch: all others wake up at once, without an exception."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def allreduce(c: Circle, fabric: Fabric, *, wait: bool = True) -> bool:
 
 
 def die(fabric: Fabric) -> None:
-    """As the kernel does it for a killed process: links are cut and nobody listens."""
+    """As the kernel does it for a killed process: links are cut and the port is closed."""
     fabric.close()
 
 
 @pytest.mark.parametrize("inline", [True, False])
-def test_poison_unblocks_who_waits_for_a_live_peer(inline: bool) -> None:
+def test_poison_unblocks_a_wait_for_a_live_peer(inline: bool) -> None:
     with circle(2) as c:
         c.group()
         c.allreduce()
@@ -60,7 +60,7 @@ def test_poison_unblocks_who_waits_for_a_live_peer(inline: bool) -> None:
         assert (waits.poisoned, waits.poison_reason, waits.suspects) == (True, "enough", ())
 
 
-def test_poison_unblocks_who_waits_to_be_dialled() -> None:
+def test_poison_unblocks_a_wait_for_a_dial() -> None:
     with circle(2) as c:
         c.group()
         high = c.fabrics[1]
@@ -73,7 +73,7 @@ def test_poison_unblocks_who_waits_to_be_dialled() -> None:
         assert not thread.is_alive()
 
 
-def test_death_spreads_and_all_name_the_dead_one() -> None:
+def test_a_death_poisons_all_ranks_and_all_suspect_the_dead_worker() -> None:
     with circle(5) as c:
         c.group()
         c.allreduce()
@@ -144,7 +144,7 @@ def test_a_receive_whose_sender_died_before_its_first_message_ends() -> None:
         assert c.fabrics[1].suspects == ("w0",)
 
 
-def test_a_receive_whose_sender_hung_up_ends() -> None:
+def test_a_receive_whose_sender_closed_the_link_ends() -> None:
     with circle(2) as c:
         c.group()
         sender, receiver = c.of(c.fabrics[0]), c.of(c.fabrics[1])
@@ -156,7 +156,7 @@ def test_a_receive_whose_sender_hung_up_ends() -> None:
         assert c.fabrics[1].suspects == ("w0",)
 
 
-def test_a_receive_whose_sender_gave_up_before_its_first_message_ends() -> None:
+def test_a_receive_whose_sender_abandoned_the_epoch_before_its_first_message_ends() -> None:
     with circle(2) as c:
         c.group()
         work = c.of(c.fabrics[1]).recv([torch.zeros(4)], 0, 0)
@@ -196,7 +196,7 @@ def test_a_new_group_leaves_the_messages_of_others_alone() -> None:
 
 
 def recover(c: Circle, rank: int, joiner: Fabric) -> None:
-    """Unexpected loss of ``rank``: all enter a new epoch, in their own time."""
+    """Unexpected loss of ``rank``: all enter a new epoch, at their own time."""
     c.fabrics[rank] = joiner
     c.membership = c.membership.replaced({rank: member(joiner)}, c.membership.epoch + 1)
 
@@ -217,7 +217,7 @@ def test_survivors_go_on_with_a_new_member() -> None:
 
 
 @pytest.mark.parametrize("late", [0, 1])
-def test_who_enters_late_holds_up_but_breaks_nothing(late: int) -> None:
+def test_a_late_rank_delays_but_breaks_nothing(late: int) -> None:
     with circle(2) as c:
         c.group()
         c.fabrics[0].poison("enough")
@@ -250,7 +250,7 @@ def test_an_old_epoch_cannot_be_entered_again() -> None:
 
 
 def worker(rank: int, size: int, pipe: Connection) -> None:
-    """A process of its own: all-reduces until told to stop, then says what it saw."""
+    """A process of its own: all-reduces until stopped, then reports what it observed."""
     torch.set_num_threads(1)
     fabric = Fabric(f"p{rank}", b"k" * 32)
     pipe.send(fabric.address)
@@ -303,7 +303,7 @@ def test_killed_process_unblocks_the_others() -> None:
 
 
 def alone(rank: int, size: int, store: dist.Store) -> str:
-    """Without the runtime there is no vote: an aborted operation must not pass for a result."""
+    """Without the runtime there is no vote: an aborted operation must not look like a result."""
     dist.init_process_group("tmd", store=store, rank=rank, world_size=size)
     dist.barrier()
     if rank == 1:

@@ -1,4 +1,4 @@
-"""Every collective gives what Gloo gives, for random groups, shapes, types and operations."""
+"""Every collective returns what Gloo returns, for random groups, shapes, types and operations."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class Case:
     shape: tuple[int, ...]
     reduce: str
     root: int
-    """Place of the root in the group."""
+    """Position of the root in the group."""
     strided: bool
     splits: tuple[tuple[int, ...], ...]
-    """Rows that each rank of the group sends to each other one."""
+    """Rows that each rank of the group sends to each other rank."""
     seed: int
 
 
 def data(case: Case, rank: int, shape: tuple[int, ...] | None = None) -> Tensor:
-    """What ``rank`` puts in: known to all, different on each."""
+    """The input of ``rank``: known to all, different on each."""
     shape = case.shape if shape is None else shape
     seed = torch.Generator().manual_seed(case.seed * 100 + rank)
     if case.dtype == torch.bool:
@@ -221,7 +221,7 @@ MOVES = {
 RUNS: dict[str, Run] = {**REDUCTIONS, **MOVES}
 
 COMPLEX_MOVES = {"broadcast", "all_gather", "messages"}
-"""Gloo takes complex numbers only here."""
+"""Gloo supports complex numbers only here."""
 JOINED = {"all_to_all_single", "all_gather_into_tensor", "reduce_scatter_tensor"}
 
 _groups: dict[tuple[str, str, tuple[int, ...]], dist.ProcessGroup] = {}
@@ -240,8 +240,8 @@ def stop(rank: int, size: int, store: dist.Store) -> None:
 
 
 def compare(rank: int, size: int, store: dist.Store, case: Case) -> str:
-    """Run ``case`` with both backends; the digest of what tmd gave, or nothing."""
-    # Gloo numbers its collectives with the same tags as messages: they must not share a group.
+    """Run ``case`` with both backends; returns the digest of tmd's result, or nothing."""
+    # Gloo uses the same tags for collectives and messages: they must not share a group.
     purpose = "messages" if case.op == "messages" else "collectives"
     for backend in ("tmd", "gloo"):
         if (backend, purpose, case.ranks) not in _groups:
@@ -316,7 +316,7 @@ SAME_ON_ALL = {"all_reduce", "all_reduce_async", "all_reduce_coalesced", "broadc
         Phase.explicit,
         Phase.reuse,
         Phase.generate,
-    ],  # a failure leaves the workers in disorder
+    ],  # a failure leaves the workers in an unknown state
 )
 @given(case=cases())
 def test_same_as_gloo(workers: Pool, case: Case) -> None:
@@ -355,12 +355,12 @@ def anysource(rank: int, size: int, store: dist.Store) -> list[int]:
     return sorted(found)
 
 
-def test_receive_from_anybody(workers: Pool) -> None:
+def test_receive_from_any_source(workers: Pool) -> None:
     assert workers.run(anysource)[0] == [1, 2, 3, 4]
 
 
 def batch(rank: int, size: int, store: dist.Store) -> None:
-    """Everybody to everybody at once, with messages that no socket buffer holds."""
+    """Every rank to every other at once, with messages larger than any socket buffer."""
     out = [torch.zeros(1 << 20) for _ in range(size)]
     others = [r for r in range(size) if r != rank]
     own = torch.full((1 << 20,), float(rank))
@@ -419,7 +419,7 @@ NAMES = [*map(str, ROWS), *(f"functional {row}" for row in FUNCTIONAL)]
 
 
 def enter(rank: int, size: int, store: dist.Store, number: int) -> list[str]:
-    """All variants of a row with both backends; what was wrong."""
+    """Run all variants of a row with both backends; returns what was wrong."""
     found = []
     row = TABLE[number]
     for variant in filter(row.fits, VARIANTS):
@@ -434,7 +434,7 @@ def enter(rank: int, size: int, store: dist.Store, number: int) -> list[str]:
 
 @pytest.mark.parametrize("number", range(len(TABLE)), ids=NAMES)
 def test_every_entry_in_every_form(workers: Pool, number: int) -> None:
-    """tmd and Gloo both give what the row says by hand."""
+    """tmd and Gloo both return what the row expects."""
     found = [line for lines in workers.run(enter, number) for line in lines]
 
     assert any(map(TABLE[number].fits, VARIANTS))
@@ -442,7 +442,7 @@ def test_every_entry_in_every_form(workers: Pool, number: int) -> None:
 
 
 def test_every_public_function_has_a_row_or_a_reason() -> None:
-    """A function that a later torch brings is not forgotten."""
+    """A function of a later torch version is not forgotten."""
     rows = {row.name for row in ROWS}
 
     assert set(public()) - rows - set(EXCLUDED) == set()
@@ -478,8 +478,8 @@ def refused(rank: int, size: int, store: dist.Store, number: int) -> list[str]:
 
 
 @pytest.mark.parametrize("number", range(len(REFUSED)))
-def test_a_reduction_that_cannot_be_says_which_and_what_to_do(workers: Pool, number: int) -> None:
-    """On all ranks alike, before anything is sent: the group goes on."""
+def test_an_unsupported_reduction_is_named_with_an_alternative(workers: Pool, number: int) -> None:
+    """On all ranks alike, before anything is sent, so the group continues."""
     dtype, _, remedy = REFUSED[number]
     names = ["reduce", "reduce_scatter", "reduce_scatter"]
     names += [] if dtype.is_complex else ["all_reduce"]

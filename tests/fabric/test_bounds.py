@@ -1,4 +1,4 @@
-"""What peers may leave here unasked is bounded."""
+"""Data that peers may leave here unrequested is bounded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def message(tag: int, size: int) -> Message:
 
 
 class Epoch:
-    """What an inbox knows of an epoch view."""
+    """The part of an epoch view that an inbox uses."""
 
     epoch = since = 1
 
@@ -34,7 +34,7 @@ def wanted(tag: int, size: int) -> Wanted:
 def test_messages_that_nobody_asked_for_are_read_up_to_a_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Then they stay with the sender, until one was taken or somebody waits for another."""
+    """Further ones stay with the sender, until one is taken or a receive waits for another."""
     monkeypatch.setattr(inbox, "KEPT", 1000)
     box = Inbox()
     for tag in range(10):
@@ -48,14 +48,14 @@ def test_messages_that_nobody_asked_for_are_read_up_to_a_bound(
     assert box.make_room(0)
     box.arrive(message(3, 100))
     assert not box.make_room(0)
-    assert box.post(wanted(99, 100)) is None  # the one that is waited for may be the next
+    assert box.post(wanted(99, 100)) is None  # the awaited one may be the next
     assert box.make_room(0)
 
 
 def test_raw_links_that_nobody_accepts_are_kept_up_to_a_number(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The oldest goes, and its caller sees that."""
+    """The oldest is dropped, and its caller sees that."""
     monkeypatch.setattr(raw, "PARKED", 2)
     with circle(2) as pair:
         here, there = pair.fabrics

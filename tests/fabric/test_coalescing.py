@@ -1,4 +1,4 @@
-"""Blocks of operations that torch waits for as one, and blocks that an exception has left."""
+"""Blocks of operations that torch waits for as one, and blocks that an exception leaves."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 def begun(group: Group) -> weakref.ref[torch.Tensor]:
-    """An operation that is complete; whether its tensor is kept."""
+    """A completed operation; returns whether its tensor is kept."""
     tensor = torch.ones(8)
     group.allreduce([tensor], sync()).wait()
     return weakref.ref(tensor)
@@ -27,7 +27,7 @@ def kept(tensor: weakref.ref[torch.Tensor]) -> bool:
 
 
 def test_a_block_that_an_exception_has_left_ends_with_the_step() -> None:
-    """Torch's manager does not end it. Later operations would be kept with their tensors."""
+    """torch's manager does not end it. Later operations would be kept with their tensors."""
 
     def act(fabric: Fabric, pair: Circle) -> tuple[bool, bool, bool]:
         group = pair.of(fabric)

@@ -36,7 +36,7 @@ BEGIN = Waits(at=100.0, total_s=5.0, called_at=99.0, total_before_s=5.0, settled
         "complete a moment after the vote began",
     ],
 )
-def test_busy_is_what_is_left_of_the_step(end, busy):
+def test_busy_time_is_the_step_less_the_waits(end, busy):
     assert busy_between(BEGIN, end) == pytest.approx(busy)
 
 
@@ -54,7 +54,7 @@ def test_waits_of_several_threads_count_once():
 
 
 def test_waiting_for_the_own_device_is_work():
-    """And an operation begins when the device has come to it, not when the script called it."""
+    """An operation begins when the device reaches it, not when the script called it."""
     wait_timer = WaitTimer()
     begin = wait_timer.read()
     wait_timer.called()
@@ -71,13 +71,13 @@ def test_waiting_for_the_own_device_is_work():
 
 
 class Event:
-    """Of a device that takes its time."""
+    """An event of a slow device."""
 
     def synchronize(self):
         self.took = compute()
 
 
-def test_staging_tells_the_devices_time_from_waiting():
+def test_staging_separates_device_time_from_waiting():
     wait_timer, event = WaitTimer(), Event()
     staged = HostCopies([torch.ones(2)], (), wait_timer)
     staged._queued.append(event)
@@ -89,7 +89,7 @@ def test_staging_tells_the_devices_time_from_waiting():
 
 
 def compute():
-    """Something that takes a while; returns how long it took."""
+    """Compute for a while; returns how long it took."""
     began = time.monotonic()
     torch.linalg.qr(torch.ones(400, 400))
     return time.monotonic() - began

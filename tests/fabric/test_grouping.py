@@ -13,7 +13,7 @@ TABLE = (
     (GroupView("0", (0, 1, 2, 3)), GroupView("2", (2, 3)), GroupView("3", (0, 2))),
     (GroupView("0", (0, 1, 2, 3)), GroupView("2", (2, 3)), GroupView("4", (1, 3))),
 )
-"""Two by two."""
+"""Groups of two."""
 
 
 class Plain:
@@ -53,7 +53,7 @@ def test_a_group_that_all_destroy_leaves_no_gap() -> None:
     assert groups.views == (TABLE[0][0], TABLE[0][2])
 
 
-def test_what_was_built_later_stays() -> None:
+def test_groups_built_later_stay() -> None:
     groups, _ = built(3)
     late = GroupView("9", (0, 1, 2, 3))
     groups.add(Plain(late))  # type: ignore[arg-type]
@@ -70,7 +70,7 @@ def test_without_a_table_nothing_changes() -> None:
     assert groups.views == TABLE[3]
 
 
-def test_what_is_sent_does_not_repeat_the_world() -> None:
+def test_the_packed_table_omits_the_world() -> None:
     sent = packed(TABLE)
 
     assert all(row[0] == GroupView("0", ()) for row in sent)

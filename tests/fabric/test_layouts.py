@@ -1,4 +1,4 @@
-"""What torch builds on process groups trains as with Gloo, and twice the same to the last bit."""
+"""torch's parallel layouts train as with Gloo, and bit-identically when repeated."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def ddp(rank: int) -> list[Tensor]:
 
 def compiled_ddp(rank: int) -> list[Tensor]:
     model = nn.parallel.DistributedDataParallel(Net())
-    # The compiler behind the graph is of no interest here, and slow.
+    # The compiler backend does not matter here, and is slow.
     return train(torch.compile(model, backend="eager"), rank)
 
 
@@ -100,7 +100,7 @@ def tensor_parallel(rank: int) -> list[Tensor]:
 
 
 def pipeline(rank: int) -> list[Tensor]:
-    """Two pipelines of two stages, joined by send and recv."""
+    """Two pipelines of two stages, connected by send and recv."""
     stage, peer = rank % 2, rank ^ 1
     torch.manual_seed(stage)
     model = nn.Linear(WIDTH, WIDTH)

@@ -1,4 +1,4 @@
-"""Who may open a link, and what a message that does not fit does."""
+"""Who may open a link, and how a message that does not fit is handled."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def endpoint(fabric: Fabric) -> tuple[str, int]:
 
 
 def hung_up(sock: socket.socket) -> bool:
-    """Whether the other side closes without a word."""
+    """Whether the other side closes without sending anything."""
     sock.settimeout(10)
     try:
         return sock.recv(1) == b""
@@ -45,7 +45,7 @@ def pair() -> Iterator[Circle]:
     with circle(2) as c:
         c.group()
         yield c
-        # Whatever a test did to the doors, the members must still work together.
+        # Whatever a test did to the listeners, the members must still work together.
         results = c.allreduce()
         assert torch.equal(results[0], results[1])
 
@@ -92,7 +92,7 @@ def test_wrong_key_is_refused_and_logged_once(
 
 
 def test_impostor_without_the_key_is_not_believed() -> None:
-    """A stranger who answers in place of a worker cannot prove himself."""
+    """A foreign process that answers in place of a worker cannot prove its identity."""
     listening = socket.create_server(("127.0.0.1", 0))
     me = Member("w1", "here", f"127.0.0.1:{listening.getsockname()[1]}")
 
@@ -138,7 +138,7 @@ def _bytes(value: bytes | int) -> bytes:
 
 
 def converse(call: Talk[object], answer: Talk[object]) -> None:
-    """Let a dialer and an acceptor talk until one of them is through or objects."""
+    """Let a dialer and an acceptor talk until one finishes or refuses."""
     wants = {"call": next(call), "answer": next(answer)}
     talks = {"call": call, "answer": answer}
     inbox = {"call": b"", "answer": b""}
@@ -154,7 +154,7 @@ def converse(call: Talk[object], answer: Talk[object]) -> None:
 
 
 def test_a_proof_cannot_be_reflected() -> None:
-    """An acceptor that is fed its own kind of proof refuses it: the role is part of it."""
+    """An acceptor refuses a proof of its own kind: the role is part of it."""
     answer = acceptor(KEY, "w1")
     assert isinstance(next(answer), int)
     opening = _bytes(next(dialer(KEY, "w0", "w1", "0", LinkPurpose.COLLECTIVE, 1)))
@@ -166,7 +166,7 @@ def test_a_proof_cannot_be_reflected() -> None:
         answer.send((challenge * 2)[:PROOF])
 
 
-def test_a_call_for_somebody_else_is_refused() -> None:
+def test_a_link_for_another_worker_is_refused() -> None:
     call = dialer(KEY, "w0", "w2", "0", LinkPurpose.COLLECTIVE, 1)
     with pytest.raises(LinkRefused, match="w2"):
         converse(call, acceptor(KEY, "w1"))
@@ -176,7 +176,7 @@ def test_callers_of_an_older_epoch_and_non_members_are_refused(pair: Circle) -> 
     target = member(pair.fabrics[1])
     with pytest.raises(LinkRefused, match="epoch 0 is over"):
         Caller("w0", KEY).dial(target, "0", LinkPurpose.COLLECTIVE, 0, timeout=5)
-    with pytest.raises(LinkRefused, match="no member"):
+    with pytest.raises(LinkRefused, match="not a member"):
         Caller("w9", KEY).dial(target, "0", LinkPurpose.COLLECTIVE, 1, timeout=5)
     with pytest.raises(LinkRefused, match="too far"):
         Caller("w0", KEY).dial(target, "0", LinkPurpose.COLLECTIVE, 1 << 20, timeout=5)
@@ -192,8 +192,8 @@ def test_a_future_epoch_is_kept_aside(pair: Circle) -> None:
     link.close()
 
 
-def test_what_has_arrived_can_be_read_to_its_end() -> None:
-    """Whoever sent it may have died since, with its end of the link still open."""
+def test_arrived_data_can_be_read_after_receiving_stopped() -> None:
+    """The sender may have died since, with its end of the link still open."""
     with linked() as (near, far):
         near.send(b"last words")
         while far.sock.recv(64, socket.MSG_PEEK) != b"last words":
@@ -248,9 +248,9 @@ def test_a_frame_over_the_limit_is_refused(pair: Circle) -> None:
     other.close()
 
 
-def test_accept_gives_up_when_nobody_calls_or_on_cancel(pair: Circle) -> None:
+def test_accept_ends_on_timeout_and_on_cancel(pair: Circle) -> None:
     fabric = pair.fabrics[0]
-    with pytest.raises(LinkError, match="nobody called"):
+    with pytest.raises(LinkError, match="no caller"):
         fabric.accept("nothing", timeout=0.05, cancel=lambda: False)
     with pytest.raises(LinkError):
         fabric.accept("nothing", timeout=5, cancel=lambda: True)
@@ -315,7 +315,7 @@ def test_a_message_of_something_else_names_both_sides(
 
 @pytest.mark.parametrize("size", [0, 7, 9, 1 << 40])
 def test_a_message_of_another_size_is_refused_at_once(ends: tuple[Link, Link], size: int) -> None:
-    # The payload never comes: the header alone must do.
+    # The payload never arrives: the header alone must be enough.
     ends[0].sock.sendall(EXPECTED.packed(size))
     with pytest.raises(LinkError, match=f"{size} bytes"):
         receive(ends[1], EXPECTED.packed(8), memoryview(bytearray(8)))
@@ -347,7 +347,7 @@ def test_ranks_that_disagree_poison_the_step(first: torch.Tensor, second: torch.
         assert all(f.suspects == () for f in c.fabrics)
 
 
-def test_wrong_use_is_told_at_once() -> None:
+def test_wrong_use_raises_at_once() -> None:
     fabric = Fabric("alone", KEY)
     fabric.sandbox(Neutral(), 0, 2)
     with circle(2) as c:

@@ -1,4 +1,4 @@
-"""One member is replaced: who opens what, and does anybody see it in the numbers."""
+"""Replacing one member: who opens which links, and that the numbers do not change."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_prepare_and_discard_leave_nothing() -> None:
 
 
 def test_a_joiner_that_dies_after_it_was_prepared_is_missed_by_its_neighbours() -> None:
-    """One that lives is not, whatever became of its links: they are opened again when needed."""
+    """A live one is not missed, whatever became of its links: they are reopened when needed."""
     with circle(4) as c:
         c.group()
         c.allreduce()
@@ -174,7 +174,7 @@ def test_prepare_can_be_cancelled() -> None:
             joiner.prepare(new, 2, timeout=1, cancel=lambda: True)
 
 
-def test_joiner_wears_the_rank_before_it_holds_it() -> None:
+def test_a_joiner_assumes_the_rank_before_it_holds_it() -> None:
     with circle(3) as c:
         c.group()
         joiner = c.standby("joiner", rank=0)
@@ -184,7 +184,7 @@ def test_joiner_wears_the_rank_before_it_holds_it() -> None:
 
 
 def divided(c: Circle) -> GroupTable:
-    """Eight ranks in pairs, in fours across them, and all together; whose groups are whose."""
+    """Eight ranks in pairs, in fours across them, and all together; by rank."""
     layout = {
         "0": range(8),
         **{f"pair{i}": (2 * i, 2 * i + 1) for i in range(4)},
@@ -197,7 +197,7 @@ def divided(c: Circle) -> GroupTable:
 
 
 def test_a_standby_of_the_last_rank_becomes_a_rank_of_other_groups() -> None:
-    """Its groups are that rank's, with the same bits; links only in groups that have the leaver."""
+    """Its groups are that rank's, with the same bits; links only in groups with the leaver."""
     with circle(8) as c:
         table = divided(c)
         joiner = Fabric("joiner", KEY)
@@ -226,8 +226,8 @@ def test_a_standby_of_the_last_rank_becomes_a_rank_of_other_groups() -> None:
             assert fabric is joiner or new == Counter({(name, "joiner"): 1 for name in near})
 
 
-def test_a_receive_that_is_pending_over_a_move_of_others_gets_its_message() -> None:
-    """Nothing is poisoned, and whatever came before the move is found after it."""
+def test_a_receive_pending_while_others_move_gets_its_message() -> None:
+    """Nothing is poisoned, and messages from before the move are found after it."""
     with circle(3) as c:
         c.group()
         c.allreduce()
@@ -250,8 +250,8 @@ def test_a_receive_that_is_pending_over_a_move_of_others_gets_its_message() -> N
         assert not receiver.poisoned
 
 
-def test_a_message_that_comes_too_late_for_its_epoch_is_of_the_next() -> None:
-    """A sender may be one switch behind, or ahead; after a loss it is of no epoch."""
+def test_a_message_late_for_its_epoch_counts_in_the_next() -> None:
+    """A sender may be one switch behind or ahead; after a loss the message belongs to no epoch."""
     with circle(3) as c:
         c.group()
         sender, receiver, leaver = c.fabrics
@@ -277,8 +277,8 @@ def test_a_message_that_comes_too_late_for_its_epoch_is_of_the_next() -> None:
         assert not inbox(c, receiver)._messages
 
 
-def test_who_has_left_and_comes_back_is_not_taken_for_gone() -> None:
-    """Though a receiver saw it hang up, before it went to the next epoch itself."""
+def test_a_worker_that_returns_does_not_count_as_gone() -> None:
+    """Although a receiver saw it close the link before it entered the next epoch itself."""
     with circle(2) as c:
         c.group()
         leaver, receiver = c.fabrics
@@ -304,7 +304,7 @@ def test_who_has_left_and_comes_back_is_not_taken_for_gone() -> None:
 
 @pytest.mark.parametrize("moved", [0, 1, 2])
 def test_a_rank_whose_messages_are_under_way_is_not_moved(moved: int) -> None:
-    """They would not find the joiner; those of others stand in nobody's way."""
+    """The joiner would not get them; messages of other ranks do not matter."""
     with circle(3) as c:
         c.group()
         joiner = c.standby("joiner", rank=moved)
@@ -328,8 +328,8 @@ def test_a_rank_whose_messages_are_under_way_is_not_moved(moved: int) -> None:
         wait_for(lambda: held_up() == [False] * 3)
 
 
-def test_a_receive_that_fails_is_not_awaited_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or the rank could never be followed again."""
+def test_a_failed_receive_is_no_longer_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the rank could never be followed again."""
     with circle(2) as c:
         c.group()
         group = c.of(c.fabrics[1])
@@ -356,12 +356,12 @@ def wait_for(enough: Callable[[], object]) -> None:
 
 
 def close_by(ranks: tuple[int, ...], one: int, other: int) -> bool:
-    """Whether two ranks of a group talk to each other."""
+    """Whether two ranks of a group communicate."""
     return ranks.index(one) in neighbours(ranks.index(other), len(ranks))
 
 
 def test_links_of_the_coming_epoch_are_opened_while_others_are_busy() -> None:
-    """After a loss: one end of each calls ahead, and the first operation opens none."""
+    """After a loss: one end of each link dials ahead, and the first operation opens none."""
     with circle(4) as c:
         c.group()
         before = c.allreduce()
@@ -385,7 +385,7 @@ def test_links_of_the_coming_epoch_are_opened_while_others_are_busy() -> None:
         assert all(map(torch.equal, before, after))
 
 
-def test_who_does_not_answer_is_left_for_the_first_operation() -> None:
+def test_an_unreachable_peer_is_left_to_the_first_operation() -> None:
     with circle(4) as c:
         c.group()
         joiner = c.standby("x", rank=3)
@@ -398,7 +398,7 @@ def test_who_does_not_answer_is_left_for_the_first_operation() -> None:
 def test_a_message_that_comes_while_an_epoch_is_entered_is_read_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two readers of one link would take the bytes from each other."""
+    """Two readers of one link would take bytes from each other."""
     with circle(2) as c:
         c.group()
         sender, receiver = c.fabrics
@@ -407,7 +407,7 @@ def test_a_message_that_comes_while_an_epoch_is_entered_is_read_once(
         abort, attach = receiver._abort, c.of(receiver).attach
 
         def meanwhile(standing: EpochView) -> None:
-            """Between being in the new epoch and having taken over what had waited for it."""
+            """Between entering the new epoch and taking over what waited for it."""
             monkeypatch.setattr(receiver, "_abort", abort)
             abort(standing)
             c.of(sender).send([torch.ones(3)], 1, 0).wait()

@@ -1,4 +1,4 @@
-"""A worker without a rank: its collectives do not communicate, and the taps of those that do."""
+"""A worker without a rank, whose collectives do not communicate, and taps of those that do."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Recorder:
 
 
 class Recorded(Neutral):
-    """Plays back what a tap has recorded."""
+    """Plays back what a tap recorded."""
 
     def __init__(self, tape: list[tuple[str, str, list[Tensor]]]) -> None:
         self.tape = tape
@@ -122,7 +122,7 @@ class Channels(Neutral):
 
 
 def program(group: Group) -> list[Tensor]:
-    """Operations whose outputs differ from rank to rank."""
+    """Operations whose outputs differ between ranks."""
     own = torch.full((3,), float(group.rank() + 1))
     total, whole, piece = own.clone(), torch.zeros(9), torch.zeros(1)
     group.allreduce([total], sync()).wait()
@@ -143,7 +143,7 @@ def test_a_recording_of_the_tap_replays_in_the_sandbox() -> None:
         tape = recorder.tape
         live = c.each(lambda f: program(c.of(f)))[1]
         assert [op for op, _, _ in tape] == ["allreduce", "allgather", "reduce_scatter", "recv"]
-        # What a rank puts in is seen before it is overwritten in place.
+        # A rank's input is recorded before it is overwritten in place.
         op, _, (own,) = recorder.put_in[0]
         assert (op, own.tolist()) == ("allreduce", [2.0] * 3)
         standby = c.standby("standby")
@@ -160,8 +160,8 @@ def asked(group: Group, *wanted: tuple[int, int]) -> tuple[list[Tensor], list[Wo
     return into, works
 
 
-def test_messages_are_lived_again_in_whatever_order_they_came() -> None:
-    """The first that is asked for comes last; of one sender and tag the first comes first."""
+def test_messages_are_replayed_in_any_order_of_arrival() -> None:
+    """The first one requested arrives last; per sender and tag the order is kept."""
     wanted = [(0, 5), (2, 5), (0, 6), (0, 5), (2, 5)]
     with circle(3) as c:
         c.group()
@@ -172,7 +172,7 @@ def test_messages_are_lived_again_in_whatever_order_they_came() -> None:
         assert not receiver.quiet
         assert not receiver.waiting
         for value, place in enumerate((4, 1, 2, 0, 3)):
-            # Each when the one before has come.
+            # Each after the previous one has arrived.
             source, tag = wanted[place]
             c.of(c.fabrics[source]).send([torch.full((2,), float(value))], 1, tag)
             next(
@@ -189,8 +189,8 @@ def test_messages_are_lived_again_in_whatever_order_they_came() -> None:
         assert all(torch.equal(a, b) for a, b in zip(live, shadow, strict=True))
 
 
-def test_a_message_from_anybody_is_told_from_others() -> None:
-    """Which of its receives it was for cannot be told."""
+def test_a_receive_from_any_source_is_distinguished() -> None:
+    """Which of its receives a message was for is unknown."""
     with circle(2) as c:
         c.group()
         recorder = Recorder()
@@ -245,7 +245,7 @@ def test_bare_init_in_the_sandbox(tmp_path: Path) -> None:
 
 
 def rows_in_the_sandbox(rank: int, size: int, store: dist.Store, worn: int) -> list[str]:
-    """What is wrong with what the table's rows get from nobody."""
+    """Errors in what the table's rows return without peers."""
     from tests.fabric.entries import ROWS, At, Variant
     from tests.fabric.functional_entries import FUNCTIONAL
     from tmd.fabric import install
@@ -272,7 +272,7 @@ def rows_in_the_sandbox(rank: int, size: int, store: dist.Store, worn: int) -> l
 
 
 def alike(got: object, wanted: object) -> bool:
-    """Of one shape; an object that another rank would have sent is ``None``."""
+    """Equal in shape; an object that another rank would have sent is ``None``."""
     if isinstance(got, Tensor) and isinstance(wanted, Tensor):
         return (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
     if isinstance(got, list) and isinstance(wanted, list):
@@ -283,7 +283,7 @@ def alike(got: object, wanted: object) -> bool:
 
 @pytest.mark.parametrize("worn", [0, 2, 4], ids=["first", "inner", "last"])
 def test_every_entry_goes_through_in_the_sandbox(tmp_path: Path, worn: int) -> None:
-    """A standby runs all of a script before it is anybody, whatever collectives that calls."""
+    """A standby runs the whole script before it holds a rank, whatever collectives it calls."""
     with pool(1, str(tmp_path / "store")) as p:
         (wrong,) = p.run(rows_in_the_sandbox, worn)
 
@@ -334,8 +334,8 @@ def objects_in_a_spoilt_epoch(rank: int, size: int, store: dist.Store) -> list[o
     return [told, part, gathered, received]
 
 
-def test_objects_of_a_spoilt_epoch_are_none(tmp_path: Path) -> None:
-    """Not a pickle of whatever the memory held: a survivor computes the step to its end."""
+def test_objects_in_a_poisoned_epoch_are_python_none(tmp_path: Path) -> None:
+    """Not a pickle of arbitrary memory: a survivor computes the step to its end."""
     with pool(2, str(tmp_path / "store")) as p:
         first, _ = p.run(objects_in_a_spoilt_epoch)
 

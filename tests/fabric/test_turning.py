@@ -1,4 +1,4 @@
-"""What torch keeps of a place in a mesh, once the process stands in another one."""
+"""torch's cached coordinates in a mesh, after the process has taken another rank."""
 
 import sys
 from pathlib import Path
@@ -15,12 +15,12 @@ from tmd.fabric import Fabric, Neutral, rank_remap
 pytestmark = pytest.mark.timeout(60)
 
 PARTS = {6: (3, 3), 5: (3, 2)}
-"""Sizes of what is sharded over two ranks, and those of its parts."""
+"""Sizes of tensors sharded over two ranks, and those of their parts."""
 
 
 def become_another(_rank: int, _size: int, _store: dist.Store, whole: int) -> list[object]:
-    """An operation as rank 0, then as rank 1: each time its part's shape, its place, and whether
-    that was computed anew."""
+    """Run an operation as rank 0, then as rank 1: each time its part's shape, its coordinate, and
+    whether that was recomputed."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Shard
 
@@ -61,7 +61,7 @@ def become_another(_rank: int, _size: int, _store: dist.Store, whole: int) -> li
 @pytest.mark.parametrize(
     ("whole", "afterwards"), [(6, [(3, 4), (1,), False]), (5, [(2, 4), (1,), True])]
 )
-def test_only_parts_of_other_shapes_are_computed_anew(
+def test_only_parts_of_other_shapes_are_recomputed(
     tmp_path: Path, whole: int, afterwards: list[object]
 ) -> None:
     """A cached shape of another rank's part would be wrong; that of an equal part is right."""
@@ -72,10 +72,10 @@ def test_only_parts_of_other_shapes_are_computed_anew(
 
 
 @pytest.mark.parametrize("ahead", [True, False])
-def test_what_was_looked_for_ahead_is_not_looked_for_while_others_wait(
+def test_a_scan_done_ahead_is_not_repeated_while_others_wait(
     monkeypatch: pytest.MonkeyPatch, ahead: bool
 ) -> None:
-    """Until something has run since."""
+    """Until an operation has run since."""
     looked = []
     monkeypatch.setattr(rank_remap, "_all_even", lambda: looked.append(True) or True)
     monkeypatch.setattr(rank_remap._Shards, "ran", -1)

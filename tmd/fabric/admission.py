@@ -1,4 +1,4 @@
-"""What becomes of an authenticated caller: taken in, kept for a later epoch, or turned away."""
+"""Decides about an authenticated caller: accept it, keep it for a later epoch, or refuse it."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from tmd.fabric.link import Link
 from tmd.fabric.raw import RawLinks
 
 AHEAD = 1 << 16
-"""How many epochs ahead a link may be; a caller further off is not of this job."""
+"""How many epochs ahead a link may be; a caller further ahead does not belong to this job."""
 
 _log = logging.getLogger("tmd.fabric")
 
 
 class Admission:
-    """The links of the present epoch come into ``standing``, those of later ones wait in here.
+    """Links of the current epoch go to ``standing``; links of later epochs wait here.
 
-    ``lock`` is the fabric's: a caller is judged and stored in one step with any change of epoch.
+    ``lock`` is the fabric's: judging and storing a caller is atomic with any change of epoch.
     """
 
     def __init__(self, raw: RawLinks, counters: LinkCounters) -> None:
         self.lock = threading.RLock()
         self.standing: EpochView | None = None
         self.epoch = -1
-        """The newest epoch this worker has been in; nothing older is let in."""
+        """The newest epoch of this worker; older ones are refused."""
         self._ahead: dict[int, Links] = {}
         self._raw = raw
         self._counters = counters
@@ -38,12 +38,12 @@ class Admission:
     def admit(
         self, hello: LinkHello, sock: socket.socket, seal: Seal
     ) -> tuple[LinkKey, Link] | None:
-        """Answer the caller and store its link; returns it if it is of the present epoch."""
+        """Answer the caller and store its link; return the link if it is of the current epoch."""
         with self.lock:
             answer = self._judge(hello)
             if answer.verdict is HandshakeVerdict.REFUSED:
                 self._counters.refused += 1
-                # Usual for a moment after a fault, so no warning when the epoch was given up.
+                # Common for a moment after a fault, so not a warning when the epoch was abandoned.
                 level = logging.DEBUG if answer.poisoned else logging.WARNING
                 _log.log(level, "link of %s refused: %s", hello.worker, answer.detail)
             try:
@@ -57,7 +57,7 @@ class Admission:
             return self._store(hello, Link(sock, hello.worker, hello.worker, hello.epoch))
 
     def keep(self, epoch: int, key: LinkKey, link: Link) -> None:
-        """``link`` waits for a later ``epoch``."""
+        """Keep ``link`` for a later ``epoch``."""
         with self.lock:
             surplus = put(self._ahead.setdefault(epoch, {}), key, link)
         if surplus is not None:
@@ -65,7 +65,7 @@ class Admission:
         self._counters.count_link(key.group, key.worker)
 
     def hung_up(self, later: Membership) -> list[Member]:
-        """Whose link waited for the epoch of ``later`` and has been closed by the other side."""
+        """Members whose link for the epoch of ``later`` was closed by the other side."""
         with self.lock:
             links = self._ahead.get(later.epoch, {})
             gone = {key.worker for key, link in links.items() if link.ended}
@@ -73,12 +73,12 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """How many links wait for later epochs."""
+        """Number of links that wait for later epochs."""
         with self.lock:
             return sum(len(links) for links in self._ahead.values())
 
     def take(self, epoch: int) -> Links:
-        """The links that waited for ``epoch``; those of older ones, and dead ones, are closed."""
+        """The links that waited for ``epoch``; links of older epochs and dead ones are closed."""
         with self.lock:
             found = self._ahead.pop(epoch, {})
             for old in [e for e in self._ahead if e < epoch]:
@@ -111,7 +111,8 @@ class Admission:
             return answer(HandshakeVerdict.ACCEPTED)
         if hello.epoch < self.epoch or (hello.epoch == self.epoch and standing is None):
             return answer(
-                HandshakeVerdict.REFUSED, f"epoch {hello.epoch} is over here, now is {self.epoch}"
+                HandshakeVerdict.REFUSED,
+                f"epoch {hello.epoch} is over, the current one is {self.epoch}",
             )
         if hello.epoch > self.epoch + AHEAD and self.epoch >= 0:
             return answer(
@@ -120,10 +121,10 @@ class Admission:
         if standing is None or hello.epoch > standing.epoch:
             return answer(HandshakeVerdict.ACCEPTED)
         if poisoned:
-            return answer(HandshakeVerdict.REFUSED, f"epoch {hello.epoch} was given up")
+            return answer(HandshakeVerdict.REFUSED, f"epoch {hello.epoch} was abandoned")
         if standing.membership.rank_of(hello.worker) is None:
             return answer(
-                HandshakeVerdict.REFUSED, f"{hello.worker} is no member of epoch {hello.epoch}"
+                HandshakeVerdict.REFUSED, f"{hello.worker} is not a member of epoch {hello.epoch}"
             )
         return answer(HandshakeVerdict.ACCEPTED)
 

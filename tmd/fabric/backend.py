@@ -1,4 +1,4 @@
-"""The backend ``tmd`` as torch knows it, and which fabric stands behind it."""
+"""The backend ``tmd`` as torch sees it, and the fabric it uses."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ NAME = "tmd"
 
 
 class _Behind:
-    """Process-wide by nature: torch creates groups by a name, not from an object."""
+    """Process-wide, because torch creates groups by name and not from an object."""
 
     installed: Fabric | None = None
     solo: Fabric | None = None
 
 
 def install(fabric: Fabric) -> None:
-    """From now on ``dist.init_process_group("tmd")`` gives groups of ``fabric``.
+    """Make ``dist.init_process_group("tmd")`` create groups of ``fabric`` from now on.
 
-    The fabric must have a rank or be in the sandbox. Also makes the bare call work without a store
-    shared with others, see :func:`tmd.fabric.rendezvous.publish_environment`.
+    The fabric must hold a rank or be in the sandbox. The plain call also works without a shared
+    store, see :func:`tmd.fabric.rendezvous.publish_environment`.
     """
     rank, size = fabric.rank, fabric.size
     if rank is None or size is None:
@@ -39,7 +39,7 @@ def install(fabric: Fabric) -> None:
 
 
 def _leave() -> None:
-    """At the end of the process, if the script has not destroyed its groups."""
+    """Clean up at the end of the process if the script has not destroyed its groups."""
     for fabric in (_Behind.installed, _Behind.solo):
         if fabric is not None:
             fabric.close()
@@ -49,7 +49,7 @@ def register() -> None:
     """Make the name ``tmd`` known to torch; idempotent."""
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
-        # Threads inside torch when the interpreter ends would abort the process.
+        # Threads inside torch at interpreter exit would abort the process.
         atexit.register(_leave)
 
 
@@ -73,7 +73,7 @@ def _create(options: Any, backend_options: Any = None) -> Group:
 
 
 class SoloGroup(Group):
-    """A group without a runtime around it; the fabric goes with the default group."""
+    """A group without the runtime; the fabric is closed with the default group."""
 
     def shutdown(self) -> None:
         super().shutdown()

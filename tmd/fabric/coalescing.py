@@ -1,7 +1,7 @@
-"""Blocks of operations that torch waits for as one: what each thread has begun in its own.
+"""Blocks of operations that torch waits for as one, per thread.
 
-torch's manager does not end a block that an exception leaves. What such a block holds would stay
-for ever, with its tensors, so the vote at the end of a step ends it.
+torch's manager does not end a block that an exception leaves. Such a block would stay forever,
+with its tensors, so the vote at the end of a step ends it.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from tmd.fabric.work import Work
 class _Blocks(threading.local):
     def __init__(self) -> None:
         self.of: dict[object, list[Work]] = {}
-        """By group."""
+        """Operations by group."""
 
 
 _blocks = _Blocks()
 
 
 def begin(group: object) -> None:
-    """A new block of this thread. One that was not ended is dropped."""
+    """Begin a block of this thread. An unfinished one is dropped."""
     _blocks.of[group] = []
 
 
 def note(group: object, work: Work) -> None:
-    """``work`` was begun, perhaps in a block of this thread."""
+    """Record that ``work`` began, possibly in a block of this thread."""
     if (block := _blocks.of.get(group)) is not None:
         block.append(work)
 
 
 def end(group: object) -> list[Work]:
-    """What was begun in the block of this thread."""
+    """The operations that began in this thread's block."""
     return _blocks.of.pop(group, [])
 
 
 def end_all() -> None:
-    """No block of this thread is under way: it was left, not ended."""
+    """Drop all unfinished blocks of this thread."""
     _blocks.of.clear()

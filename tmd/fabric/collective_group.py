@@ -1,7 +1,7 @@
-"""The collectives of a process group: torch's calls become calls of the runner.
+"""The collectives of a process group: turns torch's calls into calls of the runner.
 
-Old and new names of torch 2.11 to 2.13 are here side by side. What can be seen to be wrong without
-asking the other ranks raises ValueError at once.
+It has the old and new method names of torch 2.11 to 2.13. Errors that can be detected without the
+other ranks raise ValueError at once.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from tmd.fabric.untraced import untraced
 from tmd.fabric.work import Work
 
 _UNSENT = frozenset({FrameKind.BROADCAST, FrameKind.SCATTER})
-"""What only a root puts in: an object of which it is part may come from nobody."""
+"""Only a root provides the input: parts of an object may have no sender."""
 _APART = frozenset({FrameKind.ALLGATHER, FrameKind.GATHER, FrameKind.SCATTER})
-"""What does not work in place: on the root, too, there is nothing in its outputs yet."""
+"""Operations that do not work in place: even the root's outputs are uninitialised."""
 _NAMES = {"allreduce": "all_reduce", "allgather": "all_gather", "alltoall": "all_to_all"}
 Tensors = list[Tensor]
 Nested = list[list[Tensor]]
 
 
 class CollectiveGroup(Identity):
-    """Everything in which all ranks of the group take part."""
+    """All operations in which every rank of the group takes part."""
 
     def _submit(
         self,
@@ -141,8 +141,8 @@ class CollectiveGroup(Identity):
 
     @untraced
     def allgather_coalesced(self, outputs: Nested, inputs: Tensors, opts: Any = None) -> Work:
-        """``outputs`` has a list for each rank, as long as ``inputs``; in ``allgather`` it is the
-        other way round."""
+        """``outputs`` has one list per rank, as long as ``inputs``; ``allgather`` has it the other
+        way round."""
         if len(outputs) != self.size() or any(len(mine) != len(inputs) for mine in outputs):
             raise ValueError(
                 f"all_gather_coalesced of {len(inputs)} tensors needs one list of as many for each "
@@ -229,7 +229,7 @@ class CollectiveGroup(Identity):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """A barrier; raises RuntimeError if it is not through within ``timeout``."""
+        """A barrier; raises RuntimeError if it does not complete within ``timeout``."""
         self.barrier().wait(timeout or self._timeout)
 
     def _need_one_per_rank(self, op: str, tensors: Sequence[Tensor]) -> None:
@@ -266,7 +266,7 @@ def _type_code(kind: FrameKind, tensors: Sequence[Tensor]) -> int:
 
 
 def _named(kind: FrameKind) -> str:
-    """As torch calls it."""
+    """The operation's name in torch."""
     name = kind.name.lower()
     return _NAMES.get(name, name)
 

@@ -1,7 +1,7 @@
-"""The vote and the shift: what the runtime itself says among the ranks, outside torch.
+"""The vote and the shift: the runtime's own messages among the ranks, outside torch.
 
-Both run in the thread of the caller, over links of their own, and raise LinkError instead of
-completing with garbage: here the caller must know.
+Both run in the caller's thread, over their own links. They raise LinkError instead of completing
+with garbage: here the caller must know.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Control:
 
     @property
     def busy(self) -> bool:
-        """Whether a vote or a shift is going on."""
+        """Whether a vote or a shift is running."""
         return any(lock.locked() for lock in self._locks.values())
 
     def reduce_min(self, standing: EpochView, values: Sequence[int]) -> tuple[int, ...]:
@@ -79,7 +79,7 @@ class Control:
     def _run(self, standing: EpochView, group: str, kind: FrameKind, body: Callable[[Op], T]) -> T:
         with self._locks[group]:
             if standing.poisoned:
-                raise LinkError(standing.reason or "the epoch was given up")
+                raise LinkError(standing.reason or "the epoch was abandoned")
             last, seq = self._seq[group]
             seq = seq + 1 if last is standing else 0
             self._seq[group] = standing, seq

@@ -1,4 +1,4 @@
-"""What the fabric counts: links opened. Read by tests, metrics and the worker's status."""
+"""Counters of the fabric. Read by tests, metrics and the worker's status."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 
 @dataclass
 class LinkCounters:
-    """Links of groups (raw links are not counted), dialled or accepted, since the start."""
+    """Links of groups, dialled or accepted, since the start. Raw links are not counted."""
 
     opened: int = 0
     by_peer: Counter[tuple[str, str]] = field(default_factory=Counter)
     """By (group, worker at the other end)."""
     refused: int = 0
-    """Authenticated callers that were turned away (older epoch, not a member)."""
+    """Authenticated callers that were refused (older epoch, not a member)."""
     bytes: int = 0
-    """Payload of the collectives this worker took part in (size of their outputs)."""
+    """Payload of this worker's collectives (size of their outputs)."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def count_link(self, group: str, peer: str) -> None:

@@ -1,4 +1,4 @@
-"""Opening a connection to another worker, and asking whether it is alive."""
+"""Opens connections to other workers, and asks whether they are alive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tmd.fabric.link import Link
 
 @dataclass(frozen=True)
 class Caller:
-    """Who dials: identity and key of this process."""
+    """Identity and key of the dialling process."""
 
     worker: str
     key: bytes
@@ -25,7 +25,7 @@ class Caller:
     ) -> Link:
         """Open an authenticated link to ``member``.
 
-        Raises LinkRefused if it said no, LinkError if it cannot be reached in ``timeout`` seconds.
+        Raises LinkRefused if it refuses, LinkError if it cannot be reached in ``timeout`` seconds.
         """
         sock, answer = self._talk(member, group, lane, epoch, timeout)
         if answer.verdict is not HandshakeVerdict.ACCEPTED:
@@ -38,7 +38,7 @@ class Caller:
             raise LinkError(f"link to {member.worker} broke at once: {in_words(e)}") from e
 
     def probe(self, member: Member, *, timeout: float) -> HandshakeReply | None:
-        """What ``member`` says of itself, or ``None`` if it does not answer."""
+        """The reply of ``member`` about itself, or ``None`` without one."""
         try:
             sock, answer = self._talk(member, "", LinkPurpose.PROBE, -1, timeout)
         except LinkError:
@@ -98,7 +98,7 @@ def _exactly(sock: socket.socket, count: int, deadline: float, peer: str) -> byt
         more = sock.recv(count - len(data))
         if not more:
             raise LinkRefused(
-                f"{peer} hung up during the handshake: another key, version or worker there"
+                f"{peer} closed the handshake: it has another key, version or worker id"
             )
         data += more
     return data

@@ -1,7 +1,7 @@
-"""What this worker is in one epoch: its rank, its links, and whether the epoch is poisoned.
+"""The state of this worker in one epoch: its rank, its links, and whether the epoch is poisoned.
 
-A standing is left behind, never reused: an operation that is still running when the epoch changes
-can break only what it belongs to.
+An object is never reused for another epoch: an operation that still runs when the epoch changes can
+only break its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SENDING = "sending"
 
 
 class LinkKey(NamedTuple):
-    """Which link: there is one per group, lane and worker at the other end."""
+    """Identifies a link: there is one per group, lane and peer."""
 
     group: str
     lane: str
@@ -42,9 +42,9 @@ Links = dict[LinkKey, Link]
 
 
 def put(links: Links, key: LinkKey, link: Link) -> Link | None:
-    """Store ``link``; returns the one that is to be closed instead, if there are two.
+    """Store ``link``; if there are two, return the one to close.
 
-    Two joiners dial each other at the same time; both keep the link of the smaller worker id.
+    Two joiners may dial each other at the same time; both keep the link of the smaller worker id.
     """
     old = links.get(key)
     if old is not None and not old.severed and old.dialer < link.dialer:
@@ -69,7 +69,7 @@ class EpochView:
         self.rank = rank
         self.links = links
         self.since = membership.epoch
-        """The first epoch whose messages count in this one: all after it were planned changes."""
+        """The first epoch whose messages count here: all changes after it were planned."""
         self.changed = threading.Condition()
         self.poisoned = False
         self.reason = ""
@@ -85,7 +85,7 @@ class EpochView:
 
     @property
     def suspects(self) -> tuple[str, ...]:
-        """Workers whose link broke first; waits a moment while that is being found out."""
+        """Workers whose link broke first; waits briefly while that is being determined."""
         if not self.poisoned:
             return ()
         self._settled.wait(2 * PROBE_TIMEOUT)
@@ -93,15 +93,15 @@ class EpochView:
 
     @property
     def presumed(self) -> tuple[tuple[str, ...], bool]:
-        """The suspects as far as known at this instant, and whether that is final."""
+        """The suspects known now, and whether they are final."""
         return self._suspects, self._settled.is_set()
 
     # --- links ---------------------------------------------------------------------------------
 
     def link(self, group: str, rank: int, lane: str = LinkPurpose.COLLECTIVE) -> Link:
-        """The link to ``rank``; opened now if there is none. Raises LinkError.
+        """The link to ``rank``, opened now if there is none. Raises LinkError.
 
-        One end dials and the other waits; a link for outgoing messages is dialled by the sender.
+        One end dials and the other waits; the sender dials a link for outgoing messages.
         """
         member = self.membership.members[rank]
         key = LinkKey(group, lane, member.worker)
@@ -132,42 +132,42 @@ class EpochView:
             raise PeerLost(member.worker, e) from e
         if not self.place(key, link):
             link.close()
-            raise LinkError("the epoch was given up meanwhile")
+            raise LinkError("the epoch was abandoned")
         return link
 
     def _expect(self, key: LinkKey, member: Member) -> Link:
-        """Wait until ``member`` has dialled, and look from time to time whether it lives."""
+        """Wait until ``member`` has dialled; check periodically that it is alive."""
         pause = PROBE_FIRST
         while True:
             with self.changed:
                 self.changed.wait_for(lambda: key in self.links or self.poisoned, pause)
                 if self.poisoned:
-                    raise LinkError("the epoch was given up meanwhile")
+                    raise LinkError("the epoch was abandoned")
                 if key in self.links:
                     return self.links[key]
             self.verify(member)
             pause = min(2 * pause, PROBE_PERIOD)
 
     def verify(self, member: Member) -> None:
-        """Raise Lost unless ``member`` is alive and in this epoch, or may still enter it."""
+        """Raise PeerLost unless ``member`` is alive and in this epoch, or may still enter it."""
         answer = self._caller.probe(member, timeout=DIAL_TIMEOUT)
         if answer is None:
             raise PeerLost(member.worker, "it does not answer")
         if answer.epoch > self.epoch or (answer.epoch == self.epoch and answer.poisoned):
-            raise PeerLost(member.worker, f"it has given up epoch {self.epoch}")
+            raise PeerLost(member.worker, f"it has abandoned epoch {self.epoch}")
 
     def member_links(self) -> Iterator[tuple[LinkKey, Link]]:
         """A snapshot of all links."""
         with self.changed:
             return iter(list(self.links.items()))
 
-    # --- giving up -----------------------------------------------------------------------------
+    # --- abandoning the epoch ------------------------------------------------------------------
 
     def poison(self, reason: str, suspect: str = "") -> bool:
-        """Give the epoch up; ``False`` if it already was. Wakes everybody who waits in it.
+        """Abandon the epoch and wake all waiting threads; ``False`` if it was abandoned before.
 
-        With a ``suspect`` (the worker whose link broke) that one is asked whether it is alive and
-        was only told the news before us: then its suspects are ours.
+        A ``suspect`` (the worker whose link broke) is asked whether it is alive. If it has only
+        learned of the fault earlier, its suspects are adopted.
         """
         with self.changed:
             if self.poisoned:
@@ -186,12 +186,12 @@ class EpochView:
         return True
 
     def blame(self, error: LinkError) -> None:
-        """Poison because of ``error``, unless that is only the echo of an earlier poison."""
+        """Poison because of ``error``, unless it only results from an earlier poison."""
         suspect = error.worker if isinstance(error, PeerLost) else ""
         self.poison(str(error), suspect)
 
     def close_silently(self) -> None:
-        """Give the epoch up without telling anybody here."""
+        """Abandon the epoch without notifying this process."""
         with self.changed:
             self.poisoned = True
             self._settled.set()
@@ -201,7 +201,7 @@ class EpochView:
             link.sever()
 
     def hand_over(self) -> Links:
-        """Give the links to the next epoch; nobody may be inside an operation."""
+        """Hand the links to the next epoch; no operation may run."""
         with self.changed:
             links, self.links = self.links, {}
             self.poisoned = True
@@ -209,7 +209,7 @@ class EpochView:
             return links
 
     def forget(self, key: LinkKey, link: Link) -> bool:
-        """``link`` is dead; ``False`` if it is not one of this epoch."""
+        """Remove the dead ``link``; ``False`` if it is not one of this epoch."""
         with self.changed:
             if self.links.get(key) is not link:
                 return False
@@ -217,7 +217,7 @@ class EpochView:
             return True
 
     def drop(self, group: str) -> None:
-        """Close the links of a group that was destroyed."""
+        """Close the links of a destroyed group."""
         with self.changed:
             gone = [key for key in self.links if key.group == group]
             links = [self.links.pop(key) for key in gone]
@@ -225,7 +225,7 @@ class EpochView:
             link.close()
 
     def close(self) -> None:
-        """Close the links; nobody may be inside an operation."""
+        """Close the links; no operation may run."""
         with self.changed:
             links, self.links = list(self.links.values()), {}
         for link in links:
@@ -246,6 +246,6 @@ class EpochView:
                 break
             if answer.settled:
                 return tuple(w for w in answer.suspects if w != self._caller.worker)
-            # It is asking around itself.
+            # The suspect is still determining its own suspects.
             self._settled.wait(PROBE_AGAIN)
         return (suspect,)

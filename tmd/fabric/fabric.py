@@ -1,4 +1,4 @@
-"""The endpoint of one worker process, and the only thing the rest of the runtime has to know."""
+"""The endpoint of one worker process; the rest of the runtime uses only this class."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DRAIN = 60.0
 class Fabric:
     """Listener, links, groups and current membership of ``worker``. ``close`` ends its threads.
 
-    Either it holds a rank of a membership, or it is in the sandbox; it starts as neither.
+    It holds a rank of a membership, or is in the sandbox; it starts as neither.
     """
 
     def __init__(self, worker: str, key: bytes, *, host: str = "127.0.0.1") -> None:
@@ -52,11 +52,11 @@ class Fabric:
         self._listener = Listener(host, key, worker, self._admit)
         self.address = f"{host}:{self._listener.port}"
 
-    # --- where we are --------------------------------------------------------------------------
+    # --- current state -------------------------------------------------------------------------
 
     @property
     def standing(self) -> EpochView | None:
-        """Rank and links in the present epoch; ``None`` in the sandbox."""
+        """Rank and links in the current epoch; ``None`` in the sandbox."""
         return self._admission.standing
 
     @property
@@ -70,7 +70,7 @@ class Fabric:
 
     @property
     def rank(self) -> int | None:
-        """The rank that is held, or whose identity is worn in the sandbox."""
+        """The rank that it holds, or assumes in the sandbox."""
         standing, sandbox = self.standing, self._sandbox
         if standing is not None:
             return standing.rank
@@ -85,22 +85,22 @@ class Fabric:
 
     @property
     def waiting(self) -> bool:
-        """Whether somebody waits for others here, and not for this worker's own device."""
+        """Whether a thread waits for other workers, and not for this worker's own device."""
         busy = any(group.busy for group in self._groups) or self._control.busy
         return (busy or self.blocked.level > 0) and self.blocked.own == 0
 
     @property
     def quiet(self) -> bool:
-        """Whether no operation is under way or queued, and no message is awaited."""
+        """Whether no operation runs or is queued, and no message is expected."""
         return not any(group.busy or group.awaits for group in self._groups)
 
     def groups(self) -> tuple[GroupView, ...]:
-        """The groups of the rank that is held or worn."""
+        """The groups of the rank that it holds or assumes."""
         return self._groups.views
 
     @property
     def built(self) -> tuple[GroupView, ...]:
-        """As the script of this process has built them."""
+        """The groups as the script of this process has built them."""
         return self._groups.built
 
     @property
@@ -109,11 +109,11 @@ class Fabric:
         return self._groups.table
 
     def learn(self, table: GroupTable) -> None:
-        """From now on this worker's groups are those of whatever rank it takes or wears."""
+        """Take over ``table``: this worker's groups become those of any rank that it assumes."""
         self._groups.table = table
 
     def _turn(self, rank: int, *, changed: bool) -> None:
-        """Tell torch, if rank or groups (``changed``) are others than before."""
+        """Update torch if the rank or the groups (``changed``) differ from before."""
         moved, self._rank_in_torch = rank != self._rank_in_torch, rank
         if changed or moved:
             turn(self._groups, moved=moved, ran=self.collectives)
@@ -121,16 +121,16 @@ class Fabric:
     # --- change of epoch -----------------------------------------------------------------------
 
     def enter(self, membership: Membership, rank: int) -> None:
-        """Become ``rank`` of ``membership`` with nothing prepared.
+        """Assume ``rank`` of ``membership`` without preparation.
 
-        All older links are closed, the poison is gone. Raises ValueError if the epoch is not newer
-        than the last one this worker has been in.
+        All older links are closed and the poison is cleared. Raises ValueError if the epoch is not
+        newer than this worker's last one.
         """
         if membership.epoch <= self._admission.epoch:
             raise ValueError(f"epoch {membership.epoch} is over, was {self._admission.epoch}")
         old = self.standing
         if old is not None:
-            # Silently: this is not news to anybody, but whoever still waits must wake up.
+            # Silently: it is not a fault, but waiting threads must wake up.
             old.close_silently()
         self.drain()
         self._turn(rank, changed=self._replace(membership, rank, {}))
@@ -143,9 +143,9 @@ class Fabric:
         timeout: float,
         cancel: Callable[[], bool],
     ) -> int:
-        """Joiner: open the links of ``rank`` in the future ``membership``, staying sandboxed.
+        """As a joiner, open the links of ``rank`` in a future ``membership`` from the sandbox.
 
-        Returns how many. Raises LinkError if that fails or on ``cancel``; what was open is closed.
+        Returns how many. On LinkError or ``cancel`` the opened ones are closed; raises LinkError.
         """
         if self._sandbox is None:
             raise ValueError("only a worker in the sandbox can prepare to join")
@@ -165,9 +165,9 @@ class Fabric:
     def call_ahead(
         self, membership: Membership, rank: int, *, timeout: float, cancel: Callable[[], bool]
     ) -> int:
-        """In a recovery: open the links of ``rank`` that are this worker's to open; how many.
+        """In a recovery, open the links of ``rank`` that this worker dials; return how many.
 
-        What fails is left for the first operation of the new epoch.
+        A link that fails is left to the first operation of the new epoch.
         """
         opened = 0
         with suppress(LinkError):
@@ -178,10 +178,10 @@ class Fabric:
         return opened
 
     def switch(self, membership: Membership, rank: int | None) -> None:
-        """At a step boundary: go on in ``membership`` as ``rank``, or to the sandbox.
+        """At a step boundary, continue in ``membership`` as ``rank``, or go to the sandbox.
 
-        Links between members of both epochs stay as they are, with the messages that are under way
-        on them; prepared ones are adopted, all others are closed.
+        Links between members of both epochs stay, with the messages in flight on them. Prepared
+        links are adopted, all others are closed.
         """
         self.drain()
         old = self.standing
@@ -195,12 +195,12 @@ class Fabric:
         self._turn(rank, changed=changed)
 
     def misses(self, later: Membership) -> bool:
-        """Whether somebody who has opened links for this ``later`` epoch is gone by now."""
+        """Whether a worker that opened links for the ``later`` epoch is gone."""
         gone = self._admission.hung_up(later)
         return any(self._caller.probe(m, timeout=PROBE_PERIOD) is None for m in gone)
 
     def owes(self, later: Membership) -> bool:
-        """Whether a message of a rank that changes hands in ``later``, or to one, is under way."""
+        """Whether a message to or from a rank that moves in ``later`` is in flight."""
         standing = self.standing
         if standing is None:
             return False
@@ -210,15 +210,15 @@ class Fabric:
 
     @property
     def parked(self) -> int:
-        """How many links wait for a later epoch."""
+        """Number of links that wait for a later epoch."""
         return self._admission.waiting
 
     def discard(self, epoch: int) -> None:
-        """Drop what was prepared for a future ``epoch``."""
+        """Drop the preparations for a future ``epoch``."""
         self._admission.discard(epoch)
 
     def sandbox(self, source: OutputSource, rank: int, size: int) -> None:
-        """Communicate no more: outputs come from ``source``; groups report ``rank`` of ``size``."""
+        """Stop communicating: outputs come from ``source``; groups report ``rank`` of ``size``."""
         with self._admission.lock:
             old, self._admission.standing = self._admission.standing, None
             self._sandbox = Sandbox(source, rank, size)
@@ -233,9 +233,9 @@ class Fabric:
     def _replace(
         self, membership: Membership, rank: int, kept: Links, *, lasts: bool = False
     ) -> bool:
-        """Whether the groups are others now; :meth:`_turn` is still to come.
+        """Return whether the groups changed; the caller must call :meth:`_turn`.
 
-        ``lasts``: messages of the epoch before count in the new one.
+        ``lasts``: messages of the previous epoch count in the new one.
         """
         workers = {m.worker for m in membership.members}
         with self._admission.lock:
@@ -250,7 +250,7 @@ class Fabric:
             standing = EpochView(membership, rank, self._caller, links, self.counters, self._broken)
             if lasts and old is not None:
                 standing.since = old.since
-            # Before others admit links: to groups by their names, and into the same table.
+            # Before new links are admitted: they go to groups by name, into the same table.
             changed = self._groups.assume(rank)
             fresh = [(key, link) for key, link in links.items() if kept.get(key) is not link]
             self._admission.standing = standing
@@ -268,15 +268,15 @@ class Fabric:
         return changed
 
     def drain(self) -> None:
-        """Wait for the operations that were called so far. Raises LinkError if one never ends."""
+        """Wait for all operations called so far. Raises LinkError if one never ends."""
         for group in self._groups:
             if not group.drain(DRAIN):
                 raise LinkError(f"group {group.view.name} is still inside an operation")
 
-    # --- giving up -----------------------------------------------------------------------------
+    # --- abandoning the epoch ------------------------------------------------------------------
 
     def poison(self, reason: str) -> None:
-        """Give up the present epoch: pending operations complete without error, links close."""
+        """Abandon the current epoch: pending operations complete without error, links close."""
         if (standing := self.standing) is not None:
             standing.poison(reason)
 
@@ -305,7 +305,7 @@ class Fabric:
         for group in self._groups:
             group.abandon(standing)
 
-    # --- what the runtime says among the ranks ---------------------------------------------------
+    # --- the runtime's own messages among the ranks ----------------------------------------------
 
     def reduce_min(self, values: Sequence[int]) -> tuple[int, ...]:
         """The vote: element-wise minimum over the world. Raises LinkError if it broke."""
@@ -341,11 +341,11 @@ class Fabric:
     def accept(
         self, purpose: str, *, timeout: float = inf, cancel: Callable[[], bool] | None = None
     ) -> Link:
-        """The other side of :meth:`connect`. Raises LinkError. The caller closes it."""
+        """The accepting side of :meth:`connect`. Raises LinkError. The caller closes the link."""
         return self._raw.accept(purpose, timeout=timeout, cancel=cancel)
 
     def _admit(self, hello: LinkHello, sock: socket.socket, seal: Seal) -> None:
-        # In one step, or a group created at this moment would attach the link a second time.
+        # Atomically, or a group created at this moment would attach the link a second time.
         with self._admission.lock:
             placed = self._admission.admit(hello, sock, seal)
             if placed is not None:
@@ -363,7 +363,7 @@ class Fabric:
     # --- groups --------------------------------------------------------------------------------
 
     def join(self, group: Participant) -> None:
-        """A group was created: it is part of every epoch from now on."""
+        """Add a new group: it is part of every epoch from now on."""
         name = group.view.name
         if name in (VOTE, SHIFT) or self._groups.named(name) is not None:
             raise ValueError(f"there is already a group {name!r}")
@@ -376,7 +376,7 @@ class Fabric:
                     self._attach(key, link)
 
     def part(self, group: Participant) -> None:
-        """A group was destroyed: close its links."""
+        """Remove a destroyed group and close its links."""
         if not self._groups.remove(group):
             return
         standing = self.standing
@@ -385,7 +385,7 @@ class Fabric:
 
     def close(self) -> None:
         """Stop listening, close all links and end the groups; idempotent."""
-        # First of all: whoever asks from now on must find nobody here.
+        # First: no later caller may reach this worker.
         self._listener.close()
         standing = self.standing
         if standing is not None:

@@ -1,7 +1,7 @@
-"""The header before each message on a link: what the sender believes is going on.
+"""The header before each message on a link: the operation that the sender is in.
 
-Both ends of a link know what comes next; a header that says something else is the first sign of
-two ranks that have run apart, and becomes an error that names both sides.
+Both ends of a link know what comes next. A different header is the first sign that two ranks have
+diverged; the resulting error shows both sides.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HEADER_SIZE = _LAYOUT.size
 
 
 class FrameKind(IntEnum):
-    """What a message belongs to."""
+    """The operation that a message belongs to."""
 
     ALLREDUCE = 1
     BROADCAST = 2
@@ -34,7 +34,7 @@ class FrameKind(IntEnum):
 
 
 class FrameHeader(NamedTuple):
-    """All fields but the size are equal at both ends of a message."""
+    """All fields except the size are equal at both ends of a message."""
 
     epoch: int
     seq: int
@@ -47,17 +47,17 @@ class FrameHeader(NamedTuple):
     """Reduce operation of a reduction, tag of a message."""
 
     def packed(self, size: int) -> bytes:
-        """The bytes that go before ``size`` bytes of payload."""
+        """The bytes sent before a payload of ``size`` bytes."""
         return _LAYOUT.pack(*self, size)
 
 
 def unpacked(raw: bytes | bytearray | memoryview) -> tuple[FrameHeader, int]:
-    """Header and size of the payload. Does not judge them."""
+    """Header and size of the payload, without judging them."""
     *fields, size = _LAYOUT.unpack(raw)
     return FrameHeader(*fields), size
 
 
-def _told(raw: bytes | bytearray | memoryview) -> str:
+def _described(raw: bytes | bytearray | memoryview) -> str:
     header, size = unpacked(raw)
     try:
         name = FrameKind(header.kind).name.lower()
@@ -72,4 +72,6 @@ def _told(raw: bytes | bytearray | memoryview) -> str:
 def check(raw: bytes | bytearray | memoryview, expected: bytes, peer: str) -> None:
     """Raise LinkError unless ``peer`` sent the ``expected`` header."""
     if raw != expected:
-        raise LinkError(f"out of step with {peer}: it sent {_told(raw)}, here is {_told(expected)}")
+        raise LinkError(
+            f"out of step with {peer}: it sent {_described(raw)}, expected {_described(expected)}"
+        )

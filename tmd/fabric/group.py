@@ -28,7 +28,7 @@ class Group(CollectiveGroup):
 
     @untraced
     def send(self, tensors: Tensors, dstRank: int, tag: int = 0) -> Work:
-        """Complete when the tensor may be changed, whether or not it was received."""
+        """Complete when the tensor may be changed, whether or not the message was received."""
         tensor = _single(tensors)
         self._need_rank(dstRank)
         work = Work(tensors, self._fabric.blocked)
@@ -45,7 +45,7 @@ class Group(CollectiveGroup):
         def job() -> None:
             self._runner.guarded(work, OutputRequest("send", (), tensors), act)
 
-        # In the sandbox the operations of a group are begun in one order, that of the script.
+        # In the sandbox the operations of a group begin in the script's order.
         sandboxed = self._fabric.standing is None
         lane = self._runner.lane if sandboxed else self._mailbox.outbox(dstRank)
         lane.run(job, inline=False)
@@ -64,8 +64,8 @@ class Group(CollectiveGroup):
         _single(tensors)
         work = Work(tensors, self._fabric.blocked)
         work.source = max(source, 0)
-        # Messages of one sender and tag come in the order in which they are asked for, and only
-        # those: it is in this order that the receives of a rank are shown, and lived again.
+        # Messages of one sender and tag arrive in the order of their receives, and only those. The
+        # receives of a rank are mirrored and replayed in this order.
         kind = "recv" if source != ANY else "recv_anysource"
         objects = under_way()
         if objects:
@@ -105,19 +105,19 @@ class Group(CollectiveGroup):
         try:
             self._mailbox.post(wanted)
         except BaseException:
-            # Or nobody could follow this rank any more. It may be delivered yet: at most once.
+            # Otherwise a shadow could not follow this rank. It may still be delivered, once.
             awaited.close()
             raise
         return False
 
     @untraced
     def _start_coalescing(self, device: torch.device) -> None:
-        """Nothing to gain from: operations start at once."""
+        """Nothing to do: operations start at once."""
         coalescing.begin(self)
 
     @untraced
     def _end_coalescing(self, device: torch.device) -> Joint:
-        """Complete when what was called meanwhile is; ranks that called nothing do not matter."""
+        """Complete when the operations called since are; ranks that called none do not matter."""
         return Joint(coalescing.end(self))
 
     def _need_rank(self, rank: int) -> None:

@@ -1,8 +1,8 @@
-"""The process groups of this worker, and whose they are at the moment.
+"""The process groups of this worker, and the ranks they currently stand for.
 
-A script that runs alike on all ranks builds its groups in one order: the n-th group of one rank is
-to it what the n-th group of another is to that one. So a group is a place in a list, and which
-global ranks stand behind it follows from the rank that is held or worn.
+A script that runs alike on all ranks builds its groups in one order: the n-th group has the same
+role on every rank. So a group is a position in a list, and its global ranks follow from the rank
+that this worker holds or assumes.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from tmd.fabric.topology import neighbours
 
 
 class GroupView(NamedTuple):
-    """A group: its id, equal on all its ranks, and which global ranks it consists of."""
+    """A group: its id, equal on all its ranks, and its global ranks."""
 
     name: str
     ranks: tuple[int, ...]
 
 
 GroupTable = tuple[tuple[GroupView, ...], ...]
-"""By rank: its groups in the order in which it built them."""
+"""By rank: its groups in order of creation."""
 
 
 def packed(table: GroupTable) -> GroupTable:
-    """To be sent: a group of all ranks without their numbers, which each rank would repeat."""
+    """The table to send: a group of all ranks omits the numbers that every rank would repeat."""
     return tuple(packed_row(row, len(table)) for row in table)
 
 
 def packed_row(row: Sequence[GroupView], size: int) -> tuple[GroupView, ...]:
-    """The groups of one rank in a world of ``size``, as :func:`packed` has them."""
+    """The groups of one rank in a world of ``size``, in the form of :func:`packed`."""
     world = tuple(range(size))
     return tuple(view._replace(ranks=()) if view.ranks == world else view for view in row)
 
 
 def unpacked(table: GroupTable) -> GroupTable:
-    """The table from which :func:`packed` made this one; equal groups are one object."""
+    """The inverse of :func:`packed`; equal groups become one object."""
     world = tuple(range(len(table)))
     known: dict[GroupView, GroupView] = {}
     return tuple(
@@ -66,7 +66,7 @@ def edges(
 
 
 class Participant(Protocol):
-    """What the fabric wants of a group."""
+    """The interface that the fabric needs of a group."""
 
     @property
     def view(self) -> GroupView: ...
@@ -84,31 +84,31 @@ class Participant(Protocol):
 
 
 class Groups:
-    """In the order in which they were built; those that were destroyed leave no gap."""
+    """All groups in order of creation; destroyed ones leave no gap."""
 
     def __init__(self) -> None:
         self._groups: list[Participant] = []
         self._built: list[GroupView] = []
         self.table: GroupTable = ()
-        """Of every rank, once it is known."""
+        """The groups of every rank, once known."""
 
     def __iter__(self) -> Iterator[Participant]:
         return iter(list(self._groups))
 
     @property
     def views(self) -> tuple[GroupView, ...]:
-        """As they are now."""
+        """The groups as they are now."""
         return tuple(group.view for group in list(self._groups))
 
     @property
     def built(self) -> tuple[GroupView, ...]:
-        """As the script has built them."""
+        """The groups as the script has built them."""
         return tuple(self._built)
 
     def of(self, rank: int) -> tuple[GroupView, ...]:
-        """As they would be for ``rank``."""
+        """The groups as they would be for ``rank``."""
         row = self.table[rank] if rank < len(self.table) else ()
-        # What was built after the table was made spans the world, or nobody moves.
+        # A group built after the table either spans the world or prevents moves.
         return (*row[: len(self._built)], *self._built[len(row) :])
 
     def named(self, name: str) -> Participant | None:
@@ -119,20 +119,20 @@ class Groups:
         self._built.append(group.view)
 
     def remove(self, group: Participant) -> bool:
-        """Whether it was here."""
+        """Remove ``group``; return whether it was here."""
         if group not in self._groups:
             return False
         place = self._groups.index(group)
         del self._groups[place]
         del self._built[place]
-        # The other ranks destroy theirs, too.
+        # The other ranks destroy their groups, too.
         self.table = tuple((*row[:place], *row[place + 1 :]) for row in self.table)
         return True
 
     def assume(self, rank: int) -> bool:
-        """Be the groups of ``rank``, as far as is known; whether that changed any.
+        """Become the groups of ``rank``, as far as known; return whether any changed.
 
-        Nobody may be inside an operation of a group that changes.
+        A group that changes must not have a running operation.
         """
         wanted = self.of(rank)
         changed = [(g, v) for g, v in zip(self._groups, wanted, strict=True) if g.view != v]

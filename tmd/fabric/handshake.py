@@ -1,9 +1,9 @@
 """Mutual proof that both ends of a new connection hold the job's key; no IO of its own.
 
-A conversation is a generator: it yields bytes to be sent, or the number of bytes it wants to
-receive, and the caller moves them. Each proof is an HMAC over everything said so far, with a label
-of its role, so nothing can be replayed, reflected or used for another purpose. The acceptor proves
-itself last: a stranger learns nothing from it but a random number.
+A conversation is a generator: it yields bytes to send or the number of bytes to receive, and the
+caller moves them. Each proof is an HMAC over everything exchanged so far, with a label for its
+role, so it cannot be replayed, reflected or used for another purpose. The acceptor proves itself
+last: a stranger learns only a random number.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _LENGTH = Layout("<H")
 
 
 class LinkPurpose(StrEnum):
-    """What a link is for."""
+    """The purpose of a link."""
 
     COLLECTIVE = "collective"
     MESSAGES = "messages"  # point-to-point, in the direction of the dial only
     RAW = "raw"  # no group: state transfer
-    PROBE = "probe"  # no link: is this worker alive, and whom does it suspect
+    PROBE = "probe"  # no link: asks for a sign of life and suspects
 
 
 class LinkHello(Struct, frozen=True):
-    """Who calls whom and what for."""
+    """Caller, callee and purpose of a link."""
 
     worker: str
     peer: str
@@ -62,7 +62,7 @@ class HandshakeVerdict(StrEnum):
 
 
 class HandshakeReply(Struct, frozen=True):
-    """What the acceptor thinks of it."""
+    """The acceptor's answer."""
 
     verdict: HandshakeVerdict
     detail: str = ""
@@ -77,9 +77,9 @@ class HandshakeReply(Struct, frozen=True):
 Seal = Callable[[HandshakeReply], bytes]
 
 
-def _proof(key: bytes, role: bytes, *said: bytes) -> bytes:
+def _proof(key: bytes, role: bytes, *transcript: bytes) -> bytes:
     mac = hmac.new(key, role, "sha256")
-    for part in said:
+    for part in transcript:
         mac.update(len(part).to_bytes(4, "little") + part)
     return mac.digest()
 
@@ -87,7 +87,7 @@ def _proof(key: bytes, role: bytes, *said: bytes) -> bytes:
 def dialer(
     key: bytes, worker: str, peer: str, group: str, lane: LinkPurpose, epoch: int
 ) -> Talk[HandshakeReply]:
-    """The calling side. Returns the verified answer, whatever it says."""
+    """The calling side. Returns the verified reply, accepting or not."""
     hello = msgspec.msgpack.encode(LinkHello(worker, peer, group, lane, epoch, os.urandom(NONCE)))
     if len(hello) > MAX_HELLO:
         raise ValueError(f"names are too long for a handshake: {len(hello)} bytes")
@@ -106,17 +106,17 @@ def dialer(
     try:
         return msgspec.msgpack.decode(answer, type=HandshakeReply)
     except UNREADABLE as e:
-        raise LinkRefused(f"{peer} sent an answer that cannot be read: {brief(e)}") from e
+        raise LinkRefused(f"{peer} sent an answer that cannot be decoded: {brief(e)}") from e
 
 
 def acceptor(key: bytes, worker: str) -> Talk[tuple[LinkHello, Seal]]:
-    """The called side. Returns who called and the function that seals the answer for it."""
+    """The called side. Returns the caller's hello and the function that seals the reply."""
     prefix = yield _PREFIX.size
     magic, version, length = _PREFIX.unpack(prefix)
     if magic != MAGIC:
         raise LinkRefused("does not speak this protocol")
     if version != VERSION:
-        raise LinkRefused(f"speaks version {version} of the link protocol, here is {VERSION}")
+        raise LinkRefused(f"uses version {version} of the link protocol, expected {VERSION}")
     if length > MAX_HELLO:
         raise LinkRefused(f"announced a greeting of {length} bytes")
     raw = yield length
@@ -128,13 +128,13 @@ def acceptor(key: bytes, worker: str) -> Talk[tuple[LinkHello, Seal]]:
     try:
         hello = msgspec.msgpack.decode(raw, type=LinkHello)
     except UNREADABLE as e:
-        raise LinkRefused(f"sent a greeting that cannot be read: {brief(e)}") from e
+        raise LinkRefused(f"sent a greeting that cannot be decoded: {brief(e)}") from e
     if hello.peer != worker:
-        raise LinkRefused(f"asks for worker {hello.peer!r}, here is {worker!r}")
+        raise LinkRefused(f"asks for worker {hello.peer!r}, this is {worker!r}")
 
     def seal(answer: HandshakeReply) -> bytes:
-        said = msgspec.msgpack.encode(answer)
-        mac = _proof(key, b"tmd acceptor", opening, challenge, said)
-        return _LENGTH.pack(len(said)) + said + mac
+        body = msgspec.msgpack.encode(answer)
+        mac = _proof(key, b"tmd acceptor", opening, challenge, body)
+        return _LENGTH.pack(len(body)) + body + mac
 
     return hello, seal

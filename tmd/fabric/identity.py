@@ -1,6 +1,6 @@
-"""Who a process group is, in torch's words: the part without communication.
+"""The identity of a process group for torch: the part without communication.
 
-A view: it knows a group id and global ranks, and asks the fabric at each call who it is now.
+A view: it stores a group id and global ranks, and asks the fabric for the rank at each call.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Identity(dist.ProcessGroup):
         self._mailbox = Mailbox(name, self.view.ranks, lambda: fabric.standing)
         fabric.join(self)
 
-    # --- what torch asks -----------------------------------------------------------------------
+    # --- called by torch -----------------------------------------------------------------------
 
     def rank(self) -> int:
         """Rank in this group, -1 if the fabric's rank is not in it."""
@@ -97,7 +97,7 @@ class Identity(dist.ProcessGroup):
         return [torch.device("cpu"), torch.device("cuda")]
 
     def _get_backend(self, device: torch.device) -> Any:
-        # torch asks the backend of a group for its abilities; here they are one.
+        # torch asks a group's backend for its capabilities; here group and backend are one object.
         return self
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
@@ -119,16 +119,16 @@ class Identity(dist.ProcessGroup):
         self.drain(self._timeout.total_seconds())
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Only for operations that open a link from now on."""
+        """Applies only to operations that open a link from now on."""
         self._timeout = timeout
         self._runner.patience = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
 
-    # --- what the fabric asks ------------------------------------------------------------------
+    # --- called by the fabric ------------------------------------------------------------------
 
     def assume(self, view: GroupView) -> None:
-        """Be another rank's group, as large, under the old name to torch; nothing is under way."""
+        """Become another rank's group of the same size; torch keeps the name. No operation runs."""
         self.view = view
         self._runner.view = view
         self._mailbox.assume(*view)
@@ -140,37 +140,37 @@ class Identity(dist.ProcessGroup):
 
     @property
     def awaits(self) -> bool:
-        """Whether a receive is posted that is not complete."""
+        """Whether a posted receive is not complete."""
         return self._awaited.level > 0
 
     def drain(self, timeout: float) -> bool:
-        """Wait for collectives and sends; ``False`` if that took too long."""
+        """Wait for collectives and sends; ``False`` after ``timeout``."""
         return self._runner.lane.drain(timeout) and self._mailbox.drain(timeout)
 
     def attach(self, link: Link) -> None:
-        """A peer opened a link for messages to us."""
+        """Take over a link for messages that a peer has opened."""
         self._mailbox.attach(link)
 
     def abandon(self, standing: EpochView) -> None:
-        """``standing`` is over: complete what still waits in it."""
+        """Complete the operations that wait in the ended ``standing``."""
         self._mailbox.abort(standing)
 
     def carry(self, old: EpochView, new: EpochView) -> None:
-        """``new`` follows on ``old`` by plan: what waits goes on to wait."""
+        """Move waiting operations from ``old`` to ``new``, which follows it by plan."""
         self._mailbox.carry(old, new)
 
     def owes(self, standing: EpochView, moved: frozenset[int]) -> bool:
-        """Whether a message is on its way here from a rank of ``moved``, or to this one as such."""
+        """Whether a message from a rank of ``moved``, or to this rank if it moves, is in flight."""
         if moved.isdisjoint(self.view.ranks):
             return False
-        # Of what is just being read nobody knows any more whose it is.
+        # The sender of a message that is being read is no longer known.
         being_read = self._awaited.level > self._mailbox.waiting
         return being_read or self._mailbox.owes(standing, moved)
 
     # --- the end -------------------------------------------------------------------------------
 
     def abort(self) -> None:
-        """torch: give up everything that is running."""
+        """torch: abandon everything that runs."""
         self._fabric.poison(f"group {self._name} was aborted")
         self.shutdown()
 

@@ -1,4 +1,4 @@
-"""Matching messages with receives: whichever comes first waits for the other."""
+"""Matches messages with receives, in either order of arrival."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tmd.core.values.errors import LinkError
 from tmd.fabric.epoch_view import EpochView
 
 KEPT = 256 << 20
-"""Bytes of unasked messages beyond which no more are read unless somebody waits."""
+"""Bytes of unrequested messages beyond which reading stops unless a receive waits."""
 
 ANY = -1
 
 Deliver = Callable[[LinkError | None, int], None]
-"""Completes a receive: the error that aborted it if any, and the rank the message came from."""
+"""Completes a receive: the error that aborted it, if any, and the rank that sent the message."""
 
 
 @dataclass(eq=False)
 class Message:
-    """A message nobody has asked for yet. ``source`` is a rank of the group."""
+    """A message without a receive. ``source`` is a rank of the group."""
 
     source: int
     tag: int
@@ -47,7 +47,7 @@ class Wanted:
         return self.source in (ANY, source) and self.tag == tag and counts
 
     def misfit(self, dtype: int, size: int) -> LinkError | None:
-        """Why a message of this type and size cannot be received here."""
+        """Why a message of this type and size does not fit this receive."""
         if size == len(self.into) and dtype == self.dtype:
             return None
         return LinkError(
@@ -66,7 +66,7 @@ class Inbox:
         self._held = 0
 
     def post(self, wanted: Wanted) -> Message | None:
-        """The message that fits, taken out; else ``wanted`` stays here until one comes."""
+        """The matching message, removed; otherwise ``wanted`` waits here for one."""
         with self._changed:
             message = self._first(wanted)
             if message is None:
@@ -75,12 +75,12 @@ class Inbox:
             return message
 
     def claim(self, source: int, tag: int, epoch: int) -> Wanted | None:
-        """The receive that waits for such a message, taken out."""
+        """The matching receive, removed."""
         with self._changed:
             return self._take(source, tag, epoch)
 
     def arrive(self, message: Message) -> Wanted | None:
-        """The receive that waits for ``message``, taken out; else the message stays here."""
+        """The receive that waits for ``message``, removed; otherwise the message stays here."""
         with self._changed:
             wanted = self._take(message.source, message.tag, message.epoch)
             if wanted is None:
@@ -94,7 +94,7 @@ class Inbox:
             return list(self._wanted)
 
     def withdraw(self, standing: EpochView) -> list[Wanted]:
-        """Take out the receives of ``standing`` and drop the messages up to its epoch."""
+        """Remove the receives of ``standing`` and drop the messages up to its epoch."""
         with self._changed:
             gone = [w for w in self._wanted if w.standing is standing]
             self._wanted = [w for w in self._wanted if w.standing is not standing]
@@ -104,7 +104,7 @@ class Inbox:
             return gone
 
     def carry(self, old: EpochView, new: EpochView) -> list[tuple[Wanted, Message]]:
-        """Let the receives of ``old`` be of ``new``. Those whose message is here, taken out."""
+        """Move the receives of ``old`` to ``new``; return those whose message is here, removed."""
         found = []
         with self._changed:
             for wanted in [w for w in self._wanted if w.standing is old]:
@@ -117,7 +117,7 @@ class Inbox:
         return found
 
     def sources(self, since: int) -> set[int]:
-        """Of the receives that wait, and of the messages from epoch ``since`` on."""
+        """Sources of the waiting receives, and of the messages from epoch ``since`` on."""
         with self._changed:
             asked = {wanted.source for wanted in self._wanted}
             return asked | {m.source for m in self._messages if m.epoch >= since}

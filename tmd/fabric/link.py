@@ -1,9 +1,8 @@
 """One authenticated connection between two workers.
 
-Collectives read and write the socket themselves (:mod:`tmd.fabric.transfer`); raw links are used
-through the methods here. ``sever`` may be called from any thread and wakes whoever is blocked;
-the descriptor is closed only when nobody is inside a call, so its number cannot be reused under
-somebody's hands.
+Collectives read and write the socket themselves (:mod:`tmd.fabric.transfer`); raw links use the
+methods here. Any thread may call ``sever``, which wakes blocked threads. The descriptor is closed
+only when no thread is inside a call, so its number cannot be reused under one.
 """
 
 from __future__ import annotations
@@ -22,24 +21,24 @@ Buffer = bytes | bytearray | memoryview
 
 _LENGTH = Struct("<Q")
 _LAST_DATA, _INFO_SIZE = Struct("@I"), 56
-"""``tcpi_last_data_recv``, in milliseconds, and how much of the kernel's ``struct tcp_info`` there
-is up to its end."""
+"""``tcpi_last_data_recv``, in milliseconds, and the size of the kernel's ``struct tcp_info`` up to
+its end."""
 _KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-    # A host that vanished without a reset: unacknowledged data fails after as long.
+    # A host that vanished without a reset: unacknowledged data fails after the same time.
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 15_000),
 )
 LOCAL_BUFFER = 512 << 10
-"""Send buffer within a host: what is in flight must stay in the cache (measured: -20 % at 25 MB).
-Across hosts the kernel knows better."""
+"""Send buffer within a host: data in flight must stay in the cache (measured: -20 % at 25 MB).
+Across hosts the kernel's choice is better."""
 
 
 class Link:
-    """A byte stream to ``peer``. Closed by whoever holds it, or with its epoch."""
+    """A byte stream to ``peer``. Closed by its holder, or with its epoch."""
 
     def __init__(self, sock: socket.socket, peer: str, dialer: str, epoch: int = -1) -> None:
         sock.setblocking(True)
@@ -59,7 +58,7 @@ class Link:
 
     @property
     def ended(self) -> bool:
-        """Whether the other side has hung up; for a link on which nothing is under way."""
+        """Whether the other side has closed it; for a link with nothing in flight."""
         try:
             return self.severed or not self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -68,7 +67,7 @@ class Link:
             return True
 
     def patience(self, seconds: float) -> None:
-        """Fail reads and writes that see no byte move for this long; 0 waits for ever."""
+        """Fail reads and writes that see no byte move for this long; 0 waits forever."""
         self.timeout_ms = seconds * 1000 if seconds else None
         whole = int(seconds)
         value = pack("@ll", whole, int((seconds - whole) * 1e6))
@@ -76,20 +75,20 @@ class Link:
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
 
     def sever(self) -> None:
-        """Cut the connection; whoever is blocked in it wakes up with an error."""
+        """Cut the connection; threads blocked in it wake up with an error."""
         self.severed = True
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 
     @property
     def quiet_s(self) -> float:
-        """Seconds since a byte has arrived. Raises LinkError if it is closed."""
+        """Seconds since a byte arrived. Raises LinkError if it is closed."""
         with self.in_use() as sock:
             told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_SIZE)
             return float(_LAST_DATA.unpack_from(told, _INFO_SIZE - _LAST_DATA.size)[0]) / 1000
 
     def receive_no_more(self) -> None:
-        """What has arrived can still be read; then it is as if the other side had hung up.
+        """Stop receiving. Data that has arrived can still be read; then the link looks closed.
 
         Raises LinkError if it is closed.
         """
@@ -97,7 +96,7 @@ class Link:
             sock.shutdown(socket.SHUT_RD)
 
     def close(self) -> None:
-        """Sever, and give the descriptor back as soon as nobody is inside a call."""
+        """Sever, and release the descriptor once no thread is inside a call."""
         self.sever()
         with self._lock:
             if self._users == 0:
@@ -105,7 +104,7 @@ class Link:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[socket.socket]:
-        """Keep the descriptor open for the time of a call; raises LinkError if it is closed."""
+        """Keep the descriptor open during a call; raises LinkError if it is closed."""
         with self._lock:
             if self.severed:
                 raise LinkError(f"link to {self.peer} is closed")

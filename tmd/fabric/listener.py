@@ -1,7 +1,7 @@
-"""The listening socket of a worker: strangers are turned away here.
+"""The listening socket of a worker: unauthenticated callers are refused here.
 
-One thread moves all handshakes forward at once, so a slow one holds up nobody. Their number, size
-and duration are bounded; when there are too many the oldest one goes.
+One thread advances all handshakes at once, so a slow one delays no other. Their number, size and
+duration are bounded; beyond the limit the oldest is dropped.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Guest:
                 else:
                     more = self.sock.recv(self._want - len(self._have))
                     if not more:
-                        raise LinkRefused("hung up during the handshake")
+                        raise LinkRefused("closed the connection during the handshake")
                     self._have += more
         except BlockingIOError:
             return None
@@ -80,7 +80,7 @@ class Listener:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop listening and drop what is half open."""
+        """Stop listening and drop half-open connections."""
         with contextlib.suppress(OSError):
             self._wake.send(b"x")
         if threading.current_thread() is not self._thread:
@@ -122,7 +122,7 @@ class Listener:
         self._forget(guest)
         try:
             self._admit(outcome[0], guest.sock, outcome[1])
-        except OSError as e:  # gone while we answered
+        except OSError as e:  # closed while being answered
             guest.sock.close()
             _log.warning("link of %s lost during the handshake: %s", outcome[0].worker, e)
 
@@ -139,7 +139,7 @@ class Listener:
         self._forget(guest)
         guest.sock.close()
         told = (guest.host, reason)
-        # A port scan must not fill the log: each reason once per host, and not for ever.
+        # A port scan must not fill the log: each reason is logged once per host and period.
         if told not in self._told and len(self._told) < 1024:
             self._told.add(told)
             _log.warning("connection from %s refused: %s", guest.host, reason)

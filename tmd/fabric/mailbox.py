@@ -1,8 +1,8 @@
 """Point-to-point messages of one group.
 
-Messages have links and threads of their own, so they can neither wait for a collective nor for each
-other: one thread per destination sends, one per incoming link reads. What arrives before anybody
-asked for it is kept, so that no order of sends and receives can deadlock.
+Messages have their own links and threads, so they wait neither for a collective nor for each other:
+one thread per destination sends, one per incoming link reads. A message without a receive is kept,
+so no order of sends and receives can deadlock.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ class Mailbox:
         self._current = current
         self._inbox = Inbox()
         self._gone: dict[str, EpochView] = {}
-        """Who hung up, and in which epoch."""
+        """Workers that closed their link, and the epoch in which they did."""
         self._outboxes: dict[int, SerialExecutor] = {}
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._watch: threading.Thread | None = None
 
     def assume(self, group: str, ranks: tuple[int, ...]) -> None:
-        """Be the mailbox of another group of as many ranks."""
+        """Become the mailbox of another group of the same size."""
         self._group, self._ranks = group, ranks
 
     def outbox(self, to: int) -> SerialExecutor:
-        """The lane of all messages to a rank of the group."""
+        """The executor of all messages to a rank of the group."""
         with self._lock:
             lane = self._outboxes.get(to)
             if lane is None:
@@ -53,7 +53,7 @@ class Mailbox:
             return lane
 
     def send(self, standing: EpochView, to: int, header: FrameHeader, payload: memoryview) -> None:
-        """Send one message, blocking; raises LinkError. To be run on the outbox of ``to``."""
+        """Send one message, blocking; raises LinkError. Runs on the outbox of ``to``."""
         if standing.rank == self._ranks[to]:
             data = bytearray(payload)
             return self._arrive(Message(to, header.detail, header.epoch, header.dtype, data))
@@ -71,24 +71,24 @@ class Mailbox:
         self._start_watch()
 
     def abort(self, standing: EpochView) -> None:
-        """Complete the receives of a standing that is over, and forget its messages."""
+        """Complete the receives of an ended standing, and drop its messages."""
         for wanted in self._inbox.withdraw(standing):
             wanted.deliver(LinkError(standing.reason or "the epoch is over"), wanted.source)
 
     def carry(self, old: EpochView, new: EpochView) -> None:
-        """Let the receives of ``old`` wait on in ``new``, which follows on it by plan."""
-        # Not who has hung up: it may come back. Whoever is waited for is asked again.
+        """Let the receives of ``old`` wait in ``new``, which follows it by plan."""
+        # Closed links are not carried: the peer may return. An awaited sender is verified again.
         for wanted, message in self._inbox.carry(old, new):
             self._hand_over(wanted, message)
 
     @property
     def waiting(self) -> int:
-        """Receives whose message has not begun to come."""
+        """Number of receives whose message has not begun to arrive."""
         return len(self._inbox.waiting())
 
     def owes(self, standing: EpochView, moved: frozenset[int]) -> bool:
-        """Whether a receive waits for, or a message was not asked for, of a rank of ``moved``; if
-        this rank is one, whether any."""
+        """Whether a receive waits for a rank of ``moved``, or a message of one has no receive yet.
+        If this rank is one of them, for any rank."""
         sources = self._inbox.sources(standing.since)
         if standing.rank in moved:
             return bool(sources)
@@ -100,7 +100,7 @@ class Mailbox:
         threading.Thread(target=self._read, args=(link,), name=name, daemon=True).start()
 
     def drain(self, timeout: float) -> bool:
-        """Wait until everything is sent; ``False`` if that took too long."""
+        """Wait until everything is sent; ``False`` after ``timeout``."""
         with self._lock:
             lanes = list(self._outboxes.values())
         return all(lane.drain(timeout) for lane in lanes)
@@ -128,7 +128,7 @@ class Mailbox:
     def _lost(self, link: Link, error: LinkError) -> None:
         standing = self._current()
         key = LinkKey(self._group, LinkPurpose.MESSAGES, link.peer)
-        # A link of an epoch that is over says nothing about the present one.
+        # A link of an ended epoch says nothing about the current one.
         if link.severed or standing is None or not standing.forget(key, link):
             return
         self._gone[link.peer] = standing
@@ -142,7 +142,7 @@ class Mailbox:
         header, size = unpacked(link.head)
         source = self._source(link.peer)
         if header.kind != FrameKind.MESSAGE or source is None:
-            raise LinkError(f"{link.peer} sent what is no message of group {self._group}")
+            raise LinkError(f"{link.peer} sent an invalid message for group {self._group}")
         wanted = self._inbox.claim(source, header.detail, header.epoch)
         if wanted is None:
             data = bytearray(size)
@@ -155,7 +155,7 @@ class Mailbox:
                 raise fault
             _fill(link, wanted.into)
         except LinkError as e:
-            # It is off the list, so nobody else would complete it.
+            # It is off the list, so only this thread can complete it.
             wanted.standing.blame(e)
             wanted.deliver(e, source)
             raise
@@ -179,10 +179,10 @@ class Mailbox:
             wanted.standing.blame(fault)
         wanted.deliver(fault, message.source)
 
-    # --- is the sender alive -------------------------------------------------------------------
+    # --- liveness of the sender ----------------------------------------------------------------
 
     def _check(self, wanted: Wanted) -> None:
-        """Poison the standing if the sender that is waited for has hung up."""
+        """Poison the standing if the awaited sender has closed its link."""
         members = wanted.standing.membership.members
         ranks = self._ranks if wanted.source == ANY else (self._ranks[wanted.source],)
         for rank in ranks:
@@ -197,7 +197,7 @@ class Mailbox:
                 self._watch.start()
 
     def _watch_loop(self) -> None:
-        """A sender that has not dialled yet may be dead: no link would tell us. Ask it."""
+        """Probe senders that have not dialled: without a link only a probe shows a dead one."""
         while not self._closed.wait(PROBE_PERIOD):
             for wanted in self._inbox.waiting():
                 try:

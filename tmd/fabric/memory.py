@@ -18,7 +18,7 @@ def _array(size: int) -> type[ctypes.Array[ctypes.c_char]]:
 
 
 def view(tensor: Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor. The caller keeps the tensor alive meanwhile."""
+    """The bytes of a contiguous CPU tensor. The caller keeps the tensor alive during use."""
     size = tensor.nbytes
     if size == 0:
         return EMPTY
@@ -26,7 +26,7 @@ def view(tensor: Tensor) -> memoryview:
 
 
 class Scratch:
-    """Memory that one thread uses again and again; what is larger than ``KEPT`` is not kept."""
+    """Memory that one thread reuses; larger buffers than ``KEPT`` are not kept."""
 
     def __init__(self) -> None:
         self._buffer = torch.empty(0, dtype=torch.uint8)

@@ -1,9 +1,9 @@
-"""Objects that nobody sends.
+"""Objects without a sender.
 
-torch sends an object as a tensor of its size and a tensor of its pickle, and the room for both is
-not initialised. Where no other rank answers (the sandbox, a step that is spoilt) that would be a
-pickle of any size and content. It is ``None`` instead: a group sees only tensors, so the call stack
-has to say that they are parts of an object.
+torch sends an object as a tensor of its size and a tensor of its pickle; both are uninitialised
+before. Without an answering rank (in the sandbox, in a spoilt step) that would be a pickle of any
+size and content, so it becomes ``None``. A group sees only tensors: the call stack shows that they
+are parts of an object.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CALLERS = frozenset(
 
 
 def under_way() -> bool:
-    """Whether one of torch's functions for objects has called."""
+    """Whether one of torch's functions for objects is on the call stack."""
     frame = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__")
@@ -40,7 +40,7 @@ def under_way() -> bool:
 
 
 def empty(tensors: Sequence[Tensor]) -> None:
-    """Let ``tensors``, sizes or pickles, be those of ``None``."""
+    """Set ``tensors``, sizes or pickles, to those of ``None``."""
     for tensor in tensors:
         if tensor.dtype == torch.int64:
             tensor.data.fill_(len(NONE))

@@ -1,9 +1,9 @@
-"""What torch remembers of who this process is, corrected when it becomes somebody else.
+"""Updates torch's cached rank and mesh coordinates after a rank change.
 
-torch asks a group for its rank each time, but keeps some things of its own: which global ranks a
-group has, the place in a ``DeviceMesh``, FSDP2's place in its two groups, and what was computed
-from a place: in DTensor's caches, and as constants in compiled code. Places are made attributes
-that ask; the rest is corrected at each turn. As of torch 2.11 to 2.13.
+torch asks a group for its rank each time, but caches other values: the global ranks of a group, the
+coordinates in a ``DeviceMesh``, FSDP2's ranks in its two groups, and values computed from them in
+DTensor's caches and as constants in compiled code. Coordinates become properties that ask the
+group; the rest is corrected at each change. As of torch 2.11 to 2.13.
 """
 
 from __future__ import annotations
@@ -23,48 +23,48 @@ from tmd.fabric.grouping import Participant
 FSDP = "torch.distributed.fsdp._fully_shard._fsdp_common"
 SPEC = "torch.distributed.tensor._dtensor_spec"
 ASKED = "_tmd_place"
-"""Attribute of a mesh: of whom its place was last asked, and what that is."""
+"""Attribute of a mesh: the groups last asked for its coordinates, and the result."""
 
 
 class _Meshes:
-    """What is known of those of this process."""
+    """Facts about this process's meshes."""
 
     any = False
     leave_out = False
-    """Whether one has no place for a rank that this process was."""
+    """Whether one has no coordinates for a rank that this process held."""
 
 
 class _Shards:
-    """What was found when all DTensors of this process were last looked through."""
+    """Result of the last scan of this process's DTensors."""
 
     even = True
     ran = -1
-    """Operations that had run by then. No step is without one, so there are no others since."""
+    """Operations that had run by then. Every step has some, so equality means no newer DTensors."""
 
 
 def teach() -> None:
-    """From now on, objects that keep their place in a group or a mesh ask for it.
+    """Make objects that cache their rank in a group or mesh ask for it from now on.
 
     Idempotent. Classes whose module is not imported yet are left to a later call.
     """
     for module, kind, attribute, ask in ASKING:
         loaded = sys.modules.get(module)
         if loaded is not None and attribute not in vars(getattr(loaded, kind)):
-            setattr(getattr(loaded, kind), attribute, property(ask, _told))
+            setattr(getattr(loaded, kind), attribute, property(ask, _ignore_set))
 
 
 def look_ahead(ran: int) -> None:
-    """With nothing to do: find out now what :func:`turn` would look for while others wait."""
+    """When idle, compute in advance what :func:`turn` would compute while others wait."""
     if _Meshes.any:
         _parts_differ(ran)
 
 
 def turn(groups: Iterable[Participant], *, moved: bool, ran: int) -> None:
-    """Make torch see ``groups`` as they are now; ``moved``: the rank is another one, too.
+    """Make torch see ``groups`` as they are now; ``moved``: the rank has changed, too.
 
-    ``ran``: how many operations this process has run. Main thread, while none runs. If the process
-    has moved and computes with DTensors, all its objects are looked through, which takes tens of
-    milliseconds, unless nothing has run since that was done.
+    ``ran``: how many operations this process has run. Call it in the main thread while none runs.
+    If the process has moved and uses DTensors, all its objects are scanned, which takes tens of
+    milliseconds, unless nothing has run since the last scan.
     """
     teach()
     known = distributed_c10d._world.pg_group_ranks
@@ -77,13 +77,13 @@ def turn(groups: Iterable[Participant], *, moved: bool, ran: int) -> None:
             _forget_shards()
 
 
-def _told(mesh: Any, place: object) -> None:
-    """torch sets what is asked for; only that there is a mesh is news."""
+def _ignore_set(mesh: Any, place: object) -> None:
+    """torch sets the value that is now computed; only the existence of the mesh matters."""
     _Meshes.any = True
 
 
 def _place(mesh: Any) -> tuple[int, ...] | None:
-    """Of this process in ``mesh``; ``None`` if it has none."""
+    """Coordinates of this process in ``mesh``; ``None`` if it has none."""
     rank = dist.get_rank()
     asked = vars(mesh).get(ASKED)
     if asked is None or asked[0] != rank:
@@ -116,11 +116,11 @@ ASKING: tuple[tuple[str, str, str, Callable[[Any], Any]], ...] = (
     (FSDP, "FSDPMeshInfo", "shard_mesh_rank", _shard_place),
     (FSDP, "DDPMeshInfo", "replicate_mesh_rank", _replica_place),
 )
-"""Module, class, attribute, and what it is."""
+"""Module, class, attribute, and the property that replaces it."""
 
 
 def _parts_differ(ran: int) -> bool:
-    """Whether another rank's part of a DTensor may be of another shape, or none."""
+    """Whether another rank's part of a DTensor may have another shape, or not exist."""
     if SPEC not in sys.modules:
         return False
     if not _Meshes.leave_out and _Shards.ran != ran:
@@ -131,13 +131,13 @@ def _parts_differ(ran: int) -> bool:
 def _all_even() -> bool:
     kind = sys.modules[SPEC].DTensorSpec
     if gc.get_freeze_count():
-        gc.unfreeze()  # what is frozen cannot be found
+        gc.unfreeze()  # frozen objects are not found
     # By type(): some objects answer isinstance() with side effects.
     return all(_is_even(each) for each in gc.get_objects() if type(each) is kind)
 
 
 def _is_even(spec: Any) -> bool:
-    """Whether the parts of a tensor are of one shape in all places, as far as can be told."""
+    """Whether all parts of a tensor have one shape, as far as can be determined."""
     parts: dict[int, int] = {}
     for dim, placement in enumerate(spec.placements):
         if placement.is_replicate() or placement.is_partial():
@@ -156,22 +156,22 @@ def _is_even(spec: Any) -> bool:
 
 
 def _forget_compiled() -> None:
-    """A place may be a constant in it."""
+    """Reset compiled code: a coordinate may be a constant in it."""
     reset = getattr(sys.modules.get("torch._dynamo"), "reset", None)
     if reset is not None:
         reset()
 
 
 def _forget_shards() -> None:
-    """What DTensor has cached holds shapes of this rank's parts, and does not ask whose they were.
+    """Clear DTensor's caches, which hold shapes of this rank's parts without naming the rank.
 
-    Where all parts are alike it stays: to fill the caches again takes as long as many steps.
+    If all parts are alike they stay: refilling them takes as long as many steps.
     """
     from torch.distributed.tensor import DTensor, _redistribute
 
     propagator = DTensor._op_dispatcher.sharding_propagator
     cache = type(propagator.propagate_op_sharding)
-    # One for each thread: only another object forgets what all of them know.
+    # One per thread: only a new object clears it for all threads.
     propagator.propagate_op_sharding = cache(propagator.propagate_op_sharding_non_cached)
     for clear in (
         getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None),

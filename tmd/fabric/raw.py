@@ -13,11 +13,11 @@ from tmd.fabric.link import Link
 
 PARKED = 64
 SLICE = 0.05
-"""How often ``cancel`` is asked while waiting."""
+"""How often ``cancel`` is polled while waiting."""
 
 
 class RawLinks:
-    """Incoming raw links by purpose, until somebody accepts them. ``close`` drops the rest."""
+    """Incoming raw links by purpose, until they are accepted. ``close`` drops the rest."""
 
     def __init__(self) -> None:
         self._arrived = threading.Condition()
@@ -25,7 +25,7 @@ class RawLinks:
         self._closed = False
 
     def park(self, purpose: str, link: Link) -> None:
-        """Keep ``link`` until it is accepted; the oldest one goes if there are too many."""
+        """Keep ``link`` until it is accepted; beyond the limit the oldest is dropped."""
         with self._arrived:
             if self._closed:
                 return link.close()
@@ -39,8 +39,8 @@ class RawLinks:
     ) -> Link:
         """The next link for ``purpose``; raises LinkError after ``timeout`` or on ``cancel``.
 
-        Without ``cancel`` the thread sleeps until there is a link: a door that is always open must
-        not cost the training anything.
+        Without ``cancel`` the thread sleeps until there is a link: a permanent acceptor must not
+        slow down training.
         """
         deadline = time.monotonic() + timeout
         with self._arrived:
@@ -51,9 +51,9 @@ class RawLinks:
                         return entry[1]
                 left = deadline - time.monotonic()
                 if self._closed or (cancel is not None and cancel()):
-                    raise LinkError(f"nobody is waited for any more ({purpose})")
+                    raise LinkError(f"waiting for a caller was cancelled ({purpose})")
                 if left <= 0:
-                    raise LinkError(f"nobody called for {purpose} within {timeout} s")
+                    raise LinkError(f"no caller for {purpose} within {timeout} s")
                 self._arrived.wait(_pause(left, cancel is not None))
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""What a reduction does to two tensors, and how element types are numbered on the wire.
+"""How a reduction combines two tensors, and the numbers of element types on the wire.
 
-Partial results have the element type of the tensor, also for half and bfloat16 (as Gloo does);
-every partial result is computed once, or by two ranks with the same operands in the same order, so
-all ranks end with the same bits. Where both operands are known, the one of the lower rank is first.
+Partial results have the element type of the tensor, also for half and bfloat16 (as in Gloo). Every
+partial result is computed once, or by two ranks with the same operands in the same order, so all
+ranks get the same bits. Where both operands are known, the lower rank's comes first.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Combine = Callable[..., Tensor]
 
 
 def dtype_code(dtype: torch.dtype) -> int:
-    """Number of an element type on the wire; 0 for one that is only moved, never reduced."""
+    """Number of an element type on the wire; 0 for a type that is only moved, never reduced."""
     return _CODES.get(dtype, 0)
 
 
@@ -80,7 +80,7 @@ def reduction(op: Any, dtype: torch.dtype, name: str) -> Reduction:
     """The reduction ``op`` for tensors of ``dtype``, for the function ``name`` of torch.
 
     Raises:
-        ValueError: there is none; the message says what to do instead.
+        ValueError: there is none; the message names an alternative.
     """
     kind = getattr(op, "op", op)
     said = str(kind).rpartition(".")[2]
@@ -88,7 +88,7 @@ def reduction(op: Any, dtype: torch.dtype, name: str) -> Reduction:
     if found is None:
         known = ", ".join(str(each).rpartition(".")[2] for each in _COMBINE)
         raise ValueError(
-            f"{name} with {said}: the tmd backend knows {known}; multiply the tensor first and "
+            f"{name} with {said}: the tmd backend supports {known}; multiply the tensor first and "
             "use SUM"
         )
     if dtype not in _CODES:

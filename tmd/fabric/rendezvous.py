@@ -1,7 +1,7 @@
-"""Lets ``dist.init_process_group("tmd")`` find a store where there is none to share.
+"""Lets ``dist.init_process_group("tmd")`` find a store where none is shared.
 
-torch's ``env://`` insists on a store. It gets one of this process alone, on the loopback interface,
-announced the way torchrun announces the one of its agent.
+torch's ``env://`` requires a store. It gets one of this process alone, on the loopback interface,
+announced as torchrun announces its agent's.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ _stores: list[TCPStore] = []
 
 
 def publish_environment(rank: int, size: int) -> None:
-    """Set what ``env://`` reads: rank, size and a store that lives as long as the process."""
+    """Set what ``env://`` reads: rank, size and a store that lives with the process."""
     if not _stores:
         with socket.create_server(("127.0.0.1", 0)) as listening:
             port = listening.getsockname()[1]
-            # The descriptor now belongs to the store.
+            # The store owns the descriptor now.
             _stores.append(
                 TCPStore(
                     "127.0.0.1",

@@ -1,7 +1,7 @@
-"""Runs the operations of one group in order, whatever the group is at the moment.
+"""Runs the operations of one group in order, whatever the current mode is.
 
 The same call communicates, takes its outputs from the sandbox's source, or (in a poisoned epoch)
-does nothing: which of these is decided when its turn comes.
+does nothing. The mode is decided when the operation runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tmd.fabric.work import Work
 
 @dataclass(frozen=True)
 class CollectiveCall:
-    """A collective as it was called. ``body`` does it on contiguous CPU tensors."""
+    """A collective as it was called. ``body`` runs it on contiguous CPU tensors."""
 
     kind: FrameKind
     body: Body
@@ -44,7 +44,7 @@ class CollectiveCall:
 
 @dataclass(frozen=True)
 class OutputRequest:
-    """What the sandbox's source is told of an operation."""
+    """The description of an operation for the sandbox's source."""
 
     op: str
     outputs: Sequence[Tensor]
@@ -56,10 +56,10 @@ class OutputRequest:
 
 
 class Runner:
-    """The lane and the sequence numbers of the group ``view``."""
+    """The executor and the sequence numbers of the group ``view``."""
 
     def __init__(self, fabric: Fabric, view: GroupView, patience: float, *, strict: bool) -> None:
-        """``patience``: seconds without a byte until an operation gives up.
+        """``patience``: seconds without a byte after which an operation fails.
 
         ``strict``: an aborted operation raises from ``wait``; for use without a vote.
         """
@@ -78,7 +78,7 @@ class Runner:
         staged = HostCopies(call.outputs, call.inputs, self.fabric.blocked)
         act = lambda: self._perform(call, staged, work)  # noqa: E731
         if inline:
-            # In the caller's own thread, which waits for its peers there.
+            # In the caller's thread, which waits there for its peers anyway.
             with self.fabric.blocked:
                 self.lane.run(act, inline=True)
         else:
@@ -94,9 +94,9 @@ class Runner:
     def guarded(
         self, work: Work, told: OutputRequest, act: Callable[[EpochView], bool | None]
     ) -> None:
-        """Complete ``work`` by ``act`` or by the sandbox's source; never raises.
+        """Complete ``work`` with ``act`` or the sandbox's source; never raises.
 
-        ``act`` returns ``False`` if somebody else will complete it.
+        ``act`` returns ``False`` if another thread will complete it.
         """
         sandbox, standing = self.fabric.sandboxed, self.fabric.standing
         error: Exception | None = None
@@ -115,18 +115,18 @@ class Runner:
             if standing is not None:
                 standing.blame(e)
             error = self.judged(e)
-        except Exception as e:  # a mistake in the call: the others must not wait for us
+        except Exception as e:  # an error in the call: the other ranks must not wait
             if standing is not None:
                 standing.poison(f"rank {standing.rank} failed in {told.op}: {e!r}")
             error = e
         work.finish(error)
 
     def judged(self, error: LinkError | None) -> LinkError | None:
-        """What ``wait`` raises for an operation that was aborted by ``error``."""
+        """The error that ``wait`` raises for an operation aborted by ``error``."""
         return error if self.strict else None
 
     def mirror(self, op: str, outputs: Sequence[Tensor], channel: str = "") -> None:
-        """Show the outputs of an operation that communicated to the fabric's tap."""
+        """Pass the outputs of a communicating operation to the fabric's tap."""
         if self.fabric.tap is not None:
             self.fabric.tap.output(op, self.view.name + channel, outputs)
 
@@ -148,7 +148,7 @@ class Runner:
         self.mirror(call.kind.name.lower(), call.outputs)
 
     def _header(self, call: CollectiveCall, standing: EpochView) -> FrameHeader:
-        # A joiner has not counted along: the numbers start again with each epoch.
+        # A joiner has not counted along: numbering restarts with each epoch.
         self.seq = self.seq + 1 if self._standing is standing else 0
         self._standing = standing
         return FrameHeader(standing.epoch, self.seq, call.kind, call.dtype, call.root, call.detail)

@@ -1,7 +1,7 @@
-"""A worker without a rank of its own: its collectives do not communicate.
+"""A worker without a rank: its collectives do not communicate.
 
-Their outputs come from a source: neutral values, the live outputs of the rank that is shadowed, or
-those of one of its steps, recorded. The user's script cannot tell the difference.
+Their outputs come from a source: neutral values, the live outputs of the shadowed rank, or one
+recorded step of it. The user's script cannot tell the difference.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class OutputSource(Protocol):
-    """Where the outputs of collectives come from in the sandbox."""
+    """Provides the outputs of collectives in the sandbox."""
 
     def outputs(
         self, op: str, group: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
@@ -22,23 +22,23 @@ class OutputSource(Protocol):
         """Fill ``outputs`` in place. Called in program order per group, and may block.
 
         ``op`` is the lower-case name of a :class:`tmd.fabric.frame.Kind`, or ``send``, ``recv`` or
-        ``recv_anysource``. The ``group`` of a receive is named with its sender and tag.
-        For operations in place ``outputs`` and ``inputs`` are the same tensors.
+        ``recv_anysource``. The ``group`` of a receive includes its sender and tag. For in-place
+        operations ``outputs`` and ``inputs`` are the same tensors.
         """
         ...
 
     def vote(self, values: Sequence[int]) -> tuple[int, ...]:
-        """The outcome of a vote in which this rank says ``values``. Raises LinkError."""
+        """The outcome of a vote in which this rank votes ``values``. Raises LinkError."""
         ...
 
     def shift(self, payload: bytes, offset: int) -> bytes:
-        """What this rank receives in a shift. Raises LinkError."""
+        """The payload that this rank receives in a shift. Raises LinkError."""
         ...
 
 
 @dataclass(frozen=True)
 class Sandbox:
-    """What the groups report and where their outputs come from."""
+    """The rank that the groups report, and the source of their outputs."""
 
     source: OutputSource
     rank: int
@@ -46,7 +46,7 @@ class Sandbox:
 
 
 class Neutral:
-    """Values of the right shape: one's own data where there is some; messages are of ones."""
+    """Values of the right shape: the worker's own data if there is some; messages are ones."""
 
     def outputs(
         self, op: str, group: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
@@ -58,11 +58,11 @@ class Neutral:
             case "reduce_scatter" | "scatter" | "alltoall":
                 _overwrite(outputs, inputs)
             case "recv" | "recv_anysource":
-                # Stages of a pipeline multiply their votes on whether shapes are known.
+                # Pipeline stages multiply their votes on whether shapes are known.
                 for out in outputs:
                     out.data.fill_(1)
             case _:
-                pass  # in place or without output: one's own data stays
+                pass  # in place or without output: the own data stays
 
     def vote(self, values: Sequence[int]) -> tuple[int, ...]:
         return tuple(values)

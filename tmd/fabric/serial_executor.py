@@ -1,4 +1,4 @@
-"""One operation at a time, in the order of the calls."""
+"""Runs one operation at a time, in call order."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ ENDING_S = 2.0
 
 
 class SerialExecutor:
-    """Runs jobs in order on a thread of its own, which starts with the first of them.
+    """Runs jobs in order on its own thread, which starts with the first one.
 
-    A job whose caller waits for it anyway runs in the caller's thread if nothing is before it: that
-    saves two changes of thread. ``close`` ends the thread once the queue is empty.
+    A job whose caller waits for it runs in the caller's thread if the queue is empty: that saves
+    two thread switches. ``close`` ends the thread once the queue is empty.
     """
 
     def __init__(self, name: str) -> None:
@@ -48,14 +48,14 @@ class SerialExecutor:
             self._done()
 
     def drain(self, timeout: float) -> bool:
-        """Wait until nothing is running or queued; ``False`` if that took too long."""
+        """Wait until nothing runs or is queued; ``False`` after ``timeout``."""
         with self._idle:
             return self._idle.wait_for(lambda: self._pending == 0, timeout)
 
     def close(self) -> None:
-        """Let the thread end after what is queued; later jobs run in the thread of the caller.
+        """End the thread after the queued jobs; later jobs run in the caller's thread.
 
-        Waits for it a while: a thread inside torch when the interpreter ends aborts the process.
+        It waits briefly: a thread inside torch at interpreter exit aborts the process.
         """
         with self._idle:
             if self._open and self._thread is not None:
@@ -74,7 +74,7 @@ class SerialExecutor:
         while (job := self._queue.get()) is not None:
             with self._turn:
                 job()
-            # Nothing may keep the tensors of the last job alive while this thread waits.
+            # The waiting thread must not keep the last job's tensors alive.
             del job
             self._done()
 

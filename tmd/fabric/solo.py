@@ -31,10 +31,10 @@ def lone_fabric(store: Store, rank: int, size: int) -> Fabric:
 
 
 def _own_host() -> str:
-    """The address of this host as seen from the one torch's store is on."""
+    """The address of this host on the route to torch's store."""
     master = os.environ.get("MASTER_ADDR", "127.0.0.1")
     try:
-        # Connecting a datagram socket sends nothing; it only asks for the route.
+        # Connecting a datagram socket sends nothing; it only selects the route.
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((master, 9))
             return str(probe.getsockname()[0])

@@ -1,6 +1,6 @@
-"""Tensors as the algorithms want them: contiguous, on the CPU, outside autograd.
+"""Prepares tensors for the algorithms: contiguous, on the CPU, outside autograd.
 
-CUDA tensors are copied through pinned host memory; what is contiguous on the CPU is used in place.
+CUDA tensors are copied through pinned host memory; contiguous CPU tensors are used in place.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tmd.fabric.wait_timer import WaitTimer
 class HostCopies:
     """Host copies of the tensors of one call, made when it runs and copied back after it.
 
-    Created in the thread of the call, so that CUDA work queued there so far is waited for; to
-    ``gauge`` that is this worker's own time.
+    Created in the caller's thread, so that CUDA work queued before is waited for; ``gauge`` counts
+    that as this worker's own time.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class HostCopies:
 
 
 def _host(tensor: Tensor) -> Tensor:
-    # `.data` leaves autograd and its version counters alone, as a backend in C++ does.
+    # `.data` leaves autograd and its version counters unchanged, as a C++ backend does.
     data = tensor.data
     if data.is_cuda:
         host = torch.empty(data.shape, dtype=data.dtype, pin_memory=True)

@@ -1,4 +1,4 @@
-"""Who looks on at what a rank does."""
+"""Observes the operations of a rank."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from torch import Tensor
 
 
 class Tap(Protocol):
-    """Sees what this rank puts into every operation and gets out of it."""
+    """Receives the inputs and outputs of every operation of this rank."""
 
     def given(self, op: str, group: str, inputs: Sequence[Tensor]) -> None:
         """A collective is about to communicate; the next output of ``group`` is its result."""
         ...
 
     def output(self, op: str, group: str, outputs: Sequence[Tensor]) -> None:
-        """A collective, or a message (``/sender/tag`` after its group), before it may change."""
+        """The result of a collective or message (``/sender/tag`` follows its group), unmodified."""
         ...
 
     def voted(self, result: Sequence[int]) -> None:
-        """A vote."""
+        """The result of a vote."""
         ...
 
     def shifted(self, offset: int, payload: bytes) -> None:
-        """A shift by ``offset``: what came from the other rank."""
+        """A shift by ``offset``, and the received payload."""
         ...

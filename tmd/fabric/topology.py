@@ -1,7 +1,7 @@
-"""Who talks to whom in a group: pure functions of rank and size.
+"""Which ranks of a group communicate: pure functions of rank and size.
 
-Every collective of the fabric uses only edges between a rank and its neighbours (all-to-all and
-point-to-point excepted), so these functions alone say which links a replacement has to open.
+Every collective uses only edges between a rank and its neighbours (except all-to-all and
+point-to-point), so these functions determine the links that a replacement must open.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 def neighbours(rank: int, size: int) -> frozenset[int]:
     """Ranks at a power-of-two distance on the circle: about ``2 * log2(size)`` of them.
 
-    Holds the ring (distance 1), the partners of recursive doubling with its fold, and the edges of
-    binomial trees with any root.
+    Contains the ring (distance 1), the partners of recursive doubling with its fold, and the edges
+    of binomial trees with any root.
     """
     found: set[int] = set()
     distance = 1
@@ -27,5 +27,5 @@ def folded(size: int) -> int:
 
 
 def dials(worker: str, peer: str) -> bool:
-    """Whether ``worker`` opens the link between the two (else it waits to be called)."""
+    """Whether ``worker`` opens the link between the two; otherwise it waits for the call."""
     return worker < peer

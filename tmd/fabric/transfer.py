@@ -1,8 +1,8 @@
-"""Moving bytes over links: the inner loop of every collective.
+"""Moves bytes over links: the inner loop of every collective.
 
-Blocking sockets, as few system calls as possible: a thread sleeps in ``recv`` until its data is
-there, and ``Link.sever`` from another thread wakes it. Only where sending and receiving must go on
-at the same time, and the socket buffers cannot hold it all, are both polled.
+Blocking sockets and few system calls: a thread sleeps in ``recv`` until its data arrives, and
+``Link.sever`` from another thread wakes it. Polling is used only if sending and receiving must
+overlap and the socket buffers are too small.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ class PeerLost(LinkError):
 
 
 class PeerLate(LinkError):
-    """No byte moved for as long as the group allows; the peer may well be alive."""
+    """No byte moved within the group's time-out; the peer may be alive."""
 
     def __init__(self, worker: str) -> None:
         super().__init__(f"no data from {worker} within the time-out of the group")
 
 
 SEGMENT = 128 << 10
-"""Bytes that are reduced or forwarded at a time: small enough to stay in the cache."""
+"""Bytes reduced or forwarded at a time: few enough to stay in the cache."""
 
 _CLOSED = "closed by the other side"
 
 
 def send(link: Link, header: bytes, payload: memoryview) -> None:
-    """Send one message; returns when the kernel has all of it."""
+    """Send one message; return when the kernel has all of it."""
     try:
         sent = link.sock.sendmsg((header, payload))
         if sent < HEADER_SIZE:
@@ -64,7 +64,7 @@ def receive(link: Link, expected: bytes, into: memoryview) -> None:
         raise PeerLost(link.peer, e) from e
     if have == HEADER_SIZE + len(into) and head == expected:
         return
-    # The header is judged before more is read: what follows may not be what we wait for.
+    # The header is checked before more is read: the rest may be another message.
     while have < HEADER_SIZE:
         have += receive_some(link, head[have:])
     check(head, expected, link.peer)
@@ -73,7 +73,7 @@ def receive(link: Link, expected: bytes, into: memoryview) -> None:
 
 
 def receive_some(link: Link, into: memoryview) -> int:
-    """Receive at least one byte; returns how many."""
+    """Receive at least one byte; return how many."""
     try:
         n = link.sock.recv_into(into)
     except BlockingIOError as e:
@@ -114,8 +114,8 @@ def pump(
 
     ``expected`` is the header of the incoming message; ``None`` if it was read or none comes.
 
-    ``arrivals`` is resumed when its last buffer is full; it may work on the data and append to
-    ``queue``. It yields ``None`` to be asked again after something has been sent.
+    ``arrivals`` resumes when its last buffer is full; it may process the data and append to
+    ``queue``. It yields ``None`` to be resumed after something has been sent.
     """
     incoming = _with_header(inp, expected, arrivals)
     view, more = _next(incoming)
@@ -133,7 +133,7 @@ def pump(
 
 
 def _next(incoming: Iterator[memoryview | None]) -> tuple[memoryview | None, bool]:
-    """The next buffer to fill, and whether there was one to ask for."""
+    """The next buffer to fill, and whether ``incoming`` yielded."""
     for view in incoming:
         return view, True
     return None, False
@@ -146,7 +146,7 @@ def _with_header(
         yield inp.head
         check(inp.head, expected, inp.peer)
     for view in arrivals:
-        # An empty buffer is full at once; reading it would look like the end of the stream.
+        # An empty buffer is full at once; reading into it would look like the end of the stream.
         if view is None or len(view):
             yield view
 
@@ -154,7 +154,7 @@ def _with_header(
 def _readiness(out: Link, inp: Link) -> select.poll:
     ready = select.poll()
     ready.register(out.sock, select.POLLOUT)
-    # The same descriptor twice would replace the first mask.
+    # Registering the same descriptor twice would replace the first mask.
     same = select.POLLOUT if out is inp else 0
     ready.register(inp.sock, select.POLLIN | same)
     return ready
@@ -163,7 +163,7 @@ def _readiness(out: Link, inp: Link) -> select.poll:
 def _push(out: Link, queue: deque[memoryview], *, wait: bool) -> int:
     head = queue[0]
     try:
-        # A blocking send is kept short: meanwhile nothing is received.
+        # A blocking send is kept short: nothing is received during it.
         sent = out.sock.send(head[:SEGMENT], 0) if wait else out.sock.send(head, MSG_DONTWAIT)
     except BlockingIOError as e:
         if wait:

@@ -1,4 +1,4 @@
-"""Keeps torch.compile out of our own code."""
+"""Keeps torch.compile out of tmd's code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def untraced(method: Callable[..., object]) -> Any:
-    """Mark a method that compiled code may call but that must not be traced itself.
+    """Mark a method that compiled code may call but that must not be traced.
 
     Typed ``Any``: torch declares overloads of which its own callers use one.
     """

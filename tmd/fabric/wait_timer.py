@@ -1,4 +1,4 @@
-"""How many threads wait for others, and for how long somebody did."""
+"""Measures how many threads wait for other workers, and for how long."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Waits(NamedTuple):
 
     at: float
     total_s: float
-    """For how long at least one thread has waited for others, since the gauge was made."""
+    """How long at least one thread has waited for other workers, since the timer was made."""
     called_at: float
     """When the latest operation was called."""
     total_before_s: float
@@ -24,13 +24,13 @@ class Waits(NamedTuple):
 
 
 class WaitTimer:
-    """How many threads are inside something. Safe from any thread."""
+    """Counts the waiting threads. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.level = 0
         self.own = 0
-        """How many operations wait for this worker's own device."""
+        """Number of operations that wait for this worker's own device."""
         self._since = 0.0
         self._total = 0.0
         self._called = 0.0
@@ -45,10 +45,10 @@ class WaitTimer:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Within: an operation waits for this worker's own device, which is late if anybody is.
+        """Context in which an operation waits for this worker's own device, which may be late.
 
-        A script queues work on a device and calls the next operation long before that is done. It
-        begins, for the others, when the device has come as far.
+        A script queues work on a device and calls the next operation long before that is done. For
+        the other workers, the operation begins when the device has caught up.
         """
         self._change(computing=1)
         try:
@@ -89,9 +89,9 @@ class WaitTimer:
 def busy_between(begin: Waits, end: Waits) -> float:
     """Seconds from ``begin`` to ``end`` in which this worker itself was late.
 
-    DDP waits for the futures of its operations, inside torch, where it cannot be seen. But once a
-    step's last operation has been called nothing is left to compute, so from there until it is
-    complete the worker waits; of all earlier ones only what a thread waited in them counts.
+    DDP waits for the futures of its operations inside torch, where the wait cannot be measured. But
+    after the step's last operation is called nothing is left to compute, so the worker waits until
+    it completes; of earlier operations only the time that a thread waited in them counts.
     """
     if end.called_at <= begin.at:
         return end.at - begin.at - (end.total_s - begin.total_s)

@@ -1,4 +1,4 @@
-"""The handle of a running operation, as torch wants it."""
+"""The handle of a running operation, in torch's interface."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Work(TorchWork):
     """Completed by the thread that runs the operation.
 
     An aborted operation completes without error: its tensors hold garbage, and the vote at the end
-    of the step discards them. Only a mistake in the call itself is raised by ``wait``.
+    of the step discards them. ``wait`` raises only an error in the call itself.
     """
 
     def __init__(self, outputs: Sequence[Tensor], blocked: WaitTimer) -> None:
@@ -50,7 +50,7 @@ class Work(TorchWork):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Block until complete. Raises RuntimeError after ``timeout`` (zero: never)."""
         if not self._completed:
-            # A negative time-out is torch's "not given".
+            # A negative time-out is torch's value for "not given".
             seconds = timeout.total_seconds()
             with self._blocked:
                 if not self._done.acquire(timeout=seconds if seconds > 0 else -1):
@@ -112,7 +112,7 @@ class Joint(TorchWork):
         return all(part.wait(timeout) for part in self._parts)
 
     def get_future(self) -> Future[list[Tensor]]:
-        """A future whose value is all output tensors, one operation after the other."""
+        """A future whose value is all output tensors, in the order of the operations."""
         futures = collect_all([part.get_future() for part in self._parts])
         return futures.then(lambda done: [t for each in done.value() for t in each.value()])
 

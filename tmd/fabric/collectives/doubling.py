@@ -9,11 +9,11 @@ from tmd.fabric.memory import EMPTY
 from tmd.fabric.topology import folded
 
 Merge = Callable[[bool], None]
-"""Merge what was received into the own data; True if the received part is of the lower rank."""
+"""Merge the received part into the own data; True if the received part is of the lower rank."""
 
 
 def recursive_doubling(op: Op, data: memoryview, received: memoryview, merge: Merge) -> None:
-    """All-reduce ``data`` in place. Both ranks of a pair compute the same thing.
+    """All-reduce ``data`` in place. Both ranks of a pair compute the same result.
 
     Ranks beyond the largest power of two first fold into a partner and get the result from it.
     """
@@ -46,7 +46,7 @@ def dissemination(op: Op, sizes: Sequence[int], own: memoryview) -> list[memoryv
     data[: edges[1]] = own
     have = 1
     while have < op.size:
-        # I hold the blocks of `have` ranks from mine upwards; the next ones come from above.
+        # This rank holds the blocks of `have` ranks from its own upwards; the next come from above.
         count = min(have, op.size - have)
         down, up = (op.rank - have) % op.size, (op.rank + have) % op.size
         sent = sum(sizes[(op.rank + i) % op.size] for i in range(count))

@@ -1,9 +1,9 @@
 """All-reduce of large data by recursive halving, then doubling (Rabenseifner's algorithm).
 
-Moves as many bytes as a ring, in ``2 log2(size)`` rounds. Why not a ring: here every element is
-summed in the same order, ``((0+1)+(2+3))``, wherever in a tensor it lies, and that is the order of
-recursive doubling too. So no bit of a sum depends on how a script cuts its data into tensors; DDP
-rebuilds its buckets after the first backward, and with a ring that changes losses.
+It moves as many bytes as a ring, in ``2 log2(size)`` rounds. A ring sums elements in an order that
+depends on their place in the tensor. Here every element is summed in the order ``((0+1)+(2+3))``,
+as in recursive doubling. So no bit of a sum depends on how a script cuts its data into tensors:
+DDP rebuilds its buckets after the first backward, and with a ring that changes losses.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def _partners(rank: int, core: int) -> Iterator[int]:
 
 
 def _half(count: int) -> int:
-    """Where to cut ``count`` elements: in the middle, at a multiple of 16."""
+    """Where to split ``count`` elements: in the middle, at a multiple of 16."""
     return min(count, -(-count // 32) * 16)
 
 
 def _merge(op: Op, partner: int, give: Tensor, keep: Tensor, reduction: Reduction) -> None:
-    """Send ``give`` and merge what ``partner`` sends into ``keep``, segment by segment."""
+    """Send ``give`` and merge the partner's data into ``keep``, segment by segment."""
     scratch = op.scratch.take(min(keep.numel(), SEGMENT // keep.element_size()), keep.dtype)
     landing = view(scratch)
     lower = partner < op.rank

@@ -1,8 +1,8 @@
-"""The collectives on contiguous CPU tensors: which algorithm, and where the data lies.
+"""The collectives on contiguous CPU tensors: chooses the algorithm and lays out the data.
 
-Every function has the same shape: the running operation, the output tensors, the input tensors.
-For operations in place both are the same. The choice of the algorithm depends only on sizes that
-are equal on all ranks.
+Every function takes the running operation, the output tensors and the input tensors. For in-place
+operations both are the same. The choice of the algorithm depends only on sizes that are equal on
+all ranks.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Tensors = Sequence[Tensor]
 Body = Callable[[Op, Tensors, Tensors], None]
 
 SMALL_REDUCE = 256 << 10
-"""Bytes up to which an all-reduce is logarithmic."""
+"""Largest size in bytes for a logarithmic all-reduce."""
 SMALL_MOVE = 64 << 10
-"""The same, of one block, for operations that only move data."""
+"""The same, for one block, in operations that only move data."""
 
 
 def allreduce(reduction: Reduction) -> Body:
@@ -79,7 +79,7 @@ def broadcast(root: int) -> Body:
 
 
 def allgather(op: Op, outputs: Tensors, inputs: Tensors) -> None:
-    """``outputs`` holds one tensor per rank for each input, or one that holds them all."""
+    """``outputs`` holds one tensor per rank for each input, or one that contains them all."""
     share = len(outputs) // max(1, len(inputs))
     for i, own in enumerate(inputs):
         mine = outputs[i * share : (i + 1) * share]
@@ -121,7 +121,7 @@ def scatter(root: int) -> Body:
 
 
 def reduce_scatter(reduction: Reduction) -> Body:
-    """``inputs`` holds one tensor per rank for each output, or one that holds them all."""
+    """``inputs`` holds one tensor per rank for each output, or one that contains them all."""
 
     def body(op: Op, outputs: Tensors, inputs: Tensors) -> None:
         share = len(inputs) // max(1, len(outputs))

@@ -1,4 +1,4 @@
-"""One running operation as its algorithm sees it: ranks of the group and messages between them."""
+"""A running operation as its algorithm sees it: ranks of the group and messages between them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tmd.fabric.memory import EMPTY, Scratch
 from tmd.fabric.transfer import pump, receive, send, swap
 
 OpenLink = Callable[[int], Link]
-"""The link to a rank of the group; opens it if need be, raises LinkError."""
+"""The link to a rank of the group, opened on demand; raises LinkError."""
 
 
 class Op:
@@ -29,11 +29,11 @@ class Op:
         self._open = open_link
 
     def send(self, to: int, payload: memoryview) -> None:
-        """Send ``payload`` to a rank; returns when it may be changed."""
+        """Send ``payload`` to a rank; return when it may be changed."""
         send(self._open(to), self._header.packed(len(payload)), payload)
 
     def receive(self, source: int, into: memoryview) -> None:
-        """Fill ``into`` with what a rank sends."""
+        """Receive a rank's message into ``into``."""
         receive(self._open(source), self._header.packed(len(into)), into)
 
     def swap(self, to: int, payload: memoryview, source: int, into: memoryview) -> None:
@@ -51,7 +51,7 @@ class Op:
         arrivals: Iterator[memoryview | None],
         total_in: int,
     ) -> None:
-        """Send ``total_out`` bytes by way of ``queue`` while ``arrivals`` takes ``total_in``.
+        """Send ``total_out`` bytes through ``queue`` while ``arrivals`` takes ``total_in``.
 
         ``None`` for a side that does not take part; see :func:`tmd.fabric.transfer.pump`.
         """

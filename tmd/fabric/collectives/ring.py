@@ -1,7 +1,7 @@
 """Ring algorithms for large data: each byte crosses each link once.
 
-A rank's part is one stream out and one stream in: every segment that arrives is reduced or stored
-and goes on at once, so that no rank waits for a whole block and the data stays in the cache.
+Each rank has one stream out and one stream in: every arriving segment is reduced or stored and
+forwarded at once, so no rank waits for a whole block and the data stays in the cache.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def _segments(tensor: Tensor) -> tuple[Tensor, ...]:
 
 
 def reduce_scatter(op: Op, inputs: Sequence[Tensor], output: Tensor, reduction: Reduction) -> None:
-    """Reduce the one-dimensional ``inputs`` (one per rank) and keep the own one in ``output``.
+    """Reduce the one-dimensional ``inputs`` (one per rank) and keep this rank's in ``output``.
 
-    The inputs are not changed; partial results wait in a pool of one block.
+    The inputs do not change; partial results wait in a pool of one block.
     """
     rank, size = op.rank, op.size
     first = (rank - 1) % size
@@ -50,7 +50,7 @@ def reduce_scatter(op: Op, inputs: Sequence[Tensor], output: Tensor, reduction: 
                 if targets is not None:
                     target = next(targets)
                 else:
-                    # A buffer of the pool is free once what it held has been sent.
+                    # A buffer of the pool is free once its content has been sent.
                     while used >= lead and len(queue) >= lead:
                         yield None
                     target = pool[used % lead][:count]
@@ -67,7 +67,7 @@ def reduce_scatter(op: Op, inputs: Sequence[Tensor], output: Tensor, reduction: 
 
 
 def allgather(op: Op, parts: Sequence[memoryview]) -> None:
-    """Fill ``parts`` (one per rank) with what each rank holds in its own."""
+    """All-gather: fill ``parts`` (one per rank) with each rank's own part."""
     rank, size = op.rank, op.size
     queue = deque([parts[rank]] if len(parts[rank]) else [])
 

@@ -8,7 +8,7 @@ from tmd.fabric.collectives.op import Op
 
 
 def broadcast(op: Op, data: memoryview, root: int) -> None:
-    """Fill ``data`` with that of ``root``."""
+    """Fill ``data`` on every rank with that of ``root``."""
     place = (op.rank - root) % op.size
     distance = 1
     while distance < op.size:
@@ -39,7 +39,7 @@ def gather(op: Op, own: memoryview, root: int) -> list[memoryview] | None:
 
 
 def scatter(op: Op, parts: Sequence[memoryview] | None, into: memoryview, root: int) -> None:
-    """Give each rank its part of ``parts`` of ``root``; all have the size of ``into``."""
+    """Give each rank its part of ``parts`` on ``root``; all have the size of ``into``."""
     place, width = (op.rank - root) % op.size, len(into)
     data = memoryview(bytearray(_subtree(place, op.size) * width))
     distance = 1
@@ -63,7 +63,7 @@ def scatter(op: Op, parts: Sequence[memoryview] | None, into: memoryview, root: 
 
 
 def _subtree(place: int, size: int) -> int:
-    """How many ranks hang below ``place``, itself included."""
+    """Number of ranks below ``place``, itself included."""
     return min(place & -place, size - place) if place else size
 
 
