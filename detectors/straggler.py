@@ -53,14 +53,14 @@ class StragglerFindings:
             return  # its step is disturbed, which is no measure of its speed
         pace = status.pace if trains and status is not None else None
         slow = pace if pace is not None and pace.slow_since is not None else None
-        yield from self._tell(SLOW, Severity.DEGRADED, event, event.worker, _words(slow))
+        yield from self._report(SLOW, Severity.DEGRADED, event, event.worker, _message(slow))
         # The steps of all ranks take equally long: one rank reports it.
         first = trains and status is not None and status.rank == 0
         slower = "its steps take longer than before" if first and pace and pace.group_slow else ""
         entity = f"job:{event.job}"
-        yield from self._tell(JOB_SLOW, Severity.WARNING, event, entity, slower)
+        yield from self._report(JOB_SLOW, Severity.WARNING, event, entity, slower)
 
-    def _tell(
+    def _report(
         self, code: str, severity: Severity, event: WorkerEvent, entity: str, message: str
     ) -> Iterator[Signal]:
         key = (code, event.worker)
@@ -74,7 +74,7 @@ class StragglerFindings:
         yield Signal(code, entity, severity, state, message, event.job)
 
 
-def _words(pace: Pace | None) -> str:
+def _message(pace: Pace | None) -> str:
     if pace is None:
         return ""
     return (

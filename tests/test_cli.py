@@ -184,7 +184,7 @@ def test_status_names_hosts_that_are_silent(config, store):
     shown = tmd("status", "-c", config).stdout
 
     assert "silent" in shown
-    assert "not heard" in shown
+    assert "no heartbeat" in shown
     assert "no leader" in shown
 
 
@@ -200,7 +200,7 @@ def test_drain_and_undrain(config, store, running):
     assert [(d.host, d.leave) for d in view.drains] == [("h1", True)]
     assert undrained.returncode == 0
     assert again.returncode == 1
-    assert "no drain of h1" in again.stderr
+    assert "h1 has no drain request" in again.stderr
 
 
 def test_a_host_is_declared_healthy(config, store, running):

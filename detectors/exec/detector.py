@@ -131,7 +131,7 @@ async def _repeat(
 # --- judging --------------------------------------------------------------------------------------
 
 
-class _Said(Struct, frozen=True):
+class _CheckOutput(Struct, frozen=True):
     message: str
     evidence: tuple[str, ...] = ()
 
@@ -149,13 +149,13 @@ def judge(status: int, output: bytes) -> CheckOutcome:
     if health is CheckHealth.HEALTHY and not output.strip():
         return CheckOutcome(health)
     try:
-        said = msgspec.json.decode(output, type=_Said)
+        parsed = msgspec.json.decode(output, type=_CheckOutput)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         return CheckOutcome(
             CheckHealth.UNKNOWN,
             f"ended with status {status} and no JSON message: {in_words(error)}",
         )
-    return CheckOutcome(health, said.message, said.evidence)
+    return CheckOutcome(health, parsed.message, parsed.evidence)
 
 
 class ExecFindings:
@@ -214,7 +214,7 @@ async def run(check: ExecCheck, output_limit: int) -> CheckOutcome:
             output = await _output(warden, output_limit)
             if output is None:
                 return CheckOutcome(CheckHealth.UNKNOWN, f"wrote more than {output_limit} bytes")
-            return _outcome(await _said(warden), output)
+            return _outcome(await _status_line(warden), output)
     except TimeoutError:
         return CheckOutcome(CheckHealth.UNKNOWN, f"ran for more than {check.timeout_s:g} s")
     finally:
@@ -222,8 +222,8 @@ async def run(check: ExecCheck, output_limit: int) -> CheckOutcome:
         await asyncio.shield(warden.end(END_S, kill=False))
 
 
-def _outcome(said: str, output: bytes) -> CheckOutcome:
-    word, _, rest = said.partition(" ")
+def _outcome(status_line: str, output: bytes) -> CheckOutcome:
+    word, _, rest = status_line.partition(" ")
     if word == "cannot":
         return CheckOutcome(CheckHealth.UNKNOWN, f"cannot be started: {rest}")
     if word != "status":
@@ -244,7 +244,7 @@ async def _output(warden: Child, limit: int) -> bytes | None:
     return found
 
 
-async def _said(warden: Child) -> str:
+async def _status_line(warden: Child) -> str:
     """The line that the warden prints; empty if it ended without one."""
     line = b""
     while b"\n" not in line and (chunk := await warden.read_errors()):

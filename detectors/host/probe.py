@@ -25,16 +25,16 @@ async def ask(question: Question, timeout_s: float) -> HostReading | None:
         child = Child.start(bare_python(READER, msgspec.json.encode(question).decode()))
     except OSError:
         return None
-    said = bytearray()
+    output = bytearray()
     late = asyncio.timeout(timeout_s)
     try:
         with suppress(TimeoutError):
             async with late:
                 while chunk := await child.read():
-                    said += chunk
+                    output += chunk
     finally:
         await child.end(END_S)
-    *lines, _ = bytes(said).split(b"\n")
+    *lines, _ = bytes(output).split(b"\n")
     return parse(lines, question.paths, late=late.expired())
 
 

@@ -59,7 +59,7 @@ class NicFindings:
         for identity, port in present.items():
             memory = self._ports.get(identity)
             if memory is not None and memory.port.name != port.name:
-                yield from self._say(memory, {})  # renumbered: its findings have the old name
+                yield from self._changes(memory, {})  # renumbered: its findings have the old name
                 memory = None
             if memory is None:
                 memory = self._ports[identity] = _Memory(port, self._rules)
@@ -84,7 +84,7 @@ class NicFindings:
     def _found_at_last(self, names: set[str]) -> Iterator[Signal]:
         for identity, memory in list(self._ports.items()):
             if memory.port.state == GONE and memory.port.name in names:
-                yield from self._say(memory, {})
+                yield from self._changes(memory, {})
                 del self._ports[identity]
 
     def _present(self, memory: _Memory, port: Port, now: float) -> Iterator[Signal]:
@@ -98,7 +98,7 @@ class NicFindings:
             text = f"device {', '.join(sorted(missing))} is gone"
             holds[NODES] = NicFinding(Severity.FATAL, text)
         memory.nodes |= set(port.nodes)
-        yield from self._say(memory, holds)
+        yield from self._changes(memory, holds)
 
     def _missing(self, memory: _Memory, now: float) -> Iterator[Signal]:
         memory.misses += 1
@@ -108,9 +108,9 @@ class NicFindings:
         if memory.misses >= MISSES and lasts >= self._rules.links.down_hold_s:
             gone = NicFinding(Severity.FATAL, f"missing for {lasts:.0f} s")
             held = {code: NicFinding(severity, "") for code, severity in memory.raised.items()}
-            yield from self._say(memory, {**held, GONE: gone})
+            yield from self._changes(memory, {**held, GONE: gone})
 
-    def _say(self, memory: _Memory, holds: dict[str, NicFinding]) -> Iterator[Signal]:
+    def _changes(self, memory: _Memory, holds: dict[str, NicFinding]) -> Iterator[Signal]:
         """Signals for findings that are new, worse or over."""
         for code, finding in holds.items():
             severity = self._bounded(memory.port, finding.severity)

@@ -30,7 +30,7 @@ class NicProbe:
     def __init__(self, request: Request) -> None:
         self._request = request
         self._child: Child | None = None
-        self._said = b""
+        self._buffer = b""
         self._abandoned: list[Child] = []
 
     async def read(self, timeout_s: float) -> Snapshot | None:
@@ -52,16 +52,16 @@ class NicProbe:
 
     def _start(self) -> Child:
         command = bare_python(CHILD, msgspec.json.encode(self._request).decode())
-        self._child, self._said = Child.start(command, stdin=True), b""
+        self._child, self._buffer = Child.start(command, stdin=True), b""
         return self._child
 
     async def _line(self, child: Child) -> bytes:
-        while b"\n" not in self._said:
+        while b"\n" not in self._buffer:
             chunk = await child.read()
-            if not chunk or len(self._said) > LONGEST_ANSWER:
+            if not chunk or len(self._buffer) > LONGEST_ANSWER:
                 raise ValueError("the child ended or its answer is too long")
-            self._said += chunk
-        line, _, self._said = self._said.partition(b"\n")
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
         return line
 
     async def close(self) -> None:

@@ -39,7 +39,7 @@ def gpus(sys_root: str) -> dict[str, str]:
     folder = f"{sys_root}/bus/pci/devices"
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
         try:
-            vendor, kind = (_word(f"{folder}/{name}/{file}") for file in ("vendor", "class"))
+            vendor, kind = (_content(f"{folder}/{name}/{file}") for file in ("vendor", "class"))
         except OSError:
             continue
         if vendor in (NVIDIA, AMD) and kind.startswith(DISPLAY_CLASS):
@@ -47,6 +47,6 @@ def gpus(sys_root: str) -> dict[str, str]:
     return found
 
 
-def _word(file: str) -> str:
+def _content(file: str) -> str:
     with open(file) as opened:
         return opened.read().strip()

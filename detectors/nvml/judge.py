@@ -62,7 +62,7 @@ class Judge:
 
     def __init__(self, gpus: int) -> None:
         self._gpus = gpus
-        self._told: dict[tuple[str, str], NvmlFinding] = {}
+        self._reported: dict[tuple[str, str], NvmlFinding] = {}
         self._histories: dict[str, History] = {}
         self._worked = False
         """The driver has answered since the start."""
@@ -71,25 +71,25 @@ class Judge:
 
     def observe(self, report: NvmlReport, now: float) -> Iterator[Signal]:
         self._worked = self._worked or not report.codes
-        yield from self._tell(HOST, self._about_host(report), report.codes)
+        yield from self._report(HOST, self._about_host(report), report.codes)
         if not report.codes:
             for pci in sorted({*report.bound, *self._shown}):
                 missing = self._missing(pci, report)
-                yield from self._tell(f"pci:{pci}", {"nvml.missing": missing}, {})
+                yield from self._report(f"pci:{pci}", {"nvml.missing": missing}, {})
         for gpu in report.gpus:
             self._shown.add(gpu.pci)
             facts = self._about_gpu(gpu, self._history(gpu.pci), now)
-            yield from self._tell(f"pci:{gpu.pci}", facts, gpu.codes, gpu.uuid)
+            yield from self._report(f"pci:{gpu.pci}", facts, gpu.codes, gpu.uuid)
 
     def hung(self, times: int, problem: str) -> Iterator[Signal]:
         """Report no answer ``times`` in a row; 0 clears it. A job that still makes steps shows that
         the GPU computes, so a wedged driver is a reason to hand over, but not at once."""
         severity = Severity.DEGRADED if times > 1 else Severity.WARNING
         holds = NvmlFinding(severity, problem) if times else None
-        yield from self._tell(HOST, {"nvml.hung": holds}, {})
+        yield from self._report(HOST, {"nvml.hung": holds}, {})
 
     def failed(self, problem: str) -> Iterator[Signal]:
-        yield from self._tell(HOST, {"nvml.failed": NvmlFinding(Severity.WARNING, problem)}, {})
+        yield from self._report(HOST, {"nvml.failed": NvmlFinding(Severity.WARNING, problem)}, {})
 
     # --- the host ---------------------------------------------------------------------------------
 
@@ -149,22 +149,22 @@ class Judge:
 
     # --- reporting --------------------------------------------------------------------------------
 
-    def _tell(
+    def _report(
         self, entity: str, holds: Holds, codes: dict[str, int], uuid: str = ""
     ) -> Iterator[Signal]:
         for code, finding in holds.items():
             key = (entity, code)
-            told = self._told.get(key)
+            reported = self._reported.get(key)
             if finding is None:
-                if told is not None:
-                    del self._told[key]
-                    yield Signal(code, entity, told.severity, State.CLEARED, "no longer detected")
+                if reported is not None:
+                    del self._reported[key]
+                    yield Signal(code, entity, reported.severity, State.CLEARED, "it has ended")
                 continue
-            if told is not None and told.severity is finding.severity:
+            if reported is not None and reported.severity is finding.severity:
                 continue
-            if told is not None and finding.severity.grade < told.severity.grade:
-                yield Signal(code, entity, told.severity, State.CLEARED, "less severe now")
-            self._told[key] = finding
+            if reported is not None and finding.severity.grade < reported.severity.grade:
+                yield Signal(code, entity, reported.severity, State.CLEARED, "less severe now")
+            self._reported[key] = finding
             failed = [f"{name} returned {number}" for name, number in codes.items()]
             evidence = (*([f"uuid {uuid}"] if uuid else []), *failed)
             yield Signal(code, entity, finding.severity, message=finding.message, evidence=evidence)

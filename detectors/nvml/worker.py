@@ -1,8 +1,7 @@
 """The process that talks to the driver. A wedged driver never returns, so the daemon never waits.
 
-One line on stdin requests one reading; the answer is one line of JSON on stdout. It ends when
-stdin does. It only reads: no CUDA context, no utilisation or process queries, which disturb the
-GPU.
+One line on stdin requests one reading; the answer is one line of JSON on stdout. It ends with
+stdin. It only reads: no CUDA context, no utilisation or process queries, which disturb the GPU.
 """
 
 from __future__ import annotations
@@ -83,13 +82,13 @@ def _memory(call: NvmlCall, handle: Any) -> dict[str, Any]:
     rows = call(nvml.nvmlDeviceGetRemappedRows, handle)
     sram = nvml.c_nvmlEccSramErrorStatus_v1_t()
     sram.version = nvml.nvmlEccSramErrorStatus_v1
-    told = call(nvml.nvmlDeviceGetSramEccErrorStatus, handle, ctypes.byref(sram)) is not None
+    known = call(nvml.nvmlDeviceGetSramEccErrorStatus, handle, ctypes.byref(sram)) is not None
     return {
         "recovery": _field(call, handle, nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION),
         "remap_pending": bool(rows[2]) if rows else None,
         "remap_failed": bool(rows[3]) if rows else None,
         "uncorrected": call(nvml.nvmlDeviceGetTotalEccErrors, handle, UNCORRECTED, VOLATILE),
-        "sram_threshold": bool(sram.bThresholdExceeded) if told else None,
+        "sram_threshold": bool(sram.bThresholdExceeded) if known else None,
     }
 
 
@@ -141,7 +140,7 @@ def _bound(sysfs: str) -> list[str]:
     folder = f"{sysfs}/bus/pci/drivers/nvidia"
     for device in os.listdir(folder) if os.path.isdir(folder) else ():
         try:  # the folder also has files and a module
-            kind, vendor = (_word(f"{folder}/{device}/{file}") for file in ("class", "vendor"))
+            kind, vendor = (_content(f"{folder}/{device}/{file}") for file in ("class", "vendor"))
         except OSError:
             continue
         if vendor == NVIDIA and kind[:6] in GPU_CLASSES:
@@ -149,7 +148,7 @@ def _bound(sysfs: str) -> list[str]:
     return found
 
 
-def _word(file: str) -> str:
+def _content(file: str) -> str:
     with open(file) as opened:
         return opened.read().strip()
 

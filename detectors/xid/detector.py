@@ -84,10 +84,10 @@ class XidDetector(Detector):
         config = ctx.config
         assert isinstance(config, XidConfig)
         log = self._log(config)
-        heard = None
+        received = None
         if self._no_events(config, log=log is not None) is None:
-            heard = events.Events(config.events_deadline_s)
-        merge = Merge(MERGE_S if log is not None else 0.0) if heard is not None else None
+            received = events.Events(config.events_deadline_s)
+        merge = Merge(MERGE_S if log is not None else 0.0) if received is not None else None
         follower = Follower(config, load(config), ctx.state_dir / "xid.json", ctx.now(), merge)
         try:
             for signal in follower.restated():
@@ -97,20 +97,20 @@ class XidDetector(Detector):
                 for raw in log.batch(ctx.now()) if log is not None else ():
                     for signal in follower.take(raw, ctx.now()):
                         yield signal
-                for said in heard.take(ctx.now()) if heard is not None else ():
-                    for signal in follower.hear(said, ctx.now()):
+                for event in received.take(ctx.now()) if received is not None else ():
+                    for signal in follower.receive(event, ctx.now()):
                         yield signal
-                for signal in follower.period(ctx.now(), *_troubles(log, heard)):
+                for signal in follower.period(ctx.now(), *_troubles(log, received)):
                     yield signal
-                fds = (s.fd for s in (log, heard) if s is not None)
+                fds = (s.fd for s in (log, received) if s is not None)
                 await readable([fd for fd in fds if fd is not None], FLUSH_S)
         finally:
             if log is not None:
                 log.close()
             with suppress(OSError):  # a full disk must not keep the daemon from stopping
                 follower.keep()
-            if heard is not None:
-                await heard.close()
+            if received is not None:
+                await received.close()
 
     def _log(self, config: XidConfig) -> kernellog.KernelLogSource | None:
         """The log; ``None`` if it cannot be read and events replace it."""
@@ -156,12 +156,12 @@ def load(config: XidConfig) -> KnownLines:
 
 
 def _troubles(
-    log: kernellog.KernelLogSource | None, heard: events.Events | None
+    log: kernellog.KernelLogSource | None, received: events.Events | None
 ) -> tuple[int, str, str]:
     """How often records were lost, and why log and events are not received."""
     if log is None:
-        return 0, "", heard.problem if heard is not None else ""
-    return log.overwritten, log.problem, heard.problem if heard is not None else ""
+        return 0, "", received.problem if received is not None else ""
+    return log.overwritten, log.problem, received.problem if received is not None else ""
 
 
 class Follower:
@@ -217,26 +217,26 @@ class Follower:
             if self._merge is not None and self._merge.line(found, now):
                 yield from self.findings.confirmed(found)
 
-    def hear(self, said: XidEvent, now: float) -> Iterator[Signal]:
+    def receive(self, event: XidEvent, now: float) -> Iterator[Signal]:
         """Take in one event, which waits for its line."""
         assert self._merge is not None
-        told = fault(said, now)
-        if self._merge.event(told, now):
-            yield from self.findings.confirmed(told)
+        line = fault(event, now)
+        if self._merge.event(line, now):
+            yield from self.findings.confirmed(line)
 
     def period(
         self, now: float, overwritten: int, no_log: str = "", no_events: str = ""
     ) -> Iterator[Signal]:
         """Events without a line, and what is reported and saved once a period."""
-        for told in self._merge.alone(now) if self._merge is not None else ():
+        for line in self._merge.alone(now) if self._merge is not None else ():
             self._judged = True
-            yield from self.findings.observe(told, now)
+            yield from self.findings.observe(line, now)
         if now - self._flushed < FLUSH_S:
             return
         self._flushed = now
-        deaf = no_events and f"NVML events of XIDs are not received: {no_events}"
-        yield from self._no_events.tell(deaf)
-        yield from self._no_log.tell(no_log and f"the kernel log is not read: {no_log}")
+        not_received = no_events and f"NVML events of XIDs are not received: {no_events}"
+        yield from self._no_events.report(not_received)
+        yield from self._no_log.report(no_log and f"the kernel log is not read: {no_log}")
         for found in (self.findings, self.switches):
             yield from found.flush()
             yield from found.quiet(now, self._config.quiet_s)
@@ -258,7 +258,7 @@ class Follower:
             self.keep()
         except OSError as error:
             problem = f"a restart will report XIDs again: {self._file}: {os_reason(error)}"
-        yield from self._not_kept.tell(problem)
+        yield from self._not_kept.report(problem)
 
     def _lost(self, now: float, overwritten: int) -> Iterator[Signal]:
         lost = self._sequence.lost
@@ -288,7 +288,7 @@ class Trouble:
         self._code = code
         self._told = False
 
-    def tell(self, problem: str) -> Iterator[Signal]:
+    def report(self, problem: str) -> Iterator[Signal]:
         if bool(problem) == self._told:
             return
         self._told = bool(problem)

@@ -52,7 +52,7 @@ class Events:
         self._wait_ms = str(int(1000 * min(LONGEST_WAIT_S, deadline_s / 4)))
         self._child: Child | None = None
         self._abandoned: list[Child] = []
-        self._said = b""
+        self._buffer = b""
         self._spoke = 0.0
         self._next = float("-inf")
         self._ends = 0
@@ -86,9 +86,9 @@ class Events:
             self._leave(now, self._last or "the listener ended")
             return []
         self._spoke = now
-        *lines, self._said = (self._said + chunk).split(b"\n")
+        *lines, self._buffer = (self._buffer + chunk).split(b"\n")
         try:
-            return [said for said in map(self._heard, lines) if said.xid]
+            return [event for event in map(self._parsed, lines) if event.xid]
         except msgspec.DecodeError:
             self._leave(now, "the listener sent an invalid line")
             return []
@@ -101,15 +101,15 @@ class Events:
             for child in self._abandoned:
                 await _end_of(child)
 
-    def _heard(self, line: bytes) -> XidEvent:
-        said = msgspec.json.decode(line, type=XidEvent)
-        if said.ended:
-            self._last = said.ended
-        elif said.gpus:
-            self._deaf = "; ".join(said.deaf)
+    def _parsed(self, line: bytes) -> XidEvent:
+        event = msgspec.json.decode(line, type=XidEvent)
+        if event.ended:
+            self._last = event.ended
+        elif event.gpus:
+            self._deaf = "; ".join(event.deaf)
         else:
             self._ends, self.problem = 0, self._deaf
-        return said
+        return event
 
     def _start(self, now: float) -> None:
         self._abandoned = [c for c in self._abandoned if c.poll() is None]
@@ -118,7 +118,7 @@ class Events:
         if len(self._abandoned) >= ABANDONED:
             self._next = now + PAUSE_S[1]
             return
-        self._said, self._last, self._deaf, self._spoke = b"", "", "", now
+        self._buffer, self._last, self._deaf, self._spoke = b"", "", "", now
         try:
             self._child = subprocess.Popen(
                 bare_python(LISTENER, self._wait_ms, needs=(BINDINGS,)),

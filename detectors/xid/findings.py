@@ -38,7 +38,7 @@ class XidFinding(Struct):
     seen: float
     """The same by the detector's clock."""
     line: str = ""
-    untold: int = 0
+    unreported: int = 0
     """Lines since the last signal."""
 
     @property
@@ -90,15 +90,15 @@ class XidFindings:
             return
         evidence = (*finding.signal.evidence, CONFIRMED)
         finding.signal = structs.replace(finding.signal, evidence=evidence)
-        yield structs.replace(finding.signal, count=finding.untold)
-        finding.untold = 0
+        yield structs.replace(finding.signal, count=finding.unreported)
+        finding.unreported = 0
 
     def flush(self) -> Iterator[Signal]:
         """Report the counts since the last call."""
         for finding in self._standing.values():
-            if finding.untold:
-                yield structs.replace(finding.signal, count=finding.untold)
-                finding.untold = 0
+            if finding.unreported:
+                yield structs.replace(finding.signal, count=finding.unreported)
+                finding.unreported = 0
 
     def quiet(self, now: float, quiet_s: float) -> Iterator[Signal]:
         """Clear findings that move no rank and were not seen for ``quiet_s``."""
@@ -125,7 +125,7 @@ class XidFindings:
             return
         if known is not None and verdict.severity.grade < known.signal.severity.grade:
             yield self._clear(key, "the driver requests a milder recovery")
-        untold = known.untold if known is not None else 0
+        unreported = known.unreported if known is not None else 0
         signal = Signal(
             code=f"xid.{fault.xid}",
             entity=f"pci:{fault.pci}",
@@ -135,7 +135,7 @@ class XidFindings:
             count=1,
         )
         self._standing[key] = XidFinding(signal, at=fault.at, seen=now, line=fault.line)
-        yield structs.replace(signal, count=1 + untold)
+        yield structs.replace(signal, count=1 + unreported)
 
     def _processes(self, fault: XidLine) -> int:
         """How many distinct processes met this XID on this GPU within a day."""
@@ -195,7 +195,7 @@ def _changes(known: XidFinding, verdict: Judgement, fault: XidLine) -> bool:
 
 
 def _count(finding: XidFinding, fault: XidLine, now: float) -> None:
-    finding.untold += 1
+    finding.unreported += 1
     finding.at = fault.at
     finding.seen = now
     if finding.signal.code == f"xid.{fault.xid}":

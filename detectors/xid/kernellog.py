@@ -144,8 +144,8 @@ class KernelLogSource:
 
 
 def _reason(error: OSError | Closed) -> str:
-    said = error.strerror if isinstance(error, OSError) else str(error)
-    return said or type(error).__name__
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    return reason or type(error).__name__
 
 
 class Sequence:

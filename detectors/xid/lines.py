@@ -87,9 +87,7 @@ class XidLineReader:
         self._left = 0 if own is None else self._left
         if not pci:
             return None
-        return XidLine(
-            pci=pci, xid=LOST, at=at, detail="reported without an XID", line=text[:_LONGEST]
-        )
+        return XidLine(pci=pci, xid=LOST, at=at, detail="text without an XID", line=text[:_LONGEST])
 
     def _xid(self, body: str, text: str, at: float) -> XidLine | None:
         if text not in self._known:
@@ -104,11 +102,11 @@ def _xid(body: str, text: str, at: float) -> XidLine | None:
     place, closed, rest = body[len("Xid (") :].partition("): ")
     words = place.split()
     pci = address(words[0].removeprefix("PCI:")) if words else None
-    code, _, said = rest.partition(",")
+    code, _, rest_of_line = rest.partition(",")
     xid = number(code.strip())
     if not closed or pci is None or xid is None:
         return None
-    pid, process, detail = _process(said.strip())
+    pid, process, detail = _process(rest_of_line.strip())
     instance = next((w for w in words[1:] if w.startswith("GPU-I:")), "")
     return XidLine(pci, xid, at, pid, process, instance, detail[:_LONGEST], text[:_LONGEST])
 
@@ -121,10 +119,10 @@ def _of_gpu(body: str) -> str | None:
     return address(place) if found else None
 
 
-def _process(said: str) -> tuple[int | None, str, str]:
-    if not said.startswith("pid="):
-        return None, "", said
-    pid, _, rest = said.removeprefix("pid=").partition(", ")
+def _process(rest_of_line: str) -> tuple[int | None, str, str]:
+    if not rest_of_line.startswith("pid="):
+        return None, "", rest_of_line
+    pid, _, rest = rest_of_line.removeprefix("pid=").partition(", ")
     process = ""
     if rest.startswith("name="):
         process, _, rest = rest.removeprefix("name=").partition(", ")
@@ -134,8 +132,8 @@ def _process(said: str) -> tuple[int | None, str, str]:
 
 def link(fault: XidLine) -> NvlinkLine | None:
     """The NVLink5 fields of ``fault``, if its line has their form."""
-    said, opened, words = fault.detail.partition("(")
-    names = said.split()
+    head, opened, words = fault.detail.partition("(")
+    names = head.split()
     if not opened or len(names) < 2 or names[1].lower() not in ("fatal", "nonfatal", "non-fatal"):
         return None
     after = dict(pairwise(names)).get("Link", "")
@@ -153,8 +151,8 @@ def says_fatal(fault: XidLine) -> bool:
     decoded = link(fault)
     if decoded is not None:
         return decoded.fatal
-    said = fault.detail.lower()
-    return not _FATAL_WORDS.isdisjoint(said.split()) or any(words in said for words in _DOWN)
+    text = fault.detail.lower()
+    return not _FATAL_WORDS.isdisjoint(text.split()) or any(words in text for words in _DOWN)
 
 
 def untimed(text: str) -> str:

@@ -34,7 +34,7 @@ def main(wait_ms: str) -> None:
         try:
             _listen(int(wait_ms))
         except Failed as error:
-            _say(XidEvent(ended=str(error)))
+            _send(XidEvent(ended=str(error)))
 
 
 def _listen(wait_ms: int) -> None:
@@ -43,9 +43,9 @@ def _listen(wait_ms: int) -> None:
     names, deaf = _registered(events)
     if not names:
         raise Failed("; ".join(deaf) or "the driver shows no GPU")
-    _say(XidEvent(gpus=len(names), deaf=tuple(deaf)))
+    _send(XidEvent(gpus=len(names), deaf=tuple(deaf)))
     while True:
-        _say(_waited(events, names, wait_ms))
+        _send(_waited(events, names, wait_ms))
 
 
 def _registered(events: Any) -> tuple[dict[int, str], list[str]]:
@@ -112,5 +112,5 @@ def _pci(info: Any) -> str:
     return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
 
 
-def _say(said: XidEvent) -> None:
-    print(json.dumps(said), flush=True)
+def _send(event: XidEvent) -> None:
+    print(json.dumps(event), flush=True)

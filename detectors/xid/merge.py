@@ -59,11 +59,11 @@ class Merge:
         return [self._waiting.pop(key)[1] for key in found]
 
 
-def fault(said: XidEvent, now: float) -> XidLine:
+def fault(event: XidEvent, now: float) -> XidLine:
     """An event as if it were a line."""
-    detail = "NVML has no number for it" if said.xid == UNNAMED else ""
-    if said.action is not None:
-        action = ACTIONS.get(said.action, f"action {said.action}")
+    detail = "NVML has no number for it" if event.xid == UNNAMED else ""
+    if event.action is not None:
+        action = ACTIONS.get(event.action, f"action {event.action}")
         detail = f"NVML field 230: GPU recovery action changed to {action}"
-    line = f"NVML event: XID {said.xid} of {said.pci}{', ' if detail else ''}{detail}"
-    return XidLine(said.pci, said.xid, now, instance=said.instance, detail=detail, line=line)
+    line = f"NVML event: XID {event.xid} of {event.pci}{', ' if detail else ''}{detail}"
+    return XidLine(event.pci, event.xid, now, instance=event.instance, detail=detail, line=line)

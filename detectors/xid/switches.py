@@ -39,7 +39,7 @@ class SwitchError(Struct):
     seen: float
     """By the detector's clock."""
     links: list[int] = []
-    untold: int = 0
+    unreported: int = 0
     """Reports since the last signal."""
 
     @property
@@ -48,7 +48,7 @@ class SwitchError(Struct):
 
     def signal_with(self, count: int) -> Signal:
         """The signal with all links seen so far."""
-        self.untold = 0
+        self.unreported = 0
         evidence = self.signal.evidence
         if len(self.links) > 1:
             evidence += (f"links {', '.join(map(str, sorted(self.links)))}",)
@@ -72,7 +72,7 @@ def judge(row: SxidRow | None, fault: SwitchFault) -> Judgement:
 
 
 def _rule(row: SxidRow | None, fault: SwitchFault) -> tuple[XidVerdict, str]:
-    fatal = fault.said is StatedSeverity.FATAL
+    fatal = fault.stated is StatedSeverity.FATAL
     if row is None:
         return XidVerdict.ALERT, "not in the table"
     if row.verdict is XidVerdict.FAIL:
@@ -109,15 +109,15 @@ class Switches:
         if known is None or verdict.severity.grade > known.signal.severity.grade:
             yield self._raise(key, verdict, known, now)
         else:
-            known.untold += 1
+            known.unreported += 1
             known.seen = now
         self._note(key, fault.link)
 
     def flush(self) -> Iterator[Signal]:
         """Report the counts since the last call."""
         for standing in self._standing.values():
-            if standing.untold:
-                yield standing.signal_with(standing.untold)
+            if standing.unreported:
+                yield standing.signal_with(standing.unreported)
 
     def quiet(self, now: float, quiet_s: float) -> Iterator[Signal]:
         """Clear findings that move no rank and were not seen for ``quiet_s``."""
@@ -139,9 +139,9 @@ class Switches:
             evidence=(*verdict.evidence, f"table: {self._table.origin}"),
             count=1,
         )
-        untold = known.untold if known is not None else 0
+        unreported = known.unreported if known is not None else 0
         self._standing[key] = SwitchError(signal, now, known.links if known is not None else [])
-        return structs.replace(signal, count=1 + untold)
+        return structs.replace(signal, count=1 + unreported)
 
     def _note(self, key: Key, link: int | None) -> None:
         links = self._standing[key].links

@@ -37,7 +37,7 @@ class SwitchFault(Struct, frozen=True):
     pci: str
     """``0000:05:00.0``"""
     sxid: int
-    said: StatedSeverity = StatedSeverity.NOTHING
+    stated: StatedSeverity = StatedSeverity.NOTHING
     link: int | None = None
     detail: str = ""
     """The text after number and severity."""
@@ -53,9 +53,9 @@ def read(text: str) -> SwitchFault | None:
     instance = name.removeprefix(MARK)
     if not found or instance == name or not (instance.isdigit() or not instance):
         return None
-    place, closed, said = rest.removeprefix(":").lstrip().partition("):")
+    place, closed, report = rest.removeprefix(":").lstrip().partition("):")
     pci = address(place.removeprefix("(").removeprefix("PCI:")) if place[:1] == "(" else None
-    code, _, detail = said.partition(",")
+    code, _, detail = report.partition(",")
     sxid = number(code.strip())
     if not closed or pci is None or sxid is None:
         return None
@@ -64,10 +64,10 @@ def read(text: str) -> SwitchFault | None:
 
 def _fault(pci: str, sxid: int, detail: str, line: str) -> SwitchFault:
     word, _, rest = detail.partition(",")
-    said = _WORDS.get(word.strip().lower())
-    if said is not None:
+    stated = _WORDS.get(word.strip().lower())
+    if stated is not None:
         detail = rest.strip()
-        return SwitchFault(pci, sxid, said, _link(detail), detail[:_LONGEST], line)
+        return SwitchFault(pci, sxid, stated, _link(detail), detail[:_LONGEST], line)
     follows = detail.startswith(("Severity ", "Data {"))
     return SwitchFault(
         pci, sxid, StatedSeverity.NOTHING, _link(detail), detail[:_LONGEST], line, follows

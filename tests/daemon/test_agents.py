@@ -409,7 +409,7 @@ async def test_only_the_socket_of_a_dead_daemon_is_replaced(tmp_path):
             assert await one.hello()
 
 
-def test_users_by_name_and_number():
+def test_users_are_given_by_name_or_number():
     assert uids_of(("root", "12345")) == {0, os.geteuid(), 12345}
     with pytest.raises(ConfigError, match="no user 'nobody-here'"):
         uids_of(("nobody-here",))

@@ -60,9 +60,7 @@ async def test_a_record_of_an_older_leader_changes_nothing(data, executor, recor
     assert executor._records.jobs["job"].revision == 4
 
 
-async def test_a_wake_up_is_answered_at_once_and_a_missed_one_after_a_period(
-    data, executor, record
-):
+async def test_a_wake_up_acts_at_once_and_a_missed_one_after_a_period(data, executor, record):
     async with running(executor):
         await asyncio.sleep(0.01)
         await data.client().put_job(record(revision=1), expected=0)

@@ -92,7 +92,7 @@ async def test_an_unreadable_memory_of_findings_is_empty(tmp_path):
         assert watcher.board.alerts == ()
 
 
-async def test_a_finding_is_raised_when_it_has_held(tmp_path):
+async def test_a_finding_is_raised_after_its_hold(tmp_path):
     """Without a further signal: the watcher checks by itself."""
     async with daemon(MemoryStore(), tmp_path) as (watcher, _):
         watcher.fold(SIGNAL, "d", Strategy.ACT, Rules(hold_s=5))

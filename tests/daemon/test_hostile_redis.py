@@ -144,7 +144,7 @@ async def test_an_own_lease_with_an_impossible_epoch_is_refused(cluster, epoch):
     assert second.epoch < int(epoch)
 
 
-async def test_alerts_behind_a_page_of_forged_ones_are_found(cluster):
+async def test_alerts_after_a_page_of_forged_ones_are_found(cluster):
     store, stranger, prefix = cluster
     for _ in range(7):
         await stranger.xadd(prefix + "alerts", {"alert": b"{}"})
@@ -168,7 +168,7 @@ async def test_a_fence_in_the_future_is_outbid(cluster):
     assert [r.revision for r in await store.jobs()] == [2]
 
 
-async def test_a_revision_outside_of_the_seal_is_not_believed(cluster):
+async def test_a_forged_revision_outside_the_seal_is_refused(cluster):
     """Otherwise the leader would write against it in vain, again and again."""
     store, stranger, prefix = cluster
     await store.put_job(record_of("h1", revision=1, lease_epoch=1), expected=0)
@@ -178,7 +178,7 @@ async def test_a_revision_outside_of_the_seal_is_not_believed(cluster):
         await store.jobs()
 
 
-async def test_a_sealed_value_that_was_copied_to_another_name_is_not_believed(cluster):
+async def test_a_sealed_value_copied_to_another_name_is_refused(cluster):
     store, stranger, prefix = cluster
     await store.put_host(HostStatus("h1", "i"), ttl_s=60, wake=False)
     await store.drain(DrainRequest("h1", "d"))

@@ -90,7 +90,7 @@ async def serving(host):
 BOTH = [("nic.down", State.RAISED), ("nic.down", State.CLEARED)]
 
 
-async def test_it_is_raised_and_published_with_the_strategy_of_its_detector(tmp_path):
+async def test_an_injected_finding_has_the_strategy_of_its_detector(tmp_path):
     """Its message and evidence state that nothing was found."""
     async with serving(Host(tmp_path)) as host:
         answer = host.inject()
@@ -123,7 +123,7 @@ async def test_a_dry_run_needs_no_switch_and_raises_nothing(tmp_path):
         assert host.raised == []
 
 
-async def test_it_ends_after_its_duration(tmp_path):
+async def test_an_injected_finding_clears_after_its_duration(tmp_path):
     """Each after its own; a repeated injection replaces the duration."""
     other = structs.replace(DOWN, entity="nic:eth1")
     async with serving(Host(tmp_path)) as host:
@@ -158,7 +158,7 @@ async def test_an_operator_clears_only_injected_findings(tmp_path):
         assert len(host.data.stream) == 3
 
 
-async def test_it_counts_once_it_has_held_and_lasts_from_then_on(tmp_path):
+async def test_an_injected_finding_counts_and_lasts_from_the_end_of_its_hold(tmp_path):
     async with serving(Host(tmp_path, hold_s=5.0)) as host:
         answer = host.inject(for_s=10)
         early = host.raised
@@ -212,7 +212,7 @@ async def test_a_finding_injected_while_the_journal_is_read_stays(tmp_path):
     assert {state for _, state in host.published} == {State.RAISED}
 
 
-async def test_switching_it_off_ends_all_of_it(tmp_path):
+async def test_switching_injection_off_clears_all_injected_findings(tmp_path):
     async with serving(Host(tmp_path)) as host:
         host.inject(for_s=60)
         host.injections.adopt(False)

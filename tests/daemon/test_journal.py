@@ -123,7 +123,7 @@ def test_a_row_of_another_version_is_skipped(tmp_path):
         assert [a.id for _, a in ledger.waiting(1)] == ["h1-2"]
 
 
-async def test_a_damaged_file_is_put_aside(tmp_path):
+async def test_a_damaged_file_is_moved_aside(tmp_path):
     path = tmp_path / "j"
     path.write_bytes(b"no database " * 1000)
     with opened(path) as journal:
@@ -181,7 +181,7 @@ async def test_a_full_disk_loses_no_alert(tmp_path):
     assert 0 < len(on_disk) < 50  # the disk was full
 
 
-async def test_a_disk_that_does_not_answer_is_not_waited_for(tmp_path):
+async def test_a_hanging_disk_is_replaced_by_memory(tmp_path):
     """Another process holds the file: meanwhile memory is used."""
     path = tmp_path / "j"
     with opened(path) as journal:

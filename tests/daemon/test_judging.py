@@ -44,7 +44,7 @@ def ailing(**changes):
     return host("h2", finding(**changes), at=1000.0)
 
 
-def test_one_broken_policy_does_not_silence_the_others():
+def test_one_failing_policy_does_not_stop_the_others():
     (ruling,) = rulings([Broken(), DrainDegraded()], cluster(ailing()), RULES)
 
     assert (ruling.verdict.policy, ruling.held_back) == ("drain_degraded", "")

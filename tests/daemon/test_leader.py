@@ -159,7 +159,7 @@ async def test_at_rest_nothing_is_written(scene):
     assert (await scene.record).revision == 1
 
 
-async def test_a_loss_opens_a_failover_though_another_policy_is_broken(scene):
+async def test_a_loss_opens_a_failover_although_another_policy_fails(scene):
     await scene.end("h1", -9)
     await scene.leader.turn()
     plan = (await scene.record).plan
@@ -169,7 +169,7 @@ async def test_a_loss_opens_a_failover_though_another_policy_is_broken(scene):
     assert abs(plan.timeline[0].at - time.time()) < 60
 
 
-async def test_all_steps_that_facts_allow_are_taken_in_one_turn(scene):
+async def test_one_turn_takes_every_possible_step(scene):
     """A survivor that has already halted needs no second wake-up."""
     await scene.end("h1", -9)
     await scene.tell("h2", activity=Activity.STUCK, plan="job-2")
@@ -204,7 +204,7 @@ async def test_each_phase_resets_the_age(scene):
     assert (await scene.record).plan.phase is Phase.PREPARE
 
 
-async def test_paused_means_no_new_plan(scene):
+async def test_a_pause_opens_no_new_plan(scene):
     """Neither for a drain nor after a loss; both happen after the pause."""
     await scene.store.set_paused(True)
     await scene.store.drain(DrainRequest("h1", "d1"))
@@ -219,7 +219,7 @@ async def test_paused_means_no_new_plan(scene):
     assert (await scene.record).plan.cause == "trainer.exited"
 
 
-async def test_paused_plans_under_way_go_on(scene):
+async def test_live_plans_continue_during_a_pause(scene):
     """A planned move that loses its leaver must become a failover, or the job would stop."""
     await scene.store.drain(DrainRequest("h1", "d1"))
     await scene.leader.turn()
@@ -239,7 +239,7 @@ async def test_a_host_that_does_not_lead_writes_nothing(scene):
     assert (await scene.record).plan is None
 
 
-async def test_a_leader_that_was_overtaken_steps_down(scene):
+async def test_a_superseded_leader_steps_down(scene):
     """The store refuses its write, and it asks for a new lease instead of retrying."""
     newer = structs.replace(await scene.record, revision=2, lease_epoch=EPOCH + 1)
     await scene.store.put_job(newer, expected=1)
@@ -309,7 +309,7 @@ async def test_too_many_hosts_at_once_open_the_breaker_and_no_rank_moves(guarded
     assert [(a.code, a.state.value) for a in guarded.data.stream] == [("breaker.open", "raised")]
 
 
-async def test_closed_by_a_person_it_lets_policies_move_again(guarded):
+async def test_policies_move_ranks_again_after_the_breaker_is_closed(guarded):
     await guarded.ail("h1", "h2")
     await guarded.leader.turn()
     await guarded.store.set_breaker(Breaker(at=200.0))
@@ -319,7 +319,7 @@ async def test_closed_by_a_person_it_lets_policies_move_again(guarded):
     assert not guarded.data.breaker.open
 
 
-async def test_open_it_stops_neither_operators_nor_failovers(guarded):
+async def test_an_open_breaker_stops_neither_operators_nor_failovers(guarded):
     await guarded.store.set_breaker(Breaker(open=True, reason="r", at=50.0))
     await guarded.store.drain(DrainRequest("h2", "d1"))
     await guarded.leader.turn()
@@ -367,7 +367,7 @@ async def test_a_former_leader_clears_its_findings(scene):
     assert [s.state for s in scene.reported] == [State.RAISED, State.CLEARED]
 
 
-async def test_a_plan_under_way_changes_nothing_about_a_report(scene):
+async def test_a_live_plan_changes_no_report_of_a_gap(scene):
     """The standby is the joiner of a plan and there is no other: no new report."""
     await scene.store.drain(DrainRequest("h1", "d1"))
     await scene.leader.turn()

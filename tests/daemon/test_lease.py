@@ -92,7 +92,7 @@ async def test_a_leader_that_stops_hands_over_at_once(tmp_path):
     assert leading == (False, True)
 
 
-async def test_an_unreachable_store_ends_leading_before_the_lease_can_lapse(tmp_path):
+async def test_a_leader_without_the_store_stops_before_its_lease_expires(tmp_path):
     store = MemoryStore()
     one = candidate(store, "a", tmp_path)
     async with running(one):

@@ -30,7 +30,7 @@ def test_what_is_said_too_often_is_left_out_and_counted() -> None:
     assert sum(line is not None for line in later) == 2 * PER_SECOND
 
 
-def test_an_alert_does_not_keep_another_out() -> None:
+def test_one_alert_does_not_suppress_another() -> None:
     """A flapping finding has its own allowance."""
     rate_limit = RateLimit(lambda: 0.0)
     for _ in range(BURST + 1):

@@ -43,7 +43,7 @@ def open_folder():
     ("users", "expected"),
     [((), 0o600), (("root",), 0o600), ((str(USER),), 0o666), ((str(USER), "1"), 0o666)],
 )
-def test_the_socket_is_open_once_somebody_else_is_listed(tmp_path, users, expected):
+def test_the_socket_is_open_once_another_user_is_listed(tmp_path, users, expected):
     path = tmp_path / "run" / "s"
     listener = _bind(path, uids_of(users))
     found = mode(path)
@@ -151,7 +151,7 @@ def test_a_secret_that_everybody_can_read_is_refused(open_folder, tmp_path, key,
     ],
     ids=["a file of a group", "a folder of a group", "no secret"],
 )
-def test_one_that_others_cannot_read_is_good(open_folder, file_mode, folder_mode, text):
+def test_a_config_that_others_cannot_read_is_accepted(open_folder, file_mode, folder_mode, text):
     file = open_folder / "tmd.toml"
     file.write_text(text)
     file.chmod(file_mode)

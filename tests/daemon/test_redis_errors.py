@@ -40,13 +40,13 @@ async def configured(url, *command):
     await operator.aclose()
 
 
-async def test_out_of_memory(redis):
+async def test_redis_out_of_memory_is_explained(redis):
     await configured(redis.url, "CONFIG", "SET", "maxmemory", "1")
 
     assert "out of memory and refuses writes; raise its maxmemory" in await refusal(redis.url)
 
 
-async def test_a_read_only_replica(redis):
+async def test_a_read_only_replica_is_explained(redis):
     await configured(redis.url, "REPLICAOF", "127.0.0.1", "1")
 
     assert "read-only replica; point [redis] url at the master" in await refusal(redis.url)
@@ -101,7 +101,7 @@ async def test_a_missing_socket_is_explained(tmp_path):
     assert "for unix:// it is the socket: start Redis" in message
 
 
-async def test_something_that_does_not_answer():
+async def test_a_server_that_does_not_answer_is_explained():
     """It accepts the connection and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         message = await refusal(f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
@@ -110,7 +110,7 @@ async def test_something_that_does_not_answer():
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), OSError(), ConnectionResetError(), KeyError()])
-def test_an_error_without_a_text_has_a_sentence_all_the_same(error):
+def test_an_error_without_text_still_gives_a_sentence(error):
     message = explained(error, "redis at x")
 
     assert not message.rstrip().endswith(":")
@@ -134,7 +134,7 @@ def test_the_underlying_system_error_is_explained():
         ("unix://u:p@/run/redis.sock", "redis at /run/redis.sock"),
     ],
 )
-def test_a_place_is_shown_without_its_login(url, place):
+def test_a_url_is_shown_without_its_login(url, place):
     assert shown(url) == place
 
 

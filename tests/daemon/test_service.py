@@ -18,7 +18,7 @@ from tmd.daemon.store import RedisStore
 from tmd.testing.clients import connected
 
 
-async def test_a_loss_is_answered_across_hosts(tmp_path, redis):
+async def test_a_loss_is_recovered_across_hosts(tmp_path, redis):
     """Formed on two hosts; one worker exits; the survivor holds; standby and survivor sync."""
     async with Cluster(tmp_path, redis) as cluster:
         first, second, spare = await cluster.formed()
@@ -90,7 +90,7 @@ async def test_another_daemon_leads_when_the_leader_is_killed(tmp_path, redis):
         assert (await cluster.record()).lease_epoch > before
 
 
-async def test_a_restarted_daemon_finds_its_trainers_again(tmp_path, redis):
+async def test_trainers_reconnect_to_a_restarted_daemon(tmp_path, redis):
     async with Cluster(tmp_path, redis) as cluster:
         await cluster.formed()
         cluster.daemons["h2"].kill()
@@ -172,7 +172,7 @@ strategy = "act"
 """
 
 
-async def test_an_injected_finding_moves_a_rank_as_a_real_one(tmp_path, redis):
+async def test_an_injected_finding_moves_a_rank_like_a_real_one(tmp_path, redis):
     """From the socket of its host to a plan of the leader, whose reason names the injection."""
     async with Cluster(tmp_path, redis, more=REHEARSING) as cluster:
         await cluster.formed()

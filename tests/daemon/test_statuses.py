@@ -18,7 +18,7 @@ def test_an_undecodable_status_is_named_and_others_are_read() -> None:
     assert read.unread == ("h2",)
 
 
-def test_a_status_that_is_stored_for_another_host_counts_for_neither() -> None:
+def test_a_status_stored_under_another_host_is_ignored() -> None:
     read = read_hosts([("h3", PLAIN), ("h4", LATER)], {})
 
     assert (read.found, read.unread, read.misplaced) == ({}, (), (PLAIN, LATER))

@@ -78,7 +78,7 @@ async def test_a_host_status_is_stored_completely(store):
     assert (await store.snapshot()).hosts == (status,)
 
 
-async def test_a_silent_host_vanishes_and_may_come_back(store):
+async def test_a_silent_host_disappears_and_may_return(store):
     await store.put_host(HostStatus("h1", "i"), ttl_s=0.05, wake=False)
     await store.put_host(HostStatus("h2", "i"), ttl_s=5, wake=False)
     async with asyncio.timeout(5):
@@ -89,7 +89,7 @@ async def test_a_silent_host_vanishes_and_may_come_back(store):
     assert [h.incarnation for h in (await store.snapshot()).hosts] == ["j", "i"]
 
 
-async def test_only_one_leads(clients):
+async def test_only_one_candidate_leads(clients):
     first, second = clients(), clients()
     granted = await first.acquire("a", ttl_s=5, floor=0)
     denied = await second.acquire("b", ttl_s=5, floor=0)
@@ -135,7 +135,7 @@ async def test_a_renewal_is_never_below_what_the_candidate_knows(store):
     assert renewed == again
 
 
-async def test_a_lease_lapses(store):
+async def test_a_lease_expires(store):
     first = await store.acquire("a", ttl_s=0.05, floor=0)
     async with asyncio.timeout(5):
         answer = await store.acquire("b", ttl_s=5, floor=0)
@@ -146,7 +146,7 @@ async def test_a_lease_lapses(store):
     assert answer.epoch > first.epoch
 
 
-async def test_a_record_is_stored_whole(store, record):
+async def test_a_record_is_stored_completely(store, record):
     plain = record()
     plan = values.plan(
         plain.membership,
@@ -201,7 +201,7 @@ async def test_only_a_newer_record_is_restored(store, record):
     assert [r.revision for r in await store.jobs()] == [8]
 
 
-async def test_operators_requests(store):
+async def test_operators_requests_are_stored_and_withdrawn(store):
     request = DrainRequest(host="h1", id="d1", leave=True, by="me", at=2.0)
     await store.drain(request)
     for number in (1, 2):

@@ -66,7 +66,7 @@ def test_abstract_sockets_work(monkeypatch):
         assert systemd.recv(100) == b"STATUS=x"
 
 
-def test_without_systemd_nothing_happens(monkeypatch):
+def test_without_systemd_notifications_do_nothing(monkeypatch):
     monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
     notifier = Notifier()
     notifier.ready("x")
@@ -82,7 +82,7 @@ def unit(section):
     return parser[section]
 
 
-def test_the_unit_leaves_the_daemon_time_to_stop_and_lets_it_find_its_folders():
+def test_the_unit_gives_the_daemon_its_folders_and_time_to_stop():
     service = unit("Service")
 
     assert service["Type"] == "notify"
@@ -118,7 +118,7 @@ EXPOSURE = 55
 """Tenths, of 100. systemd 252 reports 50; other versions weigh and know other keys."""
 
 
-def test_the_unit_is_closed_but_for_what_the_daemon_looks_at():
+def test_the_unit_grants_only_what_the_daemon_reads():
     service = unit("Service")
 
     assert {key: service.get(key) for key in HARDENED} == HARDENED
@@ -127,7 +127,7 @@ def test_the_unit_is_closed_but_for_what_the_daemon_looks_at():
     assert {"AF_UNIX", "AF_INET"} <= set(service["RestrictAddressFamilies"].split())
 
 
-def test_the_unit_is_started_at_boot_and_never_given_up():
+def test_the_unit_starts_at_boot_and_restarts_forever():
     assert unit("Install")["WantedBy"] == "multi-user.target"
     assert unit("Unit")["StartLimitIntervalSec"] == "0"
     assert unit("Service")["Restart"] == "on-failure"
@@ -164,7 +164,7 @@ def test_systemd_understands_every_line_of_the_unit(analyze):
     assert "tmd.service:" not in done.stderr
 
 
-def test_systemd_finds_the_unit_closed_enough(analyze):
+def test_systemd_analyze_finds_the_unit_hardened_enough(analyze):
     done = analyze("security", "--offline=yes", f"--threshold={EXPOSURE}")
 
     assert done.returncode == 0, done.stdout + done.stderr

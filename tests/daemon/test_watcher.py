@@ -176,7 +176,7 @@ async def test_alerts_are_published_again_to_an_emptied_store(watching):
         assert store.stream == before
 
 
-async def test_a_crash_is_contained_reported_and_tried_again_with_growing_pauses(watching):
+async def test_a_crash_is_contained_reported_and_retried_with_growing_pauses(watching):
     crashing = Crashing()
     async with watching(crashing, Once()) as (watcher, store):
         await asyncio.sleep(0.5)
@@ -205,7 +205,7 @@ class Cancelling(Crashing):
         yield SIGNAL
 
 
-async def test_a_cancellation_of_its_own_does_not_end_a_detector_for_good(watching):
+async def test_a_detector_that_cancels_itself_is_restarted(watching):
     cancelling = Cancelling()
     async with watching(cancelling) as (watcher, _):
         await asyncio.sleep(4)
@@ -215,7 +215,7 @@ async def test_a_cancellation_of_its_own_does_not_end_a_detector_for_good(watchi
     assert "let its own cancellation escape" in raised["detector.failed"]
 
 
-async def test_a_detector_that_breaks_its_promise_is_started_again(watching):
+async def test_a_detector_that_misses_its_deadline_is_restarted(watching):
     wedged = Wedged()
     async with watching(wedged) as (watcher, _):
         await asyncio.sleep(9)
@@ -269,7 +269,7 @@ async def test_an_unsupported_detector_is_not_started(watching):
         assert watcher.board.alerts == ()
 
 
-async def test_a_detector_has_a_folder_of_its_own_that_survives_a_restart(watching):
+async def test_a_detectors_own_folder_survives_a_restart(watching):
     class Keeping(Detector):
         name = "keeping"
 

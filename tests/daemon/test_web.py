@@ -153,7 +153,7 @@ async def speak(store, **more):
 # --- reading --------------------------------------------------------------------------------------
 
 
-async def test_health_and_readiness(served):
+async def test_health_and_readiness_are_reported(served):
     healthy = await served.get("/healthz")
     ready = await served.get("/readyz")
     served.store_state, _ = store_health.failed(
@@ -237,7 +237,7 @@ async def test_metrics_include_checkpoints_if_there_are_any(served, record):
     assert (whole[step], whole[missed]) == (30, 0)
 
 
-async def test_metrics_go_on_while_the_store_is_away(served, record, plan):
+async def test_metrics_continue_without_the_store(served, record, plan):
     """Counts are kept; a record that returns is not counted again."""
     await fill(served.store, record(history=(plan(2),)))
     before = await served.metrics()
@@ -252,7 +252,7 @@ async def test_metrics_go_on_while_the_store_is_away(served, record, plan):
     assert ("tmd_hosts", "active") not in away
 
 
-async def test_the_page_needs_nothing_from_elsewhere_and_lets_nothing_else_run(served):
+async def test_the_page_loads_and_runs_only_its_own_content(served):
     async with served.client.get("/") as response:
         text = await response.text()
         policy = response.headers["Content-Security-Policy"]
@@ -552,7 +552,7 @@ async def test_a_page_whose_name_leads_here_reads_nothing(served, path):
 @pytest.mark.parametrize(
     "host", ["localhost", "node7:80", "NODE7.", "10.1.2.3:7471", "[fe80::1]:1"]
 )
-async def test_our_names_and_addresses_are_answered(served, host):
+async def test_the_daemons_names_and_addresses_are_accepted(served, host):
     async with served.client.get("/v1/state", headers={"Host": host}) as response:
         assert response.status == 200
 
@@ -584,7 +584,7 @@ async def test_nonsense_fills_no_log(served, capsys, form):
         assert {json.loads(line)["logger"] for line in lines} == {"aiohttp.server"}
 
 
-async def test_a_port_that_is_taken_is_an_error_that_names_the_key(served):
+async def test_a_port_in_use_is_an_error_that_names_the_key(served):
     second = Web(("127.0.0.1", served.port), served.parts)
 
     with pytest.raises(ConfigError, match=r"\[http\] listen.*" + str(served.port)):

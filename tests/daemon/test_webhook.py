@@ -119,7 +119,7 @@ async def test_a_failing_then_recovering_receiver_gets_each_notice_once(receiver
 
 
 @pytest.mark.parametrize("refusal", [400, 404, 302])
-async def test_a_refusal_is_not_repeated_and_does_not_hold_up_the_rest(receiver, refusal):
+async def test_a_refused_notice_is_not_repeated_and_delays_no_other(receiver, refusal):
     store = MemoryStore()
     receiver.answers = [refusal, 200]
     async with telling(receiver, store, Elected()):

@@ -87,7 +87,7 @@ def test_a_death_poisons_all_ranks_and_all_suspect_the_dead_worker() -> None:
         assert sorted(noticed) == ["w0", "w1", "w3", "w4"]
 
 
-def test_giving_up_spreads_without_suspects() -> None:
+def test_an_abandoned_epoch_spreads_without_suspects() -> None:
     with circle(4) as c:
         c.group()
         c.allreduce()
@@ -318,6 +318,6 @@ def alone(rank: int, size: int, store: dist.Store) -> str:
     return "no error"
 
 
-def test_without_the_runtime_an_abort_is_an_error(tmp_path: Path) -> None:
+def test_without_the_runtime_an_abort_raises(tmp_path: Path) -> None:
     with pool(2, str(tmp_path / "store")) as p:
         assert "link to solo/1" in p.run(alone)[0]

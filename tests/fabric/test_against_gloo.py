@@ -319,7 +319,7 @@ SAME_ON_ALL = {"all_reduce", "all_reduce_async", "all_reduce_coalesced", "broadc
     ],  # a failure leaves the workers in an unknown state
 )
 @given(case=cases())
-def test_same_as_gloo(workers: Pool, case: Case) -> None:
+def test_collectives_equal_those_of_gloo(workers: Pool, case: Case) -> None:
     digests = [d for d in workers.run(compare, case) if d]
     if case.op in SAME_ON_ALL:
         assert len(set(digests)) == 1, "all ranks must hold the same bits"
@@ -339,7 +339,7 @@ def average(rank: int, size: int, store: dist.Store, dtype: torch.dtype, count: 
 
 @pytest.mark.parametrize("dtype", AVERAGED, ids=str)
 @pytest.mark.parametrize("count", [3, 300_000])
-def test_average(workers: Pool, dtype: torch.dtype, count: int) -> None:
+def test_average_divides_by_the_group_size(workers: Pool, dtype: torch.dtype, count: int) -> None:
     workers.run(average, dtype, count)
 
 
@@ -433,7 +433,7 @@ def enter(rank: int, size: int, store: dist.Store, number: int) -> list[str]:
 
 
 @pytest.mark.parametrize("number", range(len(TABLE)), ids=NAMES)
-def test_every_entry_in_every_form(workers: Pool, number: int) -> None:
+def test_every_entry_gives_the_result_of_its_row(workers: Pool, number: int) -> None:
     """tmd and Gloo both return what the row expects."""
     found = [line for lines in workers.run(enter, number) for line in lines]
 

@@ -26,7 +26,7 @@ def kept(tensor: weakref.ref[torch.Tensor]) -> bool:
     return tensor() is not None
 
 
-def test_a_block_that_an_exception_has_left_ends_with_the_step() -> None:
+def test_a_block_left_by_an_exception_ends_with_the_step() -> None:
     """torch's manager does not end it. Later operations would be kept with their tensors."""
 
     def act(fabric: Fabric, pair: Circle) -> tuple[bool, bool, bool]:
@@ -42,7 +42,7 @@ def test_a_block_that_an_exception_has_left_ends_with_the_step() -> None:
         assert pair.each(lambda f: act(f, pair)) == [(True, False, False)] * 2
 
 
-def test_a_standby_ends_such_a_block_with_the_step_too() -> None:
+def test_a_standby_also_ends_a_left_block_with_the_step() -> None:
     with circle(2) as pair:
         pair.group()
         standby = pair.standby("s")
@@ -54,7 +54,7 @@ def test_a_standby_ends_such_a_block_with_the_step_too() -> None:
         assert not kept(first)
 
 
-def test_a_new_block_does_not_wait_for_what_an_older_one_began() -> None:
+def test_a_new_block_does_not_wait_for_an_older_one() -> None:
     def act(fabric: Fabric, pair: Circle) -> list[list[float]]:
         group = pair.of(fabric)
         tensors = [torch.ones(1), torch.ones(1) * 3]
@@ -68,7 +68,7 @@ def test_a_new_block_does_not_wait_for_what_an_older_one_began() -> None:
         assert pair.each(lambda f: act(f, pair)) == [[[6.0]], [[6.0]]]
 
 
-def test_a_block_is_that_of_the_thread_that_began_it() -> None:
+def test_a_block_belongs_to_the_thread_that_began_it() -> None:
     """Another thread neither ends it nor adds to it."""
 
     def act(fabric: Fabric, pair: Circle) -> tuple[int, int]:

@@ -53,7 +53,7 @@ def test_waits_of_several_threads_count_once():
     assert wait_timer.level == 0
 
 
-def test_waiting_for_the_own_device_is_work():
+def test_waiting_for_the_own_device_counts_as_work():
     """An operation begins when the device reaches it, not when the script called it."""
     wait_timer = WaitTimer()
     begin = wait_timer.read()
@@ -96,7 +96,7 @@ def compute():
 
 
 @pytest.mark.parametrize("by_future", [False, True], ids=["waits", "future"])
-def test_the_early_rank_waits_and_the_late_one_is_busy(by_future):
+def test_only_the_late_rank_counts_as_busy(by_future):
     """However the caller waits: in the call, or for the future as DDP does."""
     with circle(2) as c:
         c.group()

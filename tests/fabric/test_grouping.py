@@ -62,7 +62,7 @@ def test_groups_built_later_stay() -> None:
     assert groups.views == (*TABLE[1], late)
 
 
-def test_without_a_table_nothing_changes() -> None:
+def test_without_a_table_the_groups_stay_the_same() -> None:
     groups, _ = built(3)
     groups.table = ()
 

@@ -169,7 +169,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_trains_as_with_gloo_and_always_the_same(workers: Pool, layout: str) -> None:
+def test_training_equals_gloo_and_repeats_bit_for_bit(workers: Pool, layout: str) -> None:
     gloo = workers.run(run, "gloo", "first", layout)
     first = workers.run(run, "tmd", "first", layout)
     second = workers.run(run, "tmd", "second", layout)

@@ -91,7 +91,7 @@ def test_wrong_key_is_refused_and_logged_once(
     assert len(caplog.records) == 1
 
 
-def test_impostor_without_the_key_is_not_believed() -> None:
+def test_an_impostor_without_the_key_is_refused() -> None:
     """A foreign process that answers in place of a worker cannot prove its identity."""
     listening = socket.create_server(("127.0.0.1", 0))
     me = Member("w1", "here", f"127.0.0.1:{listening.getsockname()[1]}")
@@ -183,7 +183,7 @@ def test_callers_of_an_older_epoch_and_non_members_are_refused(pair: Circle) -> 
     assert pair.fabrics[1].counters.refused == 3
 
 
-def test_a_future_epoch_is_kept_aside(pair: Circle) -> None:
+def test_a_link_of_a_future_epoch_is_kept(pair: Circle) -> None:
     target = pair.fabrics[1]
     link = Caller("w7", KEY).dial(member(target), "0", LinkPurpose.COLLECTIVE, 2, timeout=5)
     assert target.parked == 1
@@ -304,7 +304,7 @@ EXPECTED = FrameHeader(5, 17, FrameKind.ALLREDUCE, 8)
         (FrameHeader(5, 17, 77, 8), "unknown kind 77"),
     ],
 )
-def test_a_message_of_something_else_names_both_sides(
+def test_a_message_of_another_operation_names_both_sides(
     ends: tuple[Link, Link], sent: FrameHeader, told: str
 ) -> None:
     send(ends[0], sent.packed(8), memoryview(b"12345678"))

@@ -37,7 +37,7 @@ def replace(c: Circle, rank: int, joiner: Fabric) -> int:
 
 
 @pytest.mark.parametrize("size", [4, 8, 16])
-def test_joiner_opens_one_link_per_neighbour_and_stayers_none(size: int) -> None:
+def test_only_the_joiner_opens_links_one_per_neighbour(size: int) -> None:
     with circle(size) as c:
         c.group()
         c.allreduce()
@@ -97,7 +97,7 @@ def test_leaver_is_in_the_sandbox_afterwards() -> None:
         assert len(c.allreduce()) == 3
 
 
-def test_a_worker_may_leave_and_come_back() -> None:
+def test_a_worker_may_leave_and_return() -> None:
     with circle(3) as c:
         c.group()
         first = c.allreduce()
@@ -303,7 +303,7 @@ def test_a_worker_that_returns_does_not_count_as_gone() -> None:
 
 
 @pytest.mark.parametrize("moved", [0, 1, 2])
-def test_a_rank_whose_messages_are_under_way_is_not_moved(moved: int) -> None:
+def test_a_rank_with_messages_in_flight_is_not_moved(moved: int) -> None:
     """The joiner would not get them; messages of other ranks do not matter."""
     with circle(3) as c:
         c.group()
@@ -360,7 +360,7 @@ def close_by(ranks: tuple[int, ...], one: int, other: int) -> bool:
     return ranks.index(one) in neighbours(ranks.index(other), len(ranks))
 
 
-def test_links_of_the_coming_epoch_are_opened_while_others_are_busy() -> None:
+def test_links_of_the_next_epoch_are_opened_ahead() -> None:
     """After a loss: one end of each link dials ahead, and the first operation opens none."""
     with circle(4) as c:
         c.group()
@@ -395,7 +395,7 @@ def test_an_unreachable_peer_is_left_to_the_first_operation() -> None:
         assert c.fabrics[0].call_ahead(new, 0, timeout=5, cancel=lambda: False) == 0
 
 
-def test_a_message_that_comes_while_an_epoch_is_entered_is_read_once(
+def test_a_message_that_arrives_while_an_epoch_is_entered_is_read_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two readers of one link would take bytes from each other."""

@@ -74,7 +74,7 @@ class Recorder:
     def __init__(self) -> None:
         self.tape: list[tuple[str, str, list[Tensor]]] = []
         self.put_in: list[tuple[str, str, list[Tensor]]] = []
-        self.said: list[object] = []
+        self.observed: list[object] = []
 
     def given(self, op: str, group: str, inputs: Sequence[Tensor]) -> None:
         self.put_in.append((op, group, [t.clone() for t in inputs]))
@@ -83,10 +83,10 @@ class Recorder:
         self.tape.append((op, group, [t.clone() for t in outputs]))
 
     def voted(self, result: Sequence[int]) -> None:
-        self.said.append(tuple(result))
+        self.observed.append(tuple(result))
 
     def shifted(self, offset: int, payload: bytes) -> None:
-        self.said.append((offset, payload))
+        self.observed.append((offset, payload))
 
 
 class Recorded(Neutral):
@@ -207,7 +207,7 @@ def test_the_tap_sees_the_outcome_of_votes_and_shifts() -> None:
         c.fabrics[1].tap = recorder
         c.each(lambda f: f.reduce_min([f.rank or 0, 7]))
         c.each(lambda f: f.shift(bytes([f.rank or 0]), 1))
-        assert recorder.said == [(0, 7), (1, b"\x00")]
+        assert recorder.observed == [(0, 7), (1, b"\x00")]
 
 
 # --- the bare call of dist.init_process_group, in processes of their own ------------------------
@@ -282,7 +282,7 @@ def alike(got: object, wanted: object) -> bool:
 
 
 @pytest.mark.parametrize("worn", [0, 2, 4], ids=["first", "inner", "last"])
-def test_every_entry_goes_through_in_the_sandbox(tmp_path: Path, worn: int) -> None:
+def test_every_entry_completes_in_the_sandbox(tmp_path: Path, worn: int) -> None:
     """A standby runs the whole script before it holds a rank, whatever collectives it calls."""
     with pool(1, str(tmp_path / "store")) as p:
         (wrong,) = p.run(rows_in_the_sandbox, worn)

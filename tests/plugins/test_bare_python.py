@@ -47,7 +47,7 @@ def test_bare_python_imports_the_packages_it_needs(child):
     assert output(bare_python(child, "msgspec", needs=("msgspec",))) == ["here", "True"]
 
 
-def test_the_working_directory_is_no_place_to_import_from(child, tmp_path, monkeypatch):
+def test_nothing_is_imported_from_the_working_directory(child, tmp_path, monkeypatch):
     (tmp_path / "stray.py").touch()
     monkeypatch.chdir(tmp_path)
 

@@ -126,13 +126,13 @@ async def test_a_correct_detector_passes_the_kit():
 @pytest.mark.parametrize(
     ("broken", "said"), [(NoDefault, "has no default"), (AnyKey, "takes any key")]
 )
-def test_a_broken_config_is_found(broken, said):
+def test_the_kit_finds_a_broken_config(broken, said):
     with pytest.raises(BrokenContract, match=said):
         kit.check_config(broken())
 
 
 @pytest.mark.parametrize(("broken", "said"), [(NoReason, "no reason"), (Slow, "took")])
-def test_a_broken_supported_is_found(broken, said, monkeypatch):
+def test_the_kit_finds_a_broken_supported(broken, said, monkeypatch):
     monkeypatch.setattr(kit, "QUICK_S", 0.01)
     with pytest.raises(BrokenContract, match=said):
         kit.check_supported(broken())
@@ -149,7 +149,7 @@ def test_a_broken_supported_is_found(broken, said, monkeypatch):
         (Litters, "leaves tasks behind"),
     ],
 )
-async def test_a_broken_watch_is_found(broken, said, monkeypatch):
+async def test_the_kit_finds_a_broken_watch(broken, said, monkeypatch):
     monkeypatch.setattr(kit, "CLOSE_S", 0.1)
     detector = broken()
     try:
@@ -215,7 +215,7 @@ def test_an_installed_distribution_is_found_and_only_observes(foreign):
     assert (rows["load"]["use"], rows["drain_overloaded"]["use"]) == ("observe", "off")
 
 
-def test_its_plug_ins_keep_the_contract(foreign):
+def test_the_example_plug_ins_keep_the_contract(foreign):
     code = (
         "import asyncio; from tmd.daemon.plugins import installed\n"
         "from tmd.testing.plugins import check_detector, check_policy\n"

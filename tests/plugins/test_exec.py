@@ -117,7 +117,7 @@ async def test_commands_run_without_a_shell():
     assert outcome == CheckOutcome(CheckHealth.HEALTHY, "$HOME; exit 2")
 
 
-async def test_a_command_that_is_not_there():
+async def test_a_missing_command_is_reported():
     outcome = await run(check("/no/such/program"), 1000)
 
     assert outcome.health is CheckHealth.UNKNOWN

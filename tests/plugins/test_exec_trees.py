@@ -263,7 +263,7 @@ except ChildProcessError:
 @pytest.mark.parametrize(
     ("module", "call"), [("os", "pidfd_open"), ("signal", "pidfd_send_signal")]
 )
-def test_a_tree_is_ended_where_pidfds_are_refused(module, call, error):
+def test_a_tree_is_killed_where_pidfds_are_refused(module, call, error):
     """Refused by an old kernel, a system call filter, or a limit."""
     done = subprocess.run(
         [sys.executable, "-c", REFUSED, module, error, call],
@@ -275,7 +275,7 @@ def test_a_tree_is_ended_where_pidfds_are_refused(module, call, error):
     assert (done.stdout, done.stderr) == ("nothing is left\n", "")
 
 
-def test_a_tree_is_ended_although_proc_cannot_be_read_at_first():
+def test_a_tree_is_killed_although_proc_is_unreadable_at_first():
     """The system may lack file descriptors for a moment."""
     once = """
 import os
@@ -296,7 +296,7 @@ os.listdir = refused
     assert (done.stdout, done.stderr) == ("nothing is left\n", "")
 
 
-def test_the_end_of_a_check_takes_less_than_a_reload_waits():
+def test_killing_a_check_takes_less_time_than_a_reload_waits():
     """Otherwise a check that cannot be killed would end the detector: two must not run at once."""
     assert warden.PATIENCE_S < END_S < STOP_S
 

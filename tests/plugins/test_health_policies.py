@@ -167,7 +167,7 @@ def test_a_slow_rank_is_moved_once_it_has_cost_as_much_as_a_move():
     assert seen(30.0) == [worker("h2")]
 
 
-def test_the_cost_of_a_move_is_what_moves_have_cost():
+def test_the_cost_of_a_move_is_measured():
     """From the switch to the next first commit; only completed planned moves count."""
     marks = (Mark(Phase.PREPARE, 0.0), Mark(Phase.SWITCH, 50.0), Mark(Phase.DONE, 150.0))
     failover = planned(
@@ -219,7 +219,7 @@ def test_a_detectors_findings_about_itself_are_no_evidence(code):
 
 
 @pytest.mark.parametrize(("severity", "leaves"), [("warning", False), ("fatal", True)])
-def test_an_error_of_a_switch_explains_something_only_if_it_is_fatal(severity, leaves):
+def test_only_a_fatal_switch_error_is_evidence(severity, leaves):
     """Also an unknown error: the GPU on the link is unknown."""
     witness = finding(
         code="xid.sxid.99999", severity=Severity(severity), entity="nvswitch:0000:05:00.0"
@@ -245,7 +245,7 @@ def test_a_finding_about_another_ranks_gpu_is_no_evidence(gpu, leaves):
     assert bool(moved(RebalanceStragglers(), view)) is leaves
 
 
-def test_that_all_ranks_of_one_host_are_slow_is_evidence():
+def test_slowness_of_all_ranks_of_a_host_is_evidence():
     two = tuple(structs.replace(member("h2"), worker=f"h2/job/{n}.a") for n in (0, 1))
     record = structs.replace(RECORD, membership=Membership(1, (member("h1"), *two)))
 
@@ -262,7 +262,7 @@ def test_that_all_ranks_of_one_host_are_slow_is_evidence():
     assert seen("h2/job/0.a", "h2/job/1.a") == ["h2/job/0.a", "h2/job/1.a"]
 
 
-def test_a_rank_that_is_not_slow_any_more_stays():
+def test_a_rank_that_has_recovered_its_speed_stays():
     well = structs.replace(pace(99.0), slow_since=None)
 
     assert moved(RebalanceStragglers(), cluster(host("h2", slow(), WITNESS, pace=well))) == []
@@ -274,7 +274,7 @@ DAILY = RebalancePeriodic(RebalancePeriodicConfig(every_s=86_400))
 SPARE = host("h4", activity=Activity.STANDBY, at=1e6)
 
 
-def test_the_ranks_longest_in_place_move_when_a_period_is_over():
+def test_the_ranks_longest_in_place_move_after_each_period():
     """h1 got its rank by a move, h2 and h3 when the job formed."""
     move = Move(rank=0, leaver=member("h9"), joiner=member("h1"))
     ended = planned(1, moves=(move,), timeline=(Mark(Phase.DONE, 1e6 - 86_400),))

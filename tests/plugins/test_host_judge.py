@@ -42,7 +42,7 @@ def test_an_intended_read_only_file_system_is_no_finding(see):
 
 
 @pytest.mark.parametrize(("blocks", "files"), [(2.9, 50), (50, 2.9)])
-def test_a_full_file_system_needs_air_before_it_is_well(see, blocks, files):
+def test_a_full_file_system_clears_with_a_margin(see, blocks, files):
     full = see(spaces=(Space("/", blocks, files),))
     still = see(spaces=(Space("/", 3.1, 50),))
     well = see(spaces=(Space("/", 4, 50),))
@@ -52,13 +52,13 @@ def test_a_full_file_system_needs_air_before_it_is_well(see, blocks, files):
     assert well == [("host.disk_full", "disk:/", None)]
 
 
-def test_a_file_system_that_does_not_answer(see):
+def test_a_file_system_that_does_not_answer_is_a_finding(see):
     assert see(hangs="/net") == [("host.disk_hangs", "disk:/net", Severity.WARNING)]
     assert see() == []
     assert see(spaces=(Space("/net", 50, 50),)) == [("host.disk_hangs", "disk:/net", None)]
 
 
-def test_memory_pressure(see):
+def test_memory_pressure_is_a_finding(see):
     assert see(pressure_percent=20) == []
     assert see(pressure_percent=21) == [("host.memory_pressure", "host", Severity.WARNING)]
     assert see(pressure_percent=18) == []
@@ -77,7 +77,7 @@ def test_a_count_since_boot_is_a_finding_when_it_grows(see, field, code):
     assert see(720, **{field: 9}) == [(code, "host", None)]
 
 
-def test_a_driver_process_asleep_at_five_looks(see):
+def test_a_driver_process_asleep_at_five_readings_is_a_finding(see):
     """Five readings, a minute apart."""
     assert [see(60 * n, sleeping=(DRIVER,)) for n in range(4)] == [[], [], [], []]
     assert see(240, sleeping=(DRIVER,)) == [("host.driver_stuck", "host", Severity.DEGRADED)]
@@ -110,7 +110,7 @@ def test_an_unsynchronised_clock_is_reported_after_half_an_hour(see):
 
 
 @pytest.mark.parametrize("sign", [-1, 1])
-def test_a_clock_that_is_off(see, sign):
+def test_a_clock_that_is_off_is_a_finding(see, sign):
     def at(offset_s):
         return see(clock=Clock(synchronised=True, offset_s=sign * offset_s))
 

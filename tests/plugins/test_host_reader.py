@@ -39,7 +39,7 @@ STAT = "{pid} ({name}) {state} 2 0 0 0 -1 69238880 0 0 0 0 {user} {system} 0 0 2
         ("relative", False),
     ],
 )
-def test_whether_the_file_system_of_a_path_is_read_only(path, expected):
+def test_the_file_system_of_a_path_decides_whether_it_is_read_only(path, expected):
     assert reader.read_only(path, reader.parse_mounts(MOUNTINFO)) is expected
 
 
@@ -53,14 +53,14 @@ def test_pressure_is_the_minute_of_the_line_full():
     assert reader.parse_pressure("") is None
 
 
-def test_a_count_of_vmstat():
+def test_a_count_is_read_from_vmstat():
     text = "nr_oom_kill 9\noom_kill 3\noom_kill_x 4\n"
 
     assert reader.parse_vmstat(text, "oom_kill") == 3
     assert reader.parse_vmstat(text, "none") is None
 
 
-def test_a_process_in_state_d():
+def test_a_process_in_state_d_is_parsed():
     text = STAT.format(pid=7, name="nvidia (a) b", state="D", user=3, system=4, started=99)
 
     assert reader.parse_stat(text) == Process(pid=7, started=99, name="nvidia (a) b", ticks=7)
@@ -76,7 +76,7 @@ def test_no_text_of_the_kernel_breaks_a_parser(text):
 
 
 @given(st.text(alphabet="/ab ", max_size=20))
-def test_every_path_lies_on_some_mount(path):
+def test_every_path_belongs_to_a_mount(path):
     assert reader.read_only(path, {"/": frozenset({"ro"})}) is True
 
 
@@ -97,7 +97,7 @@ def test_a_kernel_without_the_facts_is_no_error(tmp_path):
     )
 
 
-def test_free_space_of_a_real_file_system(tmp_path):
+def test_the_free_space_of_a_real_file_system_is_read(tmp_path):
     found = reader.space(str(tmp_path))
 
     assert found is not None
@@ -106,7 +106,7 @@ def test_free_space_of_a_real_file_system(tmp_path):
     assert reader.space(str(tmp_path / "gone")) is None
 
 
-def test_the_real_clock_can_be_asked():
+def test_the_real_clock_is_read():
     """As any user; where a filter forbids it, the clock is unknown."""
     clock = reader.read_clock()
 
@@ -161,7 +161,7 @@ def test_an_invalid_answer_is_refused(said):
     assert parse(said, ("/",), late=False) is None
 
 
-def test_a_silent_file_system_is_left_alone_for_longer_and_longer():
+def test_a_silent_file_system_is_skipped_for_growing_times():
     avoided = Avoided()
     avoided.add("/net", 0)
     first = [avoided.holds("/net", t) for t in (599, 600)]
@@ -175,7 +175,7 @@ def test_a_silent_file_system_is_left_alone_for_longer_and_longer():
     assert not avoided.holds("/", 0)
 
 
-async def test_the_detector_finds_a_file_system_that_is_too_full():
+async def test_the_detector_reports_a_full_file_system():
     """Every real file system has less than 101 % of free space."""
     context = FakeContext(HostDetectorConfig(poll_s=0.01, disks=("/",), disk_free_percent=101))
     async with aclosing(HostDetector().watch(context)) as signals:

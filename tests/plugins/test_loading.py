@@ -202,7 +202,7 @@ def test_an_unknown_policy_is_an_error(settings):
         load_policies(chosen, [point("odd")])
 
 
-def test_allow_and_deny():
+def test_plug_ins_can_be_allowed_and_denied():
     points = [point("keen"), point("unfinished")]
 
     assert list(load(points, Detector, Plugins(allow=("keen",)))) == ["keen"]
@@ -231,7 +231,7 @@ def test_a_broken_plug_in_is_named_with_its_origin(entry, complaint):
     assert entry.value in str(raised.value)
 
 
-def test_a_taken_name_is_refused():
+def test_a_duplicate_name_is_refused():
     with pytest.raises(PluginError, match="taken"):
         load([point("keen"), point("keen")], Detector, Plugins())
 

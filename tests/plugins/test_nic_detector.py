@@ -115,7 +115,7 @@ async def test_two_hung_readings_are_a_finding_about_the_reading(tmp_path, monke
     assert signal.severity is Severity.WARNING
 
 
-async def test_ports_are_asked_often_though_readings_hang(tmp_path, monkeypatch):
+async def test_hanging_readings_do_not_slow_down_the_polls_without_bound(tmp_path, monkeypatch):
     """If the pause doubled up to 256 polls, a port that is down would be reported 20 min late."""
     monkeypatch.setattr("tmd_detectors.nic.detector.PATIENCE_S", 0.01)
     context = Context(poll_s=5.0, sys_root=str(tmp_path), proc_root=str(tmp_path))
@@ -163,7 +163,7 @@ def namespace():
         yield name
 
 
-def test_a_real_link_set_down_and_up(namespace):
+def test_a_real_link_that_goes_down_and_up_is_reported(namespace):
     """The other end is set down; the detector runs in the namespace and reads the real /sys."""
     command = ["ip", "netns", "exec", namespace, sys.executable, "-u", "-c", ALONE]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:

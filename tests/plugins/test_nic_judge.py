@@ -122,7 +122,7 @@ def test_three_outages_in_twelve_hours_are_flapping(see):
     assert see(43_025 + 43_200, PORT) == [("nic.flap", None)]
 
 
-def test_short_or_rare_outages_are_not(see):
+def test_short_or_rare_outages_are_no_flapping(see):
     short = [bounce(see, start, 24) for start in (0, 1000, 2000, 3000)]
     rare = [bounce(see, start, 25) for start in (10_000, 40_000, 70_000)]
 
@@ -150,7 +150,7 @@ def test_a_lower_rate_is_a_warning(see):
     assert see(20, PORT) == [("nic.slow", None)]
 
 
-def test_a_device_is_gone_after_three_looks_and_the_hold(see):
+def test_a_device_is_gone_after_three_snapshots_and_the_hold(see):
     see(0, PORT)
 
     assert [see(t) for t in (5, 9)] == [[], []]
@@ -159,7 +159,7 @@ def test_a_device_is_gone_after_three_looks_and_the_hold(see):
     assert see(25, PORT) == [("nic.gone", None)]
 
 
-def test_a_hold_alone_does_not_make_it_gone(see):
+def test_a_device_is_not_gone_after_its_hold_alone(see):
     """Two distant snapshots may both fall into a reset."""
     see(0, PORT)
 
@@ -167,7 +167,7 @@ def test_a_hold_alone_does_not_make_it_gone(see):
     assert see(150) == [("nic.gone", Severity.FATAL)]
 
 
-def test_an_expected_port_that_is_not_there_from_the_start():
+def test_a_port_missing_from_the_start_is_a_finding_if_expected():
     findings = NicFindings(NicRules(expect=("mlx5_0/1",)))
     empty = [said(findings.observe(Snapshot(), t)) for t in (0, 5, 10)]
 
@@ -184,7 +184,7 @@ def test_renumbering_is_neither_loss_nor_fault(see):
     assert [see(t, other) for t in (5, 50, 500)] == [[], [], []]
 
 
-def test_lost_character_devices(see):
+def test_a_lost_character_device_is_a_finding(see):
     whole = PORT._replace(nodes=("uverbs0", "umad0"))
     part = PORT._replace(nodes=("umad0",))
     see(0, whole)
@@ -243,7 +243,7 @@ def test_a_signal_names_port_identity_and_gpu():
         ("carrier_changes", 2, 3, 5, Severity.WARNING),
     ],
 )
-def test_limits(counter, quiet, loud, span_s, severity):
+def test_each_counter_has_its_limit(counter, quiet, loud, span_s, severity):
     """At the limit nothing of that severity holds, above it does."""
     found = []
     for amount in (quiet, loud):
@@ -261,7 +261,7 @@ def test_the_first_reading_gives_no_signal(see):
     assert see(0, counting(link_downed=7, symbol_error=60_000, rnr_nak_retry_err=9)) == []
 
 
-def test_a_counter_is_well_after_ten_quiet_minutes(see):
+def test_a_counter_clears_after_ten_quiet_minutes(see):
     see(0, counting(rnr_nak_retry_err=0))
     raised = see(5, counting(rnr_nak_retry_err=1))
 
@@ -270,7 +270,7 @@ def test_a_counter_is_well_after_ten_quiet_minutes(see):
     assert see(700, counting(rnr_nak_retry_err=1)) == [("nic.rnr_nak_retry_err", None)]
 
 
-def test_two_losses_of_the_link_within_ten_minutes(see):
+def test_two_losses_of_the_link_within_ten_minutes_are_fatal(see):
     see(0, counting(link_downed=3))
     one = see(5, counting(link_downed=4))
     far = see(900, counting(link_downed=4))
@@ -300,7 +300,7 @@ def test_a_saturated_counter_is_reported(see, counter, peg):
     assert ("nic.saturated", None) in see(10, counting(**{counter: 0}))
 
 
-def test_errors_that_span_a_long_silence_are_no_burst(see):
+def test_errors_summed_over_a_long_gap_are_no_burst(see):
     """A daemon that was suspended for an hour sees their sum at once."""
     see(0, counting(port_rcv_errors=0))
 

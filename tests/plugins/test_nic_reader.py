@@ -23,7 +23,7 @@ def read(tree, **scope):
     return {port.name: port for port in snapshot.ports}
 
 
-def test_an_infiniband_port(tree):
+def test_an_infiniband_port_is_read(tree):
     """State, rate, counters of both folders, character device, GUID."""
     tree.rdma("mlx5_0", tree.pci("0000:00/0000:00:01.0"))
 
@@ -46,7 +46,7 @@ def test_an_infiniband_port(tree):
         ("", "", None),
     ],
 )
-def test_states_of_an_infiniband_port(tree, state, phys, up):
+def test_states_of_an_infiniband_port_are_read(tree, state, phys, up):
     """A port that waits for the subnet manager is neither up nor down."""
     port = tree.rdma("mlx5_0", tree.pci("0000:00/0000:00:01.0"))
     tree.write(f"{port}/state", state)
@@ -97,7 +97,7 @@ def test_efa_without_an_interface_has_no_state(tree):
         ("unknown", None),
     ],
 )
-def test_states_of_an_ethernet_port(tree, operstate, up):
+def test_states_of_an_ethernet_port_are_read(tree, operstate, up):
     tree.interface("eth1", tree.pci("0000:00/0000:00:01.0"), operstate=operstate, speed=25000)
 
     port = read(tree)["eth1"]
@@ -162,7 +162,7 @@ def test_a_file_that_returned_einval_is_never_read_again(tree):
     assert "port_rcv_errors" not in second
 
 
-def test_counters_can_be_left_alone(tree):
+def test_the_reading_of_counters_can_be_disabled(tree):
     tree.rdma("mlx5_0", tree.pci("0000:00/0000:00:01.0"))
 
     assert read(tree, no_counters=("mlx5_*",))["mlx5_0/1"].counters == {}
@@ -189,7 +189,7 @@ def test_the_nearest_gpus_are_those_below_the_same_switch(tree):
 
 
 @given(st.lists(st.sampled_from(["01", "02", "03"]), max_size=5), st.text(max_size=8))
-def test_a_gpu_on_the_very_path_is_never_farther_than_another(parts, other):
+def test_a_gpu_on_the_path_itself_is_nearest(parts, other):
     device = "/sys/devices/pci0000:00/" + "/".join(parts)
 
     assert "here" in nearest(device, {"here": device, "other": f"/sys/devices/{other}"})
@@ -203,7 +203,7 @@ def test_no_text_of_the_kernel_breaks_a_parser(text):
     assert _ib_rate(text) is None or text.partition(" ")[2].startswith("Gb/sec")
 
 
-def test_default_routes_of_ipv6():
+def test_ipv6_default_routes_are_parsed():
     zeros = "0" * 32
     lines = [
         f"{zeros} 00 {zeros} 00 fe800000000000000000000000000001 00000400 1 0 00000003     eth0",

@@ -119,11 +119,11 @@ def test_a_fatal_alert_about_a_member_is_a_failure():
     ],
     ids=["advise", "observe", "degraded", "other code", "holds no rank", "no job"],
 )
-def test_doubt_means_nothing(doubtful):
+def test_doubtful_evidence_replaces_no_worker(doubtful):
     assert failed(view(host("h1", alerts=(doubtful,)), host("h2"), host("h3"))) == []
 
 
-def test_several_at_once_are_all_named():
+def test_several_failures_at_once_are_all_named():
     ended = Exit(worker("h2"), "job", 1, at=0.0)
     cluster = view(host("h1", alerts=(alert("h1"),)), host("h2", exits=(ended,)), host("h3"))
 
@@ -147,7 +147,7 @@ def test_a_suspect_with_a_live_host_is_not_replaced():
     assert failed(cluster) == []
 
 
-def test_a_seen_failure_explains_the_suspicion():
+def test_a_known_failure_explains_the_suspicion():
     """h3 exited; that h2 also suspects h1, whose daemon is down, follows from it."""
     ended = Exit(worker("h3"), "job", -9, at=0.0)
     suspecting = stuck("h2", worker("h1"), worker("h3"))
@@ -166,7 +166,7 @@ def standing(name, seconds, **changes):
     return structs.replace(status, stands_s=seconds, **changes)
 
 
-def test_a_rank_that_stands_on_a_lost_gpu_is_a_failure():
+def test_a_rank_that_stands_still_on_a_lost_gpu_is_a_failure():
     hung = host("h1", standing("h1", 11.0), alerts=(lost_gpu("h1"),))
     cluster = view(hung, host("h2", standing("h2", 11.0)), host("h3"))
 
@@ -195,7 +195,7 @@ def test_a_fatal_finding_alone_replaces_no_worker(status, finding):
     assert failed(view(host("h1", status, alerts=(finding,)), host("h2"), host("h3"))) == []
 
 
-def test_how_long_is_waited_for_a_rank_that_stands_can_be_set():
+def test_the_wait_for_a_standing_rank_is_configurable():
     hung = view(host("h1", standing("h1", 3.0), alerts=(lost_gpu("h1"),)))
 
     assert ReplaceFailed(ReplaceFailedConfig(patience_s=2.0)).decide(hung) != []

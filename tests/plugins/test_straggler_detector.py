@@ -60,7 +60,7 @@ def test_slowness_clears_when_the_worker_loses_the_rank(over):
     [event(WELL, connected=False), event(WELL, activity=Activity.STUCK)],
     ids=["not connected", "stuck"],
 )
-def test_doubt_changes_nothing(doubtful):
+def test_an_unclear_status_changes_no_finding(doubtful):
     assert signals(doubtful, event(SLOWED), doubtful) == [RAISED]
 
 
@@ -74,7 +74,7 @@ def test_only_rank_0_reports_a_job_that_got_slower():
     ]
 
 
-def test_it_is_about_the_job():
+def test_a_slower_job_is_reported_about_the_job():
     (signal,) = StragglerFindings().observe(event(structs.replace(WELL, group_slow=True), rank=0))
 
     assert (signal.entity, signal.severity) == ("job:job", Severity.WARNING)

@@ -76,7 +76,7 @@ def test_the_end_of_training_is_no_finding(see):
     assert see(ends(0)) == []
 
 
-def test_how_it_ended_is_worth_waiting_for(see):
+def test_an_exit_is_reported_with_its_code(see):
     """The exit code is unknown until the kernel is done; the policy does not wait for this."""
     see(speaks(silent_s=6))
 
@@ -90,7 +90,7 @@ def test_forgotten_exits_clear_their_findings(see):
     assert see(ends(1, forgotten=True)) == [(EXITED, State.CLEARED)]
 
 
-def test_a_silent_trainer_is_stalled_until_it_speaks(see):
+def test_a_silent_trainer_is_stalled_until_it_reports(see):
     assert see(speaks(silent_s=4.9)) == []
     assert see(speaks(silent_s=5.1)) == [(STALLED, State.RAISED)]
     assert see(speaks(silent_s=9.0)) == []
@@ -108,7 +108,7 @@ def test_an_unconnected_worker_is_not_reported(see):
     assert see(speaks(silent_s=100, connected=False)) == []
 
 
-def test_standing_still_of_its_own_accord_is_hanging(see):
+def test_a_worker_that_stands_still_without_waiting_hangs(see):
     assert see(speaks(), now=0) == []
     assert see(speaks(), now=599) == []
     assert see(speaks(), now=601) == [(HUNG, State.RAISED)]
@@ -183,7 +183,7 @@ def test_a_kill_for_memory_is_reported_with_the_exit():
     assert over == {OUT_OF_MEMORY, EXITED}
 
 
-def test_kills_are_those_since_the_last_look(tmp_path):
+def test_only_kills_since_the_last_reading_count(tmp_path):
     file = tmp_path / "vmstat"
     file.write_text("nr_free_pages 9\noom_kill 3\n")
     kills = Kills(tmp_path)

@@ -235,7 +235,7 @@ def _print_outlook(answer: wire.Injected, config: Path | None, as_json: bool) ->
     async def look(store: RedisStore, settings: Settings) -> dict[str, Any]:
         view = await store.snapshot()
         if view.host(alert.host) is None:
-            raise TmdError(f"Redis has no heartbeat of {alert.host}: start its daemon first")
+            raise TmdError(f"Redis has no heartbeat of {alert.host} yet: try again shortly")
         settled = structs.replace(alert, at=alert.at - settings.breaker.settle_s)
         return outlook(_with(view, settled), settings)
 

@@ -188,7 +188,7 @@ async def _unless_stuck(store: RedisStore, host: str) -> None:
                     _give_up(host, why)
                 await asyncio.sleep(LOOK_S)
     except TimeoutError:
-        say("the result is unknown: check 'tmd status'", err=True)
+        say("whether ranks move is not known: check 'tmd status'", err=True)
 
 
 def _hindrances(view: ClusterView, host: str) -> list[str]:

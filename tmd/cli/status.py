@@ -132,7 +132,7 @@ def _job(view: ClusterView, record: JobRecord) -> Iterator[RenderableType]:
     for rank, member in enumerate(record.membership.members):
         known = workers.pop(member.worker, None)
         ended = exits.get(member.worker)
-        silent = _how_it_ended(ended) if ended else "not heard"
+        silent = _how_it_ended(ended) if ended else "no heartbeat"
         add(shown, str(rank), member.host, member.worker, *_cells(known, silent))
     for host in view.hosts:
         for worker in host.workers:

@@ -1,8 +1,7 @@
 """The Unix socket: trainers, launchers and operators of this host connect here.
 
 One task serves one connection. A client that violates the protocol gets the reason and is
-disconnected; other clients are not affected. A directive is pushed when it differs from the last
-one sent on the connection.
+disconnected. A directive is pushed when it differs from the last one sent on the connection.
 """
 
 from __future__ import annotations

@@ -111,8 +111,7 @@ class Admission:
             return answer(HandshakeVerdict.ACCEPTED)
         if hello.epoch < self.epoch or (hello.epoch == self.epoch and standing is None):
             return answer(
-                HandshakeVerdict.REFUSED,
-                f"epoch {hello.epoch} is over, the current one is {self.epoch}",
+                HandshakeVerdict.REFUSED, f"epoch {hello.epoch} is over, current is {self.epoch}"
             )
         if hello.epoch > self.epoch + AHEAD and self.epoch >= 0:
             return answer(

@@ -166,8 +166,8 @@ class EpochView:
     def poison(self, reason: str, suspect: str = "") -> bool:
         """Abandon the epoch and wake all waiting threads; ``False`` if it was abandoned before.
 
-        A ``suspect`` (the worker whose link broke) is asked whether it is alive. If it has only
-        learned of the fault earlier, its suspects are adopted.
+        A ``suspect`` (the worker whose link broke) is asked whether it is alive. A live one only
+        learned of the fault first, so its suspects are adopted.
         """
         with self.changed:
             if self.poisoned:

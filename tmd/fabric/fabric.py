@@ -109,7 +109,7 @@ class Fabric:
         return self._groups.table
 
     def learn(self, table: GroupTable) -> None:
-        """Take over ``table``: this worker's groups become those of any rank that it assumes."""
+        """Store ``table``: from now on the groups follow the rank that this worker assumes."""
         self._groups.table = table
 
     def _turn(self, rank: int, *, changed: bool) -> None:

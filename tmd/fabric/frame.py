@@ -57,7 +57,7 @@ def unpacked(raw: bytes | bytearray | memoryview) -> tuple[FrameHeader, int]:
     return FrameHeader(*fields), size
 
 
-def _described(raw: bytes | bytearray | memoryview) -> str:
+def _shown(raw: bytes | bytearray | memoryview) -> str:
     header, size = unpacked(raw)
     try:
         name = FrameKind(header.kind).name.lower()
@@ -72,6 +72,4 @@ def _described(raw: bytes | bytearray | memoryview) -> str:
 def check(raw: bytes | bytearray | memoryview, expected: bytes, peer: str) -> None:
     """Raise LinkError unless ``peer`` sent the ``expected`` header."""
     if raw != expected:
-        raise LinkError(
-            f"out of step with {peer}: it sent {_described(raw)}, expected {_described(expected)}"
-        )
+        raise LinkError(f"out of step: {peer} sent {_shown(raw)}, expected {_shown(expected)}")

@@ -70,20 +70,20 @@ class Group(CollectiveGroup):
         objects = under_way()
         if objects:
             empty(tensors)
-        told = OutputRequest(kind, tensors, (), f"/{source}/{tag}", objects)
+        request = OutputRequest(kind, tensors, (), f"/{source}/{tag}", objects)
         if self._fabric.standing is None:
-            job = lambda: self._runner.guarded(work, told, lambda _: None)  # noqa: E731
+            job = lambda: self._runner.guarded(work, request, lambda _: None)  # noqa: E731
             self._runner.lane.run(job, inline=False)
         else:
             self._runner.guarded(
-                work, told, lambda standing: self._post(standing, told, source, tag, work)
+                work, request, lambda standing: self._post(standing, request, source, tag, work)
             )
         return self._begun(work)
 
     def _post(
-        self, standing: EpochView, told: OutputRequest, source: int, tag: int, work: Work
+        self, standing: EpochView, request: OutputRequest, source: int, tag: int, work: Work
     ) -> bool:
-        (tensor,) = told.outputs
+        (tensor,) = request.outputs
         staged = HostCopies([tensor], (), self._fabric.blocked)
         (host,), _ = staged.__enter__()
         awaited = ExitStack()
@@ -93,7 +93,7 @@ class Group(CollectiveGroup):
                 if error is None:
                     staged.__exit__(None, None, None)
                     work.source = sender
-                    self._runner.mirror(told.op, told.outputs, told.channel)
+                    self._runner.mirror(request.op, request.outputs, request.channel)
             finally:
                 awaited.close()
             work.finish(self._runner.judged(error))

@@ -84,8 +84,8 @@ class Link:
     def quiet_s(self) -> float:
         """Seconds since a byte arrived. Raises LinkError if it is closed."""
         with self.in_use() as sock:
-            told = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_SIZE)
-            return float(_LAST_DATA.unpack_from(told, _INFO_SIZE - _LAST_DATA.size)[0]) / 1000
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_SIZE)
+            return float(_LAST_DATA.unpack_from(info, _INFO_SIZE - _LAST_DATA.size)[0]) / 1000
 
     def receive_no_more(self) -> None:
         """Stop receiving. Data that has arrived can still be read; then the link looks closed.

@@ -27,7 +27,7 @@ Admit = Callable[[LinkHello, socket.socket, Seal], None]
 """Takes over an authenticated connection and answers it; must not block."""
 
 
-class _Guest:
+class _HalfOpen:
     """A connection whose handshake is not complete."""
 
     def __init__(self, sock: socket.socket, host: str, talk: Talk[tuple[LinkHello, Seal]]) -> None:
@@ -38,7 +38,7 @@ class _Guest:
         self._want = next(talk)
         self._have = b""
 
-    def hear(self) -> tuple[LinkHello, Seal] | None:
+    def advance(self) -> tuple[LinkHello, Seal] | None:
         """Read what is there and go on with the talk; the outcome once it is complete."""
         try:
             while True:
@@ -74,8 +74,8 @@ class Listener:
         self._select = selectors.DefaultSelector()
         self._select.register(self._sock, selectors.EVENT_READ)
         self._select.register(self._woken, selectors.EVENT_READ)
-        self._guests: dict[int, _Guest] = {}
-        self._told: set[tuple[str, str]] = set()
+        self._half_open: dict[int, _HalfOpen] = {}
+        self._logged: set[tuple[str, str]] = set()
         self._thread = threading.Thread(target=self._run, name="tmd-listener", daemon=True)
         self._thread.start()
 
@@ -89,65 +89,65 @@ class Listener:
 
     def _run(self) -> None:
         while True:
-            patience = DEADLINE / 2 if self._guests else None
-            for event, _ in self._select.select(patience):
+            timeout = DEADLINE / 2 if self._half_open else None
+            for event, _ in self._select.select(timeout):
                 if event.fileobj is self._woken:
                     return self._end()
                 if event.fileobj is self._sock:
-                    self._welcome()
-                elif guest := self._guests.get(event.fd):
-                    self._listen_to(guest)
+                    self._accept()
+                elif half_open := self._half_open.get(event.fd):
+                    self._advance(half_open)
             self._expire()
 
-    def _welcome(self) -> None:
+    def _accept(self) -> None:
         try:
             sock, address = self._sock.accept()
         except OSError:
             return
-        if len(self._guests) >= HALF_OPEN:
-            self._drop(next(iter(self._guests.values())), "too many half-open connections")
+        if len(self._half_open) >= HALF_OPEN:
+            self._drop(next(iter(self._half_open.values())), "too many half-open connections")
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        guest = _Guest(sock, address[0], acceptor(self._key, self._worker))
-        self._guests[sock.fileno()] = guest
+        half_open = _HalfOpen(sock, address[0], acceptor(self._key, self._worker))
+        self._half_open[sock.fileno()] = half_open
         self._select.register(sock, selectors.EVENT_READ)
 
-    def _listen_to(self, guest: _Guest) -> None:
+    def _advance(self, half_open: _HalfOpen) -> None:
         try:
-            outcome = guest.hear()
+            outcome = half_open.advance()
         except (LinkRefused, OSError) as e:
-            return self._drop(guest, in_words(e))
+            return self._drop(half_open, in_words(e))
         if outcome is None:
             return
-        self._forget(guest)
+        self._forget(half_open)
         try:
-            self._admit(outcome[0], guest.sock, outcome[1])
+            self._admit(outcome[0], half_open.sock, outcome[1])
         except OSError as e:  # closed while being answered
-            guest.sock.close()
+            half_open.sock.close()
             _log.warning("link of %s lost during the handshake: %s", outcome[0].worker, e)
 
     def _expire(self) -> None:
         now = time.monotonic()
-        for guest in [g for g in self._guests.values() if now - g.since > DEADLINE]:
-            self._drop(guest, "did not complete the handshake in time")
+        for half_open in [g for g in self._half_open.values() if now - g.since > DEADLINE]:
+            self._drop(half_open, "did not complete the handshake in time")
 
-    def _forget(self, guest: _Guest) -> None:
-        self._select.unregister(guest.sock)
-        del self._guests[guest.sock.fileno()]
+    def _forget(self, half_open: _HalfOpen) -> None:
+        self._select.unregister(half_open.sock)
+        del self._half_open[half_open.sock.fileno()]
 
-    def _drop(self, guest: _Guest, reason: str) -> None:
-        self._forget(guest)
-        guest.sock.close()
-        told = (guest.host, reason)
+    def _drop(self, half_open: _HalfOpen, reason: str) -> None:
+        self._forget(half_open)
+        half_open.sock.close()
+        refusal = (half_open.host, reason)
         # A port scan must not fill the log: each reason is logged once per host and period.
-        if told not in self._told and len(self._told) < 1024:
-            self._told.add(told)
-            _log.warning("connection from %s refused: %s", guest.host, reason)
+        if refusal not in self._logged and len(self._logged) < 1024:
+            self._logged.add(refusal)
+            _log.warning("connection from %s refused: %s", half_open.host, reason)
 
     def _end(self) -> None:
-        for guest in list(self._guests.values()):
-            self._forget(guest)
-            guest.sock.close()
+        for half_open in list(self._half_open.values()):
+            self._forget(half_open)
+            half_open.sock.close()
         self._select.close()
         self._sock.close()
         self._woken.close()

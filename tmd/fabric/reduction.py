@@ -83,24 +83,24 @@ def reduction(op: Any, dtype: torch.dtype, name: str) -> Reduction:
         ValueError: there is none; the message names an alternative.
     """
     kind = getattr(op, "op", op)
-    said = str(kind).rpartition(".")[2]
+    word = str(kind).rpartition(".")[2]
     found = _TABLE.get(kind)
     if found is None:
         known = ", ".join(str(each).rpartition(".")[2] for each in _COMBINE)
         raise ValueError(
-            f"{name} with {said}: the tmd backend supports {known}; multiply the tensor first and "
+            f"{name} with {word}: the tmd backend supports {known}; multiply the tensor first and "
             "use SUM"
         )
     if dtype not in _CODES:
         raise ValueError(f"{name} of {dtype}: convert the tensor, to torch.float32 for example")
     if kind in _BITWISE and (dtype.is_floating_point or dtype.is_complex):
         raise ValueError(
-            f"{name} with {said} needs integers or bool, not {dtype}: convert the tensor"
+            f"{name} with {word} needs integers or bool, not {dtype}: convert the tensor"
         )
     if kind in _ORDERED and dtype.is_complex:
         raise ValueError(
-            f"{name} with {said}: complex numbers have no order: use torch.view_as_real or abs()"
+            f"{name} with {word}: complex numbers have no order: use torch.view_as_real or abs()"
         )
     if kind == _Op.AVG and dtype == torch.bool:
-        raise ValueError(f"{name} with {said}: bool has no average: convert the tensor to a float")
+        raise ValueError(f"{name} with {word}: bool has no average: convert the tensor to a float")
     return found

@@ -88,11 +88,11 @@ class Runner:
     def _perform(self, call: CollectiveCall, staged: HostCopies, work: Work) -> None:
         self.fabric.collectives += 1
         op = call.kind.name.lower()
-        told = OutputRequest(op, call.outputs, call.inputs, objects=call.objects)
-        self.guarded(work, told, lambda standing: self._communicate(call, staged, standing))
+        request = OutputRequest(op, call.outputs, call.inputs, objects=call.objects)
+        self.guarded(work, request, lambda standing: self._communicate(call, staged, standing))
 
     def guarded(
-        self, work: Work, told: OutputRequest, act: Callable[[EpochView], bool | None]
+        self, work: Work, request: OutputRequest, act: Callable[[EpochView], bool | None]
     ) -> None:
         """Complete ``work`` with ``act`` or the sandbox's source; never raises.
 
@@ -105,10 +105,10 @@ class Runner:
                 if act(standing) is False:
                     return
             elif sandbox is not None:
-                name = self.view.name + told.channel
-                sandbox.source.outputs(told.op, name, told.outputs, told.inputs)
-                if told.objects and isinstance(sandbox.source, Neutral):
-                    empty(told.outputs)
+                name = self.view.name + request.channel
+                sandbox.source.outputs(request.op, name, request.outputs, request.inputs)
+                if request.objects and isinstance(sandbox.source, Neutral):
+                    empty(request.outputs)
             else:
                 error = RuntimeError("the fabric has neither a rank nor a sandbox")
         except LinkError as e:
@@ -117,7 +117,7 @@ class Runner:
             error = self.judged(e)
         except Exception as e:  # an error in the call: the other ranks must not wait
             if standing is not None:
-                standing.poison(f"rank {standing.rank} failed in {told.op}: {e!r}")
+                standing.poison(f"rank {standing.rank} failed in {request.op}: {e!r}")
             error = e
         work.finish(error)
 

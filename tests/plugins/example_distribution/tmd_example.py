@@ -1,4 +1,4 @@
-"""A detector and a policy of somebody else: hosts with too much to do are left in order."""
+"""A third-party detector and policy: ranks leave overloaded hosts."""
 
 import os
 

@@ -35,7 +35,7 @@ def watch(script, tmp_path):
     return run
 
 
-async def test_a_healthy_host(probe):
+async def test_a_healthy_host_gives_no_signal(probe):
     report = await probe.ask(30)
 
     assert report.codes == {}
@@ -86,7 +86,7 @@ async def test_every_fact_comes_from_its_own_call(probe, script):
     )
 
 
-async def test_an_old_driver_gives_less(probe, script):
+async def test_an_old_driver_gives_fewer_facts(probe, script):
     script.put({"field230": None, "nvmlDeviceGetRemappedRows.ret": 3})
     gpu = (await probe.ask(30)).gpus[0]
 
@@ -188,7 +188,7 @@ def test_the_daemon_can_stop_while_the_driver_hangs(script, tmp_path):
     assert done.stdout == "nvml.hung\n"
 
 
-def test_no_library_no_detector(script):
+def test_without_the_library_the_detector_is_unsupported(script):
     code = "from tmd_detectors.nvml.detector import NvmlDetector; print(NvmlDetector().supported())"
     environment = dict(os.environ)
     with_shim = subprocess.check_output([sys.executable, "-c", code], text=True, env=environment)

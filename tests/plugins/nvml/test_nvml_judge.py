@@ -69,7 +69,7 @@ def test_the_recovery_action_is_the_drivers_verdict(host, action, severity):
     assert host.sees(recovery=0) == [("recovery_action", severity, CLEARED)]
 
 
-def test_a_lighter_action_takes_the_heavier_back(host):
+def test_a_milder_action_clears_the_severer_one(host):
     host.sees(recovery=2)
 
     assert host.sees(recovery=3) == [
@@ -89,20 +89,20 @@ def test_an_unavailable_fact_is_none(host, code):
     assert host.sees(codes={"f": code}, times=10) == []
 
 
-def test_not_supported_keeps_the_old_verdict(host):
+def test_an_unsupported_fact_leaves_its_finding(host):
     host.sees(remap_pending=True)
 
     assert host.sees(remap_pending=None, codes={"nvmlDeviceGetRemappedRows": 3}) == []
     assert host.sees() == [("remap_pending", DEGRADED, CLEARED)]
 
 
-def test_an_unknown_error_is_believed_when_it_stays(host):
+def test_an_unknown_error_is_believed_if_it_persists(host):
     assert host.sees(codes={"f": 999}, times=2) == []
     assert host.sees(codes={"f": 999}) == [("gpu_broken", FATAL, RAISED)]
 
 
 @pytest.mark.parametrize("fact", ["remap_pending", "remap_failed", "sram_threshold"])
-def test_memory_that_needs_care_is_left_in_good_time(host, fact):
+def test_a_pending_memory_repair_is_degraded(host, fact):
     assert host.sees(**{fact: True}) == [(fact, DEGRADED, RAISED)]
     assert host.sees(**{fact: False}) == [(fact, DEGRADED, CLEARED)]
 
@@ -129,7 +129,7 @@ def test_a_forced_slow_down_is_reported_and_six_in_ten_minutes_degrade(host, bit
     assert host.sees(reasons=0) == [("slowed", DEGRADED, CLEARED)]
 
 
-def test_slow_downs_far_apart_are_not_many(host):
+def test_slow_downs_far_apart_do_not_degrade(host):
     for _ in range(10):
         assert DEGRADED not in [s for _, s, _ in host.sees(reasons=0x8)]
         host.sees(reasons=0, times=20)
@@ -139,14 +139,14 @@ def test_a_power_cap_or_idling_is_normal(host):
     assert host.sees(reasons=0x4 | 0x1, times=100) == []
 
 
-def test_heat_ends_some_degrees_below(host):
+def test_overheating_clears_some_degrees_lower(host):
     assert host.sees(temperature=89, slowdown=90) == []
     assert host.sees(temperature=90, slowdown=90) == [("hot", WARNING, RAISED)]
     assert host.sees(temperature=86, slowdown=90) == []
     assert host.sees(temperature=84, slowdown=90) == [("hot", WARNING, CLEARED)]
 
 
-def test_lanes_count_only_under_load(host):
+def test_a_narrow_pcie_link_counts_only_under_load(host):
     idle = host.sees(width=8, max_width=16, reasons=0x1, times=50)
     twice = host.sees(width=8, max_width=16, reasons=0, times=2)
 
@@ -156,7 +156,7 @@ def test_lanes_count_only_under_load(host):
     assert host.sees(width=16, max_width=16, reasons=0) == [("pcie_narrow", WARNING, CLEARED)]
 
 
-def test_a_link_that_was_up_and_stays_down(host):
+def test_a_link_that_was_up_and_stays_down_is_a_finding(host):
     host.sees(links={0: True, 1: False})
 
     assert host.sees(links={0: False, 1: False}, times=2) == []
@@ -164,7 +164,7 @@ def test_a_link_that_was_up_and_stays_down(host):
     assert host.sees(links={0: True, 1: False}) == [("link_down", DEGRADED, CLEARED)]
 
 
-def test_a_link_is_bad_when_most_of_its_last_looks_are(host):
+def test_a_link_is_bad_when_most_of_its_last_readings_are(host):
     """More than 15 of 30; the first reading is the baseline."""
     seen = [host.sees(link_errors=n) for n in range(100, 116)]
 
@@ -180,7 +180,7 @@ def test_a_link_is_bad_when_most_of_its_last_looks_are(host):
 HEALTHY = NvmlReport(gpus=(GPU,))
 
 
-def test_a_gpu_that_nvml_no_longer_shows(host):
+def test_a_gpu_that_nvml_no_longer_shows_is_a_finding(host):
     host.shows(HEALTHY)
 
     assert host.shows(NvmlReport(), times=2) == []
@@ -213,13 +213,13 @@ def test_another_library_error_is_reported(host):
     assert host.shows(HEALTHY) == [("failed", WARNING, CLEARED)]
 
 
-def test_fewer_gpus_than_expected():
+def test_fewer_gpus_than_expected_is_a_finding():
     host = Host(gpus=2)
 
     assert host.shows(HEALTHY, times=3) == [("count", WARNING, RAISED)]
 
 
-def test_a_hang_gets_worse_and_ends(host):
+def test_a_hang_worsens_and_clears(host):
     said = [[brief(s) for s in host.judge.hung(n, "no answer")] for n in (1, 2, 3, 0)]
 
     assert said[0] == [("hung", WARNING, RAISED)]

@@ -81,7 +81,7 @@ def test_links_of_one_switch_are_one_finding_that_names_them(switches):
     assert told.evidence[-1] == "links 5, 62, 63"
 
 
-def test_a_fatal_error_stays_until_a_new_boot_and_the_rest_ends_by_silence(switches):
+def test_a_fatal_error_stays_until_a_new_boot_and_others_clear_by_silence(switches):
     hears(switches, REPORT, LINES[1][0])
 
     assert [(s.code, s.state) for s in switches.quiet(599.0, 600.0)] == []
@@ -137,7 +137,7 @@ def test_the_table_states_its_source():
         ("x,up,fatal,link,fail", "int"),
     ],
 )
-def test_a_wrong_row_is_an_error_with_its_place(row, said):
+def test_an_invalid_row_is_an_error_that_names_it(row, said):
     lines = ["# source: s", "# as_of: d", "sxid,name,fatal,scope,verdict", row]
 
     with pytest.raises(PluginError, match=rf"SXid table mine.csv: SXid .*{said}"):
@@ -168,7 +168,7 @@ async def test_the_detector_reports_and_remembers_switches_and_gpus(log, tmp_pat
     assert sorted(found[1]) == sorted(found[0])
 
 
-async def test_a_site_may_have_a_table_of_its_own(log, tmp_path):
+async def test_a_configured_xid_table_replaces_the_shipped_one(log, tmp_path):
     mine = tmp_path / "mine.csv"
     head = "# source: ours\n# as_of: 2026\nsxid,name,fatal,scope,verdict\n"
     mine.write_text(f"{head}20034,link down,fatal,link,alert\n")

@@ -46,7 +46,7 @@ async def test_a_line_becomes_a_signal(log, watch):
     assert "reboot" in signal.message
 
 
-async def test_lines_of_user_space_are_ignored_unless_admitted(log, watch):
+async def test_lines_of_user_space_are_ignored_unless_configured(log, watch):
     log.write(GONE, facility=1)
     log.write(GONE.replace("79", "62"))
     async with watch() as signals:
@@ -255,7 +255,7 @@ def test_a_host_without_a_kernel_log_gives_the_reason():
     assert "No such file" in reason(errno.ENOENT)
 
 
-async def test_another_source_is_read_instead(tmp_path):
+async def test_a_configured_source_replaces_the_kernel_log(tmp_path):
     """A pipe written with O_DIRECT keeps records apart as the real log does."""
     place = tmp_path / "kmsg"
     pipe = open_pipe(place)
@@ -275,7 +275,7 @@ async def test_another_source_is_read_instead(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="writing to /dev/kmsg needs root")
-async def test_the_real_kernel_log(tmp_path):
+async def test_the_real_kernel_log_is_read(tmp_path):
     """A line written by user space has facility 1 and counts only if configured."""
     detector = XidDetector()
     why_not = detector.supported()

@@ -42,7 +42,7 @@ class Clock:
         self.now = 0.0
         self.events = Events(30.0)
 
-    async def hear(self, wanted):
+    async def receive(self, wanted):
         """The events received until ``wanted`` was true."""
         found = []
         while not wanted(found):
@@ -54,8 +54,8 @@ class Clock:
 
     async def ended(self):
         """Wait until the listener has ended and another may start."""
-        await self.hear(lambda _: self.events.fd is not None)
-        await self.hear(lambda _: self.events.fd is None)
+        await self.receive(lambda _: self.events.fd is not None)
+        await self.receive(lambda _: self.events.fd is None)
         self.now += 60.0
 
 
@@ -72,9 +72,9 @@ async def clock(script):
 async def test_an_event_carries_gpu_and_number(clock, script):
     script.event(1, 79)
     script.event(0, 94, instance=5)
-    heard = await clock.hear(lambda found: len(found) == 2)
+    received = await clock.receive(lambda found: len(found) == 2)
 
-    assert heard == [XidEvent(79, SECOND), XidEvent(94, FIRST, "GPU-I:05")]
+    assert received == [XidEvent(79, SECOND), XidEvent(94, FIRST, "GPU-I:05")]
     assert clock.events.problem == ""
 
 
@@ -84,27 +84,27 @@ async def test_events_of_other_kinds_and_xid_0_are_ignored(clock, script):
     script.event(0, 0, kind=0x8000)
     script.event(0, 62)
 
-    assert await clock.hear(bool) == [XidEvent(62, FIRST)]
+    assert await clock.receive(bool) == [XidEvent(62, FIRST)]
 
 
 async def test_the_recovery_action_comes_with_xid_154(clock, script):
     script.put({"1.field230": 4})
     script.event(1, 154)
-    with_field = await clock.hear(bool)
+    with_field = await clock.receive(bool)
     script.put({"field230": None})
     script.event(0, 154)
 
     assert with_field == [XidEvent(154, SECOND, action=4)]
-    assert await clock.hear(bool) == [XidEvent(154, FIRST)]
+    assert await clock.receive(bool) == [XidEvent(154, FIRST)]
 
 
 async def test_a_lost_gpu_is_known_by_the_address_it_had(clock, script):
     script.event(0, 13)
-    await clock.hear(bool)
+    await clock.receive(bool)
     script.put({"1.nvmlDeviceGetPciInfo_v3.ret": 15})
     script.event(1, 79)
 
-    assert await clock.hear(bool) == [XidEvent(79, SECOND)]
+    assert await clock.receive(bool) == [XidEvent(79, SECOND)]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ async def test_a_gpu_without_facts_does_not_hide_the_others(clock, script, facts
     script.put(facts)
     script.event(0, 79)
 
-    assert await clock.hear(bool) == [XidEvent(79, FIRST)]
+    assert await clock.receive(bool) == [XidEvent(79, FIRST)]
     assert clock.events.problem.startswith("GPU 1: ")
 
 
@@ -138,10 +138,10 @@ async def test_a_driver_without_events_is_reported_once(clock, script):
     assert clock.events.fd is None  # not before the pause is over
 
 
-async def test_a_gpu_lost_while_waiting_is_met_by_a_new_beginning(clock, script):
+async def test_a_gpu_lost_during_the_wait_restarts_the_listener(clock, script):
     """The wait returns GPU_IS_LOST for any GPU: events of the others must still arrive."""
     script.event(0, 13)
-    await clock.hear(bool)
+    await clock.receive(bool)
     script.put({"nvmlEventSetWait_v2.ret": 15, "1.nvmlDeviceRegisterEvents.ret": 15})
     script.event(0, 0)  # ends the current wait
     await clock.ended()
@@ -151,7 +151,7 @@ async def test_a_gpu_lost_while_waiting_is_met_by_a_new_beginning(clock, script)
     script.event(0, 62)
 
     assert problem == "nvmlEventSetWait_v2 returned 15"
-    assert await clock.hear(bool) == [XidEvent(62, FIRST)]
+    assert await clock.receive(bool) == [XidEvent(62, FIRST)]
     assert clock.events.problem == "GPU 1: nvmlDeviceRegisterEvents returned 15"
 
 
@@ -164,13 +164,13 @@ async def test_events_of_a_driver_loaded_later_are_received(clock, script):
     script.event(0, 79)
 
     assert problem == "nvmlInit returned 9"
-    assert await clock.hear(bool) == [XidEvent(79, FIRST)]
+    assert await clock.receive(bool) == [XidEvent(79, FIRST)]
     assert clock.events.problem == ""
 
 
-async def test_a_listener_that_hangs_is_left_behind_for_another(clock, script):
+async def test_a_hanging_listener_is_abandoned_and_replaced(clock, script):
     script.put({"nvmlEventSetWait_v2.delay": "inf"})
-    await clock.hear(lambda _: clock.events.fd is not None)
+    await clock.receive(lambda _: clock.events.fd is not None)
     await readable([clock.events.fd], 30)  # it has reported the GPUs it listens to
     clock.events.take(clock.now)
     clock.now += 31.0
@@ -181,7 +181,7 @@ async def test_a_listener_that_hangs_is_left_behind_for_another(clock, script):
     clock.now += 60.0
 
     assert (left, problem) == (None, "the driver did not answer within 30 s")
-    assert await clock.hear(bool) == [XidEvent(79, FIRST)]
+    assert await clock.receive(bool) == [XidEvent(79, FIRST)]
     assert clock.events.problem == ""
 
 
@@ -237,11 +237,11 @@ async def test_a_hanging_driver_does_not_stop_reading_the_log(log, script, watch
     async with watch(log.open, config) as signals:
         deaf = await anext(signals)
         log.write(GONE)
-        heard = await anext(signals)
+        received = await anext(signals)
 
     assert (deaf.code, deaf.severity, deaf.state) == (NO_EVENTS, Severity.WARNING, State.RAISED)
     assert "did not answer" in deaf.message
-    assert heard.code == "xid.79"
+    assert received.code == "xid.79"
 
 
 async def test_a_host_without_log_access_receives_xid_events(script, watch):

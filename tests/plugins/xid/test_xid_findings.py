@@ -48,7 +48,7 @@ def host():
 
 
 @pytest.mark.parametrize("xid", range(1, 174))
-def test_every_row_has_the_consequence_that_the_field_knows(host, xid):
+def test_every_row_has_the_consequence_of_the_survey(host, xid):
     """A first line without further text: FATAL, DEGRADED, or an alert that moves no rank."""
     signals = host.says(xid)
 
@@ -98,7 +98,7 @@ def test_an_xid_that_the_catalogue_ignores_moves_no_rank_without_a_reason(host):
 
 
 @pytest.mark.parametrize("wrong", ["38", "38=never", "x=alert"])
-def test_a_wrong_subcode_is_an_error_of_the_table(wrong):
+def test_an_invalid_subcode_is_an_error_of_the_table(wrong):
     lines = ["# source: s", "# as_of: d", "xid,meaning,verdict,subcodes", f"149,link,alert,{wrong}"]
 
     with pytest.raises(PluginError, match="XID 149"):
@@ -190,12 +190,12 @@ def test_a_symptom_after_its_cause_is_no_finding(host, symptom):
 
 
 @pytest.mark.parametrize("symptom", [43, 45])
-def test_a_symptom_before_its_cause_is_taken_back(host, symptom):
+def test_a_cause_clears_an_earlier_symptom(host, symptom):
     assert host.says(symptom) == [(symptom, INFO, RAISED)]
     assert host.says(79, at=104.0) == [(symptom, INFO, CLEARED), (79, FATAL, RAISED)]
 
 
-def test_a_symptom_of_another_gpu_or_of_later_stands_alone(host):
+def test_a_later_or_another_gpus_symptom_is_its_own_finding(host):
     host.says(79)
 
     assert host.says(45, gpu="04", at=101) == [(45, INFO, RAISED)]
@@ -227,7 +227,7 @@ def test_a_following_recovery_action_does_not_lower_the_fault(host):
     assert host.says(154, RESET, at=101) == [(154, FATAL, RAISED)]
 
 
-def test_both_ends_of_a_broken_link_are_one_fault(host):
+def test_both_ends_of_a_broken_link_give_one_finding(host):
     word = "NVLink: fatal error detected on link 2(0x0)"
 
     assert host.says(74, word, gpu="03") == [(74, FATAL, RAISED)]
@@ -273,21 +273,21 @@ def test_xid_154_none_does_not_clear_findings_that_need_a_boot(host, xid):
     assert host.says(xid, at=900) == []
 
 
-def test_a_driver_that_asks_for_less_is_believed(host):
+def test_a_milder_request_of_the_driver_is_believed(host):
     host.says(154, RESET)
     less = "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x3 (Drain P2P)"
 
     assert host.says(154, less) == [(154, FATAL, CLEARED), (154, DEGRADED, RAISED)]
 
 
-def test_163_after_162_is_raised_again(host):
+def test_xid_163_is_raised_again_after_xid_162(host):
     assert host.says(162) == []
     assert host.says(163, at=101) == [(163, DEGRADED, RAISED)]
     assert host.says(162, at=102) == [(163, DEGRADED, CLEARED)]
     assert host.says(163, at=103) == [(163, DEGRADED, RAISED)]
 
 
-def test_162_ends_163_only(host):
+def test_xid_162_clears_only_xid_163(host):
     host.says(163)
     host.says(164)
 
@@ -333,7 +333,7 @@ def test_findings_that_need_a_recovery_survive_a_restart(host):
 HEAD = ["# source: ours", "# as_of: 2026-01", "xid,meaning,verdict"]
 
 
-def test_a_site_may_bring_its_own_table(tmp_path):
+def test_a_configured_table_replaces_the_shipped_one(tmp_path):
     file = tmp_path / "own.csv"
     file.write_text("\n".join([*HEAD, "13,bad kernel,fail"]))
 

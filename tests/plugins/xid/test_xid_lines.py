@@ -60,7 +60,7 @@ def test_a_gpu_named_long_before_is_not_taken_for_the_lost_one():
     assert read("NVRM: The NVIDIA GPU 0000:b3:00.0", *others, "NVRM: fallen off the bus") == []
 
 
-def test_the_bus_address_is_the_same_however_it_is_written():
+def test_every_form_of_a_bus_address_is_normalised():
     texts = [f"NVRM: Xid ({p}): 62" for p in ("PCI:0000:3B:00", "0000:3b:00.0", "00000000:3B:00.0")]
 
     assert {f.pci for f in read(*texts)} == {"0000:3b:00.0"}
@@ -76,7 +76,7 @@ def test_the_fields_of_nvlink5():
     assert len(decoded.words) == 6
 
 
-def test_nvlink5_behind_a_process():
+def test_nvlink5_fields_after_a_process_are_parsed():
     (fault,) = read(LINES[5][0])
     decoded = link(fault)
 

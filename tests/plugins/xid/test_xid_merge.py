@@ -35,7 +35,7 @@ class Host:
         return list(self.follower.take(record(text, self._seq, at), at))
 
     def event(self, xid, at=10.0, pci=A, action=None):
-        return list(self.follower.hear(XidEvent(xid, pci, action=action), at))
+        return list(self.follower.receive(XidEvent(xid, pci, action=action), at))
 
     def later(self, at):
         return list(self.follower.period(at, 0))
@@ -56,7 +56,7 @@ def brief(signals):
     return [(s.code, s.severity, s.state) for s in signals]
 
 
-def test_a_line_and_then_its_event_are_one_finding_seen_once(host):
+def test_a_line_followed_by_its_event_is_one_finding_with_count_one(host):
     (line,) = host.line(79)
     (event,) = host.event(79, at=11.0)
 
@@ -66,7 +66,7 @@ def test_a_line_and_then_its_event_are_one_finding_seen_once(host):
     assert host.event(79, at=11.5) == host.later(30.0) == []
 
 
-def test_an_event_and_then_its_line_are_one_finding_seen_once(host):
+def test_an_event_followed_by_its_line_is_one_finding_with_count_one(host):
     early = host.event(79)
     line, confirmed = host.line(79, at=10.0 + MERGE_S)
 
@@ -128,7 +128,7 @@ def test_without_a_log_no_event_waits(deaf):
 
 
 @pytest.mark.parametrize("xid", [13, 48, 63, 79, 95, 119, 149, 174])
-def test_a_number_alone_is_judged_as_a_line_with_a_number_alone(tmp_path, xid):
+def test_an_event_is_judged_as_a_line_without_text(tmp_path, xid):
     (tmp_path / "other").mkdir()
     host, deaf = Host(tmp_path), Host(tmp_path / "other", patience_s=0.0)
     deaf.event(xid)
@@ -162,7 +162,7 @@ def test_a_symptom_reported_by_both_is_no_finding(host):
     assert brief(host.later(30.0)) == [("xid.79", FATAL, RAISED)]  # the line of 45, counted
 
 
-def test_without_a_log_symptoms_and_recoveries_are_known_as_well(deaf):
+def test_without_a_log_symptoms_and_recoveries_come_from_events(deaf):
     deaf.event(79)
     deaf.event(45, at=11.0)
     cause, symptom = deaf.later(11.0)

@@ -67,7 +67,7 @@ async def test_records_written_while_the_log_was_away_are_read(plug, tmp_path):
     assert found[1].message.startswith("the kernel log is not read: /dev/kmsg: ")
 
 
-def test_a_log_that_stays_away_is_tried_as_often_as_at_first(plug):
+def test_a_missing_log_is_retried_at_a_constant_rate(plug):
     """If the pause grew, a fault in the log was found up to a minute late."""
     plug.pull()
     tries = []
@@ -112,7 +112,7 @@ async def test_the_writer_of_a_pipe_may_disconnect_and_return(tmp_path):
     assert said == [away, *written]
 
 
-def test_a_pipe_that_is_opened_again_always_has_a_reader(tmp_path):
+def test_a_reopened_pipe_always_has_a_reader(tmp_path):
     place = tmp_path / "kmsg"
     os.mkfifo(place)
     source = KernelLogSource(place, lambda place: os.open(place, os.O_RDONLY | os.O_NONBLOCK))
@@ -136,7 +136,7 @@ def test_a_pipe_that_is_opened_again_always_has_a_reader(tmp_path):
         source.close()
 
 
-def test_a_smaller_number_at_a_later_time_is_another_log():
+def test_a_smaller_number_at_a_later_time_means_another_log():
     """Otherwise its records would be skipped as already read."""
     sequence = Sequence(900, at=50.0)
 

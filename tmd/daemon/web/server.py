@@ -22,7 +22,7 @@ log = structlog.get_logger("tmd.web")
 
 LARGEST_BODY = 16 * 1024
 MOST_READS, MOST_CHANGES = 16, 8
-"""Concurrent requests. Together with the streams fewer than the connections: a probe gets in."""
+"""Most concurrent requests. With the streams, fewer than the connections: a probe gets in."""
 PROBES = frozenset({"/healthz", "/readyz"})
 """Paths that do not use Redis, so they are not counted."""
 STREAM = "/v1/stream"
