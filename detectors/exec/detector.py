@@ -53,7 +53,7 @@ class ExecCheck(Struct, frozen=True, forbid_unknown_fields=True):
         bad = next((c for c in self.name if c not in NAMED), "")
         if bad or not self.name:
             what = f"has {bad!a} in its name" if bad else "has no name"
-            raise ValueError(f"a check {what}; use ASCII letters, digits, '_' and '-'")
+            raise ValueError(f"a check {what}; allowed are ASCII letters, digits, '_' and '-'")
 
 
 class ExecConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):

@@ -215,7 +215,7 @@ def test_checks_come_from_the_configuration():
     [
         ({"name": "a", "command": []}, "length"),
         ({"name": "a", "command": "/bin/true"}, "array"),
-        ({"name": "a b", "command": ["x"]}, "use ASCII letters"),
+        ({"name": "a b", "command": ["x"]}, "allowed are ASCII letters"),
         ({"name": "a", "command": ["x"], "every": 5}, "every"),
         ({"name": "a", "command": ["x"], "timeout_s": 0}, "> 0"),
         ({"command": ["x"]}, "name"),
