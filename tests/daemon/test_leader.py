@@ -67,7 +67,7 @@ class Scene:
         self.exits = {}
         self.alerts = {}
 
-    async def tell(self, host, **changes):
+    async def report(self, host, **changes):
         self.workers[host] = structs.replace(self.workers[host], **changes)
         await self.put(host)
 
@@ -88,13 +88,13 @@ class Scene:
         )
         await self.store.put_host(status, ttl_s=1e6, wake=False)
 
-    async def puzzle(self, host):
+    async def send_later_version(self, host):
         """Store a host status of a later version."""
         later = structs.replace(self.workers.get(host, self.workers["h3"]))
         structs.force_setattr(later, "activity", "hibernating")
         await self.store.put_host(HostStatus(host, "i", workers=(later,)), ttl_s=1e6, wake=False)
 
-    async def ail(self, *hosts):
+    async def degrade(self, *hosts):
         """Give each a GPU fault, seen long ago."""
         for host in hosts:
             fault = finding(host, code=f"nvml.{host}", at=100.0)
@@ -106,8 +106,8 @@ class Scene:
             await self.put(host)
         await self.leader.turn()
         for rank, host in enumerate(("h1", "h2")):
-            await self.tell(host, activity=Activity.TRAINING, rank=rank, epoch=1, step=5)
-        await self.tell("h3", activity=Activity.STANDBY)
+            await self.report(host, activity=Activity.TRAINING, rank=rank, epoch=1, step=5)
+        await self.report("h3", activity=Activity.STANDBY)
 
     @property
     async def record(self):
@@ -123,7 +123,7 @@ async def scene(tmp_path):
 
 async def test_a_status_of_a_later_version_stops_no_other_decision(scene):
     """A host with an undecodable status and no rank is ignored, nothing else changes."""
-    await scene.puzzle("h9")
+    await scene.send_later_version("h9")
     await scene.end("h2", -9)
     await scene.leader.turn()
     plan = (await scene.record).plan
@@ -134,7 +134,7 @@ async def test_a_status_of_a_later_version_stops_no_other_decision(scene):
 
 async def test_a_job_with_a_rank_on_an_undecodable_host_is_left_alone(scene):
     """It is not silent, so it does not count as dead; once it is decodable, the job continues."""
-    await scene.puzzle("h1")
+    await scene.send_later_version("h1")
     await scene.end("h2", -9)
     await scene.leader.turn()
     alone = (await scene.record).plan
@@ -172,7 +172,7 @@ async def test_a_loss_opens_a_failover_although_another_policy_fails(scene):
 async def test_one_turn_takes_every_possible_step(scene):
     """A survivor that has already halted needs no second wake-up."""
     await scene.end("h1", -9)
-    await scene.tell("h2", activity=Activity.STUCK, plan="job-2")
+    await scene.report("h2", activity=Activity.STUCK, plan="job-2")
     await scene.leader.turn()
 
     assert (await scene.record).plan.phase is Phase.SYNC
@@ -181,7 +181,7 @@ async def test_one_turn_takes_every_possible_step(scene):
 async def test_a_deadline_is_kept_without_a_wake_up(scene):
     """Stuck members without evidence: the leader wakes just after settle_s, not on its period."""
     await scene.leader.turn()
-    await scene.tell("h2", activity=Activity.STUCK)
+    await scene.report("h2", activity=Activity.STUCK)
     patience = await scene.leader.turn()
     before = (await scene.record).plan
     await asyncio.sleep(patience)
@@ -288,7 +288,7 @@ async def guarded(tmp_path):
 
 
 async def test_ranks_leave_a_degraded_host(guarded):
-    await guarded.ail("h1")
+    await guarded.degrade("h1")
     await guarded.leader.turn()
 
     assert (await guarded.record).plan.cause == "nvml.h1"
@@ -297,7 +297,7 @@ async def test_ranks_leave_a_degraded_host(guarded):
 
 async def test_too_many_hosts_at_once_open_the_breaker_and_no_rank_moves(guarded):
     """It is reported once and stays open although the hosts recover."""
-    await guarded.ail("h1", "h2")
+    await guarded.degrade("h1", "h2")
     await guarded.leader.turn()
     guarded.alerts.clear()
     await guarded.put("h1")
@@ -310,7 +310,7 @@ async def test_too_many_hosts_at_once_open_the_breaker_and_no_rank_moves(guarded
 
 
 async def test_policies_move_ranks_again_after_the_breaker_is_closed(guarded):
-    await guarded.ail("h1", "h2")
+    await guarded.degrade("h1", "h2")
     await guarded.leader.turn()
     await guarded.store.set_breaker(Breaker(at=200.0))
     await guarded.leader.turn()
@@ -338,10 +338,10 @@ async def test_an_unprotected_job_is_reported_once_per_reason(scene):
     """The standby is first unfit, then rehearses, then is lost."""
     await scene.leader.turn()
     unfit = Rehearsal(step=5, seconds=1.0, refusal="other bits", suspect=True)
-    await scene.tell("h3", rehearsed=(unfit,))
+    await scene.report("h3", rehearsed=(unfit,))
     await scene.leader.turn()
     await scene.leader.turn()
-    await scene.tell("h3", rehearsed=(Rehearsal(step=9, seconds=1.0),))
+    await scene.report("h3", rehearsed=(Rehearsal(step=9, seconds=1.0),))
     await scene.leader.turn()
     await scene.end("h3", 1)
     await scene.leader.turn()
