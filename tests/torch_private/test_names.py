@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -13,7 +14,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from tmd.torch_private import ddp, fsdp, loaders, modules, optimizers
+from tmd.torch_private import c10d, ddp, fsdp, loaders, meshes, modules, optimizers
 
 
 @pytest.fixture
@@ -117,3 +118,54 @@ def test_normalizations_that_keep_statistics_are_known() -> None:
 
     assert all(modules.keeps_statistics(each) for each in kept)
     assert not modules.keeps_statistics(nn.LayerNorm(2))
+
+
+@pytest.mark.usefixtures("world")
+def test_the_ranks_of_a_group_are_known() -> None:
+    """``distributed_c10d._world.pg_group_ranks``."""
+    assert dist.group.WORLD is not None
+    assert c10d.group_ranks()[dist.group.WORLD] == {0: 0}
+
+
+@pytest.mark.usefixtures("world")
+def test_every_place_that_torch_keeps_is_found() -> None:
+    """An attribute under another name would keep the place of the rank before."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp._fully_shard._fsdp_common import HSDPMeshInfo
+
+    mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("a", "b"))
+    both = HSDPMeshInfo(mesh, shard_mesh_dim=1, replicate_mesh_dim=0)
+    objects = {"DeviceMesh": mesh, "FSDPMeshInfo": both, "DDPMeshInfo": both}
+
+    assert all(hasattr(objects[kind], attribute) for _, kind, attribute in meshes.PLACES)
+
+
+@pytest.mark.usefixtures("world")
+def test_caches_of_sharded_tensors_are_cleared() -> None:
+    """``DTensor._op_dispatcher.sharding_propagator`` and the class of its specs."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    mesh = init_device_mesh("cpu", (1,))
+    tensor = DTensor.from_local(torch.ones(2, 2), mesh, [Shard(0)]) + 1
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    cached = propagator.propagate_op_sharding
+    meshes.forget_shards()
+
+    assert type(tensor._spec) is meshes.spec_class()
+    assert propagator.propagate_op_sharding is not cached
+    assert propagator.propagate_op_sharding.cache_info().currsize == 0
+    assert torch.equal((tensor + 1).to_local(), torch.full((2, 2), 3.0))
+
+
+def test_compiled_code_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``torch._dynamo.reset``, and nothing if the compiler was never imported."""
+    import torch._dynamo
+
+    calls: list[int] = []
+    monkeypatch.setattr(torch._dynamo, "reset", lambda: calls.append(1))
+    meshes.forget_compiled()
+    monkeypatch.delitem(sys.modules, "torch._dynamo")
+    meshes.forget_compiled()
+
+    assert calls == [1]

@@ -3,7 +3,7 @@
 torch asks a group for its rank each time, but caches other values: the global ranks of a group, the
 coordinates in a ``DeviceMesh``, FSDP2's ranks in its two groups, and values computed from them in
 DTensor's caches and as constants in compiled code. Coordinates become properties that ask the
-group; the rest is corrected at each change. As of torch 2.11 to 2.13.
+group; the rest is corrected at each change.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d
 
 from tmd.fabric.grouping import Participant
+from tmd.torch_private.c10d import group_ranks
+from tmd.torch_private.meshes import PLACES, forget_compiled, forget_shards, spec_class
 
-FSDP = "torch.distributed.fsdp._fully_shard._fsdp_common"
-SPEC = "torch.distributed.tensor._dtensor_spec"
 ASKED = "_tmd_place"
 """Attribute of a mesh: the groups last asked for its coordinates, and the result."""
 
@@ -47,7 +45,7 @@ def teach() -> None:
 
     Idempotent. Classes whose module is not imported yet are left to a later call.
     """
-    for module, kind, attribute, ask in ASKING:
+    for (module, kind, attribute), ask in zip(PLACES, ASKING, strict=True):
         loaded = sys.modules.get(module)
         if loaded is not None and attribute not in vars(getattr(loaded, kind)):
             setattr(getattr(loaded, kind), attribute, property(ask, _ignore_set))
@@ -67,14 +65,15 @@ def turn(groups: Iterable[Participant], *, moved: bool, ran: int) -> None:
     milliseconds, unless nothing has run since the last scan.
     """
     teach()
-    known = distributed_c10d._world.pg_group_ranks
+    known = group_ranks()
     for group in groups:
         if isinstance(group, dist.ProcessGroup) and group in known:
             known[group] = {rank: place for place, rank in enumerate(group.view.ranks)}
     if moved and _Meshes.any:
-        _forget_compiled()
+        forget_compiled()
         if _parts_differ(ran):
-            _forget_shards()
+            # If all parts are alike the caches stay: refilling them takes as long as many steps.
+            forget_shards()
 
 
 def _ignore_set(mesh: Any, place: object) -> None:
@@ -110,18 +109,13 @@ def _replica_place(info: Any) -> int:
     return int(info.replicate_process_group.rank())
 
 
-ASKING: tuple[tuple[str, str, str, Callable[[Any], Any]], ...] = (
-    ("torch.distributed.device_mesh", "DeviceMesh", "_rank", _rank),
-    ("torch.distributed.device_mesh", "DeviceMesh", "_coordinate_on_dim", _place),
-    (FSDP, "FSDPMeshInfo", "shard_mesh_rank", _shard_place),
-    (FSDP, "DDPMeshInfo", "replicate_mesh_rank", _replica_place),
-)
-"""Module, class, attribute, and the property that replaces it."""
+ASKING: tuple[Callable[[Any], Any], ...] = (_rank, _place, _shard_place, _replica_place)
+"""How to compute each of :data:`tmd.torch_private.meshes.PLACES` anew."""
 
 
 def _parts_differ(ran: int) -> bool:
     """Whether another rank's part of a DTensor may have another shape, or not exist."""
-    if SPEC not in sys.modules:
+    if spec_class() is None:
         return False
     if not _Meshes.leave_out and _Shards.ran != ran:
         _Shards.even, _Shards.ran = _all_even(), ran
@@ -129,7 +123,7 @@ def _parts_differ(ran: int) -> bool:
 
 
 def _all_even() -> bool:
-    kind = sys.modules[SPEC].DTensorSpec
+    kind = spec_class()
     if gc.get_freeze_count():
         gc.unfreeze()  # frozen objects are not found
     # By type(): some objects answer isinstance() with side effects.
@@ -153,29 +147,3 @@ def _is_even(spec: Any) -> bool:
         cut < len(shape) and isinstance(shape[cut], int) and shape[cut] % into == 0
         for cut, into in parts.items()
     )
-
-
-def _forget_compiled() -> None:
-    """Reset compiled code: a coordinate may be a constant in it."""
-    reset = getattr(sys.modules.get("torch._dynamo"), "reset", None)
-    if reset is not None:
-        reset()
-
-
-def _forget_shards() -> None:
-    """Clear DTensor's caches, which hold shapes of this rank's parts without naming the rank.
-
-    If all parts are alike they stay: refilling them takes as long as many steps.
-    """
-    from torch.distributed.tensor import DTensor, _redistribute
-
-    propagator = DTensor._op_dispatcher.sharding_propagator
-    cache = type(propagator.propagate_op_sharding)
-    # One per thread: only a new object clears it for all threads.
-    propagator.propagate_op_sharding = cache(propagator.propagate_op_sharding_non_cached)
-    for clear in (
-        getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None),
-        getattr(getattr(_redistribute, "_gen_transform_infos", None), "cache_clear", None),
-    ):
-        if clear is not None:
-            clear()

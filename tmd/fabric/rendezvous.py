@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 
-from torch._C._distributed_c10d import TCPStore
+from tmd.torch_private.c10d import TCPStore
 
 _stores: list[TCPStore] = []
 

@@ -9,10 +9,10 @@ import os
 import socket
 
 import msgspec
-from torch._C._distributed_c10d import Store
 
 from tmd.core.values.model import Member, Membership
 from tmd.fabric.fabric import Fabric
+from tmd.torch_private.c10d import Store
 
 
 def lone_fabric(store: Store, rank: int, size: int) -> Fabric:

@@ -8,10 +8,10 @@ from datetime import timedelta
 from typing import Any
 
 from torch import Tensor
-from torch._C._distributed_c10d import Work as TorchWork
 from torch.futures import Future, collect_all
 
 from tmd.fabric.wait_timer import WaitTimer
+from tmd.torch_private.c10d import Work as TorchWork
 
 
 class Work(TorchWork):
