@@ -1,6 +1,6 @@
 """``tmd launch``: start the workers of this host for a job, end them, start them again.
 
-Floor: above the daemon's socket, beside the CLI. The launcher runs as the user, in the user's
+The launcher talks to the daemon over its socket. It runs as the user, in the user's
 cgroup; the daemon only ever asks it to end a worker. It tells the daemon how each one ended.
 One loop, no threads: children are waited for through pidfds beside the socket and the signals.
 """
@@ -46,14 +46,14 @@ GRACE_S = 5.0
 NOT_STARTED = 2
 """Exit status when the command of a worker cannot be started."""
 RESTART_S = 1.0
-"""Pause before a worker is started again; doubled each time. Importing torch takes seconds of a
-core, which on the same host belong to the recovery first."""
+"""Pause before a worker is started again; doubled each time. Importing torch keeps a core busy for
+seconds, which a recovery on this host needs first."""
 JOIN_S = 60.0
-"""After which it is said that a script has not called ``join()`` yet: importing may take long."""
+"""A script that has not called ``join()`` after this long is warned about; imports take time."""
 
 UNJOINED = (
-    "it has not called tmd.trainer.join(): until then it is no part of the job, and its RANK is a "
-    "placeholder"
+    "it has not called tmd.trainer.join(): until then it is not part of the job, and its RANK is "
+    "a placeholder"
 )
 
 log = structlog.get_logger("tmd.launch")
@@ -178,7 +178,7 @@ class Launcher:
     def _try_again(
         self, slot: int, status: int, *, joined: bool, facts: Mapping[str, object]
     ) -> None:
-        """After a pause, if a restart is left; else ``status`` is an exit status of the job."""
+        """Start the slot again after a pause. Without restarts left ``status`` counts."""
         done, allowed = self._restarts[slot], self._spec.max_restarts
         if done < allowed:
             pause = pause_s(done, self._spec.restart_delay_s, joined=joined)
@@ -196,7 +196,7 @@ class Launcher:
             del self._awaited[worker]
             if self._joining.has(worker):
                 continue
-            # Nothing else may wake the loop for days, and the file may go in the meantime.
+            # Look again: nothing else may wake the loop for days, and the mark may be cleaned away.
             self._awaited[worker] = now + JOIN_S
             if worker not in self._reminded:
                 self._reminded.add(worker)

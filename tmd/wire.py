@@ -52,7 +52,7 @@ class StatusReport(Struct, frozen=True, tag=True):
 
 
 class DirectiveOrder(Struct, frozen=True, tag=True):
-    """Daemon: your present duty. Refused if ``lease_epoch`` is below one obeyed before
+    """Daemon: your present directive. Refused if ``lease_epoch`` is below one obeyed before
     (invariant I5)."""
 
     lease_epoch: int

@@ -43,7 +43,7 @@ class XidConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     """When to use NVML's XID events: if the log cannot be read, always, or never. They are received
     by a process of its own, of 8 MB."""
     events_deadline_s: float = 30.0
-    """A driver that is silent for this long hangs."""
+    """A driver that does not answer for this long counts as hung."""
     quiet_s: float = 600.0
     """Findings that move no rank clear after this long."""
     facilities: tuple[int, ...] = (KERNEL,)
@@ -218,7 +218,7 @@ class Follower:
                 yield from self.findings.confirmed(found)
 
     def receive(self, event: XidEvent, now: float) -> Iterator[Signal]:
-        """Take in one event, which waits for its line."""
+        """Take in one NVML event, which waits for its line in the kernel log."""
         assert self._merge is not None
         line = fault(event, now)
         if self._merge.event(line, now):

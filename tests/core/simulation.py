@@ -224,7 +224,7 @@ class Simulation:
             worker.say(WorkerEvent.HALTED, undecided=False, plan="", armed=0)
 
     def deliver(self, name: str) -> None:
-        """The worker hears its duty under the present record and acts on it."""
+        """The worker hears its directive under the present record and acts on it."""
         worker = self.workers[name]
         if not worker.alive or self.record is None:
             return

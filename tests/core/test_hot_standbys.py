@@ -352,7 +352,7 @@ def test_a_rank_goes_to_a_standby_that_has_rehearsed_what_it_is_built_as() -> No
 
     assert chosen == {3: member("warm")}
     assert reasons(chosen, view, record, facts) == (
-        "rank 3: warm: it follows no rank, its host holds none, rehearsed",
+        "rank 3: warm: it shadows no rank, its host holds none, rehearsed",
         "not built: it has not rehearsed what rank 3 is built as",
     )
     alone = reasons({3: member("built")}, view, record, facts)

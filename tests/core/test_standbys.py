@@ -212,15 +212,15 @@ def test_the_choice_says_why_this_one_and_why_not_the_others():
     chosen = member("h2")
     told = reasons({0: chosen}, cluster, record, PlanFacts(cluster, "job"))
 
-    assert told[0] == ("rank 0: h2/job/0.a: it follows no rank, its host holds none, rehearsed")
+    assert told[0] == ("rank 0: h2/job/0.a: it shadows no rank, its host holds none, rehearsed")
     why = dict(line.removeprefix("not ").split(": ", 1) for line in told[1:])
     assert {worker.split("/")[0]: sentence.split(":")[0] for worker, sentence in why.items()} == {
         "h3": "its host is banned",
         "h4": "nvml.link_down of gpu",
         "h5": "it failed its rehearsal",
-        "h6": "its host was left more lately",
+        "h6": "a rank was taken off its host more recently",
         "h7": "its name comes later",
-        "h8": "its host ails",
+        "h8": "its host has a grave finding",
         "h9": "its host is drained ('tmd undrain h9' gives it back)",
     }
 
@@ -277,7 +277,9 @@ def test_a_planned_move_says_that_the_only_standby_is_on_a_host_that_ails():
     wish = Verdict("job", "h1/job/0.a", Urgency.DRAIN, "c", "r")
     after = steer(RECORD, cluster, [wish], now=0.0, age=0.0, limits=PlanLimits())
 
-    assert after.detail.endswith("waits for 1 standby: not h2/job/0.a: its host ails")
+    assert after.detail.endswith(
+        "waits for 1 standby: not h2/job/0.a: its host has a grave finding"
+    )
 
 
 def test_a_clean_host_is_taken_before_one_with_a_finding_that_may_not_act():

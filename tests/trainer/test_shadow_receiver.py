@@ -280,7 +280,7 @@ def test_a_wait_in_vain_ends_for_all() -> None:
 
 
 def test_closing_ends_all_waits() -> None:
-    """The duty has changed: the main thread is called off from another."""
+    """The directive has changed: the main thread is called off from another."""
     with stage() as s:
         assert at_once([lambda: ask(s.shadow), s.shadow.close])[0] == [-1, -1]
         assert s.shadow.starved

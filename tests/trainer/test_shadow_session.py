@@ -25,7 +25,7 @@ def test_in_a_recovery_what_a_live_rank_sends_still_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    "directive", [HoldState("plan", over=True), Wait()], ids=["is dead", "other duty"]
+    "directive", [HoldState("plan", over=True), Wait()], ids=["is dead", "other directive"]
 )
 def test_a_link_that_stays_open_is_not_waited_for(directive: HoldState | Wait) -> None:
     """The kernel of a killed process closes its links when it comes to that."""

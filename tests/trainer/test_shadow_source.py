@@ -223,7 +223,7 @@ def test_the_whole_copy_gives_up_when_the_joiner_stops_reading() -> None:
 
             assert s.window.version is None
             assert s.ear.of(Boundary) == []
-            assert s.ear.of(Dropped) == [Dropped("this worker does not take the state", final=True)]
+            assert s.ear.of(Dropped) == [Dropped("the joiner does not take the state", final=True)]
 
 
 def test_the_whole_copy_ends_with_the_joiner() -> None:

@@ -187,7 +187,7 @@ class Leader:
         return patience
 
     def _unprotected(self, view: ClusterView) -> dict[str, str]:
-        """What each job lacks; while a plan is live, what it lacked before."""
+        """Per job, why no fit standby covers some rank; a live plan keeps the earlier reason."""
         lacking = {}
         for record in view.jobs:
             gap = unprotected(view, record)

@@ -127,7 +127,7 @@ class Fabric:
         newer than this worker's last one.
         """
         if membership.epoch <= self._admission.epoch:
-            raise ValueError(f"epoch {membership.epoch} is over, was {self._admission.epoch}")
+            raise ValueError(f"epoch {membership.epoch} is not newer than {self._admission.epoch}")
         old = self.standing
         if old is not None:
             # Silently: it is not a fault, but waiting threads must wake up.

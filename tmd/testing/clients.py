@@ -49,7 +49,7 @@ async def connected(path: Path) -> AsyncIterator[Connection]:
 
 
 class FakeTrainer:
-    """A trainer that says what the test wants and remembers its duties."""
+    """A trainer that says what the test wants and remembers its directives."""
 
     def __init__(self, connection: Connection, status: WorkerStatus) -> None:
         self._connection = connection
@@ -71,7 +71,7 @@ class FakeTrainer:
     async def directive(
         self, wanted: Callable[[Directive], bool], timeout_s: float = 10.0
     ) -> Directive:
-        """The first duty, from now on, for which ``wanted`` holds."""
+        """The first directive, from now on, for which ``wanted`` holds."""
         if self.directives and wanted(self.directives[-1]):
             return self.directives[-1]
         async with asyncio.timeout(timeout_s):

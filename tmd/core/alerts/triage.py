@@ -233,7 +233,7 @@ def _held(board: Board, key: FindingKey) -> Iterator[Severity]:
 
 
 def _too_many(key: FindingKey) -> Signal:
-    message = f"it states more than is held; the last left out was {key.code} of {key.entity}"
+    message = f"more open findings than tmd keeps; the last dropped was {key.code} of {key.entity}"
     return Signal(TOO_MANY, f"detector:{key.detector}", Severity.WARNING, message=message)
 
 
@@ -242,7 +242,7 @@ def _relieved(board: Board, key: FindingKey, now: float) -> tuple[Board, News]:
     if any(True for _ in _held(board, key)):
         return board, ()
     word = FindingKey(key.host, TRIAGE, f"detector:{key.detector}", TOO_MANY)
-    return _cleared(board, word, "it has ended all that it had stated", now)
+    return _cleared(board, word, "all findings of the detector are over", now)
 
 
 def _ban_key(host: str) -> FindingKey:

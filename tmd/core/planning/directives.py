@@ -1,6 +1,6 @@
 """The directives that a worker gets, derived from the job's record and from nothing else.
 
-Idempotent by construction: asking twice gives the same duty, and a crash anywhere between two
+Idempotent by construction: asking twice gives the same directive, and a crash anywhere between two
 revisions is mended by asking again.
 """
 
@@ -144,7 +144,7 @@ Directive = (
 
 
 def directive_of(record: JobRecord, worker: str) -> Directive:
-    """The duty of ``worker`` under ``record``."""
+    """The directive of ``worker`` under ``record``."""
     match record.state:
         case JobState.FAILED:
             return Leave(code=1, detail=record.detail)

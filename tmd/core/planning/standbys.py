@@ -27,7 +27,7 @@ from tmd.core.values.model import (
 from tmd.core.values.shadows import verdict_on, why_unfit
 
 IDLE = 2
-"""Distance of a standby that follows no rank."""
+"""Distance of a standby that shadows no rank."""
 MOST_REASONS = 20
 """Kept in a plan."""
 MOST_NAMED = 5
@@ -50,19 +50,18 @@ class CandidateRank(NamedTuple):
     untried: bool
     """It has not shown of any rank that it computes the bits of the job."""
     last_left: int
-    """Number of the latest move of the job off its host, after a loss or because a policy wanted
-    it; 0 for none."""
+    """Position in the job's history of the latest plan that took a rank off its host, or 0."""
     host: str
     worker: str
 
 
 WHY_LATER = (
-    "its host ails",
-    "there is a grave finding about its host",
+    "its host has a grave finding",
+    "its host has a grave finding of a detector that only observes",
     "it is farther from the state",
     "its host holds a rank already",
     "it has not rehearsed",
-    "its host was left more lately",
+    "a rank was taken off its host more recently",
     "its name comes later",
     "its name comes later",
 )
@@ -242,7 +241,7 @@ def assigned(
         )
 
     def give(rank: int, asked: set[Member]) -> bool:
-        """Find one for ``rank``; if all that may have it are taken, one may do elsewhere."""
+        """Find a standby for ``rank``, by an augmenting path if all fit ones are taken."""
         may = [m for m in spare if m not in asked and not _unfit_for(facts, m, rank)]
         may.sort(key=lambda m: order(rank, m))
         holds = {m: r for r, m in found.items()}
@@ -300,7 +299,7 @@ def shortfall(
 
     def in_the_way(standby: Standby) -> str:
         failed = standby.refusal or _failure(standby.member, ranks, facts, left_out)
-        return failed or ("its host ails" if lasts and standby.standing.ails else "")
+        return failed or ("its host has a grave finding" if lasts and standby.standing.ails else "")
 
     found = [
         f"not {s.member.worker}: {why}" for s in line(view, record, facts) if (why := in_the_way(s))
@@ -320,13 +319,13 @@ def shortfall(
 def _merits(standby: Standby, rank: int, facts: PlanFacts) -> str:
     standing, status = standby.standing, facts.status[standby.member.worker]
     shadow = status.shadow
-    words = ["it follows no rank" if shadow is None else f"it follows rank {shadow.rank}"]
+    words = ["it shadows no rank" if shadow is None else f"it shadows rank {shadow.rank}"]
     words.append("its host holds a rank already" if standing.crowded else "its host holds none")
     if _has_rehearsed(status, rank, facts):
         words.append("rehearsed")
     else:
         words.append("not rehearsed" if standing.untried else "rehearsed as another rank only")
-    words += ["its host ails, but there is nobody else"] if standing.ails else []
+    words += ["its host has a grave finding, but there is no other"] if standing.ails else []
     return ", ".join(words)
 
 
@@ -341,7 +340,7 @@ def _failure(
 
 
 def _unrehearsed(worker: str, taken: dict[str, int], facts: PlanFacts) -> str:
-    """Whether it is because of what it has rehearsed that others were taken; empty if not."""
+    """Why it was passed over, if for lack of a rehearsal that the chosen ones had; else empty."""
     status = facts.status[worker]
     if not any(v.has_shown for v in status.rehearsed):
         return ""

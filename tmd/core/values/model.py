@@ -283,7 +283,7 @@ class Mark(Struct, frozen=True):
 
 
 class MigrationPlan(Struct, frozen=True):
-    """The stored plan is the command: everybody derives its duty from it."""
+    """The stored plan is the command: everybody derives its directive from it."""
 
     id: str
     kind: PlanKind

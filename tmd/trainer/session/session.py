@@ -68,7 +68,7 @@ class Session:
 
     @property
     def rank(self) -> int:
-        """Rank held now; a standby has the last one built alike, or that which it shadows."""
+        """Rank held now. A standby reports the rank it shadows, else the last one built like it."""
         return self._hooks.rank
 
     @property
@@ -111,7 +111,7 @@ class Session:
         return cast(Built, self.built)
 
     def _make(self) -> None:
-        """Build what the rank is built as that is held or worn: at first, and as a standby."""
+        """Call the script's function for the rank that this worker holds or reports."""
         assert self._build is not None
         self._awaited, self.built = True, None
         gc.collect()  # a device may not hold both
@@ -172,7 +172,7 @@ class Session:
             self._hooks.seeds(self._own_seed)
 
     def _name(self, objects: dict[str, object]) -> tuple[Registry, LocalState]:
-        """These are registered; where others were, all who know of those know these."""
+        """Register ``objects``. After a rebuild, what was registered before is renewed in place."""
         registry = Registry(objects)
         if self._registry is None or self._local is None:
             self._registry, self._local = registry, LocalState(registry)
@@ -189,8 +189,8 @@ class Session:
     ) -> None:
         """Write a checkpoint every so many steps, and go on from the newest one in ``path``.
 
-        Call once after ``register``. The state is put in place by the ``batches`` call that it was
-        taken in; those before end at once. Plain ``torch.distributed.checkpoint`` reads them.
+        Call once after ``register``. The ``batches`` call in which a checkpoint was taken loads it;
+        earlier calls end at once. Plain ``torch.distributed.checkpoint`` can read checkpoints.
 
         Args:
             path: a folder of this job's own, the same for all ranks.
@@ -219,7 +219,7 @@ class Session:
         if not self._hooks.shadowing:
             self._saving.choose(self.rank, self._hooks.gathered, resume=resume)
             if self._saving.goes_on:
-                # DDP settles its buckets in the first step, and they say in which order is summed.
+                # DDP fixes its buckets, and with them the order of sums, in the first step.
                 ddp = any(isinstance(m, DistributedDataParallel) for m in self._wrapped)
                 self._rehearses = self.world_size > 1 and any(self._hooks.gathered("1" * ddp))
 
@@ -357,7 +357,7 @@ class Session:
 
     def _spoil(self) -> None:
         self._spoilt, self._outcome = True, VoteOutcome.SHADOW
-        # Also if a rank was lost: the worker that takes it over does not know of it.
+        # Even if a rank was lost: its next worker does not know that this step is run twice.
         self._rehearses = False
         if not self._hooks.shadowing:
             self._trace.undone(self._hooks.status)

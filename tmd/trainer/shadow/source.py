@@ -1,4 +1,4 @@
-"""Showing the life of this rank to a joiner: its state, and then the output of every collective.
+"""Sends the state of this rank, then the output of every collective, to a joiner.
 
 The state is copied unit by unit while it does not change; what happens to copied units meanwhile
 follows as the *tail* (gradients as the optimizer was given them). From the first step boundary at
@@ -42,13 +42,13 @@ from tmd.trainer.state.window import Window
 IDLE_S = 0.02
 """How often an idle sender looks for work."""
 STALLED_S = 5.0
-"""While training waits for a whole copy: longest time without a unit until it goes on."""
+"""A joiner that takes no unit for this long during a whole copy is dropped."""
 WHOLE_S = 60.0
 """Longest time that training waits for a whole copy."""
 NO_STEP = -1
 """Version of the window between two steps: no digest is due for it."""
 ENDING_S = 2.0
-BEHIND = "this worker does not keep up: too much waits for it"
+BEHIND = "the joiner does not keep up: too much waits for it"
 
 log = logging.getLogger("tmd.trainer")
 
@@ -177,8 +177,8 @@ class ShadowSource:
     def drop(self, reason: str, *, final: bool = False) -> None:
         """Mirror no more; says why, if the joiner still listens.
 
-        What was put in before is still sent, since a hot standby may be able to use it; not if this
-        is ``final``: the joiner is unfit, or the state.
+        Queued frames are still sent, since a hot standby may use them. With ``final`` (joiner or
+        state is unfit) they are discarded.
         """
         with self._staging:
             if self._stage is SourceStage.OVER:
@@ -191,7 +191,7 @@ class ShadowSource:
 
     def close(self) -> None:
         """Drop the joiner and wait a while for the threads."""
-        self.drop("this worker has ended")
+        self.drop("the source has ended")
         self._link.close()
         for thread in self._threads:
             thread.join(ENDING_S)
@@ -209,8 +209,8 @@ class ShadowSource:
         try:
             yield
         except Exception as error:
-            log.warning("rank cannot be shown any more: %s", error)
-            self.drop(f"this rank cannot be shown: {in_words(error)}")
+            log.warning("this rank can no longer be shadowed: %s", error)
+            self.drop(f"this rank cannot be shadowed: {in_words(error)}")
 
     def _announce(self, step: int, position: Position, quiet: bool, *, with_rest: bool) -> None:
         # A joiner of a plan may get the rank at any vote, so each of its steps is compared.
@@ -219,7 +219,7 @@ class ShadowSource:
         graded = self._units.graded if with_rest else ()
         self._put(Boundary(step, position, layout, graded, check, quiet), tensors)
         if with_rest and not self._tails:
-            # The joiner waits for this one, and training has waited for it already.
+            # At once: after a whole copy the joiner waits for it, and training stands still.
             self._put(DigestCheck(step, whole_digest(self._units, step)))
         elif check:
             self._digest = UnitDigest(self._units, step)
@@ -240,7 +240,7 @@ class ShadowSource:
                 if self._copied != seen:
                     seen, since = self._copied, time.monotonic()
                 elif time.monotonic() > min(since + STALLED_S, patience):
-                    self.drop("this worker does not take the state", final=True)
+                    self.drop("the joiner does not take the state", final=True)
                 self._whole.wait(IDLE_S)
         finally:
             self._window.close()
@@ -257,8 +257,8 @@ class ShadowSource:
         except LinkError as error:
             self.drop(str(error))
         except Exception as error:
-            log.warning("rank cannot be shown any more: %s", error)
-            self.drop(f"this rank cannot be shown: {in_words(error)}")
+            log.warning("this rank can no longer be shadowed: %s", error)
+            self.drop(f"this rank cannot be shadowed: {in_words(error)}")
         finally:
             self._outbox.forget()
             if self._last_words is not None:

@@ -26,7 +26,7 @@ from tmd.trainer.snapshots.writer import SnapshotWriter, WriterStage
 from tmd.trainer.state_transfer.context import RankContext
 
 IN_VAIN = 3
-"""Snapshots that come to nothing, one after the other, until it is said."""
+"""Failed snapshots in a row after which a warning is logged."""
 
 log = logging.getLogger("tmd.trainer")
 
@@ -47,15 +47,15 @@ class Snapshots:
         self._every = every
         self._outbox = Outbox(1 << 62)
         self._sizes: frozenset[int] = frozenset()
-        """Of the pieces of the latest copy: memory of others is not used again."""
+        """Sizes of the pieces of the latest copy; only buffers of these sizes are reused."""
         self._store = SnapshotStore(tell, self._freed)
         self._place = (-1, -1)
         """Epoch and ``batches()`` call of the latest boundary."""
         self._taking: SnapshotWriter | None = None
         self._begun: SnapshotWriter | None = None
-        """The same until the sender has begun with it."""
+        """``_taking`` until the sender's thread has picked it up."""
         self._whole: int | None = None
-        """The newest step of which all ranks have told that their copies are there."""
+        """The newest step for which all ranks have reported their copies."""
         self._vain = 0
         self._announced = False
         self._link: tuple[Member, Link] | None = None
@@ -122,7 +122,7 @@ class Snapshots:
         return WriterStage.DONE if self._taking is None else self._taking.stage
 
     def heard(self, least: int) -> None:
-        """How far the last of all ranks is; the same is heard by every rank."""
+        """Take in the vote's result: the stage of the slowest rank, the same on every rank."""
         taking = self._taking
         if taking is None or least == WriterStage.GOING:
             return
@@ -181,7 +181,7 @@ class Snapshots:
         """Joiner: have the copy of the rank to go back to, from its keeper if it is not here.
 
         Raises:
-            LinkError: the keeper is gone, or the duty has changed.
+            LinkError: the keeper is gone, or the directive has changed.
             StateMismatch: the copy does not fit, or is not what was sent.
         """
         source = next((m.source for m in directive.moves if m.rank == directive.rank), None)
@@ -195,7 +195,7 @@ class Snapshots:
         self._errand = (directive, link)
         try:
             if not wanted():
-                raise LinkError("the duty has changed")
+                raise LinkError("the directive has changed")
             copy = fetched(
                 link,
                 directive.rank,
@@ -208,13 +208,13 @@ class Snapshots:
         self._store.put(copy)
 
     def cancel_unless(self, directive: Directive) -> None:
-        """Break off what is fetched for another duty (any thread)."""
+        """Break off what is fetched for another directive (any thread)."""
         errand = self._errand
         if errand is not None and errand[0] != directive:
             errand[1].close()
 
     def reach(self, directive: Sync) -> None:
-        """Whether the place in the data to go back to is in this call.
+        """Check that the position to roll back to is in the present ``batches()`` call.
 
         Raises:
             AdvanceToNextLoop: it is in a later one; call again from there.
@@ -266,7 +266,7 @@ class Snapshots:
         copy = taking.made(self._state.layouts, entries)
         self._sizes = frozenset(body.numel() for _, body in entries)
         with self._changed:
-            # Later it might be one that the others have dropped.
+            # Under the lock: after give_up() the other ranks may have dropped this step.
             kept = self._taking is taking and self._store.put(copy)
         if not kept:
             self._back(entries)

@@ -1,6 +1,6 @@
 """The thread that talks to the daemon of this host, so that the main thread never waits for it.
 
-It repeats the present status as a heartbeat, sends changes at once, and keeps the latest duty.
+It repeats the present status as a heartbeat, sends changes at once, and keeps the latest directive.
 The daemon may die at any time: the thread reconnects with back-off and training goes on.
 """
 
@@ -38,7 +38,7 @@ class Agent:
     Args:
         path: the daemon's Unix socket.
         current: gives the status as it is now; called in the agent's thread.
-        on_duty: called in the agent's thread with each new duty.
+        on_directive: called in the agent's thread with each new directive.
         futex: held by this process until it ends, if the kernel grants one.
 
     Raises:
@@ -90,7 +90,7 @@ class Agent:
 
     @property
     def directive(self) -> Directive | None:
-        """The latest duty; ``None`` before the first order."""
+        """The latest directive; ``None`` before the first order."""
         return self._directive
 
     def wait_a_while(self, wanted: Callable[[Directive], bool], seconds: float) -> Directive | None:
@@ -104,7 +104,7 @@ class Agent:
             )
 
     def wait_until(self, wanted: Callable[[Directive], bool]) -> Directive:
-        """The latest duty, as soon as there is one and ``wanted`` holds for it."""
+        """The latest directive, as soon as there is one and ``wanted`` holds for it."""
         with self._changed:
             while self._directive is None or not wanted(self._directive):
                 self._changed.wait()

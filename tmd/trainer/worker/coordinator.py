@@ -384,7 +384,7 @@ class Coordinator:
         self._parts.recovery.halt(undecided=undecided)
 
     def obey(self, directive: Directive) -> None:
-        """Agent's thread: the part of a duty that cannot wait for the main thread."""
+        """Agent's thread: the part of a directive that cannot wait for the main thread."""
         self._arming.heed(directive, self.status)
         held = self._fabric.membership
         if isinstance(directive, Hold) and held and directive.epoch <= held.epoch:

@@ -53,7 +53,7 @@ class RankMigration:
         self.shadowing = ShadowDriver(reporter, agent, context, home=self)
 
     def cancel_unless(self, directive: Directive) -> None:
-        """Break off whatever belongs to another duty (any thread)."""
+        """Break off whatever belongs to another directive (any thread)."""
         self._transfer.cancel_unless(directive)
         self._snapshots.cancel_unless(directive)
         self.shadowing.cancel_unless(directive)
@@ -86,7 +86,7 @@ class RankMigration:
         self._heed()
 
     def _heed(self) -> None:
-        """The duty may have changed before there was anything that could be cancelled."""
+        """The directive may have changed before there was anything that could be cancelled."""
         if (directive := self._agent.directive) is not None:
             self._transfer.cancel_unless(directive)
 

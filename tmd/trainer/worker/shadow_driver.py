@@ -81,7 +81,7 @@ class ShadowDriver:
 
     @property
     def has_state_of(self) -> int | None:
-        """The step of whose start the state of a rank is here, though this worker holds none."""
+        """The step at whose start the shadowed state stands; ``None`` if there is no such state."""
         following = self.following
         return following.step if following is not None and following.has_state else None
 
@@ -152,8 +152,8 @@ class ShadowDriver:
                 feed, lambda: self._reporter.update(shadow=following.status(), now=False)
             )
         except AdvanceToNextLoop:
-            # Between two batches() calls a script may do anything, and the rank does it, too: this
-            # worker is another one there if there is one alike, and says that it is a shadow.
+            # Between two batches() calls a script may print or save, and the rank itself does so.
+            # This standby reports another rank of equal state there, and that it is a shadow.
             self._fit.rest()
             raise
         except StateMismatch as error:
@@ -296,7 +296,7 @@ class ShadowDriver:
             link.close()
             if self._units.divided and said.offer is not None:
                 self.not_tried(directive, note=UNFOLLOWED, heard=said.offer.roles)
-            # Else a recovery goes on; what was followed until now may be of use in it.
+            # Else the source is in a recovery, which may need what was shadowed until now.
             return
         self.end()
         try:
@@ -333,7 +333,7 @@ class ShadowDriver:
         self.attempts.settle(directive)
 
     def rolls_forward(self) -> bool:
-        """The source's vote never came: whether the halted survivors commit this step."""
+        """The source ended before its vote: wait for the leader; whether the survivors commit."""
         following = self.following
         if following is None or not isinstance(following.directive, ShadowRank):
             return False

@@ -1,7 +1,7 @@
 """Shadow iterations of a worker without a rank, and its rebuild as another rank.
 
-Nothing that is asked of a worker is lost meanwhile: duties are whole statements of what holds, so
-the one that needs another role is met once that is built and warm.
+No directive is lost meanwhile: each states all that holds, so the one that needs another role is
+met once that role is built and warm.
 """
 
 from __future__ import annotations
