@@ -43,8 +43,11 @@ def test_between_a_tail_and_where_it_leads_to_there_is_no_state() -> None:
         p.meet()
         p.together(2)
         following, units = p.joiner.following, p.joiner.units
+        following._announced = following.step
         assert following.has_state
+        assert following._may_begin()
 
         layout, values = flatten(units.values(0))
         following._follow(Tail(following.step, 0, (), layout), values)
         assert not following.has_state
+        assert not following._may_begin()

@@ -22,7 +22,7 @@ PLACES = (
 def spec_class() -> type | None:
     """The class of DTensor specs, if this process has imported it."""
     loaded = sys.modules.get(SPEC)
-    return None if loaded is None else loaded.DTensorSpec
+    return getattr(loaded, "DTensorSpec", None)
 
 
 def forget_compiled() -> None:

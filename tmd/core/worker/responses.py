@@ -3,6 +3,10 @@
 A directive states what holds and repeats until it changes, so a worker may ignore one that its
 present activity has no use for. ``TABLE`` lists those that it acts on; :func:`respond` adds the
 conditions that depend on epoch, plan and worker.
+
+A worker that waits asks :func:`respond`. A worker that computes cannot wait: for TRAINING and the
+three joining activities the agent's thread acts at once, in ``Arming.heed``, ``Coordinator.obey``
+and ``ShadowDriver.cancel_unless``. Those rows state what comes of it for the simulation.
 """
 
 from __future__ import annotations
@@ -136,7 +140,7 @@ def respond(
         case Activity.SYNCED, Train(membership=later):
             return response if later.epoch > status.epoch else None
         case ((Activity.STUCK | Activity.SYNCED), Sync()):
-            if directive == under:
+            if status.activity is Activity.SYNCED and directive == under:
                 return None
             return Response.STAND_BY if receives(directive, status.worker) else response
     return response

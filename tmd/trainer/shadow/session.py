@@ -270,10 +270,11 @@ class ShadowSession:
         """Whether the step at hand can be computed now.
 
         Not before the copy was found equal: a difference that shows up later is then this worker's
-        own work.
+        own work. Nor after a tail: its parameters are those of the next step already.
         """
         began = self._at is not None and self._announced == self._at
-        return began and self._digests.verified is not None and not self._may_jump()
+        stands = self._place is not ShadowPlace.BETWEEN
+        return began and stands and self._digests.verified is not None and not self._may_jump()
 
     def _take_in(self, arrival: Arrival, feed: Feed) -> None:
         """Use one frame."""

@@ -171,6 +171,9 @@ class Coordinator:
         """
         if self._asleep:
             return VoteOutcome.SHADOW
+        if self.status.activity is Activity.STUCK:
+            # Another step of the same batch: the one before broke.
+            raise Interrupted
         if self.poisoned or self._is_refuted():
             raise Interrupted
         status = self.status

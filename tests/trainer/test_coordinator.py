@@ -1,0 +1,30 @@
+"""The hooks of a managed job, where no other worker is needed to see what they do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tmd.core.values.model import Activity
+from tmd.testing.clients import worker_status
+from tmd.trainer.session.hooks import Interrupted, VoteOutcome
+from tmd.trainer.worker.coordinator import Coordinator
+
+NO_STATE: Any = None
+
+
+def test_a_second_step_in_the_batch_of_a_broken_one_is_interrupted() -> None:
+    """The script runs on to its next boundary; a vote there would end a healthy worker."""
+    coordinator = Coordinator(worker_status("h1/j/0", activity=Activity.STUCK))
+
+    with pytest.raises(Interrupted):
+        coordinator.vote(NO_STATE)
+
+
+@pytest.mark.parametrize("activity", [Activity.STARTING, Activity.STANDBY])
+def test_a_step_of_a_worker_without_a_rank_counts_for_nothing(activity: Activity) -> None:
+    """Its optimizer runs, so that a shadow iteration warms everything up."""
+    coordinator = Coordinator(worker_status("h1/j/0", activity=activity))
+
+    assert coordinator.vote(NO_STATE) is VoteOutcome.SHADOW
