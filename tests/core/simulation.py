@@ -35,7 +35,7 @@ from tmd.core.values.model import (
 from tmd.core.values.requests import DrainRequest
 from tmd.core.values.snapshots import Kept, keepers
 from tmd.core.worker.responses import Response
-from tmd.core.worker.transitions import WorkerEvent
+from tmd.core.worker.transitions import WorkerTransition
 
 
 class Simulation:
@@ -198,7 +198,7 @@ class Simulation:
             else:
                 worker.poisoned = True
                 worker.arm = None
-                worker.say(WorkerEvent.HALTED, undecided=True, plan="", armed=0)
+                worker.say(WorkerTransition.HALTED, undecided=True, plan="", armed=0)
         if aware is not None and aware != set(voters):
             for worker in voters.values():
                 worker.poisoned = True
@@ -218,10 +218,10 @@ class Simulation:
             if order.membership.rank_of(name) is not None:
                 worker.say(epoch=order.membership.epoch, armed=0, plan="")
             else:
-                worker.say(WorkerEvent.GAVE_AWAY, armed=0, plan=order.plan)
+                worker.say(WorkerTransition.GAVE_AWAY, armed=0, plan=order.plan)
         elif worker.poisoned:
             worker.arm = None
-            worker.say(WorkerEvent.HALTED, undecided=False, plan="", armed=0)
+            worker.say(WorkerTransition.HALTED, undecided=False, plan="", armed=0)
 
     def deliver(self, name: str) -> None:
         """The worker hears its directive under the present record and acts on it."""
@@ -297,7 +297,7 @@ class Simulation:
                 worker.state = () if worker.status.activity is Activity.STARTING else worker.state
                 worker.poisoned = False
                 epoch = order.membership.epoch
-                worker.say(WorkerEvent.ENTERED, rank=order.rank, epoch=epoch)
+                worker.say(WorkerTransition.ENTERED, rank=order.rank, epoch=epoch)
             case Response.WARM_UP | Response.STAND_BY, _:
                 worker.stand_by()
             case Response.SHADOW, ShadowRank():
@@ -307,7 +307,7 @@ class Simulation:
                     worker.shadow(order)
                 else:
                     worker.under = order
-                    worker.say(WorkerEvent.PREPARED, plan=order.plan)
+                    worker.say(WorkerTransition.PREPARED, plan=order.plan)
             case Response.CANCEL, _:
                 worker.stop_shadowing()
             case Response.REPLACE, Sync():
@@ -325,7 +325,7 @@ class Simulation:
                 worker.say(armed=0, plan=plan)
             case Response.HALT, Hold() | Sync():
                 worker.poisoned, worker.arm = True, None
-                worker.say(WorkerEvent.HALTED, undecided=False, plan=order.plan, armed=0)
+                worker.say(WorkerTransition.HALTED, undecided=False, plan=order.plan, armed=0)
             case Response.ACKNOWLEDGE, Hold():
                 worker.say(plan=order.plan)
             case Response.SYNC, Sync():
@@ -350,7 +350,7 @@ class Simulation:
             if source.alive and given and source.status.rank == order.rank:
                 worker.state, worker.under = source.state, None
                 worker.say(
-                    WorkerEvent.TOOK_OVER,
+                    WorkerTransition.TOOK_OVER,
                     rank=order.rank,
                     epoch=order.membership.epoch,
                     step=source.status.step,
@@ -403,7 +403,7 @@ class Simulation:
         joins = worker.status.activity is Activity.STANDBY
         worker.life, worker.under = None, order
         worker.say(
-            WorkerEvent.SYNCED,
+            WorkerTransition.SYNCED,
             plan=order.plan,
             rank=order.rank,
             step=order.resume,

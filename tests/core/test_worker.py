@@ -25,7 +25,7 @@ from tmd.core.values.errors import IllegalTransition
 from tmd.core.values.model import Activity, Member, Membership, Move, WorkerStatus
 from tmd.core.worker import responses, transitions
 from tmd.core.worker.responses import Response, receives, respond
-from tmd.core.worker.transitions import WorkerEvent, transition
+from tmd.core.worker.transitions import WorkerTransition, transition
 
 A, B, C = (Member(f"w{i}", f"h{i}", f"h{i}:1") for i in range(3))
 OLD, NEW = Membership(1, (A, B)), Membership(2, (A, C))
@@ -57,9 +57,9 @@ def test_every_activity_and_every_directive_is_known() -> None:
 
 
 @pytest.mark.parametrize("activity", Activity)
-@pytest.mark.parametrize("event", WorkerEvent)
+@pytest.mark.parametrize("event", WorkerTransition)
 def test_every_transition_that_the_table_lacks_is_refused(
-    activity: Activity, event: WorkerEvent
+    activity: Activity, event: WorkerTransition
 ) -> None:
     """Each cell of the table: the activity it names, or an error."""
     expected = transitions.TABLE[activity].get(event)
@@ -80,7 +80,7 @@ def test_every_activity_but_the_first_can_be_reached_and_left() -> None:
 
 def test_every_event_and_every_response_has_a_cell() -> None:
     """Nothing is named that cannot happen."""
-    assert {event for row in transitions.TABLE.values() for event in row} == set(WorkerEvent)
+    assert {event for row in transitions.TABLE.values() for event in row} == set(WorkerTransition)
     assert {each for row in responses.TABLE.values() for each in row.values()} == set(Response)
 
 

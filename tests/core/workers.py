@@ -10,7 +10,7 @@ from tmd.core.planning.directives import Arm, Directive, Prepare, ShadowRank
 from tmd.core.values.model import Activity, ShadowStatus, WorkerStatus
 from tmd.core.values.snapshots import Kept
 from tmd.core.worker.responses import Response, respond
-from tmd.core.worker.transitions import WorkerEvent, transition
+from tmd.core.worker.transitions import WorkerTransition, transition
 
 JOB = "sim"
 SHADOWS = (Activity.SHADOWING, Activity.IN_STEP)
@@ -83,7 +83,7 @@ class Worker:
         if step is not None:
             self.keep({k: v for k, v in self.copies.items() if k.step == step})
 
-    def say(self, event: WorkerEvent | None = None, **changes: object) -> None:
+    def say(self, event: WorkerTransition | None = None, **changes: object) -> None:
         """Report ``changes``; ``event`` moves the worker as the product's table has it.
 
         Raises:
@@ -106,7 +106,7 @@ class Worker:
     def stand_by(self) -> None:
         """Give up rank and state."""
         self.state = self.life = self.under = None
-        self.say(WorkerEvent.STOOD_BY, plan="", rank=None, armed=0, shadow=None)
+        self.say(WorkerTransition.STOOD_BY, plan="", rank=None, armed=0, shadow=None)
 
     def shadow(self, directive: Prepare | ShadowRank) -> None:
         """Begin to shadow the rank of ``directive``."""
@@ -114,14 +114,14 @@ class Worker:
         self.under = directive
         plan = directive.plan if isinstance(directive, Prepare) else ""
         shadow = ShadowStatus(directive.rank) if isinstance(directive, ShadowRank) else None
-        self.say(WorkerEvent.SHADOWED, plan=plan, rank=None, shadow=shadow)
+        self.say(WorkerTransition.SHADOWED, plan=plan, rank=None, shadow=shadow)
 
     def stop_shadowing(self) -> None:
         """Another directive came: only a standby that was to stay keeps the state."""
         life, self.under = self.life, None
         stays = life is not None and isinstance(life.directive, ShadowRank)
         if life is not None and stays and life.state is not None:
-            self.say(WorkerEvent.LEFT_ALONE, plan="", **life.report())
+            self.say(WorkerTransition.LEFT_ALONE, plan="", **life.report())
         else:
             self.stand_by()
 
@@ -131,14 +131,14 @@ class Worker:
         assert life is not None
         if life.lost and isinstance(life.directive, Prepare):
             self.life = None
-            self.say(WorkerEvent.PREPARED, plan=life.directive.plan)
+            self.say(WorkerTransition.PREPARED, plan=life.directive.plan)
         elif life.lost:
             self.stop_shadowing()
             # It has tried this one.
             self.life = life
         elif life.state is not None:
             late = self.status.activity is Activity.SHADOWING
-            self.say(WorkerEvent.CAUGHT_UP if late else None, **life.report())
+            self.say(WorkerTransition.CAUGHT_UP if late else None, **life.report())
 
     def take_over(self) -> Prepare:
         """The vote has given the rank to this worker, and it has the state."""
@@ -148,7 +148,7 @@ class Worker:
         assert life.state is not None
         self.state = life.state
         self.say(
-            WorkerEvent.TOOK_OVER,
+            WorkerTransition.TOOK_OVER,
             rank=life.directive.rank,
             epoch=life.directive.membership.epoch,
             step=len(life.state),

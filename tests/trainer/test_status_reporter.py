@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from tmd.core.values.model import Rehearsal
-from tmd.core.worker.transitions import WorkerEvent
+from tmd.core.worker.transitions import WorkerTransition
 from tmd.testing.clients import worker_status
 from tmd.trainer.state.roles import Role, Roles
 from tmd.trainer.worker import status_reporter as voices
@@ -25,7 +25,7 @@ def clock(monkeypatch):
 def test_how_long_it_stands_is_counted_from_its_latest_commit(clock):
     reporter = StatusReporter(worker_status("h1/job/0.a"))
     reporter.open(AGENT, FABRIC)
-    reporter.update(WorkerEvent.ENTERED, step=1)
+    reporter.update(WorkerTransition.ENTERED, step=1)
     clock.now += 5.0
     stood = reporter.current().stands_s
     reporter.update(loss=0.5)
@@ -38,7 +38,7 @@ def test_how_long_it_stands_is_counted_from_its_latest_commit(clock):
 def test_a_standby_does_not_stand(clock):
     reporter = StatusReporter(worker_status("h1/job/0.a"))
     reporter.open(AGENT, FABRIC)
-    reporter.update(WorkerEvent.STOOD_BY)
+    reporter.update(WorkerTransition.STOOD_BY)
     clock.now += 5.0
 
     assert reporter.current().stands_s == 0.0
@@ -49,12 +49,12 @@ def test_it_says_what_the_rank_is_built_as_that_it_holds(clock):
     reporter, roles = StatusReporter(worker_status("h1/job/0.a")), Roles(several=True)
     reporter.open(AGENT, FABRIC)
     reporter.registered((), [], (1,), roles)
-    reporter.update(WorkerEvent.ENTERED, rank=1)
+    reporter.update(WorkerTransition.ENTERED, rank=1)
     unheard = reporter.status.role
     roles.known = (Role("first", (0,)), Role("last", (1,)))
     reporter.update(step=1)
     held = reporter.status.role
-    reporter.update(WorkerEvent.STOOD_BY, rank=None)
+    reporter.update(WorkerTransition.STOOD_BY, rank=None)
 
     assert (unheard, held, reporter.status.role) == ("", "last", "")
 

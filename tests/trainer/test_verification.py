@@ -25,7 +25,7 @@ from tmd.core.planning.directives import (
     Wait,
 )
 from tmd.core.values.model import Activity, Member, Membership, WorkerStatus
-from tmd.core.worker.transitions import WorkerEvent
+from tmd.core.worker.transitions import WorkerTransition
 from tmd.fabric import Link
 from tmd.fabric.counters import LinkCounters
 from tmd.trainer.state.digests import Digest
@@ -205,7 +205,7 @@ def recovery(
     context = context_of(Script(1).registry(), fabric)
     refuted: Any = SimpleNamespace(verdict=lambda: why, running=False)
     context = replace(context, verification=refuted)
-    migration: Any = SimpleNamespace(to_pool=lambda: reporter.update(WorkerEvent.STOOD_BY))
+    migration: Any = SimpleNamespace(to_pool=lambda: reporter.update(WorkerTransition.STOOD_BY))
     snapshots: Any = SimpleNamespace(give_up=lambda: None)
     reporter.open(agent, fabric)
     return Recovery(reporter, agent, context, migration, snapshots), reporter

@@ -12,7 +12,7 @@ from tmd.core.values.errors import IllegalTransition
 from tmd.core.values.model import Activity
 
 
-class WorkerEvent(StrEnum):
+class WorkerTransition(StrEnum):
     """What can happen to a worker."""
 
     ENTERED = "entered an epoch as a rank"
@@ -31,58 +31,58 @@ class WorkerEvent(StrEnum):
 
 
 _JOINER = {
-    WorkerEvent.STOOD_BY: Activity.STANDBY,
-    WorkerEvent.REFUSED: Activity.REFUSED,
-    WorkerEvent.TOOK_OVER: Activity.TRAINING,
+    WorkerTransition.STOOD_BY: Activity.STANDBY,
+    WorkerTransition.REFUSED: Activity.REFUSED,
+    WorkerTransition.TOOK_OVER: Activity.TRAINING,
 }
 _SHADOW = {
     **_JOINER,
-    WorkerEvent.SHADOWED: Activity.SHADOWING,
-    WorkerEvent.LEFT_ALONE: Activity.STANDBY,
-    WorkerEvent.PREPARED: Activity.PREPARED,
+    WorkerTransition.SHADOWED: Activity.SHADOWING,
+    WorkerTransition.LEFT_ALONE: Activity.STANDBY,
+    WorkerTransition.PREPARED: Activity.PREPARED,
 }
 
-TABLE: dict[Activity, dict[WorkerEvent, Activity]] = {
+TABLE: dict[Activity, dict[WorkerTransition, Activity]] = {
     Activity.STARTING: {
-        WorkerEvent.ENTERED: Activity.TRAINING,
-        WorkerEvent.STOOD_BY: Activity.STANDBY,
+        WorkerTransition.ENTERED: Activity.TRAINING,
+        WorkerTransition.STOOD_BY: Activity.STANDBY,
     },
     Activity.STANDBY: {
-        WorkerEvent.STOOD_BY: Activity.STANDBY,
-        WorkerEvent.SHADOWED: Activity.SHADOWING,
-        WorkerEvent.PREPARED: Activity.PREPARED,
-        WorkerEvent.REFUSED: Activity.REFUSED,
-        WorkerEvent.SYNCED: Activity.SYNCED,
+        WorkerTransition.STOOD_BY: Activity.STANDBY,
+        WorkerTransition.SHADOWED: Activity.SHADOWING,
+        WorkerTransition.PREPARED: Activity.PREPARED,
+        WorkerTransition.REFUSED: Activity.REFUSED,
+        WorkerTransition.SYNCED: Activity.SYNCED,
     },
-    Activity.SHADOWING: {**_SHADOW, WorkerEvent.CAUGHT_UP: Activity.IN_STEP},
-    Activity.IN_STEP: {**_SHADOW, WorkerEvent.FELL_BEHIND: Activity.SHADOWING},
+    Activity.SHADOWING: {**_SHADOW, WorkerTransition.CAUGHT_UP: Activity.IN_STEP},
+    Activity.IN_STEP: {**_SHADOW, WorkerTransition.FELL_BEHIND: Activity.SHADOWING},
     Activity.PREPARED: _JOINER,
-    Activity.REFUSED: {WorkerEvent.STOOD_BY: Activity.STANDBY},
+    Activity.REFUSED: {WorkerTransition.STOOD_BY: Activity.STANDBY},
     Activity.TRAINING: {
-        WorkerEvent.HALTED: Activity.STUCK,
-        WorkerEvent.GAVE_AWAY: Activity.LEFT,
+        WorkerTransition.HALTED: Activity.STUCK,
+        WorkerTransition.GAVE_AWAY: Activity.LEFT,
         # Its state was taken on trust, and the verification refuted it.
-        WorkerEvent.STOOD_BY: Activity.STANDBY,
+        WorkerTransition.STOOD_BY: Activity.STANDBY,
     },
     Activity.STUCK: {
-        WorkerEvent.SYNCED: Activity.SYNCED,
-        WorkerEvent.STOOD_BY: Activity.STANDBY,
-        WorkerEvent.JOB_ENDED: Activity.TRAINING,
+        WorkerTransition.SYNCED: Activity.SYNCED,
+        WorkerTransition.STOOD_BY: Activity.STANDBY,
+        WorkerTransition.JOB_ENDED: Activity.TRAINING,
     },
     Activity.SYNCED: {
-        WorkerEvent.ENTERED: Activity.TRAINING,
-        WorkerEvent.HALTED: Activity.STUCK,
-        WorkerEvent.STOOD_BY: Activity.STANDBY,
+        WorkerTransition.ENTERED: Activity.TRAINING,
+        WorkerTransition.HALTED: Activity.STUCK,
+        WorkerTransition.STOOD_BY: Activity.STANDBY,
     },
     # It keeps the state until the joiner has committed, or takes the rank back.
     Activity.LEFT: {
-        WorkerEvent.HALTED: Activity.STUCK,
-        WorkerEvent.STOOD_BY: Activity.STANDBY,
+        WorkerTransition.HALTED: Activity.STUCK,
+        WorkerTransition.STOOD_BY: Activity.STANDBY,
     },
 }
 
 
-def transition(activity: Activity, event: WorkerEvent) -> Activity:
+def transition(activity: Activity, event: WorkerTransition) -> Activity:
     """The activity after ``event``.
 
     Raises:

@@ -25,7 +25,7 @@ class ConnectionLimits(Struct, frozen=True):
     """From the headers of a request, over its body, to the last byte of the answer."""
 
 
-class Connection(asyncio.Protocol):
+class BoundedConnection(asyncio.Protocol):
     """One connection; every event is passed on to the HTTP handler."""
 
     def __init__(self, connections: Connections, handler: asyncio.Protocol) -> None:
@@ -81,12 +81,12 @@ class Connections:
     def __init__(self, handlers: Callable[[], asyncio.Protocol], limits: ConnectionLimits) -> None:
         self._handlers = handlers
         self._limits = limits
-        self._waiting: dict[Connection, None] = {}
+        self._waiting: dict[BoundedConnection, None] = {}
         """Connections without a complete request, the longest waiting first."""
-        self._answered: dict[asyncio.Protocol, Connection] = {}
+        self._answered: dict[asyncio.Protocol, BoundedConnection] = {}
         """Connections with a request being answered, by HTTP handler."""
 
-    def __contains__(self, connection: Connection) -> bool:
+    def __contains__(self, connection: BoundedConnection) -> bool:
         return connection in self._waiting or connection.handler in self._answered
 
     def welcome(self) -> asyncio.BaseProtocol:
@@ -96,7 +96,7 @@ class Connections:
             if longest is None:
                 return _Full()
             longest.drop()
-        connection = Connection(self, self._handlers())
+        connection = BoundedConnection(self, self._handlers())
         self._waiting[connection] = None
         connection.expect_within(self._limits.first_s)
         return connection
@@ -118,7 +118,7 @@ class Connections:
                 self._waiting[connection] = None
                 connection.expect_within(self._limits.next_s)
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: BoundedConnection) -> None:
         """Stop counting the connection."""
         self._waiting.pop(connection, None)
         self._answered.pop(connection.handler, None)

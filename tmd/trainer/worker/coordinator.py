@@ -21,7 +21,7 @@ from tmd.core.values.checkpoints import MissedCheckpoint, SavedCheckpoint
 from tmd.core.values.errors import LinkError
 from tmd.core.values.limits import ShadowLimits
 from tmd.core.values.model import Activity, Membership, WorkerStatus
-from tmd.core.worker.transitions import WorkerEvent
+from tmd.core.worker.transitions import WorkerTransition
 from tmd.fabric import Fabric, Neutral
 from tmd.trainer.protocol.step_vote import CLOSING, STEPPING, agree, gather
 from tmd.trainer.session.hooks import SHADOWS, Interrupted, VoteOutcome, dismiss
@@ -79,7 +79,7 @@ class Coordinator:
             self._warmup.skip()
             self._fabric.enter(directive.membership, directive.rank)
             self._reporter.update(
-                WorkerEvent.ENTERED, rank=directive.rank, epoch=directive.membership.epoch
+                WorkerTransition.ENTERED, rank=directive.rank, epoch=directive.membership.epoch
             )
         else:
             size = self.status.world_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tmd.core.planning.directives import Arm, Hold
 from tmd.core.values.model import Rehearsal
 from tmd.core.worker.responses import Response
-from tmd.core.worker.transitions import WorkerEvent
+from tmd.core.worker.transitions import WorkerTransition
 from tmd.fabric import Fabric
 from tmd.trainer.session.hooks import dismiss
 from tmd.trainer.shadow.sources import ShadowSources
@@ -43,7 +43,7 @@ class Leaving:
             return
         self._snapshots.give_up()
         self._fabric.switch(order.membership, None)
-        self._reporter.update(WorkerEvent.GAVE_AWAY, armed=0, plan=order.plan)
+        self._reporter.update(WorkerTransition.GAVE_AWAY, armed=0, plan=order.plan)
         if self._mirrors.taken(order.plan, lambda: self._agent.directive != order):
             self._reporter.update(timings=self._mirrors.spent())
         else:
@@ -54,7 +54,7 @@ class Leaving:
         response, directive = self._reporter.next_response()
         match response, directive:
             case Response.HALT, Hold(plan=plan):
-                self._reporter.update(WorkerEvent.HALTED, plan=plan, undecided=False)
+                self._reporter.update(WorkerTransition.HALTED, plan=plan, undecided=False)
             case Response.STAND_BY, _:
                 # A worker that has trained as a rank computes that rank's bits.
                 status = self._reporter.status

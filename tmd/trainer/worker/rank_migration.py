@@ -14,7 +14,7 @@ from collections.abc import Callable
 from tmd.core.planning.directives import Arm, Directive, Prepare, Sync
 from tmd.core.values.errors import LinkError, StateMismatch
 from tmd.core.values.model import Move, Rehearsal
-from tmd.core.worker.transitions import WorkerEvent
+from tmd.core.worker.transitions import WorkerTransition
 from tmd.fabric import Link, Neutral
 from tmd.trainer.protocol.frames import Dropped, Opening
 from tmd.trainer.protocol.offers import Offer
@@ -150,14 +150,16 @@ class RankMigration:
         """Stop-and-copy: the state comes after the switch."""
         self._await(Takeover(directive))
         self._reporter.update(
-            WorkerEvent.PREPARED, plan=directive.plan, detail=why, shadow=None, timings=timings
+            WorkerTransition.PREPARED, plan=directive.plan, detail=why, shadow=None, timings=timings
         )
 
     def refuse(self, directive: Prepare, reason: str) -> None:
         """This worker cannot do what the plan asks of it."""
         self._fabric.discard(directive.membership.epoch)
         log.warning("plan %s refused: %s", directive.plan, reason)
-        self._reporter.update(WorkerEvent.REFUSED, plan=directive.plan, detail=reason, shadow=None)
+        self._reporter.update(
+            WorkerTransition.REFUSED, plan=directive.plan, detail=reason, shadow=None
+        )
 
     def await_other_plan(self) -> None:
         """REFUSED: wait until the plan is dropped."""
@@ -175,7 +177,7 @@ class RankMigration:
         self.shadowing.end()
         self._fabric.switch(takeover.membership, takeover.rank)
         self._reporter.update(
-            WorkerEvent.TOOK_OVER,
+            WorkerTransition.TOOK_OVER,
             rank=takeover.rank,
             epoch=takeover.membership.epoch,
             step=takeover.step,
@@ -223,7 +225,7 @@ class RankMigration:
         """No other worker has the state of this rank: continue from what was shadowed."""
         if not self.shadowing.has(directive.rank, directive.resume):
             detail = f"the state of rank {directive.rank} at step {directive.resume} is not here"
-            self._reporter.update(WorkerEvent.REFUSED, plan=directive.plan, detail=detail)
+            self._reporter.update(WorkerTransition.REFUSED, plan=directive.plan, detail=detail)
             return False
         self.shadowing.end()
         self._wear(directive.rank)
@@ -274,7 +276,7 @@ class RankMigration:
         self._fit.rest()
         # A checkpoint that it missed as a rank concerns the rank's next holder.
         self._reporter.update(
-            WorkerEvent.STOOD_BY, plan="", rank=None, detail="", shadow=None, missed=None
+            WorkerTransition.STOOD_BY, plan="", rank=None, detail="", shadow=None, missed=None
         )
 
     def _await(self, takeover: Takeover | None) -> None:
@@ -303,7 +305,7 @@ class RankMigration:
         except StateMismatch as error:
             self._await(None)
             log.warning("plan %s refused: %s", directive.plan, error)
-            self._reporter.update(WorkerEvent.REFUSED, plan=directive.plan, detail=str(error))
+            self._reporter.update(WorkerTransition.REFUSED, plan=directive.plan, detail=str(error))
             return False
         except LinkError as error:
             log.warning("state not received for plan %s: %s", directive.plan, error)

@@ -15,7 +15,7 @@ from tmd.core.planning.directives import (
 )
 from tmd.core.planning.failover import keepers_first
 from tmd.core.worker.responses import Response, respond
-from tmd.core.worker.transitions import WorkerEvent
+from tmd.core.worker.transitions import WorkerTransition
 from tmd.trainer.session.hooks import dismiss
 from tmd.trainer.snapshots.snapshots import Snapshots
 from tmd.trainer.state_transfer.context import RankContext
@@ -66,7 +66,7 @@ class Recovery:
         if self._gave_back():
             return
         self._reporter.update(
-            WorkerEvent.HALTED,
+            WorkerTransition.HALTED,
             undecided=undecided,
             suspects=self._fabric.suspects,
             plan="",
@@ -116,7 +116,7 @@ class Recovery:
         match respond(directive, self._reporter.status), directive:
             case Response.FINISH, _:
                 self.finishing = True
-                self._reporter.update(WorkerEvent.JOB_ENDED, plan="")
+                self._reporter.update(WorkerTransition.JOB_ENDED, plan="")
             case Response.SYNC, Sync():
                 self._sync(directive)
             case _:
@@ -144,7 +144,7 @@ class Recovery:
         self._synced_for = directive
         timings = {**self._reporter.status.timings, "sync": seconds}
         self._reporter.update(
-            WorkerEvent.SYNCED, plan=directive.plan, undecided=False, timings=timings
+            WorkerTransition.SYNCED, plan=directive.plan, undecided=False, timings=timings
         )
         # Others still copy; otherwise the first step would open the links one by one.
         self._fabric.call_ahead(
@@ -163,7 +163,7 @@ class Recovery:
                     self._state.early.forget()
                 self._fabric.enter(directive.membership, directive.rank)
                 self._reporter.update(
-                    WorkerEvent.ENTERED,
+                    WorkerTransition.ENTERED,
                     rank=directive.rank,
                     epoch=directive.membership.epoch,
                     suspects=(),
@@ -171,7 +171,7 @@ class Recovery:
                 )
             case Response.HALT, Hold() | Sync():
                 if not self._gave_back():
-                    self._reporter.update(WorkerEvent.HALTED, plan=directive.plan)
+                    self._reporter.update(WorkerTransition.HALTED, plan=directive.plan)
             case Response.STAND_BY, _:
                 self._migration.to_pool()
             case _:

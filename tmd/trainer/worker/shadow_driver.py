@@ -20,7 +20,7 @@ from tmd.core.planning.directives import (
 )
 from tmd.core.values.errors import LinkError, StateMismatch
 from tmd.core.values.model import Activity, Rehearsal
-from tmd.core.worker.transitions import WorkerEvent
+from tmd.core.worker.transitions import WorkerTransition
 from tmd.fabric import Link
 from tmd.trainer.protocol import frames
 from tmd.trainer.protocol.frames import Dropped, Opening
@@ -130,7 +130,7 @@ class ShadowDriver:
         self._fit.learn(offer)
         plan = directive.plan if isinstance(directive, Prepare) else ""
         self._reporter.update(
-            WorkerEvent.SHADOWED, plan=plan, timings=timings, shadow=following.status()
+            WorkerTransition.SHADOWED, plan=plan, timings=timings, shadow=following.status()
         )
         present = self._agent.directive
         if present is not None:
@@ -169,7 +169,7 @@ class ShadowDriver:
             self._in_step(following)
         elif activity is Activity.IN_STEP and following.lag.late:
             self._reporter.update(
-                WorkerEvent.FELL_BEHIND,
+                WorkerTransition.FELL_BEHIND,
                 shadow=following.status(),
                 timings=self._reporter.status.timings,
             )
@@ -186,7 +186,7 @@ class ShadowDriver:
         self._recalls = 0
         self.attempts.caught_up()
         self._reporter.update(
-            WorkerEvent.CAUGHT_UP,
+            WorkerTransition.CAUGHT_UP,
             step=following.step,
             shadow=following.status(),
             timings=self._reporter.status.timings,
@@ -277,7 +277,7 @@ class ShadowDriver:
         self.following = None
         self._fabric.switch(directive.membership, directive.rank)
         self._reporter.update(
-            WorkerEvent.TOOK_OVER,
+            WorkerTransition.TOOK_OVER,
             rank=directive.rank,
             epoch=directive.membership.epoch,
             shadow=None,
@@ -357,7 +357,7 @@ class ShadowDriver:
         self._state.early.stand(following.step)
         self._state.early.begin()
         self._reporter.update(
-            WorkerEvent.LEFT_ALONE,
+            WorkerTransition.LEFT_ALONE,
             step=following.step,
             shadow=following.status(),
             undecided=undecided,

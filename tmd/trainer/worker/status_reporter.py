@@ -14,7 +14,7 @@ from tmd.core.values.model import Activity, Rehearsal, WorkerStatus
 from tmd.core.values.shadows import noted
 from tmd.core.values.snapshots import Kept
 from tmd.core.worker.responses import Response, respond
-from tmd.core.worker.transitions import WorkerEvent, transition
+from tmd.core.worker.transitions import WorkerTransition, transition
 from tmd.fabric import Fabric
 from tmd.trainer.session.trace import peak_rss
 from tmd.trainer.state.devices import devices_of
@@ -61,7 +61,7 @@ class StatusReporter:
         return self._status
 
     def update(
-        self, event: WorkerEvent | None = None, *, now: bool = True, **changes: object
+        self, event: WorkerTransition | None = None, *, now: bool = True, **changes: object
     ) -> None:
         """Change the status; report it at once, or (``now`` false) with the next heartbeat.
 
