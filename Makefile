@@ -15,7 +15,12 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) "torch==2.13.0+cpu" 2>/dev/null || $(INSTALL) torch
-	$(INSTALL) --editable ".[trainer,embedded,test,lint,docs]"
+	$(INSTALL) --editable ".[trainer,embedded,test,lint]"
+	@touch $@
+
+# What only the documentation needs, and the check of its types.
+$(VENV)/.docs-installed: $(VENV)/.installed
+	$(INSTALL) --editable ".[docs]"
 	@touch $@
 
 demo: install
@@ -31,7 +36,7 @@ test: install
 thorough: install
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m thorough $(ARGS)
 
-lint: install
+lint: install $(VENV)/.docs-installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -39,7 +44,7 @@ lint: install
 	$(MAKE) docs
 
 # The documentation, into site/. A link that leads nowhere is an error.
-docs: install
+docs: install $(VENV)/.docs-installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 # The state machines of the control plane for a long time: hundreds of thousands of events.

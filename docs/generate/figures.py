@@ -211,64 +211,19 @@ GROWTH = [
     )
 ]
 MEMORY = [
-    Row(
-        "10M, live shadow, 20 moves",
-        "pause",
-        ("shadow 10M", "stayers_growth_bytes"),
-        "MB",
-        digits=1,
-    ),
-    Row(
-        "10M, stop-and-copy, 20 moves",
-        "pause",
-        ("copy 10M", "stayers_growth_bytes"),
-        "MB",
-        digits=1,
-    ),
-    Row("10M, no move", "pause", ("nothing 10M", "stayers_growth_bytes"), "MB", digits=1),
-    Row(
-        "60M, live shadow, 10 moves",
-        "pause_60M",
-        ("shadow 60M", "stayers_growth_bytes"),
-        "MB",
-        digits=1,
-    ),
-    Row("60M, no move", "undisturbed_60M", ("nothing 60M", "stayers_growth_bytes"), "MB", digits=1),
-    Row(
-        "200M, live shadow, 10 moves",
-        "pause_200M",
-        ("shadow 200M", "stayers_growth_bytes"),
-        "MB",
-        digits=1,
-    ),
-    Row(
-        "200M, no move",
-        "undisturbed_200M",
-        ("nothing 200M", "stayers_growth_bytes"),
-        "MB",
-        digits=1,
-    ),
-    Row(
-        "60M, tensors mapped, 20 moves",
-        "stayers_60M",
-        ("shadow 60M", "stayers_growth_bytes"),
-        "MB",
-        digits=1,
-    ),
-    Row(
-        "60M, tensors mapped, no move",
-        "stayers_60M",
-        ("nothing 60M", "stayers_growth_bytes"),
-        "MB",
-        digits=1,
-    ),
-    Row(
-        "200M, tensors mapped, 20 moves",
-        "stayers_200M",
-        ("shadow 200M", "stayers_growth_bytes"),
-        "MB",
-        digits=1,
-    ),
+    Row(label, file, (runs, "stayers_growth_bytes"), "MB", digits=1)
+    for label, file, runs in (
+        ("10M, live shadow, 20 moves", "pause", "shadow 10M"),
+        ("10M, stop-and-copy, 20 moves", "pause", "copy 10M"),
+        ("10M, no move", "pause", "nothing 10M"),
+        ("60M, live shadow, 10 moves", "pause_60M", "shadow 60M"),
+        ("60M, no move", "undisturbed_60M", "nothing 60M"),
+        ("200M, live shadow, 10 moves", "pause_200M", "shadow 200M"),
+        ("200M, no move", "undisturbed_200M", "nothing 200M"),
+        ("60M, tensors mapped, 20 moves", "stayers_60M", "shadow 60M"),
+        ("60M, tensors mapped, no move", "stayers_60M", "nothing 60M"),
+        ("200M, tensors mapped, 20 moves", "stayers_200M", "shadow 200M"),
+    )
 ]
 DAEMON = [
     Row("start to first connection", "daemon", ("start_s",), digits=2),

@@ -8,18 +8,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from tmd.cli import verbs
+from tmd.cli.described import (
+    argument_name,
+    arguments_of,
+    executable_verbs,
+    options_of,
+    plain_default,
+)
 
 
-def every(command: Any = None, path: tuple[str, ...] = ("tmd",)) -> Iterator[tuple[str, Any]]:
+def every() -> Iterator[tuple[str, Any]]:
     """Each verb that does something, with the words that call it."""
-    command = verbs() if command is None else command
-    inner: dict[str, Any] = getattr(command, "commands", {})
-    for name in sorted(inner):
-        below = (*path, name)
-        if getattr(inner[name], "commands", None):
-            yield from every(inner[name], below)
-        else:
-            yield " ".join(below), inner[name]
+    return ((" ".join(path), command) for path, command in executable_verbs(verbs()))
 
 
 def reference() -> str:
@@ -28,9 +28,8 @@ def reference() -> str:
 
 
 def _section(name: str, command: Any) -> str:
-    given = [p for p in command.params if p.param_type_name == "argument"]
-    options = [p for p in command.params if p.param_type_name == "option" and not p.hidden]
-    names = "".join(f" {_argument(p)}" for p in given)
+    given, options = arguments_of(command), options_of(command)
+    names = "".join(f" {argument_name(p)}" for p in given)
     lines = [f"\n## {name}\n", f"```console\n$ {name}{names}{' [OPTIONS]' * bool(options)}\n```\n"]
     lines += [f"{part}\n" for part in _paragraphs(command.help)]
     if given or options:
@@ -39,14 +38,9 @@ def _section(name: str, command: Any) -> str:
     return "\n".join(lines)
 
 
-def _argument(parameter: Any) -> str:
-    name = parameter.name.upper() + ("..." if parameter.nargs == -1 else "")
-    return name if parameter.required else f"[{name}]"
-
-
 def _usage(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
-        return f"`{_argument(parameter)}`"
+        return f"`{argument_name(parameter)}`"
     value = "" if parameter.is_flag else f" {parameter.name.upper()}"
     names = (*sorted(parameter.opts, key=len), *parameter.secondary_opts)
     return ", ".join(f"`{name}{value}`" for name in names)
@@ -54,9 +48,8 @@ def _usage(parameter: Any) -> str:
 
 def _meaning(parameter: Any) -> str:
     words = _cell(" ".join((parameter.help or "").split()))
-    default = parameter.default
-    plain = isinstance(default, str | int | float) and not isinstance(default, bool)
-    return f"{words} Default: `{default}`." if plain and default != "" else words
+    default = plain_default(parameter)
+    return words if default in (None, "") else f"{words} Default: `{default}`."
 
 
 def _paragraphs(text: str | None) -> list[str]:

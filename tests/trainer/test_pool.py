@@ -28,7 +28,7 @@ def pool(directive: object, **status: Any) -> tuple[Pool, Mock]:
     context = context_of(Script(1).registry(), several=True)
     context.fit.roles = roles
     agent: Any = SimpleNamespace(directive=directive)
-    return Pool(reporter, agent, context, migration, Mock()), migration.shadowing
+    return Pool(reporter, agent, context, migration, Mock()), migration.driver
 
 
 def test_what_cannot_be_built_is_refused_and_the_standby_stays_one() -> None:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
+
+from tmd.cli.described import (
+    argument_name,
+    arguments_of,
+    executable_verbs,
+    options_of,
+    plain_default,
+)
 
 HEAD = """\
 .TH TMD 8 "" "tmd {version}" "System Administration"
@@ -54,25 +62,13 @@ interrupt. Verbs with further statuses list them above.
 
 def page(root: Any, version: str) -> str:
     """The page of the command ``root``, with all verbs of its groups loaded."""
-    return "".join([HEAD.format(version=version), *map(_entry, _verbs(root, ("tmd",))), TAIL])
-
-
-def _verbs(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Each executable verb, with the words that call it."""
-    inner: dict[str, Any] = getattr(command, "commands", {})
-    for name in sorted(inner):
-        below = (*path, name)
-        if getattr(inner[name], "commands", None):
-            yield from _verbs(inner[name], below)
-        else:
-            yield below, inner[name]
+    return "".join([HEAD.format(version=version), *map(_entry, executable_verbs(root)), TAIL])
 
 
 def _entry(verb: tuple[tuple[str, ...], Any]) -> str:
     path, command = verb
-    arguments = [p for p in command.params if p.param_type_name == "argument"]
-    options = [p for p in command.params if p.param_type_name == "option" and not p.hidden]
-    names = " ".join(_shown(p) for p in arguments)
+    arguments, options = arguments_of(command), options_of(command)
+    names = " ".join(argument_name(p) for p in arguments)
     lines = [f".SS {_plain(' '.join(path))} {_plain(names)}".rstrip()]
     lines += [_plain(text) for text in _paragraphs(command.help)]
     for parameter in (*arguments, *options):
@@ -80,14 +76,9 @@ def _entry(verb: tuple[tuple[str, ...], Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _shown(argument: Any) -> str:
-    name = argument.name.upper() + ("..." if argument.nargs == -1 else "")
-    return name if argument.required else f"[{name}]"
-
-
 def _usage(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
-        return _shown(parameter)
+        return argument_name(parameter)
     value = "" if parameter.is_flag else f" {parameter.name.upper()}"
     negative = "".join(f" / {name}" for name in parameter.secondary_opts)
     return ", ".join(sorted(parameter.opts, key=len)) + negative + value
@@ -95,9 +86,9 @@ def _usage(parameter: Any) -> str:
 
 def _words(parameter: Any) -> str:
     text = " ".join((parameter.help or "").split()) or "See above."
-    default = parameter.default
-    plain = isinstance(default, str | int | float) and not isinstance(default, bool)
-    return f"{text} [default: {default}]" if plain and "[default" not in text else text
+    default = plain_default(parameter)
+    stated = default is None or "[default" in text
+    return text if stated else f"{text} [default: {default}]"
 
 
 def _paragraphs(text: str | None) -> Sequence[str]:

@@ -12,7 +12,8 @@ import threading
 from collections.abc import Callable
 
 from tmd.core.planning.directives import Arm, Directive, Train, Wait
-from tmd.core.values.model import Activity, Membership, WorkerStatus
+from tmd.core.values.model import Membership, WorkerStatus
+from tmd.core.worker.responses import Response, respond
 from tmd.trainer.protocol.step_vote import ticket
 
 
@@ -31,9 +32,8 @@ class Arming:
     def heed(self, directive: Directive, status: WorkerStatus) -> None:
         """Arm or disarm as ``directive`` says."""
         match directive:
-            case Arm() if directive.membership.epoch > status.epoch:
-                if status.activity is Activity.TRAINING:
-                    self.arm(directive)
+            case Arm() if respond(directive, status) is Response.ARM:
+                self.arm(directive)
             case Train():
                 self.disarm(directive.dropped)
             case Wait():

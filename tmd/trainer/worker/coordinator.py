@@ -118,10 +118,10 @@ class Coordinator:
                 alone=self.shadowing,
             )
         else:
-            self._parts.context.state.renew()
-            self._parts.context.fit.renew()
+            self._context.state.renew()
+            self._context.fit.renew()
         serves = group_of(alike, self.rank) if self._warmup.several else ()
-        self._reporter.registered(alike, wrapped, serves, self._parts.context.fit.roles)
+        self._reporter.registered(alike, wrapped, serves, self._context.fit.roles)
 
     def close(self) -> None:
         """The process ends: no thread of ours may be inside torch then. Tells the last status."""
@@ -132,7 +132,7 @@ class Coordinator:
 
     def seeds(self, own: int) -> tuple[int, ...]:
         """Base seeds of all ranks; a joiner has them from its source."""
-        return self._parts.context.fit.agreed_seeds(own, alone=self.shadowing)
+        return self._context.fit.agreed_seeds(own, alone=self.shadowing)
 
     def gathered(self, own: str) -> tuple[str, ...]:
         """What each rank says while the job is being set up. Raises RuntimeError."""
@@ -154,7 +154,7 @@ class Coordinator:
 
     def follow(self, feed: Feed) -> None:
         """``feed`` is the one that positions refer to from now on."""
-        self._parts.context.state.feed = feed
+        self._context.state.feed = feed
 
     # --- the two gates ----------------------------------------------------------------------------
 
@@ -211,9 +211,9 @@ class Coordinator:
         """Before a vote: whether this state, taken on trust, is not known to be that of the rank,
         after waiting for that. No rank continues with such a step."""
         began = time.monotonic()
-        if not self._parts.context.verification.pending:
+        if not self._context.verification.pending:
             return False
-        why = self._parts.context.verification.verdict()
+        why = self._context.verification.verdict()
         waited = time.monotonic() - began
         self._reporter.update(timings={**self.status.timings, "proof": waited}, now=False)
         if why:
@@ -222,11 +222,11 @@ class Coordinator:
 
     def verdict(self) -> Verdict:
         """For a copy of the state at this boundary: see :meth:`StateVerification.later`."""
-        return self._parts.context.verification.later()
+        return self._context.verification.later()
 
     def applying(self, optimizer: torch.optim.Optimizer) -> None:
         """The vote is over and ``optimizer`` is about to run."""
-        self._parts.context.state.early.forget()
+        self._context.state.early.forget()
         if self.status.activity is Activity.TRAINING:
             self._parts.mirrors.before_optimizer(self.status.step, optimizer)
 
@@ -281,6 +281,10 @@ class Coordinator:
     def _parts(self) -> WorkerParts:
         assert self._known is not None, "session.register() comes first"
         return self._known
+
+    @property
+    def _context(self) -> RankContext:
+        return self._parts.context
 
     @property
     def _following(self) -> ShadowSession | None:
@@ -346,7 +350,7 @@ class Coordinator:
     def _may_train(self) -> bool:
         match self.status.activity:
             case Activity.TRAINING:
-                due = self._parts.context.state.resync.is_due(self.status.epoch)
+                due = self._context.state.resync.is_due(self.status.epoch)
                 broken = self._switch or self._parts.recovery.pending or self._fabric.poisoned
                 return self.finishing or not (due or broken)
             case Activity.SHADOWING | Activity.IN_STEP:
@@ -365,10 +369,8 @@ class Coordinator:
             self._parts.leaving.carry_out(self._switch)
             self._arming.switched()
             self._switch = None
-        elif (
-            self._parts.context.state.resync.is_due(self.status.epoch) and not self._fabric.poisoned
-        ):
-            self._parts.context.state.resync.level(self.status.epoch)
+        elif self._context.state.resync.is_due(self.status.epoch) and not self._fabric.poisoned:
+            self._context.state.resync.level(self.status.epoch)
         else:
             self._halt(undecided=False)
 

@@ -41,11 +41,12 @@ class Pool:
         self._fabric = context.fabric
         self._fit = context.fit
         self._migration = migration
+        self._driver = migration.driver
         self._recovery = recovery
 
     def wait(self) -> None:
         """STANDBY: wait for a rank. Raises RebuildRequired."""
-        driver = self._migration.shadowing
+        driver = self._driver
 
         def response_to(directive: Directive) -> Response | None:
             held = driver.following is not None
@@ -83,7 +84,7 @@ class Pool:
         """
         directive, before = self._agent.directive, self._fit.roles.built
         # First: what was followed is mostly spoilt, and nothing is built in a spoilt step.
-        self._migration.shadowing.let_go()
+        self._driver.let_go()
         size = self._reporter.status.world_size
         try:
             warmup.become(other, self._context, size)
@@ -94,7 +95,7 @@ class Pool:
             log.exception("what rank %d is built as cannot be built here", other.rank)
             why = f"cannot be built as rank {other.rank} here: {brief(error)}"
         # Out of the handler, which would keep alive what was built by half.
-        self._migration.shadowing.not_tried(directive, refusal=why)
+        self._driver.not_tried(directive, refusal=why)
         warmup.become(RebuildRequired(before), self._context, size)
 
     def _settle(self) -> None:

@@ -50,21 +50,21 @@ class RankMigration:
         self._transfer = context.transfer
         self._snapshots = snapshots
         self._takeover: Takeover | None = None
-        self.shadowing = ShadowDriver(reporter, agent, context, home=self)
+        self.driver = ShadowDriver(reporter, agent, context, home=self)
 
     def cancel_unless(self, directive: Directive) -> None:
         """Break off whatever belongs to another directive (any thread)."""
         self._transfer.cancel_unless(directive)
         self._snapshots.cancel_unless(directive)
-        self.shadowing.cancel_unless(directive)
+        self.driver.cancel_unless(directive)
 
     def begun(self) -> None:
         """A step begins: until an optimizer runs nothing changes the parameters."""
-        following = self.shadowing.following
+        following = self.driver.following
         step = self._reporter.status.step if following is None else following.step
         self._state.early.stand(step)
         # The directive may have come between two steps, where the parameters may change.
-        self.shadowing.heed(self._agent.directive)
+        self.driver.heed(self._agent.directive)
 
     # --- source -----------------------------------------------------------------------------------
 
@@ -99,10 +99,10 @@ class RankMigration:
             RebuildRequired: this worker must be built as the rank; call again then.
         """
         started = time.monotonic()
-        self.shadowing.end()
+        self.driver.end()
         link: Link | None = None
         try:
-            link, said = self.shadowing.ask(directive)
+            link, said = self.driver.ask(directive)
             # Without an offer it is the state that will tell.
             refusal = "" if said.offer is None else self._misfit(directive, said.offer)
             if not refusal:
@@ -127,8 +127,8 @@ class RankMigration:
         # Not yet the rank: on the way to its place in the data, scripts save and print on rank 0.
         self._fit.rest()
         timings = {"prepare": time.monotonic() - started}
-        if self.shadowing.enabled and isinstance(said, Opening):
-            self.shadowing.begin(directive, link, said.offer, timings)
+        if self.driver.enabled and isinstance(said, Opening):
+            self.driver.begin(directive, link, said.offer, timings)
         else:
             link.close()
             off = "the live shadow is switched off"
@@ -172,9 +172,9 @@ class RankMigration:
         """After a planned switch: receive the state and go on as the rank in the new epoch."""
         takeover = self._takeover
         assert takeover is not None
-        if not self._received(takeover, self.shadowing.has_state_of):
+        if not self._received(takeover, self.driver.has_state_of):
             return
-        self.shadowing.end()
+        self.driver.end()
         self._fabric.switch(takeover.membership, takeover.rank)
         self._reporter.update(
             WorkerTransition.TOOK_OVER,
@@ -206,10 +206,10 @@ class RankMigration:
             takeover = Takeover(directive)
             self._await(takeover)
         self._fit.rest()
-        if not self._received(takeover, self.shadowing.has_state_of):
+        if not self._received(takeover, self.driver.has_state_of):
             return False
         self._heed()
-        self.shadowing.end()
+        self.driver.end()
         self._wear(directive.rank)
         self._reporter.update(
             shadow=None, rank=directive.rank, step=takeover.step, timings=takeover.timings
@@ -223,11 +223,11 @@ class RankMigration:
 
     def _keep_shadowed(self, directive: Sync) -> bool:
         """No other worker has the state of this rank: continue from what was shadowed."""
-        if not self.shadowing.has(directive.rank, directive.resume):
+        if not self.driver.has(directive.rank, directive.resume):
             detail = f"the state of rank {directive.rank} at step {directive.resume} is not here"
             self._reporter.update(WorkerTransition.REFUSED, plan=directive.plan, detail=detail)
             return False
-        self.shadowing.end()
+        self.driver.end()
         self._wear(directive.rank)
         timings = {"transfer": 0.0}
         self._reporter.update(
@@ -239,7 +239,7 @@ class RankMigration:
     def _go_back(self, directive: Sync) -> bool:
         """No worker has the latest state of this rank: restore an earlier one, as all ranks do."""
         started = time.monotonic()
-        self.shadowing.end()
+        self.driver.end()
         self._fit.rest()
         # The copy may be here already, and this worker be built anew since it was made.
         if not self._fit.roles.serves(directive.rank):
@@ -269,7 +269,7 @@ class RankMigration:
     def to_pool(self) -> None:
         """Give up whatever rank or identity there was and stand by."""
         self._verification.drop()
-        self.shadowing.end()
+        self.driver.end()
         if self._takeover is not None:
             self._fabric.discard(self._takeover.membership.epoch)
             self._await(None)

@@ -103,7 +103,7 @@ def assemble(
         copies,
         sources,
         migration,
-        migration.shadowing,
+        migration.driver,
         recovery,
         Leaving(reporter, agent, fabric, migration, sources, copies),
         Pool(reporter, agent, context, migration, recovery),
