@@ -26,7 +26,6 @@ from tmd.fabric import Fabric, Link, Neutral
 from tmd.trainer.protocol import frames
 from tmd.trainer.protocol.frames import Boundary, Frame, ShadowRequest, Tail, Unit
 from tmd.trainer.protocol.offers import Offer
-from tmd.trainer.protocol.take_over import AdvanceToNextLoop
 from tmd.trainer.shadow import source as source_module
 from tmd.trainer.shadow.meter import Meter
 from tmd.trainer.shadow.receiver import Arrival, ShadowReceiver
@@ -222,7 +221,10 @@ class Joiner(Facts):
             while True:
                 assert self.may_go_on.wait(PATIENCE)
                 self.meanwhile(self.at)
-                self.following.go_on(self.feed)
+                if self.following.go_on(self.feed) is not None:
+                    with self.changing():
+                        self.walked_on = True
+                    return
                 self._stand(self.following.step)
                 assert self.feed.next(self.at) == self.at
                 self.script.backward(self.at)
@@ -234,9 +236,6 @@ class Joiner(Facts):
         except (LinkError, StateMismatch) as error:
             with self.changing():
                 self.error = error
-        except AdvanceToNextLoop:
-            with self.changing():
-                self.walked_on = True
 
     def _stand(self, step: int, computed: int = 0) -> None:
         self.pictures.setdefault(step, []).append(picture(self.script, self.units))

@@ -282,7 +282,7 @@ def test_a_hot_standby_begins_once_its_rank_is_lost(
     """Whether it hears of it in a step, or only between two."""
     context, calls = counted()
     nobody: Any = None
-    shadowing = ShadowDriver(nobody, nobody, context, nobody)
+    shadowing = ShadowDriver(nobody, nobody, context)
     following: Any = SimpleNamespace(
         has_state=has_state, give_way=lambda directive: None, directive=None
     )

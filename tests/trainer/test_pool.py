@@ -12,7 +12,8 @@ from tests.trainer.contexts import context_of
 from tests.trainer.scripts import Script
 from tmd.core.planning.directives import ShadowRank, Wait
 from tmd.core.values.model import Activity, Member, Rehearsal, WorkerStatus
-from tmd.trainer.state.roles import RebuildRequired, Role, Roles
+from tmd.trainer.state.roles import Role, Roles
+from tmd.trainer.state_transfer.hindrance import Rebuild
 from tmd.trainer.worker.pool import Pool
 
 ASKED = ShadowRank(rank=0, size=4, source=Member("w0", "h0", "a:1"), stay=False)
@@ -36,7 +37,7 @@ def test_what_cannot_be_built_is_refused_and_the_standby_stays_one() -> None:
     standby, shadowing = pool(ASKED)
     warmup = Mock(become=Mock(side_effect=[MemoryError("too wide"), None]))
 
-    standby.become(RebuildRequired(0), warmup)
+    standby.become(Rebuild(0), warmup)
 
     assert [call.args[0].rank for call in warmup.become.call_args_list] == [0, 3]
     shadowing.not_tried.assert_called_once_with(
@@ -49,7 +50,7 @@ def test_what_cannot_be_built_for_a_plan_is_an_error() -> None:
     standby, shadowing = pool(Wait())
 
     with pytest.raises(MemoryError):
-        standby.become(RebuildRequired(0), Mock(become=Mock(side_effect=MemoryError)))
+        standby.become(Rebuild(0), Mock(become=Mock(side_effect=MemoryError)))
 
     shadowing.not_tried.assert_not_called()
 
@@ -58,10 +59,4 @@ def test_what_cannot_be_built_for_a_plan_is_an_error() -> None:
 def test_nobody_settles_on_what_was_refused(refusal: str) -> None:
     verdict = Rehearsal(0, 0.0, refusal, role="wide", ranks=(0, 1, 2))
     standby, _ = pool(Wait(), rehearsed=(verdict,))
-    other = None
-    try:
-        standby._settle()
-    except RebuildRequired as error:
-        other = error.rank
-
-    assert other == (None if refusal else 2)
+    assert standby._settle() == (None if refusal else Rebuild(2))

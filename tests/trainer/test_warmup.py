@@ -9,7 +9,7 @@ import pytest
 
 from tmd.core.values.model import Activity
 from tmd.trainer.session.hooks import SHADOWS
-from tmd.trainer.state.roles import RebuildRequired
+from tmd.trainer.state_transfer.hindrance import Rebuild
 from tmd.trainer.worker.warmup import ASLEEP, Warmup
 
 
@@ -44,7 +44,7 @@ class Carries:
         self.asked.append("rest")
 
 
-def asked(other: RebuildRequired) -> list[str]:
+def asked(other: Rebuild) -> list[str]:
     """In which order, when a worker is to be built as ``other``."""
     warmup, fabric, carries = Warmup(), Groups(), Carries()
     warmup.by(lambda: carries.asked.append("build"))
@@ -57,9 +57,9 @@ def asked(other: RebuildRequired) -> list[str]:
 
 def test_only_who_survives_keeps_its_state() -> None:
     """A joiner's comes later: a copy of what it has would be memory for nothing."""
-    assert asked(RebuildRequired(2)) == ["let go", "build", "rest", "warm up"]
-    assert asked(RebuildRequired(2, cold=True)) == ["let go", "build", "go on"]
-    kept = asked(RebuildRequired(2, cold=True, keeps=True))
+    assert asked(Rebuild(2)) == ["let go", "build", "rest", "warm up"]
+    assert asked(Rebuild(2, cold=True)) == ["let go", "build", "go on"]
+    kept = asked(Rebuild(2, cold=True, keeps=True))
     assert kept == ["taken", "let go", "build", "give", "go on"]
 
 

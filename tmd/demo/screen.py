@@ -122,8 +122,8 @@ def print_report(console: Console, facts: dict[str, object], events: list[DemoEv
         table.add_row(name, *values)
     console.print(table)
     console.print(
-        "pause: last step of the old membership to the first of the new; downtime: kill -9 to the\n"
-        "first new step; both on the slowest stayer, minus one median step. The preparation of a\n"
+        "pause: last step of the old membership to the first of the new; downtime: kill -9 to the "
+        "first new step; both on the slowest stayer, minus one median step. The preparation of a "
         "planned move runs beside training and does not count as pause."
     )
     same = facts["losses_identical"]

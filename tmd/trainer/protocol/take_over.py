@@ -10,13 +10,6 @@ from tmd.fabric import Link
 from tmd.trainer.protocol.offers import StateHeader
 
 
-class AdvanceToNextLoop(BaseException):
-    """The joiner's place in the data is in a later ``batches()`` call: end the present one.
-
-    Swallowed by ``session.batches()``.
-    """
-
-
 class Takeover(Struct):
     """What the joiner knows so far, until its directive changes or the state is in place."""
 

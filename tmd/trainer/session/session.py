@@ -22,7 +22,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from tmd.core.values.snapshots import wanted_every
-from tmd.trainer.protocol.take_over import AdvanceToNextLoop
 from tmd.trainer.session.hooks import Interrupted, StepHooks, VoteOutcome
 from tmd.trainer.session.step import Step
 from tmd.trainer.session.trace import Trace
@@ -265,9 +264,7 @@ class Session:
             if self._spoilt:
                 self._undo()
             self._settle()
-            try:
-                self._hooks.boundary()
-            except AdvanceToNextLoop:
+            if not self._hooks.boundary():
                 return
             try:
                 drawn = [feed.next(self.step_number) for _ in range(accumulate)]

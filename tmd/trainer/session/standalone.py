@@ -109,8 +109,9 @@ class StandaloneHooks:
     def applying(self, optimizer: torch.optim.Optimizer) -> None:
         """No shadow follows."""
 
-    def boundary(self) -> None:
+    def boundary(self) -> bool:
         """Nothing ever happens between two steps."""
+        return True
 
     def close_feed(self, feed: Feed, local: LocalState) -> bool:
         # Counted as in a managed job, so that random numbers are the same.

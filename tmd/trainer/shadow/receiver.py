@@ -17,8 +17,9 @@ from typing import NamedTuple
 from msgspec import msgpack
 from torch import Tensor
 
+from tmd.core.planning.directives import Prepare, ShadowRank
 from tmd.core.values.errors import LinkError, StateMismatch
-from tmd.fabric import Link
+from tmd.fabric import Fabric, Link
 from tmd.trainer.protocol import frames
 from tmd.trainer.protocol.frames import (
     SHIFT,
@@ -28,15 +29,37 @@ from tmd.trainer.protocol.frames import (
     DigestCheck,
     Dropped,
     Frame,
+    Opening,
     Output,
     Unit,
 )
 from tmd.trainer.state.digests import Digest
 from tmd.trainer.state.units import digest_of_inputs
+from tmd.trainer.state_transfer.transfer import CONNECT_TIMEOUT_S
 
 ENDING_S = 2.0
 LOOK_S = 0.005
 """How often a link is looked at on which nothing may come any more."""
+
+
+def ask(fabric: Fabric, directive: Prepare | ShadowRank) -> tuple[Link, Opening | Dropped]:
+    """Ask the source of ``directive`` for the state of its rank, and for all that follows.
+
+    The source may not be in its loop now. Raises LinkError.
+    """
+    link = fabric.connect(directive.source, frames.PURPOSE, timeout=CONNECT_TIMEOUT_S)
+    try:
+        plan = directive.plan if isinstance(directive, Prepare) else ""
+        frames.send(link, frames.Envelope(frames.ShadowRequest(plan, directive.plays)))
+        link.patience(CONNECT_TIMEOUT_S)
+        answer, _ = frames.receive(link)
+        link.patience(0)
+        if not isinstance(answer, Opening | Dropped):
+            raise LinkError(f"{link.peer} answered with {type(answer).__name__}")
+    except LinkError:
+        link.close()
+        raise
+    return link, answer
 
 
 class Arrival(NamedTuple):

@@ -17,6 +17,7 @@ from tmd.core.planning.directives import Directive
 from tmd.core.values.model import ShadowStatus
 from tmd.trainer.shadow.session import ShadowSession
 from tmd.trainer.state.data import Feed
+from tmd.trainer.state_transfer.hindrance import NextLoop
 
 LOOK_S = 1.0
 """How often, while it is recorded, somebody looks whether that takes too long."""
@@ -67,12 +68,13 @@ class ReplaySession(ShadowSession):
         else:
             super().give_way(directive)
 
-    def go_on(self, feed: Feed, tell: Callable[[], None] = lambda: None) -> None:
+    def go_on(self, feed: Feed, tell: Callable[[], None] = lambda: None) -> NextLoop | None:
         """As :meth:`ShadowSession.go_on`; before the first step it waits until that is recorded."""
-        super().go_on(feed, tell)
-        if self._recorded:
+        needed = super().go_on(feed, tell)
+        if needed is None and self._recorded:
             # The digest came long ago, and no boundary will follow with which to look at it.
             self.check_again()
+        return needed
 
     def _may_begin(self) -> bool:
         if not super()._may_begin():

@@ -31,7 +31,6 @@ from tmd.trainer.protocol.frames import (
 )
 from tmd.trainer.protocol.offers import Offer
 from tmd.trainer.protocol.step_vote import ticket
-from tmd.trainer.protocol.take_over import AdvanceToNextLoop
 from tmd.trainer.shadow.comparison import DigestComparison
 from tmd.trainer.shadow.lag import Lag
 from tmd.trainer.shadow.receiver import Arrival, Differs, ShadowReceiver
@@ -39,6 +38,7 @@ from tmd.trainer.state.data import Feed
 from tmd.trainer.state.dtensors import like
 from tmd.trainer.state.state import unflatten
 from tmd.trainer.state.units import OTHERS, Units, whole_digest
+from tmd.trainer.state_transfer.hindrance import NextLoop
 
 FEW_STEPS = 20
 """Steps of the source that a shadow may take in any case to come in step."""
@@ -188,22 +188,21 @@ class ShadowSession:
 
     # --- at a boundary, and after a step ----------------------------------------------------------
 
-    def go_on(self, feed: Feed, tell: Callable[[], None] = lambda: None) -> None:
+    def go_on(self, feed: Feed, tell: Callable[[], None] = lambda: None) -> NextLoop | None:
         """Come to where the next step can be computed; waits for the source.
 
-        ``tell`` is called as the state arrives.
+        ``tell`` is called as the state arrives. Returns what must come first, if anything.
 
         Raises:
             LinkError: there is nothing to follow any more.
             Differs: this worker computes other bits.
-            AdvanceToNextLoop: the place in the data is in a later ``batches()`` call.
         """
         if self.shadow.mismatch:
             raise Differs(self.directive.plays, self.shadow.mismatch)
         if self.spoilt:
             raise self.shadow.lost
         if self._call > feed.call:
-            raise AdvanceToNextLoop
+            return NextLoop()
         if self._stage is ShadowStage.ASKED:
             self.shadow.send(Begin())
             self._stage = ShadowStage.JUMPING
@@ -212,9 +211,12 @@ class ShadowSession:
                 raise Overdue(f"not in step with rank {self.directive.plays} in time")
             arrival = self.shadow.next_state()
             self._take_in(arrival, feed)
+            if self._call > feed.call:
+                return NextLoop()
             if isinstance(arrival.frame, Unit):
                 tell()
         self._place = ShadowPlace.READY
+        return None
 
     def computed(self, step: int) -> None:
         """A step was computed: the state is that of the start of ``step`` now."""
@@ -292,7 +294,7 @@ class ShadowSession:
                 if frame.position.call > feed.call:
                     self._call = frame.position.call
                     self.shadow.put_back(arrival)
-                    raise AdvanceToNextLoop
+                    return
                 self.lag.boundary(at)
                 if self._stage is ShadowStage.JUMPING and self.shadow.newest_boundary() is not None:
                     # It is over already: the tails lead to a later one.

@@ -15,6 +15,7 @@ from tmd.trainer.protocol.frames import SNAPSHOTS, Bring, Dropped, Envelope, Fet
 from tmd.trainer.protocol.offers import Offer
 from tmd.trainer.snapshots.store import SnapshotStore
 from tmd.trainer.snapshots.writer import receive_copy, send_copy
+from tmd.trainer.state_transfer.hindrance import Rebuild
 
 CONNECT_S = 10.0
 SILENCE_S = 30.0
@@ -104,8 +105,12 @@ def call_on(fabric: Fabric, keeper: Member) -> Link:
     return link
 
 
-def fetched(link: Link, rank: int, step: int, refusal: Callable[[Offer], str]) -> StateCopy:
+def fetched(
+    link: Link, rank: int, step: int, refusal: Callable[[Offer], str | Rebuild]
+) -> StateCopy | Rebuild:
     """The copy of ``rank`` at ``step`` from the keeper at the other end.
+
+    A ``Rebuild``: the model must be built for that rank first.
 
     Raises:
         LinkError: the keeper is gone, or has no such copy.
@@ -116,8 +121,11 @@ def fetched(link: Link, rank: int, step: int, refusal: Callable[[Offer], str]) -
     if not isinstance(opening, Opening):
         why = opening.reason if isinstance(opening, Dropped) else type(opening).__name__
         raise LinkError(f"{link.peer}: {why}")
-    if why := refusal(opening.offer):
-        raise StateMismatch(why)
+    misfit = refusal(opening.offer)
+    if isinstance(misfit, Rebuild):
+        return misfit
+    if misfit:
+        raise StateMismatch(misfit)
     bring, _ = frames.receive(link)
     if not isinstance(bring, Bring) or (bring.rank, bring.step) != (rank, step):
         raise LinkError(f"{link.peer} does not send the copy of rank {rank} at step {step}")

@@ -19,11 +19,11 @@ from tmd.fabric import Link
 from tmd.trainer.protocol.copies import StateCopy
 from tmd.trainer.protocol.offers import Offer
 from tmd.trainer.protocol.outbox import Entry, Outbox
-from tmd.trainer.protocol.take_over import AdvanceToNextLoop
 from tmd.trainer.snapshots.server import ENDING_S, SnapshotServer, call_on, fetched
 from tmd.trainer.snapshots.store import SnapshotStore
 from tmd.trainer.snapshots.writer import SnapshotWriter, WriterStage
 from tmd.trainer.state_transfer.context import RankContext
+from tmd.trainer.state_transfer.hindrance import Rebuild
 
 IN_VAIN = 3
 """Failed snapshots in a row after which a warning is logged."""
@@ -177,8 +177,10 @@ class Snapshots:
             self._whole = whole
             self._store.only(whole)
 
-    def fetch(self, directive: Sync, wanted: Callable[[], bool]) -> None:
+    def fetch(self, directive: Sync, wanted: Callable[[], bool]) -> Rebuild | None:
         """Joiner: have the copy of the rank to go back to, from its keeper if it is not here.
+
+        Returns the rebuild that must come first, if any.
 
         Raises:
             LinkError: the keeper is gone, or the directive has changed.
@@ -186,7 +188,7 @@ class Snapshots:
         """
         source = next((m.source for m in directive.moves if m.rank == directive.rank), None)
         if self._store.get(directive.rank, directive.resume) is not None:
-            return
+            return None
         if source is None:
             raise LinkError(
                 f"nobody has the copy of rank {directive.rank} at step {directive.resume}"
@@ -205,7 +207,10 @@ class Snapshots:
         finally:
             self._errand = None
             link.close()
+        if isinstance(copy, Rebuild):
+            return copy
         self._store.put(copy)
+        return None
 
     def cancel_unless(self, directive: Directive) -> None:
         """Break off what is fetched for another directive (any thread)."""
@@ -213,15 +218,10 @@ class Snapshots:
         if errand is not None and errand[0] != directive:
             errand[1].close()
 
-    def reach(self, directive: Sync) -> None:
-        """Check that the position to roll back to is in the present ``batches()`` call.
-
-        Raises:
-            AdvanceToNextLoop: it is in a later one; call again from there.
-        """
+    def is_ahead(self, directive: Sync) -> bool:
+        """Whether the position to roll back to is in a later ``batches()`` call."""
         copy, feed = self._copy(directive), self._state.feed
-        if feed is not None and copy.position.call > feed.call:
-            raise AdvanceToNextLoop
+        return feed is not None and copy.position.call > feed.call
 
     def put_back(self, directive: Sync) -> None:
         """Be the rank of ``directive`` as it was at the start of its resume step.

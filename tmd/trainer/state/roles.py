@@ -16,18 +16,6 @@ from tmd.fabric import GroupView
 from tmd.trainer.state.state import Layouts, owned, shapes
 
 
-class RebuildRequired(BaseException):
-    """This worker must be built as ``rank`` first, and will then be asked again.
-
-    ``cold``: and run no shadow iterations. ``keeps``: its state, which is that of the rank, stays.
-    A ``BaseException`` so that only the coordinator catches it.
-    """
-
-    def __init__(self, rank: int, *, cold: bool = False, keeps: bool = False) -> None:
-        super().__init__(f"not built as rank {rank}")
-        self.rank, self.cold, self.keeps = rank, cold, keeps
-
-
 class Role(Struct, frozen=True):
     """What the session sees of a rank."""
 

@@ -8,15 +8,9 @@ from tmd.trainer.protocol.offers import Offer
 from tmd.trainer.protocol.step_vote import gather
 from tmd.trainer.state.compatibility import bucket_mismatch, group_mismatch, part_mismatch
 from tmd.trainer.state.replicas import Partition, group_of
-from tmd.trainer.state.roles import (
-    RebuildRequired,
-    Role,
-    Roles,
-    contradiction,
-    part_of,
-    structure_of,
-)
+from tmd.trainer.state.roles import Role, Roles, contradiction, part_of, structure_of
 from tmd.trainer.state.state import Layouts, mismatch
+from tmd.trainer.state_transfer.hindrance import Rebuild
 from tmd.trainer.state_transfer.rank_state import RankState
 
 
@@ -111,11 +105,10 @@ class Fit:
             roles=self.roles.known,
         )
 
-    def refusal(self, rank: int, offered: Offer) -> str:
+    def refusal(self, rank: int, offered: Offer) -> str | Rebuild:
         """Why the offered state cannot become that of ``rank`` here; empty if it can.
 
-        Raises:
-            RebuildRequired: it might, once this worker is built as that rank.
+        A ``Rebuild``: it might, once the model is built for that rank.
         """
         other_groups = self._other_groups(rank, offered)
         if self.roles.several:
@@ -125,7 +118,7 @@ class Fit:
             self.roles.known = offered.roles
             if not self.roles.serves(rank):
                 self.learn(offered)
-                raise RebuildRequired(rank)
+                return Rebuild(rank)
         difference = mismatch(self._state.layouts, offered.layouts)
         if difference:
             return f"the model of this worker is not that of the job: {difference}"
@@ -133,7 +126,7 @@ class Fit:
             return difference
         return other_groups or bucket_mismatch(self.look_at_buckets(), offered.buckets)
 
-    def adopted(self, rank: int, offered: Offer) -> str:
+    def adopted(self, rank: int, offered: Offer) -> str | Rebuild:
         """As :meth:`refusal`; if there is none, learn what was offered."""
         refusal = self.refusal(rank, offered)
         if not refusal:
@@ -142,20 +135,17 @@ class Fit:
 
     def start_over(
         self, directive: Sync, offered: Offer | None = None, *, survives: bool = False
-    ) -> str:
+    ) -> str | Rebuild:
         """Where no step was ever committed, all ranks build again: none may be further than others.
 
         In its first step a pipeline settles what it sends in all later ones. Some ranks may have
-        got that far when it broke; a joiner has, in its shadow iterations. Returns why this worker
-        cannot be the rank with what is ``offered``; empty if it can, or need not be asked.
+        got that far when it broke; a joiner has, in its shadow iterations. Returns the rebuild that
+        is due, or why this worker cannot be the rank with what is ``offered``; else nothing.
 
         Args:
             directive: all build once for each.
             offered: what is known of the job; a survivor knows it and leaves it out.
             survives: this worker has the state to go on from.
-
-        Raises:
-            RebuildRequired: it was not done yet for ``directive``.
         """
         if not self.roles.several or directive.resume != 0 or self._started_over == directive:
             return ""
@@ -164,7 +154,7 @@ class Fit:
                 return refusal
             self.learn(offered)
         self._started_over = directive
-        raise RebuildRequired(directive.rank, cold=True, keeps=survives)
+        return Rebuild(directive.rank, cold=True, keeps=survives)
 
     def _other_groups(self, rank: int, offered: Offer) -> str:
         return group_mismatch(self._fabric.built, unpacked(offered.groups), rank)

@@ -13,9 +13,10 @@ from tmd.core.values.errors import LinkError, StateMismatch
 from tmd.core.values.model import Move
 from tmd.fabric import Fabric, Link
 from tmd.trainer.protocol.offers import StateHeader
-from tmd.trainer.protocol.take_over import AdvanceToNextLoop, Takeover, state_purpose
+from tmd.trainer.protocol.take_over import Takeover, state_purpose
 from tmd.trainer.state_transfer import stream
 from tmd.trainer.state_transfer.fit import Fit
+from tmd.trainer.state_transfer.hindrance import NextLoop, Rebuild
 from tmd.trainer.state_transfer.rank_state import RankState
 from tmd.trainer.state_transfer.verification import StateVerification
 
@@ -93,8 +94,8 @@ class StateTransfer:
 
     def receive(
         self, takeover: Takeover, cancelled: Callable[[], bool], has_step: int | None = None
-    ) -> None:
-        """Take over the state and the place in the data.
+    ) -> Rebuild | NextLoop | None:
+        """Take over the state and the place in the data, or return what must come first.
 
         ``has_step``: the state of a replica at the start of this step is in place already, but for
         what only the rank itself has. After a loss that is to be proved (``proving``).
@@ -102,8 +103,6 @@ class StateTransfer:
         Raises:
             LinkError: the source is gone, or the take-over was called off.
             StateMismatch: the state does not fit, or what arrived is not what was sent.
-            AdvanceToNextLoop: the place in the data is in a later ``batches()`` call.
-            RebuildRequired: this worker must be built as the rank; call again then.
         """
         if takeover.link is None or takeover.header is None:
             self._meet(takeover, cancelled)
@@ -112,12 +111,15 @@ class StateTransfer:
         assert header is not None
         directive, offer = takeover.directive, header.offer
         refusal = self._fit.start_over(directive, offer) if isinstance(directive, Sync) else ""
-        if refusal := refusal or self._fit.adopted(takeover.rank, offer):
+        refusal = refusal or self._fit.adopted(takeover.rank, offer)
+        if isinstance(refusal, Rebuild):
+            return refusal
+        if refusal:
             stream.answer(link, refusal)
             link.close()
             raise StateMismatch(refusal)
         if header.offer.position.call > self._state.call:
-            raise AdvanceToNextLoop
+            return NextLoop()
         with self._running(directive, link) as owned:
             has = has_step == header.step
             stream.answer(link, has=has)
@@ -130,6 +132,7 @@ class StateTransfer:
                 self._state.place(offer.layouts, partial(stream.receive_tensors, link))
         self._state.adopt(header.local)
         takeover.timings["transfer"] = time.monotonic() - takeover.started
+        return None
 
     def _meet(self, takeover: Takeover, cancelled: Callable[[], bool]) -> None:
         purpose = state_purpose(takeover.plan, takeover.rank)

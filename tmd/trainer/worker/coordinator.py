@@ -29,9 +29,9 @@ from tmd.trainer.shadow.session import ShadowSession
 from tmd.trainer.state.data import Feed
 from tmd.trainer.state.local import LocalState
 from tmd.trainer.state.replicas import Partition, group_of
-from tmd.trainer.state.roles import RebuildRequired
 from tmd.trainer.state.state import Registry
 from tmd.trainer.state_transfer.context import RankContext
+from tmd.trainer.state_transfer.hindrance import NextLoop, Rebuild
 from tmd.trainer.state_transfer.verification import Verdict
 from tmd.trainer.worker.agent import Agent
 from tmd.trainer.worker.arming import Arming
@@ -230,21 +230,28 @@ class Coordinator:
         if self.status.activity is Activity.TRAINING:
             self._parts.mirrors.before_optimizer(self.status.step, optimizer)
 
-    def boundary(self) -> None:
+    def boundary(self) -> bool:
         """Before a batch: do all that can only be done between two steps.
+
+        Returns False if the present ``batches()`` call has no batch for this worker: the place in
+        the data of the rank that it joins as is in a later one.
 
         Raises:
             SystemExit: this worker is not needed any more.
-            AdvanceToNextLoop: the joiner's data position is in a later ``batches()`` call.
         """
         while not self._may_train():
-            try:
-                self._act()
-            except RebuildRequired as other:
-                self._parts.pool.become(other, self._warmup)
+            if self.status.activity is Activity.TRAINING:
+                self._switch_or_halt()
+                continue
+            match self._parts.act(self.status.activity):
+                case Rebuild() as rebuild:
+                    self._parts.pool.become(rebuild, self._warmup)
+                case NextLoop():
+                    return False
         if self.status.activity is Activity.TRAINING and not self.finishing:
             self._parts.mirrors.at_boundary(self.status.step)
             self._parts.snapshots.at_boundary(self.status.step)
+        return True
 
     def close_feed(self, feed: Feed, local: LocalState) -> bool:
         """At the end of a ``batches()`` call: wait until every rank has committed its last step.
@@ -296,10 +303,9 @@ class Coordinator:
 
     @property
     def rank(self) -> int:
-        """Rank held, or whose identity is worn."""
+        """The rank that is held, or impersonated."""
         held = self.status.rank
-        worn = self._fabric.rank
-        return held if held is not None else worn if worn is not None else 0
+        return held if held is not None else self._fabric.rank or 0
 
     def current(self) -> WorkerStatus:
         """The status with what is measured at this moment."""
@@ -357,13 +363,7 @@ class Coordinator:
                 return self._following is not None and self._following.may_run
         return self._warmup.is_due(self.status.activity)
 
-    def _act(self) -> None:
-        if self.status.activity is Activity.TRAINING:
-            self._at_boundary()
-        else:
-            self._parts.act(self.status.activity)
-
-    def _at_boundary(self) -> None:
+    def _switch_or_halt(self) -> None:
         """TRAINING: switch as was voted, or take note that the step broke, or begin an epoch."""
         if self._switch is not None:
             self._parts.leaving.carry_out(self._switch)

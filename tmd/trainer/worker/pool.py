@@ -10,8 +10,8 @@ from tmd.core.values.shadows import why_unfit
 from tmd.core.worker.responses import Response, respond
 from tmd.fabric import look_ahead
 from tmd.trainer.session.hooks import dismiss
-from tmd.trainer.state.roles import RebuildRequired
 from tmd.trainer.state_transfer.context import RankContext
+from tmd.trainer.state_transfer.hindrance import Hindrance, Rebuild
 from tmd.trainer.worker.agent import Agent
 from tmd.trainer.worker.rank_migration import RankMigration
 from tmd.trainer.worker.recovery import Recovery
@@ -44,8 +44,8 @@ class Pool:
         self._driver = migration.driver
         self._recovery = recovery
 
-    def wait(self) -> None:
-        """STANDBY: wait for a rank. Raises RebuildRequired."""
+    def wait(self) -> Hindrance | None:
+        """STANDBY: wait for a directive and carry it out, or return what must come first."""
         driver = self._driver
 
         def response_to(directive: Directive) -> Response | None:
@@ -57,24 +57,25 @@ class Pool:
         directive = self._agent.wait_a_while(lambda d: response_to(d) is not None, POOL_S)
         if directive is None:
             look_ahead(self._fabric.collectives)
-            self._settle()
-            return
+            return self._settle()
         match response_to(directive), directive:
             case None, _:
-                return
+                pass
             case Response.STAND_BY, _:
                 self._migration.to_pool()
             case Response.SHADOW, ShadowRank():
-                driver.study(directive)
+                return driver.study(directive)
             case Response.PREPARE, Prepare():
-                self._migration.prepare(directive)
+                return self._migration.prepare(directive)
             case Response.REPLACE, Sync():
-                if self._migration.replace(directive):
-                    self._recovery.synced(directive, self._reporter.status.timings["transfer"])
+                if hindrance := self._migration.replace(directive):
+                    return hindrance
+                self._recovery.synced(directive, self._reporter.status.timings["transfer"])
             case _:
                 dismiss(directive)
+        return None
 
-    def become(self, other: RebuildRequired, warmup: Warmup) -> None:
+    def become(self, other: Rebuild, warmup: Warmup) -> None:
         """Be built as another rank. What cannot be built for a rehearsal is not rehearsed, and
         this worker is built as it was before.
 
@@ -96,13 +97,13 @@ class Pool:
             why = f"cannot be built as rank {other.rank} here: {brief(error)}"
         # Out of the handler, which would keep alive what was built by half.
         self._driver.not_tried(directive, refusal=why)
-        warmup.become(RebuildRequired(before), self._context, size)
+        warmup.become(Rebuild(before), self._context, size)
 
-    def _settle(self) -> None:
+    def _settle(self) -> Rebuild | None:
         """With nothing to do, and no plan that may want this worker soon: be built as most are."""
         roles = self._fit.roles
         if roles.commonest == roles.built or self._agent.directive != Wait():
-            return
+            return None
         other = roles.commonest
-        if not why_unfit(self._reporter.status.rehearsed, other, roles.of(other)):
-            raise RebuildRequired(other)
+        unfit = why_unfit(self._reporter.status.rehearsed, other, roles.of(other))
+        return None if unfit else Rebuild(other)

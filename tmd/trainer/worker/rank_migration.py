@@ -19,11 +19,12 @@ from tmd.fabric import Link, Neutral
 from tmd.trainer.protocol.frames import Dropped, Opening
 from tmd.trainer.protocol.offers import Offer
 from tmd.trainer.protocol.take_over import Takeover
+from tmd.trainer.shadow.receiver import ask
 from tmd.trainer.snapshots.snapshots import Snapshots
-from tmd.trainer.state.roles import RebuildRequired
 from tmd.trainer.state_transfer.context import RankContext
+from tmd.trainer.state_transfer.hindrance import Failed, Hindrance, NextLoop, Rebuild
 from tmd.trainer.worker.agent import Agent
-from tmd.trainer.worker.shadow_driver import ShadowDriver
+from tmd.trainer.worker.shadow_driver import ShadowDriver, ShadowEnd, Then
 from tmd.trainer.worker.status_reporter import StatusReporter
 
 PREPARE_TIMEOUT_S = 30.0
@@ -50,7 +51,7 @@ class RankMigration:
         self._transfer = context.transfer
         self._snapshots = snapshots
         self._takeover: Takeover | None = None
-        self.driver = ShadowDriver(reporter, agent, context, home=self)
+        self.driver = ShadowDriver(reporter, agent, context)
 
     def cancel_unless(self, directive: Directive) -> None:
         """Break off whatever belongs to another directive (any thread)."""
@@ -92,17 +93,17 @@ class RankMigration:
 
     # --- joiner: before a planned switch ----------------------------------------------------------
 
-    def prepare(self, directive: Prepare) -> None:
+    def prepare(self, directive: Prepare) -> Rebuild | None:
         """Check that the state fits, open the links, and begin to follow the rank.
 
-        Raises:
-            RebuildRequired: this worker must be built as the rank; call again then.
+        Returns the rebuild that must come first, if any.
         """
         started = time.monotonic()
         self.driver.end()
         link: Link | None = None
+        refusal: str | Rebuild
         try:
-            link, said = self.driver.ask(directive)
+            link, said = ask(self._fabric, directive)
             # Without an offer it is the state that will tell.
             refusal = "" if said.offer is None else self._misfit(directive, said.offer)
             if not refusal:
@@ -114,15 +115,13 @@ class RankMigration:
                 )
         except LinkError as error:
             refusal = str(error)
-        except RebuildRequired:
-            assert link is not None
-            link.close()
-            raise
         if refusal:
             if link is not None:
                 link.close()
+            if isinstance(refusal, Rebuild):
+                return refusal
             self.refuse(directive, refusal)
-            return
+            return None
         assert link is not None
         # Not yet the rank: on the way to its place in the data, scripts save and print on rank 0.
         self._fit.rest()
@@ -134,17 +133,41 @@ class RankMigration:
             off = "the live shadow is switched off"
             why = said.reason if isinstance(said, Dropped) else off
             self.expect_state(directive, why, timings)
+        return None
 
-    def _misfit(self, directive: Prepare, offer: Offer) -> str:
+    def _misfit(self, directive: Prepare, offer: Offer) -> str | Rebuild:
         """Why this worker cannot shadow the one rank and then be the other; empty if it can."""
         for rank in dict.fromkeys((directive.plays, directive.rank)):
-            if refusal := self._fit.refusal(rank, offer):
+            refusal = self._fit.refusal(rank, offer)
+            if isinstance(refusal, Rebuild):
+                return refusal
+            if refusal:
                 # The model does not change: the same would come of it after a loss.
                 verdict = Rehearsal(0, 0.0, refusal, refused_rank=rank)
                 self._reporter.tell_rehearsed(rank, verdict, offer.roles)
                 return refusal
         self._fit.learn(offer)
         return ""
+
+    def follow(self) -> Hindrance | None:
+        """SHADOWING and IN_STEP: come to where the next step can be computed.
+
+        A shadow that has ended leads to another activity. Returns what must come first, if
+        anything.
+        """
+        directive = None if self.driver.following is None else self.driver.following.directive
+        match self.driver.follow(), directive:
+            case NextLoop() as needed, _:
+                return needed
+            case ShadowEnd(Then.STAND_BY), _:
+                self.to_pool()
+            case ShadowEnd(Then.REFUSE, reason), Prepare():
+                self.refuse(directive, reason)
+            case ShadowEnd(Then.AWAIT_STATE, reason), Prepare():
+                self.expect_state(directive, reason, self._reporter.status.timings)
+            case ShadowEnd(Then.BECOME_RANK), Prepare():
+                return self.become(directive)
+        return None
 
     def expect_state(self, directive: Prepare, why: str, timings: dict[str, float]) -> None:
         """Stop-and-copy: the state comes after the switch."""
@@ -168,12 +191,12 @@ class RankMigration:
 
     # --- joiner: the whole state ------------------------------------------------------------------
 
-    def take_over(self) -> None:
+    def take_over(self) -> Hindrance | None:
         """After a planned switch: receive the state and go on as the rank in the new epoch."""
         takeover = self._takeover
         assert takeover is not None
-        if not self._received(takeover, self.driver.has_state_of):
-            return
+        if hindrance := self._received(takeover, self.driver.has_state_of):
+            return hindrance
         self.driver.end()
         self._fabric.switch(takeover.membership, takeover.rank)
         self._reporter.update(
@@ -186,17 +209,18 @@ class RankMigration:
             timings={**self._reporter.status.timings, **takeover.timings},
         )
         self._walk(takeover)
+        return None
 
-    def become(self, directive: Prepare) -> None:
+    def become(self, directive: Prepare) -> Hindrance | None:
         """The vote has given this worker the rank. It has shadowed a replica until now and lacks
         only the leaver's local state."""
         if self._takeover is None or self._takeover.directive != directive:
             self._await(Takeover(directive))
         self._fit.rest()
-        self.take_over()
+        return self.take_over()
 
-    def replace(self, directive: Sync) -> bool:
-        """After a loss: whether a replica's state is in place here. Raises RebuildRequired."""
+    def replace(self, directive: Sync) -> Hindrance | None:
+        """After a loss: put the state of the lost rank in place, or return why it is not."""
         if directive.back:
             return self._go_back(directive)
         if next(m for m in directive.moves if m.rank == directive.rank).source is None:
@@ -206,8 +230,8 @@ class RankMigration:
             takeover = Takeover(directive)
             self._await(takeover)
         self._fit.rest()
-        if not self._received(takeover, self.driver.has_state_of):
-            return False
+        if hindrance := self._received(takeover, self.driver.has_state_of):
+            return hindrance
         self._heed()
         self.driver.end()
         self._wear(directive.rank)
@@ -215,18 +239,18 @@ class RankMigration:
             shadow=None, rank=directive.rank, step=takeover.step, timings=takeover.timings
         )
         self._walk(takeover)
-        return True
+        return None
 
     def _wear(self, rank: int) -> None:
         """The epoch is not entered yet, but the data are already those of this rank."""
         self._fabric.sandbox(Neutral(), rank, self._reporter.status.world_size)
 
-    def _keep_shadowed(self, directive: Sync) -> bool:
+    def _keep_shadowed(self, directive: Sync) -> Failed | None:
         """No other worker has the state of this rank: continue from what was shadowed."""
         if not self.driver.has(directive.rank, directive.resume):
             detail = f"the state of rank {directive.rank} at step {directive.resume} is not here"
             self._reporter.update(WorkerTransition.REFUSED, plan=directive.plan, detail=detail)
-            return False
+            return Failed()
         self.driver.end()
         self._wear(directive.rank)
         timings = {"transfer": 0.0}
@@ -234,32 +258,35 @@ class RankMigration:
             shadow=None, rank=directive.rank, step=directive.resume, timings=timings
         )
         self._state.seek(self._state.position)
-        return True
+        return None
 
-    def _go_back(self, directive: Sync) -> bool:
+    def _go_back(self, directive: Sync) -> Hindrance | None:
         """No worker has the latest state of this rank: restore an earlier one, as all ranks do."""
         started = time.monotonic()
         self.driver.end()
         self._fit.rest()
         # The copy may be here already, and this worker be built anew since it was made.
         if not self._fit.roles.serves(directive.rank):
-            raise RebuildRequired(directive.rank)
+            return Rebuild(directive.rank)
 
         def wanted() -> bool:
             return self._agent.directive == directive
 
-        if not self._tried(directive, lambda: self._snapshots.fetch(directive, wanted)):
-            return False
-        self._fit.start_over(directive)
-        self._snapshots.reach(directive)
+        if hindrance := self._tried(directive, lambda: self._snapshots.fetch(directive, wanted)):
+            return hindrance
+        rebuild = self._fit.start_over(directive)
+        if isinstance(rebuild, Rebuild):
+            return rebuild
+        if self._snapshots.is_ahead(directive):
+            return NextLoop()
         self._wear(directive.rank)
-        if not self._tried(directive, lambda: self._snapshots.put_back(directive)):
-            return False
+        if hindrance := self._tried(directive, lambda: self._snapshots.put_back(directive)):
+            return hindrance
         timings = {"transfer": time.monotonic() - started}
         self._reporter.update(
             shadow=None, rank=directive.rank, step=directive.resume, timings=timings
         )
-        return True
+        return None
 
     def _walk(self, takeover: Takeover) -> None:
         """Go to the rank's place in the data; the script must see the rank by then."""
@@ -285,31 +312,31 @@ class RankMigration:
         if before is not None and before.link is not None:
             before.link.close()
 
-    def _received(self, takeover: Takeover, has_step: int | None = None) -> bool:
-        """Receive the state; False if it came to nothing and the status says what is next."""
+    def _received(self, takeover: Takeover, has_step: int | None = None) -> Hindrance | None:
+        """Receive the state, or return why it is not in place."""
 
         def cancelled() -> bool:
             return not takeover.wanted(self._agent.directive)
 
-        if not self._tried(
+        hindrance = self._tried(
             takeover.directive, lambda: self._transfer.receive(takeover, cancelled, has_step)
-        ):
-            return False
-        self._await(None)
-        return True
+        )
+        if hindrance is None:
+            self._await(None)
+        return hindrance
 
-    def _tried(self, directive: Prepare | Sync, attempt: Callable[[], None]) -> bool:
-        """Whether a state came; if not, the status says what is next."""
+    def _tried(
+        self, directive: Prepare | Sync, attempt: Callable[[], Hindrance | None]
+    ) -> Hindrance | None:
+        """Carry out ``attempt``; if it fails, report what this worker does instead."""
         try:
-            attempt()
+            return attempt()
         except StateMismatch as error:
             self._await(None)
             log.warning("plan %s refused: %s", directive.plan, error)
             self._reporter.update(WorkerTransition.REFUSED, plan=directive.plan, detail=str(error))
-            return False
         except LinkError as error:
             log.warning("state not received for plan %s: %s", directive.plan, error)
             self._agent.wait_until(lambda d: d != directive)
             self.to_pool()
-            return False
-        return True
+        return Failed()

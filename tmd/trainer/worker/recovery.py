@@ -19,6 +19,7 @@ from tmd.core.worker.transitions import WorkerTransition
 from tmd.trainer.session.hooks import dismiss
 from tmd.trainer.snapshots.snapshots import Snapshots
 from tmd.trainer.state_transfer.context import RankContext
+from tmd.trainer.state_transfer.hindrance import Rebuild
 from tmd.trainer.worker.agent import Agent
 from tmd.trainer.worker.rank_migration import RankMigration
 from tmd.trainer.worker.status_reporter import StatusReporter
@@ -103,11 +104,10 @@ class Recovery:
             isinstance(directive, Sync) and directive.resume == self._reporter.status.step + 1
         )
 
-    def settle(self) -> None:
+    def settle(self) -> Rebuild | None:
         """STUCK: wait until the resume step is known, and be ready for it.
 
-        Raises:
-            RebuildRequired: the worker must be built as another rank first.
+        Returns the rebuild that must come first, if any.
         """
         directive = self._resolved or self._decision()
         self._resolved = None
@@ -118,13 +118,16 @@ class Recovery:
                 self.finishing = True
                 self._reporter.update(WorkerTransition.JOB_ENDED, plan="")
             case Response.SYNC, Sync():
-                self._sync(directive)
+                return self._sync(directive)
             case _:
                 # Another worker holds this rank in a later epoch, or a source sends its state.
                 self._migration.to_pool()
+        return None
 
-    def _sync(self, directive: Sync) -> None:
-        self._fit.start_over(directive, survives=not directive.back)
+    def _sync(self, directive: Sync) -> Rebuild | None:
+        rebuild = self._fit.start_over(directive, survives=not directive.back)
+        if isinstance(rebuild, Rebuild):
+            return rebuild
         started = time.monotonic()
         if directive.back:
             # A thread of its own hands out copies to others.
@@ -133,6 +136,7 @@ class Recovery:
         else:
             self._send(directive)
         self.synced(directive, time.monotonic() - started)
+        return None
 
     def _send(self, directive: Sync) -> None:
         for move in directive.moves:

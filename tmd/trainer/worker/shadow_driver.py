@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Protocol
+from enum import Enum, auto
+from typing import NamedTuple
 
 from tmd.core.planning.directives import (
     Directive,
@@ -23,16 +24,15 @@ from tmd.core.values.model import Activity, Rehearsal
 from tmd.core.worker.transitions import WorkerTransition
 from tmd.fabric import Link
 from tmd.trainer.protocol import frames
-from tmd.trainer.protocol.frames import Dropped, Opening
+from tmd.trainer.protocol.frames import Dropped
 from tmd.trainer.protocol.offers import Offer
-from tmd.trainer.protocol.take_over import AdvanceToNextLoop
-from tmd.trainer.shadow.receiver import Differs, ShadowLost, ShadowReceiver
+from tmd.trainer.shadow.receiver import Differs, ShadowLost, ShadowReceiver, ask
 from tmd.trainer.shadow.replay import ReplaySession
 from tmd.trainer.shadow.session import Overdue, ShadowSession
 from tmd.trainer.state.divided import UNFOLLOWED
-from tmd.trainer.state.roles import RebuildRequired, Role
+from tmd.trainer.state.roles import Role
 from tmd.trainer.state_transfer.context import RankContext
-from tmd.trainer.state_transfer.transfer import CONNECT_TIMEOUT_S
+from tmd.trainer.state_transfer.hindrance import NextLoop, Rebuild
 from tmd.trainer.worker.agent import Agent
 from tmd.trainer.worker.attempts import Attempts
 from tmd.trainer.worker.status_reporter import StatusReporter
@@ -45,21 +45,27 @@ NEWS_S = 15.0
 log = logging.getLogger("tmd.trainer")
 
 
-class Home(Protocol):
-    """Where a worker goes from here."""
+class Then(Enum):
+    """What a worker does when its shadow has ended."""
 
-    def expect_state(self, directive: Prepare, why: str, timings: dict[str, float]) -> None: ...
-    def become(self, directive: Prepare) -> None: ...
-    def refuse(self, directive: Prepare, reason: str) -> None: ...
-    def to_pool(self) -> None: ...
+    STAND_BY = auto()
+    REFUSE = auto()
+    AWAIT_STATE = auto()
+    BECOME_RANK = auto()
+    """It shadowed a replica of the rank and lacks only the rank's local state."""
+
+
+class ShadowEnd(NamedTuple):
+    """A shadow has ended. ``reason``: why the worker refuses, or has the whole state copied."""
+
+    then: Then
+    reason: str = ""
 
 
 class ShadowDriver:
     """All calls come from the main thread, but for :meth:`cancel_unless` and :meth:`heed`."""
 
-    def __init__(
-        self, reporter: StatusReporter, agent: Agent, context: RankContext, home: Home
-    ) -> None:
+    def __init__(self, reporter: StatusReporter, agent: Agent, context: RankContext) -> None:
         self._reporter = reporter
         self._agent = agent
         self._fabric = context.fabric
@@ -67,7 +73,6 @@ class ShadowDriver:
         self._fit = context.fit
         self._units = context.units
         self._limits = context.limits
-        self._home = home
         self.following: ShadowSession | None = None
         """SHADOWING and IN_STEP: the session under way. STANDBY: the one that has just ended."""
         self._recalls = 0
@@ -137,8 +142,11 @@ class ShadowDriver:
             # It may have changed before there was anything that could be cancelled.
             self.cancel_unless(present)
 
-    def follow(self) -> None:
-        """At a step boundary of the joiner: come to where the next step can be computed."""
+    def follow(self) -> ShadowEnd | NextLoop | None:
+        """At a step boundary of the joiner: come to where the next step can be computed.
+
+        Returns what must come first, or what comes after the shadow, if anything does.
+        """
         following = self.following
         feed = self._state.feed
         assert following is not None
@@ -146,28 +154,26 @@ class ShadowDriver:
         try:
             if following.has_switched:
                 following.check_again()
-                self._take(following)
-                return
-            following.go_on(
+                return self._take(following)
+            needed = following.go_on(
                 feed, lambda: self._reporter.update(shadow=following.status(), now=False)
             )
-        except AdvanceToNextLoop:
-            # Between two batches() calls a script may print or save, and the rank itself does so.
-            # This standby reports another rank of equal state there, and that it is a shadow.
-            self._fit.rest()
-            raise
         except StateMismatch as error:
-            self._unfit(following, error)
+            return self._unfit(following, error)
         except LinkError as error:
-            self._lost(following, error)
-        else:
-            self._tell(following)
+            return self._lost(following, error)
+        if needed is None:
+            return self._tell(following)
+        # Between two batches() calls a script may print or save, and the rank itself does so.
+        # This standby reports another rank of equal state there, and that it is a shadow.
+        self._fit.rest()
+        return needed
 
-    def _tell(self, following: ShadowSession) -> None:
+    def _tell(self, following: ShadowSession) -> ShadowEnd | None:
         activity = self._reporter.status.activity
         if activity is Activity.SHADOWING and following.in_step:
-            self._in_step(following)
-        elif activity is Activity.IN_STEP and following.lag.late:
+            return self._in_step(following)
+        if activity is Activity.IN_STEP and following.lag.late:
             self._reporter.update(
                 WorkerTransition.FELL_BEHIND,
                 shadow=following.status(),
@@ -175,12 +181,12 @@ class ShadowDriver:
             )
         else:
             self._reporter.update(step=following.step, shadow=following.status(), now=False)
+        return None
 
-    def _in_step(self, following: ShadowSession) -> None:
+    def _in_step(self, following: ShadowSession) -> ShadowEnd | None:
         directive = following.directive
         if is_rehearsal(directive):
-            self._rehearsed(following, directive)
-            return
+            return self._rehearsed(following, directive)
         following.settle()
         # From here on the leader may order the switch: a new call could miss the vote.
         self._recalls = 0
@@ -191,21 +197,21 @@ class ShadowDriver:
             shadow=following.status(),
             timings=self._reporter.status.timings,
         )
+        return None
 
-    def _unfit(self, following: ShadowSession, error: StateMismatch) -> None:
+    def _unfit(self, following: ShadowSession, error: StateMismatch) -> ShadowEnd:
         """This worker cannot be the rank; one that computed other bits cannot be any rank.
 
         The verdict outlives the move, until a rehearsal shows otherwise.
         """
         directive, suspect = following.directive, isinstance(error, Differs)
         if isinstance(directive, ShadowRank):
-            self._rehearsed(following, directive, refusal=str(error), suspect=suspect)
-            return
+            return self._rehearsed(following, directive, refusal=str(error), suspect=suspect)
         found = (following.step, following.seconds, str(error))
         verdict = Rehearsal(*found, suspect=suspect, refused_rank=directive.plays)
         self._reporter.tell_rehearsed(directive.plays, verdict)
         self.end()
-        self._home.refuse(directive, str(error))
+        return ShadowEnd(Then.REFUSE, str(error))
 
     def _rehearsed(
         self,
@@ -215,35 +221,35 @@ class ShadowDriver:
         refusal: str = "",
         note: str = "",
         suspect: bool = False,
-    ) -> None:
+    ) -> ShadowEnd:
         verdict = Rehearsal(
             *(following.step, following.seconds, refusal, note, directive.request), suspect=suspect
         )
         self._found(directive, verdict)
-        self._home.to_pool()
+        return ShadowEnd(Then.STAND_BY)
 
-    def _lost(self, following: ShadowSession, error: LinkError) -> None:
+    def _lost(self, following: ShadowSession, error: LinkError) -> ShadowEnd | None:
         """Nothing to follow any more: what is here may still serve."""
         directive = following.directive
         hopeless = isinstance(error, Overdue) or (isinstance(error, ShadowLost) and error.final)
         if isinstance(directive, ShadowRank):
             if hopeless:
                 # Slow is not unfit: it may have a rank, but need not be tried again.
-                self._rehearsed(following, directive, note=str(error))
-            else:
-                self._stand_by_with_state(following, error)
-        elif hopeless:
+                return self._rehearsed(following, directive, note=str(error))
+            return self._stand_by_with_state(following, error)
+        if hopeless:
             # Slow is not unfit: only this move is refused.
             self.end()
-            self._home.refuse(directive, self._lateness(following, error))
-        elif self._agent.directive != directive:
+            return ShadowEnd(Then.REFUSE, self._lateness(following, error))
+        if self._agent.directive != directive:
             self._fabric.discard(directive.membership.epoch)
-            self._home.to_pool()
-        elif not self._called_again(directive, error):
-            # Still wanted: have the state copied at the switch.
-            self.end()
-            log.warning("plan %s: shadow lost its rank: %s", directive.plan, error)
-            self._home.expect_state(directive, str(error), self._reporter.status.timings)
+            return ShadowEnd(Then.STAND_BY)
+        if self._called_again(directive, error):
+            return None
+        # Still wanted: have the state copied at the switch.
+        self.end()
+        log.warning("plan %s: shadow lost its rank: %s", directive.plan, error)
+        return ShadowEnd(Then.AWAIT_STATE, str(error))
 
     def _called_again(self, directive: Prepare, error: LinkError) -> bool:
         """Start again over another link, if no rank can have been ordered to switch."""
@@ -252,7 +258,7 @@ class ShadowDriver:
         timings, recalls = self._reporter.status.timings, self._recalls - 1
         self.end()
         try:
-            link, said = self.ask(directive)
+            link, said = ask(self._fabric, directive)
         except LinkError:
             return False
         if isinstance(said, Dropped):
@@ -266,13 +272,12 @@ class ShadowDriver:
         lag = following.lag
         return f"{error}: {lag.seconds:.3f} s behind at steps of {lag.step_s:.3f} s"
 
-    def _take(self, following: ShadowSession) -> None:
+    def _take(self, following: ShadowSession) -> ShadowEnd | None:
         """The vote has given this worker the rank, and it has the state."""
         directive, told = following.directive, following.status()
         assert isinstance(directive, Prepare)
         if directive.plays != directive.rank:
-            self._home.become(directive)
-            return
+            return ShadowEnd(Then.BECOME_RANK)
         following.take()
         self.following = None
         self._fabric.switch(directive.membership, directive.rank)
@@ -283,33 +288,33 @@ class ShadowDriver:
             shadow=None,
             timings={**self._reporter.status.timings, "transfer": 0.0, "lag": told.lag_s},
         )
+        return None
 
-    def study(self, directive: ShadowRank) -> None:
-        """Begin to shadow a rank. Raises RebuildRequired: call again after the rebuild."""
+    def study(self, directive: ShadowRank) -> Rebuild | None:
+        """Begin to shadow a rank, or return the rebuild that must come first."""
         self.attempts.begin()
         try:
-            link, said = self.ask(directive)
+            link, said = ask(self._fabric, directive)
         except LinkError as error:
             log.info("rank %d cannot be followed now: %s", directive.rank, error)
-            return
+            return None
         if isinstance(said, Dropped):
             link.close()
             if self._units.divided and said.offer is not None:
                 self.not_tried(directive, note=UNFOLLOWED, heard=said.offer.roles)
             # Else the source is in a recovery, which may need what was shadowed until now.
-            return
+            return None
         self.end()
-        try:
-            refusal = self._fit.refusal(directive.rank, said.offer)
-        except RebuildRequired:
-            link.close()
+        refusal = self._fit.refusal(directive.rank, said.offer)
+        if not refusal:
+            self.begin(directive, link, said.offer, {})
+            return None
+        link.close()
+        if isinstance(refusal, Rebuild):
             self.attempts.repeat()
-            raise
-        if refusal:
-            link.close()
-            self.not_tried(directive, refusal=refusal, heard=said.offer.roles)
-            return
-        self.begin(directive, link, said.offer, {})
+            return refusal
+        self.not_tried(directive, refusal=refusal, heard=said.offer.roles)
+        return None
 
     def not_tried(
         self,
@@ -343,15 +348,15 @@ class ShadowDriver:
             directive = self._agent.wait_until(lambda d: not isinstance(d, HoldState))
         return isinstance(directive, Sync) and directive.resume == following.step + 1
 
-    def _stand_by_with_state(self, following: ShadowSession, error: LinkError) -> None:
+    def _stand_by_with_state(self, following: ShadowSession, error: LinkError) -> ShadowEnd | None:
         """A recovery may come that can use it."""
         log.info("rank %d: nothing more to follow: %s", following.directive.plays, error)
         following.shadow.close()
         self._fit.rest()
-        if following.has_state and following.keeps_shadowing:
-            self._say_standing_by(following, undecided=False)
-        else:
-            self._home.to_pool()
+        if not (following.has_state and following.keeps_shadowing):
+            return ShadowEnd(Then.STAND_BY)
+        self._say_standing_by(following, undecided=False)
+        return None
 
     def _say_standing_by(self, following: ShadowSession, *, undecided: bool) -> None:
         self._state.early.stand(following.step)
@@ -380,19 +385,3 @@ class ShadowDriver:
         if self.following is not None:
             self.end()
             self._reporter.update(shadow=None)
-
-    def ask(self, directive: Prepare | ShadowRank) -> tuple[Link, Opening | Dropped]:
-        """Call on the source; it may not be in its loop now. Raises LinkError."""
-        link = self._fabric.connect(directive.source, frames.PURPOSE, timeout=CONNECT_TIMEOUT_S)
-        try:
-            plan = directive.plan if isinstance(directive, Prepare) else ""
-            frames.send(link, frames.Envelope(frames.ShadowRequest(plan, directive.plays)))
-            link.patience(CONNECT_TIMEOUT_S)
-            answer, _ = frames.receive(link)
-            link.patience(0)
-            if not isinstance(answer, Opening | Dropped):
-                raise LinkError(f"{link.peer} answered with {type(answer).__name__}")
-        except LinkError:
-            link.close()
-            raise
-        return link, answer

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 from tmd.core.values.model import Activity
 from tmd.fabric import Fabric, Neutral
-from tmd.trainer.state.roles import RebuildRequired
 from tmd.trainer.state_transfer.context import RankContext
+from tmd.trainer.state_transfer.hindrance import Rebuild
 
 SHADOW_STEPS = 2
 """The first builds what is lazy, the second has DDP's final buckets."""
@@ -65,7 +65,7 @@ class Warmup:
         """No more of them: it trains, or has no batches for them."""
         self._left = 0
 
-    def become(self, other: RebuildRequired, context: RankContext, size: int) -> None:
+    def become(self, other: Rebuild, context: RankContext, size: int) -> None:
         """Be built as another rank of ``size``.
 
         Raises:

@@ -10,6 +10,7 @@ from tmd.trainer.shadow.sources import ShadowSources
 from tmd.trainer.snapshots.snapshots import Snapshots
 from tmd.trainer.state.replicas import Partition
 from tmd.trainer.state_transfer.context import RankContext
+from tmd.trainer.state_transfer.hindrance import Hindrance
 from tmd.trainer.worker.agent import Agent
 from tmd.trainer.worker.leaving import Leaving
 from tmd.trainer.worker.pool import Pool
@@ -33,30 +34,32 @@ class WorkerParts(NamedTuple):
     leaving: Leaving
     pool: Pool
 
-    def act(self, activity: Activity) -> None:
+    def act(self, activity: Activity) -> Hindrance | None:
         """Between two steps, in any activity but TRAINING: do or await what ends it.
 
+        Returns what must come first, if anything; the activity stays until then.
+
         Raises:
-            RebuildRequired: this worker must be built as another rank first.
             SystemExit: this worker is not needed any more.
         """
         match activity:
             case Activity.STARTING:
                 self.migration.to_pool()
             case Activity.STANDBY:
-                self.pool.wait()
+                return self.pool.wait()
             case Activity.SHADOWING | Activity.IN_STEP:
-                self.driver.follow()
+                return self.migration.follow()
             case Activity.PREPARED:
-                self.migration.take_over()
+                return self.migration.take_over()
             case Activity.REFUSED:
                 self.migration.await_other_plan()
             case Activity.STUCK:
-                self.recovery.settle()
+                return self.recovery.settle()
             case Activity.SYNCED:
                 self.recovery.rejoin()
             case Activity.LEFT:
                 self.leaving.wait()
+        return None
 
     def close(self) -> None:
         """The process ends: no thread of ours may be inside torch then."""

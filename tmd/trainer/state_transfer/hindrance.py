@@ -1,0 +1,26 @@
+"""What keeps a worker from carrying out a directive for now."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class Rebuild(Struct, frozen=True):
+    """The model must be built for ``rank`` first; the directive is carried out after that."""
+
+    rank: int
+    cold: bool = False
+    """Run no shadow iterations after the rebuild."""
+    keeps: bool = False
+    """Keep the registered state, which is that of the rank."""
+
+
+class NextLoop(Struct, frozen=True):
+    """The rank's place in the data is in a later ``batches()`` call: end the present one."""
+
+
+class Failed(Struct, frozen=True):
+    """The state did not arrive, or does not fit. The worker's status says what is next."""
+
+
+Hindrance = Rebuild | NextLoop | Failed
