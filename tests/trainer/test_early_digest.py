@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
-from typing import Any
+from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
-from tests.trainer.contexts import context_of
 from tests.trainer.scripts import Scheduled, Script, normed
-from tests.trainer.wire import Held
+from tests.trainer.tailing import pair
+from tests.trainer.wire import Facts, Held
+from tests.trainer.workers import worker
 from tmd.core.planning.directives import Directive, Hold, HoldState, Sync, Train, Wait
 from tmd.core.planning.failover import HOLDER_OFFSETS, _source
-from tmd.core.values.model import Member, Membership
+from tmd.core.planning.migration import PlanFacts
+from tmd.core.values.model import Activity, ClusterView, HostStatus, Member, Membership
+from tmd.testing.clients import worker_status
+from tmd.trainer.state.replicas import Partition, all_alike, group_of
 from tmd.trainer.state.state import Layout
 from tmd.trainer.state.units import Units, whole_digest
-from tmd.trainer.state_transfer import early_digest
 from tmd.trainer.state_transfer.context import RankContext
 from tmd.trainer.state_transfer.early_digest import EarlyDigest
-from tmd.trainer.worker.recovery import Recovery
 from tmd.trainer.worker.shadow_driver import ShadowDriver
 
 pytestmark = pytest.mark.timeout(60)
@@ -141,9 +143,7 @@ def test_a_step_that_was_committed_after_all_is_looked_at_anew(units: Watched) -
     assert later() == whole
 
 
-def test_a_later_step_takes_the_place_of_an_earlier_one(
-    units: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_later_step_takes_the_place_of_an_earlier_one(units: Watched) -> None:
     """Not before the piece in hand is done."""
     held = held_beside(units)
     early = begun(units)
@@ -182,20 +182,19 @@ def test_no_thread_is_no_harm(units: Watched, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("end", [EarlyDigest.forget, EarlyDigest.close])
 def test_nothing_is_read_any_more_once_it_is_forgotten(
-    end: Callable[[EarlyDigest], None], units: Watched, monkeypatch: pytest.MonkeyPatch
+    end: Callable[[EarlyDigest], None], units: Watched
 ) -> None:
     """The state may change from then on. Only the piece in hand is waited for."""
     held = held_beside(units)
     early = begun(units)
+    work = early._work
+    assert work is not None
     assert held.wait()
-    join = early_digest._Work.join
-
-    def joined(work: early_digest._Work, seconds: float | None = None) -> None:
-        held.let_go()
-        join(work, seconds)
-
-    monkeypatch.setattr(early_digest._Work, "join", joined)
-    end(early)
+    ending = threading.Thread(target=end, args=(early,))
+    ending.start()
+    Facts().until(lambda: work.cancelled)
+    held.let_go()
+    ending.join()
     early.begin()
 
     assert len(units.looked) == 1
@@ -204,27 +203,21 @@ def test_nothing_is_read_any_more_once_it_is_forgotten(
 # --- who begins -----------------------------------------------------------------------------------
 
 
-def counted() -> tuple[RankContext, list[int]]:
-    """The parts of a worker, and how often its digest was begun."""
-    calls: list[int] = []
-    context = context_of(Script(1).registry())
-    early: Any = SimpleNamespace(begin=lambda: calls.append(1), stand=lambda step: None)
-    context.state.early = early
-    return context, calls
+def is_begun(context: RankContext) -> bool:
+    return context.state.early._work is not None
 
 
-def begins(directive: Directive, rank: int | None, alike: dict[int, tuple[int, ...]]) -> bool:
+def begins(folder: Path, directive: Directive, rank: int | None, alike: Partition) -> bool:
     """Whether a survivor with ``rank`` of four takes its digest."""
-    status = SimpleNamespace(rank=rank, world_size=4, step=STEP)
-    reporter: Any = SimpleNamespace(status=status, alike=lambda lost: alike.get(lost, ()))
-    context, calls = counted()
-    nobody: Any = None
-    Recovery(reporter, nobody, context, nobody, nobody).heed(directive)
-    return bool(calls)
+    with worker(folder, activity=Activity.STUCK, rank=rank, step=STEP) as made:
+        made.reporter.registered(alike, [], (), made.context.fit.roles)
+        made.context.state.early.stand(STEP)
+        made.parts.recovery.heed(directive)
+        return is_begun(made.context)
 
 
-ALL = dict.fromkeys(range(4), (0, 1, 2, 3))
-PAIRS = {0: (0, 2), 2: (0, 2), 1: (1, 3), 3: (1, 3)}
+ALL = all_alike(4)
+PAIRS = ((0, 2), (1, 3))
 
 
 @pytest.mark.parametrize(
@@ -241,15 +234,22 @@ PAIRS = {0: (0, 2), 2: (0, 2), 1: (1, 3), 3: (1, 3)}
     ids=["next", "around", "replica", "next lives", "two", "nobody", "no hot standby"],
 )
 def test_it_is_who_will_be_asked(
-    lost: tuple[int, ...], alike: dict[int, tuple[int, ...]], expected: list[int]
+    tmp_path: Path, lost: tuple[int, ...], alike: Partition, expected: list[int]
 ) -> None:
     """Of all that have the state the one that the leader chooses, if all have lived for a step."""
     hold = Hold("plan", 1, lost)
     left = [rank for rank in range(4) if rank not in lost]
-    assert [rank for rank in left if begins(hold, rank, alike)] == expected
+    found = []
+    for rank in left:
+        (folder := tmp_path / str(rank)).mkdir()
+        if begins(folder, hold, rank, alike):
+            found.append(rank)
+    assert found == expected
 
-    status = {r: SimpleNamespace(replicas=alike[r], holds=held(r)) for r in left}
-    facts: Any = SimpleNamespace(status={str(r): s for r, s in status.items()})
+    workers = tuple(
+        replace(worker_status(str(r)), replicas=group_of(alike, r), holds=held(r)) for r in left
+    )
+    facts = PlanFacts(ClusterView(hosts=(HostStatus("h", "i", workers=workers),)), "job")
     owners = {r: Member(str(r), "h", "") for r in left}
     asked = [_source(r, owners, 4, facts) for r in lost]
     assert sorted({int(m.worker) for m in asked if m is not None}) == expected
@@ -260,36 +260,47 @@ def held(rank: int) -> tuple[int, ...]:
     return tuple((rank - offset) % 4 for offset in HOLDER_OFFSETS)
 
 
-def test_nobody_begins_without_a_rank_or_without_need() -> None:
-    others = Sync("plan", Membership(2, ()), 2, STEP, ()), Train(Membership(1, ()), 2)
+def test_nobody_begins_without_a_rank_or_without_need(tmp_path: Path) -> None:
+    sync, train = Sync("plan", Membership(2, ()), 2, STEP, ()), Train(Membership(1, ()), 2)
+    found = []
+    for number, (directive, rank) in enumerate(
+        ((Hold("plan", 1, (1,)), None), (sync, 2), (train, 2))
+    ):
+        (folder := tmp_path / str(number)).mkdir()
+        found.append(begins(folder, directive, rank, ALL))
 
-    assert not begins(Hold("plan", 1, (1,)), None, ALL)
-    assert not any(begins(directive, 2, ALL) for directive in others)
+    assert found == [False] * 3
 
 
 @pytest.mark.parametrize(
     ("directive", "has_state", "expected"),
     [
-        (HoldState("plan", over=True), True, 1),
-        (HoldState("plan", over=True), False, 0),
-        (HoldState("plan"), True, 0),
-        (Wait(), True, 0),
+        (HoldState("plan", over=True), True, True),
+        (HoldState("plan", over=True), False, False),
+        (HoldState("plan"), True, False),
+        (Wait(), True, False),
     ],
 )
+@pytest.mark.parametrize("hears", [ShadowDriver.cancel_unless, ShadowDriver.heed])
 def test_a_hot_standby_begins_once_its_rank_is_lost(
-    directive: HoldState | Wait, has_state: bool, expected: int
+    tmp_path: Path,
+    hears: Callable[[ShadowDriver, Directive], None],
+    directive: HoldState | Wait,
+    has_state: bool,
+    expected: bool,
 ) -> None:
     """Whether it hears of it in a step, or only between two."""
-    context, calls = counted()
-    nobody: Any = None
-    shadowing = ShadowDriver(nobody, nobody, context)
-    following: Any = SimpleNamespace(
-        has_state=has_state, give_way=lambda directive: None, directive=None
-    )
-    shadowing.cancel_unless(directive)
-    assert calls == []
+    with pair(Script) as p, worker(tmp_path) as made:
+        driver, early = made.parts.driver, made.context.state.early
+        early.stand(STEP)
+        hears(driver, directive)
+        before = is_begun(made.context)
+        if has_state:
+            p.meet()
+            p.together(1)
+        driver.following = p.joiner.following
+        hears(driver, directive)
 
-    shadowing.following = following
-    shadowing.cancel_unless(directive)
-    shadowing.heed(directive)
-    assert len(calls) == 2 * expected
+        assert not before
+        assert p.joiner.following.has_state == has_state
+        assert is_begun(made.context) == expected

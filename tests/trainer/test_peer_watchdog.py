@@ -1,79 +1,149 @@
 """Who waits for long asks its neighbours whether they are there."""
 
-from types import SimpleNamespace
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
+from tests.fabric.circle import PATIENCE, Circle, circle
 from tmd.core.values.model import Member, Membership
-from tmd.fabric import PeerLost
+from tmd.fabric import EpochView, Fabric
 from tmd.trainer.worker.peer_watchdog import LONG, MISSES, PeerWatchdog
 
-HOSTS = ("h0", "h1", "h2", "h3")
+
+class Gate:
+    """An address before a fabric: it passes callers on, or hangs up while ``frozen``."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self.calls = 0
+        self.frozen = False
+        self._target = fabric.address
+        self._carriers: list[threading.Thread] = []
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.member = Member(fabric.worker, "here", f"127.0.0.1:{self._door.getsockname()[1]}")
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._door.shutdown(socket.SHUT_RDWR)
+        self._thread.join(PATIENCE)
+        self._door.close()
+        for carrier in self._carriers:
+            carrier.join(PATIENCE)
+            assert not carrier.is_alive()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                near, _ = self._door.accept()
+            except OSError:
+                return
+            self.calls += 1
+            if self.frozen:
+                near.close()
+                continue
+            carrier = threading.Thread(target=self._carry, args=(near,), daemon=True)
+            self._carriers.append(carrier)
+            carrier.start()
+
+    def _carry(self, near: socket.socket) -> None:
+        """Both ways, until one side hangs up."""
+        host, _, port = self._target.rpartition(":")
+        far = socket.create_connection((host, int(port)))
+        with near, far, selectors.DefaultSelector() as selector, suppress(OSError):
+            selector.register(near, selectors.EVENT_READ, (near, far))
+            selector.register(far, selectors.EVENT_READ, (far, near))
+            while True:
+                for key, _ in selector.select():
+                    source, target = key.data
+                    if not (data := source.recv(1 << 16)):
+                        return
+                    target.sendall(data)
 
 
-class Standing:
-    """The links to h1 and h3, and what became of them."""
+class Scene:
+    """Rank 0 of four, with links to the ranks 1 and 3."""
 
-    def __init__(self):
-        self.membership = Membership(1, tuple(Member(h, h, f"{h}:1") for h in HOSTS))
-        self.frozen = set()
-        self.called = []
-        self.blamed = []
+    def __init__(self, c: Circle) -> None:
+        self.gates = {fabric.worker: Gate(fabric) for fabric in c.fabrics}
+        members = tuple(gate.member for gate in self.gates.values())
+        for rank, fabric in enumerate(c.fabrics):
+            fabric.enter(Membership(2, members), rank)
+        for near in (1, 3):
+            c.group(f"0 and {near}", (0, near))
+            c.allreduce(name=f"0 and {near}")
+        for gate in self.gates.values():
+            gate.calls = 0
+        standing = c.fabrics[0].standing
+        assert standing is not None
+        self.standing = standing
+        self.waits = True
+        self.between_epochs = False
+        self.watchdog = PeerWatchdog(self._now, lambda: self.waits)
 
-    def member_links(self):
-        return [(SimpleNamespace(worker=h), None) for h in ("h1", "h3", "h1")]
+    @property
+    def called(self) -> list[str]:
+        return [worker for worker, gate in self.gates.items() if gate.calls]
 
-    def verify(self, member):
-        self.called.append(member.worker)
-        if member.worker in self.frozen:
-            raise PeerLost(member.worker, "it does not answer")
+    def looks(self, times: int) -> None:
+        for _ in range(times):
+            self.watchdog.look()
 
-    def blame(self, error):
-        self.blamed.append(error.worker)
+    def close(self) -> None:
+        for gate in self.gates.values():
+            gate.close()
+
+    def _now(self) -> EpochView | None:
+        return None if self.between_epochs else self.standing
 
 
 @pytest.fixture
-def scene():
-    scene = SimpleNamespace(standing=Standing(), waits=True)
-    scene.watchdog = PeerWatchdog(lambda: scene.standing, lambda: scene.waits)
-    return scene
+def scene() -> Iterator[Scene]:
+    with circle(4) as c:
+        made = Scene(c)
+        yield made
+        c.close()
+        made.close()
 
 
-def looks(scene, times):
-    for _ in range(times):
-        scene.watchdog.look()
+def test_a_neighbour_that_misses_calls_in_a_row_has_lost_us(scene: Scene) -> None:
+    scene.gates["w3"].frozen = True
+    scene.looks(LONG + MISSES - 2)
+    before = scene.standing.poisoned
+    scene.looks(1)
+
+    assert not before
+    assert scene.standing.suspects == ("w3",)
+    assert scene.called == ["w1", "w3"], "only neighbours are called"
 
 
-def test_a_neighbour_that_misses_calls_in_a_row_has_lost_us(scene):
-    scene.standing.frozen = {"h3"}
-    looks(scene, LONG + MISSES - 2)
-    before = list(scene.standing.blamed)
-    looks(scene, 1)
-
-    assert before == []
-    assert scene.standing.blamed == ["h3"]
-    assert set(scene.standing.called) == {"h1", "h3"}, "only neighbours are called"
-
-
-def test_nobody_is_called_before_the_wait_is_long(scene):
-    looks(scene, LONG - 1)
+def test_nobody_is_called_before_the_wait_is_long(scene: Scene) -> None:
+    scene.looks(LONG - 1)
     scene.waits = False
-    looks(scene, 1)
+    scene.looks(1)
     scene.waits = True
-    looks(scene, LONG - 1)
+    scene.looks(LONG - 1)
 
-    assert scene.standing.called == []
-
-
-def test_a_call_that_is_answered_ends_the_row(scene):
-    for frozen in ({"h3"}, {"h3"}, set(), {"h3"}, {"h3"}):
-        scene.standing.frozen = frozen
-        looks(scene, LONG if not scene.standing.called else 1)
-
-    assert len(scene.standing.called) == 10
-    assert scene.standing.blamed == []
+    assert scene.called == []
 
 
-def test_between_two_epochs_there_is_nobody_to_call(scene):
-    scene.standing = None
-    looks(scene, LONG + MISSES)
+def test_a_call_that_is_answered_ends_the_row(scene: Scene) -> None:
+    scene.looks(LONG - 1)
+    for frozen in (True, True, False, True, True):
+        scene.gates["w3"].frozen = frozen
+        scene.looks(1)
+
+    assert [gate.calls for gate in scene.gates.values()] == [0, 5, 0, 5]
+    assert not scene.standing.poisoned
+
+
+def test_between_two_epochs_there_is_nobody_to_call(scene: Scene) -> None:
+    scene.between_epochs = True
+    scene.looks(LONG + MISSES)
+
+    assert scene.called == []

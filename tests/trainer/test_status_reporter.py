@@ -1,30 +1,46 @@
 """What a worker says of itself between two steps."""
 
-from types import SimpleNamespace
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.trainer.workers import reporting
 from tmd.core.values.model import Rehearsal
 from tmd.core.worker.transitions import WorkerTransition
 from tmd.testing.clients import worker_status
 from tmd.trainer.state.roles import Role, Roles
-from tmd.trainer.worker import status_reporter as voices
 from tmd.trainer.worker.status_reporter import StatusReporter
 
-FABRIC = SimpleNamespace(address="h1:1", waiting=True, counters=SimpleNamespace(opened=2))
-AGENT = SimpleNamespace(start=lambda: None, tell=lambda: None)
+
+class Clock:
+    """The monotonic clock, which a test moves on."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(voices.time, "monotonic", lambda: clock.now)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock.monotonic)
     return clock
 
 
-def test_how_long_it_stands_is_counted_from_its_latest_commit(clock):
-    reporter = StatusReporter(worker_status("h1/job/0.a"))
-    reporter.open(AGENT, FABRIC)
+@pytest.fixture
+def reporter(tmp_path: Path) -> Iterator[StatusReporter]:
+    with reporting(tmp_path, worker_status("h1/job/0.a")) as (made, _, _):
+        yield made
+
+
+def test_how_long_it_stands_is_counted_from_its_latest_commit(
+    clock: Clock, reporter: StatusReporter
+) -> None:
     reporter.update(WorkerTransition.ENTERED, step=1)
     clock.now += 5.0
     stood = reporter.current().stands_s
@@ -35,19 +51,16 @@ def test_how_long_it_stands_is_counted_from_its_latest_commit(clock):
     assert (stood, unmoved, reporter.current().stands_s) == (5.0, 5.0, 0.0)
 
 
-def test_a_standby_does_not_stand(clock):
-    reporter = StatusReporter(worker_status("h1/job/0.a"))
-    reporter.open(AGENT, FABRIC)
+def test_a_standby_does_not_stand(clock: Clock, reporter: StatusReporter) -> None:
     reporter.update(WorkerTransition.STOOD_BY)
     clock.now += 5.0
 
     assert reporter.current().stands_s == 0.0
 
 
-def test_it_says_what_the_rank_is_built_as_that_it_holds(clock):
+def test_it_says_what_the_rank_is_built_as_that_it_holds(reporter: StatusReporter) -> None:
     """And nothing of a rank that it only might be."""
-    reporter, roles = StatusReporter(worker_status("h1/job/0.a")), Roles(several=True)
-    reporter.open(AGENT, FABRIC)
+    roles = Roles(several=True)
     reporter.registered((), [], (1,), roles)
     reporter.update(WorkerTransition.ENTERED, rank=1)
     unheard = reporter.status.role
@@ -59,10 +72,9 @@ def test_it_says_what_the_rank_is_built_as_that_it_holds(clock):
     assert (unheard, held, reporter.status.role) == ("", "last", "")
 
 
-def test_the_latest_verdict_on_each_role_is_told(clock):
+def test_the_latest_verdict_on_each_role_is_told(reporter: StatusReporter) -> None:
     """By the roles that were heard last; on those that are no more there is none."""
-    reporter, roles = StatusReporter(worker_status("h1/job/0.a")), Roles(several=True)
-    reporter.open(AGENT, FABRIC)
+    roles = Roles(several=True)
     reporter.registered((), [], (1,), roles)
     roles.known = (Role("first", (0,)), Role("last", (1,)))
     for step, rank in ((5, 1), (7, 0), (9, 1)):

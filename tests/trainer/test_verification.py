@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from tests.trainer.contexts import context_of
-from tests.trainer.scripts import Script
 from tests.trainer.wire import Held, linked
+from tests.trainer.workers import Worker, worker
 from tmd.core.planning.directives import (
     Directive,
     Finish,
@@ -24,14 +22,10 @@ from tmd.core.planning.directives import (
     Train,
     Wait,
 )
-from tmd.core.values.model import Activity, Member, Membership, WorkerStatus
-from tmd.core.worker.transitions import WorkerTransition
+from tmd.core.values.model import Activity, Member, Membership
 from tmd.fabric import Link
-from tmd.fabric.counters import LinkCounters
 from tmd.trainer.state.digests import Digest
 from tmd.trainer.state_transfer.verification import StateVerification
-from tmd.trainer.worker.recovery import Recovery
-from tmd.trainer.worker.status_reporter import StatusReporter
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -193,57 +187,52 @@ def test_without_a_thread_all_wait(
 # --- a survivor of another loss -------------------------------------------------------------------
 
 
-def recovery(
-    why: str, activity: Activity, directive: Directive | None = None
-) -> tuple[Recovery, StatusReporter]:
-    """Of a worker in ``activity`` with such a verdict on its state, under ``directive``."""
-    status = WorkerStatus("h1/j/0", "j", 2, "h1:1", 1, activity, rank=1, step=7, plan="plan")
-    reporter = StatusReporter(status)
-    agent: Any = SimpleNamespace(
-        directive=directive,
-        start=lambda: None,
-        tell=lambda: None,
-        wait_until=lambda wanted: directive if wanted(directive) else None,
-    )
-    fabric: Any = SimpleNamespace(
-        address="h1:1", poison_reason="", suspects=(), rank=1, built=(), counters=LinkCounters()
-    )
-    context = context_of(Script(1).registry(), fabric)
-    refuted: Any = SimpleNamespace(verdict=lambda: why, running=False)
-    context = replace(context, verification=refuted)
-    migration: Any = SimpleNamespace(to_pool=lambda: reporter.update(WorkerTransition.STOOD_BY))
-    snapshots: Any = SimpleNamespace(give_up=lambda: None)
-    reporter.open(agent, fabric)
-    return Recovery(reporter, agent, context, migration, snapshots), reporter
-
-
-DIFFERS = "source and joiner have different states"
 VERDICTS = pytest.mark.parametrize(
-    ("why", "becomes"), [(DIFFERS, Activity.STANDBY), ("", Activity.STUCK)]
+    ("there", "becomes"), [("other", Activity.STANDBY), ("same", Activity.STUCK)]
 )
 
 
+@contextmanager
+def survivor(folder: Path, there: str, activity: Activity) -> Iterator[Worker]:
+    """A worker that has taken a state on trust, and whose source has the state ``there``."""
+    source = StateVerification()
+    with (
+        linked() as (near, far),
+        worker(folder, size=2, activity=activity, rank=1, step=7, plan="plan") as made,
+    ):
+        source.give(DUTY, near, digest(there))
+        made.context.verification.take(DUTY, far, digest("same"))
+        yield made
+        source.close()
+
+
 @VERDICTS
-def test_a_refuted_state_is_given_back_when_its_step_breaks(why: str, becomes: Activity) -> None:
+def test_a_refuted_state_is_given_back_when_its_step_breaks(
+    tmp_path: Path, there: str, becomes: Activity
+) -> None:
     """The other ranks would go on from a state that is not the rank's."""
-    made, reporter = recovery(why, Activity.TRAINING)
-    made.halt(undecided=False)
+    with survivor(tmp_path, there, Activity.TRAINING) as made:
+        made.parts.recovery.halt(undecided=False)
 
-    assert reporter.status.activity is becomes
+        assert made.status.activity is becomes
 
 
 @VERDICTS
-def test_a_refuted_state_is_given_back_before_its_first_step(why: str, becomes: Activity) -> None:
+def test_a_refuted_state_is_given_back_before_its_first_step(
+    tmp_path: Path, there: str, becomes: Activity
+) -> None:
     """The plan is reopened while this worker waits for the others."""
-    made, reporter = recovery(why, Activity.SYNCED, Hold("next", 2))
-    made.rejoin()
+    with survivor(tmp_path, there, Activity.SYNCED) as made:
+        made.obey(Hold("next", 2))
+        made.parts.recovery.rejoin()
 
-    assert reporter.status.activity is becomes
+        assert made.status.activity is becomes
 
 
-def test_a_synced_joiner_stands_by_when_the_plan_is_reopened_without_it() -> None:
+def test_a_synced_joiner_stands_by_when_the_plan_is_reopened_without_it(tmp_path: Path) -> None:
     """Another joiner has failed, and the leader may choose any standby."""
-    made, reporter = recovery("", Activity.SYNCED, HoldState("plan"))
-    made.rejoin()
+    with survivor(tmp_path, "same", Activity.SYNCED) as made:
+        made.obey(HoldState("plan"))
+        made.parts.recovery.rejoin()
 
-    assert reporter.status.activity is Activity.STANDBY
+        assert made.status.activity is Activity.STANDBY

@@ -2,74 +2,93 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 
+from tests.fabric.circle import KEY
+from tests.trainer.contexts import context_of
+from tests.trainer.scripts import Script
 from tmd.core.values.model import Activity
+from tmd.fabric import Fabric, Group, Neutral
 from tmd.trainer.session.hooks import SHADOWS
+from tmd.trainer.state.roles import Role
+from tmd.trainer.state.units import Units, whole_digest
 from tmd.trainer.state_transfer.hindrance import Rebuild
 from tmd.trainer.worker.warmup import ASLEEP, Warmup
 
-
-class Groups:
-    """A fabric whose script has built these."""
-
-    def __init__(self) -> None:
-        self.built = ["world"]
-        self.worn: list[int] = []
-
-    def sandbox(self, source: object, rank: int, size: int) -> None:
-        self.worn.append(rank)
+SIZE = 4
+ROLES = tuple(Role("alike", (rank // 2 * 2, rank // 2 * 2 + 1)) for rank in range(SIZE))
+"""Ranks 0 and 1 are alike, and 2 and 3."""
 
 
-class Carries:
-    """The order in which state and fit are called."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    def taken(self) -> tuple[Any, ...]:
-        self.asked.append("taken")
-        return ()
-
-    def give(self) -> None:
-        self.asked.append("give")
-
-    def let_go(self) -> None:
-        self.asked.append("let go")
-
-    def rest(self) -> None:
-        self.asked.append("rest")
+@pytest.fixture
+def fabric() -> Iterator[Fabric]:
+    """In the sandbox, as the last of four ranks."""
+    made = Fabric("w", KEY)
+    made.sandbox(Neutral(), SIZE - 1, SIZE)
+    yield made
+    made.close()
 
 
-def asked(other: Rebuild) -> list[str]:
-    """In which order, when a worker is to be built as ``other``."""
-    warmup, fabric, carries = Warmup(), Groups(), Carries()
-    warmup.by(lambda: carries.asked.append("build"))
-    context: Any = SimpleNamespace(fabric=fabric, state=carries, fit=carries)
-    warmup.become(other, context, 4)
-    assert fabric.worn == [other.rank]
-    warm = warmup.is_due(Activity.STANDBY)
-    return [*carries.asked, "warm up" if warm else "go on"]
+class Outcome(NamedTuple):
+    """What has become of a worker that was to be built as another rank."""
+
+    built_as: int | None
+    held_meanwhile: list[str]
+    """What was registered when the script's function was called."""
+    kept: bool
+    """Whether the new objects have the state of those before, or else the state they began with."""
+    wears: int | None
+    warms_up: bool
 
 
-def test_only_who_survives_keeps_its_state() -> None:
-    """A joiner's comes later: a copy of what it has would be memory for nothing."""
-    assert asked(Rebuild(2)) == ["let go", "build", "rest", "warm up"]
-    assert asked(Rebuild(2, cold=True)) == ["let go", "build", "go on"]
-    kept = asked(Rebuild(2, cold=True, keeps=True))
-    assert kept == ["taken", "let go", "build", "give", "go on"]
+def rebuilt(fabric: Fabric, other: Rebuild) -> Outcome:
+    before, after = Script(1), Script(2)
+    before.train(range(2))
+    after.train(range(2))
+    registry = before.registry()
+    context = context_of(registry, fabric, several=True)
+    context.fit.roles.known = ROLES
+    old, new = (whole_digest(Units(s.registry()), 0) for s in (before, after))
+    seen: list[tuple[int | None, list[str]]] = []
 
+    def build() -> None:
+        seen.append((fabric.rank, list(registry.named)))
+        registry.renew({"model": after.model, "optimizer": after.optimizers})
+        context.state.renew()
+        context.fit.renew()
 
-def test_a_function_that_makes_groups_is_told_so_at_once() -> None:
-    """Not only when a standby is built again, in the midst of a loss."""
-    fabric = SimpleNamespace(built=["world"])
     warmup = Warmup()
-    warmup.by(lambda: fabric.built.append("mesh"))
+    warmup.by(build)
+    warmup.become(other, context, SIZE)
+    found = whole_digest(context.units, 0)
+    assert found in (old, new)
+    ((built_as, held),) = seen
+    return Outcome(built_as, held, found == old, fabric.rank, warmup.is_due(Activity.STANDBY))
+
+
+def test_only_who_survives_keeps_its_state(fabric: Fabric) -> None:
+    """A joiner's comes later: a copy of what it has would be memory for nothing."""
+    rehearses = rebuilt(fabric, Rebuild(2))
+    joins = rebuilt(fabric, Rebuild(2, cold=True))
+    survives = rebuilt(fabric, Rebuild(2, cold=True, keeps=True))
+
+    assert rehearses == Outcome(2, [], kept=False, wears=3, warms_up=True)
+    assert joins == Outcome(2, [], kept=False, wears=2, warms_up=False)
+    assert survives == Outcome(2, [], kept=True, wears=2, warms_up=False)
+
+
+def test_a_function_that_makes_groups_is_told_so_at_once(fabric: Fabric) -> None:
+    """Not only when a standby is built again, in the midst of a loss."""
+    warmup = Warmup()
+    warmup.by(lambda: made.append(Group(fabric, "mesh", range(SIZE))))
+    made: list[Group] = []
     with pytest.raises(RuntimeError, match="has made process groups"):
-        warmup.build(fabric)  # type: ignore[arg-type]
+        warmup.build(fabric)
+
+    assert len(made) == 1
 
 
 def test_whoever_is_asleep_says_that_it_is_a_shadow() -> None:
