@@ -12,7 +12,6 @@ from torch import nn
 from torch.optim import SGD
 
 from tmd.core.values.checkpoints import MissedCheckpoint, SavedCheckpoint
-from tmd.trainer.checkpoints import archive
 from tmd.trainer.checkpoints.checkpoints import Checkpoints, CheckpointSchedule
 from tmd.trainer.checkpoints.naming import Names
 from tmd.trainer.state.data import Position
@@ -32,13 +31,24 @@ def told() -> Told:
 
 
 def checkpoints(
-    folder: Path, told: Told, size: int = 1, verdict: Verdict = lambda: ""
+    folder: Path,
+    told: Told,
+    size: int = 1,
+    verdict: Verdict = lambda: "",
+    ending_s: float = PATIENCE_S,
 ) -> Checkpoints:
     model = nn.Linear(2, 1)
     registry = Registry({"model": model, "optimizer": SGD(model.parameters(), lr=0.1)})
     names = Names(registry, all_different(size))
     order = CheckpointSchedule(folder, EVERY, 2)
-    return Checkpoints(order, lambda: names, size, lambda *said: told.put(said), lambda: verdict)
+    return Checkpoints(
+        order,
+        lambda: names,
+        size,
+        lambda *said: told.put(said),
+        lambda: verdict,
+        ending_s=ending_s,
+    )
 
 
 def due(of: Checkpoints, step: int, rank: int = 0) -> None:
@@ -51,6 +61,16 @@ def over() -> None:
     for thread in threading.enumerate():
         if thread.name == "tmd-checkpoint":
             thread.join(PATIENCE_S)
+
+
+def once(known: threading.Event) -> Verdict:
+    """The state is proved once that is ``known``; nothing is written before."""
+
+    def verdict() -> str:
+        assert known.wait(PATIENCE_S)
+        return ""
+
+    return verdict
 
 
 def heard(told: Told) -> tuple[int | None, MissedCheckpoint | None]:
@@ -82,18 +102,11 @@ def test_what_could_not_be_written_is_told_until_a_later_one_is_whole(
 
 
 def test_one_that_is_left_out_is_told_and_not_forgotten_for_an_older_one(
-    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, told: Told
 ) -> None:
     """The one before was still being written; that it is whole by then says nothing of this one."""
     goes_on = threading.Event()
-    write = archive.write_part
-
-    def slowly(*args: object) -> None:
-        goes_on.wait(PATIENCE_S)
-        write(*args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(archive, "write_part", slowly)
-    of = checkpoints(tmp_path, told)
+    of = checkpoints(tmp_path, told, verdict=once(goes_on))
     due(of, 10)
     due(of, 20)
     left_out = heard(told)
@@ -108,19 +121,10 @@ def test_one_that_is_left_out_is_told_and_not_forgotten_for_an_older_one(
     assert (left_out, before, later) == ((None, missed), (10, missed), (30, None))
 
 
-def test_a_process_that_ends_writes_its_part_first(
-    tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_ends_writes_its_part_first(tmp_path: Path, told: Told) -> None:
     """However long it waits for others."""
-    goes_on, real = threading.Event(), archive.write_part
-
-    def slowly(*args: object) -> None:
-        goes_on.wait(PATIENCE_S)
-        real(*args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(archive, "write_part", slowly)
-    monkeypatch.setattr("tmd.trainer.checkpoints.checkpoints.ENDING_S", 0.0)
-    of = checkpoints(tmp_path, told)
+    goes_on = threading.Event()
+    of = checkpoints(tmp_path, told, verdict=once(goes_on), ending_s=0.0)
     due(of, 10)
     ending = threading.Thread(target=of.close)
     ending.start()

@@ -1,10 +1,14 @@
 """Which ranks hold equal state: what is not known to be replicated exists once."""
 
-from types import SimpleNamespace
+from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tmd.trainer.state.replicas import (
     all_alike,
@@ -16,25 +20,25 @@ from tmd.trainer.state.replicas import (
     replicas_along,
 )
 
-GRID = SimpleNamespace(mesh=torch.tensor([[0, 1], [2, 3]]), mesh_dim_names=("replicate", "shard"))
-"""Stands for a 2 x 2 DeviceMesh, which cannot be made without a process group."""
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    """A group of four in which nobody else is: it sends nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    yield
+    dist.destroy_process_group()
 
 
-class Placement:
-    def __init__(self, replicate: bool) -> None:
-        self._replicate = replicate
-
-    def is_replicate(self) -> bool:
-        return self._replicate
+def grid() -> DeviceMesh:
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
 
 
 def spread(*replicate: bool) -> nn.Module:
     """A module with one parameter on the grid, replicated along the dimensions that are true."""
     module = nn.Module()
-    param = nn.Parameter(torch.zeros(2))
-    param.device_mesh = GRID  # type: ignore[attr-defined]
-    param.placements = tuple(Placement(r) for r in replicate)  # type: ignore[attr-defined]
-    module.weight = param
+    placements = [Replicate() if r else Shard(0) for r in replicate]
+    whole = DTensor.from_local(torch.zeros(2), grid(), placements, run_check=False)
+    module.weight = nn.Parameter(whole)
     return module
 
 
@@ -62,12 +66,12 @@ def test_a_bare_module_is_a_ranks_own_unless_nothing_in_it_is_trained() -> None:
 
 def test_a_script_may_tell_and_is_checked() -> None:
     assert checked([[3, 1], [0, 2]], 4) == ((0, 2), (1, 3))
-    assert replicas_along(GRID, "shard") == ((0, 1), (2, 3))
-    assert replicas_along(GRID, "replicate", "shard") == all_alike(4)
+    assert replicas_along(grid(), "shard") == ((0, 1), (2, 3))
+    assert replicas_along(grid(), "replicate", "shard") == all_alike(4)
     with pytest.raises(ValueError, match=r"each rank of 0\.\.3 exactly once"):
         checked([[0, 1], [1, 2, 3]], 4)
     with pytest.raises(ValueError, match="no dimension dp"):
-        replicas_along(GRID, "dp")
+        replicas_along(grid(), "dp")
 
 
 def test_groups() -> None:

@@ -2,60 +2,64 @@
 
 from __future__ import annotations
 
-import queue
-from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from tests.trainer.contexts import NoGroups, context_of
+from tests.fabric.circle import PATIENCE, Circle, circle, member
+from tests.trainer.contexts import context_of
 from tests.trainer.scripts import Script
 from tests.trainer.showing import FAST
-from tests.trainer.wire import linked
-from tmd.core.values.errors import LinkError
+from tests.trainer.wire import Ear, Held, linked
+from tmd.core.planning.directives import Sync
+from tmd.core.values.model import Membership
 from tmd.fabric import Link
 from tmd.trainer.protocol import frames
-from tmd.trainer.protocol.frames import Dropped, Opening, ShadowRequest
+from tmd.trainer.protocol.frames import Begin, Boundary, Dropped, Opening, ShadowRequest
 from tmd.trainer.shadow.sources import ShadowSources
 from tmd.trainer.state.data import Feed
+from tmd.trainer.state_transfer.verification import StateVerification
 
 pytestmark = pytest.mark.timeout(60)
 
-
-class Door(NoGroups):
-    """As much of a fabric as the door of a rank needs."""
-
-    standing = "a member"
-    poisoned = False
-    quiet = True
-    rank = 0
-
-    def __init__(self, links: list[Link]) -> None:
-        super().__init__()
-        self._links: queue.SimpleQueue[Link | None] = queue.SimpleQueue()
-        for link in (*links, None):
-            self._links.put(link)
-
-    def accept(self, _: str) -> Link:
-        link = self._links.get()
-        if link is None:
-            raise LinkError("closed")
-        return link
+DUTY = Sync("plan", Membership(1, ()), 0, 0, ())
 
 
-def answer(feed: Feed | None) -> object:
-    """What a rank at this place in its data says to one who wants to follow it."""
-    script = Script(1)
-    registry = script.registry()
-    with linked() as (near, far):
-        context = context_of(registry, Door([near]), limits=FAST)
-        context.state.feed = feed
-        mirrors = ShadowSources(context)
-        frames.send(far, frames.Envelope(ShadowRequest("", 0)))
-        said, _ = frames.receive(far)
-        mirrors.close()
-    return said
+class Scene:
+    """Rank 0, whose script is at ``place`` in its data, and a fabric that may ask to follow it."""
+
+    def __init__(self, c: Circle, place: Feed | None) -> None:
+        rank, self._other = c.fabrics
+        self.script = Script(1)
+        self.context = context_of(self.script.registry(), rank, limits=FAST)
+        self.context.state.feed = place
+        self.mirrors = ShadowSources(self.context)
+        self._rank = member(rank)
+
+    def ask(self) -> tuple[Link, object]:
+        """What the rank says to one who wants to follow it."""
+        link = self._other.connect(self._rank, frames.PURPOSE, timeout=PATIENCE)
+        frames.send(link, frames.Envelope(ShadowRequest("", 0)))
+        said, _ = frames.receive(link)
+        return link, said
+
+
+@contextmanager
+def scene(place: Feed | None) -> Iterator[Scene]:
+    with circle(2) as c:
+        made = Scene(c, place)
+        try:
+            yield made
+        finally:
+            made.mirrors.close()
+
+
+def answer(place: Feed | None) -> object:
+    with scene(place) as s:
+        link, said = s.ask()
+        link.close()
+        return said
 
 
 def feed(*, closed: bool) -> Feed:
@@ -83,21 +87,33 @@ def test_a_rank_outside_of_its_loop_is_not(place: Feed | None) -> None:
 
 def test_a_state_that_is_not_proved_is_shown_to_nobody() -> None:
     """The next step is."""
-    registry = Script(1).registry()
-    verification: Any = SimpleNamespace(pending=True)
-    context = replace(context_of(registry, Door([]), limits=FAST), verification=verification)
-    context.state.feed = feed(closed=False)
-    window, shown = context.window, []
-    mirrors = ShadowSources(context)
-    mirror: Any = SimpleNamespace(
-        over=False, wake=lambda: None, at_boundary=lambda step, *_, **more: shown.append(step)
-    )
-    mirrors._mirrors = (mirror,)
-    mirrors.at_boundary(7)
-    unproved = window.version
-    verification.pending = False
-    mirrors.at_boundary(8)
+    step, held, source = 0, Held(), StateVerification()
 
-    assert unproved is None
-    assert shown == [8]
-    assert window.version == 8
+    def slow() -> dict[str, str]:
+        held.stay()
+        return {}
+
+    with scene(feed(closed=False)) as s, linked() as (near, far):
+        link, _ = s.ask()
+        ear, window = Ear(link), s.context.window
+        ear.say(Begin())
+        while not ear.of(Boundary):
+            step += 1
+            s.mirrors.at_boundary(step)
+            ear.within(0.02, lambda: bool(ear.of(Boundary)))
+            s.mirrors.close_window()
+        source.give(DUTY, near, dict)
+        s.context.verification.take(DUTY, far, slow)
+        s.mirrors.at_boundary(step + 1)
+        unproved = window.version
+        held.let_go()
+        assert s.context.verification.verdict() == ""
+        s.mirrors.at_boundary(step + 2)
+        ear.until(lambda: ear.of(Boundary)[-1].step > step)
+
+        assert unproved is None
+        assert window.version == step + 2
+        assert step + 1 not in [boundary.step for boundary in ear.of(Boundary)]
+        source.close()
+        s.mirrors.close()
+        ear.end()

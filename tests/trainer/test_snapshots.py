@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import chain, repeat
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from tests.trainer.contexts import context_of
 from tests.trainer.scripts import Averaged, Forked, Scheduled, Script, normed
-from tests.trainer.wire import Facts
+from tests.trainer.wire import Facts, linked
 from tmd.core.planning.directives import Sync
 from tmd.core.values.errors import LinkError, StateMismatch
 from tmd.core.values.limits import ShadowLimits
@@ -24,6 +21,7 @@ from tmd.trainer.snapshots.snapshots import Snapshots
 from tmd.trainer.snapshots.writer import WriterStage
 from tmd.trainer.state.data import Feed
 from tmd.trainer.state.units import Units, whole_digest
+from tmd.trainer.state_transfer.verification import StateVerification
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -286,11 +284,11 @@ def test_nobody_goes_back_to_an_earlier_call() -> None:
 
 def test_a_state_that_is_not_proved_is_kept_by_nobody() -> None:
     """It is copied meanwhile, and then brought to its keeper, or not."""
-    with ranks([Script(1), Script(2)]) as made:
+    with ranks([Script(1), Script(2)]) as made, linked() as (near, far):
         one, other = made
-        verdicts = chain(["source and joiner have different states"], repeat(""))
-        verification: Any = SimpleNamespace(later=lambda: lambda: next(verdicts))
-        one.snapshots._verification = verification
+        source, joiner = StateVerification(), one.context.verification
+        source.give(back(0, 0), near, lambda: {"parameters": "there"})
+        joiner.take(back(0, 0), far, lambda: {"parameters": "here"})
         for rank in made:
             rank.snapshots.at_boundary(0)
         stages = [rank.settled() for rank in made]
@@ -298,7 +296,9 @@ def test_a_state_that_is_not_proved_is_kept_by_nobody() -> None:
             rank.snapshots.heard(min(stages))
             rank.apply()
         kept = one.kept, other.kept
+        joiner.drop()
         train(made, 4)
+        source.close()
 
         assert stages == [WriterStage.FAILED, WriterStage.DONE]
         assert kept == ((), ())

@@ -63,8 +63,11 @@ class Checkpoints:
         size: int,
         tell: Tell,
         verdict: Callable[[], Verdict],
+        *,
+        ending_s: float = ENDING_S,
     ) -> None:
         """``verdict``: on the state as it is at a boundary."""
+        self._ending_s = ending_s
         self._order, self._named, self._size = order, named, size
         self._tell, self._verdict = tell, verdict
         self._at = -1
@@ -119,13 +122,13 @@ class Checkpoints:
             deadline = time.monotonic() + WRITING_S
             while self._thread.is_alive() and not self._waits and time.monotonic() < deadline:
                 self._thread.join(LOOK_S)
-            self._thread.join(ENDING_S)
+            self._thread.join(self._ending_s)
             self._end()
 
     def _end(self) -> None:
         self._over.set()
         if self._thread is not None:
-            self._thread.join(ENDING_S)
+            self._thread.join(self._ending_s)
 
     # --- the writer's thread ----------------------------------------------------------------------
 
