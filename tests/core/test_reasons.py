@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import socket
+import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -17,7 +18,6 @@ from tmd_detectors.xid import table
 
 from tmd.campaign.reading import load as load_story
 from tmd.campaign.scenario import Story
-from tmd.child import Child
 from tmd.cli import doctor, policies
 from tmd.config import load
 from tmd.core.values import errors
@@ -207,7 +207,7 @@ def test_what_fails_without_a_reason_is_said_in_words(
         monkeypatch.setattr(Path, name, fail)
     monkeypatch.setattr(socket, "getaddrinfo", fail)
     monkeypatch.setattr(socket, "create_connection", fail)
-    monkeypatch.setattr(Child, "start", fail)
+    monkeypatch.setattr(subprocess, "Popen", fail)
     monkeypatch.setattr(Broken, "error", error, raising=False)
     with pytest.raises(TmdError) as raised:
         PLACES[place](file)

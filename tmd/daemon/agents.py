@@ -47,6 +47,7 @@ class AgentSocket(Struct, frozen=True):
     key_of: Callable[[str], bytes]
     """Returns the key for a job's links."""
     shadow: ShadowLimits = ShadowLimits()
+    hello_s: float = HELLO_S
 
 
 class TrainerLink:
@@ -192,10 +193,11 @@ class AgentServer:
                 f"user {uid} may not use this daemon: add it to [host] users and restart the daemon"
             )
         try:
-            async with asyncio.timeout(HELLO_S):
+            async with asyncio.timeout(self._door.hello_s):
                 first = await _receive(reader)
         except TimeoutError:
-            raise WireError(f"no hello within {HELLO_S:g} s: is the client tmd?") from None
+            why = f"no hello within {self._door.hello_s:g} s: is the client tmd?"
+            raise WireError(why) from None
         match first:
             case wire.TrainerHello():
                 _check_version(first.version)
