@@ -7,6 +7,8 @@ import tomllib
 from importlib.metadata import entry_points
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 PRODUCT = [f for d in ("tmd", "detectors", "policies") for f in sorted((ROOT / d).rglob("*.py"))]
 LONGEST_FILE = 400
@@ -54,6 +56,14 @@ def test_every_package_is_packaged() -> None:
     }
 
     assert set(listed) == found
+
+
+@pytest.mark.parametrize("package", ["planning", "alerts"])
+def test_every_decision_has_a_test_file_of_its_own(package: str) -> None:
+    modules = {f.stem for f in (ROOT / "tmd" / "core" / package).glob("[!_]*.py")}
+    tested = {f.stem.removeprefix("test_") for f in (ROOT / "tests" / "core").glob("test_*.py")}
+
+    assert modules - tested == set()
 
 
 def test_plug_ins_are_loaded_by_their_import_name_only() -> None:

@@ -1,16 +1,13 @@
-"""The circuit breaker, and what stands for more than one host's own fault."""
+"""The circuit breaker."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec import structs
 
 from tests.plugins.clusters import RECORD, cluster, finding, host, planned
 from tests.values import worker
 from tmd.core.alerts.breaker import BreakerRules, held_back, tripped
-from tmd.core.alerts.correlated_faults import contained
 from tmd.core.values.breaker_state import Breaker
 from tmd.core.values.model import (
     ClusterView,
@@ -132,66 +129,3 @@ def test_open_it_lets_the_dead_be_replaced():
     assert held_back(cluster(host("h2", alert), breaker=OPEN), dead) == ""
     assert held_back(silent, dead) == ""
     assert "too much" in held_back(cluster(breaker=OPEN), dead)
-
-
-# --- blast radius ---------------------------------------------------------------------------------
-
-
-def shown(view):
-    """What policies see: host -> strategies of its findings."""
-    return {h.host: [a.strategy for a in h.alerts] for h in contained(view, RULES).hosts}
-
-
-def at(name, *raises, **changes):
-    alerts = tuple(
-        finding(name, id=f"{name}-{n}", entity=f"gpu:{n}", at=when, **changes)
-        for n, when in enumerate(raises)
-    )
-    return host(name, *alerts, at=1000.0)
-
-
-def test_the_same_finding_on_two_hosts_at_once_only_advises():
-    """All of it, also what other devices of the same host say."""
-    view = cluster(at("h1", 100.0, 101.0, 102.0), at("h2", 150.0), at("h3", 500.0))
-    strategies = shown(view)
-
-    assert strategies["h1"] == [Strategy.ADVISE] * 3
-    assert strategies["h2"] == [Strategy.ADVISE]
-    assert strategies["h3"] == [Strategy.ACT]
-
-
-@given(st.lists(st.tuples(st.sampled_from(["h1", "h2", "h3"]), st.integers(0, 300)), max_size=12))
-def test_a_finding_acts_exactly_if_no_other_host_said_the_same_near_it(raises):
-    times = {name: [float(w) for h, w in raises if h == name] for name in ("h1", "h2", "h3")}
-    strategies = shown(cluster(*(at(name, *when) for name, when in times.items())))
-
-    for name, when in times.items():
-        others = [t for other, ts in times.items() if other != name for t in ts]
-        alone = [all(abs(one - t) > RULES.same_within_s for t in others) for one in when]
-        assert [s is Strategy.ACT for s in strategies[name]] == alone
-
-
-def test_different_findings_do_not_make_each_other_doubtful():
-    view = cluster(at("h1", 100.0), at("h2", 100.0, code="nvml.hot"))
-
-    assert shown(view)["h1"] == [Strategy.ACT]
-
-
-def test_findings_about_workers_stay_as_they_are():
-    """Five ranks of one job that die together are five failovers, at once."""
-    changes = {"job": "job", "code": "trainer.stalled"}
-    view = cluster(at("h1", 999.9, **changes), at("h2", 999.9, **changes))
-
-    assert shown(view)["h1"] == shown(view)["h2"] == [Strategy.ACT]
-
-
-def test_a_finding_waits_for_others_to_be_heard():
-    """By the clock of its own host."""
-    assert shown(cluster(at("h1", 990.1)))["h1"] == [Strategy.ADVISE]
-    assert shown(cluster(at("h1", 990.0)))["h1"] == [Strategy.ACT]
-
-
-def test_what_only_observes_is_not_shown():
-    view = cluster(at("h1", 100.0, strategy=Strategy.OBSERVE))
-
-    assert shown(view)["h1"] == []

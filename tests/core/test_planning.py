@@ -1,0 +1,395 @@
+"""What the leader makes of a job at each look: one change at a time, or none."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from tests import values
+from tests.core.clusters import STEP, Scene
+from tmd.core.planning.links import LINK_BROKEN
+from tmd.core.planning.migration import is_live
+from tmd.core.planning.planning import ENDED, form, steer, unformed
+from tmd.core.values.limits import PlanLimits, Understudies
+from tmd.core.values.model import (
+    Activity,
+    JobRecord,
+    JobState,
+    MigrationPlan,
+    Move,
+    Phase,
+    PlanKind,
+    Urgency,
+    Verdict,
+)
+from tmd.core.values.requests import DrainRequest
+
+LIMITS = PlanLimits(hold_s=100.0)
+
+
+def steered(scene: Scene, *verdicts: Verdict, age: float = 0.0) -> JobRecord:
+    return steer(scene.record, scene.view, verdicts, now=50.0, age=age, limits=LIMITS)
+
+
+def failed(host: str, **changes: object) -> Verdict:
+    plain = Verdict("job", values.worker(host), Urgency.FAILED, "trainer.exited", "killed", "p")
+    return structs.replace(plain, **changes)
+
+
+def live(record: JobRecord) -> MigrationPlan:
+    assert record.plan is not None
+    assert is_live(record.plan)
+    return record.plan
+
+
+def moving(phase: Phase, *, armed: bool = True) -> Scene:
+    """Rank 0 moves from h0 to s0, and the plan is in ``phase``."""
+    scene = Scene(2, standbys=1)
+    membership = scene.record.membership
+    joiner = values.member("s0")
+    plan = values.plan(
+        membership,
+        phase=phase,
+        new=membership.replaced({0: joiner}, 2),
+        moves=(Move(0, membership.members[0], joiner),),
+    )
+    done = phase in (Phase.SWITCH, Phase.RESUME)
+    members = plan.new if done else membership
+    scene.record = structs.replace(scene.record, plan=plan, proposed=2, membership=members)
+    for rank, host in enumerate(scene.ranks):
+        more = {"armed": 2, "plan": plan.id} if armed else {}
+        scene.says(host, Activity.TRAINING, rank=rank, epoch=1, step=STEP, **more)
+    return scene
+
+
+# --- the first record -----------------------------------------------------------------------------
+
+
+def starting(size: int, *names: str) -> Scene:
+    scene = Scene(size)
+    scene.statuses.clear()
+    for name in names:
+        scene.says(name, Activity.STARTING)
+    return scene
+
+
+def test_a_job_is_formed_once_as_many_workers_have_come_as_it_has_ranks() -> None:
+    """In the order of their hosts' names; one more stands by."""
+    enough = form(starting(2, "h1", "h2", "h0").view, "job")
+
+    assert form(starting(3, "h0", "h1").view, "job") is None
+    assert form(starting(2).view, "job") is None
+    assert enough is not None
+    assert [m.host for m in enough.membership.members] == ["h0", "h1"]
+    assert (enough.membership.epoch, enough.proposed, enough.revision) == (1, 1, 1)
+
+
+def test_no_rank_goes_to_a_standby_host_or_one_that_is_drained() -> None:
+    scene = starting(2, "h0", "h1", "s0")
+    drained = structs.replace(scene.view, drains=(DrainRequest("h1", "r"),))
+
+    assert form(drained, "job") is None
+    assert unformed(drained, "job").startswith("the job is not formed: h1 drained")
+    assert unformed(scene.view, "job") == ""
+
+
+def test_a_worker_without_an_address_or_of_another_job_is_not_counted() -> None:
+    """Peers could not reach it."""
+    scene = starting(2, "h0", "h1")
+    scene.says("h1", Activity.STARTING, address="")
+    other = starting(2, "h0", "h1")
+    other.says("h1", Activity.STARTING, job="another")
+
+    assert form(scene.view, "job") is None
+    assert form(other.view, "job") is None
+
+
+@pytest.mark.parametrize("state", sorted(ENDED))
+def test_a_job_that_has_ended_is_formed_again_from_where_its_numbers_stopped(
+    state: JobState,
+) -> None:
+    """No epoch is ever proposed twice, and nothing else is done to it."""
+    scene = starting(2)
+    scene.record = structs.replace(scene.record, state=state, proposed=8, revision=30)
+    nobody = steered(scene, failed("h0"), age=1e9)
+    for host in scene.ranks:
+        scene.says(host, Activity.STARTING)
+    again = steered(scene)
+
+    assert nobody is scene.record
+    assert (again.state, again.membership.epoch, again.proposed) == (JobState.RUNNING, 9, 9)
+    assert again.revision == 31
+
+
+# --- nothing to do --------------------------------------------------------------------------------
+
+
+def test_a_job_that_trains_is_left_alone() -> None:
+    """Its record stays the same object: there is no revision without a change."""
+    scene = Scene(3, standbys=1)
+
+    assert steered(scene, age=1e9) is scene.record
+
+
+def test_a_verdict_on_another_job_or_on_no_holder_changes_nothing() -> None:
+    scene = Scene(3, standbys=1)
+    verdicts = (failed("h1", job="another"), failed("s0"), failed("nowhere"))
+
+    assert steered(scene, *verdicts) is scene.record
+
+
+# --- ends -----------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_has_finished_ends_the_job_and_drops_its_plan() -> None:
+    """Nobody is replaced any more, not even one that is named dead at the same time."""
+    scene = moving(Phase.PREPARE)
+    scene.exit("h0", 0)
+    finishing = steered(scene, failed("h1"))
+    scene.record = finishing
+    waits = steered(scene, failed("h1"))
+    scene.exit("h1", 0)
+    finished = steered(scene)
+
+    assert finishing.state is JobState.FINISHING
+    assert [p.phase for p in finishing.history] == [Phase.ABORTED]
+    assert waits is finishing
+    assert finished.state is JobState.FINISHED
+
+
+def test_a_worker_that_fails_after_the_end_of_training_fails_the_job() -> None:
+    scene = Scene(2)
+    scene.record = structs.replace(scene.record, state=JobState.FINISHING)
+    scene.exit("h0", 0)
+    scene.exit("h1", 3)
+    after = steered(scene)
+
+    assert after.state is JobState.FAILED
+    assert after.detail == f"{values.worker('h1')} failed after the end of training"
+
+
+def test_a_job_of_which_no_host_knows_a_worker_has_failed() -> None:
+    """Not before the limit, and not while a host is silent: that proves nothing."""
+    scene = Scene(2)
+    scene.statuses.clear()
+    scene.exit("h0", None)
+    scene.exit("h1", None)
+    known = steered(scene, age=1e9)
+    scene.exits = {}
+    silent = steered(scene, age=1e9)
+    for host in scene.ranks:
+        scene.says(host, Activity.TRAINING, job="another")
+    early = steered(scene, age=LIMITS.abandon_s - 0.1)
+    late = steered(scene, age=LIMITS.abandon_s)
+
+    assert known is silent is early is scene.record
+    assert late.state is JobState.FAILED
+    assert late.detail == "no worker of the job has been known to its host for 10 s"
+
+
+# --- losses ---------------------------------------------------------------------------------------
+
+
+def test_all_that_are_named_dead_at_once_are_in_one_failover() -> None:
+    after = steered(Scene(3, standbys=2), failed("h0"), failed("h2"), failed("h0"))
+
+    assert live(after).dead == (values.worker("h0"), values.worker("h2"))
+    assert after.revision == 2
+
+
+def test_who_is_named_already_is_not_named_again() -> None:
+    """The verdict is repeated at each look."""
+    scene = Scene(3, standbys=1)
+    scene.fails("h1")
+
+    assert steered(scene, failed("h1")) is scene.record
+
+
+def test_members_that_are_stuck_though_nobody_died_run_the_step_again() -> None:
+    """After a moment: as a rule somebody is named meanwhile."""
+    scene = Scene(3, standbys=1)
+    scene.says("h1", Activity.STUCK, rank=1, epoch=1, step=STEP)
+    early = steered(scene, age=LIMITS.settle_s - 0.1)
+    late = live(steered(scene, age=LIMITS.settle_s))
+
+    assert early is scene.record
+    assert (late.kind, late.dead, late.cause) == (PlanKind.FAILOVER, (), LINK_BROKEN)
+
+
+def test_what_a_member_said_in_an_older_epoch_is_over() -> None:
+    scene = Scene(3)
+    scene.says("h1", Activity.STUCK, rank=1, epoch=0, step=STEP)
+
+    assert steered(scene, age=1e9) is scene.record
+
+
+def test_a_joiner_that_refuses_after_the_switch_is_replaced() -> None:
+    """The leaver still has the state."""
+    scene = moving(Phase.SWITCH)
+    plan = live(scene.record)
+    scene.says("s0", Activity.REFUSED, plan=plan.id, detail="it does not fit")
+    after = live(steered(scene))
+
+    assert (after.cause, after.reason) == ("joiner.refused", "it does not fit")
+    assert after.dead == (values.worker("s0"),)
+
+
+def test_a_leaver_that_is_lost_before_it_gave_its_state_is_a_failover() -> None:
+    scene = moving(Phase.SWITCH)
+    scene.exit("h0", -9)
+    after = live(steered(scene))
+
+    assert (after.cause, after.dead) == ("leaver.lost", (values.worker("h0"),))
+
+
+def test_a_joiner_that_does_not_take_over_in_time_is_replaced() -> None:
+    scene = moving(Phase.SWITCH)
+    early = steered(scene, age=LIMITS.switch_s)
+    after = live(steered(scene, age=LIMITS.switch_s + 1))
+
+    assert early is scene.record
+    assert (after.cause, after.dead) == ("joiner.late", (values.worker("s0"),))
+
+
+# --- a plan under way -----------------------------------------------------------------------------
+
+
+def test_a_switch_makes_the_new_membership_that_of_the_job() -> None:
+    """One worker that knows the vote is enough."""
+    scene = moving(Phase.READY)
+    plan = live(scene.record)
+    scene.says("h1", Activity.TRAINING, rank=1, epoch=2, step=STEP, plan=plan.id)
+    after = steered(scene)
+
+    assert live(after).phase is Phase.SWITCH
+    assert after.membership == plan.new
+
+
+def test_a_move_that_is_not_ready_in_time_is_dropped() -> None:
+    """Training does not notice; what the workers measured for the plan is kept."""
+    scene = moving(Phase.PREPARE)
+    plan = live(scene.record)
+    scene.says("s0", Activity.SHADOWING, plan=plan.id, timings={"prepare": 2.0})
+    early = steered(scene, age=LIMITS.prepare_s)
+    after = steered(scene, age=LIMITS.prepare_s + 1)
+
+    assert early is scene.record
+    assert [(p.phase, p.timings) for p in after.history] == [(Phase.ABORTED, {"prepare": 2.0})]
+    assert after.membership == scene.record.membership
+
+
+def test_a_joiner_that_is_lost_is_not_tried_again() -> None:
+    scene = moving(Phase.PREPARE)
+    scene.exit("s0", -9)
+
+    assert steered(scene).history[-1].rejected == (values.worker("s0"),)
+
+
+def test_a_recovery_that_waits_says_for_what_and_gives_up_in_the_end() -> None:
+    """Not at once: as a rule it is over in milliseconds."""
+    scene = Scene(3)
+    scene.fails("h1")
+    for host in ("h0", "h2"):
+        scene.halts(host)
+    at_once = steered(scene)
+    scene.record = steered(scene, age=LIMITS.settle_s)
+    waits = scene.record.detail
+    same = steered(scene, age=LIMITS.settle_s + 1)
+    after = steered(scene, age=LIMITS.hold_s + 1)
+
+    assert at_once.detail == ""
+    assert waits.startswith("no standby for rank 1: ")
+    assert same is scene.record
+    assert after.state is JobState.FAILED
+    assert after.detail == f"gave up after 100 s: {waits}"
+
+
+def test_a_witness_that_stays_silent_is_named_too() -> None:
+    scene = Scene(3, standbys=2)
+    scene.fails("h1")
+    scene.halts("h0")
+    scene.silent.add("h2")
+    scene.record = structs.replace(steered(scene, age=1.0))
+    after = live(steered(scene, age=LIMITS.silent_s + 0.1))
+
+    assert after.dead == (values.worker("h1"), values.worker("h2"))
+
+
+def test_a_joiner_that_does_not_sync_in_time_is_last_in_line_then() -> None:
+    """One that refused is out of it."""
+    scene = Scene(2, standbys=2)
+    scene.fails("h1")
+    scene.halts("h0")
+    scene.record = steered(scene)
+    plan = live(scene.record)
+    assert (plan.phase, plan.moves[0].joiner) == (Phase.SYNC, values.member("s0"))
+    scene.says("h0", Activity.SYNCED, rank=0, epoch=1, step=STEP, plan=plan.id)
+    late = live(steered(scene, age=LIMITS.sync_s + 1))
+    scene.says("s0", Activity.REFUSED, plan=plan.id, detail="no memory")
+    refused = live(steered(scene))
+
+    assert (late.phase, late.late, late.rejected) == (Phase.RECOVER, (values.worker("s0"),), ())
+    assert (refused.phase, refused.late, refused.rejected) == (
+        Phase.RECOVER,
+        (),
+        (values.worker("s0"),),
+    )
+
+
+def test_standbys_are_studied_only_when_nothing_else_is_to_be_done() -> None:
+    scene = Scene(2, standbys=1)
+
+    def look(*verdicts: Verdict) -> JobRecord:
+        return steer(
+            scene.record,
+            scene.view,
+            verdicts,
+            now=0.0,
+            age=0.0,
+            limits=LIMITS,
+            wanted=Understudies(hot=1),
+        )
+
+    assert [u.member.host for u in look().understudies] == ["s0"]
+    assert look(failed("h1")).understudies == ()
+
+
+# --- whatever is said -----------------------------------------------------------------------------
+
+WORD = st.sampled_from(["", "job-2", "older", "x" * 300])
+
+
+@settings(deadline=None)
+@given(data=st.data())
+def test_no_word_of_a_worker_makes_the_leader_fail_or_forget(data: st.DataObject) -> None:
+    """Statuses at random, about any plan: at each look one revision or none, ranks and old epochs
+    stay what they are, and a live plan ends or goes on."""
+    scene = Scene(3, standbys=2)
+    record = scene.record
+    for _ in range(data.draw(st.integers(1, 6))):
+        for host in (*scene.ranks, "s0", "s1"):
+            scene.says(
+                host,
+                data.draw(st.sampled_from(Activity)),
+                rank=data.draw(st.sampled_from([None, -1, 0, 1, 2, 3, 2**40])),
+                epoch=data.draw(st.sampled_from([-1, 0, 1, 2, 3, 2**40])),
+                step=data.draw(st.sampled_from([-1, 0, STEP, 2**40])),
+                undecided=data.draw(st.booleans()),
+                armed=data.draw(st.sampled_from([0, 2, 2**40])),
+                plan=data.draw(WORD),
+                replicas=data.draw(st.sampled_from([(), (0, 1, 2), (7,), (-1,)])),
+                suspects=data.draw(st.sampled_from([(), (values.worker("h1"),), ("nobody",)])),
+            )
+        named = data.draw(st.sampled_from([(), (failed("h1"),), (failed("s0"),)]))
+        scene.record = record
+        after = steered(scene, *named, age=data.draw(st.sampled_from([0.0, 1.0, 1e9])))
+
+        assert after.revision - record.revision == (after is not record)
+        assert len(after.membership.members) == 3
+        assert len({m.worker for m in after.membership.members}) == 3
+        assert record.membership.epoch <= after.membership.epoch <= after.proposed
+        assert record.proposed <= after.proposed <= record.proposed + 1
+        assert after.history[: len(record.history)] == record.history
+        record = after
