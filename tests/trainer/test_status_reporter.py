@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.workers import reporting
-from tmd.core.values.model import Rehearsal
-from tmd.core.worker.transitions import WorkerTransition
+from tmd.core.values.errors import IllegalTransition
+from tmd.core.values.model import Activity, Rehearsal
+from tmd.core.worker.transitions import TABLE, WorkerTransition
 from tmd.testing.clients import worker_status
 from tmd.trainer.state.roles import Role, Roles
 from tmd.trainer.worker.status_reporter import StatusReporter
@@ -86,3 +87,18 @@ def test_the_latest_verdict_on_each_role_is_told(reporter: StatusReporter) -> No
 
     assert told == [("first", (0,), 7), ("last", (1,), 9)]
     assert [v.role for v in reporter.status.rehearsed] == ["first", "new"]
+
+
+@pytest.mark.parametrize("activity", Activity)
+def test_an_event_that_the_table_lacks_changes_nothing(tmp_path: Path, activity: Activity) -> None:
+    """Every such cell: the status stays the same, with all that would have come with the event."""
+    status = worker_status("h1/job/0.a", activity=activity)
+    with reporting(tmp_path, status) as (reporter, _, _):
+        before = reporter.status
+        refused = [event for event in WorkerTransition if event not in TABLE[activity]]
+        for event in refused:
+            with pytest.raises(IllegalTransition, match=f"'{event}' cannot happen"):
+                reporter.update(event, rank=1, epoch=9, step=9, detail="x")
+
+        assert refused
+        assert reporter.status is before
