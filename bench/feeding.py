@@ -28,7 +28,7 @@ SO_SNDBUFFORCE = 32
 AFTER = "NVRM: Xid (PCI:0000:aa:00): 79, GPU has fallen off the bus."
 
 
-class FedXid(XidDetector):
+class FedXid(XidDetector):  # type: ignore[misc]
     """The detector ``xid`` with another place to read from."""
 
     name: ClassVar[str] = "xid_fed"

@@ -130,8 +130,8 @@ def tell(report: Report, runs: dict[str, Facts], sizes: Sequence[int]) -> dict[s
         small, large = (
             figures[str(size)]["with new links"][key] for size in (min(sizes), max(sizes))
         )
-        ends = median_of(small), median_of(large)
-        ratio = None if None in ends or not ends[0] else ends[1] / ends[0]
+        before, after = median_of(small), median_of(large)
+        ratio = after / before if before and after is not None else None
         text = f"{WORDS[key]}, of a stayer with new links: {max(sizes)} ranks against {min(sizes)}"
         report.target(text, ratio, FLAT, at_least=False)
     return figures
@@ -164,7 +164,7 @@ def measured(args: argparse.Namespace, report: Report, sizes: Sequence[int]) -> 
 def main() -> int:
     parser = options("growth", __doc__)
     args = parser.parse_args()
-    sizes = SIZES
+    sizes: tuple[int, ...] = SIZES
     if args.quick:
         args.repeats, sizes = 1, SIZES[:2]
     report = Report("growth", args)

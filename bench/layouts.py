@@ -64,9 +64,9 @@ async def disturbed(folder: Path, layout: str, repeat: int, args: argparse.Names
     """One run with ``args.events`` drains and, where the state has replicas, as many losses."""
     told = StoryTimes()
     pace = ("--steps", "100000", "--pace", str(args.pace))
-    script, more = stages.__file__, ()
+    command: tuple[str, ...] = (stages.__file__, layout, *pace)
     if layout not in STAGED:
-        script, more = layouts.__file__, ("--seekable",)
+        command = (layouts.__file__, layout, *pace, "--seekable")
     acts: tuple[Act, ...] = (drain,) if layout in ONCE else (drain, kill)
     with embedded.redis() as redis:
         spec = ClusterSpec(
@@ -75,7 +75,7 @@ async def disturbed(folder: Path, layout: str, repeat: int, args: argparse.Names
             "bench",
             ACTIVE,
             STANDBY,
-            (script, layout, *pace, *more),
+            command,
             per_host=PER_HOST,
             max_restarts=99,
             # The script that stages are in takes some of the other one.

@@ -42,7 +42,8 @@ def lines(lab: Lab, repeat: int) -> list[dict[str, Any]]:
                 line = f"<{USER_DEBUG}>NVRM: Xid (PCI:{place}): 79, GPU has fallen off the bus.\n"
                 before = time.perf_counter()
                 os.write(log, line.encode())
-                heard = subscriber.until(lambda h, place=place: _of(h, f"pci:{place}.0"))
+                entity = f"pci:{place}.0"
+                heard = subscriber.until(lambda h, entity=entity: _of(h, entity))  # type: ignore[misc]
                 found.append({"line_s": heard.at - before, "floor_s": floor(subscriber)})
         finally:
             os.close(log)

@@ -60,7 +60,7 @@ def main() -> None:
         step = manager.current_step()
         loss = job.loss_of(model(tokens), targets)
         trace.fault(step)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()  # applied only if all agree to commit
         if manager.current_step() > step:
             scheduler.step()

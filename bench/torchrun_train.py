@@ -45,7 +45,7 @@ def main() -> None:
         optimizer.zero_grad()
         loss = job.loss_of(model(tokens), targets)
         trace.fault(step)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         scheduler.step()
         trace.committed(step, loss, world)

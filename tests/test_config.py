@@ -8,11 +8,12 @@ import socket
 import pytest
 from msgspec import structs
 
-from tmd.config import LimitsSection, Settings, find_file, load
+from tmd.config import Settings, find_file, load
 from tmd.core.alerts.findings import Rules
 from tmd.core.values.errors import ConfigError
 from tmd.core.values.limits import PlanLimits
 from tmd.core.values.model import Strategy
+from tmd.sections import LimitsSection
 
 
 @pytest.fixture(autouse=True)

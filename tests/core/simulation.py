@@ -280,7 +280,8 @@ class Simulation:
             if w.alive and self._trains(w) and not w.poisoned and w.switch is None
         ]
         newest = max((w.status.epoch for w in training), default=0)
-        voters = {w.status.rank: w for w in training if w.status.epoch == newest}
+        present = [w for w in training if w.status.epoch == newest]
+        voters = {w.status.rank: w for w in present if w.status.rank is not None}
         steps = {w.status.step for w in voters.values()}
         return voters if set(voters) == set(range(self.ranks)) and len(steps) == 1 else None
 

@@ -51,7 +51,7 @@ def test_one_after_the_other_is_not_at_once():
     inside = hosts(4, (0, 100.0), (1, 400.0))
     outside = hosts(4, (0, 100.0), (1, 400.1))
 
-    assert "h0, h1" in tripped(inside, RULES)
+    assert "h0, h1" in (tripped(inside, RULES) or "")
     assert tripped(outside, RULES) is None
 
 
@@ -77,7 +77,7 @@ def test_more_moves_by_policies_than_allowed_open_it():
     six, seven = [100.0 + n for n in range(6)], [100.0 + n for n in range(7)]
 
     assert tripped(moving(*six), RULES) is None
-    assert "more than 6" in tripped(moving(*seven), RULES)
+    assert "more than 6" in (tripped(moving(*seven), RULES) or "")
     assert tripped(moving(*six, 100.0 + 3601), RULES) is None
 
 

@@ -242,7 +242,8 @@ def rehearsed(*ranks: int, **more: object) -> tuple[Rehearsal, ...]:
 
 def test_a_standby_rehearses_each_role_once() -> None:
     """First what it is built as, then what most are; then it is left alone."""
-    wanted, known, found = Understudies(rehearse=True), (), []
+    wanted, found = Understudies(rehearse=True), []
+    known: tuple[Rehearsal, ...] = ()
     studies: tuple[Understudy, ...] = ()
     for _ in range(4):
         waits = worker("s", rehearsed=known, serves=(3,))

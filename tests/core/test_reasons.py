@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -83,7 +83,7 @@ def test_the_reason_of_the_system_needs_no_number_and_no_file() -> None:
     assert os_reason(TimeoutError()) == "timed out"
 
 
-def formatted(tree: ast.Module) -> Iterator[ast.AST]:
+def formatted(tree: ast.Module) -> Iterator[ast.expr]:
     """Each place where a caught exception, or one that a function is given, becomes text."""
     for scope in ast.walk(tree):
         if isinstance(scope, ast.ExceptHandler) and scope.name and scope.type:
@@ -97,14 +97,13 @@ def formatted(tree: ast.Module) -> Iterator[ast.AST]:
                     yield from _texts_of(argument.arg, scope)
 
 
-def _texts_of(name: str, scope: ast.AST) -> Iterator[ast.AST]:
+def _texts_of(name: str, scope: ast.AST) -> Iterator[ast.expr]:
     for node in ast.walk(scope):
-        plain = isinstance(node, ast.FormattedValue) and node.conversion == -1
-        if plain and _is(name, node.value):
-            yield node
-        called = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-        if called and node.func.id == "str" and node.args and _is(name, node.args[0]):
-            yield node
+        match node:
+            case ast.FormattedValue(conversion=-1, value=value) if _is(name, value):
+                yield node
+            case ast.Call(func=ast.Name(id="str"), args=[first, *_]) if _is(name, first):
+                yield node
 
 
 def _is(name: str, node: ast.AST) -> bool:
@@ -231,7 +230,8 @@ def test_a_cluster_that_does_not_come_about_says_why(
         async def __aexit__(self, *_: object) -> None: ...
 
     monkeypatch.setattr(campaign, "CampaignStage", Late)
-    cluster = campaign._Cluster(Story(name="s"), tmp_path, (), None, None)
+    unused: Any = None
+    cluster = campaign._Cluster(Story(name="s"), tmp_path, (), unused, unused)
     _, said = asyncio.run(cluster._on_stage([]))
 
     assert said == ["the cluster did not come about or to an end: timed out"]

@@ -14,8 +14,8 @@ from tmd.core.values.snapshots import Kept, Rollback
 class Recovery:
     """Rank 1 is dead; what the others keep is said by ``copies``."""
 
-    def __init__(self, standbys: int = 1, **copies: tuple[Kept, ...]) -> None:
-        self.scene = Scene(3, standbys)
+    def __init__(self, **copies: tuple[Kept, ...]) -> None:
+        self.scene = Scene(3, standbys=1)
         self.scene.fails("h1")
         for host in ("h0", "h2"):
             self.scene.halts(host, kept=copies.get(host, ()))

@@ -78,7 +78,8 @@ def test_a_joiner_in_step_takes_over_in_band_and_a_hot_standby_copies_nothing() 
     sim = begun(2, 1, hot=1, steps=3)
     assert sim.workers["w2"].status.activity is Activity.IN_STEP
     lose(sim, "w0")
-    assert sim.plan.phase is Phase.RESUME
+    recovered = sim.plan.phase
+    assert recovered is Phase.RESUME
     assert sim.workers["w2"].status.rank == 0
     assert sim.workers["w2"].state == (0, 1, 2)
 
@@ -99,11 +100,10 @@ def test_a_drained_host_hands_over_and_returns_to_the_pool() -> None:
     sim.step()
     sim.drain("h0")
     sim.settle(3)
-    assert sim.plan.phase is Phase.READY
-
+    before = sim.plan.phase
     commit(sim, 2)
 
-    assert sim.plan.phase is Phase.DONE
+    assert (before, sim.plan.phase) == (Phase.READY, Phase.DONE)
     assert sim.workers["w2"].status.rank == 0
     assert sim.workers["w0"].status.activity is Activity.STANDBY
     assert [m.phase for m in sim.plan.timeline] == [

@@ -30,7 +30,7 @@ ONE, TWO = "h1/job/0.a", "h2/job/0.a"
 class Host:
     """A served socket and the objects that the server writes to."""
 
-    def __init__(self, folder, **door):
+    def __init__(self, folder, **more):
         self.path = folder / "run" / "tmd.sock"
         self.roster = Roster()
         self.records = Records(folder)
@@ -39,7 +39,7 @@ class Host:
             host="h1",
             uids=uids_of(()),
             key_of=lambda job: job.encode().ljust(32, b"k"),
-            **door,
+            **more,
         )
         self.server = AgentServer(door, self.roster, self.records)
 

@@ -83,7 +83,7 @@ async def test_a_store_behind_tls_is_used(redis_binary, tmp_path):
     with encrypted(redis_binary, tmp_path) as (port, authority):
         store = RedisStore(f"rediss://127.0.0.1:{port}?ssl_ca_certs={authority}", "c", b"key")
         try:
-            async with aclosing(store.wakes()) as wakes:
+            async with aclosing(store.wakes()) as wakes:  # type: ignore[type-var]
                 woken = await anext(wakes)
                 await store.put_host(HostStatus("h1", "i"), ttl_s=5, wake=True)
                 heard = await anext(wakes)

@@ -98,6 +98,7 @@ async def test_a_leader_without_the_store_stops_before_its_lease_expires(tmp_pat
     async with running(one):
         await until(lambda: one.leading, within_s=60, every_s=0.01)
         store.fall_away()
+        assert store.lease is not None
         lapses = store.lease[2]
         await until(lambda: not one.leading, within_s=60, every_s=0.01)
         stopped = asyncio.get_running_loop().time()

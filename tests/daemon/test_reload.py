@@ -37,7 +37,7 @@ class Telling(Detector):
     Config = Config
 
     def __init__(self, name="telling", starts=None, stubborn=False):
-        self.name = name
+        self.name = name  # type: ignore[misc]
         self.starts = [] if starts is None else starts
         self.stubborn = stubborn
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 import structlog
@@ -20,7 +21,7 @@ from tmd.daemon.service import _webhook
 from tmd.daemon.web.parts import Parts
 
 CANARY = "canary-7f3a"
-SECRETS = {
+SECRETS: dict[str, dict[str, Any]] = {
     "cluster": {"secret": f"{CANARY}-cluster-secret"},
     "redis": {"url": f"redis://tmd:{CANARY}-password@127.0.0.1:1/0", "timeout_s": 0.2},
     "webhook": {
@@ -73,11 +74,19 @@ def test_no_repr_shows_a_secret(tmp_path):
     settings, problems = parse({**SECRETS, "http": {"token_file": str(token)}})
 
     assert problems == []
+    assert settings is not None
     assert CANARY in settings.secret().decode()
     assert CANARY in settings.http.token().reveal()
-    shown = [settings, settings.redis, settings.webhook, settings.cluster, settings.http.token()]
-    shown += [_webhook(settings, None, None, None)._config]
-    shown += [Parts(None, None, settings.http.token(), frozenset())]
+    shown: list[object] = [
+        settings,
+        settings.redis,
+        settings.webhook,
+        settings.cluster,
+        settings.http.token(),
+    ]
+    unused: Any = None
+    shown += [_webhook(settings, unused, unused, unused)._config]
+    shown += [Parts(unused, unused, settings.http.token(), frozenset())]
     assert [s for s in shown if CANARY in f"{s!r} {s}"] == []
 
 

@@ -8,6 +8,7 @@ from contextlib import aclosing
 
 import pytest
 from msgspec import structs
+from redis.asyncio.sentinel import SentinelConnectionPool
 
 from tests import values
 from tmd.core.alerts.notices import Announced
@@ -382,6 +383,7 @@ def test_a_sentinel_url_is_understood():
     client = connect("redis+sentinel://u:p@h1,h2:5/main/3", 1.0)
     pool = client.connection_pool
 
+    assert isinstance(pool, SentinelConnectionPool)
     assert pool.service_name == "main"
     assert pool.connection_kwargs["db"] == 3
     assert pool.connection_kwargs["password"] == "p"

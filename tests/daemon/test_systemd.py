@@ -77,7 +77,7 @@ def test_without_systemd_notifications_do_nothing(monkeypatch):
 def unit(section):
     """One section of the unit file, with its keys as written."""
     parser = configparser.ConfigParser(strict=False, interpolation=None)
-    parser.optionxform = str
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
     parser.read(FOLDER / "tmd.service")
     return parser[section]
 

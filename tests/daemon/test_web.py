@@ -82,13 +82,13 @@ class Served:
 @asynccontextmanager
 async def serving(store=None, token=TOKEN, serving_trainers=True, patience=None):
     store = store or MemoryStore()
+    served = Served(store)
 
     def local():
         lease = Lease(epoch=7, until=asyncio.get_running_loop().time() + 5)
         alerts = Counter({Severity.FATAL: 3})
         return Local("h1", serving_trainers, True, lease, alerts, served.store_state)
 
-    served = Served(store)
     parts = Parts(
         store.client(), local, None if token is None else Secret(token), frozenset({"node7"})
     )

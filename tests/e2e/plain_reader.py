@@ -32,7 +32,7 @@ def main() -> None:
     assert set(saved["optimizer"]["state"]) == {name for name, _ in net.named_parameters()}
     Path(single).with_suffix(".lr").write_text(str(saved["optimizer"]["param_groups"][0]["lr"]))
     assert saved["scheduler"]["last_epoch"] == saved["scheduler"]["_step_count"] - 1
-    assert float(net.mask.sum()) == 24
+    assert float(net.get_buffer("mask").sum()) == 24
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
-from layouts import BATCH, CLASSES, WIDTH, local
+from layouts import BATCH, CLASSES, WIDTH, local  # type: ignore[import-not-found]
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -156,7 +156,7 @@ def zero(session: Session, mesh: DeviceMesh, *, averaged: bool = False) -> Part:
         {"params": [p for p in net.parameters() if p.dim() == 1]},
     ]
     group = mesh.get_group(mesh.ndim - 1)
-    how = {"parameters_as_bucket_view": averaged, "process_group": group}
+    how: dict[str, Any] = {"parameters_as_bucket_view": averaged, "process_group": group}
     optimizer = ZeroRedundancyOptimizer(groups, AdamW, lr=1e-2, **how)
     scheduler = StepLR(optimizer, step_size=7, gamma=0.9)
     optimizer.register_step_post_hook(lambda *_: scheduler.step())

@@ -130,8 +130,9 @@ async def test_a_full_disk_is_no_end_of_training(
         assert "checkpoint of step 20: [Errno 28] No space left on device" in seen[1][0]
         assert seen[2] == {}
         assert {a.severity for a in alerts} == {Severity.WARNING}
-        told = {w: [a.state for a in alerts if a.entity == w] for w in {a.entity for a in alerts}}
-        assert list(told.values()) == [[State.RAISED, State.CLEARED]] * 2
+        about = {a.entity for a in alerts}
+        states = [[a.state for a in alerts if a.entity == each] for each in about]
+        assert states == [[State.RAISED, State.CLEARED]] * 2
         assert run.fired("writing-10")
         assert run.fired("joining-20")
         assert "No space left" in run.cluster.log("h1") + run.cluster.log("h2")

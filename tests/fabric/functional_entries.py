@@ -63,7 +63,7 @@ def all_reduce_coalesced(at: At) -> Pairs:
 
 
 def gathering(name: str, **limits: Fits) -> None:
-    @row(name, **limits)
+    @row(name, **limits)  # type: ignore[arg-type]
     def gather(at: At) -> Pairs:
         return list(zip(call(name, at.own(), 0, at.group), [torch.cat(at.all())], strict=True))
 

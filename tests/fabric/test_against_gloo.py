@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -179,7 +180,7 @@ def messages(case, group, rank, lay):
 
 
 def objects(case, group, rank, lay):
-    found: list[object] = [None] * len(case.ranks)
+    found: list[Any] = [None] * len(case.ranks)
     dist.all_gather_object(found, {"rank": rank, "seed": case.seed}, group=group)
     told = [case.seed if rank == case.ranks[case.root] else None, None]
     dist.broadcast_object_list(told, case.ranks[case.root], group=group)
@@ -268,6 +269,7 @@ def cases(draw: st.DrawFn) -> Case:
     op = draw(st.sampled_from(sorted(RUNS)))
     size = draw(st.integers(1, WORLD))
     ranks = tuple(sorted(draw(st.permutations(range(WORLD)))[:size]))
+    dtypes: tuple[torch.dtype, ...]
     if op in REDUCTIONS:
         reduce = draw(st.sampled_from(ARITHMETIC + BITWISE))
         dtypes = INTEGERS if reduce in BITWISE else FLOATS + INTEGERS

@@ -42,7 +42,8 @@ def test_the_nth_group_is_the_nth_of_any_rank(rank: int) -> None:
     assert groups.views == TABLE[rank]
     assert groups.built == TABLE[3]
     assert not groups.assume(rank)
-    assert groups.named(TABLE[rank][1].name) is plain[1]
+    found: object = groups.named(TABLE[rank][1].name)
+    assert found is plain[1]
 
 
 def test_a_group_that_all_destroy_leaves_no_gap() -> None:

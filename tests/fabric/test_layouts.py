@@ -63,7 +63,8 @@ def ddp(rank: int) -> list[Tensor]:
 def compiled_ddp(rank: int) -> list[Tensor]:
     model = nn.parallel.DistributedDataParallel(Net())
     # The compiler backend does not matter here, and is slow.
-    return train(torch.compile(model, backend="eager"), rank)
+    compiled: Any = torch.compile(model, backend="eager")
+    return train(compiled, rank)
 
 
 def fsdp(rank: int) -> list[Tensor]:
@@ -138,7 +139,8 @@ def scheduled_pipeline(rank: int) -> list[Tensor]:
         optimizer.zero_grad()
         x = batch(step, 0)
         args: tuple[Any, ...] = (x,) if rank == 0 else ()
-        schedule.step(*args, **({"target": x} if rank == WORLD - 1 else {}))
+        more: dict[str, Any] = {"target": x} if rank == WORLD - 1 else {}
+        schedule.step(*args, **more)
         optimizer.step()
     return [full(p) for p in module.parameters()]
 

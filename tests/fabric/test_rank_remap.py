@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ PARTS = {6: (3, 3), 5: (3, 2)}
 """Sizes of tensors sharded over two ranks, and those of their parts."""
 
 
-def become_another(_rank: int, _size: int, _store: dist.Store, whole: int) -> list[object]:
+def become_another(_rank: int, _size: int, _store: dist.Store, whole: int) -> list[list[object]]:
     """Run an operation as rank 0, then as rank 1: each time its part's shape, its coordinate, and
     whether that was recomputed."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -32,7 +33,7 @@ def become_another(_rank: int, _size: int, _store: dist.Store, whole: int) -> li
     install(fabric)
     dist.init_process_group("tmd")
     mesh = init_device_mesh("cpu", (2,))
-    propagator = DTensor._op_dispatcher.sharding_propagator
+    propagator: Any = DTensor._op_dispatcher.sharding_propagator
     made, real = [], propagator.propagate_op_sharding_non_cached
 
     def counted(*args: object) -> object:
@@ -48,8 +49,8 @@ def become_another(_rank: int, _size: int, _store: dist.Store, whole: int) -> li
         tensor = DTensor.from_local(
             local, mesh, [Shard(0)], run_check=False, shape=torch.Size((whole, 4)), stride=(4, 1)
         )
-        other = tensor.new_zeros((whole, 4)) + tensor.view(whole, 2, 2).flatten(1)
-        return [tuple(other.to_local().shape), tuple(mesh.get_coordinate()), bool(made)]
+        other: Any = tensor.new_zeros((whole, 4)) + tensor.view(whole, 2, 2).flatten(1)
+        return [tuple(other.to_local().shape), tuple(mesh.get_coordinate() or ()), bool(made)]
 
     first = part()
     fabric.sandbox(Neutral(), 1, 2)

@@ -258,10 +258,12 @@ def rows_in_the_sandbox(rank: int, size: int, store: dist.Store, worn: int) -> l
     variants += [Variant(dtype=dtype) for dtype in (torch.int64, torch.uint8, torch.complex64)]
     variants.append(Variant(shape=(6,)))
     wrong = []
+    world = dist.group.WORLD
+    assert world is not None
     for row in (*ROWS, *FUNCTIONAL):
         for variant in filter(row.fits, variants):
             try:
-                pairs = row.run(At(variant, dist.group.WORLD, worn))
+                pairs = row.run(At(variant, world, worn))
             except Exception as error:
                 wrong.append(f"{row}, {variant}: {error!r}")
                 continue

@@ -80,7 +80,7 @@ class Event:
 def test_staging_separates_device_time_from_waiting():
     wait_timer, event = WaitTimer(), Event()
     staged = HostCopies([torch.ones(2)], (), wait_timer)
-    staged._queued.append(event)
+    staged._queued.append(event)  # type: ignore[arg-type]
     begin = wait_timer.read()
     with wait_timer, staged:
         pass

@@ -14,7 +14,7 @@ NESTS = (b"\x91", b"\x81\xa1a", b"[", b'{"a":')
 Mutation = Callable[[random.Random, bytes, Sequence[bytes]], bytes]
 
 
-def flip(chance: random.Random, one: bytes, _: Sequence[bytes]) -> bytes:
+def flip(chance: random.Random, one: bytes, others: Sequence[bytes]) -> bytes:
     spoilt = bytearray(one or b"\0")
     for _ in range(chance.choice((1, 1, 2, 8))):
         spoilt[chance.randrange(len(spoilt))] ^= 1 << chance.randrange(8)

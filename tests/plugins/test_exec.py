@@ -201,6 +201,7 @@ async def test_closing_the_detector_ends_its_commands(tmp_path):
 def configured(**section):
     points = [p for p in installed(DETECTOR_GROUP) if p.name == "exec"]
     settings, _ = parse({"detectors": {"exec": section}})
+    assert settings is not None
     return load_detectors(settings, points)[0].config
 
 

@@ -58,7 +58,7 @@ class Unfinished(Detector):
 
 class Unconfigurable(Keen):
     name = "unconfigurable"
-    Config = dict
+    Config = dict  # type: ignore[assignment]
 
 
 class Exploding(Keen):

@@ -58,11 +58,11 @@ async def test_a_port_of_a_tree_goes_down_and_comes_back(tmp_path):
     port = tree.rdma("mlx5_0", tree.pci("0000:00/0000:00:01.0"))
     roots = {"sys_root": str(tree.sys), "proc_root": str(tree.proc)}
     context = Context(poll_s=0.02, down_hold_s=0.05, **roots)
-    context.polls = asyncio.Queue()
-    context.sleep = lambda seconds: _counted(context.polls, seconds)
+    polls = asyncio.Queue()
+    context.sleep = lambda seconds: _counted(polls, seconds)  # type: ignore[method-assign]
     async with aclosing(NicDetector().watch(context)) as signals:
         first = asyncio.create_task(anext(signals))
-        await context.polls.get()  # it was observed up
+        await polls.get()  # it was observed up
         tree.write(f"{port}/state", "1: DOWN")
         down = await first
         tree.write(f"{port}/state", "4: ACTIVE")
@@ -128,7 +128,7 @@ async def test_hanging_readings_do_not_slow_down_the_polls_without_bound(tmp_pat
             enough.set()
             await asyncio.Event().wait()
 
-    context.sleep = sleep
+    context.sleep = sleep  # type: ignore[method-assign]
     async with aclosing(NicDetector().watch(context)) as signals:
         raised = await anext(signals)
         rest = asyncio.create_task(anext(signals))

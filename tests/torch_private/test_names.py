@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -46,8 +47,9 @@ def test_fsdp2_gathers_again_what_was_forgotten() -> None:
     """``_get_fsdp_state``, its parameter groups, and their ``_training_state``."""
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
-    model = fully_shard(nn.Linear(2, 2), reshard_after_forward=False)
-    assert isinstance(model, FSDPModule)
+    sharded: object = fully_shard(nn.Linear(2, 2), reshard_after_forward=False)
+    assert isinstance(sharded, FSDPModule)
+    model: Any = sharded
     model(torch.ones(1, 2))
     gathered = type(model.weight)
     fsdp.forget_gathered([model])
@@ -148,7 +150,7 @@ def test_caches_of_sharded_tensors_are_cleared() -> None:
     from torch.distributed.tensor import DTensor, Shard
 
     mesh = init_device_mesh("cpu", (1,))
-    tensor = DTensor.from_local(torch.ones(2, 2), mesh, [Shard(0)]) + 1
+    tensor: Any = DTensor.from_local(torch.ones(2, 2), mesh, [Shard(0)]) + 1
     propagator = DTensor._op_dispatcher.sharding_propagator
     cached = propagator.propagate_op_sharding
     meshes.forget_shards()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -89,8 +90,9 @@ class Scheduled(Script):
         def groups(model: nn.Module) -> list[Optimizer]:
             first, second = model.get_submodule("0"), model.get_submodule("2")
             slow = {"params": list(second.parameters()), "lr": lr / 8, "weight_decay": 0.1}
+            both: list[dict[str, Any]] = [{"params": list(first.parameters())}, slow]
             foreach = False if isinstance(lr, Tensor) else None
-            return [AdamW([{"params": list(first.parameters())}, slow], lr=lr, foreach=foreach)]
+            return [AdamW(both, lr=lr, foreach=foreach)]
 
         super().__init__(seed, groups)
         self.scheduler = StepLR(self.optimizers[0], 2, 0.5)
@@ -150,9 +152,9 @@ class Closed(Script):
         self._batch = batch
 
     def apply(self) -> None:
-        def closure() -> Tensor:
+        def closure() -> float:
             super(Closed, self).backward(self._batch)
-            return self.loss(self._batch).detach()
+            return self.loss(self._batch).item()
 
         self.optimizers[0].step(closure)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,7 +12,6 @@ import pytest
 from tmd import wire
 from tmd.core.values.errors import TmdError
 from tmd.core.values.model import Activity, WorkerStatus
-from tmd.trainer.worker import agent as module
 from tmd.trainer.worker.agent import Agent
 
 STATUS = WorkerStatus("h1/j/0.a", "j", 1, "", 1, Activity.STARTING)
@@ -36,8 +36,8 @@ def test_a_daemon_that_comes_up_later_is_waited_for(tmp_path, monkeypatch):
     """When a host starts, its launcher may be faster than its daemon."""
     path = tmp_path / "tmd.sock"
     tried = threading.Event()
-    sleep = module.time.sleep
-    monkeypatch.setattr(module.time, "sleep", lambda s: (tried.set(), sleep(s)))
+    sleep = time.sleep
+    monkeypatch.setattr(time, "sleep", lambda s: (tried.set(), sleep(s)))
     with ThreadPoolExecutor() as pool, socket.socket(socket.AF_UNIX) as door:
         subject = agent(path)
         welcome = pool.submit(subject.introduce)

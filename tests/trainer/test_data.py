@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -42,7 +44,7 @@ class Augmented(TensorDataset):
         return (torch.stack((self.tensors[0][index], torch.rand(()))),)
 
 
-def augmented(**settings: object) -> DataLoader[object]:
+def augmented(**settings: Any) -> DataLoader[object]:
     data = Augmented(torch.arange(32.0))
     sampler = StepSampler(32, 4, 8, lambda: (0, 1))
     return DataLoader(data, batch_size=4, sampler=sampler, **settings)
@@ -119,7 +121,8 @@ def test_processes_draw_something_else_for_each_batch_and_rank() -> None:
     first = drawn(feed_of(loader), range(8))
     other = drawn(Feed(augmented(**settings), 0, lambda: 2, lambda: (0, 1)), range(8))
     later = drawn(Feed(augmented(**settings), 1, lambda: 1, lambda: (0, 1)), range(8))
-    numbers = [pair[1] for batches in (first, other, later) for batch in batches for pair in batch]
+    drawn_at: list[Any] = [*first, *other, *later]
+    numbers = [pair[1] for batch in drawn_at for pair in batch]
 
     assert len(set(numbers)) == len(numbers) == 3 * 8 * 4
     assert started.item() == 3
@@ -188,7 +191,12 @@ def test_a_glance_at_the_data_disturbs_nobody(processes: int) -> None:
 
 def test_the_step_sampler_gives_each_rank_its_own_part() -> None:
     """Ranks share one draw per step, so that which data is used depends on no membership."""
-    parts = [list(StepSampler(1000, 3, 4, lambda r=r: (r, 2), seed=9)) for r in range(2)]
+
+    def place(rank: int) -> tuple[int, int]:
+        return rank, 2
+
+    samplers = [StepSampler(1000, 3, 4, partial(place, r), seed=9) for r in range(2)]
+    parts = [list(sampler) for sampler in samplers]
     again = list(StepSampler(1000, 3, 4, lambda: (1, 2), seed=9))
 
     assert parts[1] == again

@@ -1,6 +1,7 @@
 """An optimizer divided among ranks: what of it is a rank's, and is never taken for another's."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,10 +13,12 @@ from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from tests.fabric.circle import circle
 from tests.trainer.contexts import context_of
 from tests.trainer.test_state import move as move_whole
 from tests.trainer.test_units import move as move_in_pieces
 from tmd.core.values.errors import StateMismatch
+from tmd.fabric import Fabric
 from tmd.trainer.checkpoints.saving import Saving, ordered
 from tmd.trainer.protocol.offers import Offer
 from tmd.trainer.state.compatibility import part_mismatch
@@ -193,16 +196,19 @@ def test_a_spoilt_step_leaves_no_trace_on_the_script_s_side() -> None:
     assert script.rates == [0.1, 0.1]
 
 
-class Fabric:
-    poisoned = False
+@pytest.fixture
+def fabric() -> Iterator[Fabric]:
+    with circle(1) as c:
+        yield c.fabrics[0]
 
 
-def test_parameters_are_levelled_once_in_each_epoch() -> None:
+def test_parameters_are_levelled_once_in_each_epoch(fabric: Fabric) -> None:
     """Of what is registered then; a job without such an optimizer never."""
     script, done = Script(0), []
-    script.whole._sync_params = lambda: done.append("zero")
+    whole: Any = script.whole
+    whole._sync_params = lambda: done.append("zero")
     plain = Registry({"model": script.model, "optimizer": AdamW(script.model.parameters())})
-    resync = ParameterResync(plain, Fabric())
+    resync = ParameterResync(plain, fabric)
     never = resync.is_due(1)
     plain.renew(script.registry.named)
     seen = []
@@ -218,10 +224,10 @@ def test_parameters_are_levelled_once_in_each_epoch() -> None:
 @pytest.mark.parametrize("averages", [False, True])
 @pytest.mark.parametrize("back", [False, True])
 def test_what_was_computed_from_torn_parameters_is_not_used(
-    torn: bool, averages: bool, back: bool
+    fabric: Fabric, torn: bool, averages: bool, back: bool
 ) -> None:
     """An averaged copy cannot be levelled; it need not where all have gone back."""
-    script, fabric = Script(0), Fabric()
+    script = Script(0)
     average = AveragedModel(script.model)
     models = [script.model, average]
     registry = Registry({**script.registry.named, "model": models})
@@ -230,7 +236,8 @@ def test_what_was_computed_from_torn_parameters_is_not_used(
         script.whole.register_step_post_hook(lambda *_: update(script.model))
     resync = ParameterResync(registry, fabric)
     script.train(1)
-    fabric.poisoned = torn
+    if torn:
+        fabric.poison("a rank is lost")
     script.train(1)
     if back:
         resync.restored()
@@ -242,9 +249,9 @@ def test_what_was_computed_from_torn_parameters_is_not_used(
         resync.level(2)
 
 
-def test_what_is_computed_between_two_divided_optimizers_is_noticed() -> None:
+def test_what_is_computed_between_two_divided_optimizers_is_noticed(fabric: Fabric) -> None:
     """It is the first one that left parameters torn."""
-    script, fabric = Script(0), Fabric()
+    script = Script(0)
     params = list(script.model.parameters())
     wholes = [ZeroRedundancyOptimizer(part, AdamW, lr=0.1) for part in (params[:2], params[2:])]
     average = AveragedModel(script.model)
@@ -252,7 +259,7 @@ def test_what_is_computed_between_two_divided_optimizers_is_noticed() -> None:
         Registry({"model": [script.model, average], "optimizer": wholes}), fabric
     )
     script.model(torch.ones(2, 6)).square().sum().backward()
-    fabric.poisoned = True
+    fabric.poison("a rank is lost")
     wholes[0].step()
     average.update_parameters(script.model)
     wholes[1].step()

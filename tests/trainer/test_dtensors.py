@@ -35,7 +35,8 @@ def distributed() -> DTensor:
 
 
 def test_a_part_shares_the_memory_and_is_detached() -> None:
-    spread = distributed().requires_grad_()
+    spread = distributed()
+    spread.requires_grad_()
 
     own = part(spread)
     own.fill_(7)

@@ -263,9 +263,12 @@ def held(rank: int) -> tuple[int, ...]:
 def test_nobody_begins_without_a_rank_or_without_need(tmp_path: Path) -> None:
     sync, train = Sync("plan", Membership(2, ()), 2, STEP, ()), Train(Membership(1, ()), 2)
     found = []
-    for number, (directive, rank) in enumerate(
-        ((Hold("plan", 1, (1,)), None), (sync, 2), (train, 2))
-    ):
+    cases: list[tuple[Directive, int | None]] = [
+        (Hold("plan", 1, (1,)), None),
+        (sync, 2),
+        (train, 2),
+    ]
+    for number, (directive, rank) in enumerate(cases):
         (folder := tmp_path / str(number)).mkdir()
         found.append(begins(folder, directive, rank, ALL))
 

@@ -1,5 +1,7 @@
 """A poisoned step leaves no trace, and what only one rank has is not lost with it."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -44,7 +46,7 @@ def test_a_lost_ranks_buffers_are_kept_by_its_neighbours() -> None:
         return b""
 
     for rank, local in enumerate(locals_):
-        local.lay_away(4, rank, 3, lambda p, o, r=rank: sender(r, p, o))
+        local.lay_away(4, rank, 3, partial(sender, rank))
     locals_[1].lay_away(4, 1, 3, lambda p, o: wire[(1 - o) % 3, o])
     joiner = normed()
     adopting = local_of(joiner)
@@ -68,7 +70,7 @@ def test_a_constant_buffer_is_not_copied_and_exchanges_stay_alike() -> None:
         model = nn.Linear(2, 2)
         model.register_buffer("mask", torch.ones(64, 64))
         if received:
-            model.mask.copy_(torch.ones(64, 64))
+            model.get_buffer("mask").copy_(torch.ones(64, 64))
         local = local_of(model)
         local.begin()
         local.lay_away(0, 0, 4, keep)
@@ -84,10 +86,10 @@ def test_a_buffer_that_is_replaced_is_put_back() -> None:
     model.register_buffer("mean", torch.zeros(3))
     local = local_of(model)
     local.begin()
-    model.mean = model.mean + 1
+    model.mean = model.get_buffer("mean") + 1
     local.undo()
 
-    assert torch.equal(model.mean, torch.zeros(3))
+    assert torch.equal(model.get_buffer("mean"), torch.zeros(3))
 
 
 def test_undo_takes_back_a_scheduler_step_after_the_block() -> None:

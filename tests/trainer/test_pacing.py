@@ -39,7 +39,7 @@ class Rank:
     def __init__(self, fabric, rank, replicas=tuple(range(RANKS)), ranks=RANKS):
         self.fabric = fabric
         self.script = Script()
-        self.pacing = Pacing(self.script)
+        self.pacing = Pacing(self.script)  # type: ignore[arg-type]
         status = worker_status(f"h/job/{rank}.a", activity=Activity.TRAINING)
         self.status = structs.replace(
             status, world_size=ranks, rank=rank, epoch=1, replicas=replicas
@@ -136,7 +136,7 @@ def test_one_alone_has_nobody_to_compare_itself_with():
 
 def test_who_follows_a_rank_hears_a_longer_vote_than_it_says():
     """A shadow gets the outcome of its rank's vote, whose numbers are not about itself."""
-    pacing = Pacing(Script())
+    pacing = Pacing(Script())  # type: ignore[arg-type]
     status = worker_status("h/job/0.a", activity=Activity.IN_STEP)
     status = structs.replace(status, world_size=RANKS, step=BLOCK - 1, replicas=())
     shares = pacing.shares(status)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ ASKED = ShadowRank(rank=0, size=4, source=Member("w0", "h0", "a:1"), stay=False)
 
 
 @contextmanager
-def standby(folder: Path, **status: object) -> Iterator[Worker]:
+def standby(folder: Path, **status: Any) -> Iterator[Worker]:
     """A standby built as rank 3 of four, most of which are like rank 0."""
     with worker(folder, several=True, **status) as made:
         roles = made.context.fit.roles

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import pytest
 
@@ -86,7 +87,7 @@ class Rank(Facts):
 
 
 @contextmanager
-def ranks(scripts: Sequence[Script], **how: float) -> Iterator[list[Rank]]:
+def ranks(scripts: Sequence[Script], **how: Any) -> Iterator[list[Rank]]:
     """Workers of one epoch, each on a host of its own."""
     with ExitStack() as stack:
         made = [Rank(number, script, **how) for number, script in enumerate(scripts)]

@@ -1,6 +1,7 @@
 """What a state is, whether it fits, and that putting it in place changes nothing else."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -140,7 +141,10 @@ def test_a_value_that_cannot_move_is_named_by_its_path() -> None:
 
 def test_flatten_and_unflatten_are_inverse() -> None:
     """Containers, plain values and tensors come back as they were."""
-    value = {"a": [torch.arange(3), None, (1.5, "x")], 7: {"b": torch.ones(2, 2), "c": b"z"}}
+    value: dict[Any, Any] = {
+        "a": [torch.arange(3), None, (1.5, "x")],
+        7: {"b": torch.ones(2, 2), "c": b"z"},
+    }
 
     layout, tensors = flatten(copy.deepcopy(value))
     again = unflatten(
