@@ -108,3 +108,46 @@ def test_verbs_print_through_one_door_only() -> None:
                 found.append(f"{file.name}:{node.lineno} {name}")
 
     assert {f.partition(":")[0] for f in found} == {"output.py"}
+
+
+def all_tests() -> list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """Each test function, and where it stands."""
+    return [
+        (f"{file.relative_to(ROOT)}:{node.lineno} {node.name}", node)
+        for file in sorted((ROOT / "tests").rglob("test_*.py"))
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if node.name.startswith("test_")
+    ]
+
+
+def asserts(test: ast.AST) -> bool:
+    """Whether ``test`` can fail by what it finds; of a helper its name says so."""
+    for node in ast.walk(test):
+        if isinstance(node, ast.Assert):
+            return True
+        if isinstance(node, ast.Call):
+            called = node.func
+            name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+            if name in ("raises", "warns") or name.startswith(("assert_", "expect", "check_")):
+                return True
+    return False
+
+
+def test_every_test_asserts_something() -> None:
+    """One that only runs code passes whatever the code does."""
+    found = all_tests()
+
+    assert len(found) > 1000
+    assert [where for where, test in found if not asserts(test)] == []
+
+
+def test_every_test_states_its_claim() -> None:
+    """In a docstring, or in a name of at least three words."""
+    unstated = [
+        where
+        for where, test in all_tests()
+        if not ast.get_docstring(test) and test.name.count("_") < 3
+    ]
+
+    assert unstated == []

@@ -134,6 +134,7 @@ def running(store):
 
 
 def test_version_and_help():
+    """The help names every verb."""
     version = tmd("--version")
     text = tmd("--help").stdout
 
@@ -148,7 +149,9 @@ def test_help_imports_nothing_heavy():
         "heavy = {'torch', 'redis', 'tmd.config', 'aiohttp', 'rich.table'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=20)
+    done = subprocess.run([sys.executable, "-c", code], timeout=20)
+
+    assert done.returncode == 0
 
 
 def test_no_verb_imports_torch(config):
@@ -159,7 +162,9 @@ def test_no_verb_imports_torch(config):
         "import tmd.daemon.service\n"
         "assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=20, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", code], timeout=20, capture_output=True)
+
+    assert done.returncode == 0, done.stderr
 
 
 def test_status_shows_the_cluster_at_a_glance(config, running):
@@ -171,6 +176,7 @@ def test_status_shows_the_cluster_at_a_glance(config, running):
 
 
 def test_status_for_programs(config, running):
+    """``--json`` has what the table has."""
     status = json.loads(tmd("status", "--json", "-c", config).stdout)
 
     assert status["leader"] == "h2#abc"
@@ -189,6 +195,7 @@ def test_status_names_hosts_that_are_silent(config, store):
 
 
 def test_drain_and_undrain(config, store, running):
+    """The request is stored, and taken back once."""
     drained = tmd("drain", "h1", "--leave", "-c", config)
     view = store(lambda s: s.snapshot())
     undrained = tmd("undrain", "h1", "-c", config)
@@ -348,6 +355,7 @@ def test_drain_can_wait(config, store, running):
 
 
 def test_pause_and_resume(config, store):
+    """Both are stored, and the status shows a pause."""
     tmd("pause", "-c", config)
     paused = store(lambda s: s.snapshot()).paused
     shown = tmd("status", "-c", config).stdout
@@ -441,6 +449,7 @@ def test_what_a_standby_has_rehearsed_is_shown(config, store, running):
 
 
 def test_events(config, running):
+    """Alerts are listed for people and, with ``--json``, for programs."""
     plain = tmd("events", "-c", config).stdout
     (alert,) = [json.loads(line) for line in tmd("events", "--json", "-c", config).stdout.split()]
 
@@ -449,6 +458,7 @@ def test_events(config, running):
 
 
 def test_plugins(config):
+    """Each is listed with the use that the configuration makes of it."""
     rows = {r["name"]: r for r in json.loads(tmd("plugins", "--json", "-c", config).stdout)}
 
     assert rows["trainer"]["use"] == "act"
@@ -458,6 +468,7 @@ def test_plugins(config):
 
 
 def test_config_check(config, tmp_path):
+    """A good file passes; in a bad one the key is named."""
     good = tmd("config", "check", "-c", config)
     bad = tmp_path / "bad.toml"
     bad.write_text(config.read_text() + "[detectors.trainer]\nheartbeat_timeout = 3\n")

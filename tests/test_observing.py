@@ -62,6 +62,7 @@ def test_scan_tells_by_its_status(config, tmp_path, status, severity):
 
 
 def test_scan_for_people(config, tmp_path):
+    """Findings are listed, and the exit status says that there are some."""
     path = config(script(tmp_path, 2), ONLY_EXEC)
     done = tmd("scan", "--seconds", "3", "-c", path)
 

@@ -176,7 +176,7 @@ def test_two_may_watch_one_after_the_other(holder):
 # --- strangers ------------------------------------------------------------------------------------
 
 
-def refused(fd: int, thread: int, why: str) -> None:
+def assert_refused(fd: int, thread: int, why: str) -> None:
     with pytest.raises(OSError, match=why):
         FutexWatch(fd, thread, lambda: None)
 
@@ -184,11 +184,11 @@ def refused(fd: int, thread: int, why: str) -> None:
 def test_a_thread_that_holds_nothing_is_refused():
     held = Held()
 
-    refused(held.fd, held.thread + 1, "no robust futex")
-    refused(held.fd, -1, "no robust futex")
-    refused(held.fd, 1 << 40, "no robust futex")
+    assert_refused(held.fd, held.thread + 1, "no robust futex")
+    assert_refused(held.fd, -1, "no robust futex")
+    assert_refused(held.fd, 1 << 40, "no robust futex")
     held.let_go()
-    refused(held.fd, held.thread, "no robust futex")
+    assert_refused(held.fd, held.thread, "no robust futex")
 
 
 @pytest.mark.parametrize("what", ["file", "pipe", "socket"])
@@ -200,7 +200,7 @@ def test_what_is_no_shared_memory_is_refused(tmp_path, what):
         pipe = os.pipe()
         fds = {"file": file.fileno(), "pipe": pipe[0], "socket": a.fileno()}
         try:
-            refused(fds[what], 1, "no shared memory")
+            assert_refused(fds[what], 1, "no shared memory")
         finally:
             for fd in pipe:
                 os.close(fd)

@@ -113,6 +113,7 @@ def test_status_json_keeps_it_intact(config, cluster):
 
 
 def test_events(config, cluster):
+    """No hostile text reaches the terminal, and ``--json`` keeps it escaped."""
     status, out, _ = said("events", "-c", config)
     _, as_json, _ = said("events", "--json", "-c", config)
 
@@ -147,6 +148,7 @@ def test_events(config, cluster):
     ids=repr,
 )
 def test_verbs(config, cluster, verb, expected):
+    """Each ends with its usual status and writes nothing that a terminal would obey."""
     status, out, error = said(*verb, env={"TMD_CONFIG": str(config)})
 
     assert status in (expected if isinstance(expected, tuple) else (expected,)), out + error
@@ -213,6 +215,7 @@ def checked(config, tmp_path):
 
 
 def test_scan(config, tmp_path):
+    """What a check says is shown without what a terminal would obey."""
     path = checked(config, tmp_path)
     status, out, _ = said("scan", "--seconds", "3", "-c", path)
     _, as_json, _ = said("scan", "--seconds", "3", "--json", "-c", path)
@@ -248,6 +251,7 @@ def test_listings_survive_a_hostile_environment(config):
 
 
 def test_doctor(config):
+    """A hostile address is a finding and not an instruction to the terminal."""
     assert said("doctor", "-c", config, env={"TMD_HOST__ADVERTISE": HOSTILE})[0] == 1
 
 

@@ -55,6 +55,7 @@ def test_nobody_is_left_but_somebody_may_have_come_to_the_end(
 
 
 def test_nobody_is_left() -> None:
+    """The job has failed once it is known how its workers ended."""
     assert settled(-9, 1)[0] is JobState.FAILED
 
 

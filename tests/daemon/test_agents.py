@@ -137,6 +137,8 @@ async def test_reports_reach_the_roster(host):
         await one.say(activity=Activity.TRAINING, step=7)
         await until(lambda: host.roster.statuses[0].step == 7)
 
+        assert host.roster.statuses[0].activity is Activity.TRAINING
+
 
 async def test_exits_reach_the_roster(host):
     async with connected(host.path) as connection:
@@ -382,6 +384,8 @@ async def test_a_client_that_never_reads_is_cut_off(host, record):
             state = record(revision=revision, detail=f"{detail}{revision}")
             host.obey(structs.replace(state, state="failed"))
         await until(lambda: not host.roster.workers[ONE].connected)
+
+        assert not host.roster.workers[ONE].connected
 
 
 # --- the socket -----------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ def left_behind(folder: Path) -> list[str]:
     return found
 
 
-def leaves_nothing(folder: Path, *arguments: str, interrupted_at: str, by: int) -> None:
+def assert_leaves_nothing(folder: Path, *arguments: str, interrupted_at: str, by: int) -> None:
     """Start the command, send it the signal ``by`` once it says ``interrupted_at``: it ends as one
     that was interrupted, and so does all that it has started."""
     run = start(folder, *arguments)

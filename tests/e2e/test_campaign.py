@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.commands import leaves_nothing, left_behind, start
+from tests.e2e.commands import assert_leaves_nothing, left_behind, start
 
 RUN = ("campaign", "run")
 SHORT = Path(__file__).with_name("short.toml")
@@ -144,4 +144,4 @@ def test_wrong_input_is_told_before_anything_is_started(tmp_path: Path, short: P
 @pytest.mark.thorough
 def test_an_interrupted_campaign_leaves_no_process(number: int, short: Path) -> None:
     """Ctrl-C in the middle of a fault, and even kill -9."""
-    leaves_nothing(short, *RUN, str(SHORT), interrupted_at="kill", by=number)
+    assert_leaves_nothing(short, *RUN, str(SHORT), interrupted_at="kill", by=number)

@@ -83,6 +83,7 @@ async def test_every_daemon_dies_while_training_goes_on(
         run.let_go("between")
 
         await run.ends_like(golden)
+        assert run.fired("between")
 
 
 @pytest.mark.usefixtures("redis_binary")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.commands import leaves_nothing, left_behind, start
+from tests.e2e.commands import assert_leaves_nothing, left_behind, start
 from tests.marks import thorough
 
 DEMO = ("demo", "--steps", "30")
@@ -38,4 +38,4 @@ def test_the_demo_shows_two_events_and_identical_losses(tmp_path: Path, short: P
 @pytest.mark.parametrize("number", [signal.SIGINT, thorough(signal.SIGKILL)])
 def test_an_interrupted_demo_leaves_no_process(number: int, short: Path) -> None:
     """Ctrl-C while it trains, and even kill -9."""
-    leaves_nothing(short, *DEMO, interrupted_at="training", by=number)
+    assert_leaves_nothing(short, *DEMO, interrupted_at="training", by=number)

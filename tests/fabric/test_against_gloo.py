@@ -342,7 +342,7 @@ def average(rank: int, size: int, store: dist.Store, dtype: torch.dtype, count: 
 @pytest.mark.parametrize("dtype", AVERAGED, ids=str)
 @pytest.mark.parametrize("count", [3, 300_000])
 def test_average_divides_by_the_group_size(workers: Pool, dtype: torch.dtype, count: int) -> None:
-    workers.run(average, dtype, count)
+    assert workers.run(average, dtype, count) == [None] * WORLD
 
 
 def anysource(rank: int, size: int, store: dist.Store) -> list[int]:
@@ -374,7 +374,7 @@ def batch(rank: int, size: int, store: dist.Store) -> None:
 
 
 def test_batch_of_large_messages_does_not_deadlock(workers: Pool) -> None:
-    workers.run(batch)
+    assert workers.run(batch) == [None] * WORLD
 
 
 def lists(rank: int, size: int, store: dist.Store) -> None:
@@ -385,7 +385,7 @@ def lists(rank: int, size: int, store: dist.Store) -> None:
 
 
 def test_all_to_all_of_lists(workers: Pool) -> None:
-    workers.run(lists)
+    assert workers.run(lists) == [None] * WORLD
 
 
 # --- every entry of torch.distributed, by the table of tests/fabric/entries.py -------------------

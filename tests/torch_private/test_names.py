@@ -93,6 +93,9 @@ def test_a_scaler_unscales_again(enabled: bool) -> None:
         optimizer.zero_grad()
         scaler.scale(model(torch.ones(1, 2)).sum()).backward()
         scaler.unscale_(optimizer)
+
+        assert model.weight.grad is not None
+        assert torch.equal(model.weight.grad, torch.ones(2, 2))
         optimizers.forget_unscaled(scaler)
 
 

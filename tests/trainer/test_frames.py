@@ -211,7 +211,7 @@ def test_who_sent_what_is_no_frame_is_named(ends: tuple[Link, Link]) -> None:
 @hypothesis.given(st.binary(max_size=200))
 def test_random_envelopes_are_link_errors(blob: bytes) -> None:
     with linked() as (near, far):
-        refused(near, far, len(blob).to_bytes(8, "little") + blob)
+        assert refused(near, far, len(blob).to_bytes(8, "little") + blob)
 
 
 VALID = [framed(Envelope(frame, (TensorSpec((2, 1), "torch.float16"),))) for frame in FRAMES]

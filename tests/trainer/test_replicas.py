@@ -75,5 +75,6 @@ def test_a_script_may_tell_and_is_checked() -> None:
 
 
 def test_groups() -> None:
+    """Ranks are together where all say so, and a rank is in the group that names it."""
     assert common(((0, 1), (2, 3)), ((0, 1, 2), (3,))) == ((0, 1), (2,), (3,))
     assert group_of(((0, 2), (1, 3)), 3) == (1, 3)

@@ -146,10 +146,11 @@ def test_an_invalid_row_is_an_error_that_names_it(row, said):
 
 @given(st.text(max_size=40))
 def test_no_text_makes_the_parser_fail(text):
-    for line in (text, f"nvidia-nvswitch0: SXid{text}", f"{UP}{text}", f"[{text}"):
-        fault = read(line)
-        if fault is not None:
-            list(Switches(TABLE, (), 0.0).observe(fault, 0.0))
+    lines = (text, f"nvidia-nvswitch0: SXid{text}", f"{UP}{text}", f"[{text}")
+    for fault in filter(None, map(read, lines)):
+        signals = list(Switches(TABLE, (), 0.0).observe(fault, 0.0))
+
+        assert all(signal.code.startswith("xid.sxid.") for signal in signals)
 
 
 # --- in the detector ------------------------------------------------------------------------------

@@ -127,13 +127,17 @@ def test_a_reopened_pipe_always_has_a_reader(tmp_path):
 
     opener = threading.Thread(target=open_again)
     opener.start()
+    opened = 0
     try:
         for _ in range(2000):
             os.close(os.open(place, os.O_WRONLY | os.O_NONBLOCK))  # ENXIO without a reader
+            opened += 1
     finally:
         stop.set()
         opener.join()
         source.close()
+
+    assert opened == 2000
 
 
 def test_a_smaller_number_at_a_later_time_means_another_log():
