@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from tests.fabric.circle import Circle, at_once, circle, member, sync
 from tests.fabric.pool import pool
+from tests.trainer.wire import Facts
 from tmd.core.values.errors import LinkError
 from tmd.core.values.model import Member, Membership
 from tmd.fabric import Fabric, Group
@@ -50,8 +51,7 @@ def test_poison_unblocks_a_wait_for_a_live_peer(inline: bool) -> None:
         thread = threading.Thread(target=wait)
         thread.start()
         started.wait()
-        while not waits.waiting:
-            pass
+        Facts().until(lambda: waits.waiting)
         at = time.monotonic()
         waits.poison("enough")
         thread.join(5)
@@ -66,8 +66,7 @@ def test_poison_unblocks_a_wait_for_a_dial() -> None:
         high = c.fabrics[1]
         thread = threading.Thread(target=lambda: allreduce(c, high))
         thread.start()
-        while not high.waiting:
-            pass
+        Facts().until(lambda: high.waiting)
         high.poison("enough")
         thread.join(5)
         assert not thread.is_alive()
@@ -226,8 +225,7 @@ def test_a_late_rank_delays_but_breaks_nothing(late: int) -> None:
         early_fabric.enter(new, 1 - late)
 
         def come_late() -> None:
-            while not early_fabric.waiting:
-                pass
+            Facts().until(lambda: early_fabric.waiting)
             late_fabric.enter(new, late)
             allreduce(c, late_fabric)
 
