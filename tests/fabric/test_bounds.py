@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 
 from tests.fabric.circle import KEY, circle, member
@@ -11,6 +14,7 @@ from tmd.fabric.counters import LinkCounters
 from tmd.fabric.dial import Caller
 from tmd.fabric.epoch_view import EpochView
 from tmd.fabric.inbox import KEPT, Inbox, Message, Wanted
+from tmd.fabric.mailbox import Mailbox
 from tmd.fabric.raw import PARKED
 
 
@@ -63,3 +67,32 @@ def test_raw_links_that_nobody_accepts_are_kept_up_to_a_number() -> None:
         assert [bytes(links[n].recv_frame(10)) for n in (1, PARKED)] == [b"0", b"1"]
         for link in (*links, *kept):
             link.close()
+
+
+def test_a_receive_after_one_without_a_thread_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system may refuse a thread once; a dead sender must still be found out later."""
+    before = set(threading.enumerate())
+    box = Mailbox("0", (0, 1), lambda: None)
+    watched = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        monkeypatch.setattr(threading.Thread, "start", watched)
+        raise RuntimeError("can't start new thread")
+
+    with circle(2) as pair:
+        standing = pair.fabrics[0].standing
+        assert standing is not None
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        into = memoryview(bytearray(1))
+        late = time.monotonic() + 60
+        first, second = (
+            Wanted(1, tag, standing, 0, into, lambda error, source: None, deadline=late)
+            for tag in range(2)
+        )
+        with pytest.raises(RuntimeError):
+            box.post(first)
+        box.post(second)
+
+        started = [t.name for t in set(threading.enumerate()) - before]
+        assert "tmd-watch-0" in started
+        box.close()

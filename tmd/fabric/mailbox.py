@@ -193,8 +193,9 @@ class Mailbox:
         with self._lock:
             if self._watch is None:
                 name = f"tmd-watch-{self._group}"
-                self._watch = threading.Thread(target=self._watch_loop, name=name, daemon=True)
-                self._watch.start()
+                watch = threading.Thread(target=self._watch_loop, name=name, daemon=True)
+                watch.start()
+                self._watch = watch  # not before: if no thread can be had, the next receive tries
 
     def _watch_loop(self) -> None:
         """Probe senders that have not dialled: without a link only a probe shows a dead one."""
