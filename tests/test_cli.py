@@ -307,7 +307,7 @@ def test_what_policies_may_not_act_on_is_explained(config, tmp_path):
 
 def test_status_says_who_is_unfit_and_which_ranks_nobody_could_take(config, store, running):
     """For people in lines of their own, not cut by a column; for programs as a list."""
-    why = "the model of this worker is not that of the job: " + "x" * 150
+    why = "the model of this worker differs from the job's: " + "x" * 150
     unfit = structs.replace(
         worker_status("h3/job/0.a"),
         activity=Activity.STANDBY,

@@ -215,7 +215,7 @@ def test_parameters_are_levelled_once_in_each_epoch(fabric: Fabric) -> None:
     for epoch in (1, 1, 2):
         seen.append(resync.is_due(epoch))
         if seen[-1]:
-            resync.level(epoch)
+            resync.broadcast(epoch)
 
     assert (never, seen, done) == (False, [True, False, True], ["zero", "zero"])
 
@@ -244,9 +244,9 @@ def test_what_was_computed_from_torn_parameters_is_not_used(
 
     if torn and averages and not back:
         with pytest.raises(RuntimeError, match="spoilt"):
-            resync.level(2)
+            resync.broadcast(2)
     else:
-        resync.level(2)
+        resync.broadcast(2)
 
 
 def test_what_is_computed_between_two_divided_optimizers_is_noticed(fabric: Fabric) -> None:

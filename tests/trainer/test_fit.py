@@ -124,7 +124,7 @@ def test_who_survives_does_not_go_on_with_fresh_weights() -> None:
     wider = nn.Linear(2, 3)
     registry.renew({"model": wider, "optimizer": momentum(wider)})
     state.renew()
-    with pytest.raises(StateMismatch, match="built otherwise"):
+    with pytest.raises(StateMismatch, match="rebuilt with a different state"):
         state.give(*taken)
 
 

@@ -227,7 +227,7 @@ def test_a_joiner_with_another_model_does_not_take_the_copy() -> None:
     with ranks([Script(1), Script(2)]) as made:
         train(made, 1)
         joiner = Rank(9, Script(5, build=normed))
-        with pytest.raises(StateMismatch, match="is not that of the job"):
+        with pytest.raises(StateMismatch, match="differs from the job"):
             joiner.snapshots.fetch(back(0, 0, made[1].member), lambda: True)
         joiner.close()
 

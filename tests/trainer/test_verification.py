@@ -63,7 +63,7 @@ def links(held: Held) -> Iterator[tuple[Link, Link]]:
 def join_comparisons() -> None:
     """A verdict is out before the thread that found it has closed its link."""
     for thread in threading.enumerate():
-        if thread.name == "tmd-proving":
+        if thread.name == "tmd-verification":
             thread.join()
 
 

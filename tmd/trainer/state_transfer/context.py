@@ -1,4 +1,4 @@
-"""What the parts of a worker share once its script has registered the state."""
+"""Objects that the parts of a worker share once its script has registered the state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tmd.trainer.state_transfer.verification import StateVerification
 
 @dataclass(frozen=True)
 class RankContext:
-    """One for each registration; its parts live until the process ends."""
+    """Belongs to one registration; its parts live until the process ends."""
 
     fabric: Fabric
     limits: ShadowLimits
@@ -42,8 +42,8 @@ class RankContext:
         *,
         several: bool = False,
     ) -> RankContext:
-        """For what is registered. ``wrapped``: its DDP modules; ``several``: the script can build
-        other roles, too."""
+        """``wrapped``: the registered DDP modules; ``several``: the script can build other roles,
+        too."""
         units = Units(registry)
         state = RankState(fabric, registry, units, wrapped, local)
         fit, verification = Fit(fabric, state, several=several), StateVerification()

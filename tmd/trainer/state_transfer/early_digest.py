@@ -1,9 +1,9 @@
-"""The digest of a state that is compared after a loss, taken beside computing: from the loss on,
-while the broken step runs to its end for nothing, and while it is run again.
+"""Computes the digest that is compared after a loss in the background: it starts at the loss, while
+the broken step still runs and is then repeated.
 
-Parameters and what the optimizers keep for them change only when an optimizer runs, and none does
-before the comparison is over; so nobody has to wait for this, however large the state is. Between
-the end of a step and the next boundary a script may do anything to them.
+Parameters and optimizer state change only when an optimizer runs, and none runs before the
+comparison ends. So no rank waits for the digest, however large the state is. Between the end of a
+step and the next boundary a script may change both.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ log = logging.getLogger("tmd.trainer")
 
 
 class EarlyDigest:
-    """For the main thread, but for :meth:`begin`. Owns a thread while there is work."""
+    """Main thread only, except :meth:`begin`. Owns a thread while there is work."""
 
     def __init__(self, units: Units) -> None:
         self._units = units
         self._changing = threading.Lock()
         self._step: int | None = None
-        """At whose start the parameters stand; ``None`` while they may change."""
+        """The step at whose start the parameters are; ``None`` while they may change."""
         self._work: _Work | None = None
 
     def stand(self, step: int) -> None:
-        """The parameters are those of the start of ``step``, and stay so until :meth:`forget`."""
+        """The parameters are those at the start of ``step`` until :meth:`forget`."""
         if self._step != step:
             self.forget()
             self._step = step
 
     def begin(self) -> None:
-        """The state will be compared; nothing is done where it may change (any thread)."""
+        """Start to compute, unless the state may change (any thread)."""
         with self._changing:
             if self._step is None or self._work is not None:
                 return
             try:
                 self._work = _Work(self._units, self._step)
             except RuntimeError as error:
-                log.info("no digest ahead of time: %s", error)
+                log.info("no early digest: %s", error)
 
     def of(self, step: int) -> Callable[[], Digest]:
-        """The digest of all at the start of ``step``, at which this worker stands, between two
-        steps. To be called by any thread, as long as the parameters stand still; then it waits.
+        """Returns a function that waits for the digest of the whole state at the start of ``step``,
+        where this worker is. Any thread may call it while the parameters do not change.
         """
         self.stand(step)
         self.begin()
@@ -60,12 +60,12 @@ class EarlyDigest:
         return lambda: {**work.result(), **rest}
 
     def forget(self) -> None:
-        """The state changes from here on, or is another one; waits for the piece in hand."""
+        """Drop the digest before the state changes; waits for the current piece."""
         if (work := self._dropped()) is not None:
             work.join()
 
     def close(self) -> None:
-        """The process ends: wait a while for the thread."""
+        """Wait up to ``ENDING_S`` for the thread, since the process ends."""
         if (work := self._dropped()) is not None:
             work.join(ENDING_S)
 
@@ -78,7 +78,7 @@ class EarlyDigest:
 
 
 class _Work:
-    """The units of one step; nothing of what may change in a broken step.
+    """Digest of the units of one step, without those that a broken step may change.
 
     Raises:
         RuntimeError: no thread can be started.
@@ -96,7 +96,7 @@ class _Work:
         self._thread.join(seconds)
 
     def result(self) -> Digest:
-        """What was found, when it is; if that failed it is tried once more, by the caller.
+        """Wait for the digest. If the thread failed, the caller tries once more.
 
         Raises:
             RuntimeError: the state has changed meanwhile.
@@ -105,14 +105,14 @@ class _Work:
         digest = self._digest if self._digest.complete else self._begun()
         self._take(digest)
         if not digest.complete:
-            raise RuntimeError(f"the state of step {self.step} is not here any more")
+            raise RuntimeError(f"the state of step {self.step} has been replaced")
         return digest.parts()
 
     def _run(self) -> None:
         try:
             self._take(self._digest)
         except Exception as error:
-            log.info("no digest ahead of time: %s", error)
+            log.info("no early digest: %s", error)
 
     def _begun(self) -> UnitDigest:
         return UnitDigest(self._units, self.step, rest={})

@@ -1,4 +1,4 @@
-"""Whether an offered state fits what is built here, and what this worker offers of its own."""
+"""Decides whether an offered state fits this worker, and states what this worker offers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tmd.trainer.state_transfer.rank_state import RankState
 
 
 class Fit:
-    """What this worker knows of the job's ranks. For the main thread, but for :meth:`offer`."""
+    """This worker's knowledge of the job's ranks. Main thread only, except :meth:`offer`."""
 
     def __init__(self, fabric: Fabric, state: RankState, *, several: bool = False) -> None:
         """``several``: the script can build other roles, too."""
@@ -29,12 +29,12 @@ class Fit:
         self.roles.built = fabric.rank or 0
 
     def renew(self) -> None:
-        """Other objects are registered now, built for the rank that is held or impersonated."""
+        """Use the objects registered now, built for the rank that is held or impersonated."""
         self._buckets = ""
         self.roles.built = self._fabric.rank or 0
 
     def rest(self) -> None:
-        """Hold no rank: neutral groups report the last rank that is built like this worker.
+        """Hold no rank: neutral groups report the last rank with the role of this worker.
 
         Scripts print and save on rank 0, so a standby never impersonates that one.
         """
@@ -44,11 +44,11 @@ class Fit:
     # --- knowing the job --------------------------------------------------------------------------
 
     def introduce(self, alike: Partition) -> None:
-        """While the job is set up: every rank learns groups and role of every other one.
+        """Exchange groups and role with every other rank, while the job is set up.
 
         Raises:
             RuntimeError: a rank was lost.
-            ValueError: ``alike`` cannot be so.
+            ValueError: ``alike`` contradicts the roles of the ranks.
         """
         groups, rank = self._fabric.groups(), self._fabric.rank or 0
         layouts, buffers = self._state.layouts, self._state.local.has_buffers
@@ -62,39 +62,39 @@ class Fit:
         self._know(roles)
 
     def agreed_seeds(self, own: int, *, alone: bool) -> tuple[int, ...]:
-        """Base seed of every rank; a worker ``alone`` has only its own until it joins."""
+        """Base seed of every rank; a worker that is ``alone`` has only its own until it joins."""
         if not self.seeds:
             size = self._fabric.size or 1
             self.seeds = (own,) * size if alone else gather(self._fabric, own, int)
         return self.seeds
 
     def learn(self, offered: Offer) -> None:
-        """Know of the job what the source of ``offered`` knows."""
+        """Learn about the job from the source of ``offered``."""
         self.seeds = offered.seeds
         self._fabric.learn(unpacked(offered.groups))
         self._know(offered.roles)
 
     def _know(self, roles: tuple[Role, ...]) -> None:
         self.roles.known = roles
-        # All ranks store their buffers with others, or none: each takes part in the exchange.
+        # Either all ranks store their buffers with others or none: each takes part in the exchange.
         self._state.local.exchanged = any(role.buffers for role in roles) if roles else None
 
     # --- offers -----------------------------------------------------------------------------------
 
     def look_at_buckets(self) -> str:
-        """How gradients are summed here, once that is settled.
+        """How gradients are summed here, once DDP has settled it.
 
-        For the main thread: DDP keeps its lock while it waits for other ranks, so another thread
-        that asked it would wait for the end of their step.
+        Main thread only: DDP keeps its lock while it waits for other ranks, so another thread
+        would wait here for the end of their step.
         """
         if not self._buckets:
             self._buckets = self._state.bucket_layout()
         return self._buckets
 
     def offer(self, layouts: Layouts, buckets: str | None = None) -> Offer:
-        """What this worker has to give, with a state of ``layouts``; for any thread.
+        """What this worker offers, with a state of ``layouts``; any thread.
 
-        ``buckets``: those of the rank whose state it is, if it is not this worker's own.
+        ``buckets``: those of the state's rank, if this worker does not hold that rank.
         """
         return Offer(
             layouts=layouts,
@@ -112,7 +112,7 @@ class Fit:
         """
         other_groups = self._other_groups(rank, offered)
         if self.roles.several:
-            # First: the script's function is to find the groups of the rank that it builds.
+            # First, since the script's function must find the groups of the rank that it builds.
             if other_groups:
                 return other_groups
             self.roles.known = offered.roles
@@ -121,7 +121,7 @@ class Fit:
                 return Rebuild(rank)
         difference = mismatch(self._state.layouts, offered.layouts)
         if difference:
-            return f"the model of this worker is not that of the job: {difference}"
+            return f"the model of this worker differs from the job's: {difference}"
         if difference := part_mismatch(self._state.layouts, offered.layouts):
             return difference
         return other_groups or bucket_mismatch(self.look_at_buckets(), offered.buckets)

@@ -1,22 +1,21 @@
-"""Making parameters equal again that a divided optimizer may have left torn.
+"""Repairs parameters that a sharded optimizer (ZeroRedundancyOptimizer) may have left torn.
 
 After the vote of a step and the work of the local optimizers each owner broadcasts its parameters.
-If that breaks, the step counts all the same, and a rank may hold stale or torn parameters of
-others. So in each epoch, before anything else, all ranks do the broadcasts again. That is enough,
-whoever was lost, and whether or not all go back to a snapshot:
+If a broadcast breaks, the step still counts, and a rank may hold stale or torn parameters of other
+owners. All ranks therefore repeat the broadcasts in each epoch before they compute a step. This
+suffices for any lost rank, with and without a return to a snapshot:
 
-* Whoever holds torn parameters is in a poisoned epoch, in which it commits nothing more and takes
-  no snapshot: an operation that breaks poisons the epoch before it is over, and ``step()`` waits
-  for all of them. So it comes to a new epoch, as everybody does, before it computes a step.
-* An owner's own parameters are never torn. Who committed the step had whole gradients in its vote;
-  who was undecided, too, and applies them in the poisoned epoch; and a broadcast only reads at its
-  root.
-* A copy of a rank's state that was made of a torn one is right in what the rank owns, and who takes
-  it over is the owner from then on.
+* A rank with torn parameters is in a poisoned epoch, where it neither commits nor takes a snapshot:
+  an operation that breaks poisons the epoch before it ends, and ``step()`` waits for all
+  operations. The rank therefore enters a new epoch before it computes a step.
+* An owner's own parameters are never torn. Every rank had whole gradients in the vote. An undecided
+  rank applies them in the poisoned epoch. A broadcast only reads at its root.
+* A copy of a torn state is correct in the parameters that the rank owns, and the worker that
+  assumes the rank becomes their owner.
 
-What a script has computed from torn parameters before that (an averaged copy, say) cannot be put
-right so. Whoever has such a thing among what is registered ends, unless all have gone back, and is
-replaced as any rank that was lost.
+Values that the script computed from torn parameters (an averaged copy, say) cannot be repaired. A
+worker that has registered such values ends and is replaced as a lost rank, unless all ranks have
+returned to a snapshot.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from tmd.trainer.state.digests import digest_of
 from tmd.trainer.state.state import Registry, flatten, params_of
 
 UNREADING = (LRScheduler, torch.amp.GradScaler)
-"""What changes after the optimizer and does not look at parameters."""
+"""Objects that change after the optimizer without reading parameters."""
 
 
 class ParameterResync:
@@ -41,13 +40,13 @@ class ParameterResync:
         self._registry = registry
         self._fabric = fabric
         self._epoch = -1
-        """The latest in which it was done."""
+        """The latest epoch in which parameters were broadcast again."""
         self._torn = ""
-        """Digest of what the script may compute from parameters, as it was when they were torn."""
+        """Digest of values that the script may compute from parameters, as of the broken step."""
         self.watch()
 
     def watch(self) -> None:
-        """Others are registered now."""
+        """Watch the optimizers that are registered now."""
         for whole in self._registry.divided:
             # Before the script's hooks, which may compute from parameters already.
             call_first_after_step(whole, self._stepped)
@@ -59,7 +58,7 @@ class ParameterResync:
 
     @property
     def spoilt(self) -> str:
-        """Why this state cannot be put right, nor be given to others; empty if it can."""
+        """Why this state can be neither repaired nor copied; empty if it can."""
         if not self._torn or self._torn == self._derived():
             return ""
         return (
@@ -68,28 +67,28 @@ class ParameterResync:
         )
 
     def restored(self) -> None:
-        """The state is another one, and whole."""
+        """Note that the state was replaced by a whole one."""
         self._torn = ""
 
     def is_due(self, epoch: int) -> bool:
-        """Whether it has to be done before a step is computed in ``epoch``."""
+        """Whether parameters must be broadcast again before ``epoch`` computes a step."""
         return bool(self._registry.divided) and epoch != self._epoch
 
-    def level(self, epoch: int) -> None:
-        """Let each owner broadcast what it owns. If that breaks, ``epoch`` is poisoned.
+    def broadcast(self, epoch: int) -> None:
+        """Let each owner broadcast its parameters. A failure poisons ``epoch``.
 
         Raises:
             RuntimeError: this rank's state is spoilt for good.
         """
         if why := self.spoilt:
             raise RuntimeError(why)
-        # In every epoch and on every rank, the first included: who joins cannot know what was.
+        # In every epoch on every rank, even the first: a joiner cannot know the previous epoch.
         self._torn, self._epoch = "", epoch
         for whole in self._registry.divided:
             broadcast_parameters(whole)
 
     def _derived(self) -> str:
-        """Digest of all that is registered but optimizers, and what those change."""
+        """Digest of all registered values except optimizers and what they change."""
         registry = self._registry
         stepped = {id(p) for o in registry.faces for p in params_of(o)}
         tensors = [

@@ -1,4 +1,4 @@
-"""The state of a rank where it lies in this process: read, put in place, or dropped."""
+"""The state of a rank in this process: read, replaced or dropped."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tmd.trainer.state_transfer.parameter_resync import ParameterResync
 
 
 class RankState:
-    """What the script has registered, and its place in the data. For the main thread."""
+    """The objects that the script has registered, and its data position. Main thread only."""
 
     def __init__(
         self,
@@ -40,33 +40,33 @@ class RankState:
         self.resync = ParameterResync(registry, fabric)
         self.feed: Feed | None = None
         self.layouts: Layouts = registry.collect()[0]
-        """What the state looked like when it was registered."""
+        """Layouts of the state at registration."""
 
     @property
     def call(self) -> int:
-        """The ``batches()`` call that the script is in."""
+        """Number of the ``batches()`` call that the script is in."""
         assert self.feed is not None
         return self.feed.call
 
     @property
     def position(self) -> Position:
-        """The next batch; any thread."""
+        """Position of the next batch; any thread."""
         return Position() if self.feed is None else self.feed.position
 
     def collect(self) -> tuple[Layouts, list[Tensor]]:
-        """The whole state as it is now."""
+        """The whole current state."""
         return self._registry.collect()
 
     def bucket_layout(self) -> str:
-        """How DDP sums gradients here; empty until that is settled."""
+        """How DDP sums gradients here; empty until DDP has settled its buckets."""
         return bucket_layout(self._wrapped)
 
     def digest(self, step: int) -> Callable[[], Digest]:
-        """Computes the digest of all that replicas have in common: not of the buffers."""
+        """Returns a function that computes the digest of all that replicas share: no buffers."""
         found = self.early.of(step)
         return lambda: {k: v for k, v in found().items() if k != BUFFERS}
 
-    # --- the same rank again, built anew ----------------------------------------------------------
+    # --- the same rank, rebuilt -------------------------------------------------------------------
 
     def taken(self) -> tuple[Layouts, list[Tensor]]:
         """A copy of the whole state, in host memory."""
@@ -74,7 +74,7 @@ class RankState:
         return layouts, [tensor.detach().to("cpu", copy=True) for tensor in tensors]
 
     def let_go(self) -> None:
-        """Drop the registered objects before others are built: a device may not hold both."""
+        """Drop the registered objects before new ones are built: a device may not hold both."""
         self.early.forget()
         self._registry.renew({})
         self._wrapped.clear()
@@ -82,20 +82,20 @@ class RankState:
         self._units.renew()
 
     def renew(self) -> None:
-        """Other objects are registered now."""
+        """Use the objects that are registered now."""
         self._units.renew()
         self.resync.watch()
         self.layouts = self.collect()[0]
 
     @torch.no_grad()
     def give(self, layouts: Layouts, tensors: Sequence[Tensor]) -> None:
-        """Put back a state that was taken before the objects were built anew.
+        """Restore a state that was copied before the objects were rebuilt.
 
         Raises:
-            StateMismatch: they were built otherwise, so the state would be lost.
+            StateMismatch: the new objects differ, so the state would be lost.
         """
         if difference := mismatch(self.layouts, layouts):
-            raise StateMismatch(f"this rank was built otherwise than before: {difference}")
+            raise StateMismatch(f"this rank was rebuilt with a different state: {difference}")
 
         def fill(targets: Sequence[Tensor]) -> None:
             for target, tensor in zip(targets, tensors, strict=True):
@@ -106,7 +106,7 @@ class RankState:
     # --- another state ----------------------------------------------------------------------------
 
     def place(self, layouts: Layouts, fill: Callable[[list[Tensor]], object]) -> None:
-        """Put a state of ``layouts`` in place, whose tensors ``fill`` fills."""
+        """Replace the state by one of ``layouts``, whose tensors ``fill`` fills."""
         self.early.forget()
         targets, pending = self._registry.place(layouts)
         fill(targets)
@@ -114,15 +114,15 @@ class RankState:
             late.apply()
 
     def adopt(self, local: bytes) -> None:
-        """A rank's state is in place; ``local`` is what only that rank had."""
+        """Complete a rank's state with ``local``, the part that replicas do not share."""
         self.local.adopt(local)
         self.resync.restored()
 
     def put_back(self, copy: StateCopy) -> None:
-        """Return to the state and the place in the data at which ``copy`` was made.
+        """Return to the state and the data position of ``copy``.
 
         Raises:
-            StateMismatch: this worker is built as another rank.
+            StateMismatch: this worker is built for another rank.
         """
         if difference := part_mismatch(self.layouts, copy.layouts):
             raise StateMismatch(difference)
@@ -138,6 +138,6 @@ class RankState:
         self.seek(boundary.position)
 
     def seek(self, position: Position) -> None:
-        """Continue with the batch at ``position``, as the rank that is held now."""
+        """Continue with the batch at ``position``, as the rank that this worker holds now."""
         assert self.feed is not None
         self.feed.seek(position.index)

@@ -1,9 +1,8 @@
-"""Moving a state over a link: header, answer, tensors, digest, answer.
+"""Moves a state over a link: header, answer, tensors, digest, answer.
 
-The source sends what the state looks like and where in the data it stands; the joiner refuses or
-says go; then the tensors follow raw, small ones packed together; last a digest of every byte,
-which the joiner compares with its own. Nothing of the joiner counts before the digests agree
-(invariant I6).
+The source sends the layout of the state and its data position. The joiner accepts or refuses. The
+raw tensors follow, small ones packed together, then a digest of every byte. The joiner compares it
+with its own digest and uses nothing before both agree (invariant I6).
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ HEADER_LIMIT = 64 << 20
 
 
 class TransferReply(Struct, frozen=True):
-    """The joiner's word: go on, or why not."""
+    """The joiner's answer: continue, or the reason to refuse."""
 
     refusal: str = ""
     has: bool = False
-    """The joiner believes that it has this very state already; its digest follows."""
+    """The joiner may hold this state already; its digest follows."""
 
 
 def offer(link: Link, header: StateHeader) -> bool:
-    """Source: send ``header``, wait for the joiner's go; whether it may have the state already.
+    """Source: send ``header``, wait for the answer; returns whether the joiner may hold the state.
 
     Raises:
-        StateMismatch: the joiner refused; the message is its reason.
+        StateMismatch: the joiner refused and gave this reason.
         LinkError: the joiner is gone.
     """
     link.send_frame(msgpack.encode(header))
@@ -47,18 +46,18 @@ def offer(link: Link, header: StateHeader) -> bool:
 
 
 def consider(link: Link) -> StateHeader:
-    """Joiner: receive the header. Answer with :func:`answer`."""
+    """Joiner: receive the header, to be answered with :func:`answer`."""
     return _read(link, StateHeader)
 
 
 def answer(link: Link, refusal: str = "", *, has: bool = False) -> None:
-    """Joiner: say go, or refuse with a reason. After ``has`` call :func:`has_same`."""
+    """Joiner: accept, or refuse with a reason. After ``has`` call :func:`has_same`."""
     link.send_frame(msgpack.encode(TransferReply(refusal, has)))
 
 
 def confirm(link: Link, own: Callable[[], Digest]) -> bool:
-    """Source: whether what the joiner has is the state, so that no tensors follow. ``own`` is
-    taken on both sides at the same time."""
+    """Source: whether the joiner holds the same state, so that no tensors follow. Both sides
+    compute ``own`` at the same time."""
     ours = own()
     same = ours == _read(link, Digest)
     link.send_frame(msgpack.encode(same))
@@ -72,10 +71,10 @@ def has_same(link: Link, own: Callable[[], Digest]) -> bool:
 
 
 def send_tensors(link: Link, tensors: Iterable[Tensor]) -> int:
-    """Source: stream ``tensors``; returns the bytes sent once the joiner's digest agreed.
+    """Source: stream ``tensors``; returns the bytes sent once the joiner has confirmed the digest.
 
     Raises:
-        StateMismatch: what arrived is not what was sent.
+        StateMismatch: the joiner received different bytes.
         LinkError: the joiner is gone.
     """
     digest = xxhash.xxh3_128()

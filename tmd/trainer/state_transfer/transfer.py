@@ -26,7 +26,7 @@ log = logging.getLogger("tmd.trainer")
 
 
 class StateTransfer:
-    """For the main thread, but for :meth:`cancel_unless`."""
+    """Main thread only, except :meth:`cancel_unless`."""
 
     def __init__(
         self, fabric: Fabric, state: RankState, fit: Fit, verification: StateVerification
@@ -38,7 +38,7 @@ class StateTransfer:
         self._errand: tuple[Directive, Link] | None = None
 
     def cancel_unless(self, directive: Directive) -> None:
-        """Break off what is under way if it belongs to another directive (any thread)."""
+        """Cancel the running transfer if it belongs to another directive (any thread)."""
         self._verification.cancel_unless(directive)
         errand = self._errand
         if errand is not None and errand[0] != directive:
@@ -47,11 +47,11 @@ class StateTransfer:
     def send(self, directive: Arm | Sync, move: Move, step: int, wanted: Callable[[], bool]) -> int:
         """Send the state of this rank at ``step`` to the joiner of ``move``; returns the bytes.
 
-        ``wanted``: whether ``directive`` still stands; later changes come by ``cancel_unless``.
+        ``wanted``: whether ``directive`` still holds; ``cancel_unless`` reports later changes.
 
         Raises:
             LinkError: the joiner is gone.
-            StateMismatch: the joiner refused, or received something else than was sent; or this
+            StateMismatch: the joiner refused, or received other bytes than were sent; or this
                 state is spoilt.
         """
         assert move.joiner is not None
@@ -62,7 +62,9 @@ class StateTransfer:
         replica = isinstance(directive, Arm) and move.source not in (None, move.leaver)
         local = self._state.local.own() if replica else self._state.local.held(move.rank, step)
         if isinstance(directive, Sync) and not local and self._state.local.is_live:
-            log.warning("what only rank %d had is lost; this rank's own is sent", move.rank)
+            log.warning(
+                "the local state of rank %d is lost: this rank's own is sent instead", move.rank
+            )
         self._fit.look_at_buckets()
         header = StateHeader(step, self._fit.offer(layouts), local)
         purpose = state_purpose(directive.plan, move.rank)
@@ -82,8 +84,7 @@ class StateTransfer:
 
     @contextmanager
     def _running(self, directive: Directive, link: Link) -> Iterator[ExitStack]:
-        """``link`` is closed once another directive comes, and at the end unless passed on
-        before."""
+        """Closes ``link`` on another directive and at the end, unless ownership was passed on."""
         self._errand = (directive, link)
         with ExitStack() as owned:
             owned.callback(link.close)
@@ -97,8 +98,8 @@ class StateTransfer:
     ) -> Rebuild | NextLoop | None:
         """Take over the state and the place in the data, or return what must come first.
 
-        ``has_step``: the state of a replica at the start of this step is in place already, but for
-        what only the rank itself has. After a loss that is to be proved (``proving``).
+        ``has_step``: the step at whose start this worker holds a replica's state, without the local
+        state of the rank. After a loss the state must be verified (``verification``).
 
         Raises:
             LinkError: the source is gone, or the take-over was called off.
@@ -141,7 +142,7 @@ class StateTransfer:
         try:
             header = stream.consider(link)
         except LinkError:
-            # Or the source would wait for an answer.
+            # Otherwise the source would wait for an answer.
             link.close()
             raise
         takeover.link, takeover.header = link, header

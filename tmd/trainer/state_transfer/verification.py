@@ -1,10 +1,10 @@
-"""Comparing two states beside the step that begins with them.
+"""Verifies a joiner's state in the background, during the first step that begins with it.
 
-A joiner that has lived the life of the lost rank, or of a replica, has the state already, or so it
-believes. It takes part in the first step of the new epoch on trust, with no vote in it and no copy
-of its state for anybody, until its digest has equalled the source's (invariant I6): nobody waits
-for digests of a large state, and nothing that is wrong is ever committed. If it cannot be proved
-the step breaks, and the joiner is a standby like any other.
+A joiner that shadowed the lost rank, or a replica of it, should already hold the state. It computes
+the first step of the new epoch on trust, but does not vote or copy its state to others until its
+digest equals the source's (invariant I6). No rank waits for digests of a large state, and no step
+of a wrong state is ever committed. If verification fails the step breaks, and the joiner becomes a
+standby again.
 """
 
 from __future__ import annotations
@@ -21,70 +21,70 @@ from tmd.trainer.state.digests import Digest
 from tmd.trainer.state_transfer import stream
 
 PATIENCE_S = 120.0
-"""For the other side's digest; whoever hangs for longer is not waited for."""
+"""Wait for the other side's digest; afterwards the verification fails."""
 ENDING_S = 2.0
 
 Verdict = Callable[[], str]
-"""Waits until it is known whether a state is that of its rank: why it is not, or nothing."""
+"""Waits for a verification; returns why it failed, or an empty string."""
 
 log = logging.getLogger("tmd.trainer")
 
 
 class StateVerification:
-    """Both sides. Owns a thread and a link for each comparison, which the main thread begins."""
+    """Both sides. Owns a thread and a link for each comparison that the main thread begins."""
 
     def __init__(self) -> None:
         self._own: _Comparison | None = None
-        """Of the state that this worker has taken on trust, until it is given back."""
+        """Comparison of the state that this worker holds on trust, until it gives the rank back."""
         self._others: tuple[_Comparison, ...] = ()
-        """With joiners that have this worker's state."""
+        """Comparisons with joiners that should hold this worker's state."""
 
     def take(self, directive: Sync, link: Link, own: Callable[[], Digest]) -> None:
-        """Joiner: the state is here, and stands still until :meth:`verdict` has returned."""
+        """Joiner: verify the local state, which must not change until :meth:`verdict` returns."""
         self.drop()
         self._own = _Comparison(directive, link, lambda: stream.has_same(link, own))
 
     def give(self, directive: Sync, link: Link, own: Callable[[], Digest]) -> None:
-        """Source: this state is compared with; no step is committed before that is done."""
+        """Source: verify a joiner's state by this one; no step is committed before the end."""
         found = _Comparison(directive, link, lambda: stream.confirm(link, own))
         self._others = (*(c for c in self._others if not c.over.is_set()), found)
 
     @property
     def running(self) -> bool:
-        """Whether a digest of this state may still be wanted."""
+        """Whether a comparison may still need a digest of this state."""
         return any(not c.over.is_set() for c in self._all)
 
     @property
     def pending(self) -> bool:
-        """Whether this worker holds a state on trust, and is not known to be right."""
+        """Whether this worker holds a state on trust that is not yet verified."""
         own = self._own
         return own is not None and not own.proved
 
     def verdict(self) -> str:
-        """Wait until it is known whether this worker has the state of its rank: why it must not go
-        on with it, or nothing."""
+        """Wait for the verification of this worker's state; returns why it failed, or an empty
+        string."""
         return self.later()()
 
     def later(self) -> Verdict:
-        """The same for who copies the state as it is now: what it finds, at any time and in any
-        thread, is the verdict on that, even if this worker has given its rank back meanwhile."""
+        """A verdict on the state as it is now, for a copy of it: it may be called at any time in
+        any thread, even after this worker has given its rank back."""
         own = self._own
         return (lambda: "") if own is None else own.verdict
 
     def drop(self) -> None:
-        """Main thread: this worker holds no rank, or has another state."""
+        """Main thread: the rank was given back, or the state was replaced."""
         own, self._own = self._own, None
         if own is not None:
             own.end("the rank was given back")
 
     def cancel_unless(self, directive: Directive) -> None:
-        """Training does not go on as was planned: nothing is waited for any more (any thread)."""
+        """Stop comparisons that do not serve ``directive`` (any thread)."""
         for comparison in self._all:
             if not comparison.serves(directive):
-                comparison.end("something else is asked for")
+                comparison.end("another directive arrived")
 
     def close(self) -> None:
-        """The process ends: no thread may be inside torch then."""
+        """Stop all threads, since none may be inside torch when the process ends."""
         for comparison in self._all:
             comparison.end("the process ends")
             comparison.join(ENDING_S)
@@ -96,7 +96,7 @@ class StateVerification:
 
 
 class _Comparison:
-    """Comes to one end, whichever is first: a verdict, or that nobody waits for it any more."""
+    """Ends once: with a verdict, or because it was cancelled."""
 
     def __init__(self, directive: Sync, link: Link, equal: Callable[[], bool]) -> None:
         self.directive = directive
@@ -104,16 +104,16 @@ class _Comparison:
         self._link, self._equal = link, equal
         self._refusal = ""
         self._ending = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="tmd-proving", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="tmd-verification", daemon=True)
         link.patience(PATIENCE_S)
         try:
             self._thread.start()
         except RuntimeError:
-            # No thread to be had: all wait, as they would for a copy.
+            # No thread can be started: all ranks wait, as they would for a copy.
             self._run()
 
     def serves(self, directive: Directive) -> bool:
-        """Whether this is what all go on from, by ``directive``."""
+        """Whether all ranks continue from this comparison's state under ``directive``."""
         if isinstance(directive, Resume | Train):
             return directive.membership == self.directive.membership
         return directive == self.directive
@@ -123,12 +123,12 @@ class _Comparison:
         return self.over.is_set() and not self._refusal
 
     def verdict(self) -> str:
-        """Wait for the end: why the states are not known to be equal, or nothing."""
+        """Wait for the end; returns why the states may differ, or an empty string."""
         self.over.wait()
         return self._refusal
 
     def end(self, why: str) -> None:
-        """There is no more need for it, or it has failed; at once, whatever its thread is doing."""
+        """Cancel or fail at once, whatever the thread is doing."""
         self._settle(f"source and joiner were not compared: {why}")
         self._link.close()
 

@@ -370,7 +370,7 @@ class Coordinator:
             self._arming.switched()
             self._switch = None
         elif self._context.state.resync.is_due(self.status.epoch) and not self._fabric.poisoned:
-            self._context.state.resync.level(self.status.epoch)
+            self._context.state.resync.broadcast(self.status.epoch)
         else:
             self._halt(undecided=False)
 
