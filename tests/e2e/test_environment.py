@@ -41,7 +41,7 @@ async def test_a_script_takes_the_distributed_path_and_hears_of_its_true_rank(
         assert set(after) == set(early.NAMES)
         assert after["RANK"] == after["ROLE_RANK"] == after["GROUP_RANK"] == rank
         assert after["WORLD_SIZE"] == after["ROLE_WORLD_SIZE"] == after["GROUP_WORLD_SIZE"] == "2"
-    said = "early.py:22 read RANK=1 before tmd.trainer.join(), and it is 0 now"
+    said = "early.py:22 read RANK=1 before tmd.trainer.join(), which set it to 0"
     warned = {host for host, log in logs.items() if said in log}
     assert warned == {first_host}
     assert not any("WORLD_SIZE=" in log for log in logs.values())

@@ -220,7 +220,7 @@ def test_a_distributed_sampler_that_divides_otherwise_is_refused() -> None:
     sampler = DistributedSampler(data, num_replicas=2, rank=1, shuffle=False)
     feed = feed_of(DataLoader(data, batch_size=4, sampler=sampler), place=(3, 4))
 
-    with pytest.raises(ValueError, match=r"among 2, but 4 ranks .*data_mesh"):
+    with pytest.raises(ValueError, match=r"into 2 parts, but 4 ranks .*data_mesh"):
         feed.next(0)
 
 

@@ -145,7 +145,7 @@ def test_the_part_of_another_rank_is_refused_with_the_remedy() -> None:
 
     assert mine.fit.refusal(0, offer).startswith(
         "optimizer keeps the state of model.2.bias here, and of model.0.weight there: "
-        "let session.build(function)"
+        "build model and optimizer in session.build(function)"
     )
     assert part_mismatch(mine.state.layouts, context(Script(3, seed=7)).state.layouts) == ""
 

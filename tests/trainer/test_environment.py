@@ -40,7 +40,7 @@ def test_a_script_that_read_another_value_is_told_where(
 
     (line,) = caplog.messages
     assert f"{__file__}:{read.__code__.co_firstlineno} read RANK=7 before" in line
-    assert "it is 0 now: read it after join()" in line
+    assert "which set it to 0: read it after join()" in line
     assert os.environ["RANK"] == "0"
     assert type(os.environ) is os._Environ
 

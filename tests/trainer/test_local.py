@@ -46,8 +46,8 @@ def test_a_lost_ranks_buffers_are_kept_by_its_neighbours() -> None:
         return b""
 
     for rank, local in enumerate(locals_):
-        local.lay_away(4, rank, 3, partial(sender, rank))
-    locals_[1].lay_away(4, 1, 3, lambda p, o: wire[(1 - o) % 3, o])
+        local.exchange_copies(4, rank, 3, partial(sender, rank))
+    locals_[1].exchange_copies(4, 1, 3, lambda p, o: wire[(1 - o) % 3, o])
     joiner = normed()
     adopting = local_of(joiner)
     joiner(torch.randn(4, 3))
@@ -73,7 +73,7 @@ def test_a_constant_buffer_is_not_copied_and_exchanges_stay_alike() -> None:
             model.get_buffer("mask").copy_(torch.ones(64, 64))
         local = local_of(model)
         local.begin()
-        local.lay_away(0, 0, 4, keep)
+        local.exchange_copies(0, 0, 4, keep)
 
     assert len(set(sent)) == 1
     assert len(sent) == 4

@@ -179,5 +179,5 @@ def test_ranks_that_own_other_parts_are_not_of_equal_state() -> None:
     parts = [Role("s", alike, part=part) for alike, part in (((0, 3), "a"), ((1,), "b"))]
     parts += [Role("s", (2,), part="a"), Role("s", (0, 3), part="b")]
 
-    assert "ranks 0 and 3 own other parameters" in contradiction(parts)
+    assert "ranks 0 and 3 own different parameters" in contradiction(parts)
     assert contradiction([replace(r, part="") for r in parts]) == ""

@@ -31,7 +31,7 @@ def test_plain_python_trains_as_a_world_of_one(tmp_path: Path) -> None:
     trace, output = run(tmp_path)
 
     assert sorted(trace.commits) == [(0, step) for step in range(4)]
-    assert output.count("training without protection") == 1
+    assert output.count("training without a tmd daemon and its protection") == 1
 
 
 def test_torchrun_gives_the_same_numbers_twice(tmp_path: Path) -> None:
@@ -44,4 +44,4 @@ def test_torchrun_gives_the_same_numbers_twice(tmp_path: Path) -> None:
     assert {k: v["loss"] for k, v in first.commits.items()} == {
         k: v["loss"] for k, v in second.commits.items()
     }
-    assert output.count("training without protection") == 1
+    assert output.count("training without a tmd daemon and its protection") == 1

@@ -181,5 +181,5 @@ def test_a_state_that_is_neither_parameter_nor_buffer_is_refused() -> None:
 
     model = nn.Sequential(nn.Linear(1, 1), Scales(1, 1))
 
-    with pytest.raises(TypeError, match=r"Scales at 1 has a state of its own \(get_extra_state\)"):
+    with pytest.raises(TypeError, match=r"Scales at 1 has extra state \(get_extra_state\)"):
         Registry({"model": model})

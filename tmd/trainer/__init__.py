@@ -1,4 +1,4 @@
-"""In the training process: the session that lets a rank move (docs/how/step.md).
+"""API of the training process: the session that lets a rank move (docs/how/step.md).
 
 >>> import tmd.trainer
 >>> session = tmd.trainer.join()

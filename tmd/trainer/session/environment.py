@@ -1,7 +1,7 @@
-"""Variables that a script reads before ``join()`` and that ``join()`` changes.
+"""Warns a script that reads variables before ``join()`` which ``join()`` then changes.
 
-From the import of :mod:`tmd.trainer` to ``join()`` it is noted who reads them, so that only a
-script that has read something else than the truth is told so. What is read before is not seen.
+From the import of :mod:`tmd.trainer` to ``join()`` the first reader of each variable is recorded,
+so that only a script that got a stale value is warned. Earlier reads are not seen.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ MAY_CHANGE = frozenset(
 )
 OURS = frozenset({"os", "_collections_abc", "collections.abc", __name__})
 SILENT = frozenset({"torch", "tmd"})
-"""Packages that read variables anew when they need them."""
+"""Packages that read a variable again whenever they need it."""
 
 log = logging.getLogger("tmd.trainer")
 
 
 class WatchedEnvironment(os._Environ[str]):
-    """``os.environ`` that notes the first reader of a variable."""
+    """``os.environ`` that records the first reader of each variable."""
 
     def __getitem__(self, name: str) -> str:
         value = super().__getitem__(name)
         if name == _passing.name or _instruction(sys._getframe(1)) == _passing.copier:
-            return value  # a copy of everything, as for a child process, is no reading
+            return value  # a copy of the whole environment, as for a child process, is no read
         if name in MAY_CHANGE and name not in _seen and (where := _reader(sys._getframe(1))):
             _seen[name] = where, value
         return value
 
     def keys(self) -> KeysView[str]:
-        # dict() and {**...} ask for all names first, then for each value, in one instruction.
+        # dict() and {**...} request all names and then each value, in one instruction.
         _passing.copier = _instruction(sys._getframe(1))
         return super().keys()
 
@@ -50,9 +50,9 @@ class WatchedEnvironment(os._Environ[str]):
 
 class _Passing(threading.local):
     name = ""
-    """At which variable this thread is that goes through all of them."""
+    """The variable that this thread has reached in a copy of all variables."""
     copier: tuple[CodeType, int] | None = None
-    """The instruction that has last asked for all names."""
+    """The instruction that last requested all names."""
 
 
 _passing = _Passing()
@@ -60,13 +60,13 @@ _seen: dict[str, tuple[str, str]] = {}
 
 
 def watch() -> None:
-    """From now on; only in a process that ``tmd launch`` has started."""
+    """Start to record; only in a process that ``tmd launch`` has started."""
     if "TMD_SOCKET" in os.environ:
         os.environ.__class__ = WatchedEnvironment
 
 
 def unwatch() -> dict[str, tuple[str, str]]:
-    """Stop watching; the readers of each variable and the values they got."""
+    """Stop recording; returns the first readers of each variable and the values they got."""
     if isinstance(os.environ, WatchedEnvironment):
         os.environ.__class__ = os._Environ  # type: ignore[assignment]
     seen = dict(_seen)
@@ -75,13 +75,13 @@ def unwatch() -> dict[str, tuple[str, str]]:
 
 
 def settle(truth: Mapping[str, str], seen: Mapping[str, tuple[str, str]]) -> None:
-    """Set what is true, and tell a script that has ``seen`` something else."""
+    """Set the true values, and warn a script that has ``seen`` other ones."""
     os.environ.update(truth)
     for name, (where, value) in sorted(seen.items()):
         now = os.environ.get(name)
         if now != value:
             log.warning(
-                "%s read %s=%s before tmd.trainer.join(), and it is %s now: read it after join()",
+                "%s read %s=%s before tmd.trainer.join(), which set it to %s: read it after join()",
                 *(where, name, value, now),
             )
 
@@ -91,7 +91,7 @@ def _instruction(frame: FrameType) -> tuple[CodeType, int]:
 
 
 def _reader(frame: FrameType | None) -> str:
-    """The place in a script or library; empty if no warning is due."""
+    """The script's or library's line that reads; empty if no warning is due."""
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
         if module not in OURS:

@@ -1,4 +1,4 @@
-"""What stands between two steps, and the words in which it answers the session."""
+"""Hooks that the session calls at step boundaries, and their results."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ SHADOWS = frozenset(
         Activity.PREPARED,
     }
 )
-"""Activities in which what the script computes counts for nothing."""
+"""Activities whose results are never committed."""
 
 log = logging.getLogger("tmd.trainer")
 
 
 class Interrupted(BaseException):
-    """The step is poisoned and will be run again. Swallowed by ``session.step()``.
+    """The step is poisoned and will be repeated. Swallowed by ``session.step()``.
 
     A ``BaseException`` so that ``except Exception`` in a training script cannot swallow it.
     """
 
 
 class VoteOutcome(Enum):
-    """What a vote decided for this rank."""
+    """Outcome of a vote for this rank."""
 
     COMMIT = auto()
     SHADOW = auto()
-    """A shadow iteration: the optimizer runs, but nothing counts."""
+    """A shadow iteration: the optimizer runs, but nothing is committed."""
 
 
 class StepHooks(Protocol):
-    """What stands between two steps: the coordinator of a managed job, or nothing (solo)."""
+    """Implemented by the coordinator of a managed job, and by the hooks of a standalone script."""
 
     @property
     def status(self) -> WorkerStatus: ...
@@ -88,7 +88,7 @@ class StepHooks(Protocol):
 
 
 def dismiss(directive: Directive) -> NoReturn:
-    """End this worker as ``directive`` asks, which is as a rule a ``Leave``."""
+    """End this worker as ``directive``, usually a ``Leave``, demands."""
     detail = directive.detail if isinstance(directive, Leave) else ""
     if detail:
         log.warning("dismissed: %s", detail)

@@ -1,8 +1,8 @@
-"""The five lines a training script adds: ``register``, ``batches``, ``step``.
+"""The API that a training script calls: ``register``, ``batches``, ``step``.
 
 An active worker, a standby and a plain ``torchrun`` job use the same session; only the
 :class:`StepHooks` behind it differ. The session calls them before the optimizer (``vote``) and
-before each batch (``boundary``), and keeps data, random numbers and buffers in step with the
+before each batch (``boundary``), and keeps data, random numbers and buffers consistent with their
 results.
 """
 
@@ -49,7 +49,7 @@ class Session:
         self._feed: Feed | None = None
         self._calls = 0
         self._outcome: VoteOutcome | None = VoteOutcome.SHADOW
-        """Of the step under way; outside of steps nothing is voted."""
+        """Outcome of the current step; nothing is voted outside of steps."""
         self._last_commit = time.monotonic()
         self._scaled = self._spoilt = False
         self._data_mesh: DeviceMesh | None = None
@@ -59,15 +59,15 @@ class Session:
         self._rehearses = False
         self._build: Callable[[Session], object] | None = None
         self._awaited = False
-        """Whether what is built is to be registered."""
+        """Whether the objects that are being built still have to be registered."""
         self.built: Any = None
-        """What the latest call of the function given to :meth:`build` has returned."""
+        """Return value of the latest call of the function given to :meth:`build`."""
 
-    # --- facts ------------------------------------------------------------------------------------
+    # --- properties -------------------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
-        """Rank held now. A standby reports the rank it shadows, else the last one built like it."""
+        """The rank held now. A standby reports the rank it shadows, else the last of its role."""
         return self._hooks.rank
 
     @property
@@ -77,28 +77,28 @@ class Session:
 
     @property
     def step_number(self) -> int:
-        """Committed steps, so also the number of the present step, from 0."""
+        """Number of committed steps, and so of the current step, from 0."""
         return self._hooks.status.step
 
     @property
     def shadowing(self) -> bool:
-        """Whether the present step is one of a standby, of which nothing counts.
+        """Whether this is a standby's step, which is never committed.
 
-        A standby may live the life of any rank: what a script prints or saves on rank 0 it should
-        print and save only when this is false.
+        A standby may shadow any rank. A script should print and save only while this is false,
+        even on rank 0.
         """
         return self._hooks.shadowing
 
     # --- set-up -----------------------------------------------------------------------------------
 
     def build(self, function: Callable[[Session], Built]) -> Built:
-        """Build this rank's part of a job whose ranks do not all build alike.
+        """Build this rank's part of a job whose ranks have different models or optimizers.
 
         Args:
-            function: makes model and optimizer for the place that ``session.rank`` and the meshes
-                tell, calls :meth:`register`, returns what the loop needs. Called now, and between
-                two batches when a standby is to be a rank of other state: take what it returns from
-                :attr:`built` anew in each step. Make groups and meshes before it.
+            function: makes model and optimizer for ``session.rank`` and the meshes, calls
+                :meth:`register`, returns what the loop needs. It is called now, and again between
+                two batches when a standby has to serve another role: read :attr:`built` again in
+                each step. Make groups and meshes before this call.
 
         Raises:
             RuntimeError: called twice; ``function`` did not register, or made process groups.
@@ -113,12 +113,12 @@ class Session:
         """Call the script's function for the rank that this worker holds or reports."""
         assert self._build is not None
         self._awaited, self.built = True, None
-        gc.collect()  # a device may not hold both
+        gc.collect()  # a device may not hold both the old and the new objects
         self.built = self._build(self)
         if self._awaited:
             raise RuntimeError("the function given to session.build() must call register()")
         if self._feed is not None:
-            self._feed.seek(0)  # shadow iterations follow, and there may be no batches left
+            self._feed.seek(0)  # shadow iterations follow, and the loader may have no batches left
 
     def register(
         self,
@@ -130,33 +130,33 @@ class Session:
         snapshots: int | None = None,
         **others: object,
     ) -> None:
-        """Name the state that moves with this rank: all that a step changes.
+        """Name the state that moves with this rank: everything that a step changes.
 
         Args:
             model: an ``nn.Module``, bare or wrapped in DDP, or a list of them.
             optimizer: a ``torch.optim.Optimizer`` or a list of them. The state of a
                 ``ZeroRedundancyOptimizer`` exists once; use :meth:`build` with it.
-            replicas: groups of ranks whose state is equal after each step. Left out, it is read off
-                DDP and DTensor meshes; a bare module counts as existing once, so that its rank is
-                never made good from another one's. See :func:`tmd.trainer.replicas_along`.
-            data_mesh: mesh of one dimension along which ranks have batches of their own, such as
-                ``mesh["dp"]``, if others work on the same batch (tensor parallel). Left out, every
-                rank has its own.
-            snapshots: steps between two snapshots in the memory of two hosts, to which all ranks go
-                back if a state that exists once is lost. Left out: 10 if one does, else 0: none.
+            replicas: groups of ranks whose state is equal after each step. By default it follows
+                from DDP and DTensor meshes. The state of a bare module counts as unique, so that
+                no other rank replaces it. See :func:`tmd.trainer.replicas_along`.
+            data_mesh: mesh of one dimension along which ranks have different batches, such as
+                ``mesh["dp"]``, if other ranks share a batch (tensor parallel). By default every
+                rank has its own batches.
+            snapshots: steps between two snapshots in the memory of two hosts, to which all ranks
+                return if a unique state is lost. By default 10 if a state is unique, else 0: none.
             others: schedulers, a ``GradScaler``, anything with ``state_dict``/``load_state_dict``.
 
         Raises:
-            TypeError: an object has no state that can be moved, or an optimizer overlaps with DDP.
-            ValueError: ``replicas`` is wrong about some rank, or ``snapshots`` is negative.
-            RuntimeError: called twice, or a rank was lost while the job was being set up.
+            TypeError: the state of an object cannot move, or an optimizer overlaps with DDP.
+            ValueError: ``replicas`` is wrong for some rank, or ``snapshots`` is negative.
+            RuntimeError: called twice, or a rank was lost during set-up.
         """
         first = self._registry is None
         if not first and not self._awaited:
             raise RuntimeError("session.register() was called twice; name all objects in one call")
         if self._hooks.poisoned:
             raise RuntimeError(
-                "a rank was lost while the job was being set up; start it again, nothing is lost"
+                "a rank was lost during set-up: start the job again, no step was lost"
             )
         registry, local = self._name({"model": model, "optimizer": optimizer, **others})
         self._data_mesh = data_mesh
@@ -171,7 +171,7 @@ class Session:
             self._hooks.seeds(self._own_seed)
 
     def _name(self, objects: dict[str, object]) -> tuple[Registry, LocalState]:
-        """Register ``objects``. After a rebuild, what was registered before is renewed in place."""
+        """Register ``objects``. After a rebuild they replace those registered before."""
         registry = Registry(objects)
         if self._registry is None or self._local is None:
             self._registry, self._local = registry, LocalState(registry)
@@ -186,27 +186,27 @@ class Session:
     def checkpoint(
         self, path: str | os.PathLike[str], *, every: int, keep: int = 2, resume: bool = True
     ) -> None:
-        """Write a checkpoint every so many steps, and go on from the newest one in ``path``.
+        """Write a checkpoint every ``every`` steps, and resume from the newest one in ``path``.
 
-        Call once after ``register``. The ``batches`` call in which a checkpoint was taken loads it;
-        earlier calls end at once. Plain ``torch.distributed.checkpoint`` can read checkpoints.
+        Call once after ``register``. The ``batches`` call in which the checkpoint was taken loads
+        it; earlier calls end at once. Plain ``torch.distributed.checkpoint`` reads checkpoints.
 
         Args:
-            path: a folder of this job's own, the same for all ranks.
-            every: steps from one to the next.
-            keep: how many complete ones stay.
-            resume: false if the job is to start from scratch; ``path`` must hold none then.
+            path: a folder for this job only, the same for all ranks.
+            every: number of steps between checkpoints.
+            keep: number of complete checkpoints to keep.
+            resume: false to start from scratch; ``path`` must then hold no checkpoint.
 
         Raises:
-            ValueError: ``every`` or ``keep`` is below one, or something is registered as ``rank0``.
+            ValueError: ``every`` or ``keep`` is below one, or an object is registered as ``rank0``.
             ConfigError: ``path`` cannot be used.
-            StateMismatch: the newest one in ``path`` cannot be divided among these ranks.
+            StateMismatch: the newest checkpoint cannot be divided among these ranks.
             RuntimeError: not between ``register`` and ``batches``, a rank was lost meanwhile, or an
                 optimizer is divided among ranks.
         """
         if self._registry is None or self._calls or self._saving is not None:
             raise RuntimeError("call session.checkpoint() once, between register() and batches()")
-        # It imports what other jobs need not wait for.
+        # Imported here, since other jobs need not wait for it.
         from tmd.trainer.checkpoints.saving import Saving, ordered
 
         order = ordered(path, every, keep)
@@ -218,16 +218,16 @@ class Session:
         if not self._hooks.shadowing:
             self._saving.choose(self.rank, self._hooks.gathered, resume=resume)
             if self._saving.goes_on:
-                # DDP fixes its buckets, and with them the order of sums, in the first step.
+                # DDP fixes its buckets, and thereby the order of sums, in the first step.
                 ddp = any(isinstance(m, DistributedDataParallel) for m in self._wrapped)
                 self._rehearses = self.world_size > 1 and any(self._hooks.gathered("1" * ddp))
 
     def sampler(self, size: int, batch_size: int, steps: int, seed: int = 0) -> StepSampler:
-        """A sampler that needs no saving: see :class:`tmd.trainer.state.data.StepSampler`."""
+        """A sampler without state: see :class:`tmd.trainer.state.data.StepSampler`."""
         return StepSampler(size, batch_size, steps, self._place, seed)
 
     def _place(self) -> tuple[int, int]:
-        """Index of this rank's batches, and the number of different ones."""
+        """Index of this rank's batches, and the number of ranks with different batches."""
         if self._data_mesh is None:
             return self.rank, self.world_size
         return self._data_mesh.get_local_rank(), self._data_mesh.size()
@@ -235,21 +235,21 @@ class Session:
     # --- the loop ---------------------------------------------------------------------------------
 
     def batches(self, loader: Iterable[Any], *, accumulate: int = 1) -> Iterator[Any]:
-        """The batches of ``loader``, each again if its step must be repeated.
+        """Yields the batches of ``loader``, each again if its step must be repeated.
 
-        The loop's body starts at its top then. Code between ``batches()`` and the ``with`` block
-        runs again, with the same batch and random numbers, and nothing that it does is undone: step
-        a registered scheduler, or count, in the block or after it.
+        A repeat starts at the top of the loop's body. Code between ``batches()`` and the ``with``
+        block runs again with the same batch and random numbers, and its effects are not undone:
+        step a registered scheduler, or count, in the block or after it.
 
         Args:
-            loader: any iterable of batches that gives the same ones when iterated again.
-            accumulate: with k > 1, lists of k batches for one step (gradient accumulation); a last
-                incomplete list is dropped.
+            loader: any iterable of batches that yields the same ones when iterated again.
+            accumulate: with k > 1, lists of k batches for one step (gradient accumulation); an
+                incomplete last list is dropped.
 
         Raises:
-            SystemExit: this worker is not needed any more (drained, or the job is over).
+            SystemExit: this worker is no longer needed (drained, or the job has ended).
             RuntimeError: ``register`` was not called, or ranks run unequal numbers of steps.
-            StateMismatch: the checkpoint to go on from is of another model.
+            StateMismatch: the checkpoint belongs to another model.
         """
         if self._registry is None or self._local is None:
             raise RuntimeError("call session.register(model=..., optimizer=...) before batches()")
@@ -274,8 +274,8 @@ class Session:
                 continue
             if self._hooks.finishing:
                 raise RuntimeError(
-                    "another rank has come to the end of training while this one has batches left: "
-                    "every rank must run the same number of steps"
+                    "another rank has ended training while this rank has batches left: every rank "
+                    "must run the same number of steps"
                 )
             if self._saving is not None and not self._hooks.shadowing:
                 place = (self.step_number, feed.position, self.rank, self._base)
@@ -286,9 +286,9 @@ class Session:
     def step(self) -> Step:
         """Context of one training step; the optimizer is called inside it.
 
-        A step that was spoilt by the loss of a rank ends silently, and ``batches`` gives its batch
-        again. Code after the block runs also then: what it does to registered schedulers and the
-        like is undone, anything else should ask :attr:`Step.counts`.
+        A step that the loss of a rank has poisoned ends silently, and ``batches`` yields its batch
+        again. Code after the block runs even then. Its effects on registered schedulers and other
+        registered objects are undone; other code there should check :attr:`Step.counts`.
         """
         if self._registry is None or self._feed is None:
             raise RuntimeError("session.step() belongs inside 'for batch in session.batches(...)'")
@@ -354,13 +354,13 @@ class Session:
 
     def _spoil(self) -> None:
         self._spoilt, self._outcome = True, VoteOutcome.SHADOW
-        # Even if a rank was lost: its next worker does not know that this step is run twice.
+        # Even if a rank was lost: its next worker does not know that this step is repeated.
         self._rehearses = False
         if not self._hooks.shadowing:
             self._trace.undone(self._hooks.status)
 
     def _undo(self) -> None:
-        """At the boundary, not at the end of the block: what the script did in between goes too."""
+        """Called at the boundary, so that effects of code after the block are undone, too."""
         assert self._local is not None
         assert self._feed is not None
         self._spoilt = False

@@ -1,4 +1,4 @@
-"""A session without a daemon: the script simply trains, with the same numbers."""
+"""Runs a session without a daemon: the script trains unprotected, with the same numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger("tmd.trainer")
 
 
 class StandaloneHooks:
-    """Every step counts. Rank and world size come from torchrun, or are 0 of 1."""
+    """Commits every step. Rank and world size come from torchrun, or are 0 of 1."""
 
     shadowing = False
     poisoned = False
@@ -45,7 +45,7 @@ class StandaloneHooks:
             rank=rank,
         )
         if rank == 0:
-            log.warning("no tmd daemon (TMD_SOCKET is not set): training without protection")
+            log.warning("TMD_SOCKET is not set: training without a tmd daemon and its protection")
 
     @property
     def status(self) -> WorkerStatus:
@@ -59,7 +59,7 @@ class StandaloneHooks:
         return structs.replace(self._status, rss_bytes=peak_rss())
 
     def builds(self, again: Callable[[], None]) -> None:
-        """Build once: there is no other rank to become."""
+        """A standalone script never changes its rank."""
         again()
 
     def registered(
@@ -70,10 +70,10 @@ class StandaloneHooks:
         alike: Partition,
         snapshots: int,
     ) -> None:
-        """Nothing is ever moved."""
+        """The state never moves."""
 
     def seeds(self, own: int) -> tuple[int, ...]:
-        # Only this rank's own entry is ever used.
+        # Only this rank's entry is ever used.
         return (own,) * self._status.world_size
 
     def gathered(self, own: str) -> tuple[str, ...]:
@@ -88,33 +88,33 @@ class StandaloneHooks:
         self._status = structs.replace(self._status, step=step)
 
     def rehearsed(self) -> None:
-        """No shadow is watching."""
+        """No shadow compares."""
 
     def saved(self, saved: SavedCheckpoint | None, missed: MissedCheckpoint | None) -> None:
         self._status = structs.replace(self._status, saved=saved, missed=missed)
 
     def follow(self, feed: Feed) -> None:
-        """No peer asks for the place in the data."""
+        """No peer asks for the data position."""
 
     def verdict(self) -> Verdict:
-        """The state is this worker's own work."""
+        """The state never comes from another worker."""
         return lambda: ""
 
     def begun(self) -> None:
-        """There are no peers to compare with."""
+        """No peer compares step times."""
 
     def vote(self, local: LocalState) -> VoteOutcome:
         return VoteOutcome.COMMIT
 
     def applying(self, optimizer: torch.optim.Optimizer) -> None:
-        """No shadow follows."""
+        """No shadow is attached."""
 
     def boundary(self) -> bool:
         """Nothing ever happens between two steps."""
         return True
 
     def close_feed(self, feed: Feed, local: LocalState) -> bool:
-        # Counted as in a managed job, so that random numbers are the same.
+        # Count as in a managed job, for the same random numbers.
         self._status = structs.replace(self._status, step=self._status.step + 1)
         return True
 
@@ -127,11 +127,11 @@ class StandaloneHooks:
         )
 
     def shadowed(self) -> None:
-        """There are no shadow iterations."""
+        """A standalone script runs no shadow iterations."""
 
 
 def _complete_environment() -> None:
-    """Let ``python train.py`` work as a world of one."""
+    """Let ``python train.py`` run as a world of one."""
     if "RANK" in os.environ:
         return
     with socket.socket() as probe:

@@ -1,4 +1,4 @@
-"""One step of the loop, as a context: where it begins, counts, or is spoilt."""
+"""Context of one training step: it begins, and is committed or poisoned."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Step:
         self._session = session
         self._loss: Tensor | float | None = None
         self.counts = False
-        """After the block: whether the step was committed (false also for shadow iterations)."""
+        """After the block: whether the step was committed (always false for shadow iterations)."""
 
     def record(self, loss: Tensor | float) -> None:
-        """Give the loss of this step, for ``tmd status`` and the trace; read once it counts."""
+        """Report the loss of this step for ``tmd status`` and the trace, if it is committed."""
         self._loss = loss.detach() if isinstance(loss, Tensor) else loss
 
     def __enter__(self) -> Step:
@@ -37,7 +37,7 @@ class Step:
             except Interrupted:
                 session._spoil()
             return True
-        # With garbage from aborted collectives a script may well fail an assertion of its own.
+        # A script may fail an assertion of its own on garbage from aborted collectives.
         spoilt = session._hooks.poisoned and session._outcome is None
         if issubclass(kind, Interrupted) or (spoilt and issubclass(kind, Exception)):
             session._spoil()

@@ -15,23 +15,23 @@ class Trace:
     """Writes nothing."""
 
     def begun(self) -> None:
-        """The present step begins."""
+        """The current step begins."""
 
     def computed(self) -> None:
-        """All of it is done that comes before the vote."""
+        """The current step has reached its vote."""
 
     def write(self, current: Callable[[], WorkerStatus]) -> None:
-        """Write down the step that was just committed. ``loss`` is exact (hexadecimal float)."""
+        """Record the committed step; ``loss`` is exact (hexadecimal float)."""
 
     def undone(self, status: WorkerStatus) -> None:
-        """Write down that the present step was spoilt and will be run again."""
+        """Record that the current step was poisoned and will be repeated."""
 
 
 class FileTrace(Trace):
-    """Appends JSON lines to ``<folder>/<worker>.jsonl``; written through at every step.
+    """Appends JSON lines to ``<folder>/<worker>.jsonl``, flushed at every step.
 
     Raises:
-        OSError: the folder cannot be made or the file not be opened.
+        OSError: the folder or the file cannot be created.
     """
 
     def __init__(self, folder: Path, worker: str) -> None:
@@ -67,7 +67,7 @@ class FileTrace(Trace):
             "undone": status.step,
             "rank": status.rank,
             "epoch": status.epoch,
-            # Whoever had come to its vote has waited there.
+            # A rank that had reached its vote has waited there.
             "computed": self._computed or time.time(),
         }
         self._file.write(json.dumps(line) + "\n")
@@ -76,6 +76,6 @@ class FileTrace(Trace):
 def peak_rss() -> int:
     """Peak resident size of this process in bytes.
 
-    Not from /proc: writing that page out costs a millisecond, and this is asked in every step.
+    Not from /proc, where reading costs a millisecond, since this is called in every step.
     """
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,4 +1,4 @@
-"""What two workers must have built alike around a model, or a rank cannot move between them."""
+"""Compares two workers' models: a rank can only move between workers that built them alike."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ def bucket_layout(wrapped: Sequence[nn.Module]) -> str:
 
 
 def bucket_mismatch(ours: str, theirs: str) -> str:
-    """Why gradients would be summed in another order; empty if they would not."""
+    """Why gradients would be summed in another order; empty if the order is the same."""
     if ours and theirs and ours != theirs:
         return f"gradient buckets differ: {ours} here, {theirs} there"
     return ""
 
 
 def part_mismatch(ours: Layouts, theirs: Layouts) -> str:
-    """Why this worker's part of a divided optimizer is not that of ``theirs``; empty if it is.
+    """Why this worker's part of a divided optimizer differs from that of ``theirs``, or empty.
 
-    Its constructor divides by the rank in the process group, so a standby has that of the rank as
-    which it was built, and the names and shapes of its parameters tell nothing of it.
+    The optimizer's constructor divides by the rank in the process group. A standby therefore has
+    the part of the rank it was built for; names and shapes of its parameters do not show which.
     """
     for name in sorted(ours.keys() & theirs.keys()):
         here, there = owned(ours[name]), owned(theirs[name])
         if here != there:
             return (
-                f"{name} keeps the state of {_shown(here)} here, and of {_shown(there)} there: let "
-                "session.build(function) build model and optimizer, so that a standby can build "
-                "them again as another rank"
+                f"{name} keeps the state of {_shown(here)} here, and of {_shown(there)} there: "
+                "build model and optimizer in session.build(function), so that a standby can "
+                "rebuild them for another rank"
             )
     return ""
 
@@ -51,9 +51,9 @@ def _shown(names: Sequence[str] | None) -> str:
 def group_mismatch(ours: Sequence[GroupView], table: GroupTable, rank: int) -> str:
     """Why the groups built here cannot be those of ``rank``; empty if they can.
 
-    All are in the order in which they were built, and the n-th has to be to ``rank`` what it was to
-    the rank as which this worker's script built it. That holds if some rank has built what was
-    built here, and the n-th groups of all ranks divide the world.
+    Groups are listed in the order of their creation. The n-th must be to ``rank`` what it was to
+    the rank that this worker's script was built for. That holds if some rank has built the same
+    groups as this worker, and the n-th groups of all ranks divide the world.
     """
     size = len(table)
     theirs = table[rank] if rank < size else ()
@@ -64,13 +64,13 @@ def group_mismatch(ours: Sequence[GroupView], table: GroupTable, rank: int) -> s
         return ""
     built, needed = ([list(ranks) for _, ranks in views] for views in (ours, theirs))
     return (
-        f"rank {rank} has the process groups {needed}, and this worker's script has built {built}: "
-        "ranks can only change places if all build their groups alike and in one order"
+        f"rank {rank} has the process groups {needed}, but this worker's script built {built}: "
+        "let all ranks build their groups alike and in one order, so that ranks can move"
     )
 
 
 def _divides(table: GroupTable) -> bool:
-    """Whether all ranks have equally many groups, and members of an n-th group agree that it is."""
+    """Whether all ranks have equally many groups, and the members of each n-th group agree."""
     return len({len(row) for row in table}) == 1 and all(
         table[member][n] == view
         for row in table

@@ -1,8 +1,8 @@
-"""Where a rank stands in its data, and giving the same batch again when a step is repeated.
+"""The data position of a rank, and the same batch again when a step is repeated.
 
-A position is the number of the ``batches()`` call and of the batch in it. A joiner walks there:
-calls before the position end at once, and within the call the batches before are drawn and dropped
-(a ``StepSampler`` simply starts there).
+A position is the number of the ``batches()`` call and of the batch in it. To reach it, a joiner
+ends earlier calls at once, and within the call draws and drops the earlier batches (a
+``StepSampler`` starts at the position).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from msgspec import Struct
 from torch.utils.data import DistributedSampler, Sampler
 
-from tmd.trainer.state.loading import Sown, loads_in_turn, sowing
+from tmd.trainer.state.loading import SeededIndex, loads_in_turn, seeded_workers
 from tmd.trainer.state.seeds import mixed, seed_all
 
 log = logging.getLogger("tmd.trainer")
@@ -34,14 +34,14 @@ class Course:
 
     def __init__(self, start: int) -> None:
         self.next = start
-        """Batch that it goes on with; may be set."""
+        """Number of its next batch; may be set."""
         self.given = 0
-        """Batches so far."""
+        """Number of batches given so far."""
         self.ended = False
 
 
 class StepSampler(Sampler[int]):
-    """Indices of a dataset as a function of (seed, step, rank): nothing to save, nothing to skip.
+    """Indices of a dataset as a function of (seed, step, rank): no state to save, none to skip.
 
     Draws with replacement; every rank takes its own part of each global batch. Use as the
     ``sampler`` of a ``DataLoader`` with the same ``batch_size``.
@@ -50,8 +50,8 @@ class StepSampler(Sampler[int]):
         size: length of the dataset.
         batch_size: samples per rank and step.
         steps: number of batches.
-        place: returns which part of how many is this rank's; asked anew for each batch since a rank
-            can be taken over.
+        place: returns the index of this rank's part and the number of parts; called again for each
+            batch, since the worker's rank can change.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class StepSampler(Sampler[int]):
         self._size, self.batch_size, self._steps = size, batch_size, steps
         self._place, self._seed = place, seed
         self.start = 0
-        """Batch that the next iteration begins with."""
+        """First batch of the next iteration."""
         self.latest: Course | None = None
-        """The iteration that was begun last."""
+        """The iteration that began last."""
         self.seed_of: Callable[[int], int] | None = None
-        """Seed of what loader processes draw for a batch; ``None`` if there are none."""
+        """Returns the seed for a batch's loader processes; ``None`` if there are none."""
 
     def __len__(self) -> int:
         return self._steps * self.batch_size
@@ -86,20 +86,20 @@ class StepSampler(Sampler[int]):
             generator.manual_seed(self._seed * 1_000_003 + step)
             drawn = torch.randint(self._size, (world, self.batch_size), generator=generator)
             first, *others = drawn[rank].tolist()
-            yield first if self.seed_of is None else Sown(first, self.seed_of(step))
+            yield first if self.seed_of is None else SeededIndex(first, self.seed_of(step))
             yield from others
         course.ended = True
 
 
 class Feed:
-    """The batches of one ``batches()`` call; those since the last commit are kept for repeating.
+    """The batches of one ``batches()`` call; uncommitted ones are kept for a repeat.
 
     Args:
         loader: any iterable of batches.
         call: number of this ``batches()`` call, from 0.
-        base: seeds all that is drawn at random; asked anew for each batch since a rank can be taken
-            over.
-        place: as that of :class:`StepSampler`.
+        base: returns the seed of all random draws; called again for each batch, since the worker's
+            rank can change.
+        place: as for :class:`StepSampler`.
     """
 
     def __init__(
@@ -116,30 +116,30 @@ class Feed:
         self._source: Iterator[Any] | None = None
         self._drawn = False
         self._taken = 0
-        """Batches that were taken from this source."""
+        """Number of batches taken from the current source."""
         self._course: Course | None = None
-        """By which the processes of the loader go, if they can be told to go elsewhere."""
+        """The iteration that loader processes follow, if they can jump to another batch."""
         self._closed = False
 
     @property
     def position(self) -> Position:
-        """Where the next uncommitted batch stands."""
+        """Position of the next uncommitted batch."""
         return Position(self.call + 1) if self._closed else Position(self.call, self._committed)
 
     @property
     def closed(self) -> bool:
-        """Whether this call is over; nobody knows then if there will be another."""
+        """Whether all ranks have ended this call."""
         return self._closed
 
     def close(self) -> None:
-        """Every rank has come to the end of this call: what is next is the call after it."""
+        """End this call on all ranks: the next position is in the call after it."""
         self._closed = True
 
     def next(self, step: int) -> Any:
-        """The next batch, the first of ``step`` or one more of it.
+        """The next batch of ``step``.
 
         Raises:
-            StopIteration: the loader has come to its end.
+            StopIteration: the loader is exhausted.
         """
         if self._replay < len(self._kept):
             batch = self._kept[self._replay]
@@ -150,7 +150,7 @@ class Feed:
         return batch
 
     def commit(self) -> None:
-        """All batches given out so far belong to committed steps."""
+        """Note that all batches given out so far belong to committed steps."""
         self._committed += self._replay
         del self._kept[: self._replay]
         self._replay = 0
@@ -160,7 +160,7 @@ class Feed:
         self._replay = 0
 
     def skip_to(self, index: int) -> None:
-        """Go on to batch ``index`` as the rank held now; cheaper than ``seek`` if it is near."""
+        """Go to batch ``index`` as the rank held now; cheaper than ``seek`` for a near batch."""
         done = self._committed + len(self._kept)
         if self._source is None or index < done:
             return self.seek(index)
@@ -171,7 +171,7 @@ class Feed:
         self._committed = index
 
     def seek(self, index: int) -> None:
-        """Go to batch ``index`` as the rank held now, forgetting what was drawn before."""
+        """Go to batch ``index`` as the rank held now, and forget the batches drawn before."""
         self._kept.clear()
         self._replay = 0
         self._committed = index
@@ -179,10 +179,10 @@ class Feed:
             self._open(index)
 
     def _jump(self, index: int) -> bool:
-        """Let the processes of the loader, which are there already, go on with batch ``index``.
+        """Let the running loader processes go on with batch ``index``; returns whether they can.
 
-        Whether they can. Once others are started, this process has to copy each of its pages at the
-        next write to it: those of a state that it has just received, too.
+        To fork new ones would make this process copy each of its pages at the next write to it,
+        even those of a state that it has just received.
         """
         course = self._course
         if course is None or course.ended:
@@ -191,14 +191,14 @@ class Feed:
         try:
             for _ in range(ahead):
                 self._draw(index)
-        except Exception as error:  # of a batch that nobody wants
-            log.warning("the loader is started anew: %s", error)
+        except Exception as error:  # in a batch that is dropped
+            log.warning("starting the data loader again: %s", error)
             return False
         return True
 
     def _open(self, index: int) -> None:
-        # The order of a shuffled epoch must depend on the epoch, not on when a worker got there;
-        # some loaders draw it when they are iterated, some with the first batch.
+        # The order of a shuffled epoch must depend on the epoch, not on the moment a worker begins.
+        # Some loaders draw the order when they are iterated, some with the first batch.
         self._seed(self.call, "epoch")
         sampler = getattr(self._loader, "sampler", None)
         for each in (sampler, getattr(getattr(self._loader, "batch_sampler", None), "sampler", 0)):
@@ -207,9 +207,9 @@ class Feed:
                 _check_parts(each, parts)
         steps = sampler if isinstance(sampler, StepSampler) else None
         skip = index if steps is None else 0
-        with sowing(self._loader) as processes:
+        with seeded_workers(self._loader) as processes:
             if steps is not None:
-                # Not a method of this feed: a circle would keep its processes alive after it.
+                # Not a method of this feed: a reference cycle would keep its processes alive.
                 seed_of = partial(_seed_of, self._base, self.call)
                 steps.start, steps.seed_of = index, seed_of if processes else None
                 steps.latest = None
@@ -217,7 +217,7 @@ class Feed:
         self._course = None
         if steps is not None and loads_in_turn(self._loader, steps.batch_size):
             self._course = steps.latest
-        # Who starts in the middle has no first batch: the numbers are those of any other one.
+        # A worker that starts in the middle seeds its first batch as any other one.
         self._drawn, self._taken = skip < index, 0
         for number in range(skip):
             self._draw(number)
@@ -243,7 +243,7 @@ def _seed_of(base: Callable[[], int], call: int, index: int) -> int:
 def _check_parts(sampler: DistributedSampler[Any], parts: int) -> None:
     if sampler.num_replicas != parts:
         raise ValueError(
-            f"the DistributedSampler divides the data among {sampler.num_replicas}, but {parts} "
-            "ranks have batches of their own: let num_replicas match, or name the ranks that share "
-            'a batch with session.register(data_mesh=mesh["dp"])'
+            f"the DistributedSampler divides the data into {sampler.num_replicas} parts, but "
+            f"{parts} ranks have different batches: make num_replicas equal, or name the ranks "
+            'that share a batch with session.register(data_mesh=mesh["dp"])'
         )

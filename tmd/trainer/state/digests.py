@@ -1,4 +1,4 @@
-"""Digests of tensors, and the bytes that they are taken of."""
+"""Digests of tensors and the bytes that they cover."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tmd.trainer.state.dtensors import part
 Digest = dict[str, str]
 """Hexadecimal digests (xxh3-128) by part of the state."""
 PACK_BELOW = 1 << 16
-"""Bytes; tensors smaller than this travel packed into one buffer, for fewer system calls."""
+"""Bytes; smaller tensors travel packed into one buffer, for fewer system calls."""
 
 
 def digest_of(tensors: Iterable[Tensor]) -> str:
@@ -33,7 +33,7 @@ def chunks(tensors: list[Tensor]) -> Iterator[memoryview]:
 
 
 def groups(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Tensors in order; runs of small ones together. Both sides see the same sizes."""
+    """Tensors in order, in groups of consecutive small ones. Both sides form the same groups."""
     run: list[Tensor] = []
     for tensor in tensors:
         size = tensor.numel() * tensor.element_size()

@@ -1,10 +1,10 @@
 """An optimizer that is divided among ranks: torch's ``ZeroRedundancyOptimizer``.
 
-Each rank has a *local* optimizer for the parameters that it owns, and its state exists once. Local
-optimizers are what is registered, moved and asked to vote. What the script has is the *whole* one,
-of which only the values of its parameter groups count: schedulers write to them, and every step
-copies them to the local one. What a step does besides, after its vote, is the business of
-:mod:`tmd.trainer.state_transfer.parameter_resync`.
+Each rank has a *local* optimizer for the parameters that it owns, whose state is unique to it. The
+local optimizers are registered, moved and hooked for the vote. The script holds the *whole* one, of
+which only the values of its parameter groups matter: schedulers write them, and every step copies
+them to the local one. :mod:`tmd.trainer.state_transfer.parameter_resync` handles the broadcasts of
+a step after its vote.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from tmd.torch_private.optimizers import is_zero, steps_in_backward
 
 Groups = Sequence[dict[str, Any]]
 UNFOLLOWED = "its optimizer is divided among ranks and communicates: no shadow can follow its step"
-"""Why the state of such a rank is copied at the switch."""
+"""Reason to copy the state of such a rank at the switch."""
 
 
 def is_divided(optimizer: object) -> bool:
-    """Whether each rank has a part of what ``optimizer`` keeps."""
+    """Whether each rank has only a part of the state of ``optimizer``."""
     return is_zero(optimizer)
 
 
 def local(whole: Any) -> torch.optim.Optimizer:
-    """What of a divided optimizer is this rank's.
+    """This rank's part of a divided optimizer.
 
     Raises:
-        TypeError: it steps in DDP's backward pass, which is before the vote.
+        TypeError: it steps in DDP's backward pass, before the vote.
     """
     if steps_in_backward(whole):
         raise TypeError(
@@ -42,11 +42,11 @@ def local(whole: Any) -> torch.optim.Optimizer:
 
 
 def ranks_of(whole: Any) -> frozenset[int]:
-    """Among whom it is divided."""
+    """The ranks that it is divided among."""
     return frozenset(torch.distributed.get_process_group_ranks(whole.process_group))
 
 
 def set_values(groups: Groups, values: Sequence[Mapping[str, Any]]) -> None:
-    """Let ``groups`` say what ``values`` do, but for the parameters that they name."""
+    """Set the values of ``groups`` to ``values``, except their lists of parameters."""
     for group, said in zip(groups, values, strict=True):
         group.update({k: v for k, v in said.items() if k != "params"})

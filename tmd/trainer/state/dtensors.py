@@ -1,6 +1,6 @@
-"""A rank's own part of a tensor that is spread over ranks, and the way back.
+"""This rank's part of a tensor that is distributed over ranks, and the way back.
 
-What moves with a rank is its part. A plain tensor is its own part.
+Only this part moves with a rank. A plain tensor is its own part.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def part(tensor: Tensor) -> Tensor:
     """The part of ``tensor`` that this rank holds, detached; it shares the memory."""
     held: Any = tensor
     if hasattr(held, "to_local"):
-        # Not detached first: what is done to a whole is thought through, anew in each thread.
+        # Not detached first: torch plans each operation on a DTensor again in each thread.
         with torch.no_grad():
             held = held.to_local()
     own: Tensor = held.detach()
@@ -23,9 +23,9 @@ def part(tensor: Tensor) -> Tensor:
 
 
 def like(param: Tensor, value: Tensor) -> Tensor:
-    """``value``, the part of something as large as ``param``, spread as ``param`` is.
+    """``value``, the part of a tensor as large as ``param``, distributed as ``param`` is.
 
-    A value of another shape (a step counter) is returned as it is.
+    A value of another shape (a step counter) is returned unchanged.
     """
     whole: Any = param
     if not hasattr(whole, "to_local") or value.shape != part(param).shape:

@@ -1,8 +1,8 @@
-"""Random numbers in loader processes, as a function of the batch.
+"""Seeds random numbers in loader processes as a function of the batch.
 
-Such a process is seeded once, when it starts. One that starts in the midst of an epoch, as that of
-a joiner does, would draw other numbers for the same batch. So the first index of each batch brings
-a seed along, which the process takes before it loads the batch.
+A loader process is seeded once, when it starts. A joiner's starts in the middle of an epoch and
+would draw other numbers for the same batch. So the first index of each batch carries a seed, which
+the process applies before it loads the batch.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any, TypeGuard
 from torch.utils.data import DataLoader
 
 from tmd.torch_private.loaders import before_each_batch
-from tmd.trainer.state.seeds import sow
+from tmd.trainer.state.seeds import seed_generators
 
 
-class Sown(int):
-    """Index of a dataset, with the ``seed`` of the batch that begins with it."""
+class SeededIndex(int):
+    """Index of a dataset that carries the ``seed`` of the batch it begins."""
 
     seed: int
 
-    def __new__(cls, index: int, seed: int = 0) -> Sown:
+    def __new__(cls, index: int, seed: int = 0) -> SeededIndex:
         made = super().__new__(cls, index)
         made.seed = seed
         return made
@@ -34,9 +34,9 @@ def has_processes(loader: object) -> TypeGuard[DataLoader[Any]]:
 
 
 @contextmanager
-def sowing(loader: object) -> Iterator[bool]:
-    """Within: processes that ``loader`` starts take the seeds that indices bring along. Whether it
-    starts any."""
+def seeded_workers(loader: object) -> Iterator[bool]:
+    """Processes that ``loader`` starts in this context apply the seeds that indices carry. Yields
+    whether it starts any."""
     if not has_processes(loader):
         yield False
         return
@@ -49,21 +49,21 @@ def sowing(loader: object) -> Iterator[bool]:
 
 
 def loads_in_turn(loader: object, batch_size: int) -> bool:
-    """Whether processes load such batches, and give them in the order of the sampler."""
+    """Whether processes load batches of this size and return them in the order of the sampler."""
     return has_processes(loader) and loader.batch_size == batch_size and loader.in_order
 
 
 def _start(own: Callable[[int], None] | None, number: int) -> None:
     """In the worker process."""
-    before_each_batch(_sown)
+    before_each_batch(_apply_seed)
     if own is not None:
         own(number)
 
 
-def _sown(batch: list[int] | int) -> list[int] | int:
-    """The plain indices of ``batch``, of which there is one if the loader makes no batches."""
+def _apply_seed(batch: list[int] | int) -> list[int] | int:
+    """The plain indices of ``batch``, which is a single index if the loader makes no batches."""
     first = batch[0] if isinstance(batch, list) else batch
-    if not isinstance(first, Sown):
+    if not isinstance(first, SeededIndex):
         return batch
-    sow(first.seed)
+    seed_generators(first.seed)
     return [int(first), *batch[1:]] if isinstance(batch, list) else int(first)

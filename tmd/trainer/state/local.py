@@ -1,9 +1,9 @@
-"""What a step changes besides the optimizer's work, and what only one rank has.
+"""Rank-local state: what a step changes besides the optimizer, and what has no replica.
 
-The buffers that a forward writes to (BatchNorm's statistics) serve two needs. A poisoned step must
-leave no trace of them (invariant I8); and they must not be lost with their rank: before each
-vote every rank lays a copy with the next two ranks, so that a committed step implies kept copies.
-Random state is not here: it is derived (:mod:`tmd.trainer.state.seeds`).
+A forward may write to buffers (BatchNorm's statistics). A poisoned step must leave no trace in them
+(invariant I8), and they must survive the loss of their rank: before each vote every rank copies
+them to the next two ranks, so that a committed step implies stored copies. Random state is not
+here: it is derived (:mod:`tmd.trainer.state.seeds`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tmd.torch_private.modules import keeps_statistics
 from tmd.trainer.state.state import Registry, Stateful
 
 SMALL = 64 << 10
-"""Bytes up to which a buffer is watched in every step; larger ones in the first two."""
+"""Bytes; smaller buffers are watched in every step, larger ones in the first two."""
 
 Shift = Callable[[bytes, int], bytes]
 
@@ -30,31 +30,31 @@ Shift = Callable[[bytes, int], bytes]
 class LocalState:
     """Watches the buffers of the registered modules, by name and by value.
 
-    Whether anything is sent depends on the model alone, never on what this worker has seen change:
-    workers with another past must not take part in other exchanges. What is sent does.
+    Whether ranks exchange copies depends only on the model, never on changes that this worker has
+    seen: all workers must take part in the same exchanges. Those changes decide what is copied.
     """
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self.exchanged: bool | None = None
-        """Whether any rank has buffers; unknown, it goes by its own."""
+        """Whether any rank has buffers; if ``None``, this worker decides by its own."""
         self._held: dict[tuple[int, int], bytes] = {}
         self.renew()
 
     def renew(self) -> None:
-        """Other objects are registered now, or none for a while."""
+        """Use the objects registered now; there may be none for a while."""
         modules = self._registry.modules
         self._params = [p for m in modules for p in m.parameters()]
         self._statistics = {name for name, owner in _owners(modules) if keeps_statistics(owner)}
         self._seen: set[str] = set()
-        """Buffers that were seen to change."""
+        """Buffers that have changed."""
         self._steps = 0
         self._saved: dict[str, Tensor] = {}
         self._values: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._states: list[tuple[Stateful, dict[str, Any]]] = []
 
     def begin(self) -> None:
-        """Start of a step: keep what a poisoned step would spoil."""
+        """Save what a poisoned step would change, at the start of a step."""
         self._saved = {
             name: buffer.clone()
             for name, buffer in self._buffers().items()
@@ -69,7 +69,7 @@ class LocalState:
         self._steps += 1
 
     def undo(self) -> None:
-        """Before a poisoned step is run again: no trace, not even of what a script did after it.
+        """Remove all traces of a poisoned step before its repeat, even those of code after it.
 
         A scheduler is often stepped after the ``with`` block, which a poisoned step leaves early
         but does not skip.
@@ -86,8 +86,8 @@ class LocalState:
             group.update(values)
         self._registry.forget_unscaled()
 
-    def lay_away(self, step: int, rank: int, size: int, shift: Shift) -> None:
-        """Before the vote of ``step``: exchange copies with the neighbours.
+    def exchange_copies(self, step: int, rank: int, size: int, shift: Shift) -> None:
+        """Exchange copies with the neighbours before the vote of ``step``.
 
         Raises:
             LinkError: a neighbour is gone.
@@ -99,43 +99,43 @@ class LocalState:
         self._held = {k: v for k, v in self._held.items() if k[1] >= step}
         for offset in HOLDER_OFFSETS:
             if offset < size:
-                # Copies are of the state after `step`, so at the start of the next one.
+                # Copies hold the state after `step`, which is the start of the next one.
                 self._held[(rank - offset) % size, step + 1] = shift(blob, offset)
 
-    def pass_over(self, step: int) -> None:
-        """``step`` was only the end of a ``batches()`` call: copies as of it hold for the next."""
+    def carry_over(self, step: int) -> None:
+        """Keep copies for the next step: ``step`` was only the end of a ``batches()`` call."""
         for rank, at in [key for key in self._held if key[1] == step]:
             self._held[rank, step + 1] = self._held.pop((rank, at))
 
     def forget(self) -> None:
-        """All go back to an earlier step: copies as of later ones are of steps to come again."""
+        """Drop all copies when ranks return to an earlier step, which makes them invalid."""
         self._held.clear()
 
     @property
     def has_buffers(self) -> bool:
-        """Whether there is anything that a forward could write to."""
+        """Whether there are buffers that a forward may write to."""
         return bool(self._buffers())
 
     @property
     def is_live(self) -> bool:
-        """Whether there is anything that only one rank has."""
+        """Whether any of the state has no replica."""
         return bool(self._statistics or self._seen)
 
     def held(self, rank: int, step: int) -> bytes:
-        """The copy kept for ``rank`` as of the start of ``step``; empty if there is none."""
+        """The stored copy for ``rank`` at the start of ``step``; empty if there is none."""
         return self._held.get((rank, step), b"")
 
     def ranks_held(self, step: int) -> tuple[int, ...]:
-        """Ranks of which a copy as of the start of ``step`` is kept here."""
+        """Ranks whose copy at the start of ``step`` is stored here."""
         return tuple(sorted(rank for rank, at in self._held if at == step))
 
     def own(self) -> bytes:
-        """A copy of the buffers that forwards write to, as they are now."""
+        """A copy of the current buffers that forwards write to."""
         buffers = self._buffers()
         return msgpack.encode({name: _bytes(buffers[name]) for name in self._live(buffers)})
 
     def adopt(self, blob: bytes) -> None:
-        """Put a copy of another rank's buffers in place."""
+        """Replace the buffers by a copy of another rank's."""
         if not blob:
             return
         buffers = self._buffers()
@@ -145,7 +145,7 @@ class LocalState:
             buffer.data.copy_(flat.view(buffer.shape))
 
     def _buffers(self) -> dict[str, Tensor]:
-        """Looked up anew each time: a script may put another tensor in a buffer's place."""
+        """Looked up each time: a script may replace the tensor of a buffer."""
         return {
             f"{number}.{name}": buffer
             for number, module in enumerate(self._registry.modules)

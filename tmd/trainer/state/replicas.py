@@ -1,8 +1,7 @@
-"""Which ranks hold equal state: read off what is registered, or told by the script.
+"""Finds the ranks that hold equal state, from the registered objects or the script's declaration.
 
-The answer is a partition of the ranks, the same on every worker whatever rank it holds or wears.
-What is not known to be replicated counts as existing once: a lost rank is then never made good
-from another one's state.
+The result is a partition of the ranks, the same on every worker. A state that is not known to be
+replicated counts as unique: a lost rank is then never restored from another rank.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tmd.trainer.state.divided import ranks_of
 
 Partition = tuple[tuple[int, ...], ...]
-"""Groups of ranks with equal state, each in order; every rank is in exactly one."""
+"""Groups of ranks with equal state, each in order; every rank is in exactly one group."""
 
 
 def all_alike(size: int) -> Partition:
@@ -28,7 +27,7 @@ def all_alike(size: int) -> Partition:
 
 
 def all_different(size: int) -> Partition:
-    """The state of every rank exists once."""
+    """The state of every rank is unique."""
     return tuple((rank,) for rank in range(size))
 
 
@@ -48,22 +47,22 @@ def replicas_along(mesh: Any, *dims: str) -> Partition:
 
 def partition(
     models: Sequence[nn.Module],
-    told: Iterable[Iterable[int]] | None,
+    declared: Iterable[Iterable[int]] | None,
     size: int,
     divided: Sequence[Any] = (),
 ) -> Partition:
-    """As a script has ``told``, or else as :func:`read_off` finds it.
+    """The partition that a script declares, or else the one that :func:`read_off` finds.
 
-    With an optimizer that is ``divided`` among ranks every state exists once: DDP says only of the
-    parameters that they are equal, and of the groups of other ranks this process knows nothing.
+    With an optimizer that is ``divided`` among ranks every state is unique: DDP makes only the
+    parameters equal, and this process does not know the groups of other ranks.
 
     Raises:
-        ValueError: what was told does not name every rank exactly once, or calls ranks equal among
-            whom an optimizer is divided.
+        ValueError: the declaration does not name every rank exactly once, or calls ranks equal
+            that divide an optimizer among them.
     """
-    if told is None:
+    if declared is None:
         return all_different(size) if divided else read_off(models, size)
-    groups = checked(told, size)
+    groups = checked(declared, size)
     for ranks in map(ranks_of, divided):
         if unequal := [group for group in groups if len(ranks.intersection(group)) > 1]:
             raise ValueError(
@@ -77,20 +76,20 @@ def read_off(models: Sequence[nn.Module], size: int) -> Partition:
     """The partition that follows from how ``models`` are wrapped.
 
     DDP replicates over its group, DTensors (FSDP2, HSDP, tensor parallel) over the dimensions of
-    their mesh on which they are ``Replicate``. A bare module with anything to train is taken to be
-    this rank's own.
+    their mesh on which they are ``Replicate``. A bare module with trainable parameters counts as
+    unique to this rank.
     """
     parts = [part for model in models for part in _of_module(model, size)]
     return reduce(common, parts, all_alike(size))
 
 
-def checked(told: Iterable[Iterable[int]], size: int) -> Partition:
-    """A partition that a script has told.
+def checked(declared: Iterable[Iterable[int]], size: int) -> Partition:
+    """The partition that a script declares.
 
     Raises:
         ValueError: it does not name every rank exactly once.
     """
-    groups = tuple(sorted(tuple(sorted(group)) for group in told))
+    groups = tuple(sorted(tuple(sorted(group)) for group in declared))
     if sorted(rank for group in groups for rank in group) != list(range(size)):
         raise ValueError(
             f"register(replicas=...): {groups} must name each rank of 0..{size - 1} exactly once"
@@ -99,7 +98,7 @@ def checked(told: Iterable[Iterable[int]], size: int) -> Partition:
 
 
 def common(one: Partition, other: Partition) -> Partition:
-    """Ranks that are together in both."""
+    """Groups of ranks that are together in both partitions."""
     return tuple(sorted(both for a in one for b in other if (both := _shared(a, b))))
 
 
@@ -113,7 +112,7 @@ def _shared(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _of_module(model: nn.Module, size: int) -> list[Partition]:
-    """One partition for each way in which parameters of ``model`` are spread."""
+    """One partition for each way in which parameters of ``model`` are distributed."""
     trained = [p for p in model.parameters() if p.requires_grad]
     spread: list[Any] = [p for p in trained if hasattr(p, "placements")]
     meshes = {(id(p.device_mesh), p.placements): p for p in spread}
@@ -128,7 +127,7 @@ def _of_module(model: nn.Module, size: int) -> list[Partition]:
 def _of_group(group: Any, size: int) -> Partition:
     ranks = set(torch.distributed.get_process_group_ranks(group))
     alone = tuple((rank,) for rank in range(size) if rank not in ranks)
-    # Of other replicas of the same kind this process knows nothing.
+    # This process does not know other groups of replicas of the same kind.
     return tuple(sorted((tuple(sorted(ranks)), *alone)))
 
 

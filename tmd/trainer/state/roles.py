@@ -1,6 +1,6 @@
-"""As which rank this worker is built, and which other ranks the same objects can be.
+"""Which rank this worker's model was built for, and which other ranks it can serve.
 
-Ranks of equal state are built alike. Equal structure is not enough: two stages of a pipeline may
+Ranks of equal state are built alike. Equal structure does not suffice: two stages of a pipeline may
 have layers of the same shapes and yet different neighbours.
 """
 
@@ -17,35 +17,35 @@ from tmd.trainer.state.state import Layouts, owned, shapes
 
 
 class Role(Struct, frozen=True):
-    """What the session sees of a rank."""
+    """What distinguishes the build of a rank."""
 
     structure: str
     """Digest of the names, shapes and types of its tensors and of the sizes of its groups."""
     alike: tuple[int, ...]
-    """Ranks of equal state, itself included."""
+    """Ranks of equal state, including this rank."""
     buffers: bool = False
-    """Whether a forward may write to something that only this rank has."""
+    """Whether a forward may write to a buffer, which then has no replica."""
     part: str = ""
     """Digest of the parameters that it owns, if an optimizer is divided among ranks."""
 
 
 class Roles:
-    """Those of all ranks, as far as they were heard. ``several``: the script can build any."""
+    """Known roles of all ranks. ``several``: the script can build any of them."""
 
     def __init__(self, *, several: bool) -> None:
         self.several = several
         self.known: tuple[Role, ...] = ()
-        """By rank; empty until they were heard."""
+        """By rank; empty until the job has exchanged them."""
         self.built = 0
-        """The rank as which this worker is built."""
+        """The rank that this worker is built for."""
 
     def serves(self, rank: int) -> bool:
-        """Whether what is built can be ``rank``, as far as is known."""
+        """Whether the built objects can serve ``rank``, as far as its role is known."""
         own = self._own
         return not self.several or own is None or rank in own.alike
 
     def resting(self, size: int) -> int:
-        """Whose identity to wear while none is asked for: never rank 0 if there is a choice."""
+        """The rank that an idle standby impersonates: never rank 0 if there is a choice."""
         if not self.several:
             return size - 1
         own = self._own
@@ -53,7 +53,7 @@ class Roles:
 
     @property
     def commonest(self) -> int:
-        """The rank as which to be built while none is asked for: most others are like it."""
+        """The rank that an idle standby is built for: its role is the most frequent one."""
         own = self._own
         if not self.several or own is None:
             return self.built
@@ -64,7 +64,7 @@ class Roles:
         return max(r for r, role in enumerate(self.known) if role.structure == structure)
 
     def of(self, rank: int | None) -> str:
-        """What ``rank`` is built as; empty if that was not heard, or there is none."""
+        """The structure of ``rank``; empty if it is unknown or ``rank`` is ``None``."""
         return "" if rank is None or rank >= len(self.known) else self.known[rank].structure
 
     @property
@@ -73,24 +73,24 @@ class Roles:
 
 
 def contradiction(roles: Sequence[Role]) -> str:
-    """Which ranks cannot be of equal state, as somebody has told; empty if all can."""
+    """Which ranks are declared equal but cannot be; empty if all can."""
     for rank, role in enumerate(roles):
         for other in role.alike:
             if roles[other].part != role.part:
                 return (
-                    f"register(replicas=...): ranks {rank} and {other} own other parameters of an "
-                    "optimizer that is divided among ranks, so their state is not equal"
+                    f"register(replicas=...): ranks {rank} and {other} own different parameters of "
+                    "an optimizer that is divided among ranks, so their state is not equal"
                 )
     return ""
 
 
 def part_of(layouts: Layouts) -> str:
-    """Digest (hex, xxh3-128) of which parameters' state this rank keeps; empty if of all."""
+    """Digest (hex, xxh3-128) of the parameters whose state this rank keeps; empty if all."""
     parts = {name: mine for name, each in layouts.items() if (mine := owned(each)) is not None}
     return xxhash.xxh3_128(msgpack.encode(sorted(parts.items()))).hexdigest() if parts else ""
 
 
 def structure_of(layouts: Layouts, groups: Sequence[GroupView]) -> str:
-    """Digest (hex, xxh3-128) of what a rank has built, whichever place it has in its groups."""
+    """Digest (hex, xxh3-128) of the build of a rank, independent of its position in its groups."""
     sizes = [len(view.ranks) for view in groups]
     return xxhash.xxh3_128(msgpack.encode((sorted(shapes(layouts).items()), sizes))).hexdigest()

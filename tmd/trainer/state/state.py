@@ -1,9 +1,9 @@
-"""The state that moves with a rank: what it is, whether it fits, and putting it in place.
+"""The state that moves with a rank: its layout, whether it fits, and its replacement.
 
 A state is a *layout* (a tree of names, shapes, dtypes and plain values, msgpack-able) and the
 tensors it names, in order. Module tensors and optimizer tensors are written in place, so a joiner
-that already ran an iteration takes over without allocating anything.
-No pickle: what is neither a tensor nor a plain value cannot move, and :func:`flatten` says which.
+that already ran an iteration takes over without allocation. There is no pickle: a value that is
+neither a tensor nor plain cannot move, and :func:`flatten` reports its path.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tmd.trainer.state.dtensors import like, part
 
 PLAIN = (type(None), bool, int, float, str, bytes)
 LOOSE = "loose parameters"
-"""Under which what belongs to no registered object goes; no keyword can be called so."""
+"""Name for parameters of no registered object; no keyword can equal it."""
 OPTIMIZER, OWNED = ("state", "param_groups"), "owned"
-"""What the state of an optimizer consists of, and of a divided one besides: its parameters."""
+"""Keys in the state of an optimizer, and the key of a divided one's own parameters."""
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Anything with the usual pair of methods: optimizers, schedulers, scalers, loaders."""
+    """Any object with this pair of methods: optimizers, schedulers, scalers, loaders."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -38,7 +38,7 @@ class Stateful(Protocol):
 
 
 class TensorSpec(Struct, frozen=True, tag="tensor", array_like=True):
-    """Stands for a tensor in a layout."""
+    """Represents a tensor in a layout."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -63,7 +63,7 @@ Layouts = dict[str, Layout]
 
 
 def flatten(value: Any, path: str = "") -> tuple[Layout, list[Tensor]]:
-    """Layout and tensors of a nested state dict; of what is spread over ranks the own part.
+    """Layout and tensors of a nested state dict; of a distributed tensor only the local part.
 
     Raises:
         StateMismatch: a value is neither tensor, container nor plain; the message has its path.
@@ -82,8 +82,8 @@ def flatten(value: Any, path: str = "") -> tuple[Layout, list[Tensor]]:
         node = Node(kind, None, tuple(layout for layout, _ in parts))
     else:
         raise StateMismatch(
-            f"{path or 'state'} is a {type(value).__name__}: only tensors, containers and plain "
-            "values can move with a rank; leave it out of state_dict() or convert it"
+            f"{path or 'state'} is a {type(value).__name__}, but only tensors, containers "
+            "and plain values can move with a rank: leave it out of state_dict() or convert it"
         )
     return node, [tensor for _, tensors in parts for tensor in tensors]
 
@@ -118,21 +118,21 @@ def dtype_of(spec: TensorSpec) -> torch.dtype:
 
 
 class Loose(nn.Module):
-    """Parameters that an optimizer has and no registered module."""
+    """Parameters of an optimizer that no registered module has."""
 
     def __init__(self, params: Iterable[Tensor]) -> None:
         super().__init__()
-        # As they are: an assignment takes nothing but an ``nn.Parameter``.
+        # Not by assignment, which accepts only an ``nn.Parameter``.
         self._parameters.update({str(n): cast(nn.Parameter, p) for n, p in enumerate(params)})
 
 
 def _refuse_hidden(name: str, module: nn.Module) -> None:
-    """State that is neither parameter nor buffer would stay behind in silence."""
+    """Refuse state that is neither parameter nor buffer: it would silently stay behind."""
     for path, each in module.named_modules():
         if type(each).get_extra_state is not nn.Module.get_extra_state:
             raise TypeError(
-                f"register({name}=...): {type(each).__name__} at {path or 'the top'} has a state "
-                "of its own (get_extra_state), which cannot move; keep it in buffers"
+                f"register({name}=...): {type(each).__name__} at {path or 'the top'} has extra "
+                "state (get_extra_state), which cannot move: keep it in buffers"
             )
 
 
@@ -146,12 +146,12 @@ class Registry:
     def __init__(self, objects: Mapping[str, object]) -> None:
         self._objects: dict[str, nn.Module | Stateful] = {}
         self.divided: list[Any] = []
-        """Optimizers of each of which only a part is this rank's; the list stays the same one."""
+        """Optimizers that are divided among ranks; the list object never changes."""
         self._wholes: dict[str, Any] = {}
         self.renew(objects)
 
     def renew(self, objects: Mapping[str, object]) -> None:
-        """Let it be these from now on. Raises TypeError."""
+        """Replace the registered objects. Raises TypeError."""
         self._objects.clear()
         self._wholes.clear()
         for name, value in _expanded(objects):
@@ -174,7 +174,7 @@ class Registry:
 
     @property
     def named(self) -> dict[str, nn.Module | Stateful]:
-        """All of them, by name."""
+        """All registered objects by name."""
         return {**self._objects, **self._wholes}
 
     @property
@@ -183,12 +183,12 @@ class Registry:
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Of a divided one what is this rank's."""
+        """All optimizers; of a divided one this rank's part."""
         return [o for o in self._objects.values() if isinstance(o, torch.optim.Optimizer)]
 
     @property
     def faces(self) -> list[torch.optim.Optimizer]:
-        """The optimizers as the script has them: what their parameter groups say is what holds."""
+        """The optimizers that the script holds: the values of their parameter groups apply."""
         return [
             self._wholes.get(name, o)
             for name, o in self._objects.items()
@@ -197,7 +197,7 @@ class Registry:
 
     @property
     def others(self) -> list[Stateful]:
-        """Schedulers, scalers and whatever else is small."""
+        """Schedulers, scalers and other small objects."""
         return [
             o
             for o in self._objects.values()
@@ -211,7 +211,7 @@ class Registry:
                 forget_unscaled(value)
 
     def collect(self) -> tuple[Layouts, list[Tensor]]:
-        """Layouts of everything and the tensors behind them, in one fixed order."""
+        """Layouts of all objects and the tensors that they name, in one fixed order."""
         layouts: Layouts = {}
         tensors: list[Tensor] = []
         for name in self._objects:
@@ -224,7 +224,7 @@ class Registry:
         if name not in self._wholes:
             return _state_of(value)
         assert isinstance(value, torch.optim.Optimizer)
-        # As its next step would.
+        # As the optimizer's next step would.
         set_values(value.param_groups, self._wholes[name].param_groups)
         names = {
             id(p): f"{path}.{fqn}"
@@ -236,10 +236,10 @@ class Registry:
         return {**_state_of(value), OWNED: owned}
 
     def place(self, layouts: Layouts) -> tuple[list[Tensor], list[Pending]]:
-        """Tensors to receive into for ``layouts``, and what must be loaded afterwards.
+        """Tensors that receive a state of ``layouts``, and objects to load afterwards.
 
-        Where the structure here is the same, the tensors are the live ones and only plain values
-        are left to set; else fresh tensors are allocated and loaded with ``load_state_dict``.
+        If the structure here is equal, these are the live tensors and only plain values remain to
+        be set. Otherwise fresh tensors are allocated and loaded with ``load_state_dict``.
         """
         targets: list[Tensor] = []
         pending: list[Pending] = []
@@ -256,7 +256,7 @@ class Registry:
 
 
 class Pending:
-    """Plain values, or a whole state, to set once the tensors have arrived."""
+    """Plain values, or a whole state, to be set once the tensors have arrived."""
 
     def __init__(
         self,
@@ -265,7 +265,7 @@ class Pending:
         tensors: list[Tensor],
         face: torch.optim.Optimizer | None,
     ) -> None:
-        """``face``: what the script has instead of ``value``, if that is a part of it."""
+        """``face``: the script's object if ``value`` is only a part of it."""
         self._value, self._layout, self._tensors, self._face = value, layout, tensors, face
 
     def apply(self) -> None:
@@ -279,12 +279,12 @@ class Pending:
 
 
 def params_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """What it steps, in the order by which ``state_dict`` numbers it."""
+    """Its parameters in the order of their numbers in ``state_dict``."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Like ``load_state_dict`` but without copying: the tensors are already the right ones."""
+    """Like ``load_state_dict`` without copies: the tensors are already in place."""
     params = params_of(optimizer)
     set_values(optimizer.param_groups, state["param_groups"])
     optimizer.state.clear()
@@ -293,14 +293,14 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> 
 
 
 def spread(param: Tensor, values: dict[str, Any]) -> dict[str, Any]:
-    """What an optimizer keeps for ``param``, each part spread as ``param`` is."""
+    """An optimizer's state for ``param``, each tensor distributed as ``param`` is."""
     return {k: like(param, v) if isinstance(v, Tensor) else v for k, v in values.items()}
 
 
 def mismatch(ours: Layouts, theirs: Layouts) -> str:
-    """Why a state with layouts ``theirs`` cannot be put where ``ours`` are; empty if it can.
+    """Why a state with layouts ``theirs`` cannot replace one with ``ours``; empty if it can.
 
-    Modules must agree name by name; optimizer state may still be missing on one side.
+    Modules must agree by name; one side may still lack optimizer state.
     """
     if missing := sorted(ours.keys() ^ theirs.keys()):
         return f"registered objects differ: {', '.join(missing)}"
@@ -313,14 +313,14 @@ def mismatch(ours: Layouts, theirs: Layouts) -> str:
 
 
 def owned(layout: Layout) -> tuple[str, ...] | None:
-    """The parameters whose part of a divided optimizer this is; ``None`` if it is of no such."""
+    """The parameters of this part of a divided optimizer; ``None`` for any other object."""
     if not isinstance(layout, Node) or layout.keys != (*OPTIMIZER, OWNED):
         return None
     return tuple(unflatten(layout.items[2], iter(())))
 
 
 def shapes(layouts: Layouts) -> dict[str, TensorSpec]:
-    """All tensors by name but those of optimizers, which may be missing still."""
+    """All tensors by name, except those of optimizers, which may not exist yet."""
     return {
         path: spec
         for name, layout in layouts.items()
@@ -371,7 +371,7 @@ def _same_shape(own: Layout, other: Layout) -> bool:
 
 def _state_of(value: nn.Module | Stateful) -> Any:
     if isinstance(value, nn.Module):
-        # Buffers that state_dict() leaves out still feed the next forward.
+        # Buffers that state_dict() leaves out still affect the next forward.
         return {**dict(value.named_parameters()), **dict(value.named_buffers())}
     if isinstance(value, torch.optim.Optimizer):
         return _in_order(value.state_dict())
@@ -379,8 +379,8 @@ def _state_of(value: nn.Module | Stateful) -> Any:
 
 
 def _in_order(state: dict[str, Any]) -> dict[str, Any]:
-    """By parameter: an optimizer keeps the order in which it met them, which is not the same in a
-    worker that got its state piece by piece."""
+    """Sorted by parameter: an optimizer keeps the order in which it met them, which differs in a
+    worker that received its state in pieces."""
     numbered = [k for k in state["state"] if isinstance(k, int)]
     others = [k for k in state["state"] if not isinstance(k, int)]
     return {**state, "state": {k: state["state"][k] for k in (*sorted(numbered), *others)}}

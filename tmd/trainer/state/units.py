@@ -1,8 +1,8 @@
-"""The state of a rank in pieces that can be copied one by one, and what is left over.
+"""The state of a rank in pieces that can be copied separately, and the remainder.
 
-A *unit* is one parameter with what its optimizer keeps for it: it changes in ``optimizer.step()``
-and nowhere else. The *rest* (buffers, values of the parameter groups, schedulers and the like) may
-change at any time in a step and is taken whole, between two steps.
+A *unit* is one parameter with its optimizer state: only ``optimizer.step()`` changes it. The *rest*
+(buffers, values of the parameter groups, schedulers and the like) may change at any time in a step
+and is copied as a whole, between two steps.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from tmd.trainer.state.dtensors import part
 from tmd.trainer.state.state import Layout, Registry, flatten, params_of, specs, spread, unflatten
 
 BUFFERS, OTHERS = "buffers", "others"
-"""Parts of a digest that are no units."""
+"""Parts of a digest that are not units."""
 
 
 class Units:
-    """A view of the registered objects; numbers mean the same on every worker of the job."""
+    """A view of the registered objects; unit numbers are the same on every worker of the job."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
         self.renew()
 
     def renew(self) -> None:
-        """Other objects are registered now, or none for a while."""
+        """Use the objects registered now; there may be none for a while."""
         registry = self._registry
         self.optimizers, self._faces = registry.optimizers, registry.faces
         owned = {id(p): o for o in self.optimizers for p in params_of(o)}
         loose = {id(p): p for m in registry.modules for p in m.parameters()}
-        # By what all ranks have alike: of a divided optimizer each owns other parameters.
+        # Numbered equally on all ranks, though each owns other parameters of a divided optimizer.
         params = {**loose, **{id(p): p for o in self._faces for p in params_of(o)}}
         self.params: list[Tensor] = list(params.values())
         self.divided = bool(registry.divided)
@@ -51,7 +51,7 @@ class Units:
         return tuple(i for i, p in enumerate(self.params) if p.grad is not None)
 
     def grade(self, graded: Collection[int]) -> None:
-        """Let exactly these units have a gradient, of zeros."""
+        """Give exactly these units a gradient, of zeros."""
         chosen = set(graded)
         for number, param in enumerate(self.params):
             if number not in chosen:
@@ -63,20 +63,20 @@ class Units:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all parameters, and so of one step's gradients."""
+        """Bytes of all parameters, which is also the size of one step's gradients."""
         return sum(part(p).nbytes for p in self.params)
 
     @property
     def stale(self) -> str:
-        """What has changed since the objects were registered; empty if nothing has."""
+        """Why the registered objects are no longer the same parameters; empty if they are."""
         known = {id(p) for p in self.params}
         found = {id(p) for m in self._registry.modules for p in m.parameters()}
         found |= {id(p) for o in self._faces for p in params_of(o)}
         if known == found:
             return ""
         return (
-            f"the job has {len(found - known)} parameters that were not there when its state was "
-            f"registered, and lacks {len(known - found)}: call session.register() once all are made"
+            f"the job has {len(found - known)} parameters that did not exist when its state was "
+            f"registered, and lacks {len(known - found)}: call session.register() after all exist"
         )
 
     def __len__(self) -> int:
@@ -88,7 +88,7 @@ class Units:
         return [i for i, p in enumerate(self.params) if self._owner.get(id(p)) is own]
 
     def owner(self, number: int) -> torch.optim.Optimizer | None:
-        """Whose unit it is."""
+        """The optimizer that changes it."""
         return self._owner.get(id(self.params[number]))
 
     def collect(self, number: int) -> tuple[Layout, list[Tensor]]:
@@ -100,7 +100,7 @@ class Units:
 
     @torch.no_grad()
     def place(self, number: int, layout: Layout, values: Sequence[Tensor]) -> None:
-        """Put a unit in place: into the tensors that are there, where they are of the same kind."""
+        """Replace a unit, in place where its tensors have the same kind."""
         param = self.params[number]
         own, tensors = self.collect(number)
         if specs(own) == specs(layout):
@@ -118,19 +118,19 @@ class Units:
             owner.state.pop(param, None)
 
     def blank(self, param: Tensor, size: torch.Size, dtype: torch.dtype) -> Tensor:
-        """Zeros of ``size`` where the optimizer of ``param`` keeps such a thing."""
+        """Zeros of ``size`` on the device where the optimizer of ``param`` keeps such a tensor."""
         if size and size == param.shape:
             return torch.zeros_like(param, dtype=dtype, requires_grad=False)
         return self._beside(param, torch.zeros(size, dtype=dtype))
 
     def keep(self, number: int, kept: dict[str, Any]) -> None:
-        """Let the optimizer keep exactly this for a unit."""
+        """Replace the optimizer's state for a unit."""
         owner = self.owner(number)
         if owner is None:
             return
         param = self.params[number]
         if kept:
-            # Tensors are where they belong, but those in lists and the like may not be.
+            # Tensors are on the right device, but those in lists and the like may not be.
             owner.state[param] = {
                 k: v if isinstance(v, Tensor) else self._all_beside(param, v)
                 for k, v in kept.items()
@@ -139,14 +139,14 @@ class Units:
             owner.state.pop(self.params[number], None)
 
     def rest(self) -> tuple[Layout, list[Tensor]]:
-        """Layout and live tensors of all that is no unit."""
+        """Layout and live tensors of everything that is not a unit."""
         return flatten({"buffers": dict(self._buffers()), **self._besides()})
 
     def _besides(self) -> dict[str, Any]:
-        """What is neither a unit nor a buffer."""
+        """Everything that is neither a unit nor a buffer."""
         return {
             "groups": [self.values(i) for i in range(len(self.optimizers))],
-            # Some optimizers keep things for themselves, not for a parameter.
+            # Some optimizers keep state that belongs to no parameter.
             "own": [
                 {k: v for k, v in o.state.items() if not isinstance(k, Tensor)}
                 for o in self.optimizers
@@ -156,12 +156,12 @@ class Units:
 
     @torch.no_grad()
     def place_rest(self, layout: Layout, values: Sequence[Tensor], *, buffers: bool = True) -> None:
-        """Put all that is no unit in place, or that without ``buffers``."""
+        """Replace everything that is not a unit, with or without ``buffers``."""
         found = unflatten(layout, iter(values))
         for name, buffer in self._buffers() if buffers else ():
             value = found["buffers"][name]
             if value.shape != buffer.shape:
-                sizes = f"{list(value.shape)}, and not {list(buffer.shape)}"
+                sizes = f"{list(value.shape)}, but {list(buffer.shape)} here"
                 raise StateMismatch(f"buffer {name} is of size {sizes}")
             buffer.copy_(value)
         for number, groups in enumerate(found["groups"]):
@@ -172,7 +172,7 @@ class Units:
             other.load_state_dict(state)
 
     def values(self, optimizer: int) -> list[dict[str, Any]]:
-        """What the parameter groups of an optimizer say besides naming parameters."""
+        """The parameter groups of an optimizer, without their parameters."""
         groups = self._faces[optimizer].param_groups
         return [{k: v for k, v in group.items() if k != "params"} for group in groups]
 
@@ -190,7 +190,7 @@ class Units:
             set_values(self.optimizers[optimizer].param_groups, face.param_groups)
 
     def digest_of_rest(self) -> Digest:
-        """Digests of the buffers and of the other objects; for the main thread, between steps."""
+        """Digests of the buffers and of the other objects; main thread, between steps."""
         layout, tensors = flatten(self._besides())
         buffers = (buffer for _, buffer in self._buffers())
         return {
@@ -199,7 +199,7 @@ class Units:
         }
 
     def _beside(self, param: Tensor, value: Tensor) -> Tensor:
-        """A copy of ``value`` where the optimizer of ``param`` expects it."""
+        """A copy of ``value`` on the device where the optimizer of ``param`` expects it."""
         owner = self._owner.get(id(param))
         groups = [] if owner is None else owner.param_groups
         # Step counters are on the CPU, unless the optimizer runs wholly on the device.
@@ -227,7 +227,7 @@ class Units:
 class UnitDigest:
     """The digest of a whole state: of the rest at once, of the units one at a time.
 
-    Made by the main thread at the start of step ``version``; by any with a ``rest`` of its own.
+    The main thread creates it at the start of step ``version``; other threads must give ``rest``.
     """
 
     def __init__(self, units: Units, version: int, rest: Digest | None = None) -> None:
@@ -242,7 +242,7 @@ class UnitDigest:
         return self._next == len(self._units)
 
     def advance(self) -> None:
-        """Take in one unit more; its version must still be this one."""
+        """Add the next unit, which must still be of this version."""
         layout, tensors = self._units.collect(self._next)
         self._hash.update(msgpack.encode(layout))
         for tensor in tensors:
@@ -256,9 +256,9 @@ class UnitDigest:
 
 
 def digest_of_inputs(op: str, inputs: Sequence[Tensor]) -> str:
-    """What a rank puts into a collective; empty for those into which it need not put anything.
+    """Digest of a rank's input to a collective; empty for operations without a required input.
 
-    It is what a worker computes by itself: the outputs that a joiner is shown say nothing of that.
+    A worker computes its inputs itself: the outputs that a joiner receives do not show them.
     """
     if op in ("broadcast", "scatter", "barrier", "recv"):
         return ""
@@ -266,7 +266,7 @@ def digest_of_inputs(op: str, inputs: Sequence[Tensor]) -> str:
 
 
 def whole_digest(units: Units, version: int) -> Digest:
-    """The digest of everything at once; nothing may change meanwhile."""
+    """The digest of the whole state at once; the state must not change meanwhile."""
     digest = UnitDigest(units, version)
     while not digest.complete:
         digest.advance()

@@ -1,7 +1,7 @@
-"""When the parameters of this worker stand still: from the start of a step to its vote.
+"""The time when this worker's parameters do not change: from the start of a step to its vote.
 
-Within it a background thread may copy them or take their digest, piece by piece. The main thread
-closes the window before the optimizer runs and waits for at most the piece in hand.
+Meanwhile a background thread may copy them or compute their digest, piece by piece. The main thread
+closes the window before the optimizer runs and waits at most for the current piece.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 
 class Window:
-    """Opened and closed by the main thread, read through by others."""
+    """Opened and closed by the main thread; other threads read the parameters in it."""
 
     def __init__(self) -> None:
         self._reading = threading.Lock()
@@ -20,7 +20,7 @@ class Window:
 
     @property
     def version(self) -> int | None:
-        """The step at whose start the parameters stand; ``None`` while they may change."""
+        """The step at whose start the parameters are; ``None`` while they may change."""
         return self._version
 
     def open(self, version: int) -> None:
@@ -28,14 +28,14 @@ class Window:
         self._version = version
 
     def close(self) -> None:
-        """They may change from here on; waits for the piece in hand."""
-        # First of all: a reader that takes the lock again at once must find it closed.
+        """The parameters may change afterwards; waits for the current piece."""
+        # Before the lock: a reader that takes it again at once must find the window closed.
         self._version = None
         with self._reading:
             pass
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[int | None]:
-        """Hold the window open for one piece; ``None`` if it is closed."""
+        """Keep the window open for one piece; yields ``None`` if it is closed."""
         with self._reading:
             yield self._version

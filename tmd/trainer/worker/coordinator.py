@@ -179,7 +179,7 @@ class Coordinator:
         status = self.status
         shares = (self._parts.snapshots.share, *self._pacing.shares(status))
         try:
-            local.lay_away(status.step, self.rank, status.world_size, self._fabric.shift)
+            local.exchange_copies(status.step, self.rank, status.world_size, self._fabric.shift)
         except LinkError:
             raise Interrupted from None
         armed = self._arming.begin_vote(self._must_wait)
@@ -278,7 +278,7 @@ class Coordinator:
         self._parts.mirrors.close_window()
         feed.close()
         self._parts.snapshots.call_over(feed.call + 1)
-        local.pass_over(self.status.step)
+        local.carry_over(self.status.step)
         self._advance(local)
         return True
 
