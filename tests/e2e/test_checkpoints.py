@@ -183,7 +183,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(
         assert line["loss"] == golden.trace.commits[place]["loss"], place
     assert (folder / (name_of(30) + REFUSED)).exists()
     assert steps_in(folder) == [30, 20]
-    assert "part-1/__0_0.distcp is not what was written" in logs(tmp_path / "2")
+    assert "part-1/__0_0.distcp differs from what was written" in logs(tmp_path / "2")
 
 
 @pytest.mark.thorough

@@ -117,7 +117,7 @@ def test_one_that_is_left_out_is_told_and_not_forgotten_for_an_older_one(
     later = heard(told)
     of.close()
 
-    missed = MissedCheckpoint(20, "the one before is still being written", 1)
+    missed = MissedCheckpoint(20, "the previous checkpoint is still being written", 1)
     assert (left_out, before, later) == ((None, missed), (10, missed), (30, None))
 
 

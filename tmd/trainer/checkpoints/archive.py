@@ -1,8 +1,8 @@
 """Checkpoints on disk, in the format of ``torch.distributed.checkpoint``; no threads, no ranks.
 
-Each rank writes its part as a small checkpoint of its own, so that no rank has to speak to another;
-whoever joins the parts only merges what they say of themselves. A folder has its final name once
-all is on disk: what a loss, a full disk or an end of the job leaves behind has another one.
+Each rank writes its part as a small checkpoint, without a message to another rank. The parts are
+joined by merging their metadata. A folder gets its final name once all data is on disk; an
+incomplete one, after a loss, a full disk or the end of the job, has another name.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ METADATA = ".metadata"
 NEW = ".new"
 PART = "part-"
 ABSENT = "it is not there"
-"""Said of a checkpoint that another rank sees."""
+"""Flaw of a checkpoint that only other ranks see."""
 BLOCK = 1 << 24
 
 
 class CheckpointSeal(Struct, frozen=True):
-    """What a complete checkpoint, or a part of one, says of itself; written last."""
+    """Metadata of a complete checkpoint, or of a part; written last."""
 
     step: int
     position: Position
     size: int
-    """Ranks of the job."""
+    """Number of ranks of the job."""
     files: dict[str, tuple[int, str]]
-    """Size and digest of each."""
+    """Size and digest of each file."""
 
 
 class _Planner(DefaultSavePlanner):
-    """Plans by the live tensors, which know their place in the whole, and writes the copies."""
+    """Plans by the live tensors, which know their place in the whole; writes the copies."""
 
     def __init__(self, copies: Mapping[str, Any]) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class _Planner(DefaultSavePlanner):
 
 
 def write_part(folder: Path, staged: StagedState, size: int) -> None:
-    """Write what one rank has copied; it is there whole, or not at all.
+    """Write the copied state of one rank, completely or not at all.
 
     Raises:
         OSError: the disk is full or gone.
@@ -81,7 +81,7 @@ def write_part(folder: Path, staged: StagedState, size: int) -> None:
         _write(new, staged)
         _seal(new, CheckpointSeal(staged.step, staged.position, size, _digests(new)))
         if place.exists():
-            # A step that was run again gives the same bits.
+            # A repeated step gives the same bits.
             shutil.rmtree(new)
         else:
             new.rename(place)
@@ -106,7 +106,7 @@ def _write(place: Path, staged: StagedState) -> None:
 
 
 def parts_missing(folder: Path, step: int, size: int) -> list[int]:
-    """Ranks that have not written their part yet."""
+    """Ranks that have not yet written their part."""
     place = _unfinished(folder, step)
     return [rank for rank in range(size) if not (place / f"{PART}{rank}").exists()]
 
@@ -117,16 +117,16 @@ def is_complete(folder: Path, step: int) -> bool:
 
 
 def join_parts(folder: Path, step: int, size: int) -> None:
-    """Make one checkpoint of the parts of all ranks, and give it its final name.
+    """Join the parts of all ranks into one checkpoint, and give it its final name.
 
     Raises:
         OSError: the disk is full or gone.
-        StateMismatch: the parts do not make up a whole.
+        StateMismatch: the parts do not fit together.
     """
     place = _unfinished(folder, step)
     seals = {f"{PART}{r}": _read_seal(place / f"{PART}{r}") for r in range(size)}
     if any((seal.step, seal.size) != (step, size) for seal in seals.values()):
-        raise StateMismatch("the parts are of different jobs")
+        raise StateMismatch("the parts belong to different jobs")
     merged = Metadata({}, planner_data={})
     results: list[WriteResult] = []
     for name in seals:
@@ -140,7 +140,7 @@ def join_parts(folder: Path, step: int, size: int) -> None:
         if not isinstance(found, TensorStorageMetadata):
             continue
         if sum(prod(chunk.sizes) for chunk in found.chunks) != prod(found.size):
-            raise StateMismatch(f"the parts do not make up {fqn}")
+            raise StateMismatch(f"the parts do not add up to the whole of {fqn}")
     FileSystemWriter(place).finish(*_renamed(merged, results))
     files = {f"{n}/{f}": found for n, seal in seals.items() for f, found in seal.files.items()}
     files[METADATA] = _digest(place / METADATA)
@@ -164,7 +164,7 @@ def _merge(merged: Metadata, own: Metadata) -> None:
 def _renamed(
     merged: Metadata, results: Sequence[WriteResult]
 ) -> tuple[Metadata, list[list[WriteResult]]]:
-    """The same, under the names that tensors have in the whole."""
+    """The same parts, with the names that tensors have in the whole."""
     tensors = {f: p for f, p in merged.planner_data.items() if _is_tensor(merged, f)}
     paths = {**merged.planner_data, **without_prefix(tensors)}
     new = {f: dotted(p) if p != merged.planner_data[f] else f for f, p in paths.items()}
@@ -182,8 +182,8 @@ def _is_tensor(metadata: Metadata, fqn: str) -> bool:
 
 
 def flaw(folder: Path, step: int, share: int = 0, shares: int = 1) -> str:
-    """What is wrong with a checkpoint, empty if nothing; of its files only every ``shares``-th,
-    from number ``share`` on, are read."""
+    """Why a checkpoint is damaged, or empty; reads only every ``shares``-th file, from number
+    ``share`` on."""
     place = folder / name_of(step)
     if not place.exists():
         return ABSENT
@@ -193,14 +193,14 @@ def flaw(folder: Path, step: int, share: int = 0, shares: int = 1) -> str:
             if not (place / name).exists():
                 return f"{name} is missing"
             if _digest(place / name) != seal.files[name]:
-                return f"{name} is not what was written"
+                return f"{name} differs from what was written"
     except (OSError, MsgspecError) as error:
         return f"{SEAL} cannot be read: {in_words(error)}"
     return ""
 
 
 class CheckpointReader:
-    """One complete checkpoint, to be read."""
+    """Reads one complete checkpoint."""
 
     def __init__(self, folder: Path, step: int) -> None:
         self.path = folder / name_of(step)
@@ -217,22 +217,22 @@ class CheckpointReader:
         }
 
     def writer(self, name: Name) -> int:
-        """A rank that has written a part of a tensor. Raises StateMismatch."""
+        """A rank that has written part of a tensor. Raises StateMismatch."""
         self.described(name)
         return self._parts[dotted(name)]
 
     def described(self, name: Name) -> TensorStorageMetadata:
-        """Size and kind of a tensor. Raises StateMismatch."""
+        """Size and type of a tensor. Raises StateMismatch."""
         found = self._metadata.state_dict_metadata.get(dotted(name))
         if not isinstance(found, TensorStorageMetadata):
             raise StateMismatch(f"{self.path} has no tensor {dotted(name)}")
         return found
 
     def into(self, targets: Mapping[Name, Tensor]) -> None:
-        """Read tensors in place, of what is spread over ranks this rank's part.
+        """Read tensors in place; of a distributed tensor this rank's part.
 
         Raises:
-            StateMismatch: one is not there, or of another size.
+            StateMismatch: one is missing or has another size.
         """
         for name, target in targets.items():
             size = self.described(name).size

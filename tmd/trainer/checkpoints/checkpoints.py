@@ -1,7 +1,7 @@
-"""Checkpoints of one rank: begun by the main thread at a step boundary, written by another.
+"""Checkpoints of one rank: the main thread begins each at a step boundary, another one writes it.
 
-No rank speaks to another about them: all take those of the same steps, each writes its part, and
-the worker of rank 0 joins the parts once all are there. Whatever goes wrong with one ends that one.
+Ranks exchange no messages about them: all checkpoint the same steps, each writes its part, and the
+worker of rank 0 joins the parts once all exist. A failure ends only the checkpoint concerned.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from tmd.trainer.state.data import Position
 from tmd.trainer.state_transfer.verification import Verdict
 
 LOOK_S = 0.2
-"""How often a rank looks whether the others have written theirs; it may be on other machines."""
+"""Interval at which a rank checks for the parts of others, which may be on other machines."""
 WRITING_S = 60.0
-"""How long a process that ends waits for its own part of the checkpoint under way, and ..."""
+"""Longest time that an ending process waits for its own part of the current checkpoint."""
 ENDING_S = 5.0
-"""... for those of others after that."""
+"""Longest time that it then waits for the parts of others."""
 
 Tell = Callable[[SavedCheckpoint | None, MissedCheckpoint | None], None]
-"""Hears of the newest checkpoint, and of the newest that came to nothing since; any thread."""
+"""Receives the newest checkpoint, and the newest one missed since; any thread."""
 
 log = logging.getLogger("tmd.trainer")
 
 
 class CheckpointSchedule(NamedTuple):
-    """What a script asks for."""
+    """The script's settings."""
 
     folder: Path
     every: int
@@ -54,7 +54,7 @@ class CheckpointSchedule(NamedTuple):
 
 
 class Checkpoints:
-    """For the main thread; owns a thread for the checkpoint under way."""
+    """Main thread only; owns a thread for the current checkpoint."""
 
     def __init__(
         self,
@@ -71,27 +71,27 @@ class Checkpoints:
         self._order, self._named, self._size = order, named, size
         self._tell, self._verdict = tell, verdict
         self._at = -1
-        """Step of the latest boundary: the same again is a step that is repeated."""
+        """Step of the latest boundary; the same step again is a repeat."""
         self._staged: StagedState | None = None
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
         self._waits = False
-        """The thread only waits for others."""
+        """Whether the thread only waits for other ranks."""
         self._telling = threading.Lock()
         self._saved: SavedCheckpoint | None = None
         self._missed: MissedCheckpoint | None = None
 
     def passed(self, step: int) -> None:
-        """There is no need for one of ``step``."""
+        """Note that no checkpoint of ``step`` is due."""
         self._at = step
 
     def at_boundary(self, step: int, position: Position, rank: int, seed: int) -> None:
-        """``step`` begins; nothing of the state changes until :meth:`settle`."""
+        """``step`` begins; the state must not change before :meth:`settle`."""
         again, self._at = step == self._at, step
         if again or step == 0 or not is_due(step, self._order.every, first=position.index == 0):
             return
         if self._thread is not None and self._thread.is_alive() and not self._waits:
-            self._misses(step, "the one before is still being written")
+            self._misses(step, "the previous checkpoint is still being written")
             return
         self._end()
         try:
@@ -110,13 +110,13 @@ class Checkpoints:
         self._thread.start()
 
     def settle(self) -> None:
-        """Something may change from here on: all is copied when this returns."""
+        """Copy the remaining state, which may change afterwards."""
         staged, self._staged = self._staged, None
         if staged is not None:
             staged.finish()
 
     def close(self) -> None:
-        """The process ends: no thread may be inside torch then."""
+        """Wait for the thread, since none may be inside torch when the process ends."""
         self.settle()
         if self._thread is not None:
             deadline = time.monotonic() + WRITING_S
@@ -139,18 +139,18 @@ class Checkpoints:
             if staged.broken is not None:
                 raise staged.broken
             if why := verdict():
-                # Who holds the rank then writes its part.
+                # The next worker of the rank writes its part.
                 self._at = -1
                 raise StateMismatch(why)
             if not archive.is_complete(folder, step):
                 archive.write_part(folder, staged, self._size)
             self._await(staged, over)
         except Exception as error:
-            # Whatever it was: training must not know of it.
+            # No error of a checkpoint may reach training.
             self._misses(step, error)
 
     def _await(self, staged: StagedState, over: threading.Event) -> None:
-        """Until there is a whole one. The worker of rank 0 sees to that."""
+        """Wait until the checkpoint is complete. The worker of rank 0 joins its parts."""
         folder, step = self._order.folder, staged.step
         while not archive.is_complete(folder, step):
             if staged.rank == 0 and not archive.parts_missing(folder, step, self._size):
@@ -167,10 +167,10 @@ class Checkpoints:
 
     def _waited_in_vain(self, staged: StagedState) -> None:
         missing = archive.parts_missing(self._order.folder, staged.step, self._size)
-        # Those whose fault it is tell why; of one that is gone rank 0 does.
+        # A rank that failed reports why itself; rank 0 reports for one that is gone.
         late = f"no part of rank {', '.join(map(str, missing))} in time"
         if staged.rank == 0:
-            self._misses(staged.step, late if missing else "it was not whole in time")
+            self._misses(staged.step, late if missing else "its parts were not joined in time")
         else:
             log.warning("no checkpoint of step %d: %s", staged.step, late)
 
@@ -178,18 +178,18 @@ class Checkpoints:
         try:
             prune(self._order.folder, self._order.keep, partial_before=step)
         except OSError as error:
-            # There is a checkpoint all the same; the next one tries again.
-            log.warning("older checkpoints stay: %s", error)
+            # The new checkpoint exists; the next one tries again.
+            log.warning("older checkpoints could not be removed: %s", error)
 
     def _join(self, step: int) -> None:
         try:
             archive.join_parts(self._order.folder, step, self._size)
         except OSError:
-            # Who held rank 0 before may have been faster.
+            # The previous worker of rank 0 may have been faster.
             if not archive.is_complete(self._order.folder, step):
                 raise
 
-    # --- what is told, from both threads ----------------------------------------------------------
+    # --- reports, from both threads ---------------------------------------------------------------
 
     def _has(self, saved: SavedCheckpoint) -> None:
         with self._telling:
@@ -205,10 +205,10 @@ class Checkpoints:
 
 
 def prune(folder: Path, keep: int, *, partial_before: int) -> None:
-    """Remove what nobody needs any more."""
+    """Remove the oldest checkpoints above ``keep`` and outdated parts."""
     for name in unneeded(os.listdir(folder), keep, partial_before=partial_before):
         place = folder / name
         gone = place.with_name(name.removesuffix(GONE) + GONE)
-        # A folder that is half gone must not look complete.
+        # A folder that is half removed must not look complete.
         place.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)

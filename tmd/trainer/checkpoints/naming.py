@@ -1,8 +1,8 @@
-"""Under which name each piece of the state is in a checkpoint, and which rank writes it.
+"""Names each piece of the state in a checkpoint, and decides which rank writes it.
 
 The names are those of ``state_dict()`` below the names given to ``session.register``, so that plain
-torch finds them: ``model.head.weight``, ``optimizer.state.head.weight.exp_avg``. What ranks hold
-for themselves without saying so by a DTensor (a bare module) begins with ``rank<r>`` in a part; in
+torch finds them: ``model.head.weight``, ``optimizer.state.head.weight.exp_avg``. In a part, tensors
+that are private to a rank without being DTensors (a bare module) have the prefix ``rank<r>``. For
 the whole see :mod:`tmd.trainer.checkpoints.placing`.
 """
 
@@ -24,19 +24,19 @@ from tmd.trainer.state.units import Units
 
 Path = tuple[str, ...]
 Placing = Callable[[Path, int], Path]
-"""The name in a checkpoint of what a rank, the first of those that have it, calls so."""
+"""Maps a name and the first rank that holds the tensor to its name in the checkpoint."""
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
-"""What torch.compile and activation checkpointing put into names."""
+"""Prefixes that torch.compile and activation checkpointing add to names."""
 OWN = "tmd"
-"""Begins what only this package reads."""
+"""Prefix of entries that only this package reads."""
 PRIVATE = re.compile(r"rank\d+")
-"""Begins what a rank holds for itself."""
+"""Prefix of entries that are private to a rank."""
 
 
 class Names:
-    """Of what is registered now; ``alike`` are the ranks of equal state, of which the first writes.
+    """Names of the registered objects; in each group of ``alike`` ranks the first one writes.
 
-    Made anew for each use: a script with ``session.build`` may have built others since.
+    Created for each use, since a script with ``session.build`` may have built new objects.
     """
 
     def __init__(self, registry: Registry, alike: Partition) -> None:
@@ -51,7 +51,7 @@ class Names:
         for number, each in enumerate(units.params):
             found[id(each)] = found[id(each)] or [("loose", str(number))]
         self._params = [found[id(p)] for p in units.params]
-        # An optimizer knows a parameter by one name, and two models may both have a "0.weight".
+        # An optimizer knows a parameter by one name, but two models may both have a "0.weight".
         count = Counter((id(units.owner(n)), p[0][1]) for n, p in enumerate(self._params))
         self._called = [
             p[0][1] if count[id(units.owner(n)), p[0][1]] == 1 else dotted(p[0])
@@ -66,10 +66,10 @@ class Names:
         }
 
     def entries(self, number: int, rank: int) -> dict[Path, Tensor]:
-        """What ``rank`` writes of a unit: the live tensors.
+        """The part of a unit that ``rank`` writes: live tensors.
 
         Raises:
-            StateMismatch: an optimizer spreads its state in another way than the parameter.
+            StateMismatch: an optimizer distributes its state differently from the parameter.
         """
         if self._first.get(rank, rank) != rank:
             return {}
@@ -81,26 +81,26 @@ class Names:
                 continue
             unlike = value.shape != param.shape if _is_spread(value) else value.dim() > 0
             if _is_spread(param) and unlike:
-                raise StateMismatch(f"{dotted(state)}.{key} is spread unlike its parameter")
-            # A step counter is the same for all parts of a parameter.
+                raise StateMismatch(f"{dotted(state)}.{key} is distributed unlike its parameter")
+            # A step counter is equal in all parts of a parameter.
             if keeper == rank or not _is_spread(param) or _is_spread(value):
                 found[*prefix(keeper), *state, key] = value
         return found
 
     def names(self, number: int) -> list[str]:
-        """Of a unit's parameter, without a prefix; several if it is tied."""
+        """Names of a unit's parameter, without a prefix; several if it is tied."""
         return [dotted(name) for name in self._params[number]]
 
     def claims(self, rank: int) -> list[Path]:
-        """Names, without a prefix, of the modules' tensors of which ``rank`` is the first to have a
-        part."""
+        """Names, without a prefix, of the modules' tensors that ``rank`` is the first to hold a
+        part of."""
         mine = [n for n in range(len(self.units)) if self._keeper(n, rank) == rank]
         params = (name for number in mine for name in self._params[number])
         return [*dict.fromkeys((*params, *(self._buffers if self.home(rank) == rank else ())))]
 
     @property
     def digest(self) -> str:
-        """Of all names without a prefix (hex, xxh3-128): whether ranks have the same ones."""
+        """Digest (hex, xxh3-128) of all names without a prefix, to compare ranks."""
         params = (name for names in self._params for name in names)
         said = "\n".join(dotted(name) for name in (*params, *self._buffers))
         return xxhash.xxh3_128(said.encode()).hexdigest()
@@ -110,22 +110,21 @@ class Names:
         return placing(self._params[number][0], self._keeper(number, rank))
 
     def buffers(self, rank: int, placing: Placing) -> dict[Path, Tensor]:
-        """Where to read buffers into, by name in the checkpoint."""
+        """Buffers to fill, by name in the checkpoint."""
         home = self.home(rank)
         return {placing(name, home): held for name, held in self._buffers.items()}
 
     def home(self, rank: int) -> int:
-        """The first of all ranks that have a part of anything that ``rank`` has a part of. It
-        writes what is no unit."""
+        """The first rank that shares any tensor with ``rank``. It writes everything but units."""
         return min((self._keeper(n, rank) for n in range(len(self.units))), default=0)
 
     def kept(self, number: int) -> dict[str, Any]:
-        """What the optimizer keeps for a unit."""
+        """The optimizer's state for a unit."""
         owner = self.units.owner(number)
         return {} if owner is None else owner.state.get(self.units.params[number], {})
 
     def besides(self, rank: int) -> dict[Path, Any]:
-        """What ``rank`` writes of all that plain torch may want besides units: live."""
+        """Live values besides units that ``rank`` writes, for use by plain torch."""
         if self.home(rank) != rank:
             return {}
         found: dict[Path, Any] = {}
@@ -151,12 +150,12 @@ class Names:
         ]
 
     def state(self, number: int) -> Path:
-        """What the names of all that is kept for a unit begin with, after a prefix."""
+        """Start of the names of a unit's optimizer state, after a prefix."""
         owner = self.units.owner(number)
         return (self._optimizers.get(id(owner), ""), "state", self._called[number])
 
     def _keeper(self, number: int, rank: int) -> int:
-        """The first of all ranks that hold a part of what ``rank`` holds a part of."""
+        """The first rank that holds a part of the same tensor as ``rank``."""
         param: Any = self.units.params[number]
         if not _is_spread(param):
             return self._first.get(rank, rank)
@@ -168,25 +167,25 @@ class Names:
 
 
 def _beside_params(name: str, module: nn.Module) -> dict[Path, Any]:
-    """What ``state_dict()`` has besides parameters."""
+    """Entries of ``state_dict()`` other than parameters."""
     params = {plain(fqn) for fqn, _ in module.named_parameters(remove_duplicate=False)}
-    # Not detached: that is slow where parameters are spread.
+    # Not detached, which is slow for distributed parameters.
     held = ((plain(fqn), value) for fqn, value in module.state_dict(keep_vars=True).items())
     return {(name, fqn): value for fqn, value in held if fqn not in params}
 
 
 def prefix(keeper: int) -> Path:
-    """What begins the names of all that ``keeper`` is the first to have, in a part."""
+    """Prefix, in a part, of names that ``keeper`` is the first rank to hold."""
     return () if keeper == 0 else (f"rank{keeper}",)
 
 
 def bare(path: Sequence[Any]) -> tuple[Any, ...]:
-    """A name in a part, without what says whose it is."""
+    """A name in a part without the prefix of its rank."""
     return tuple(path[1:] if PRIVATE.fullmatch(str(path[0])) else path)
 
 
 def prefix_of(path: Path) -> Path:
-    """What :func:`bare` leaves out."""
+    """The prefix that :func:`bare` removes."""
     return path[: len(path) - len(bare(path))]
 
 
@@ -196,7 +195,7 @@ def dotted(path: Sequence[Any]) -> str:
 
 
 def plain(fqn: str) -> str:
-    """A name without what wrappers have put into it."""
+    """A name without the additions of wrappers."""
     for wrapper in WRAPPERS:
         fqn = fqn.replace(wrapper, "")
     return fqn

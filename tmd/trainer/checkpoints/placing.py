@@ -1,10 +1,10 @@
-"""Whose a name in a checkpoint is.
+"""Decides which rank owns a name in a checkpoint.
 
-In the parts what ranks hold for themselves begins with ``rank<r>``. In the whole it does unless no
-tensor of that rank has a name that another rank's has, too: layers that are numbered through a
-pipeline have names of their own, so that plain torch finds them, and a job that divides them
-otherwise. It is all of a rank's tensors or none: else names that two ranks use would be found by
-the wrong one where only one of them has such a thing.
+In the parts every name that is private to a rank begins with ``rank<r>``. In the whole the prefix
+stays only on the names of a rank that shares a name with another rank. A pipeline whose layers are
+numbered through has unique names, which plain torch and a job with another division then find. The
+rule holds for all tensors of a rank together: otherwise a name that two ranks use would resolve to
+the wrong one where only one of them holds that tensor.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tmd.core.values.errors import StateMismatch
 from tmd.trainer.checkpoints.naming import OWN, PRIVATE, Path, Placing, bare, dotted, prefix
 
 Claims = Sequence[Sequence[Path]]
-"""By rank: names without a prefix of what it is the first to have."""
+"""By rank: names without a prefix that it is the first rank to hold."""
 
 
 class SavedNames:
-    """The names of tensors in a checkpoint, as far as they say whose they are."""
+    """Names of the tensors in a checkpoint, and their owners."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
         self._below: dict[Path, list[str]] = defaultdict(list)
@@ -28,28 +28,28 @@ class SavedNames:
             self._below[path[:-1]].append(path[-1])
         begins = {path[0] for path in self._below if path}
         self.owners = frozenset(b for b in begins if PRIVATE.fullmatch(b))
-        """What begins the names of ranks that hold something for themselves."""
+        """Prefixes of the ranks with private entries."""
 
     def __contains__(self, name: Path) -> bool:
         return name[-1] in self.below(name[:-1])
 
     def below(self, name: Path) -> Sequence[str]:
-        """Last parts of the names that begin so."""
+        """Last parts of the names that begin with ``name``."""
         return self._below.get(name, ())
 
     def is_private(self, name: Path) -> bool:
-        """Whether some rank holds something of that name for itself."""
+        """Whether ``name`` is private to some rank."""
         return any((owner, *name) in self for owner in self.owners)
 
     @property
     def besides_optimizers(self) -> set[Path]:
-        """Names of all that is not what an optimizer keeps."""
+        """All names except optimizer state."""
         names = ((*path, last) for path, ends in self._below.items() for last in ends)
         return {name for name in names if len(bare(name)) == 2 and name[0] != OWN}
 
 
 def without_prefix(paths: Mapping[str, Path]) -> dict[str, Path]:
-    """The same names of tensors, those of ranks that share none of them without a prefix."""
+    """The same names; those of ranks that share no name lose their prefix."""
     owned = {fqn: path for fqn, path in paths.items() if is_owned(path)}
     count = Counter(dotted(bare(path)) for path in owned.values())
     shares = {path[0] for path in owned.values() if count[dotted(bare(path))] > 1}
@@ -57,14 +57,14 @@ def without_prefix(paths: Mapping[str, Path]) -> dict[str, Path]:
 
 
 def is_owned(path: Path) -> bool:
-    """Whether a name can be one rank's alone: all have groups of parameters, by number."""
+    """Whether one rank can own a name: all ranks have parameter groups, by number."""
     return bare(path)[1:2] != ("param_groups",)
 
 
 def placing(saved: SavedNames, claims: Claims) -> Placing:
-    """How names are found in a checkpoint.
+    """Returns a function that finds names in a checkpoint.
 
-    The function raises StateMismatch where nobody can say whose a name is.
+    It raises StateMismatch where the owner of a name is ambiguous.
     """
     count = Counter(name for claim in claims for name in claim)
 
@@ -74,9 +74,9 @@ def placing(saved: SavedNames, claims: Claims) -> Placing:
             return (*begins, *name)
         if saved.is_private(name) or count[name] > 1:
             raise StateMismatch(
-                f"{dotted(name)} is not only one rank's, and the checkpoint is of a job that was "
-                "divided otherwise: go on with the same mesh, or number layers through so that "
-                "each has a name of its own"
+                f"several ranks use the name {dotted(name)}, and the checkpoint is of a job that "
+                "was divided differently: resume with the same mesh, or number layers through so "
+                "that each has a unique name"
             )
         return name
 
@@ -84,6 +84,6 @@ def placing(saved: SavedNames, claims: Claims) -> Placing:
 
 
 def unclaimed(saved: SavedNames, claims: Claims, place: Placing) -> set[Path]:
-    """What is in a checkpoint and nobody takes. Raises StateMismatch."""
+    """Names in a checkpoint that no rank claims. Raises StateMismatch."""
     taken = {place(name, keeper) for keeper, claim in enumerate(claims) for name in claim}
     return saved.besides_optimizers - taken

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: which one, and putting it in place."""
+"""Chooses the checkpoint to resume from, and restores it."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from tmd.trainer.checkpoints.staging import layout_of, private_path
 from tmd.trainer.state.state import Layout, dtype_of, specs, unflatten
 
 UNUSABLE = "!"
-"""Begins what rank 0 says if it cannot use the folder."""
+"""Prefix of rank 0's answer if it cannot use the folder."""
 NEVER = 1 << 62
 
 log = logging.getLogger("tmd.trainer")
 
 Gathered = Callable[[str], Sequence[str]]
-"""What all ranks say, by rank."""
+"""Exchanges a string among all ranks; returns the strings by rank."""
 
 
 def chosen(folder: Path, keep: int, rank: int, gathered: Gathered, *, resume: bool) -> int | None:
-    """The step of the newest checkpoint that is whole, by the word of all ranks.
+    """The step of the newest undamaged checkpoint, agreed among all ranks.
 
-    Every rank reads every n-th file. What is damaged gets another name, and the one before is
-    looked at.
+    Every rank reads every n-th file. A damaged checkpoint is renamed, and the previous one is
+    checked.
 
     Raises:
         ConfigError: the folder cannot be used, or not all ranks see the same one.
@@ -48,8 +48,8 @@ def chosen(folder: Path, keep: int, rank: int, gathered: Gathered, *, resume: bo
     steps = [int(word) for word in told.split()]
     if steps and not resume:
         raise ConfigError(
-            f"checkpoints: {folder} holds some of an earlier run, up to step {steps[0]}: give "
-            "another folder, or go on from there (resume=True)"
+            f"checkpoints: {folder} has checkpoints of an earlier run, up to step {steps[0]}: give "
+            "another folder, or resume from them (resume=True)"
         )
     for step in steps:
         size = len(gathered(""))
@@ -66,7 +66,7 @@ def chosen(folder: Path, keep: int, rank: int, gathered: Gathered, *, resume: bo
 
 
 def _looked_into(folder: Path, keep: int) -> str:
-    """Rank 0: steps of which there is a checkpoint; what was left half done is removed."""
+    """Rank 0: steps of existing checkpoints; removes incomplete ones."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         prune(folder, keep, partial_before=NEVER)
@@ -76,10 +76,10 @@ def _looked_into(folder: Path, keep: int) -> str:
 
 
 def check(reading: CheckpointReader, claims: Claims, place: Placing, size: int) -> None:
-    """Nothing of a checkpoint may be left over because a job is divided otherwise.
+    """Check that ranks claim every entry of a checkpoint if the job is divided differently.
 
     Raises:
-        StateMismatch: something is, or nobody can say whose a name is.
+        StateMismatch: an entry is unclaimed, or its owner is ambiguous.
     """
     modules = {*_said(reading, 0)["modules"], *(name[0] for claim in claims for name in claim)}
     found = unclaimed(reading.saved, claims, place)
@@ -89,19 +89,19 @@ def check(reading: CheckpointReader, claims: Claims, place: Placing, size: int) 
     some = f"{', '.join(left[:3])}{' and more' if len(left) > 3 else ''}"
     if reading.seal.size != size or any(PRIVATE.match(name) for name in left):
         raise StateMismatch(
-            f"{reading.path} has {some}, which no rank takes: go on with the model that it is of"
+            f"{reading.path} has {some}, which no rank registers: resume with its model"
         )
-    log.warning("%s has %s, which nobody registers any more", reading.path, some)
+    log.warning("%s has %s, which no rank registers: ignored", reading.path, some)
 
 
 def restore(
     reading: CheckpointReader, names: Names, place: Placing, rank: int, size: int, seed: int
 ) -> None:
-    """Be ``rank`` as it was. With another number of ranks than ``reading`` is of, or other names,
-    everything goes by name, and what has none is that of rank 0.
+    """Restore ``rank``. With another number of ranks than the checkpoint's, or other names, tensors
+    are found by name, and unnamed values are those of rank 0.
 
     Raises:
-        StateMismatch: the checkpoint is of another model, or cannot be divided anew.
+        StateMismatch: the checkpoint is of another model, or cannot be divided differently.
     """
     said_by = cache(partial(_said, reading))
     own = said_by(rank) if reading.seal.size == size else {}
@@ -116,7 +116,7 @@ def restore(
         found, values = _kept(reading, names, number, param, said["kept"])
         found[param] = names.units.params[number]
         if found.keys() & targets.keys():
-            reading.into(found)  # was tied to another
+            reading.into(found)  # was tied to another tensor
         else:
             targets.update(found)
         kept.append(values)
@@ -127,11 +127,11 @@ def restore(
     try:
         names.units.place_rest(*rest, buffers=like_first)
     except (LookupError, ValueError) as error:
-        raise StateMismatch(f"{reading.path} is of a job that was built otherwise") from error
+        raise StateMismatch(f"{reading.path} is of a job with another model") from error
     if same and own["seed"] != seed:
         log.warning(
-            "the random numbers from here on are not those of the run before, which had seed %d "
-            "and not %d: call torch.manual_seed before register",
+            "random numbers differ from those of the previous run, which had seed %d, not %d: call "
+            "torch.manual_seed with that seed before register to continue them",
             *(own["seed"], seed),
         )
 
@@ -139,7 +139,7 @@ def restore(
 def _kept(
     reading: CheckpointReader, names: Names, number: int, param: Name, said: dict[str, Any]
 ) -> tuple[dict[Name, Tensor], dict[str, Any]]:
-    """Tensors to read what an optimizer kept for a unit into, and all that it is to keep."""
+    """Tensors that receive the optimizer state of a unit, and that whole state."""
     name, units = names.names(number)[0], names.units
     if name not in said:
         return {}, {}
@@ -158,7 +158,7 @@ def _kept(
 
 
 def _said(reading: CheckpointReader, rank: int) -> dict[str, Any]:
-    """What a rank has written down besides tensors."""
+    """Values other than tensors that a rank has written."""
     layout, tensors = _private(reading, rank, "more")
     said: dict[str, Any] = unflatten(layout, iter(tensors))
     return said
@@ -175,7 +175,7 @@ def _private(reading: CheckpointReader, rank: int, name: str) -> tuple[Layout, l
 
 
 def opened(folder: Path, step: int) -> CheckpointReader:
-    """The checkpoint of ``step``, once it was chosen. Raises StateMismatch."""
+    """The chosen checkpoint, of ``step``. Raises StateMismatch."""
     try:
         return CheckpointReader(folder, step)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What ``session.checkpoint`` sets up: writing from now on, and perhaps going on from before."""
+"""The checkpoints of a session: resumes from the newest one, and schedules new ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = logging.getLogger("tmd.trainer")
 
 
 class Saving:
-    """For the main thread."""
+    """Main thread only."""
 
     def __init__(
         self,
@@ -35,30 +35,30 @@ class Saving:
         verdict: Callable[[], Verdict],
     ) -> None:
         """Raises:
-        RuntimeError: an optimizer's state has no name by which ranks could share it.
-        ValueError: something is registered by a name that has a meaning here.
+        RuntimeError: an optimizer's state has no name that ranks could share.
+        ValueError: the name of a registered object is reserved.
         """
         if registry.divided:
             raise RuntimeError(
-                "session.checkpoint() does not know a ZeroRedundancyOptimizer's state: gather it "
-                "with consolidate_state_dict() and save it yourself"
+                "session.checkpoint() does not support a ZeroRedundancyOptimizer: gather its state "
+                "with consolidate_state_dict() and save it in the script"
             )
         if taken := [n for n in registry.named if n == OWN or PRIVATE.fullmatch(n)]:
-            raise ValueError(f"register({taken[0]}=...): checkpoints use that name themselves")
+            raise ValueError(f"register({taken[0]}=...): checkpoints reserve that name")
         self._order, self._size = order, size
         self._named: Callable[[], Names] = lambda: Names(registry, alike())
         self.checkpoints = Checkpoints(order, self._named, size, tell, verdict)
         self._before: CheckpointReader | None = None
-        """To go on from, until it was put in place."""
+        """The checkpoint to resume from, until it is restored."""
         self._place: Placing
-        """How names are found in it."""
+        """Finds names in it."""
 
     def choose(self, rank: int, gathered: Gathered, *, resume: bool) -> None:
-        """Agree with all ranks on the checkpoint to go on from, if there is one.
+        """Agree with all ranks on the checkpoint to resume from, if there is one.
 
         Raises:
             ConfigError: the folder cannot be used.
-            StateMismatch: it cannot be divided among the ranks as they are now.
+            StateMismatch: it cannot be divided among the current ranks.
         """
         folder, keep = self._order.folder, self._order.keep
         step = chosen(folder, keep, rank, gathered, resume=resume)
@@ -69,21 +69,21 @@ class Saving:
             self._place = placing(self._before.saved, claims)
             check(self._before, claims, self._place, self._size)
         if rank == 0:
-            place = "starting from scratch" if self._before is None else "going on"
+            place = "starting from scratch" if self._before is None else "resuming"
             found = "no checkpoint" if self._before is None else str(self._before.path)
             log.warning("checkpoints every %d steps; %s: %s", self._order.every, found, place)
 
     @property
     def goes_on(self) -> bool:
-        """Whether there is a checkpoint to go on from."""
+        """Whether there is a checkpoint to resume from."""
         return self._before is not None
 
     def skips(self, call: int) -> bool:
-        """Whether ``batches()`` call number ``call`` was over before the checkpoint."""
+        """Whether ``batches()`` call number ``call`` ended before the checkpoint."""
         return self._before is not None and call < self._before.seal.position.call
 
     def go_on(self, feed: Feed, rank: int, seed: int) -> int | None:
-        """Put state and place in the data of the checkpoint in place; returns its step."""
+        """Restore state and data position of the checkpoint; returns its step."""
         before, self._before = self._before, None
         if before is None:
             return None

@@ -1,8 +1,8 @@
-"""The state of a rank for a checkpoint: copied to host memory while a step is computed.
+"""Copies the state of a rank to host memory for a checkpoint, while a step is computed.
 
-What is small and may change in a step is copied at once, the units one by one by a thread. Before
-anything may change them the main thread copies those that are left itself: it waits for memory, and
-never for a disk. So all ranks have the checkpoints of the same steps.
+Small values that may change in a step are copied at once; a thread copies the units one by one.
+Before the units may change the main thread copies the remaining ones itself: it waits for memory,
+never for a disk. All ranks therefore checkpoint the same steps.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from tmd.trainer.state.state import Layout, flatten
 
 
 class StagedState:
-    """Made by the main thread, between two steps."""
+    """Created by the main thread between two steps."""
 
     def __init__(self, names: Names, rank: int, step: int, position: Position, seed: int) -> None:
         self.rank, self.step, self.position = rank, step, position
         self.live: dict[Path, Any] = {}
-        """By name; what is spread over ranks tells here which part this is."""
+        """By name; a distributed tensor here shows which part this rank holds."""
         self.copies: dict[Path, Any] = {}
-        """The same, of tensors this rank's own part in host memory."""
+        """Copies by name, of distributed tensors this rank's part, in host memory."""
         self._waiting: list[dict[Path, Tensor]] = []
         self._copying = threading.Lock()
         self.broken: Exception | None = None
-        """Why it comes to nothing."""
+        """Why the copy failed."""
         for path, value in {**names.besides(rank), **private(names, rank, seed)}.items():
             self.live[path] = self.copies[path] = _copied(value)
         for number in range(len(names.units)):
@@ -42,14 +42,14 @@ class StagedState:
             self._waiting.append(entries)
 
     def advance(self) -> bool:
-        """Copy one unit; whether there are more."""
+        """Copy one unit; returns whether more remain."""
         with self._copying:
             if not self._waiting:
                 return False
             try:
                 self._copy(self._waiting.pop())
             except Exception as error:
-                # Of the main thread it might be training.
+                # On the main thread the error might come from training.
                 self.broken = error
                 self._waiting.clear()
             return True
@@ -62,13 +62,13 @@ class StagedState:
             self.copies[path] = seen[id(value)]
 
     def finish(self) -> None:
-        """Any thread: all is copied when this returns, or it is broken."""
+        """Any thread: returns once all is copied, or has failed."""
         while self.advance():
             pass
 
 
 def private(names: Names, rank: int, seed: int) -> dict[Path, Tensor]:
-    """What only the same rank of a job of the same size needs to go on bit for bit."""
+    """Entries that only the same rank of a job of the same size needs to resume bit for bit."""
     kept = {
         name: {
             "at": names.state(number),
@@ -88,12 +88,12 @@ def private(names: Names, rank: int, seed: int) -> dict[Path, Tensor]:
 
 
 def private_path(rank: int, name: str) -> Path:
-    """Where that is: a layout, then its tensors, by number."""
+    """Name of a private entry: a layout, then its tensors, by number."""
     return (OWN, f"rank{rank}", name)
 
 
 def layout_of(tensor: Tensor) -> Layout:
-    """The layout that was written down as ``tensor``."""
+    """The layout that ``tensor`` encodes."""
     layout: Layout = msgpack.decode(tensor.numpy().tobytes(), type=Layout)
     return layout
 

@@ -1,4 +1,4 @@
 """The messages that workers exchange: step vote, shadow frames, offers of a state.
 
-It defines and queues messages and decides nothing. It imports :mod:`tmd.trainer.state`.
+It defines and queues messages without any decision. It imports :mod:`tmd.trainer.state`.
 """

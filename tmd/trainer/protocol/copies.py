@@ -25,20 +25,20 @@ class StateCopy:
     entries: tuple[Entry, ...]
     digest: str
     buckets: str = ""
-    """How gradients were summed on the rank; the keeper may be one that sums otherwise."""
+    """How gradients were summed on the rank; the keeper may sum them differently."""
 
     @property
     def position(self) -> Position:
-        """Where in its data the rank stood."""
+        """Data position of the rank."""
         return self._boundary[0].position
 
     def rest(self) -> tuple[Boundary, list[Tensor]]:
-        """All that is no unit, in memory of its own: what it is put into may go on to use it."""
+        """Everything that is not a unit, in fresh memory that the new owner may keep using."""
         boundary, tensors = self._boundary
         return boundary, [tensor.clone() for tensor in tensors]
 
     def units(self) -> Iterator[tuple[Unit, list[Tensor]]]:
-        """What is to be copied to each unit."""
+        """The content of each unit."""
         for envelope, body in self.entries[1:]:
             if not isinstance(envelope.frame, Unit):
                 raise StateMismatch(f"{type(envelope.frame).__name__} in place of a unit")
@@ -53,7 +53,7 @@ class StateCopy:
         return frame, taken_apart(envelope, body)
 
     def check(self) -> None:
-        """Raise StateMismatch unless it is still what was copied."""
+        """Raise StateMismatch if the copy has changed since it was made."""
         if digest_of_bodies(self.entries) != self.digest:
             raise StateMismatch(f"the copy of rank {self.rank} at step {self.step} is damaged")
 

@@ -1,7 +1,7 @@
 """The frames between a rank and its shadow: one link, both directions.
 
-A frame is a msgpack envelope and the bytes of its tensors, one after the other. Order is meaning:
-what a frame says holds for the state that the frames before it have made.
+A frame is a msgpack envelope followed by the bytes of its tensors. Frames must be used in order:
+each applies to the state that the previous ones have produced.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from tmd.trainer.state.state import Layout, Layouts, TensorSpec, dtype_of
 from tmd.trainer.state.units import Units
 
 PURPOSE = "mirror"
-"""Name of the stream on which a joiner asks to follow a rank."""
+"""Name of the stream on which a joiner asks to shadow a rank."""
 SNAPSHOTS = "snapshot"
-"""Name of the stream on which copies of a state are brought, or asked for."""
+"""Name of the stream on which copies of a state are brought or fetched."""
 CHECK_EVERY = 20
 """Steps between two digests once the joiner is in step."""
 ENVELOPE_LIMIT = 64 << 20
 BODY_LIMIT = 1 << 38
 
 VOTE, SHIFT = "@vote", "@shift"
-"""Channels of what the runtime itself says among the ranks; the others are named for groups."""
+"""Channels of the runtime's own exchanges among ranks; other channels are named for groups."""
 
 
 # --- joiner to source -----------------------------------------------------------------------------
@@ -47,17 +47,17 @@ class ShadowRequest(Struct, frozen=True, tag=True):
 
 
 class Begin(Struct, frozen=True, tag=True):
-    """The joiner stands where it can take the state. ``whole``: all at once, while you wait."""
+    """The joiner is ready for the state. ``whole``: all at once, while the source waits."""
 
     whole: bool = False
 
 
 class Settled(Struct, frozen=True, tag=True):
-    """The joiner is in step: no more tails, and few digests."""
+    """The joiner is in step and needs no more tails and few digests."""
 
 
 class Took(Struct, frozen=True, tag=True):
-    """The joiner has the rank, at the start of ``step``, and needs no more of the source."""
+    """The joiner has assumed the rank at the start of ``step`` and no longer needs the source."""
 
     step: int
 
@@ -66,7 +66,7 @@ class Took(Struct, frozen=True, tag=True):
 
 
 class Opening(Struct, frozen=True, tag=True):
-    """What the state looks like; answers :class:`ShadowRequest`."""
+    """Describes the state; answers :class:`ShadowRequest`."""
 
     offer: Offer
 
@@ -80,7 +80,7 @@ class Unit(Struct, frozen=True, tag=True):
 
 
 class Tail(Struct, frozen=True, tag=True):
-    """What optimizer number ``optimizer`` was given in ``step``: gradients of ``units``, values."""
+    """Input of optimizer number ``optimizer`` in ``step``: gradients of ``units``, values."""
 
     step: int
     optimizer: int
@@ -89,18 +89,18 @@ class Tail(Struct, frozen=True, tag=True):
 
 
 class Boundary(Struct, frozen=True, tag=True):
-    """The source begins ``step``. ``rest`` is there as long as the joiner may have to jump here."""
+    """The source begins ``step``. ``rest`` is included while the joiner may have to jump here."""
 
     step: int
     position: Position
     rest: Layout | None = None
     graded: tuple[int, ...] = ()
-    """With ``rest``: units that have a gradient. Its value does not count: a step begins or ends by
-    forgetting it, but optimizers pass over a parameter that has none."""
+    """With ``rest``: units that have a gradient. Its value does not matter, since a step begins or
+    ends by clearing it, but optimizers skip a parameter without one."""
     check: bool = False
-    """A :class:`DigestCheck` of this step follows as soon as it is there."""
+    """A :class:`DigestCheck` of this step follows once it is computed."""
     quiet: bool = True
-    """No operation of an earlier step is under way: its outputs were all before this frame."""
+    """No operation of an earlier step is running: all its outputs precede this frame."""
 
 
 class Output(Struct, frozen=True, tag=True):
@@ -109,7 +109,7 @@ class Output(Struct, frozen=True, tag=True):
     channel: str
     op: str
     given: str = ""
-    """Digest of what the source put in, as long as the joiner is on trial; else empty."""
+    """Digest of the source's inputs while the joiner is on trial; else empty."""
 
 
 class ControlMessage(Struct, frozen=True, tag=True):
@@ -127,15 +127,15 @@ class DigestCheck(Struct, frozen=True, tag=True):
 
 
 class Dropped(Struct, frozen=True, tag=True):
-    """The source stops showing its rank. ``final``: its state should not be copied either."""
+    """The source ends the shadow. ``final``: its state should not be copied either."""
 
     reason: str
     final: bool = False
     offer: Offer | None = None
-    """What it will have to give later."""
+    """What the source can offer later."""
 
 
-# --- copies to which a rank can go back -----------------------------------------------------------
+# --- copies for a rollback ------------------------------------------------------------------------
 
 
 class Bring(Struct, frozen=True, tag=True):
@@ -146,19 +146,19 @@ class Bring(Struct, frozen=True, tag=True):
     units: int
     layouts: Layouts
     digest: str
-    """Of all bytes that follow."""
+    """Digest of all bytes that follow."""
     buckets: str = ""
-    """How gradients are summed on the rank; empty if that was not settled yet."""
+    """How gradients are summed on the rank; empty if not yet settled."""
 
 
 class Stored(Struct, frozen=True, tag=True):
-    """It has arrived; ``refusal`` says why it is not kept."""
+    """The copy has arrived; ``refusal`` is the reason if it was not stored."""
 
     refusal: str = ""
 
 
 class Fetch(Struct, frozen=True, tag=True):
-    """Give back the state of ``rank`` at the start of ``step``; answered as a joiner is."""
+    """Request for the state of ``rank`` at the start of ``step``; answered as a joiner is."""
 
     rank: int
     step: int
@@ -184,15 +184,15 @@ Frame = (
 
 
 def staging_bound(limits: ShadowLimits, units: Units) -> int:
-    """Bytes that may wait on one side: what is configured, and what a step of this model needs.
+    """Bytes that may wait on one side: the configured limit, or more if a step needs it.
 
-    That is its gradients three times: as outputs, as a tail, and once more for the step after.
+    A step needs three times its gradients: as outputs, as a tail, and for the next step.
     """
     return int(limits.staging_mb * 1e6) + 3 * units.nbytes
 
 
 class Envelope(Struct, frozen=True, array_like=True):
-    """A frame and what its body consists of."""
+    """A frame and the types of the tensors in its body."""
 
     frame: Frame
     body: tuple[TensorSpec, ...] = ()
@@ -202,7 +202,7 @@ _decoder = msgpack.Decoder(Envelope)
 
 
 def specs_of(tensors: Sequence[Tensor]) -> tuple[TensorSpec, ...]:
-    """What a body of ``tensors`` is announced as."""
+    """Announcement of a body of ``tensors``."""
     return tuple(TensorSpec(tuple(t.shape), str(t.dtype)) for t in tensors)
 
 
@@ -214,14 +214,14 @@ def send(link: Link, envelope: Envelope, body: Tensor | None = None) -> None:
 
 
 def receive(link: Link) -> tuple[Frame, list[Tensor]]:
-    """The next frame and its tensors (CPU). Raises LinkError, also for what is no frame."""
+    """The next frame and its tensors (CPU). Raises LinkError, even for malformed bytes."""
     envelope, body = receive_whole(link)
     with _understanding(link):
         return envelope.frame, taken_apart(envelope, body)
 
 
 def receive_whole(link: Link) -> tuple[Envelope, Tensor]:
-    """The next frame as it was sent: with one body. Raises LinkError as :func:`receive` does."""
+    """The next frame with its body undivided. Raises LinkError as :func:`receive` does."""
     blob = link.recv_frame(ENVELOPE_LIMIT)
     with _understanding(link):
         envelope = _decoder.decode(blob)
@@ -234,7 +234,7 @@ def receive_whole(link: Link) -> tuple[Envelope, Tensor]:
 
 
 def taken_apart(envelope: Envelope, body: Tensor) -> list[Tensor]:
-    """The tensors that ``body`` consists of; they share its memory where they can."""
+    """The tensors in ``body``; they share its memory where possible."""
     return list(_parts(body, envelope.body, [_size(spec) for spec in envelope.body]))
 
 
@@ -243,7 +243,7 @@ def _understanding(link: Link) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # Bytes of no meaning can fail in any way: bad msgpack, a depth, a type, a size.
+        # Malformed bytes can fail in many ways: msgpack, nesting, a type, a size.
         raise LinkError(f"{link.peer} does not speak this protocol: {in_words(error)}") from error
 
 

@@ -1,4 +1,4 @@
-"""What a source says of a state before its tensors follow."""
+"""What a source reports about a state before its tensors follow."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from tmd.trainer.state.state import Layouts
 
 
 class Offer(Struct, frozen=True):
-    """What a joiner must know of a state to say whether it fits here, and to find its place."""
+    """What a joiner needs to check whether a state fits, and to find its data position."""
 
     layouts: Layouts
     buckets: str
     groups: GroupTable
-    """Of every rank, packed: a standby may take any."""
+    """Groups of every rank, packed: a standby may assume any."""
     seeds: tuple[int, ...]
     position: Position
     roles: tuple[Role, ...] = ()
-    """Of every rank."""
+    """Roles of all ranks."""
 
 
 class StateHeader(Struct, frozen=True):
-    """All of a state but its tensors."""
+    """Everything of a state except its tensors."""
 
     step: int
     offer: Offer

@@ -1,6 +1,6 @@
-"""Frames on their way to a joiner: copies in host memory, up to a bound.
+"""Frames that wait to be sent to a joiner: copies in host memory, up to a bound.
 
-Training puts in and never waits; what does not fit means that the joiner does not keep up.
+Training adds frames without waiting; if one does not fit the joiner cannot keep up.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Entry = tuple[Envelope, Tensor]
 
 
 class Outbox:
-    """Bounded queue with memory of its own, which is used again. ``put`` from any thread."""
+    """Bounded queue that reuses its memory. ``put`` from any thread."""
 
     def __init__(self, bound: int) -> None:
         """``bound``: bytes in the queue and kept for reuse, together."""
@@ -36,7 +36,7 @@ class Outbox:
         return self._held
 
     def put(self, frame: Frame, tensors: Sequence[Tensor] = ()) -> bool:
-        """Queue a copy of ``tensors`` with ``frame``; ``False`` if the bound does not allow it."""
+        """Queue a copy of ``tensors`` with ``frame``; ``False`` if it exceeds the bound."""
         entry = self.copy(frame, tensors)
         if entry is None:
             return False
@@ -48,7 +48,7 @@ class Outbox:
         return True
 
     def copy(self, frame: Frame, tensors: Sequence[Tensor]) -> Entry | None:
-        """``frame`` with a copy of ``tensors`` now, not queued; ``None`` above the bound."""
+        """``frame`` with a copy of ``tensors``, not queued; ``None`` above the bound."""
         size = sum(t.nbytes for t in tensors)
         body = self._take(size)
         if body is None:
@@ -62,30 +62,30 @@ class Outbox:
         return Envelope(frame, specs_of(tensors)), body
 
     def wake(self) -> None:
-        """End the present :meth:`wait`, or the next one."""
+        """End the current :meth:`wait`, or the next one."""
         with self._changed:
             self._woken = True
             self._changed.notify_all()
 
     def wait(self, seconds: float) -> None:
-        """Wait until something is put in, or for a wake-up, at most ``seconds``."""
+        """Wait for an entry or a wake-up, at most ``seconds``."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._woken, seconds)
             self._woken = False
 
     def next(self) -> Entry | None:
-        """The oldest entry, if there is one. Give its memory :meth:`back` afterwards."""
+        """The oldest entry, or ``None``. Return its memory with :meth:`back`."""
         with self._changed:
             return self._queue.popleft() if self._queue else None
 
     def back(self, body: Tensor) -> None:
-        """The body of an entry was sent."""
+        """Return the body of an entry that was sent."""
         with self._changed:
             if not self._closed:
                 self._free.setdefault(body.numel(), []).append(body)
 
     def forget(self) -> None:
-        """Drop all that waits and all memory, for good: nothing is taken any more."""
+        """Drop all entries and memory; nothing is accepted afterwards."""
         with self._changed:
             self._closed = True
             self._queue.clear()

@@ -1,4 +1,4 @@
-"""The vote: one small reduction over the world, after which all ranks know the same."""
+"""The vote: one small reduction over the world, with the same result on all ranks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tmd.fabric import Fabric
 T = TypeVar("T")
 
 STEPPING, CLOSING = 0, 1
-"""What a vote is about: a step, or the end of a ``batches()`` call."""
+"""Kinds of vote: on a step, or on the end of a ``batches()`` call."""
 
 
 def ticket(membership: Membership) -> int:
     """The number by which a rank votes for a switch to ``membership``: its epoch, and a checksum of
-    who holds which rank.
+    its rank assignment.
 
-    After Redis has lost writes two leaders may have told two changes by one epoch. Ranks that mean
-    different ones must not switch.
+    After Redis has lost writes two leaders may have announced different changes with one epoch.
+    Ranks with different changes must not switch.
     """
     return membership.epoch << 32 | zlib.crc32(msgpack.encode(membership.members))
 
@@ -33,12 +33,12 @@ def agree(
 ) -> tuple[int, tuple[int, ...]]:
     """Vote ok for ``step``; returns the ticket for which all ranks are armed, or 0.
 
-    ``armed``: the ticket of this rank, 0 for none. ``shares``: numbers that are told beside; what
-    is returned of each is the least.
+    ``armed``: the ticket of this rank, 0 for none. ``shares``: additional numbers; the minimum over
+    all ranks is returned for each.
 
     Raises:
         LinkError: a rank is gone or did not vote.
-        RuntimeError: the ranks are not at the same place; nothing may be committed.
+        RuntimeError: the ranks are at different steps; nothing may be committed.
     """
     mine = [step, -step, kind, -kind]
     _, least, most, *rest = fabric.reduce_min((1, armed, -armed, *mine, *shares))
@@ -52,7 +52,7 @@ def agree(
 
 
 def gather(fabric: Fabric, own: Any, kind: type[T]) -> tuple[T, ...]:
-    """What each rank says while the job is being set up, by rank; all msgspec can carry as a T.
+    """Exchange a value during set-up; returns those of all ranks. msgspec must encode a ``T``.
 
     Raises:
         RuntimeError: a rank was lost.
@@ -67,6 +67,6 @@ def gather(fabric: Fabric, own: Any, kind: type[T]) -> tuple[T, ...]:
             offset *= 2
     except LinkError as error:
         raise RuntimeError(
-            f"a rank was lost while the job was being set up ({error}); start it again"
+            f"a rank was lost during set-up ({error}): start the job again"
         ) from error
     return tuple(said[rank] for rank in range(size))

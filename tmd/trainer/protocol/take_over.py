@@ -11,13 +11,13 @@ from tmd.trainer.protocol.offers import StateHeader
 
 
 class Takeover(Struct):
-    """What the joiner knows so far, until its directive changes or the state is in place."""
+    """The joiner's progress, until its directive changes or the state is in place."""
 
     directive: Prepare | Sync
     link: Link | None = None
     header: StateHeader | None = None
     started: float = 0.0
-    """Monotonic time at which the source began to speak."""
+    """Monotonic time at which the source connected."""
     timings: dict[str, float] = {}
 
     @property
@@ -34,12 +34,12 @@ class Takeover(Struct):
 
     @property
     def step(self) -> int:
-        """The step at which the received state stands."""
+        """The step at whose start the received state is."""
         assert self.header is not None
         return self.header.step
 
     def wanted(self, directive: Directive | None) -> bool:
-        """Whether ``directive``, the latest, still asks for exactly this take-over."""
+        """Whether the latest ``directive`` still demands exactly this take-over."""
         return directive == self.directive
 
 

@@ -1,4 +1,4 @@
-"""Keeps copies of a state that exists only once in the memory of two hosts.
+"""Keeps copies of unique states in the memory of two hosts.
 
 ``writer`` takes a copy and sends it to its keeper, ``store`` holds copies in host memory,
 ``server`` receives copies and hands them out, and ``snapshots`` schedules all three. It imports

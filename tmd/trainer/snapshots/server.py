@@ -1,4 +1,4 @@
-"""The door to the copies on this host's shelf: peers bring theirs, and joiners fetch them."""
+"""Serves this host's snapshot store: ranks bring copies, and joiners fetch them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tmd.trainer.state_transfer.hindrance import Rebuild
 
 CONNECT_S = 10.0
 SILENCE_S = 30.0
-"""Longest time in which no byte of a copy moves."""
+"""Longest time without a byte of a copy."""
 ENDING_S = 2.0
 DAMAGED = "other bytes arrived than were sent"
 
@@ -27,12 +27,12 @@ log = logging.getLogger("tmd.trainer")
 
 
 class SnapshotServer:
-    """Owns a thread that lets callers in, and one for each of them."""
+    """Owns a thread that accepts links, and one for each link."""
 
     def __init__(
         self, fabric: Fabric, store: SnapshotStore, offer: Callable[[StateCopy], Offer]
     ) -> None:
-        """``offer``: what a joiner must know of the job to take a copy over."""
+        """``offer``: returns a copy's offer to a joiner."""
         self._fabric = fabric
         self._store = store
         self._offer = offer
@@ -40,7 +40,7 @@ class SnapshotServer:
         threading.Thread(target=self._let_in, name="tmd-snapshots-door", daemon=True).start()
 
     def close(self) -> None:
-        """The process ends: no thread may be inside torch then."""
+        """Stop the threads, since none may be inside torch when the process ends."""
         for link, thread in list(self._callers.items()):
             link.close()
             thread.join(ENDING_S)
@@ -60,7 +60,7 @@ class SnapshotServer:
     def _serve(self, link: Link) -> None:
         try:
             while True:
-                # A keeper may hear nothing for as long as there are steps between two snapshots.
+                # A keeper may receive nothing between two snapshots, which may be many steps.
                 link.patience(0)
                 frame, _ = frames.receive(link)
                 link.patience(SILENCE_S)
@@ -72,10 +72,10 @@ class SnapshotServer:
                     case other:
                         raise LinkError(f"{link.peer} began with {type(other).__name__}")
         except LinkError as error:
-            log.debug("no more copies from or for %s: %s", link.peer, error)
+            log.debug("the link for copies with %s has ended: %s", link.peer, error)
         except Exception as error:
-            # Whatever it was: training must not know of it.
-            log.warning("copies of %s are not kept any more: %s", link.peer, error)
+            # No error of a copy may reach training.
+            log.warning("no longer storing copies of %s: %s", link.peer, error)
         finally:
             link.close()
             self._callers.pop(link, None)
@@ -85,7 +85,7 @@ class SnapshotServer:
         if copy is None:
             refusal = DAMAGED
         else:
-            refusal = "" if self._store.put(copy) else "it is of a batches() call that is over"
+            refusal = "" if self._store.put(copy) else "it is of a batches() call that has ended"
         frames.send(link, Envelope(Stored(refusal)))
 
     def _give_out(self, link: Link, fetch: Fetch) -> None:
@@ -99,7 +99,7 @@ class SnapshotServer:
 
 
 def call_on(fabric: Fabric, keeper: Member) -> Link:
-    """A link to the door of ``keeper``. Raises LinkError."""
+    """A link to the snapshot server of ``keeper``. Raises LinkError."""
     link = fabric.connect(keeper, SNAPSHOTS, timeout=CONNECT_S)
     link.patience(SILENCE_S)
     return link
@@ -114,7 +114,7 @@ def fetched(
 
     Raises:
         LinkError: the keeper is gone, or has no such copy.
-        StateMismatch: it does not fit here (``refusal``), or is not what was sent.
+        StateMismatch: it does not fit here (``refusal``), or other bytes arrived than were sent.
     """
     frames.send(link, Envelope(Fetch(rank, step)))
     opening, _ = frames.receive(link)
@@ -128,7 +128,7 @@ def fetched(
         raise StateMismatch(misfit)
     bring, _ = frames.receive(link)
     if not isinstance(bring, Bring) or (bring.rank, bring.step) != (rank, step):
-        raise LinkError(f"{link.peer} does not send the copy of rank {rank} at step {step}")
+        raise LinkError(f"{link.peer} did not send the copy of rank {rank} at step {step}")
     copy = receive_copy(link, bring)
     if copy is None:
         raise StateMismatch(f"{DAMAGED}: memory or network of one side corrupts data")

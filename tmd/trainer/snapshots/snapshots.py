@@ -1,7 +1,7 @@
-"""Snapshots of a state that exists once: taken every few steps, kept in the memory of two hosts.
+"""Snapshots of a unique state: taken every few steps, kept in the memory of two hosts.
 
-All ranks take them at the same steps and tell in each vote how far they are, so that all know alike
-when one is whole: only then is the one before dropped. Whatever goes wrong with one ends that one.
+All ranks take them at the same steps and report their stage in each vote, so that all agree when a
+snapshot is complete. Only then is the previous one dropped. A failure ends only its own snapshot.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger("tmd.trainer")
 
 
 class Snapshots:
-    """For the main thread; owns a thread that copies and sends. ``every`` 0: takes none."""
+    """Main thread only; owns a thread that copies and sends. ``every`` 0 takes none."""
 
     def __init__(
         self, context: RankContext, every: int, tell: Callable[[tuple[Kept, ...]], None]
@@ -55,7 +55,7 @@ class Snapshots:
         self._begun: SnapshotWriter | None = None
         """``_taking`` until the sender's thread has picked it up."""
         self._whole: int | None = None
-        """The newest step for which all ranks have reported their copies."""
+        """The newest step for which all ranks have reported complete copies."""
         self._vain = 0
         self._announced = False
         self._link: tuple[Member, Link] | None = None
@@ -70,7 +70,7 @@ class Snapshots:
     # --- at every step ----------------------------------------------------------------------------
 
     def at_boundary(self, step: int) -> None:
-        """``step`` begins; the parameters stand still until the window is closed."""
+        """``step`` begins; the parameters do not change until the window is closed."""
         membership, feed = self._fabric.membership, self._state.feed
         if not self._every or membership is None or feed is None:
             return
@@ -105,12 +105,12 @@ class Snapshots:
             self._changed.notify_all()
 
     def _announce(self, hosts: Sequence[str]) -> None:
-        """Once for the job, and again only if it is bad news."""
+        """Log once for the job, and again only if copies lack protection."""
         if not self._announced:
             self._announced = True
             log.warning(
-                "snapshots every %d steps in the memory of two hosts each, since some state exists "
-                "once or the script asks for them; register(snapshots=0) for none",
+                "snapshots every %d steps in the memory of two hosts each, since some state has no "
+                "replica or the script asks for them; register(snapshots=0) turns them off",
                 self._every,
             )
         if len(set(hosts)) == 1:
@@ -118,11 +118,11 @@ class Snapshots:
 
     @property
     def share(self) -> int:
-        """How far this rank is, for the vote."""
+        """The stage of this rank's snapshot, for the vote."""
         return WriterStage.DONE if self._taking is None else self._taking.stage
 
     def heard(self, least: int) -> None:
-        """Take in the vote's result: the stage of the slowest rank, the same on every rank."""
+        """Apply the vote's result: the stage of the slowest rank, equal on every rank."""
         taking = self._taking
         if taking is None or least == WriterStage.GOING:
             return
@@ -138,27 +138,27 @@ class Snapshots:
             self._store.drop(taking.step)
 
     def give_up(self) -> None:
-        """No more of the snapshot under way, if there is one; what is kept stays."""
+        """Cancel the current snapshot; stored copies remain."""
         with self._changed:
             taking, self._taking, self._begun = self._taking, None, None
         if taking is not None:
             taking.over.set()
             if taking.stage is WriterStage.GOING and self._link is not None:
-                # The sender may wait for a keeper that is gone.
+                # The sender may wait for a keeper that has died.
                 self._link[1].close()
 
     def forget(self) -> None:
-        """This worker has given its rank away in good order."""
+        """Forget the role in snapshots after this worker has handed over its rank."""
         self.give_up()
         self._store.clear(0)
 
     def call_over(self, call: int) -> None:
-        """The ``batches()`` calls before ``call`` are over."""
+        """Drop copies of ``batches()`` calls before ``call``."""
         self.give_up()
         self._store.clear(call)
 
     def close(self) -> None:
-        """The process ends: no thread may be inside torch then."""
+        """Stop the threads, since none may be inside torch when the process ends."""
         if not self._every:
             return
         self.give_up()
@@ -172,7 +172,7 @@ class Snapshots:
     # --- after a loss -----------------------------------------------------------------------------
 
     def only(self, whole: int | None) -> None:
-        """After a loss: the newest snapshot that is whole, as the leader knows."""
+        """After a loss: keep only the newest complete snapshot, as reported by the leader."""
         if whole is not None:
             self._whole = whole
             self._store.only(whole)
@@ -184,14 +184,14 @@ class Snapshots:
 
         Raises:
             LinkError: the keeper is gone, or the directive has changed.
-            StateMismatch: the copy does not fit, or is not what was sent.
+            StateMismatch: the copy does not fit, or other bytes arrived than were sent.
         """
         source = next((m.source for m in directive.moves if m.rank == directive.rank), None)
         if self._store.get(directive.rank, directive.resume) is not None:
             return None
         if source is None:
             raise LinkError(
-                f"nobody has the copy of rank {directive.rank} at step {directive.resume}"
+                f"no worker has the copy of rank {directive.rank} at step {directive.resume}"
             )
         link = call_on(self._fabric, source)
         self._errand = (directive, link)
@@ -213,7 +213,7 @@ class Snapshots:
         return None
 
     def cancel_unless(self, directive: Directive) -> None:
-        """Break off what is fetched for another directive (any thread)."""
+        """Cancel a fetch for another directive (any thread)."""
         errand = self._errand
         if errand is not None and errand[0] != directive:
             errand[1].close()
@@ -224,10 +224,10 @@ class Snapshots:
         return feed is not None and copy.position.call > feed.call
 
     def put_back(self, directive: Sync) -> None:
-        """Be the rank of ``directive`` as it was at the start of its resume step.
+        """Restore the rank of ``directive`` as of the start of its resume step.
 
         Raises:
-            StateMismatch: the copy is not here, or damaged.
+            StateMismatch: the copy is missing or damaged.
         """
         copy = self._copy(directive)
         copy.check()
@@ -250,7 +250,7 @@ class Snapshots:
                 self._take(taking)
 
     def _next(self) -> SnapshotWriter | None:
-        """The next one to work on, waiting for it; ``None`` at the end."""
+        """Wait for the next snapshot to work on; ``None`` at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._begun is not None)
             begun, self._begun = self._begun, None
@@ -271,7 +271,7 @@ class Snapshots:
         if not kept:
             self._back(entries)
             return
-        for attempt in ("the link of the snapshot before", "a new one"):
+        for attempt in ("the link of the previous snapshot", "a new one"):
             try:
                 taking.bring(self._dialled(taking.keeper), copy, self._rate)
                 return
@@ -295,7 +295,7 @@ class Snapshots:
 
     @contextlib.contextmanager
     def _harmless(self, taking: SnapshotWriter) -> Iterator[None]:
-        """What goes wrong here must not reach training: it only ends the snapshot."""
+        """Keep errors of a snapshot from training."""
         try:
             yield
         except Exception as error:
@@ -312,7 +312,7 @@ class Snapshots:
             self._back(copy.entries)
 
     def _back(self, entries: Sequence[Entry]) -> None:
-        """Use the memory of own copies again: memory that is new costs more than the copying."""
+        """Reuse the memory of own copies: fresh memory costs more than the copy."""
         for _, body in entries:
             if body.numel() in self._sizes:
                 self._outbox.back(body)

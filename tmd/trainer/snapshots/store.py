@@ -1,4 +1,4 @@
-"""Copies of states in the memory of this host, to which ranks can go back."""
+"""Stores copies of states in the memory of this host, for a rollback."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tmd.trainer.protocol.copies import StateCopy
 
 
 class SnapshotStore:
-    """Copies by rank and step; of one ``batches()`` call, the newest that is known. Any thread."""
+    """Copies by rank and step, only of the newest known ``batches()`` call. Any thread."""
 
     def __init__(
         self, tell: Callable[[tuple[Kept, ...]], None], freed: Callable[[StateCopy], None]
     ) -> None:
-        """``tell`` is called with what is here at each change, ``freed`` with what has gone."""
+        """``tell`` gets the list of copies after each change, ``freed`` each dropped copy."""
         self._tell = tell
         self._freed = freed
         self._copies: dict[tuple[int, int], StateCopy] = {}
@@ -23,13 +23,13 @@ class SnapshotStore:
         self._changing = threading.Lock()
 
     def put(self, copy: StateCopy) -> bool:
-        """Keep ``copy``; ``False`` if it is of a call that is over."""
+        """Store ``copy``; ``False`` if its ``batches()`` call has ended."""
         call = copy.position.call
         with self._changing:
             if call < self._call:
                 return False
             if call > self._call:
-                # Who is there has seen all ranks come to the end of the call before.
+                # A copy of the next call implies that all ranks have ended the previous one.
                 self._leave(lambda step: False)
                 self._call = call
             before = self._copies.pop((copy.rank, copy.step), None)
@@ -43,17 +43,17 @@ class SnapshotStore:
         return self._copies.get((rank, step))
 
     def only(self, step: int) -> None:
-        """No other step is needed any more."""
+        """Drop all copies of other steps."""
         with self._changing:
             self._leave(lambda kept: kept == step)
 
     def drop(self, step: int) -> None:
-        """Of ``step`` there will be no whole snapshot."""
+        """Drop copies of ``step``, whose snapshot will not be completed."""
         with self._changing:
             self._leave(lambda kept: kept != step)
 
     def clear(self, call: int) -> None:
-        """Nobody goes back to before ``call``."""
+        """Drop copies of calls before ``call``."""
         with self._changing:
             self._call = max(call, self._call)
             self._leave(lambda step: False)

@@ -1,7 +1,7 @@
-"""One snapshot of this rank: copied while the parameters stand still, then brought to its keeper.
+"""One snapshot of this rank: copied while the parameters do not change, then sent to its keeper.
 
-The copy is made of the pieces that a live shadow gets, but all of one step: what is not copied when
-the window closes comes to nothing, for training never waits.
+The copy consists of the same pieces as for a live shadow, but all of one step. If the window closes
+before all is copied the snapshot fails, since training never waits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger("tmd.trainer")
 
 
 class WriterStage(IntEnum):
-    """How far it is, as told in votes; the least that any rank tells is what counts."""
+    """Stage of a snapshot as reported in votes, where the lowest of any rank counts."""
 
     FAILED = 0
     GOING = 1
@@ -36,40 +36,40 @@ class WriterStage(IntEnum):
 
 
 class SnapshotWriter:
-    """Begun by the main thread in the open window; the rest is the sender's."""
+    """Created by the main thread in the open window, then used by the sender's thread."""
 
     def __init__(self, rank: int, step: int, keeper: Member, verdict: Verdict) -> None:
-        """``verdict``: on the state as it is now."""
+        """``verdict``: on the current state."""
         self.rank = rank
         self.step = step
         self.keeper = keeper
         self.verdict = verdict
         self.stage = WriterStage.GOING
         self.over = threading.Event()
-        """Set once its outcome does not matter any more."""
+        """Set once the outcome no longer matters."""
         self._entries: list[Entry] = []
         self._buckets = ""
 
     def fail(self, why: str) -> None:
-        """It comes to nothing."""
+        """Mark the snapshot as failed."""
         if self.stage is WriterStage.GOING:
             self.stage = WriterStage.FAILED
             if not self.over.is_set():
                 log.info("snapshot of step %d given up: %s", self.step, why)
 
     def begin(self, position: Position, units: Units, outbox: Outbox, buckets: str) -> None:
-        """Main thread, between two steps: copy all that is no unit."""
+        """Main thread, between two steps: copy everything that is not a unit."""
         self._buckets = buckets
         layout, tensors = units.rest()
         boundary = Boundary(self.step, position, layout, units.graded)
         self._add(outbox.copy(boundary, tensors))
 
     def copy(self, units: Units, window: Window, outbox: Outbox) -> tuple[Entry, ...]:
-        """Copy every unit; all that was copied before the window closed or memory ran out."""
+        """Copy units until the window closes or memory runs out; returns the rest and the units."""
         for number in range(len(units)):
             with window.reading() as version:
                 if version != self.step:
-                    self.fail("the step was over before all was copied")
+                    self.fail("the step ended before all was copied")
                 elif self.stage is WriterStage.GOING:
                     layout, tensors = units.collect(number)
                     self._add(outbox.copy(Unit(self.step, number, layout), tensors))
@@ -84,12 +84,12 @@ class SnapshotWriter:
             self._entries.append(entry)
 
     def made(self, layouts: Layouts, entries: tuple[Entry, ...]) -> StateCopy:
-        """What was copied, as it is kept here and there."""
+        """The finished copy, as stored here and at the keeper."""
         digest = digest_of_bodies(entries)
         return StateCopy(self.rank, self.step, layouts, entries, digest, self._buckets)
 
     def bring(self, link: Link, copy: StateCopy, rate: float) -> None:
-        """Send it, at ``rate`` bytes per second at most, and wait for the keeper's word.
+        """Send it, at ``rate`` bytes per second at most, and wait for the keeper's answer.
 
         Raises:
             LinkError: the keeper is gone.
@@ -99,7 +99,7 @@ class SnapshotWriter:
         if not isinstance(answer, Stored):
             raise LinkError(f"{link.peer} answered with {type(answer).__name__}")
         if answer.refusal:
-            self.fail(f"{link.peer} does not keep it: {answer.refusal}")
+            self.fail(f"{link.peer} does not store it: {answer.refusal}")
         elif self.stage is WriterStage.GOING:
             self.stage = WriterStage.DONE
 
@@ -107,10 +107,10 @@ class SnapshotWriter:
 def send_copy(
     link: Link, copy: StateCopy, *, rate: float = 0.0, over: threading.Event | None = None
 ) -> None:
-    """Send a copy whole; ``rate`` bytes per second at most, 0 for as fast as it goes.
+    """Send a whole copy, at ``rate`` bytes per second at most, 0 for no limit.
 
     Raises:
-        LinkError: the other side is gone, or it is ``over`` meanwhile.
+        LinkError: the other side is gone, or ``over`` was set meanwhile.
     """
     units = len(copy.entries) - 1
     bring = Bring(copy.rank, copy.step, units, copy.layouts, copy.digest, copy.buckets)
@@ -118,14 +118,14 @@ def send_copy(
     ready_at = time.monotonic()
     for envelope, body in copy.entries:
         if over is not None and over.wait(max(0.0, ready_at - time.monotonic())):
-            raise LinkError("the snapshot is not wanted any more")
+            raise LinkError("the snapshot is no longer needed")
         frames.send(link, envelope, body)
         if rate:
             ready_at = max(time.monotonic(), ready_at) + body.numel() / rate
 
 
 def receive_copy(link: Link, bring: Bring) -> StateCopy | None:
-    """The rest of what ``bring`` announced; ``None`` if other bytes arrived than were sent.
+    """Receive the copy that ``bring`` announces; ``None`` if other bytes arrived than were sent.
 
     Raises:
         LinkError: the other side is gone.
