@@ -322,7 +322,7 @@ async def test_a_state_that_grows_is_not_moved(
         first = (await run.plans(1))[0]
 
         assert first.phase is Phase.ABORTED
-        assert "parameters that were not there when its state was registered" in first.outcome
+        assert "parameters that did not exist when its state was registered" in first.outcome
         await run.ends_like(long_golden)
 
 
@@ -397,7 +397,7 @@ async def test_an_optimizer_that_no_tail_can_follow_is_copied_in_one_wait(
         plan = await run.done("drain")
 
         assert plan.kind is PlanKind.PLANNED
-        assert "copied while training waited once" in run.cluster.log("s1")
+        assert "training waited for a whole copy" in run.cluster.log("s1")
         await run.ends_like(long_golden)
 
 

@@ -417,7 +417,7 @@ def test_garbage_ends_it() -> None:
 )
 def test_another_collective_is_a_mismatch(op: str, mine: list[Tensor], shown: str) -> None:
     """Nothing is filled in, the step counts as spoilt, and the first difference is kept."""
-    reason = f"the script calls other collectives: {shown} here, allreduce float32[2] there"
+    reason = f"the script calls different collectives: {shown} here, allreduce float32[2] there"
     with stage() as s:
         s.say(output(1), output(2))
         s.shadow.outputs(op, "0", mine, mine)
@@ -442,7 +442,7 @@ def test_who_puts_in_something_else_computes_other_bits() -> None:
 
             assert (out.tolist() == [12.0, 12.0]) is agrees
             assert s.shadow.starved is not agrees
-            assert ("puts into allreduce" in s.shadow.mismatch) is not agrees
+            assert ("inputs of allreduce" in s.shadow.mismatch) is not agrees
 
 
 def test_a_mismatch_ends_the_waits_of_all() -> None:

@@ -31,7 +31,7 @@ def test_all_is_copied_where_the_tail_goes_astray(make: Callable[[int], Script])
 
         assert p.joiner.shadow.told == [Begin(), Begin(whole=True)]
         assert p.joiner.following.units == 2 * len(p.source.units)
-        assert "copied while training waited once" in p.joiner.following.note
+        assert "training waited for a whole copy" in p.joiner.following.note
         assert "parameters and optimizer state at the start of step" in p.joiner.following.note
         p.assert_equal()
 

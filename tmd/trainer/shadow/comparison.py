@@ -15,17 +15,17 @@ class DigestComparison:
         """The newest step at whose start both states were equal; ``None`` if there is none."""
 
     def ours(self, step: int, parts: Digest) -> list[str]:
-        """Add the shadow's own digest; the parts that differ, empty while nothing does."""
+        """Add the shadow's digest; returns the parts that differ, empty if none is known to."""
         self._ours[step] = parts
         return self._differing(step)
 
     def theirs(self, step: int, parts: Digest) -> list[str]:
-        """Add the source's digest; the parts that differ, empty while nothing does."""
+        """Add the source's digest; returns the parts that differ, empty if none is known to."""
         self._theirs[step] = parts
         return self._differing(step)
 
     def refute(self) -> None:
-        """The states are known to differ."""
+        """Note that the states differ."""
         self.verified = None
 
     def _differing(self, step: int) -> list[str]:

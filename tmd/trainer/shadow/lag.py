@@ -11,7 +11,7 @@ UNNOTICED_S = 0.02
 
 
 class Lag:
-    """``share``: part of a step's duration by which a shadow may be late and still be in step."""
+    """``share``: fraction of a step's duration that a shadow may lag and still be in step."""
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -31,12 +31,12 @@ class Lag:
 
     @property
     def unnoticed(self) -> bool:
-        """Whether the shadow counts as not behind."""
+        """Whether the lag is negligible."""
         return self.seconds <= self._bound
 
     @property
     def late(self) -> bool:
-        """Whether a shadow that was in step no longer is."""
+        """Whether a shadow that was in step has fallen behind."""
         return self.seconds > 3 * self._bound
 
     @property

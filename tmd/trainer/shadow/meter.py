@@ -1,4 +1,4 @@
-"""Processor time that something has cost, added up over the threads that worked on it."""
+"""Processor time of a task, summed over the threads that worked on it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Meter:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Count what the calling thread computes in the block; waiting costs nothing."""
+        """Count the calling thread's processor time in this context."""
         begin = time.thread_time()
         try:
             yield
@@ -26,7 +26,7 @@ class Meter:
                 self._seconds += time.thread_time() - begin
 
     def read(self) -> float:
-        """Processor seconds since the last reading."""
+        """Processor seconds since the previous call."""
         with self._adding:
             seconds, self._seconds = self._seconds, 0.0
         return seconds

@@ -1,8 +1,8 @@
 """Receives the frames of the shadowed rank and sorts them by consumer.
 
-A thread reads the link; the script's collectives take their outputs from here as from the network
-(:class:`tmd.fabric.OutputSource`), in the order in which the source had them. What was read stays
-good after the link has ended: the source may leave before its shadow has come as far.
+A thread reads the link. The script's collectives take their outputs from here as from the network
+(:class:`tmd.fabric.OutputSource`), in the order of the source. Received frames stay usable after
+the link has ended: the source may leave before its shadow has caught up.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tmd.trainer.state_transfer.transfer import CONNECT_TIMEOUT_S
 
 ENDING_S = 2.0
 LOOK_S = 0.005
-"""How often a link is looked at on which nothing may come any more."""
+"""Interval at which a link is checked that may receive nothing more."""
 
 
 def ask(fabric: Fabric, directive: Prepare | ShadowRank) -> tuple[Link, Opening | Dropped]:
@@ -63,7 +63,7 @@ def ask(fabric: Fabric, directive: Prepare | ShadowRank) -> tuple[Link, Opening 
 
 
 class Arrival(NamedTuple):
-    """A frame, its tensors and when it came (monotonic)."""
+    """A frame, its tensors and its time of arrival (monotonic)."""
 
     frame: Frame
     tensors: list[Tensor]
@@ -74,8 +74,8 @@ class ShadowReceiver:
     """Owns the link and the thread that reads it. ``close`` ends both.
 
     Args:
-        link: on which the source answered ``Follow``.
-        bound: bytes that may wait to be used; with more the joiner does not keep up.
+        link: the link on which the source answered ``ShadowRequest``.
+        bound: bytes that may wait; with more the joiner cannot keep up.
     """
 
     def __init__(self, link: Link, bound: int) -> None:
@@ -85,29 +85,29 @@ class ShadowReceiver:
         self._state: deque[Arrival] = deque()
         self._channels: dict[str, deque[tuple[int, Arrival]]] = {}
         self._waiting = 0
-        """Bytes that wait to be used."""
+        """Bytes received and not yet used."""
         self._stream_step = 0
-        """Step of the latest boundary that was read."""
+        """Step of the latest boundary received."""
         self._ended: LinkError | None = None
         self.starved = False
-        """Whether somebody has waited in vain: the present step is worth nothing."""
+        """Whether an output never came, so that the current step is void."""
         self.mismatch = ""
-        """How what the script does differs from what the source does."""
+        """How the script's operations differ from the source's."""
         self._thread = threading.Thread(target=self._read, name="tmd-shadow", daemon=True)
         self._thread.start()
 
     def send(self, frame: Frame) -> None:
-        """Say something to the source. Raises LinkError."""
+        """Send a frame to the source. Raises LinkError."""
         frames.send(self._link, frames.Envelope(frame))
 
     def close(self) -> None:
-        """Stop; every waiting thread gets an error."""
+        """Stop; all waiting threads get an error."""
         self._link.close()
 
     def hear_out(self, quiet_s: float) -> None:
-        """The source is dead: take what it has sent, until nothing has come for ``quiet_s``.
+        """Receive what a dead source has sent, until nothing has come for ``quiet_s``.
 
-        Its kernel may hold the link open for long, and its last outputs may still be on their way.
+        Its kernel may keep the link open for long, and its last outputs may still arrive.
         """
 
         def listen() -> None:
@@ -119,29 +119,29 @@ class ShadowReceiver:
         threading.Thread(target=listen, name="tmd-shadow-last", daemon=True).start()
 
     def spoil(self) -> None:
-        """Close, and give out nothing more of what is here: the step at hand is worth nothing."""
+        """Close and discard all frames: the current step is void."""
         self.close()
         with self._arrived:
             self.starved = True
             self._arrived.notify_all()
 
     def end(self) -> None:
-        """Close, and wait a while for the thread."""
+        """Close, and wait for a limited time for the thread."""
         self.close()
         self._thread.join(ENDING_S)
 
     @property
     def lost(self) -> LinkError:
-        """Why nothing more will come."""
+        """Why nothing more will arrive."""
         return self._ended or LinkError("the shadow has lost its rank")
 
     # --- state: main thread -----------------------------------------------------------------------
 
     def next_state(self) -> Arrival:
-        """The next frame that says something of the state; waits for it.
+        """Wait for the next frame about the state.
 
         Raises:
-            LinkError: the link has ended and nothing more is here.
+            LinkError: the link has ended and all its frames were taken.
         """
         with self._arrived:
             while not self._state:
@@ -153,15 +153,15 @@ class ShadowReceiver:
             return arrival
 
     def checks(self) -> list[tuple[int, Digest]]:
-        """Digests of the source that wait to be taken; they stay."""
+        """Digests of the source that wait to be used; they remain."""
         with self._arrived:
             found = [a.frame for a in self._state if isinstance(a.frame, DigestCheck)]
         return [(frame.step, frame.parts) for frame in found]
 
     def records(self, step: int, seconds: float) -> bool:
-        """Whether ``step`` is here to its end, with a later digest: no link is needed for it then.
+        """Whether all of ``step`` has arrived, with a later digest, so that it needs no link.
 
-        Waits up to ``seconds`` unless crowded. Raises LinkError if the step can never be whole.
+        Waits up to ``seconds`` unless crowded. Raises LinkError if the step can never be complete.
         """
 
         def decided() -> bool:
@@ -176,30 +176,30 @@ class ShadowReceiver:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether so much waits that it should be used while more comes: half of what may."""
+        """Whether at least half of the allowed bytes wait, so that they should be used now."""
         return self._waiting > self._bound / 2
 
     def _has_whole(self, step: int) -> bool:
-        """A step with a digest may not be whole: outputs can come after the next one has begun."""
+        """A step with a digest may be incomplete: outputs may follow the next step's boundary."""
         frames_here = [a.frame for a in self._state]
         shown = [f.step for f in frames_here if isinstance(f, DigestCheck) and f.step > step]
         whole = [f.step for f in frames_here if isinstance(f, Boundary) and f.quiet]
         return bool(shown and whole) and min(shown) <= max(whole)
 
     def put_back(self, arrival: Arrival) -> None:
-        """Leave a frame for later."""
+        """Return a frame, to be taken later."""
         with self._arrived:
             self._waiting += _size(arrival)
             self._state.appendleft(arrival)
 
     def newest_boundary(self) -> int | None:
-        """Highest step of a boundary that waits to be taken."""
+        """Highest step of a waiting boundary."""
         with self._arrived:
             steps = [a.frame.step for a in self._state if isinstance(a.frame, Boundary)]
         return steps[-1] if steps else None
 
     def forget_before(self, step: int) -> None:
-        """Outputs of steps before ``step`` will not be asked for."""
+        """Discard outputs of steps before ``step``."""
         with self._arrived:
             for name, queue in list(self._channels.items()):
                 while queue and queue[0][0] < step:
@@ -211,7 +211,7 @@ class ShadowReceiver:
     def outputs(
         self, op: str, group: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
     ) -> None:
-        """Fill ``outputs`` with what the source had. In vain if it has ended: see ``starved``."""
+        """Fill ``outputs`` with the source's, or not if the link has ended: see ``starved``."""
         if op == "send":
             return
         try:
@@ -223,23 +223,23 @@ class ShadowReceiver:
         here, there = _shown(outputs), _shown(values)
         if (told, there) != (op, here):
             self._differs(
-                f"the script calls other collectives: {op} {here} here, {told} {there} there"
+                f"the script calls different collectives: {op} {here} here, {told} {there} there"
             )
             return
         given = frame.given if isinstance(frame, Output) else ""
         if given and given != digest_of_inputs(op, inputs):
-            self._differs(f"what this worker puts into {op} of {here} is not what its rank does")
+            self._differs(f"this worker's inputs of {op} of {here} differ from those of its rank")
             return
         for out, value in zip(outputs, values, strict=True):
             out.data.copy_(value)
 
     def vote(self, values: Sequence[int]) -> tuple[int, ...]:
-        """The outcome of the source's vote. Raises LinkError if it never had one."""
+        """The result of the source's vote. Raises LinkError if there was none."""
         payload = self._said(VOTE)
         return tuple(msgpack.decode(payload, type=list[int]))
 
     def shift(self, payload: bytes, offset: int) -> bytes:
-        """What the source received in a shift. Raises LinkError if it never did."""
+        """What the source received in a shift. Raises LinkError if there was none."""
         return self._said(f"{SHIFT}{offset}")
 
     def _said(self, name: str) -> bytes:
@@ -262,14 +262,14 @@ class ShadowReceiver:
             return arrival
 
     def _tidy(self, name: str) -> None:
-        """A script may tag each message with a number of its own."""
+        """Remove empty channels, since a script may use a new tag for each message."""
         if not self._channels[name]:
             del self._channels[name]
 
     def _differs(self, how: str) -> None:
         with self._arrived:
             if self.starved:
-                # Of a step that is worth nothing nothing can be said.
+                # A void step proves nothing.
                 return
             self.mismatch, self.starved = how, True
             self._arrived.notify_all()
@@ -305,12 +305,12 @@ class ShadowReceiver:
             self._arrived.notify_all()
         if self._waiting > self._bound:
             raise ShadowLost(
-                "this worker does not keep up: more waits to be used than may wait", final=True
+                "this worker does not keep up: too many bytes wait to be used", final=True
             )
 
 
 class ShadowLost(LinkError):
-    """There is nothing to follow any more. ``final``: nor should there be a copy."""
+    """The source has ended the shadow. ``final``: its state should not be copied either."""
 
     def __init__(self, reason: str, *, final: bool) -> None:
         super().__init__(reason)
@@ -318,14 +318,14 @@ class ShadowLost(LinkError):
 
 
 class Differs(StateMismatch):
-    """This worker does not compute the bits of the rank that it shadows."""
+    """This worker computes other bits than the rank that it shadows."""
 
     def __init__(self, rank: int, what: str) -> None:
         super().__init__(
-            f"this worker computes other bits than rank {rank}: {what}; first look for state that "
+            f"this worker computes other bits than rank {rank}: {what}; first check for state that "
             "session.register() does not know, for batches or random numbers that do not come from "
-            "the session, for a branch by rank or host, and for other versions of libraries; then "
-            "suspect the memory and processor of this machine"
+            "the session, for a branch by rank or host, and for different versions of libraries; "
+            "then check the memory and processor of this machine"
         )
 
 
@@ -335,5 +335,5 @@ def _shown(tensors: Sequence[Tensor]) -> str:
 
 
 def _size(arrival: Arrival) -> int:
-    """Bytes that count as waiting; not those of a unit, which is placed as it comes."""
+    """Bytes that count as waiting; a unit counts as none, since it is used at once."""
     return 0 if isinstance(arrival.frame, Unit) else sum(t.nbytes for t in arrival.tensors)

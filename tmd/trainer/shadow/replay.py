@@ -1,9 +1,9 @@
 """A rehearsal: compute one recorded step of a rank, and compare the bits.
 
-The recording is what the rank has shown from the start of a step until a later digest of its state:
-one step as a rule, more if that digest came late. It lies in this worker's host memory, and once it
-is whole the rank is left alone: however long a standby takes for its first real step, to compile it
-say, nobody waits and nothing piles up. A step whose outputs do not fit is followed live instead.
+The recording covers a rank from the start of a step until a later digest of its state: usually one
+step, more if that digest came late. It is kept in this worker's host memory, and the source is
+released once it is complete: a standby may take long for its first real step (to compile it, say),
+and no rank waits for it. A step whose outputs exceed the memory is shadowed live instead.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from tmd.trainer.state.data import Feed
 from tmd.trainer.state_transfer.hindrance import NextLoop
 
 LOOK_S = 1.0
-"""How often, while it is recorded, somebody looks whether that takes too long."""
+"""Interval at which a running recording is checked for its time limit."""
 
 
 class OutputOrigin(Enum):
-    """Where the outputs of this worker's own steps come from."""
+    """Source of the outputs for this worker's own steps."""
 
-    UNDECIDED = auto()  # it has not computed any
+    UNDECIDED = auto()  # no step was computed yet
     RECORDED = auto()
-    LIVE = auto()  # there was no room
+    LIVE = auto()  # the recording exceeded the memory
 
 
 class ReplaySession(ShadowSession):
-    """One rehearsal of one rank. For the main thread, but for :meth:`give_way`."""
+    """One rehearsal of one rank. Main thread only, except :meth:`give_way`."""
 
     _source = OutputOrigin.UNDECIDED
 
     @property
     def in_step(self) -> bool:
-        """Same bits after a step of its own; of a recorded one it does not matter when."""
+        """Whether a step of its own gave the same bits; the lag of a recorded step is ignored."""
         return self._shown if self._recorded else super().in_step
 
     @property
     def overdue(self) -> bool:
-        """Whether it has had its time to come to where it could record, or follow, a step."""
+        """Whether its time is over in which it had to record, or shadow, a step."""
         return not self._recorded and super().overdue
 
     @property
     def has_state(self) -> bool:
-        """Never of a recorded step: the rank has left that behind."""
+        """Never in a recorded step, since the rank has moved on."""
         return not self._recorded and super().has_state
 
     @property
@@ -56,13 +56,13 @@ class ReplaySession(ShadowSession):
         return self._source is OutputOrigin.RECORDED
 
     def status(self) -> ShadowStatus:
-        """For the status: no recovery is to count on what is only replayed."""
+        """Reported without a verified state: no recovery may rely on a replay."""
         told = super().status()
         return structs.replace(told, verified=None, lag_s=0.0) if self._recorded else told
 
     def give_way(self, directive: Directive) -> None:
-        """Something else is asked for (any thread). No link would end a replay, and nothing of it
-        is of use in a recovery."""
+        """End the replay for another directive (any thread). It needs no link, and a recovery
+        cannot use it."""
         if self._recorded:
             self.shadow.spoil()
         else:
@@ -84,14 +84,14 @@ class ReplaySession(ShadowSession):
         return self._source is not OutputOrigin.UNDECIDED
 
     def _record(self) -> None:
-        """Wait until the step at hand is recorded and let the rank go, or see why not."""
+        """Wait until the current step is recorded and release the rank, or find that it cannot."""
         while not self.shadow.records(self.step, LOOK_S):
             if self.shadow.is_crowded:
                 self._source = OutputOrigin.LIVE
                 return
             if self.overdue:
                 return
-        # Before anything is computed from it: what differs later is this worker's own work then.
+        # Compared before computing: any later difference then comes from this worker's own step.
         self.check_again()
         if self._proved:
             self.jumps_no_more()

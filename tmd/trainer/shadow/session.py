@@ -1,8 +1,8 @@
 """One attempt to shadow a rank: copy its state, replay its optimizer steps, then compute each step.
 
 At each step boundary the shadow waits until the source announces that the step begins. A shadow
-that is behind may jump: the *tail* of a step (its final gradients) leads to a boundary that is
-already over. A shadow is in step once its digest equals the source's after a step of its own.
+that is behind may jump: the *tail* of a step (its final gradients) leads to a boundary that has
+already passed. A shadow is in step once its digest equals the source's after a step of its own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tmd.trainer.state.units import OTHERS, Units, whole_digest
 from tmd.trainer.state_transfer.hindrance import NextLoop
 
 FEW_STEPS = 20
-"""Steps of the source that a shadow may take in any case to come in step."""
+"""Number of the source's steps that a shadow may always take to get in step."""
 REPLACEABLE_S, LAST_COPY_S = 0.02, 0.25
 """Quiet time after which a dead rank's output is considered complete: if a replica has the same
 state, or if there is none (TCP retransmits after 0.2 s)."""
@@ -50,29 +50,29 @@ log = logging.getLogger("tmd.trainer")
 
 
 class Overdue(LinkError):
-    """This worker cannot keep up, or cannot shadow at all; it may be perfectly sound."""
+    """This worker cannot keep up or cannot shadow at all, though it may be sound."""
 
 
 class ShadowStage(IntEnum):
-    """How far the attempt is; only a later stage follows."""
+    """Progress of the attempt; it never goes back."""
 
-    ASKED = auto()  # the source was not asked to begin yet
-    JUMPING = auto()  # the state arrives, and tails may lead over whole steps
-    OWN_STEPS = auto()  # every step is computed here
+    ASKED = auto()  # the source was not yet asked to begin
+    JUMPING = auto()  # the state arrives, and tails may skip whole steps
+    OWN_STEPS = auto()  # this worker computes every step
     SETTLED = auto()  # in step: few digests from here on
     WON = auto()  # the vote has given this worker the rank
 
 
 class ShadowPlace(IntEnum):
-    """Where this worker stands in the source's steps."""
+    """This worker's position in the source's steps."""
 
     WAITING = auto()  # at a boundary, or nowhere yet
-    BETWEEN = auto()  # a tail was applied; the boundary behind it was not announced yet
-    READY = auto()  # the step at hand is the next to be computed
+    BETWEEN = auto()  # a tail was applied; the next boundary was not announced yet
+    READY = auto()  # the current step can be computed
 
 
 class ShadowSession:
-    """For the main thread, but for :meth:`give_way`."""
+    """Main thread only, except :meth:`give_way`."""
 
     def __init__(
         self,
@@ -94,15 +94,15 @@ class ShadowSession:
         self._fabric = fabric
         self._limits = limits
         self._missing = set(range(len(units)))
-        """Units that have not arrived."""
+        """Units that have not yet arrived."""
         self._at: int | None = None
-        """The step at whose start this worker's state stands."""
+        """The step at whose start this worker's state is."""
         self._announced = -1
-        """The newest step that the source was heard to begin."""
+        """The newest step that the source has announced."""
         self._since = 0
-        """Where it began to compute the steps itself."""
+        """The first step that this worker computed itself."""
         self._first_own: int | None = None
-        """The first of these that had a vote: the end of a ``batches()`` call shows nothing."""
+        """The first of these with a vote: the end of a ``batches()`` call proves nothing."""
         self._stage = ShadowStage.ASKED
         self._place = ShadowPlace.WAITING
         self._digests = DigestComparison()
@@ -110,20 +110,20 @@ class ShadowSession:
         self._started = time.monotonic()
         self._positioned_at = 0.0
         self.exists_once = False
-        """Whether no other worker has the state of the rank."""
+        """Whether the rank's state has no replica."""
         self.note = ""
-        """What was out of the ordinary, for people."""
+        """Unusual events, for the operator."""
 
-    # --- facts ------------------------------------------------------------------------------------
+    # --- properties -------------------------------------------------------------------------------
 
     @property
     def may_run(self) -> bool:
-        """Whether the step at hand is the next to be computed."""
+        """Whether the current step can be computed."""
         return self._place is ShadowPlace.READY and not self.spoilt
 
     @property
     def spoilt(self) -> bool:
-        """Whether the step under way has had to do without outputs."""
+        """Whether the current step lacks outputs."""
         return self.shadow.starved
 
     @property
@@ -132,49 +132,49 @@ class ShadowSession:
 
     @property
     def has_state(self) -> bool:
-        """Whether the state of the rank at the start of :attr:`step` is here, as far as known."""
+        """Whether the rank's state at the start of :attr:`step` is here, as far as known."""
         recent = self.step - (self._digests.verified or 0) <= 2 * CHECK_EVERY
         return recent and self._proved and self._place is not ShadowPlace.BETWEEN
 
     @property
     def _proved(self) -> bool:
-        """Whether this state was found equal, or comes of one that was by own steps alone."""
+        """Whether this state was verified, or follows from a verified one by own steps only."""
         verified = self._digests.verified
         return verified is not None and verified >= self._since
 
     @property
     def has_switched(self) -> bool:
-        """Whether the vote has given this worker the rank, and it stands where it can take it."""
+        """Whether the vote has given this worker the rank, and it can assume it here."""
         return self._stage is ShadowStage.WON and not self.shadow.starved
 
     @property
     def in_step(self) -> bool:
-        """Same bits after a step of its own, and as good as not behind."""
+        """Whether a step of its own gave the same bits, with negligible lag."""
         return self._shown and self.lag.unnoticed
 
     @property
     def _shown(self) -> bool:
-        """Whether it has come to the same bits by a step of its own."""
+        """Whether a step of its own gave the same bits."""
         first, verified = self._first_own, self._digests.verified
         return first is not None and verified is not None and self._since <= first < verified
 
     @property
     def overdue(self) -> bool:
-        """Whether it has had its time to come in step."""
+        """Whether its time to get in step is over."""
         since = self._positioned_at
-        # Where steps are long, it is steps that count.
+        # With long steps the number of steps matters.
         patience = max(self._limits.patience_s, FEW_STEPS * self.lag.step_s)
         settled = self._stage >= ShadowStage.SETTLED
         return since > 0 and not settled and time.monotonic() - since > patience
 
     @property
     def keeps_shadowing(self) -> bool:
-        """Whether it was to go on for good."""
+        """Whether it shadows without an end, as a hot standby."""
         return isinstance(self.directive, ShadowRank) and self.directive.stay
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Seconds since the start."""
         return time.monotonic() - self._started
 
     def status(self) -> ShadowStatus:
@@ -194,7 +194,7 @@ class ShadowSession:
         ``tell`` is called as the state arrives. Returns what must come first, if anything.
 
         Raises:
-            LinkError: there is nothing to follow any more.
+            LinkError: the source has ended the shadow, or is gone.
             Differs: this worker computes other bits.
         """
         if self.shadow.mismatch:
@@ -219,60 +219,60 @@ class ShadowSession:
         return None
 
     def computed(self, step: int) -> None:
-        """A step was computed: the state is that of the start of ``step`` now."""
+        """Note a computed step: the state is that at the start of ``step`` now."""
         self._at = step
         self._place = ShadowPlace.WAITING
 
     def check_again(self) -> None:
-        """Compare what digests have come meanwhile, before the rank is taken.
+        """Compare the digests that have arrived, before this worker assumes the rank.
 
         Raises:
-            Differs: this worker has computed other bits.
+            Differs: this worker computes other bits.
             LinkError: registered objects differ.
         """
         for step, parts in self.shadow.checks():
             self._check(self._digests.theirs(step, parts), step)
 
     def voted(self, agreed: int) -> None:
-        """A step of its own counts; the vote agreed on a switch by that ticket, or on none (0)."""
+        """A step of its own is committed, with the ticket of a switch, or 0 for none."""
         if self._first_own is None or self._first_own < self._since:
             self._first_own = self._at
         if agreed != 0 and agreed == self._ticket:
             self._stage = ShadowStage.WON
 
     def settle(self) -> None:
-        """In step: no more tails, and few digests."""
+        """Note that it is in step: it needs no more tails and few digests."""
         self._stage = ShadowStage.SETTLED
         self.shadow.send(Settled())
 
     def jumps_no_more(self) -> None:
-        """From here on every step is computed here."""
+        """Compute every step here from now on."""
         self._stage = ShadowStage.OWN_STEPS
 
     def give_way(self, directive: Directive) -> None:
-        """Something else is asked for (any thread)."""
+        """End the shadow for another directive (any thread)."""
         match directive:
             case HoldState(over=False):
-                pass  # what is on its way still counts in a recovery
+                pass  # outputs that still arrive are needed in a recovery
             case HoldState():
                 self.shadow.hear_out(LAST_COPY_S if self.exists_once else REPLACEABLE_S)
             case _:
                 self.shadow.close()
 
     def take(self) -> None:
-        """Say that nothing of the source is needed any more."""
+        """Tell the source that it is no longer needed."""
         try:
             self.shadow.send(Took(self.step))
         except LinkError as error:
-            log.info("source left before it was thanked: %s", error)
+            log.info("the source left before it was released: %s", error)
 
     # --- frames -----------------------------------------------------------------------------------
 
     def _may_begin(self) -> bool:
-        """Whether the step at hand can be computed now.
+        """Whether the current step can be computed now.
 
-        Not before the copy was found equal: a difference that shows up later is then this worker's
-        own work. Nor after a tail: its parameters are those of the next step already.
+        Not before the copy is verified: a later difference then comes from this worker's own steps.
+        Not after a tail: its parameters are already those of the next step.
         """
         began = self._at is not None and self._announced == self._at
         stands = self._place is not ShadowPlace.BETWEEN
@@ -297,10 +297,10 @@ class ShadowSession:
                     return
                 self.lag.boundary(at)
                 if self._stage is ShadowStage.JUMPING and self.shadow.newest_boundary() is not None:
-                    # It is over already: the tails lead to a later one.
+                    # The step has already passed: the tails lead to a later one.
                     return
                 if self._at != frame.step and not frame.quiet:
-                    # What is still under way would be taken for an output of this step.
+                    # Outputs still to come would be taken for those of this step.
                     return
                 self._stand(frame, tensors, feed)
                 self._announced = frame.step
@@ -320,7 +320,7 @@ class ShadowSession:
         if self._at == frame.step:
             return
         if frame.rest is None:
-            raise LinkError(f"step {self._at} here, step {frame.step} there, and no way to jump")
+            raise LinkError(f"step {self._at} here, step {frame.step} there, and no tail to jump")
         first = self._at is None
         self._fabric.sandbox(self.shadow, self.directive.plays, self._size)
         self._positioned_at = self._positioned_at or time.monotonic()
@@ -335,7 +335,7 @@ class ShadowSession:
             feed.skip_to(frame.position.index)
 
     def _follow(self, tail: Tail, tensors: Sequence[Tensor]) -> None:
-        """The optimizer's work in one step, on the units that are here."""
+        """Apply the optimizer's work of one step to the units that are here."""
         self._place = ShadowPlace.BETWEEN
         optimizer = self._units.optimizers[tail.optimizer]
         params = self._units.params
@@ -350,15 +350,15 @@ class ShadowSession:
         try:
             optimizer.step()
         except Exception as error:
-            # An optimizer may do anything: the digest will tell, and then all is copied.
-            log.info("%s cannot be followed: %s", type(optimizer).__name__, error)
+            # The digest shows any failure of the optimizer, and then all is copied.
+            log.info("%s does not support tails: %s", type(optimizer).__name__, error)
         for number in own:
             params[number].grad = None
 
     # --- digests ----------------------------------------------------------------------------------
 
     def _check(self, differing: list[str], step: int) -> None:
-        """Act on the parts of the state that differ at the start of ``step``, if any."""
+        """Handle the parts of the state that differ at the start of ``step``, if any."""
         if not differing:
             return
         where = f"{' and '.join(differing)} at the start of step {step}"
@@ -368,18 +368,18 @@ class ShadowSession:
         self._digests.refute()
         if differing == [OTHERS]:
             why = f"registered objects differ after a step of this worker's own: {where}"
-            # For a move the state may still be copied; a hot standby would only try again.
+            # For a move the state may still be copied; a hot standby would only fail again.
             raise Overdue(why) if isinstance(self.directive, ShadowRank) else LinkError(why)
         raise Differs(self.directive.plays, f"{where} differ")
 
     def _copy_whole(self, where: str) -> None:
-        """The tail did not lead to the same state: have all of it copied while the source waits.
+        """Copy the whole state while the source waits, since the tail led to another state.
 
-        Only for a move that was asked for: training does not wait for a hot standby.
+        Only for a planned move: training does not wait for a hot standby.
         """
         if isinstance(self.directive, ShadowRank):
-            raise Overdue(f"the tail goes astray: {where} differ")
-        self.note = f"copied while training waited once, since the tail went astray: {where} differ"
+            raise Overdue(f"the tail is wrong: {where} differ")
+        self.note = f"training waited for a whole copy, since the tail was wrong: {where} differ"
         log.warning("rank %d: %s", self.directive.plays, self.note)
         self._stage = ShadowStage.OWN_STEPS
         self._missing = set(range(len(self._units)))

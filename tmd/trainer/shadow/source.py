@@ -1,9 +1,9 @@
 """Sends the state of this rank, then the output of every collective, to a joiner.
 
-The state is copied unit by unit while it does not change; what happens to copied units meanwhile
-follows as the *tail* (gradients as the optimizer was given them). From the first step boundary at
-which everything was copied the joiner gets all outputs as well and runs the steps itself.
-Rule of this file: training never waits for a joiner; the one exception is asked for (``whole``).
+The state is copied unit by unit while it does not change. Later changes to copied units follow as
+the *tail* (gradients as the optimizer got them). From the first step boundary at which everything
+is copied the joiner also gets all outputs and runs the steps itself.
+Rule of this file: training never waits for a joiner, except where a joiner requests it (``whole``).
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ from tmd.trainer.state.units import UnitDigest, Units, whole_digest
 from tmd.trainer.state.window import Window
 
 IDLE_S = 0.02
-"""How often an idle sender looks for work."""
+"""Interval at which an idle sender looks for work."""
 STALLED_S = 5.0
-"""A joiner that takes no unit for this long during a whole copy is dropped."""
+"""A joiner that takes no unit for this time during a whole copy is dropped."""
 WHOLE_S = 60.0
 """Longest time that training waits for a whole copy."""
 NO_STEP = -1
-"""Version of the window between two steps: no digest is due for it."""
+"""Version of the window between two steps, which has no digest."""
 ENDING_S = 2.0
-BEHIND = "the joiner does not keep up: too much waits for it"
+BEHIND = "the joiner does not keep up: too many bytes wait for it"
 
 log = logging.getLogger("tmd.trainer")
 
 
 class SourceStage(Enum):
-    """Where the joiner stands, as far as the source knows. Changed by the main thread alone, but
-    for OVER."""
+    """The joiner's progress as known to the source. Only the main thread changes it, except to
+    OVER."""
 
-    OPENED = auto()  # it looks for its place in the data
+    OPENED = auto()  # the joiner moves to its data position
     COPYING = auto()  # units and tails
     LIVE = auto()  # outputs, and tails as long as it may have to jump
     OVER = auto()
 
 
 class ShadowSource:
-    """One joiner that follows this rank. Owns the link and two threads until it is over."""
+    """One joiner that shadows this rank. Owns the link and two threads until it is over."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class ShadowSource:
         self._tails = True
         """Whether the joiner may have to jump over steps."""
         self._copied = 0
-        """Units below this number were copied."""
+        """Number of the first unit that was not yet copied."""
         self._whole = threading.Event()
         self._ready_at = 0.0
         self._digest: UnitDigest | None = None
@@ -114,7 +114,7 @@ class ShadowSource:
     # --- main thread ------------------------------------------------------------------------------
 
     def at_boundary(self, step: int, position: Position, *, quiet: bool) -> None:
-        """``step`` begins. ``quiet``: no operation of an earlier one is under way."""
+        """``step`` begins. ``quiet``: no operation of an earlier step is running."""
         begin = self._begin
         if begin is not None and (quiet or not begin.whole):
             self._begin = None
@@ -133,7 +133,7 @@ class ShadowSource:
                 self._announce(step, position, quiet, with_rest=arrives or self._tails)
 
     def before_optimizer(self, step: int, number: int) -> None:
-        """The final gradients of the units that the joiner has already."""
+        """Send the final gradients of the units that the joiner already has."""
         if not self._tails or self._stage not in (SourceStage.COPYING, SourceStage.LIVE):
             return
         params = self._units.params
@@ -148,12 +148,12 @@ class ShadowSource:
             self._put(frames.Tail(step, number, tuple(given), layout), [*grads, *values])
 
     def said(self, channel: str, payload: bytes) -> None:
-        """A vote or a shift came out."""
+        """Send the result of a vote or a shift."""
         if self._stage is SourceStage.LIVE:
             self._put(ControlMessage(channel, payload))
 
     def wait_until_taken(self, cancelled: Callable[[], bool]) -> bool:
-        """After the switch: whether the joiner went on from what it has seen."""
+        """After the switch: whether the joiner has assumed the rank from its shadow."""
         while not self.over and not cancelled():
             if self._took.wait(IDLE_S):
                 self.drop("the rank was taken over")
@@ -165,17 +165,17 @@ class ShadowSource:
 
     @property
     def tries(self) -> bool:
-        """Whether the joiner still has to show that it computes the same bits."""
+        """Whether the joiner still has to prove that it computes the same bits."""
         return self._stage is SourceStage.LIVE and not self._settled
 
     def output(self, channel: str, op: str, outputs: Sequence[Tensor], given: str = "") -> None:
-        """A collective is complete. ``given``: digest of what this rank put in, or empty."""
+        """Send a collective's outputs. ``given``: digest of this rank's inputs, or empty."""
         if self._stage is SourceStage.LIVE:
             with self._harmless():
                 self._put(Output(channel, op, given), outputs)
 
     def drop(self, reason: str, *, final: bool = False) -> None:
-        """Mirror no more; says why, if the joiner still listens.
+        """End the shadow and send the reason, if the joiner still listens.
 
         Queued frames are still sent, since a hot standby may use them. With ``final`` (joiner or
         state is unfit) they are discarded.
@@ -205,7 +205,7 @@ class ShadowSource:
 
     @contextlib.contextmanager
     def _harmless(self) -> Iterator[None]:
-        """What goes wrong here must not reach training: it only ends the showing."""
+        """Keep errors of the shadow from training."""
         try:
             yield
         except Exception as error:
@@ -219,7 +219,7 @@ class ShadowSource:
         graded = self._units.graded if with_rest else ()
         self._put(Boundary(step, position, layout, graded, check, quiet), tensors)
         if with_rest and not self._tails:
-            # At once: after a whole copy the joiner waits for it, and training stands still.
+            # At once: after a whole copy the joiner waits for it, and so does training.
             self._put(DigestCheck(step, whole_digest(self._units, step)))
         elif check:
             self._digest = UnitDigest(self._units, step)
@@ -229,7 +229,7 @@ class ShadowSource:
             self.drop(BEHIND, final=True)
 
     def _wait_for_whole_copy(self) -> None:
-        """The parameters stand still because this thread, their only writer, waits here."""
+        """The parameters do not change, since this thread, their only writer, waits here."""
         self._whole.clear()
         seen, since = -1, time.monotonic()
         patience = since + WHOLE_S
@@ -246,11 +246,11 @@ class ShadowSource:
             self._window.close()
 
     def wake(self) -> None:
-        """There may be something to do."""
+        """Wake the sender's thread."""
         self._outbox.wake()
 
     def _send_all(self) -> None:
-        """Sender's thread: what waits first, then a piece of the state."""
+        """Sender's thread: send queued frames first, then units of the state."""
         try:
             while self._sent_something() or not self.over:
                 pass
@@ -267,7 +267,7 @@ class ShadowSource:
             self._link.close()
 
     def _sent_something(self) -> bool:
-        """Send what waits, or a unit, or work on the digest, or wait for one of them."""
+        """Send a frame or a unit, or work on the digest, or wait for either."""
         with self._meter.running():
             entry = self._outbox.next() or self._unit()
             if entry is not None:
@@ -278,7 +278,7 @@ class ShadowSource:
         return entry is not None
 
     def _unit(self) -> tuple[frames.Envelope, Tensor] | None:
-        """The next unit to send; ``None`` if there is none, or not now."""
+        """The next unit to send; ``None`` if there is none now."""
         if self._stage is not SourceStage.COPYING or self._copied == len(self._units):
             return None
         if self._tails and time.monotonic() < self._ready_at:
@@ -293,20 +293,20 @@ class ShadowSource:
             self.drop(BEHIND, final=True)
             return None
         self._ready_at = max(time.monotonic(), self._ready_at) + entry[1].numel() / self._rate
-        # Within the window: the tail of this step must know that the unit was copied.
+        # Within the window: the tail of this step must include a copied unit.
         self._copied += 1
         if self._copied == len(self._units):
             self._whole.set()
         return entry
 
     def _advance_digest(self) -> bool:
-        """Take one unit into the digest of this step; whether there was anything to do."""
+        """Add one unit to the digest of this step; returns whether there was one to add."""
         digest = self._digest
         if digest is None:
             return False
         with self._window.reading() as version:
             if version != digest.version:
-                # Not yet begun, or too late for this step.
+                # Not begun yet, or too late for this step.
                 return False
             digest.advance()
         if digest.complete:
@@ -316,7 +316,7 @@ class ShadowSource:
         return True
 
     def _listen(self) -> None:
-        """Listener's thread: what the joiner says."""
+        """Listener's thread: handle the joiner's frames."""
         try:
             while not self.over:
                 frame, _ = frames.receive(self._link)

@@ -1,7 +1,7 @@
-"""The joiners that follow this rank, and the thread that lets them in.
+"""The joiners that shadow this rank, and the thread that admits them.
 
-The main thread tells of steps, the fabric tells of operations (:class:`tmd.fabric.Tap`); both pass
-it on to every mirror. Without a joiner all of this costs a look at an empty tuple.
+The main thread reports steps, and the fabric reports operations (:class:`tmd.fabric.Tap`). Both are
+forwarded to every joiner. Without a joiner this costs a look at an empty tuple.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger("tmd.trainer")
 
 
 class ShadowSources:
-    """Owns the door thread. Also the fabric's tap."""
+    """Owns the thread that admits joiners. Also the fabric's tap."""
 
     def __init__(self, context: RankContext) -> None:
         self._fabric = fabric = context.fabric
@@ -42,16 +42,16 @@ class ShadowSources:
         self._changing = threading.Lock()
         self._announced = -1
         self._given: dict[str, str] = {}
-        """By group: digest of what this rank put into the operation under way."""
+        """By group: digest of this rank's inputs of the running operation."""
         self._within, self._beside = Meter(), Meter()
-        """Processor time of mirroring: in the job's threads, and in threads of its own."""
+        """Processor time of mirroring: in the job's threads, and in its own threads."""
         fabric.tap = self
         threading.Thread(target=self._let_in, name="tmd-mirrors", daemon=True).start()
 
     # --- main thread ------------------------------------------------------------------------------
 
     def at_boundary(self, step: int) -> None:
-        """``step`` begins; says so once, also if the step is tried again."""
+        """``step`` begins; announced once, even if the step is repeated."""
         self._fit.look_at_buckets()
         if any(mirror.over for mirror in self._mirrors):
             self._sweep()
@@ -72,19 +72,19 @@ class ShadowSources:
             mirror.wake()
 
     def close_window(self) -> None:
-        """The parameters are about to change."""
+        """The parameters may change afterwards."""
         if self._window.version is not None:
             self._window.close()
 
     def before_optimizer(self, step: int, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to apply the final gradients of a step that counts."""
+        """An optimizer is about to apply the final gradients of a committed step."""
         if self._mirrors:
             with self._within.running():
                 for mirror in self._mirrors:
                     mirror.before_optimizer(step, self._units.optimizers.index(optimizer))
 
     def drop_all(self, reason: str, *, final: bool = False) -> None:
-        """What was shown is worth nothing, or there is nothing to show any more."""
+        """End all shadows, whose outputs became void or whose rank ends."""
         self._window.close()
         for mirror in self._mirrors:
             mirror.drop(reason, final=final)
@@ -95,34 +95,34 @@ class ShadowSources:
         return {"mirror_within": self._within.read(), "mirror_beside": self._beside.read()}
 
     def close(self) -> None:
-        """The process ends: no thread may be inside torch then."""
+        """Stop the threads, since none may be inside torch when the process ends."""
         self._window.close()
         for mirror in self._mirrors:
             mirror.close()
 
     def taken(self, plan: str, cancelled: Callable[[], bool]) -> bool:
-        """After a switch: whether the joiner of ``plan`` goes on from what it has been shown."""
-        # An older one may not have noticed yet that its link is gone; one that is not live yet
-        # cannot have shown the vote.
+        """After a switch: whether the joiner of ``plan`` has assumed the rank from its shadow."""
+        # An older joiner may not have noticed yet that its link is gone, and one that is not live
+        # cannot have received the vote.
         found = [m for m in self._mirrors if m.plan == plan and m.live]
         taken = bool(found) and found[-1].wait_until_taken(cancelled)
-        self.drop_all("this worker holds no rank any more")
+        self.drop_all("this worker no longer holds the rank")
         return taken
 
     # --- tap: the threads of the groups -----------------------------------------------------------
 
     def given(self, op: str, group: str, inputs: Sequence[Tensor]) -> None:
-        """A collective begins; operations of a group run one after the other."""
+        """A collective begins; operations of a group run in sequence."""
         if any(mirror.tries for mirror in self._mirrors):
             with self._within.running():
                 self._given[group] = digest_of_inputs(op, inputs)
 
     def output(self, op: str, group: str, outputs: Sequence[Tensor]) -> None:
-        """A collective is complete, or a message has come."""
+        """A collective is complete, or a message has arrived."""
         if not self._mirrors:
             return
         if op == "recv_anysource":
-            # A shadow could not tell which of its receives a message was for.
+            # A shadow could not assign the message to one of its receives.
             self.drop_all("messages from any rank cannot be mirrored")
             return
         given = self._given.pop(group, "")
@@ -131,12 +131,12 @@ class ShadowSources:
                 mirror.output(group, op, outputs, given)
 
     def voted(self, result: Sequence[int]) -> None:
-        """A vote came out."""
+        """A vote has ended."""
         for mirror in self._mirrors:
             mirror.said(VOTE, msgpack.encode(list(result)))
 
     def shifted(self, offset: int, payload: bytes) -> None:
-        """A shift came out."""
+        """A shift has ended."""
         for mirror in self._mirrors:
             mirror.said(f"{SHIFT}{offset}", payload)
 
@@ -151,8 +151,8 @@ class ShadowSources:
             try:
                 self._admit(link)
             except Exception as error:
-                # Whatever it was: the next joiner must find the door open.
-                log.info("no shadow: %s", error)
+                # No error may keep the next joiner out.
+                log.info("a joiner was not admitted: %s", error)
                 link.close()
 
     def _admit(self, link: Link) -> None:
@@ -175,8 +175,8 @@ class ShadowSources:
         offer = self._fit.offer(self._state.layouts)
         feed = self._state.feed
         if feed is None or feed.closed:
-            # It may be the last batches() call: who was sent on to a next one would leave the loop
-            # and run what comes after training.
+            # This may be the last batches() call: a joiner sent on to the next one would leave the
+            # loop and run the code after training.
             return Dropped("the rank is between two batches() calls", offer=offer)
         if self._units.divided:
             return Dropped(UNFOLLOWED, offer=offer)
@@ -188,4 +188,4 @@ class ShadowSources:
 
 
 HELLO_S = 10.0
-"""Time that a peer has to say what it wants."""
+"""Longest time until a peer has sent its request."""
