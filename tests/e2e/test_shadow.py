@@ -270,7 +270,7 @@ async def test_a_link_to_the_shadow_that_is_cut_ends_in_stop_and_copy(
 
         assert run.fired("shadowing")
         assert plan.timings["copy_bytes"] > 0
-        assert "shadow lost its rank" in run.cluster.log("s1")
+        assert "the shadow was ended" in run.cluster.log("s1")
         await run.ends_like(long_golden)
 
 

@@ -212,7 +212,7 @@ def begins(folder: Path, directive: Directive, rank: int | None, alike: Partitio
     with worker(folder, activity=Activity.STUCK, rank=rank, step=STEP) as made:
         made.reporter.registered(alike, [], (), made.context.fit.roles)
         made.context.state.early.stand(STEP)
-        made.parts.recovery.heed(directive)
+        made.parts.recovery.digest_early(directive)
         return is_begun(made.context)
 
 
@@ -284,7 +284,7 @@ def test_nobody_begins_without_a_rank_or_without_need(tmp_path: Path) -> None:
         (Wait(), True, False),
     ],
 )
-@pytest.mark.parametrize("hears", [ShadowDriver.cancel_unless, ShadowDriver.heed])
+@pytest.mark.parametrize("hears", [ShadowDriver.cancel_unless, ShadowDriver.digest_early])
 def test_a_hot_standby_begins_once_its_rank_is_lost(
     tmp_path: Path,
     hears: Callable[[ShadowDriver, Directive], None],

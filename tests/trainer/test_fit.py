@@ -101,7 +101,7 @@ def test_a_state_outlives_what_is_built_around_it() -> None:
     again = nn.Linear(2, 2)
     state.early.stand(1)
     state.early.begin()
-    state.let_go()
+    state.drop_objects()
     registry.renew({"model": again, "optimizer": momentum(again)})
     state.renew()
     fresh = state.early.of(1)()
@@ -120,7 +120,7 @@ def test_who_survives_does_not_go_on_with_fresh_weights() -> None:
     context, registry = built(nn.Linear(2, 2), several=True)
     state = context.state
     taken = state.taken()
-    state.let_go()
+    state.drop_objects()
     wider = nn.Linear(2, 3)
     registry.renew({"model": wider, "optimizer": momentum(wider)})
     state.renew()

@@ -32,7 +32,7 @@ def standby(folder: Path, **status: Any) -> Iterator[Worker]:
 
 def warmup_by(build: Callable[[], None]) -> Warmup:
     warmup = Warmup()
-    warmup.by(build)
+    warmup.set_builder(build)
     return warmup
 
 

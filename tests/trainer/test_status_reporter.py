@@ -79,9 +79,9 @@ def test_the_latest_verdict_on_each_role_is_told(reporter: StatusReporter) -> No
     reporter.registered((), [], (1,), roles)
     roles.known = (Role("first", (0,)), Role("last", (1,)))
     for step, rank in ((5, 1), (7, 0), (9, 1)):
-        reporter.tell_rehearsed(rank, Rehearsal(step, 1.0))
+        reporter.report_rehearsal(rank, Rehearsal(step, 1.0))
     told = [(v.role, v.ranks, v.step) for v in reporter.status.rehearsed]
-    reporter.tell_rehearsed(
+    reporter.report_rehearsal(
         1, Rehearsal(0, 0.0, "other shapes"), (roles.known[0], Role("new", (1,)))
     )
 

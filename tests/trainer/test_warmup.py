@@ -61,7 +61,7 @@ def rebuilt(fabric: Fabric, other: Rebuild) -> Outcome:
         context.fit.renew()
 
     warmup = Warmup()
-    warmup.by(build)
+    warmup.set_builder(build)
     warmup.become(other, context, SIZE)
     found = whole_digest(context.units, 0)
     assert found in (old, new)
@@ -83,7 +83,7 @@ def test_only_who_survives_keeps_its_state(fabric: Fabric) -> None:
 def test_a_function_that_makes_groups_is_told_so_at_once(fabric: Fabric) -> None:
     """Not only when a standby is built again, in the midst of a loss."""
     warmup = Warmup()
-    warmup.by(lambda: made.append(Group(fabric, "mesh", range(SIZE))))
+    warmup.set_builder(lambda: made.append(Group(fabric, "mesh", range(SIZE))))
     made: list[Group] = []
     with pytest.raises(RuntimeError, match="has made process groups"):
         warmup.build(fabric)

@@ -5,7 +5,7 @@ present activity has no use for. ``TABLE`` lists those that it acts on; :func:`r
 conditions that depend on epoch, plan and worker.
 
 A worker that waits asks :func:`respond`. A worker that computes cannot wait: for TRAINING and the
-three joining activities the agent's thread acts at once, in ``Arming.heed``, ``Coordinator.obey``
+three joining activities the agent's thread acts at once, in ``Arming.obey``, ``Coordinator.obey``
 and ``ShadowDriver.cancel_unless``. Those rows state what comes of it for the simulation.
 """
 

@@ -106,7 +106,7 @@ class Session:
         if self._build is not None or self._registry is not None:
             raise RuntimeError("call session.build() once, and register() only in its function")
         self._build = function
-        self._hooks.builds(self._make)
+        self._hooks.set_builder(self._make)
         return cast(Built, self.built)
 
     def _make(self) -> None:

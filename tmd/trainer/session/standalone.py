@@ -58,7 +58,7 @@ class StandaloneHooks:
     def current(self) -> WorkerStatus:
         return structs.replace(self._status, rss_bytes=peak_rss())
 
-    def builds(self, again: Callable[[], None]) -> None:
+    def set_builder(self, again: Callable[[], None]) -> None:
         """A standalone script never changes its rank."""
         again()
 

@@ -108,7 +108,7 @@ class Fit:
     def refusal(self, rank: int, offered: Offer) -> str | Rebuild:
         """Why the offered state cannot become that of ``rank`` here; empty if it can.
 
-        A ``Rebuild``: it might, once the model is built for that rank.
+        A ``Rebuild``: it may fit once the model is built for that rank.
         """
         other_groups = self._other_groups(rank, offered)
         if self.roles.several:
@@ -127,7 +127,7 @@ class Fit:
         return other_groups or bucket_mismatch(self.look_at_buckets(), offered.buckets)
 
     def adopted(self, rank: int, offered: Offer) -> str | Rebuild:
-        """As :meth:`refusal`; if there is none, learn what was offered."""
+        """As :meth:`refusal`; learns what was offered if there is none."""
         refusal = self.refusal(rank, offered)
         if not refusal:
             self.learn(offered)
@@ -136,16 +136,16 @@ class Fit:
     def start_over(
         self, directive: Sync, offered: Offer | None = None, *, survives: bool = False
     ) -> str | Rebuild:
-        """Where no step was ever committed, all ranks build again: none may be further than others.
+        """Rebuild all ranks where no step was ever committed, so that none is ahead of others.
 
-        In its first step a pipeline settles what it sends in all later ones. Some ranks may have
-        got that far when it broke; a joiner has, in its shadow iterations. Returns the rebuild that
-        is due, or why this worker cannot be the rank with what is ``offered``; else nothing.
+        In its first step a pipeline settles what it sends in all later ones. When that step broke
+        some ranks may have settled this, as a joiner has in its shadow iterations. Returns the due
+        rebuild, or why this worker cannot assume the rank with what is ``offered``; else nothing.
 
         Args:
-            directive: all build once for each.
-            offered: what is known of the job; a survivor knows it and leaves it out.
-            survives: this worker has the state to go on from.
+            directive: all rebuild once for each.
+            offered: the source's knowledge of the job; ``None`` for a survivor.
+            survives: this worker has the state that the job continues from.
         """
         if not self.roles.several or directive.resume != 0 or self._started_over == directive:
             return ""

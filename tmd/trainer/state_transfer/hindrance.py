@@ -1,4 +1,4 @@
-"""What keeps a worker from carrying out a directive for now."""
+"""Obstacles that keep a worker from carrying out a directive for now."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Rebuild(Struct, frozen=True):
 
 
 class NextLoop(Struct, frozen=True):
-    """The rank's place in the data is in a later ``batches()`` call: end the present one."""
+    """The rank's data position is in a later ``batches()`` call: end the current one."""
 
 
 class Failed(Struct, frozen=True):
-    """The state did not arrive, or does not fit. The worker's status says what is next."""
+    """The state did not arrive, or does not fit. The worker's status has changed accordingly."""
 
 
 Hindrance = Rebuild | NextLoop | Failed

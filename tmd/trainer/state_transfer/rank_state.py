@@ -73,7 +73,7 @@ class RankState:
         layouts, tensors = self.collect()
         return layouts, [tensor.detach().to("cpu", copy=True) for tensor in tensors]
 
-    def let_go(self) -> None:
+    def drop_objects(self) -> None:
         """Drop the registered objects before new ones are built: a device may not hold both."""
         self.early.forget()
         self._registry.renew({})

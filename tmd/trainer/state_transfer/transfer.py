@@ -96,14 +96,14 @@ class StateTransfer:
     def receive(
         self, takeover: Takeover, cancelled: Callable[[], bool], has_step: int | None = None
     ) -> Rebuild | NextLoop | None:
-        """Take over the state and the place in the data, or return what must come first.
+        """Take over the state and the data position, or return an obstacle.
 
         ``has_step``: the step at whose start this worker holds a replica's state, without the local
         state of the rank. After a loss the state must be verified (``verification``).
 
         Raises:
-            LinkError: the source is gone, or the take-over was called off.
-            StateMismatch: the state does not fit, or what arrived is not what was sent.
+            LinkError: the source is gone, or the take-over was cancelled.
+            StateMismatch: the state does not fit, or other bytes arrived than were sent.
         """
         if takeover.link is None or takeover.header is None:
             self._meet(takeover, cancelled)

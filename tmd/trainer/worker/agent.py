@@ -1,7 +1,7 @@
 """The thread that talks to the daemon of this host, so that the main thread never waits for it.
 
-It repeats the present status as a heartbeat, sends changes at once, and keeps the latest directive.
-The daemon may die at any time: the thread reconnects with back-off and training goes on.
+It repeats the current status as a heartbeat, sends changes at once, and keeps the latest directive.
+The daemon may die at any time: the thread reconnects with back-off, and training continues.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RECONNECT_S = (0.05, 1.0)
 """First and longest pause between attempts to reach the daemon."""
 
 PATIENCE_S = 30.0
-"""For a daemon that has never answered."""
+"""Longest wait for the first answer of the daemon."""
 
 log = logging.getLogger("tmd.trainer")
 
@@ -37,7 +37,7 @@ class Agent:
 
     Args:
         path: the daemon's Unix socket.
-        current: gives the status as it is now; called in the agent's thread.
+        current: returns the current status; called in the agent's thread.
         on_directive: called in the agent's thread with each new directive.
         futex: held by this process until it ends, if the kernel grants one.
 
@@ -67,7 +67,7 @@ class Agent:
     def introduce(self, patience_s: float = PATIENCE_S) -> wire.Welcome:
         """Connect for the first time; returns the daemon's welcome.
 
-        ``patience_s``: time that the daemon has to come up when a whole host starts.
+        ``patience_s``: longest wait for the daemon, which starts together with its host.
         """
         deadline = time.monotonic() + patience_s
         pause = RECONNECT_S[0]
@@ -78,23 +78,23 @@ class Agent:
             except OSError as error:
                 if time.monotonic() >= deadline:
                     raise TmdError(
-                        f"no tmd daemon answers on {self._path} ({in_words(error)}); "
-                        "is it running? see 'tmd daemon' and TMD_SOCKET"
+                        f"no tmd daemon answers on {self._path} ({in_words(error)}): is it "
+                        "running? see 'tmd daemon' and TMD_SOCKET"
                     ) from error
             time.sleep(pause)
             pause = min(2 * pause, RECONNECT_S[1])
 
     def start(self) -> None:
-        """Begin to tell and to listen."""
+        """Begin to report and to listen."""
         self._thread.start()
 
     @property
     def directive(self) -> Directive | None:
-        """The latest directive; ``None`` before the first order."""
+        """The latest directive; ``None`` before the first one."""
         return self._directive
 
     def wait_a_while(self, wanted: Callable[[Directive], bool], seconds: float) -> Directive | None:
-        """Like :meth:`wait_until`, but ``None`` if it takes longer than ``seconds``."""
+        """Like :meth:`wait_until`, but ``None`` after ``seconds``."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._directive is not None and wanted(self._directive), timeout=seconds
@@ -104,18 +104,18 @@ class Agent:
             )
 
     def wait_until(self, wanted: Callable[[Directive], bool]) -> Directive:
-        """The latest directive, as soon as there is one and ``wanted`` holds for it."""
+        """Wait for a directive for which ``wanted`` holds."""
         with self._changed:
             while self._directive is None or not wanted(self._directive):
                 self._changed.wait()
             return self._directive
 
     def tell(self) -> None:
-        """Tell the status now, not with the next heartbeat."""
+        """Report the status now, not with the next heartbeat."""
         os.write(self._wake_in, b"x")
 
     def close(self) -> None:
-        """Tell the last status and stop."""
+        """Report the last status and stop."""
         if self._closed or not self._thread.is_alive():
             return
         self._closed = True
@@ -143,7 +143,7 @@ class Agent:
         thread, handed = (futex.thread, [futex.fd]) if futex is not None else (0, [])
         hello = wire.encode(wire.TrainerHello(wire.VERSION, self._current(), self._obeyed, thread))
         sent = socket.send_fds(connection, [hello], handed)
-        # Sending nothing fails, too, once the daemon has answered and hung up.
+        # Even sending nothing fails once the daemon has answered and closed the connection.
         if sent < len(hello):
             connection.sendall(hello[sent:])
 
@@ -157,7 +157,7 @@ class Agent:
                 pause = RECONNECT_S[0]
                 self._serve(connection)
             except (OSError, WireError, TmdError) as error:
-                log.warning("daemon not reachable, training goes on: %s", error)
+                log.warning("the daemon cannot be reached, training continues: %s", error)
             finally:
                 if connection is not None:
                     connection.close()
@@ -177,7 +177,7 @@ class Agent:
                 self._listen(selector, connection)
 
     def _listen(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
-        """Obey orders until something is to be said."""
+        """Receive directives until there is something to report."""
         deadline = time.monotonic() + HEARTBEAT_S
         while (left := deadline - time.monotonic()) > 0:
             for key, _ in selector.select(left):
@@ -190,7 +190,7 @@ class Agent:
         if not isinstance(message, wire.DirectiveOrder):
             raise WireError(f"unexpected {type(message).__name__} from the daemon")
         if message.lease_epoch < self._obeyed:
-            log.warning("order of older leader %d refused", message.lease_epoch)
+            log.warning("refused a directive of older leader %d", message.lease_epoch)
             return
         self._obeyed = message.lease_epoch
         with self._changed:

@@ -1,9 +1,9 @@
-"""Being armed: this rank is ready to switch to another epoch at the next vote that says so.
+"""Arming: this rank is ready to switch to another epoch at the next vote that agrees on it.
 
-The agent's thread arms and disarms while the main thread votes. A vote under way may already have
-shown other ranks that this one is armed, so disarming waits for its end, and never happens once
-the vote has switched. Otherwise the leader could hear "disarmed" from a rank that switches a moment
-later.
+The agent's thread arms and disarms while the main thread votes. A running vote may already have
+shown other ranks that this one is armed. Disarming therefore waits for its end, and never happens
+after a vote that switched. Otherwise the leader could receive "disarmed" from a rank that switches
+a moment later.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tmd.trainer.protocol.step_vote import ticket
 
 
 class Arming:
-    """``tell(epoch, plan)`` is called at each change: armed for ``epoch``, or 0."""
+    """Calls ``tell(epoch, plan)`` at each change: armed for ``epoch``, or 0."""
 
     def __init__(self, tell: Callable[[int, str], None]) -> None:
         self._tell = tell
@@ -29,8 +29,8 @@ class Arming:
         self._won = False
         self._dropped = ""
 
-    def heed(self, directive: Directive, status: WorkerStatus) -> None:
-        """Arm or disarm as ``directive`` says."""
+    def obey(self, directive: Directive, status: WorkerStatus) -> None:
+        """Arm or disarm under ``directive``."""
         match directive:
             case Arm() if respond(directive, status) is Response.ARM:
                 self.arm(directive)
@@ -42,17 +42,17 @@ class Arming:
                 pass
 
     def arm(self, order: Arm) -> None:
-        """Be ready for the epoch of ``order`` from the next vote on."""
+        """Be ready for the epoch of ``order`` from the next vote."""
         with self._lock:
             if not self._won and self._arm != order:
                 self._arm = order
                 self._tell(order.membership.epoch, order.plan)
 
     def disarm(self, plan: str = "") -> None:
-        """Be ready for nothing; report it at once, or after the vote under way.
+        """Be ready for no epoch; report it at once, or after the running vote.
 
-        With the name of a ``plan`` it is reported in any case, since the leader waits for it. After
-        a vote that switched it is not: the leader hears of the new epoch next.
+        With the name of a ``plan`` it is always reported, since the leader waits for it. After a
+        vote that switched it is not: the next report shows the new epoch.
         """
         with self._lock:
             if self._won or (self._arm is None and not plan):
@@ -63,10 +63,10 @@ class Arming:
                 self._tell(0, plan)
 
     def begin_vote(self, must_wait: Callable[[Membership], bool]) -> int:
-        """The ticket to vote for, 0 for none. Arms stay as they are until :meth:`end_vote`.
+        """The ticket to vote for, 0 for none. Arming does not change until :meth:`end_vote`.
 
-        A rank armed for an epoch for which ``must_wait`` holds does not vote for it this time:
-        neighbours know of a joiner's death, or of messages that would be lost, before the leader.
+        A rank armed for an epoch for which ``must_wait`` holds does not vote for it yet: neighbours
+        learn earlier than the leader of a joiner's death, or of messages that would be lost.
         """
         with self._lock:
             self._voting = True
@@ -74,8 +74,8 @@ class Arming:
         return 0 if voted is None or must_wait(voted.membership) else ticket(voted.membership)
 
     def end_vote(self, agreed: int) -> Arm | None:
-        """The order to follow if the vote ``agreed`` on its ticket; then nothing is armed, and no
-        order changes that until :meth:`switched`."""
+        """The directive to follow if the vote ``agreed`` on its ticket; then nothing is armed, and
+        no directive changes that until :meth:`switched`."""
         with self._lock:
             self._voting = False
             voted = self._voted
@@ -90,6 +90,6 @@ class Arming:
             return None
 
     def switched(self) -> None:
-        """The order that the vote gave was followed, and the status says so."""
+        """The voted directive was followed, and the status shows it."""
         with self._lock:
             self._won = False

@@ -1,10 +1,10 @@
 """Implements the session's hooks for a managed job.
 
 The main thread passes :meth:`Coordinator.vote` before the optimizer and
-:meth:`Coordinator.boundary` before each batch. Both return only when the next thing to do is to
-train; until then each activity is carried out by its part of the worker
+:meth:`Coordinator.boundary` before each batch. Both return only when the worker must train. Until
+then the parts of the worker carry out each activity
 (:meth:`tmd.trainer.worker.wiring.WorkerParts.act`).
-Hazard: the agent's thread calls :meth:`Coordinator.obey`, and nothing else.
+Hazard: the agent's thread calls :meth:`Coordinator.obey`, and no other method.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ class Coordinator:
 
     def __init__(self, status: WorkerStatus) -> None:
         self._reporter = StatusReporter(status)
-        self._arming = Arming(self._reporter.tell_armed)
+        self._arming = Arming(self._reporter.report_armed)
         self._switch: Arm | None = None
         self._warmup = Warmup()
         self._known: WorkerParts | None = None
 
-    # --- setting up -------------------------------------------------------------------------------
+    # --- set-up -----------------------------------------------------------------------------------
 
     def start(self, agent: Agent, fabric: Fabric, limits: ShadowLimits, *, restarted: bool) -> None:
         """Wait for a role. A standby gets neutral groups, an active worker its rank.
 
-        A worker that was ``restarted`` leaves if the job has finished meanwhile; one that was
-        started for the first time waits for the job to be run again.
+        A worker that was ``restarted`` leaves if the job has finished meanwhile; a worker started
+        for the first time waits until the job runs again.
         """
         self._agent, self._fabric, self._limits = agent, fabric, limits
         self._pacing = Pacing(fabric.blocked)
@@ -85,10 +85,10 @@ class Coordinator:
             size = self.status.world_size
             self._fabric.sandbox(Neutral(), size - 1, size)
 
-    def builds(self, again: Callable[[], None]) -> None:
-        """The script can build any rank's part: ``again`` builds that of the rank that is held or
-        worn, for the first time now. Raises RuntimeError."""
-        self._warmup.by(again)
+    def set_builder(self, again: Callable[[], None]) -> None:
+        """Let ``again`` build the part of any rank that is held or impersonated, starting now.
+        Raises RuntimeError."""
+        self._warmup.set_builder(again)
         self._warmup.build(self._fabric)
 
     def registered(
@@ -99,7 +99,7 @@ class Coordinator:
         alike: Partition,
         snapshots: int,
     ) -> None:
-        """The script has named its state: from here on it can be moved."""
+        """The script has registered its state, which can move from now on."""
         if self._known is None:
             context = RankContext.of(
                 self._fabric,
@@ -124,39 +124,39 @@ class Coordinator:
         self._reporter.registered(alike, wrapped, serves, self._context.fit.roles)
 
     def close(self) -> None:
-        """The process ends: no thread of ours may be inside torch then. Tells the last status."""
+        """Stop the threads, as none may be inside torch when the process ends; report once more."""
         if self._known is not None:
             self._known.close()
         self._watchdog.close()
         self._agent.close()
 
     def seeds(self, own: int) -> tuple[int, ...]:
-        """Base seeds of all ranks; a joiner has them from its source."""
+        """Base seeds of all ranks; a joiner gets them from its source."""
         return self._context.fit.agreed_seeds(own, alone=self.shadowing)
 
     def gathered(self, own: str) -> tuple[str, ...]:
-        """What each rank says while the job is being set up. Raises RuntimeError."""
+        """Exchange a string among all ranks during set-up. Raises RuntimeError."""
         return gather(self._fabric, own, str)
 
     def resumed(self, step: int) -> None:
-        """The job goes on from a checkpoint of ``step``."""
+        """The job resumes from a checkpoint of ``step``."""
         self._reporter.update(step=step)
 
     def rehearsed(self) -> None:
-        """All ranks run the step once more, without a vote."""
+        """All ranks run the step again, without a vote."""
         self._parts.mirrors.drop_all("the first step after a checkpoint is run twice")
 
     def saved(self, saved: SavedCheckpoint | None, missed: MissedCheckpoint | None) -> None:
-        """There is a checkpoint, or one has come to nothing; any thread."""
+        """Report a new or a missed checkpoint; any thread."""
         # A worker without a rank does not know whether the next checkpoint succeeds.
         missed = None if self.status.rank is None else missed
         self._reporter.update(saved=saved, missed=missed, now=False)
 
     def follow(self, feed: Feed) -> None:
-        """``feed`` is the one that positions refer to from now on."""
+        """Data positions refer to ``feed`` from now on."""
         self._context.state.feed = feed
 
-    # --- the two gates ----------------------------------------------------------------------------
+    # --- vote and boundary ------------------------------------------------------------------------
 
     def begun(self) -> None:
         """The script begins to compute a step."""
@@ -164,15 +164,15 @@ class Coordinator:
         self._parts.migration.begun()
 
     def vote(self, local: LocalState) -> VoteOutcome:
-        """Before the optimizer: learn whether this step counts.
+        """Before the optimizer: whether this step is committed.
 
         Raises:
-            Interrupted: it does not, and must be run again.
+            Interrupted: it is not, and must be repeated.
         """
         if self._asleep:
             return VoteOutcome.SHADOW
         if self.status.activity is Activity.STUCK:
-            # Another step of the same batch: the one before broke.
+            # Another attempt with the same batch: the previous one broke.
             raise Interrupted
         if self.poisoned or self._is_refuted():
             raise Interrupted
@@ -201,15 +201,15 @@ class Coordinator:
         return VoteOutcome.COMMIT
 
     def _must_wait(self, later: Membership) -> bool:
-        """Whether this is no step after which to switch to ``later``."""
+        """Whether the switch to ``later`` must not follow this step."""
         if self._fabric.owes(later):
-            log.info("epoch %d waits: a message with a rank that moves is under way", later.epoch)
+            log.info("epoch %d waits for a message with a rank that moves", later.epoch)
             return True
         return self._fabric.misses(later)
 
     def _is_refuted(self) -> bool:
-        """Before a vote: whether this state, taken on trust, is not known to be that of the rank,
-        after waiting for that. No rank continues with such a step."""
+        """Before a vote: wait for the verification of a state held on trust; returns whether it
+        failed. No rank continues with such a step."""
         began = time.monotonic()
         if not self._context.verification.pending:
             return False
@@ -221,7 +221,7 @@ class Coordinator:
         return bool(why)
 
     def verdict(self) -> Verdict:
-        """For a copy of the state at this boundary: see :meth:`StateVerification.later`."""
+        """Verdict on a copy of the state at this boundary: :meth:`StateVerification.later`."""
         return self._context.verification.later()
 
     def applying(self, optimizer: torch.optim.Optimizer) -> None:
@@ -256,11 +256,11 @@ class Coordinator:
     def close_feed(self, feed: Feed, local: LocalState) -> bool:
         """At the end of a ``batches()`` call: wait until every rank has committed its last step.
 
-        Voted and counted like a step of its own, so that after a loss it is known for all whether
-        the call is over. Returns False if it has to be asked again.
+        Voted and counted like a step, so that after a loss all ranks know whether the call has
+        ended. Returns False if it must be called again.
         """
         if self._asleep:
-            # Too short for all shadow iterations.
+            # The loader is too short for all shadow iterations.
             self._warmup.skip()
             return False
         if self.finishing:
@@ -274,7 +274,7 @@ class Coordinator:
                 return False
             if not self._rolls_forward():
                 return self.finishing
-        # A script may do anything with the parameters between two calls.
+        # A script may change the parameters between two calls.
         self._parts.mirrors.close_window()
         feed.close()
         self._parts.snapshots.call_over(feed.call + 1)
@@ -282,7 +282,7 @@ class Coordinator:
         self._advance(local)
         return True
 
-    # --- what others may ask ----------------------------------------------------------------------
+    # --- properties -------------------------------------------------------------------------------
 
     @property
     def _parts(self) -> WorkerParts:
@@ -308,50 +308,50 @@ class Coordinator:
         return held if held is not None else self._fabric.rank or 0
 
     def current(self) -> WorkerStatus:
-        """The status with what is measured at this moment."""
+        """The status with current measurements."""
         return self._reporter.current()
 
     @property
     def poisoned(self) -> bool:
-        """Whether the present step is spoilt."""
+        """Whether the current step is poisoned."""
         if self._following is not None:
             return self._following.spoilt
         return self.status.activity is Activity.TRAINING and self._fabric.poisoned
 
     @property
     def finishing(self) -> bool:
-        """Whether another rank has come to the end of training."""
+        """Whether another rank has reached the end of training."""
         return self._parts.recovery.finishing
 
     @property
     def shadowing(self) -> bool:
-        """Whether what runs now counts for nothing."""
+        """Whether the current step is never committed."""
         return self.status.activity in SHADOWS or self._warmup.is_due(self.status.activity)
 
     @property
     def _asleep(self) -> bool:
-        """Whether it neither holds nor follows a rank, so that no vote concerns it."""
+        """Whether this worker neither holds nor shadows a rank, so that no vote concerns it."""
         waits = self.status.activity in (Activity.STARTING, Activity.STANDBY)
         return waits or self._warmup.is_due(self.status.activity)
 
     def committed(self, local: LocalState, loss: float | None, seconds: float) -> None:
-        """The step is over and counts."""
+        """The step was committed."""
         took = self._pacing.took(seconds)
         self._reporter.update(loss=loss, step_seconds=seconds, pace=took, now=False)
         self._advance(local)
 
     def _advance(self, local: LocalState) -> None:
-        """One step more, or one end of a ``batches()`` call, which counts like a step."""
+        """Advance by one step, or by the end of a ``batches()`` call, which counts as a step."""
         at = self.status.step + 1
         self._reporter.update(step=at, undecided=False, holds=local.ranks_held(at), now=False)
         if self._following is not None:
             self._following.computed(self.status.step)
 
     def shadowed(self) -> None:
-        """A shadow iteration is over."""
+        """A shadow iteration has ended."""
         self._warmup.stepped()
 
-    # --- handlers ---------------------------------------------------------------------------------
+    # --- activities -------------------------------------------------------------------------------
 
     def _may_train(self) -> bool:
         match self.status.activity:
@@ -374,12 +374,12 @@ class Coordinator:
         else:
             self._halt(undecided=False)
 
-    # --- losing the step --------------------------------------------------------------------------
+    # --- a broken step ----------------------------------------------------------------------------
 
     def _rolls_forward(self) -> bool:
-        """The vote broke: this rank's gradients are whole, but did anybody commit?"""
+        """After a broken vote with complete gradients: whether another rank committed the step."""
         self._halt(undecided=True)
-        # It may have given the rank back instead: then nothing of this step is its own.
+        # If the rank was given back instead, this worker must not continue the step.
         halted = self.status.activity is Activity.STUCK
         return halted and self._parts.recovery.rolls_forward()
 
@@ -390,11 +390,11 @@ class Coordinator:
 
     def obey(self, directive: Directive) -> None:
         """Agent's thread: the part of a directive that cannot wait for the main thread."""
-        self._arming.heed(directive, self.status)
+        self._arming.obey(directive, self.status)
         held = self._fabric.membership
         if isinstance(directive, Hold) and held and directive.epoch <= held.epoch:
             self._arming.disarm()
-            self._fabric.poison(f"plan {directive.plan} asks to halt")
+            self._fabric.poison(f"plan {directive.plan} orders a halt")
         if self._known is not None:
-            self._known.recovery.heed(directive)
+            self._known.recovery.digest_early(directive)
             self._known.migration.cancel_unless(directive)

@@ -1,7 +1,7 @@
-"""Entering the job: ``join()`` finds out from the environment whether there is a daemon.
+"""Entry to the job: ``join()`` reads from the environment whether there is a daemon.
 
-``tmd launch`` sets ``TMD_SOCKET``, ``TMD_JOB``, ``TMD_WORKER`` and ``TMD_WORLD_SIZE``; without the
-first the session is a solo one, for plain ``torchrun`` or plain ``python``.
+``tmd launch`` sets ``TMD_SOCKET``, ``TMD_JOB``, ``TMD_WORKER`` and ``TMD_WORLD_SIZE``. Without the
+first the session is a standalone one, for plain ``torchrun`` or plain ``python``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger("tmd.trainer")
 
 
 def join() -> Session:
-    """Join the job this process was launched for; blocks until it has a role.
+    """Join the job of this process; blocks until this worker has a role.
 
     Call once, before ``torch.distributed.init_process_group("tmd")``.
 
@@ -58,13 +58,13 @@ def join() -> Session:
     coordinator.start(agent, endpoint, welcome.shadow, restarted=restarted)
     fabric.install(endpoint)
     environment.settle(_place(endpoint, status.world_size), seen)
-    # A process that is ending must not look like one that has fallen silent.
+    # A process that is ending must not look like a silent one.
     atexit.register(coordinator.close)
     return Session(coordinator, _trace(status.worker))
 
 
 def _place(endpoint: fabric.Fabric, size: int) -> dict[str, str]:
-    """What torchrun would tell this worker. A standby stands apart on a host of its own."""
+    """Torchrun's variables for this worker. A standby counts as the only worker of a host."""
     membership, rank = endpoint.membership, endpoint.rank
     if membership is None or rank is None:
         hosts = size // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -73,18 +73,18 @@ def _place(endpoint: fabric.Fabric, size: int) -> dict[str, str]:
 
 
 def _held() -> Held | None:
-    """What makes the end of this process be noticed at once; ``None`` where it cannot be had."""
+    """Lets others notice the end of this process at once; ``None`` where that is impossible."""
     try:
         held = Held()
     except OSError as error:
-        log.info("the end of this process will be noticed late: %s", error)
+        log.info("the end of this process will be noticed with a delay: %s", error)
         return None
     atexit.register(_let_go, held)
     return held
 
 
 def _let_go(held: Held) -> None:
-    # A script that an exception has ended is lost, whatever the interpreter still does for it.
+    # A worker whose script an exception has ended is lost, though the interpreter still runs.
     if getattr(sys, "last_value", None) is None:
         held.let_go()
 
@@ -99,7 +99,7 @@ def _needed(name: str) -> str:
 
 
 def _host() -> str:
-    """The address on which peers reach this worker; set by the launcher from the host's config."""
+    """The address at which peers reach this worker; the launcher sets it from the host's config."""
     return os.environ.get("TMD_ADVERTISE", "127.0.0.1")
 
 

@@ -1,4 +1,4 @@
-"""Carries out a switch that was voted: enter the new epoch, or give the rank away."""
+"""Carries out a switch that was voted: enter the new epoch, or hand over the rank."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Leaving:
         self._snapshots = snapshots
 
     def carry_out(self, order: Arm) -> None:
-        """At the boundary after the vote."""
+        """Called at the boundary after the vote."""
         rank = order.membership.rank_of(self._reporter.status.worker)
         if rank is not None:
             self._fabric.switch(order.membership, rank)
@@ -50,16 +50,16 @@ class Leaving:
             self._migration.send(order, order.move_of(self._reporter.status.worker))
 
     def wait(self) -> None:
-        """LEFT: keep the state until the joiner has committed, or take the rank back."""
+        """LEFT: keep the state until the joiner has committed, or take back the rank."""
         response, directive = self._reporter.next_response()
         match response, directive:
             case Response.HALT, Hold(plan=plan):
                 self._reporter.update(WorkerTransition.HALTED, plan=plan, undecided=False)
             case Response.STAND_BY, _:
-                # A worker that has trained as a rank computes that rank's bits.
+                # This worker has computed the rank's bits in training.
                 status = self._reporter.status
                 if status.rank is not None:
-                    self._reporter.tell_rehearsed(status.rank, Rehearsal(status.step, 0.0))
+                    self._reporter.report_rehearsal(status.rank, Rehearsal(status.step, 0.0))
                 self._snapshots.forget()
                 self._migration.to_pool()
             case _:

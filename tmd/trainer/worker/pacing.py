@@ -1,7 +1,7 @@
-"""Measures the compute time of each step, tells it in the vote, and judges itself by the answers.
+"""Measures the compute time of each step, reports it in the vote, and compares it with the peers'.
 
-All ranks hear the same numbers about the same steps in the same vote; each then judges itself
-alone (:mod:`tmd.core.planning.stragglers`). Called by the main thread only.
+All ranks get the same numbers about the same steps in the same vote. Each then judges itself
+(:mod:`tmd.core.planning.stragglers`). Main thread only.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tmd.core.values.pace import Pace
 from tmd.fabric.wait_timer import Waits, WaitTimer, busy_between
 
 UNKNOWN = 2**63 - 1
-"""Of a rank that has not measured a whole block. Votes take the least, so it gives way to all."""
+"""Value of a rank that has not measured a whole block. Votes take the minimum of all values."""
 MICRO = 1_000_000
 
 
 class Pacing:
-    """One worker's part. What it knows is forgotten when the ranks change hands."""
+    """One worker's measurements, reset when the membership changes."""
 
     def __init__(self, wait_timer: WaitTimer) -> None:
         self._wait_timer = wait_timer
@@ -35,17 +35,17 @@ class Pacing:
         self._pace: Pace | None = None
 
     def begin(self) -> None:
-        """A step begins: its batch is here."""
+        """Begin a step once its batch is here."""
         self._begin = self._wait_timer.read()
 
     def shares(self, status: WorkerStatus) -> tuple[int, ...]:
-        """Everything up to the vote is done: what to add to the vote on the present step.
+        """Called before the vote: the numbers to add to the vote on the current step.
 
-        Nothing, but on the last step of a block: there one number per rank. That depends on the
-        step alone, for all ranks must say equally much.
+        On the last step of a block there is one number per rank, else none. This must depend only
+        on the step, since all ranks must add equally many.
         """
         if status.epoch != self._epoch:
-            # Others compute beside it, or it computes elsewhere: what was usual means nothing.
+            # Neighbours on this host, or a move, change the usual duration.
             self._epoch, self._busy = status.epoch, []
             self._watch, self._trend, self._pace = StragglerWatch(), Trend(), None
         self._busy_now = 0.0
@@ -60,7 +60,7 @@ class Pacing:
         return tuple(own)
 
     def heard(self, status: WorkerStatus, told: Sequence[int]) -> None:
-        """The step counts; ``told`` has the share of every rank."""
+        """The step was committed; ``told`` has the share of every rank."""
         self._busy.append(self._busy_now)
         if (status.step + 1) % BLOCK:
             return
@@ -74,7 +74,7 @@ class Pacing:
         self._watch, self._pace = judged(self._watch, seen)
 
     def took(self, step_s: float) -> Pace | None:
-        """A step is over that took ``step_s`` in all; the pace to report, if there is one."""
+        """End a step of ``step_s`` seconds; returns the pace to report, if there is one."""
         if step_s > 0:
             self._trend = followed(self._trend, step_s)
         if self._pace is not None and self._pace.group_slow != self._trend.slower:

@@ -1,9 +1,9 @@
 """Calls the peers that this rank waits for, in case their whole host is frozen.
 
-A host whose processes are all frozen (a suspended machine) is neither gone nor broken. Its kernel
-keeps the links open, and its daemon cannot report that the worker is silent. A rank that waits long
-therefore calls its neighbours itself. A neighbour that misses several calls in a row counts as
-lost, and the step is given up as if its link had broken.
+If all processes of a host are frozen (a suspended machine) its kernel keeps the links open, and its
+daemon cannot report that the worker is silent. A rank that waits long therefore calls its
+neighbours itself. A neighbour that misses several calls in a row counts as lost, and the step
+breaks as if its link had broken.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from collections.abc import Callable
 from tmd.fabric import EpochView, Fabric, PeerLost
 
 LOOK_S = 5.0
-"""Between two looks at whether this rank waits."""
+"""Interval at which the watchdog checks whether this rank waits."""
 LONG = 4
-"""So many looks in a row it must have waited."""
+"""Number of checks in a row in which it must have waited."""
 MISSES = 3
-"""Calls in a row that a neighbour may miss; each waits for some seconds. Something that holds the
-interpreter for a while must not be taken for a frozen machine."""
+"""Calls in a row that a neighbour may miss, each of some seconds: code that holds the interpreter
+for a while must not look like a frozen machine."""
 
 log = logging.getLogger("tmd.trainer")
 
 
 class PeerWatchdog:
-    """A thread of its own, until closed. ``waiting``: whether this rank waits for others now."""
+    """Owns a thread until closed. ``waiting``: returns whether this rank waits for others."""
 
     def __init__(
         self, standing: Callable[[], EpochView | None], waiting: Callable[[], bool]
@@ -40,7 +40,7 @@ class PeerWatchdog:
 
     @classmethod
     def over(cls, fabric: Fabric) -> PeerWatchdog:
-        """One that looks after the peers of ``fabric``."""
+        """A watchdog for the peers of ``fabric``."""
         return cls(lambda: fabric.standing, lambda: fabric.waiting)
 
     def start(self) -> None:
@@ -52,7 +52,7 @@ class PeerWatchdog:
             self._thread.join(timeout=2 * LOOK_S)
 
     def look(self) -> None:
-        """One look; after a long wait also one call to each neighbour."""
+        """Check once; after a long wait also call each neighbour once."""
         standing = self._standing()
         if standing is None or not self._waiting():
             self._waited = 0
@@ -72,7 +72,7 @@ class PeerWatchdog:
             except PeerLost as lost:
                 self._missed[member.worker] += 1
                 if self._missed[member.worker] >= MISSES:
-                    log.warning("given up the step: %s has missed %d calls", lost.worker, MISSES)
+                    log.warning("breaking the step: %s missed %d calls", lost.worker, MISSES)
                     standing.blame(lost)
                     return
             else:

@@ -1,4 +1,4 @@
-"""A standby: waits for a directive, and is rebuilt as another rank when one asks for it."""
+"""A standby: waits for a directive, and is rebuilt for another rank when one requires it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tmd.trainer.worker.status_reporter import StatusReporter
 from tmd.trainer.worker.warmup import Warmup
 
 POOL_S = 1.0
-"""How often a standby checks whether it is time to shadow a rank again."""
+"""Interval at which a standby checks whether to shadow a rank again."""
 
 log = logging.getLogger("tmd.trainer")
 
@@ -45,7 +45,7 @@ class Pool:
         self._recovery = recovery
 
     def wait(self) -> Hindrance | None:
-        """STANDBY: wait for a directive and carry it out, or return what must come first."""
+        """STANDBY: wait for a directive and carry it out, or return an obstacle."""
         driver = self._driver
 
         def response_to(directive: Directive) -> Response | None:
@@ -64,7 +64,7 @@ class Pool:
             case Response.STAND_BY, _:
                 self._migration.to_pool()
             case Response.SHADOW, ShadowRank():
-                return driver.study(directive)
+                return driver.attempt(directive)
             case Response.PREPARE, Prepare():
                 return self._migration.prepare(directive)
             case Response.REPLACE, Sync():
@@ -76,16 +76,16 @@ class Pool:
         return None
 
     def become(self, other: Rebuild, warmup: Warmup) -> None:
-        """Be built as another rank. What cannot be built for a rehearsal is not rehearsed, and
-        this worker is built as it was before.
+        """Rebuild this worker for another rank. If that fails for a rehearsal, report it and
+        rebuild for the previous rank.
 
         Raises:
-            Exception: the script's function fails, and it was no rehearsal.
-            StateMismatch: it has not built again what was there, of which the state was to stay.
+            Exception: the script's function fails, not for a rehearsal.
+            StateMismatch: it has built a different state from the one to be kept.
         """
         directive, before = self._agent.directive, self._fit.roles.built
-        # First: what was followed is mostly spoilt, and nothing is built in a spoilt step.
-        self._driver.let_go()
+        # First, since the shadow's step is mostly void, and nothing is built in such a step.
+        self._driver.disown_state()
         size = self._reporter.status.world_size
         try:
             warmup.become(other, self._context, size)
@@ -93,14 +93,14 @@ class Pool:
         except Exception as error:
             if not isinstance(directive, ShadowRank):
                 raise
-            log.exception("what rank %d is built as cannot be built here", other.rank)
-            why = f"cannot be built as rank {other.rank} here: {brief(error)}"
-        # Out of the handler, which would keep alive what was built by half.
+            log.exception("this worker cannot be rebuilt for rank %d", other.rank)
+            why = f"cannot be built for rank {other.rank} here: {brief(error)}"
+        # Outside of the handler, which keeps half-built objects alive.
         self._driver.not_tried(directive, refusal=why)
         warmup.become(Rebuild(before), self._context, size)
 
     def _settle(self) -> Rebuild | None:
-        """With nothing to do, and no plan that may want this worker soon: be built as most are."""
+        """If idle, with no plan that may need this worker soon: rebuild for the commonest role."""
         roles = self._fit.roles
         if roles.commonest == roles.built or self._agent.directive != Wait():
             return None

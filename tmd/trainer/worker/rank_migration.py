@@ -1,8 +1,8 @@
-"""Both sides of a rank migration: sends a rank's state away, or takes a rank over.
+"""Both sides of a rank migration: sends a rank's state, or takes over a rank.
 
 This module reports progress in the worker's status and handles a failure of the other side.
 :mod:`tmd.trainer.state_transfer` copies the whole state while training stands still;
-:mod:`tmd.trainer.worker.shadow_driver` shadows a rank while training goes on.
+:mod:`tmd.trainer.worker.shadow_driver` shadows a rank while training continues.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger("tmd.trainer")
 
 
 class RankMigration:
-    """All calls come from the main thread, but for :meth:`cancel_unless`."""
+    """Main thread only, except :meth:`cancel_unless`."""
 
     def __init__(
         self,
@@ -54,23 +54,23 @@ class RankMigration:
         self.driver = ShadowDriver(reporter, agent, context)
 
     def cancel_unless(self, directive: Directive) -> None:
-        """Break off whatever belongs to another directive (any thread)."""
+        """Cancel all work that belongs to another directive (any thread)."""
         self._transfer.cancel_unless(directive)
         self._snapshots.cancel_unless(directive)
         self.driver.cancel_unless(directive)
 
     def begun(self) -> None:
-        """A step begins: until an optimizer runs nothing changes the parameters."""
+        """A step begins: the parameters do not change until an optimizer runs."""
         following = self.driver.following
         step = self._reporter.status.step if following is None else following.step
         self._state.early.stand(step)
-        # The directive may have come between two steps, where the parameters may change.
-        self.driver.heed(self._agent.directive)
+        # The directive may have arrived between two steps, where the parameters may change.
+        self.driver.digest_early(self._agent.directive)
 
     # --- source -----------------------------------------------------------------------------------
 
     def send(self, directive: Arm | Sync, move: Move) -> None:
-        """Send this rank's state to the joiner; a joiner that fails is the leader's business."""
+        """Send this rank's state to the joiner; the leader handles a joiner that fails."""
         started = time.monotonic()
         try:
             size = self._transfer.send(
@@ -80,21 +80,21 @@ class RankMigration:
                 lambda: self._agent.directive == directive,
             )
         except (LinkError, StateMismatch) as error:
-            log.warning("state of rank %d not handed over: %s", move.rank, error)
+            log.warning("the state of rank %d was not sent: %s", move.rank, error)
             return
         seconds = time.monotonic() - started
         self._reporter.update(timings={"copy": seconds, "copy_bytes": float(size)})
-        self._heed()
+        self._recheck()
 
-    def _heed(self) -> None:
-        """The directive may have changed before there was anything that could be cancelled."""
+    def _recheck(self) -> None:
+        """Cancel if the directive changed before there was anything to cancel."""
         if (directive := self._agent.directive) is not None:
             self._transfer.cancel_unless(directive)
 
     # --- joiner: before a planned switch ----------------------------------------------------------
 
     def prepare(self, directive: Prepare) -> Rebuild | None:
-        """Check that the state fits, open the links, and begin to follow the rank.
+        """Check that the state fits, open the links, and begin to shadow the rank.
 
         Returns the rebuild that must come first, if any.
         """
@@ -104,7 +104,7 @@ class RankMigration:
         refusal: str | Rebuild
         try:
             link, said = ask(self._fabric, directive)
-            # Without an offer it is the state that will tell.
+            # Without an offer the state itself is checked later.
             refusal = "" if said.offer is None else self._misfit(directive, said.offer)
             if not refusal:
                 self._fabric.prepare(
@@ -123,7 +123,7 @@ class RankMigration:
             self.refuse(directive, refusal)
             return None
         assert link is not None
-        # Not yet the rank: on the way to its place in the data, scripts save and print on rank 0.
+        # Without the rank: on the way to its data position, scripts save and print on rank 0.
         self._fit.rest()
         timings = {"prepare": time.monotonic() - started}
         if self.driver.enabled and isinstance(said, Opening):
@@ -136,24 +136,23 @@ class RankMigration:
         return None
 
     def _misfit(self, directive: Prepare, offer: Offer) -> str | Rebuild:
-        """Why this worker cannot shadow the one rank and then be the other; empty if it can."""
+        """Why this worker cannot shadow one rank and then assume the other; empty if it can."""
         for rank in dict.fromkeys((directive.plays, directive.rank)):
             refusal = self._fit.refusal(rank, offer)
             if isinstance(refusal, Rebuild):
                 return refusal
             if refusal:
-                # The model does not change: the same would come of it after a loss.
+                # The model does not change: a recovery would fail in the same way.
                 verdict = Rehearsal(0, 0.0, refusal, refused_rank=rank)
-                self._reporter.tell_rehearsed(rank, verdict, offer.roles)
+                self._reporter.report_rehearsal(rank, verdict, offer.roles)
                 return refusal
         self._fit.learn(offer)
         return ""
 
     def follow(self) -> Hindrance | None:
-        """SHADOWING and IN_STEP: come to where the next step can be computed.
+        """SHADOWING and IN_STEP: reach the point where the next step can be computed.
 
-        A shadow that has ended leads to another activity. Returns what must come first, if
-        anything.
+        A shadow that has ended leads to another activity. Returns an obstacle, if any.
         """
         directive = None if self.driver.following is None else self.driver.following.directive
         match self.driver.follow(), directive:
@@ -170,14 +169,14 @@ class RankMigration:
         return None
 
     def expect_state(self, directive: Prepare, why: str, timings: dict[str, float]) -> None:
-        """Stop-and-copy: the state comes after the switch."""
+        """Stop-and-copy: the state follows after the switch."""
         self._await(Takeover(directive))
         self._reporter.update(
             WorkerTransition.PREPARED, plan=directive.plan, detail=why, shadow=None, timings=timings
         )
 
     def refuse(self, directive: Prepare, reason: str) -> None:
-        """This worker cannot do what the plan asks of it."""
+        """Report that this worker cannot take part in the plan."""
         self._fabric.discard(directive.membership.epoch)
         log.warning("plan %s refused: %s", directive.plan, reason)
         self._reporter.update(
@@ -192,7 +191,7 @@ class RankMigration:
     # --- joiner: the whole state ------------------------------------------------------------------
 
     def take_over(self) -> Hindrance | None:
-        """After a planned switch: receive the state and go on as the rank in the new epoch."""
+        """After a planned switch: receive the state and continue as the rank in the new epoch."""
         takeover = self._takeover
         assert takeover is not None
         if hindrance := self._received(takeover, self.driver.has_state_of):
@@ -208,21 +207,21 @@ class RankMigration:
             detail="",
             timings={**self._reporter.status.timings, **takeover.timings},
         )
-        self._walk(takeover)
+        self._seek(takeover)
         return None
 
     def become(self, directive: Prepare) -> Hindrance | None:
-        """The vote has given this worker the rank. It has shadowed a replica until now and lacks
-        only the leaver's local state."""
+        """The vote has given this worker the rank. It has shadowed a replica and lacks only the
+        leaver's local state."""
         if self._takeover is None or self._takeover.directive != directive:
             self._await(Takeover(directive))
         self._fit.rest()
         return self.take_over()
 
     def replace(self, directive: Sync) -> Hindrance | None:
-        """After a loss: put the state of the lost rank in place, or return why it is not."""
+        """After a loss: put the state of the lost rank in place, or return an obstacle."""
         if directive.back:
-            return self._go_back(directive)
+            return self._roll_back(directive)
         if next(m for m in directive.moves if m.rank == directive.rank).source is None:
             return self._keep_shadowed(directive)
         takeover = self._takeover
@@ -232,27 +231,27 @@ class RankMigration:
         self._fit.rest()
         if hindrance := self._received(takeover, self.driver.has_state_of):
             return hindrance
-        self._heed()
+        self._recheck()
         self.driver.end()
-        self._wear(directive.rank)
+        self._impersonate(directive.rank)
         self._reporter.update(
             shadow=None, rank=directive.rank, step=takeover.step, timings=takeover.timings
         )
-        self._walk(takeover)
+        self._seek(takeover)
         return None
 
-    def _wear(self, rank: int) -> None:
-        """The epoch is not entered yet, but the data are already those of this rank."""
+    def _impersonate(self, rank: int) -> None:
+        """Use the rank's data before the epoch is entered."""
         self._fabric.sandbox(Neutral(), rank, self._reporter.status.world_size)
 
     def _keep_shadowed(self, directive: Sync) -> Failed | None:
-        """No other worker has the state of this rank: continue from what was shadowed."""
+        """No other worker has this rank's state: continue from the shadowed one."""
         if not self.driver.has(directive.rank, directive.resume):
             detail = f"the state of rank {directive.rank} at step {directive.resume} is not here"
             self._reporter.update(WorkerTransition.REFUSED, plan=directive.plan, detail=detail)
             return Failed()
         self.driver.end()
-        self._wear(directive.rank)
+        self._impersonate(directive.rank)
         timings = {"transfer": 0.0}
         self._reporter.update(
             shadow=None, rank=directive.rank, step=directive.resume, timings=timings
@@ -260,12 +259,12 @@ class RankMigration:
         self._state.seek(self._state.position)
         return None
 
-    def _go_back(self, directive: Sync) -> Hindrance | None:
-        """No worker has the latest state of this rank: restore an earlier one, as all ranks do."""
+    def _roll_back(self, directive: Sync) -> Hindrance | None:
+        """No worker has this rank's latest state: restore an earlier one, as all ranks do."""
         started = time.monotonic()
         self.driver.end()
         self._fit.rest()
-        # The copy may be here already, and this worker be built anew since it was made.
+        # The copy may be here, and this worker rebuilt since it was made.
         if not self._fit.roles.serves(directive.rank):
             return Rebuild(directive.rank)
 
@@ -279,7 +278,7 @@ class RankMigration:
             return rebuild
         if self._snapshots.is_ahead(directive):
             return NextLoop()
-        self._wear(directive.rank)
+        self._impersonate(directive.rank)
         if hindrance := self._tried(directive, lambda: self._snapshots.put_back(directive)):
             return hindrance
         timings = {"transfer": time.monotonic() - started}
@@ -288,13 +287,13 @@ class RankMigration:
         )
         return None
 
-    def _walk(self, takeover: Takeover) -> None:
-        """Go to the rank's place in the data; the script must see the rank by then."""
+    def _seek(self, takeover: Takeover) -> None:
+        """Go to the rank's data position, where the script must already see the rank."""
         assert takeover.header is not None
         self._state.seek(takeover.header.offer.position)
 
     def to_pool(self) -> None:
-        """Give up whatever rank or identity there was and stand by."""
+        """Give up any held or impersonated rank and stand by."""
         self._verification.drop()
         self.driver.end()
         if self._takeover is not None:
@@ -307,13 +306,13 @@ class RankMigration:
         )
 
     def _await(self, takeover: Takeover | None) -> None:
-        """Expect another take-over, or none. The source of the one before is cut off."""
+        """Expect another take-over, or none, and close the link of the previous one."""
         before, self._takeover = self._takeover, takeover
         if before is not None and before.link is not None:
             before.link.close()
 
     def _received(self, takeover: Takeover, has_step: int | None = None) -> Hindrance | None:
-        """Receive the state, or return why it is not in place."""
+        """Receive the state, or return an obstacle."""
 
         def cancelled() -> bool:
             return not takeover.wanted(self._agent.directive)
@@ -328,7 +327,7 @@ class RankMigration:
     def _tried(
         self, directive: Prepare | Sync, attempt: Callable[[], Hindrance | None]
     ) -> Hindrance | None:
-        """Carry out ``attempt``; if it fails, report what this worker does instead."""
+        """Run ``attempt``; if it fails, report it and change the status accordingly."""
         try:
             return attempt()
         except StateMismatch as error:

@@ -1,4 +1,4 @@
-"""A survivor's part in a recovery: from the broken step until all ranks run on together."""
+"""A survivor's part in a recovery: from the broken step until all ranks train again."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tmd.trainer.worker.rank_migration import RankMigration
 from tmd.trainer.worker.status_reporter import StatusReporter
 
 CALL_S = 0.5
-"""Timeout of a link that is opened ahead; the step waits for a slower peer."""
+"""Timeout of a link that is opened in advance; the step itself waits for a slower peer."""
 
 log = logging.getLogger("tmd.trainer")
 
 
 class Recovery:
-    """All calls come from the main thread, but for :meth:`heed`."""
+    """Main thread only, except :meth:`digest_early`."""
 
     def __init__(
         self,
@@ -52,16 +52,16 @@ class Recovery:
         self._synced_for: Sync | None = None
         self._resolved: Directive | None = None
         self.finishing = False
-        """Whether another rank has come to the end of training."""
+        """Whether another rank has reached the end of training."""
 
     @property
     def pending(self) -> bool:
-        """Whether a decision was heard that is still to be carried out at the next boundary."""
+        """Whether a decision was received that the next boundary must carry out."""
         return self._resolved is not None
 
     def halt(self, *, undecided: bool) -> None:
-        """Report that the step broke, and whether complete gradients are at hand."""
-        # First: the reported snapshots must not change any more.
+        """Report that the step broke, and whether its gradients are complete."""
+        # First: the reported snapshots must not change afterwards.
         self._snapshots.give_up()
         log.warning("step %d broke: %s", self._reporter.status.step, self._fabric.poison_reason)
         if self._gave_back():
@@ -74,19 +74,18 @@ class Recovery:
             armed=0,
         )
         self._state.early.stand(self._reporter.status.step)
-        self.heed(self._agent.directive)
+        self.digest_early(self._agent.directive)
 
     def _gave_back(self) -> bool:
-        """Give the rank back if its state was taken on trust and refuted; whether it was."""
+        """Give the rank back if its state, held on trust, was refuted; returns whether it was."""
         why = self._verification.verdict()
         if why:
-            log.warning("rank %s is given back: %s", self._reporter.status.rank, why)
+            log.warning("giving rank %s back: %s", self._reporter.status.rank, why)
             self._migration.to_pool()
         return bool(why)
 
-    def heed(self, directive: Directive | None) -> None:
-        """Begin with the digest if this worker is the one that is asked for it, as a rule (any
-        thread)."""
+    def digest_early(self, directive: Directive | None) -> None:
+        """Start the digest early if this worker is the likely source (any thread)."""
         if not isinstance(directive, Hold):
             return
         status = self._reporter.status
@@ -97,7 +96,7 @@ class Recovery:
                 self._state.early.begin()
 
     def rolls_forward(self) -> bool:
-        """After a vote that broke: whether another rank committed, so that this rank must, too."""
+        """After a broken vote: whether another rank committed, so that this rank must as well."""
         directive = self._decision()
         self._resolved = directive
         return isinstance(directive, Finish) or (
@@ -105,7 +104,7 @@ class Recovery:
         )
 
     def settle(self) -> Rebuild | None:
-        """STUCK: wait until the resume step is known, and be ready for it.
+        """STUCK: wait for the resume step, and get ready for it.
 
         Returns the rebuild that must come first, if any.
         """
@@ -130,7 +129,7 @@ class Recovery:
             return rebuild
         started = time.monotonic()
         if directive.back:
-            # A thread of its own hands out copies to others.
+            # A separate thread sends copies to others.
             self._snapshots.put_back(directive)
             self._reporter.update(step=directive.resume, holds=(), now=False)
         else:
@@ -159,7 +158,7 @@ class Recovery:
         )
 
     def rejoin(self) -> None:
-        """SYNCED: wait for the others, then run on in the new epoch."""
+        """SYNCED: wait for the other ranks, then train in the new epoch."""
         response, directive = self._reporter.next_response(under=self._synced_for)
         match response, directive:
             case Response.ENTER, Resume() | Train():
@@ -182,7 +181,7 @@ class Recovery:
                 dismiss(directive)
 
     def _decision(self) -> Directive:
-        """Wait for the resume step; acknowledge to each plan that asks that this worker halted."""
+        """Wait for the resume step; acknowledge the halt to each plan that asks."""
         while True:
             response, directive = self._reporter.next_response()
             match response, directive:

@@ -1,7 +1,7 @@
 """Drives a shadow, for a move or as a hot standby, and reports its progress.
 
-How a rank is followed is the business of :mod:`tmd.trainer.shadow.session`; here is when, what this
-worker says meanwhile, and what becomes of it when there is nothing to follow any more.
+:mod:`tmd.trainer.shadow.session` shadows the rank. This module decides when, what this worker
+reports meanwhile, and what it does when the source ends the shadow.
 """
 
 from __future__ import annotations
@@ -38,32 +38,32 @@ from tmd.trainer.worker.attempts import Attempts
 from tmd.trainer.worker.status_reporter import StatusReporter
 
 RECALLS = 2
-"""How often a joiner whose link to its rank broke calls again, until it waits for a copy."""
+"""How often a joiner reconnects to its rank after a broken link, before it waits for a copy."""
 NEWS_S = 15.0
-"""How long a hot standby whose vote never came waits for a plan: a new leader may be needed."""
+"""How long a hot standby waits for a plan after a broken vote: a new leader may be needed."""
 
 log = logging.getLogger("tmd.trainer")
 
 
 class Then(Enum):
-    """What a worker does when its shadow has ended."""
+    """A worker's next activity when its shadow has ended."""
 
     STAND_BY = auto()
     REFUSE = auto()
     AWAIT_STATE = auto()
     BECOME_RANK = auto()
-    """It shadowed a replica of the rank and lacks only the rank's local state."""
+    """It shadowed a replica and lacks only the rank's local state."""
 
 
 class ShadowEnd(NamedTuple):
-    """A shadow has ended. ``reason``: why the worker refuses, or has the whole state copied."""
+    """The end of a shadow. ``reason``: why the worker refuses, or needs a copy of the state."""
 
     then: Then
     reason: str = ""
 
 
 class ShadowDriver:
-    """All calls come from the main thread, but for :meth:`cancel_unless` and :meth:`heed`."""
+    """Main thread only, except :meth:`cancel_unless` and :meth:`digest_early`."""
 
     def __init__(self, reporter: StatusReporter, agent: Agent, context: RankContext) -> None:
         self._reporter = reporter
@@ -74,9 +74,9 @@ class ShadowDriver:
         self._units = context.units
         self._limits = context.limits
         self.following: ShadowSession | None = None
-        """SHADOWING and IN_STEP: the session under way. STANDBY: the one that has just ended."""
+        """SHADOWING and IN_STEP: the current session. STANDBY: the one that has just ended."""
         self._recalls = 0
-        """Calls after a broken link that are left for the present move."""
+        """Remaining reconnections of the current move."""
         self.attempts = Attempts()
 
     @property
@@ -86,12 +86,12 @@ class ShadowDriver:
 
     @property
     def has_state_of(self) -> int | None:
-        """The step at whose start the shadowed state stands; ``None`` if there is no such state."""
+        """The step at whose start the shadowed state is; ``None`` without such a state."""
         following = self.following
         return following.step if following is not None and following.has_state else None
 
     def has(self, rank: int, step: int) -> bool:
-        """Whether the state at the start of ``step`` is here, of ``rank`` itself."""
+        """Whether the state of ``rank`` itself at the start of ``step`` is here."""
         following = self.following
         return (
             following is not None
@@ -100,15 +100,15 @@ class ShadowDriver:
         )
 
     def cancel_unless(self, directive: Directive) -> None:
-        """Follow no more if ``directive`` is another one (any thread)."""
+        """End the shadow if ``directive`` is another one (any thread)."""
         following = self.following
         if following is None or directive == following.directive:
             return
         following.give_way(directive)
-        self.heed(directive)
+        self.digest_early(directive)
 
-    def heed(self, directive: Directive | None) -> None:
-        """Begin with the digest if the rank that is followed was lost (any thread)."""
+    def digest_early(self, directive: Directive | None) -> None:
+        """Start the digest early if the shadowed rank was lost (any thread)."""
         following = self.following
         lost = isinstance(directive, HoldState) and directive.over
         if lost and following is not None and following.has_state:
@@ -122,11 +122,11 @@ class ShadowDriver:
         timings: dict[str, float],
         recalls: int = RECALLS,
     ) -> None:
-        """Follow the rank of ``directive`` from its next step on."""
+        """Shadow the rank of ``directive`` from its next step."""
         self._recalls = recalls
         self._state.early.forget()
         bound = frames.staging_bound(self._limits, self._units)
-        # What is recorded waits as a whole, and the rank goes on meanwhile.
+        # A recording waits as a whole, while the rank continues.
         shadow = ShadowReceiver(link, 2 * bound if is_rehearsal(directive) else bound)
         kind = ReplaySession if is_rehearsal(directive) else ShadowSession
         following = kind(directive, shadow, offer, self._units, self._fabric, self._limits)
@@ -139,13 +139,13 @@ class ShadowDriver:
         )
         present = self._agent.directive
         if present is not None:
-            # It may have changed before there was anything that could be cancelled.
+            # The directive may have changed before there was anything to cancel.
             self.cancel_unless(present)
 
     def follow(self) -> ShadowEnd | NextLoop | None:
-        """At a step boundary of the joiner: come to where the next step can be computed.
+        """At the joiner's step boundary: reach the point where the next step can be computed.
 
-        Returns what must come first, or what comes after the shadow, if anything does.
+        Returns an obstacle or the end of the shadow, if any.
         """
         following = self.following
         feed = self._state.feed
@@ -164,8 +164,8 @@ class ShadowDriver:
             return self._lost(following, error)
         if needed is None:
             return self._tell(following)
-        # Between two batches() calls a script may print or save, and the rank itself does so.
-        # This standby reports another rank of equal state there, and that it is a shadow.
+        # Between two batches() calls a script may print or save, as the rank itself does. Here
+        # this standby reports another rank of equal state, and that it is a shadow.
         self._fit.rest()
         return needed
 
@@ -188,7 +188,7 @@ class ShadowDriver:
         if is_rehearsal(directive):
             return self._rehearsed(following, directive)
         following.settle()
-        # From here on the leader may order the switch: a new call could miss the vote.
+        # The leader may now order the switch, so that a new link could miss the vote.
         self._recalls = 0
         self.attempts.caught_up()
         self._reporter.update(
@@ -200,16 +200,16 @@ class ShadowDriver:
         return None
 
     def _unfit(self, following: ShadowSession, error: StateMismatch) -> ShadowEnd:
-        """This worker cannot be the rank; one that computed other bits cannot be any rank.
+        """This worker cannot assume the rank; if it computed other bits, it cannot assume any.
 
-        The verdict outlives the move, until a rehearsal shows otherwise.
+        The verdict outlives the move, until a rehearsal disproves it.
         """
         directive, suspect = following.directive, isinstance(error, Differs)
         if isinstance(directive, ShadowRank):
             return self._rehearsed(following, directive, refusal=str(error), suspect=suspect)
         found = (following.step, following.seconds, str(error))
         verdict = Rehearsal(*found, suspect=suspect, refused_rank=directive.plays)
-        self._reporter.tell_rehearsed(directive.plays, verdict)
+        self._reporter.report_rehearsal(directive.plays, verdict)
         self.end()
         return ShadowEnd(Then.REFUSE, str(error))
 
@@ -229,30 +229,30 @@ class ShadowDriver:
         return ShadowEnd(Then.STAND_BY)
 
     def _lost(self, following: ShadowSession, error: LinkError) -> ShadowEnd | None:
-        """Nothing to follow any more: what is here may still serve."""
+        """The shadow has ended: use its state if possible."""
         directive = following.directive
         hopeless = isinstance(error, Overdue) or (isinstance(error, ShadowLost) and error.final)
         if isinstance(directive, ShadowRank):
             if hopeless:
-                # Slow is not unfit: it may have a rank, but need not be tried again.
+                # A slow standby is fit for a rank, but is not tried again.
                 return self._rehearsed(following, directive, note=str(error))
             return self._stand_by_with_state(following, error)
         if hopeless:
-            # Slow is not unfit: only this move is refused.
+            # A slow standby is fit: only this move is refused.
             self.end()
             return ShadowEnd(Then.REFUSE, self._lateness(following, error))
         if self._agent.directive != directive:
             self._fabric.discard(directive.membership.epoch)
             return ShadowEnd(Then.STAND_BY)
-        if self._called_again(directive, error):
+        if self._reconnected(directive, error):
             return None
-        # Still wanted: have the state copied at the switch.
+        # Still wanted: the state is copied at the switch.
         self.end()
-        log.warning("plan %s: shadow lost its rank: %s", directive.plan, error)
+        log.warning("plan %s: the shadow was ended: %s", directive.plan, error)
         return ShadowEnd(Then.AWAIT_STATE, str(error))
 
-    def _called_again(self, directive: Prepare, error: LinkError) -> bool:
-        """Start again over another link, if no rank can have been ordered to switch."""
+    def _reconnected(self, directive: Prepare, error: LinkError) -> bool:
+        """Start again over another link, unless a rank may already be ordered to switch."""
         if self._reporter.status.activity is not Activity.SHADOWING or not self._recalls:
             return False
         timings, recalls = self._reporter.status.timings, self._recalls - 1
@@ -264,7 +264,7 @@ class ShadowDriver:
         if isinstance(said, Dropped):
             link.close()
             return False
-        log.warning("plan %s: following anew, the link broke: %s", directive.plan, error)
+        log.warning("plan %s: the link broke, shadowing again: %s", directive.plan, error)
         self.begin(directive, link, said.offer, timings, recalls)
         return True
 
@@ -290,19 +290,19 @@ class ShadowDriver:
         )
         return None
 
-    def study(self, directive: ShadowRank) -> Rebuild | None:
+    def attempt(self, directive: ShadowRank) -> Rebuild | None:
         """Begin to shadow a rank, or return the rebuild that must come first."""
         self.attempts.begin()
         try:
             link, said = ask(self._fabric, directive)
         except LinkError as error:
-            log.info("rank %d cannot be followed now: %s", directive.rank, error)
+            log.info("rank %d cannot be shadowed now: %s", directive.rank, error)
             return None
         if isinstance(said, Dropped):
             link.close()
             if self._units.divided and said.offer is not None:
                 self.not_tried(directive, note=UNFOLLOWED, heard=said.offer.roles)
-            # Else the source is in a recovery, which may need what was shadowed until now.
+            # Otherwise the source is in a recovery, which may need the state shadowed so far.
             return None
         self.end()
         refusal = self._fit.refusal(directive.rank, said.offer)
@@ -331,34 +331,34 @@ class ShadowDriver:
 
     def _found(self, directive: ShadowRank, verdict: Rehearsal, heard: Sequence[Role] = ()) -> None:
         if verdict.refusal:
-            log.error("no rank for this standby until it rehearses again: %s", verdict.refusal)
+            log.error("this standby gets no rank until a rehearsal succeeds: %s", verdict.refusal)
         else:
             log.info("rehearsed rank %d: %s", directive.plays, verdict.note or "same bits")
-        self._reporter.tell_rehearsed(directive.plays, verdict, heard)
+        self._reporter.report_rehearsal(directive.plays, verdict, heard)
         self.attempts.settle(directive)
 
     def rolls_forward(self) -> bool:
-        """The source ended before its vote: wait for the leader; whether the survivors commit."""
+        """After the source ended before its vote: wait for the leader; whether to commit."""
         following = self.following
         if following is None or not isinstance(following.directive, ShadowRank):
             return False
-        self._say_standing_by(following, undecided=True)
+        self._report_standing_by(following, undecided=True)
         directive = self._agent.wait_a_while(lambda d: d != following.directive, NEWS_S)
         if isinstance(directive, HoldState):
             directive = self._agent.wait_until(lambda d: not isinstance(d, HoldState))
         return isinstance(directive, Sync) and directive.resume == following.step + 1
 
     def _stand_by_with_state(self, following: ShadowSession, error: LinkError) -> ShadowEnd | None:
-        """A recovery may come that can use it."""
-        log.info("rank %d: nothing more to follow: %s", following.directive.plays, error)
+        """Keep the state for a possible recovery."""
+        log.info("rank %d: the shadow has ended: %s", following.directive.plays, error)
         following.shadow.close()
         self._fit.rest()
         if not (following.has_state and following.keeps_shadowing):
             return ShadowEnd(Then.STAND_BY)
-        self._say_standing_by(following, undecided=False)
+        self._report_standing_by(following, undecided=False)
         return None
 
-    def _say_standing_by(self, following: ShadowSession, *, undecided: bool) -> None:
+    def _report_standing_by(self, following: ShadowSession, *, undecided: bool) -> None:
         self._state.early.stand(following.step)
         self._state.early.begin()
         self._reporter.update(
@@ -369,19 +369,19 @@ class ShadowDriver:
         )
 
     def end(self) -> None:
-        """Follow no rank any more, and forget what was followed."""
+        """End the shadow and drop its session."""
         if self.following is not None:
             self.following.shadow.close()
             self.following = None
             self._fit.rest()
 
     def close(self) -> None:
-        """The process ends: wait a while for the thread that reads."""
+        """Wait for a limited time for the reader's thread, since the process ends."""
         if self.following is not None:
             self.following.shadow.end()
 
-    def let_go(self) -> None:
-        """This worker is to be built as another rank: say that it has no state of one any more."""
+    def disown_state(self) -> None:
+        """Report that this worker, which is about to be rebuilt, has no rank's state."""
         if self.following is not None:
             self.end()
             self._reporter.update(shadow=None)

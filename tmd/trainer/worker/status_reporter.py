@@ -1,4 +1,4 @@
-"""Holds the worker's status: two threads change it, and the agent reports it."""
+"""Holds the worker's status: two threads change it, the agent sends it."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class StatusReporter:
         self._roles = Roles(several=False)
 
     def open(self, agent: Agent, fabric: Fabric) -> None:
-        """Begin to report, now that peers can reach this worker."""
+        """Begin to report, once peers can reach this worker."""
         self._agent, self._fabric = agent, fabric
         self._status = structs.replace(self._status, address=fabric.address)
         agent.start()
 
     def current(self) -> WorkerStatus:
-        """The status with what is measured at this moment."""
+        """The status with current measurements."""
         fabric = self._fabric
         if fabric is None:
             return self._status
@@ -67,14 +67,14 @@ class StatusReporter:
 
         Args:
             event: moves the worker to another activity, which starts without timings unless
-                ``changes`` has some.
+                ``changes`` contains some.
             now: whether to wake the agent.
             changes: fields of the status.
 
         Raises:
-            IllegalTransition: ``event`` cannot happen now.
+            IllegalTransition: ``event`` is impossible in the current activity.
         """
-        # A change must not be lost to one that another thread makes from an older status.
+        # Under the lock: two threads must not both start from the same old status.
         with self._changing:
             if event is not None:
                 activity = transition(self._status.activity, event)
@@ -90,7 +90,7 @@ class StatusReporter:
     def next_response(
         self, *, under: Directive | None = None, restarted: bool = False
     ) -> tuple[Response, Directive]:
-        """Wait for a directive that this worker acts on in its present activity."""
+        """Wait for a directive that has a response in the current activity."""
         found: Response | None = None
 
         def concerns(directive: Directive) -> bool:
@@ -109,26 +109,26 @@ class StatusReporter:
         serves: tuple[int, ...],
         roles: Roles,
     ) -> None:
-        """Which ranks have equal state is known now, where this one's lies, and which ranks what
-        is built here ``serves``; empty for any. ``roles``: of all, as far as they are heard."""
+        """Report which ranks have equal state, which devices hold this one's, and which ranks the
+        built objects can serve; empty for any. ``roles``: of all ranks, as far as known."""
         self._replicas, self._roles = replicas, roles
         self.update(devices=devices_of(models), serves=serves)
 
     def alike(self, rank: int | None) -> tuple[int, ...]:
-        """The ranks whose state is equal to that of ``rank``, itself included, as far as known."""
+        """Ranks whose state equals that of ``rank``, including it, as far as known."""
         return () if rank is None or not self._replicas else group_of(self._replicas, rank)
 
-    def tell_rehearsed(self, rank: int, verdict: Rehearsal, heard: Sequence[Role] = ()) -> None:
-        """``verdict`` tells of ``rank`` and those alike, by what was ``heard`` of all, if anything
-        has been since the roles that are known."""
+    def report_rehearsal(self, rank: int, verdict: Rehearsal, heard: Sequence[Role] = ()) -> None:
+        """Report ``verdict`` on ``rank`` and on ranks of its role. ``heard``: roles of all ranks,
+        if received after the known ones."""
         roles = [each.structure for each in heard or self._roles.known]
         self.update(rehearsed=noted(self._status.rehearsed, verdict, rank, roles), now=False)
 
-    def tell_kept(self, kept: tuple[Kept, ...]) -> None:
-        """Report which snapshots are in this worker's memory."""
+    def report_snapshots(self, kept: tuple[Kept, ...]) -> None:
+        """Report the snapshots in this worker's memory."""
         self.update(kept=kept, now=False)
 
-    def tell_armed(self, epoch: int, plan: str) -> None:
+    def report_armed(self, epoch: int, plan: str) -> None:
         """Report that the worker is armed for ``epoch`` of ``plan``, or for nothing (0)."""
         self.update(armed=epoch, plan=plan, timings={})
 

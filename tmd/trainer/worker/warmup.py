@@ -1,7 +1,7 @@
-"""Shadow iterations of a worker without a rank, and its rebuild as another rank.
+"""Shadow iterations of a worker without a rank, and its rebuild for another rank.
 
-No directive is lost meanwhile: each states all that holds, so the one that needs another role is
-met once that role is built and warm.
+No directive is lost meanwhile, since each one is complete: a directive for another role takes
+effect once that role is built and warm.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from tmd.trainer.state_transfer.context import RankContext
 from tmd.trainer.state_transfer.hindrance import Rebuild
 
 SHADOW_STEPS = 2
-"""The first builds what is lazy, the second has DDP's final buckets."""
+"""The first step creates what is lazy; the second runs with DDP's final buckets."""
 ASLEEP = frozenset({Activity.STARTING, Activity.STANDBY, Activity.PREPARED})
-"""Activities in which no step of a rank is at hand: there is time for shadow iterations."""
+"""Activities without a rank's steps, which leave time for shadow iterations."""
 
 log = logging.getLogger("tmd.trainer")
 
 
 class Warmup:
-    """All calls come from the main thread."""
+    """Main thread only."""
 
     def __init__(self) -> None:
         self._left = SHADOW_STEPS
@@ -34,12 +34,12 @@ class Warmup:
         """Whether the script can build any rank's part."""
         return self._build is not None
 
-    def by(self, build: Callable[[], None]) -> None:
-        """``build`` makes the part of the rank that is worn."""
+    def set_builder(self, build: Callable[[], None]) -> None:
+        """``build`` makes the part of the impersonated rank."""
         self._build = build
 
     def build(self, fabric: Fabric) -> None:
-        """Make the part of the rank that is worn or held.
+        """Make the part of the rank that is held or impersonated.
 
         Raises:
             RuntimeError: the script's function has made process groups.
@@ -49,38 +49,38 @@ class Warmup:
         self._build()
         if len(fabric.built) != groups:
             raise RuntimeError(
-                "the function given to session.build() has made process groups: make them, and "
-                "meshes, before, as all ranks do"
+                "the function given to session.build() has made process groups: make groups and "
+                "meshes before it, on all ranks"
             )
 
     def is_due(self, activity: Activity) -> bool:
-        """Whether a worker that does ``activity`` has shadow iterations to run."""
+        """Whether shadow iterations remain for a worker in ``activity``."""
         return self._left > 0 and activity in ASLEEP
 
     def stepped(self) -> None:
-        """One is over."""
+        """A shadow iteration has ended."""
         self._left -= 1
 
     def skip(self) -> None:
-        """No more of them: it trains, or has no batches for them."""
+        """Run no more of them: the worker trains, or has no batches left."""
         self._left = 0
 
     def become(self, other: Rebuild, context: RankContext, size: int) -> None:
-        """Be built as another rank of ``size``.
+        """Rebuild for another rank of ``size``.
 
         Raises:
             RuntimeError: the script's function has made process groups.
-            StateMismatch: it has not built again what was there, of which the state was to stay.
+            StateMismatch: the rebuilt state differs from the one to be kept.
         """
-        log.info("building what rank %d is built as", other.rank)
+        log.info("building the model for rank %d", other.rank)
         context.fabric.sandbox(Neutral(), other.rank, size)
         state = context.state.taken() if other.keeps else None
-        context.state.let_go()
+        context.state.drop_objects()
         self.build(context.fabric)
         if state is not None:
             context.state.give(*state)
         if other.cold:
-            # The rank is still worn: a survivor goes to its own place in the data from here.
+            # The rank stays impersonated: a survivor continues from its own data position.
             self._left = 0
             return
         context.fit.rest()

@@ -1,4 +1,4 @@
-"""The parts of a worker whose state is known, put together."""
+"""Assembles the parts of a worker whose state is registered."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class WorkerParts(NamedTuple):
     pool: Pool
 
     def act(self, activity: Activity) -> Hindrance | None:
-        """Between two steps, in any activity but TRAINING: do or await what ends it.
+        """Between two steps, in any activity but TRAINING: do its work or wait for its end.
 
-        Returns what must come first, if anything; the activity stays until then.
+        Returns an obstacle, if any; the activity stays until it is removed.
 
         Raises:
-            SystemExit: this worker is not needed any more.
+            SystemExit: this worker is no longer needed.
         """
         match activity:
             case Activity.STARTING:
@@ -62,8 +62,8 @@ class WorkerParts(NamedTuple):
         return None
 
     def close(self) -> None:
-        """The process ends: no thread of ours may be inside torch then."""
-        # Others wait for its verdicts, and those for digests.
+        """Stop all threads, since none may be inside torch when the process ends."""
+        # First those that wait for verdicts, which in turn wait for digests.
         self.context.state.early.close()
         self.context.verification.close()
         self.mirrors.close()
@@ -80,9 +80,9 @@ def assemble(
     alike: Partition,
     alone: bool,
 ) -> WorkerParts:
-    """The parts of a worker. ``snapshots``: steps between two, 0 for none.
+    """The parts of a worker. ``snapshots``: steps between two of them, 0 for none.
 
-    ``alone``: this worker holds no rank yet, and does not speak to others.
+    ``alone``: this worker holds no rank yet and does not connect to others.
 
     Raises:
         RuntimeError: a rank was lost.
@@ -90,14 +90,14 @@ def assemble(
     fit, fabric = context.fit, context.fabric
     if context.units.divided and not fit.roles.several and fabric.rank == 0:
         log.warning(
-            "a ZeroRedundancyOptimizer keeps another part on each rank: a standby can only take "
-            "the last rank, for which it is built, unless session.build(function) builds model "
-            "and optimizer"
+            "a ZeroRedundancyOptimizer keeps another part on each rank: build model and optimizer "
+            "in session.build(function), or a standby can only assume the last rank, for which it "
+            "is built"
         )
     if not alone:
-        # Before any server thread starts: a peer that connects is sent groups and roles.
+        # Before any server thread starts, since it sends groups and roles to peers.
         fit.introduce(alike)
-    copies = Snapshots(context, snapshots, reporter.tell_kept)
+    copies = Snapshots(context, snapshots, reporter.report_snapshots)
     migration = RankMigration(reporter, agent, context, copies)
     sources = ShadowSources(context)
     recovery = Recovery(reporter, agent, context, migration, copies)
