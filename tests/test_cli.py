@@ -318,7 +318,7 @@ def test_status_says_who_is_unfit_and_which_ranks_nobody_could_take(config, stor
     (gap,) = json.loads(tmd("status", "--json", "-c", config).stdout)["unprotected"]
 
     assert f"h3/job/0.a is unfit: it gets no rank: {why}" in shown
-    assert "NO STANDBY: nobody could take ranks 0-1: not h3/job/0.a" in shown
+    assert "NO STANDBY: no standby could take ranks 0-1: not h3/job/0.a" in shown
     assert (gap["job"], gap["ranks"]) == ("job", [0, 1])
 
 

@@ -205,7 +205,7 @@ def test_the_daemon_refuses_what_no_detector_of_its_host_finds(daemon, config): 
     nothing = tmd("inject", "--clear", "-c", config)
 
     assert (unknown.returncode, nothing.returncode) == (1, 1)
-    assert "no detector here finds 'nonsense.down'" in unknown.stderr
+    assert "no detector here reports 'nonsense.down'" in unknown.stderr
     assert "nic" in unknown.stderr
     assert "no matching finding is injected on h1" in nothing.stderr
 

@@ -51,7 +51,7 @@ def test_nobody_is_left_but_somebody_may_have_come_to_the_end(
     state, missing = settled(*codes)
 
     assert state is JobState.RUNNING
-    assert missing.startswith("waiting to hear how")
+    assert missing.startswith("waiting for the exit status of")
 
 
 def test_nobody_is_left() -> None:

@@ -35,7 +35,7 @@ def folded(board, signal, origin, number=1, clock=0.0):
     [
         ({}, 5.0, ""),
         ({}, 0.0, ""),
-        ({"code": "xyz.79"}, 5.0, "no detector here finds 'xyz.79'"),
+        ({"code": "xyz.79"}, 5.0, "no detector here reports 'xyz.79'"),
         ({"code": "xid"}, 5.0, "detectors are nic, xid"),
         ({"code": "xid."}, 5.0, "no detector here"),
         ({"entity": ""}, 5.0, "an entity is needed"),

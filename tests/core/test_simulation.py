@@ -167,7 +167,7 @@ def test_a_state_that_existed_once_is_never_made_up_from_another_rank() -> None:
 
     assert sim.record is not None
     assert sim.record.state is JobState.FAILED
-    assert "the state of rank 0 existed once and is lost" in sim.record.detail
+    assert "the state of rank 0 is lost without a replica" in sim.record.detail
     assert sim.workers["w2"].state is None
 
 
@@ -221,7 +221,7 @@ def test_without_its_keeper_a_state_is_lost() -> None:
     assert sim.record is not None
     assert sim.record.state is JobState.FAILED
     assert "the state of rank 0" in sim.record.detail
-    assert "no snapshot" in sim.record.detail
+    assert "or a complete snapshot" in sim.record.detail
 
 
 def test_a_keeper_that_dies_once_the_joiner_has_the_copy_costs_nothing_more() -> None:

@@ -352,7 +352,7 @@ async def test_an_unprotected_job_is_reported_once_per_reason(scene):
         ("job.no_fit_standby", "job:job", State.RAISED),
     ]
     assert scene.reported[0].message == (
-        "nobody could take ranks 0-1: not h3/job/0.a: it failed its rehearsal: other bits"
+        "no standby could take ranks 0-1: not h3/job/0.a: it failed its rehearsal: other bits"
     )
     assert "the job has no other standby" in scene.reported[2].message
 

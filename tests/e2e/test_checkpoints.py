@@ -68,8 +68,8 @@ async def test_a_job_that_lost_a_state_for_good_goes_on_from_its_checkpoint(
         )
         detail = view.jobs[0].detail
         assert run.fired("backward")
-        assert f"goes on from step 20 ({tmp_path / 'c' / name_of(20)})" in detail
-        assert "the state of rank 1 existed once" in detail
+        assert f"resumes from step 20 ({tmp_path / 'c' / name_of(20)})" in detail
+        assert "the state of rank 1 is lost without a replica" in detail
         await run.cluster.finished(60)
 
     with embedded.redis() as other:

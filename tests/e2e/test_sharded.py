@@ -81,7 +81,7 @@ async def test_a_shard_that_is_lost_fails_the_job_and_says_why(
         codes = await run.cluster.finished(30)
 
         assert run.fired("backward")
-        assert "the state of rank 1 existed once and is lost" in view.jobs[0].detail
+        assert "the state of rank 1 is lost without a replica" in view.jobs[0].detail
         assert "checkpoint" in view.jobs[0].detail
         assert all(codes[host] != 0 for host in ("h1", "h2", "h3"))
 

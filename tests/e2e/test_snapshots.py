@@ -110,7 +110,7 @@ async def test_without_the_keeper_the_job_says_what_is_lost(
         assert run.fired("backward")
         assert run.fired("forward")
         assert "the state of rank 1" in view.jobs[0].detail
-        assert "no snapshot of all ranks" in view.jobs[0].detail
+        assert "or a complete snapshot" in view.jobs[0].detail
         assert "checkpoint" in view.jobs[0].detail
 
 

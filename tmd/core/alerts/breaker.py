@@ -1,8 +1,8 @@
-"""The circuit breaker: when too much happens at once, policies move nobody until a person looks.
+"""The circuit breaker: when too much happens at once, policies move no rank until an operator acts.
 
-Pure. The breaker is a stored value, so that it outlives leaders; it is opened by what the view
-shows and closed by 'tmd resume' alone. What was before it was closed does not open it again.
-All times are wall-clock seconds of their writers, and windows are minutes.
+Pure. The breaker is a stored value, so that it outlives leaders. Facts in the view open it, and
+only 'tmd resume' closes it. Events from before it was closed do not open it again. All times are
+wall-clock seconds of their writers, and windows are minutes.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from tmd.core.values.model import (
 
 
 class BreakerRules(Struct, frozen=True):
-    """When it is too much, and when a finding is not one host's own."""
+    """Thresholds of the breaker, and of findings with a cause outside of one host."""
 
     hosts_share: float = 0.5
-    """Part of the hosts, and at least two, that raise a grave finding within the window."""
+    """Share of the hosts, at least two, that must raise a grave finding within the window."""
     window_s: float = 300.0
     moves: int = 6
-    """More moves by policies than this within their window are too many."""
+    """The breaker opens if policies make more moves than this within their window."""
     moves_window_s: float = 3600.0
     same_within_s: float = 60.0
-    """The same finding on two hosts within so long is not one host's own: see ``blast``."""
+    """A finding raised on two hosts within this time has a cause outside of one host."""
     settle_s: float = 10.0
-    """A finding about a host is acted on once it is so old, so that others can be heard as well."""
+    """Age at which a finding about a host may be acted on, so that other hosts can report too."""
 
 
 def tripped(view: ClusterView, rules: BreakerRules) -> str | None:
-    """Why the breaker is to be opened now, or ``None``. It never says so of an open one."""
+    """Why the breaker must open now, or ``None``; always ``None`` for an open one."""
     if view.breaker.open:
         return None
     return _too_many_hosts(view, rules) or _too_many_moves(view, rules)
@@ -50,7 +50,7 @@ def tripped(view: ClusterView, rules: BreakerRules) -> str | None:
 def held_back(view: ClusterView, verdict: Verdict) -> str:
     """Why ``verdict`` must not be carried out; empty if it may.
 
-    Operators' drains and the replacement of the dead always may.
+    Operators' drains and replacements of dead workers are always allowed.
     """
     if not view.breaker.open or verdict.request:
         return ""
@@ -75,7 +75,7 @@ def _too_many_hosts(view: ClusterView, rules: BreakerRules) -> str | None:
 
 
 def _raised(host: HostStatus, breaker: Breaker) -> list[float]:
-    """When ``host`` raised grave findings about itself since the breaker was closed."""
+    """Times at which ``host`` raised grave findings about itself since the breaker was closed."""
     return [
         alert.at
         for alert in host.alerts
@@ -98,7 +98,7 @@ def _too_many_moves(view: ClusterView, rules: BreakerRules) -> str | None:
 
 
 def _moves(view: ClusterView) -> Sequence[float]:
-    """When policies opened planned migrations since the breaker was closed."""
+    """Times at which policies opened planned migrations since the breaker was closed."""
     plans = {
         plan.id: plan
         for record in view.jobs
@@ -110,7 +110,7 @@ def _moves(view: ClusterView) -> Sequence[float]:
 
 
 def _is_dead(view: ClusterView, verdict: Verdict) -> bool:
-    """Whether the view itself shows that the worker is gone."""
+    """Whether the view shows that the worker has ended."""
     ended = view.exits(verdict.job).get(verdict.worker)
     if ended is not None:
         return ended.code != 0

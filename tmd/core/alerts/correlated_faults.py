@@ -1,7 +1,7 @@
-"""What policies get to see: findings that stand for more than one host's own fault only advise.
+"""Reduces findings with a cause outside of one host to advice before policies see them.
 
 Pure. Moving a rank off a host does not help against a switch that lost its links, and a driver that
-says the same of many GPUs at once is more likely wrong than right.
+reports the same fault of many GPUs at once is probably wrong.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class _Raised(NamedTuple):
 def contained(view: ClusterView, rules: BreakerRules) -> ClusterView:
     """The view for policies.
 
-    Left out is what a detector raised that only observes. Only advice is what two hosts raised
-    alike and at once, and what was raised so lately that others may not have been heard yet.
+    Findings of observing detectors are left out. Findings that two hosts raised alike and at once
+    become advice, as do recent ones, since another host may not have reported yet.
     """
     shared = _shared(view, rules)
     return structs.replace(view, hosts=tuple(_limited(h, shared, rules) for h in view.hosts))
 
 
 def _shared(view: ClusterView, rules: BreakerRules) -> dict[str, str]:
-    """Findings that are not one host's own: id -> why."""
+    """Findings with a cause outside of one host: id -> reason."""
     alike: dict[tuple[str, str], list[_Raised]] = defaultdict(list)
     for host in view.hosts:
         for alert in host.alerts:
@@ -50,7 +50,7 @@ def _shared(view: ClusterView, rules: BreakerRules) -> dict[str, str]:
 
 
 def _before(raises: Sequence[_Raised]) -> Iterator[tuple[_Raised, _Raised]]:
-    """Each of ``raises`` with the nearest one before it that is of another host."""
+    """Each of ``raises`` with the nearest earlier one of another host."""
     last: _Raised | None = None
     differs: _Raised | None = None
     for one in raises:
@@ -67,7 +67,7 @@ def _limited(host: HostStatus, shared: dict[str, str], rules: BreakerRules) -> H
         if alert.strategy is Strategy.OBSERVE:
             continue
         why = shared.get(alert.id, "")
-        # By the host's own clock on both sides, so that no other clock matters.
+        # Both times are of the host's own clock, so that other clocks do not matter.
         if not why and not alert.job and host.at - alert.at < rules.settle_s:
             why = f"raised less than {rules.settle_s:g} s ago"
         if why and _acts_on_host(alert):

@@ -1,4 +1,4 @@
-"""What triage remembers of findings: suspects, repetitions, banned hosts.
+"""Triage's memory of findings: suspects, repetitions, banned hosts.
 
 Values only. ``clock`` is monotonic seconds of the host; ``at`` for wall-clock seconds, which
 do decide here: a window of days must outlive a reboot, and a clock step only moves its edge.
@@ -17,14 +17,14 @@ BANNED = "host.banned"
 DECLARED = "host.declared_healthy"
 """Code of the record that an operator has declared a host healthy."""
 TRIAGE = "triage"
-"""Stands for the detector in what triage itself raises."""
+"""Detector name of findings that triage itself raises."""
 DAY_S = 86_400.0
 GRAVE = frozenset({Severity.DEGRADED, Severity.FATAL})
-"""What may make somebody leave a host."""
+"""Severities for which a rank may be moved off a host."""
 
 
 class FindingKey(NamedTuple):
-    """What makes two signals the same finding."""
+    """Identity of a finding: signals with equal keys are about the same one."""
 
     host: str
     detector: str
@@ -33,22 +33,22 @@ class FindingKey(NamedTuple):
 
 
 class Rules(Struct, frozen=True):
-    """When a finding counts, and what becomes of one that comes back."""
+    """Hold time of a finding, and the consequences of repetitions."""
 
     hold_s: float = 0.0
     """A finding must persist this long before it raises an alert."""
     repeats: int = 0
-    """Raised so often within the window: a WARNING becomes DEGRADED, and a host whose detector may
-    act is banned if the finding was DEGRADED or FATAL. 0 is never."""
+    """Number of raises within the window after which a WARNING becomes DEGRADED, and a host whose
+    detector may act is banned for a DEGRADED or FATAL finding. 0 is never."""
     window_s: float = 7 * DAY_S
 
 
 AT_ONCE = Rules()
-"""A finding counts when it is seen, and its coming back means nothing."""
+"""No hold time, and no consequence of repetitions."""
 
 
 class Origin(Struct, frozen=True):
-    """Where a signal comes from and how far its findings may go."""
+    """Host and detector of a signal, and the strategy for its findings."""
 
     host: str
     detector: str
@@ -57,44 +57,44 @@ class Origin(Struct, frozen=True):
 
 
 class Suspect(Struct, frozen=True):
-    """A finding that does not count yet."""
+    """A finding whose hold time is not over."""
 
     signal: Signal
     origin: Origin
     alert_id: str
     since: float
-    """``clock`` at its first signal."""
+    """``clock`` at the first signal."""
 
 
 class Raise(Struct, frozen=True):
-    """One raise of a finding that may come back."""
+    """One raise of a finding, remembered to count repetitions."""
 
     key: FindingKey
     at: float
 
 
 class FindingMemory(Struct, frozen=True):
-    """What must outlive a restart of the daemon."""
+    """Memory that must survive a restart of the daemon."""
 
     raises: tuple[Raise, ...] = ()
-    """Of each detector oldest first, and none older than its window when the last was added."""
+    """Each detector's raises, oldest first, none older than its window at the latest raise."""
     ban: Alert | None = None
 
     def times(self, key: FindingKey, since: float) -> int:
-        """How often ``key`` was raised after ``since``."""
+        """Number of raises of ``key`` after ``since``."""
         return sum(r.key == key and r.at > since for r in self.raises)
 
 
 def is_of_host(job: str, severity: Severity) -> bool:
-    """Whether a finding says something about the host itself and is more than a remark.
+    """Whether a finding is about the host itself and more than a remark.
 
-    What is about a worker (``job``) would be seen on any host.
+    Trouble of a worker (``job``) would appear on any host.
     """
     return not job and severity is not Severity.INFO
 
 
 def ban(origin: Origin, cause: Alert, times: int, now: float) -> Alert:
-    """The finding that bans the host because ``cause`` came back so many times."""
+    """The finding that bans the host because ``cause`` was raised ``times`` times."""
     days = origin.rules.window_s / DAY_S
     return Alert(
         id=f"{cause.id}-ban",

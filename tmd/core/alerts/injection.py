@@ -1,9 +1,8 @@
-"""Findings that an operator raises to rehearse what the cluster would do about real ones.
+"""Findings that an operator injects, to rehearse how the cluster would react to real ones.
 
-Pure. Such a finding is kept under a detector of its own, ``injected:<detector>``: it can neither
-count into, nor end, nor hide what the detector itself has found. It goes as far as that detector's
-findings go and is raised once it has held as theirs must, but its coming back is not remembered: a
-rehearsal must not ban a host.
+Pure. An injected finding belongs to a separate detector, ``injected:<detector>``, so that it never
+counts into, ends or hides a finding of the real detector. It has the strategy and hold time of that
+detector, but its repetitions are not remembered: a rehearsal must not ban a host.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from tmd.core.values.model import Alert, Severity, Signal, State
 PREFIX = "injected:"
 MARK = "INJECTED"
 LONGEST = 1000
-"""Characters of what is said: it is in every heartbeat of the host."""
+"""Maximum length of its texts, which are part of every heartbeat of the host."""
 MOST = 32
-"""Injected findings of one host at once, for the same reason."""
+"""Maximum number of injected findings per host, for the same reason."""
 
 
 def injector(detector: str) -> str:
-    """Stands for ``detector`` in what is injected under its name."""
+    """The detector name under which findings of ``detector`` are injected."""
     return PREFIX + detector
 
 
 def detector_of(code: str) -> str:
-    """Whose finding ``code`` is: the word before its first dot."""
+    """The detector of ``code``: the word before its first dot."""
     return code.partition(".")[0]
 
 
@@ -41,13 +40,13 @@ def refusal(signal: Signal, for_s: float, detectors: Collection[str]) -> str:
     if not rest or detector not in detectors:
         names = ", ".join(sorted(detectors)) or "none is enabled"
         return (
-            f"no detector here finds '{signal.code}': a code is the name of a detector, a dot and "
-            f"a word, as 'tmd status' shows them; detectors are {names}"
+            f"no detector here reports '{signal.code}': a code is the name of a detector, a dot "
+            f"and a word, as 'tmd status' shows them; detectors are {names}"
         )
     if signal.code in (BANNED, DECLARED):
-        return f"'{signal.code}' is said by triage alone"
+        return f"'{signal.code}' is reserved for triage"
     if not signal.entity:
-        return "it must be about something: an entity is needed"
+        return "an entity is needed: what the finding is about"
     if len(signal.evidence) > MOST:
         return f"it may have {MOST} lines of evidence at most"
     if max(map(len, (signal.code, signal.entity, signal.message, *signal.evidence))) > LONGEST:
@@ -58,7 +57,7 @@ def refusal(signal: Signal, for_s: float, detectors: Collection[str]) -> str:
 
 
 def marked(signal: Signal, by: str, for_s: float) -> Signal:
-    """``signal`` as it is raised: whoever reads it sees that nothing was found."""
+    """``signal`` as it is raised, marked so that every reader recognises a rehearsal."""
     lasts = f"for {for_s:g} s" if for_s else "until it is ended"
     return structs.replace(
         signal,
@@ -70,13 +69,13 @@ def marked(signal: Signal, by: str, for_s: float) -> Signal:
 
 
 def forgetful(rules: Rules) -> Rules:
-    """``rules`` of a detector for what is injected: held as long, never counted for a ban."""
+    """``rules`` of a detector for injected findings: same hold time, never counted for a ban."""
     return structs.replace(rules, repeats=0)
 
 
 def standing(board: triage.Board, code: str = "", entity: str = "") -> dict[FindingKey, Severity]:
-    """What is injected and raised, or may still be: of ``code`` or the detector of that name, and
-    of ``entity``; empty for any."""
+    """Injected findings that are raised, or may still be: of ``code`` or the detector of that name,
+    and of ``entity``; empty for any."""
     found = {key: suspect.signal.severity for key, suspect in board.suspects.items()}
     found |= {key: alert.severity for key, alert in board.raised.items()}
     return {
@@ -89,14 +88,14 @@ def standing(board: triage.Board, code: str = "", entity: str = "") -> dict[Find
 
 
 def foretold(board: triage.Board, signal: Signal, origin: Origin, *, now: float) -> Alert:
-    """The alert that ``signal`` makes on ``board``, once it has held."""
+    """The alert that ``signal`` raises on ``board`` after its hold time."""
     at_once = structs.replace(origin, rules=AT_ONCE)
     after, _ = triage.fold(board, signal, at_once, alert_id="", now=now, clock=math.inf)
     return after.raised[FindingKey(origin.host, origin.detector, signal.entity, signal.code)]
 
 
 def unended(told: Sequence[Alert]) -> list[Alert]:
-    """Of alerts in the order in which they were told: injected ones whose end was not."""
+    """Injected alerts that were not cleared, of alerts in the order of their publication."""
     open_: dict[str, Alert] = {}
     for alert in told:
         if alert.detector.startswith(PREFIX):

@@ -27,18 +27,18 @@ class Notice(Struct, frozen=True):
 
 
 class Announced(Struct, frozen=True):
-    """What was announced before."""
+    """Notices that were sent before."""
 
     cursor: str = ""
-    """All alerts of the stream up to here."""
+    """Position in the alert stream: earlier alerts were announced."""
     alerts: tuple[str, ...] = ()
-    """Ids of the last notices of alerts: an emptied store may show them again."""
+    """Ids of the latest alert notices: an emptied store may show them again."""
     migrations: tuple[str, ...] = ()
-    """Ids of those the records may still show."""
+    """Ids of announced migrations that records may still show."""
 
     def plus(self, notices: Iterable[Notice], cursor: str, shown: Iterable[str] = ()) -> Announced:
-        """With ``notices`` told and alerts seen up to ``cursor``; ``shown`` are the ids of the
-        migrations that the records show now, which are never forgotten."""
+        """Add ``notices`` and alerts up to ``cursor``; ``shown`` are the ids of the migrations in
+        the current records, which are never forgotten."""
         alerts = dict.fromkeys(self.alerts)
         migrations = dict.fromkeys(self.migrations)
         for notice in notices:
@@ -63,7 +63,7 @@ def of_alerts(alerts: Iterable[Alert]) -> list[Notice]:
 
 
 def of_migrations(jobs: Iterable[JobRecord]) -> list[Notice]:
-    """All finished migrations that the records still know, oldest first for each job."""
+    """All finished migrations in the records, oldest first for each job."""
     return [
         Notice(id=f"{record.job}/{plan.id}", text=_plan_text(plan), job=record.job, migration=plan)
         for record in jobs
@@ -73,7 +73,7 @@ def of_migrations(jobs: Iterable[JobRecord]) -> list[Notice]:
 
 
 def payload(notice: Notice, cluster: str) -> bytes:
-    """JSON that Slack's incoming webhooks show as ``text``, and programs read under ``tmd``."""
+    """JSON whose ``text`` Slack's incoming webhooks show; programs read ``tmd``."""
     said = {"v": VERSION, "cluster": cluster, **structs.asdict(notice)}
     said = {key: value for key, value in said.items() if value is not None and key != "text"}
     text = _escaped(f"[{cluster}] {notice.text}")
@@ -99,14 +99,14 @@ def _plan_text(plan: MigrationPlan) -> str:
 
 
 def _escaped(text: str) -> str:
-    # In Slack <...> is a link or calls everybody: what a detector says must do neither.
+    # In Slack <...> is a link or notifies everybody: a detector's text must do neither.
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def mark(alert: Alert) -> str:
-    """The same for a repeated delivery, another one for each news about a finding.
+    """A mark that is equal for a repeated delivery and differs for each change of a finding.
 
-    A finding keeps its id from raise to clear and may get worse in between, so the id alone is not
-    enough.
+    A finding keeps its id from raise to clear and may get worse in between, so the id alone does
+    not suffice.
     """
     return f"{alert.id}/{alert.state.value}/{alert.severity.value}/{alert.count}"

@@ -1,7 +1,7 @@
-"""How much may be said: by a detector, and in a log.
+"""Limits the findings and texts of a detector.
 
-Detectors are other people's code. Whatever they state, a host's status, its journal and its log
-stay small, and what is graver is never kept out by what is not.
+Detectors are third-party code. The limits keep a host's status, journal and log small. A finding
+is never dropped in favour of less grave ones.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from msgspec import Struct, structs
 from tmd.core.values.model import Severity, Signal
 
 MOST = 100
-"""A finding is left out if so many that are at least as grave are held of its detector. Once they
-have ended it must be stated again: nobody asks a detector what it had left out."""
+"""A finding is dropped if its detector has this many open ones that are at least as grave. After
+they have ended the detector must report it again: nothing asks for dropped findings."""
 LONGEST = 1000
-"""Characters of a text of a signal."""
+"""Maximum length of a text of a signal."""
 EVIDENCE = 32
-"""Lines of evidence of a signal."""
+"""Maximum number of evidence lines of a signal."""
 TOO_MANY = "detector.too_many_findings"
-"""Code of the finding that a detector has stated more than is held."""
+"""Code of the finding that a detector has reported more findings than are kept."""
 BURST = 200
 PER_SECOND = 10.0
-"""Findings that a detector may end at once, and afterwards: one that flaps waits."""
+"""Findings that a detector may end at once, and per second afterwards, to slow down flapping."""
 
 
 def fitted(signal: Signal) -> Signal:
-    """``signal`` with texts of bounded length."""
+    """``signal`` with its texts cut to the maximum lengths."""
     return structs.replace(
         signal,
         code=_short(signal.code),
@@ -40,15 +40,15 @@ def fitted(signal: Signal) -> Signal:
 
 
 def is_crowded(held: Iterable[Severity], severity: Severity) -> bool:
-    """Whether one more of ``severity`` is too many beside the ``held`` of the same detector.
+    """Whether one more finding of ``severity`` exceeds the limit beside the ``held`` ones.
 
-    Only those count that are at least as grave.
+    Only findings of the same detector that are at least as grave count.
     """
     return sum(other.grade >= severity.grade for other in held) >= MOST
 
 
 class Allowance(Struct, frozen=True):
-    """What may be done at once, and how fast more may be. Times are monotonic seconds."""
+    """A token bucket: a burst and a rate. Times are monotonic seconds."""
 
     burst: float
     per_second: float
@@ -56,17 +56,17 @@ class Allowance(Struct, frozen=True):
     at: float = 0.0
 
     def spent(self, now: float) -> Allowance:
-        """After one more."""
+        """After one more use."""
         used = max(0.0, self.used - (now - self.at) * self.per_second)
         return structs.replace(self, used=used + 1, at=now)
 
     def is_whole(self, now: float) -> bool:
-        """Whether all that was used has come back."""
+        """Whether all tokens have come back."""
         return self.used <= (now - self.at) * self.per_second
 
     @property
     def owed_s(self) -> float:
-        """How long to wait until that much is allowed."""
+        """Seconds until the next use is allowed."""
         return max(0.0, (self.used - self.burst) / self.per_second)
 
 

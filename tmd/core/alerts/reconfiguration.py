@@ -1,4 +1,4 @@
-"""The board of findings when the configuration of a detector changes."""
+"""Adapts the board of findings to a changed configuration of a detector."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tmd.core.values.model import Signal, State, Strategy
 
 
 def with_strategy(board: Board, detector: str, strategy: Strategy) -> Board:
-    """What ``detector`` has raised, or may still raise, goes only as far as ``strategy`` now; what
-    is injected under its name as well."""
+    """Limit all findings of ``detector``, raised or suspected, to ``strategy``; injected ones under
+    its name as well."""
     names = (detector, injector(detector))
     raised = {
         key: structs.replace(alert, strategy=strategy) if key.detector in names else alert
@@ -30,7 +30,7 @@ def _retuned(suspect: Suspect, strategy: Strategy) -> Suspect:
 
 
 def farewells(board: Board, detector: str, message: str) -> list[Signal]:
-    """Signals that clear all that ``detector`` has raised or suspects."""
+    """Signals that clear everything that ``detector`` has raised or suspects."""
     severities = {key: alert.severity for key, alert in board.raised.items()}
     severities |= {key: suspect.signal.severity for key, suspect in board.suspects.items()}
     return [

@@ -1,8 +1,8 @@
-"""Whether the store serves this daemon, judged from what each of its activities meets. Pure.
+"""Judges whether the store serves this daemon, from the results of each of its loops. Pure.
 
-A daemon reads and writes the store from several loops. One that fails while another succeeds, as
-when Redis refuses writes and answers reads, must not look like a store that comes and goes: the
-store is well only when every loop is served, and has been for ``STEADY_S``.
+A daemon uses the store from several loops. If one fails while another succeeds, as when Redis
+refuses writes and answers reads, the store must not appear to come and go: it is healthy only once
+every loop has succeeded for ``STEADY_S``.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from msgspec import Struct, structs
 STEADY_S = 3.0
 """The store is reported as back after this long without any failure."""
 CAUSES_REPORTED = 8
-"""Per outage: causes beyond these are not reported, so that a log cannot be filled."""
+"""Causes reported per outage; the rest is dropped so that no log fills up."""
 
 
 class StoreLoop(StrEnum):
-    """The loops of a daemon that use the store, by what they are for."""
+    """The loops of a daemon that use the store, named for their purpose."""
 
     LEASE = "lease"
     DECIDING = "deciding"
@@ -31,7 +31,7 @@ class StoreLoop(StrEnum):
 
 
 class HealthChange(StrEnum):
-    """What is worth a line in the log."""
+    """Changes that are logged."""
 
     LOST = "lost"
     OTHER_CAUSE = "other cause"
@@ -39,24 +39,24 @@ class HealthChange(StrEnum):
 
 
 class StoreState(Struct, frozen=True):
-    """What a daemon knows of its store."""
+    """A daemon's knowledge of its store."""
 
     failing: dict[StoreLoop, str] = {}
-    """The cause, a sentence, for each loop whose latest attempt failed."""
+    """For each loop whose latest attempt failed, the cause in a sentence."""
     down: bool = False
-    """As it was last reported."""
+    """Whether the latest report was an outage."""
     reported: tuple[str, ...] = ()
-    """Causes reported in this outage."""
+    """Causes already reported in this outage."""
     failed_at: float | None = None
-    """Monotonic seconds of the latest failure in this outage."""
+    """Time of the latest failure in this outage (monotonic)."""
     written: bool = False
-    """Whether a heartbeat, which is a write, has ever been accepted."""
+    """Whether the store has ever accepted a heartbeat, which is a write."""
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """Why the store is not well, without repetition; empty if it is well.
+        """Why the store is not healthy, without repetition; empty if it is.
 
-        An outage that is over but not yet for ``STEADY_S`` still has its latest causes.
+        An outage that has ended less than ``STEADY_S`` ago keeps its latest causes.
         """
         now = dict.fromkeys(self.failing.values())
         return tuple(now) or (self.reported[-1:] if self.down else ())
@@ -66,7 +66,7 @@ Step = tuple[StoreState, HealthChange | None]
 
 
 def failed(state: StoreState, loop: StoreLoop, cause: str, now: float) -> Step:
-    """After an attempt that failed with ``cause`` at ``now`` (monotonic seconds)."""
+    """After a failed attempt with ``cause`` at ``now`` (monotonic seconds)."""
     after = structs.replace(state, failing={**state.failing, loop: cause}, down=True, failed_at=now)
     if not state.down:
         return structs.replace(after, reported=(cause,)), HealthChange.LOST
@@ -76,7 +76,7 @@ def failed(state: StoreState, loop: StoreLoop, cause: str, now: float) -> Step:
 
 
 def worked(state: StoreState, loop: StoreLoop, now: float) -> Step:
-    """After an attempt that succeeded, or where there is nothing to attempt any more."""
+    """After a successful attempt, or where none is needed any more."""
     failing = {a: cause for a, cause in state.failing.items() if a is not loop}
     written = state.written or loop is StoreLoop.HEARTBEAT
     after = structs.replace(state, failing=failing, written=written)

@@ -1,8 +1,8 @@
-"""From signals to alerts: what is new, what is a repetition, what is over, what came back.
+"""Turns signals into alerts: new, repeated, cleared and recurring findings.
 
 Pure: ids and times are passed in. A finding is keyed by host, detector, entity and code. It counts
-once it has held for its hold time, is raised once, counts its repetitions, and ends only by an
-explicit CLEARED or an operator's word, never by silence.
+after its hold time, is raised once, counts its repetitions, and ends only by an explicit CLEARED or
+by an operator, never by silence.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tmd.core.alerts.quota import TOO_MANY, fitted, is_crowded
 from tmd.core.values.model import Alert, Severity, Signal, State, Strategy
 
 REMEMBERED = 1000
-"""Raises of one detector that may come back."""
+"""Remembered raises per detector."""
 News = tuple[Alert, ...]
 """Alerts to publish: raised for the first time, raised again but worse, cleared."""
 
@@ -45,7 +45,7 @@ class Board(Struct, frozen=True):
 
 
 def restored(memory: FindingMemory, host: str) -> Board:
-    """The board of a daemon that starts: a ban holds on; what detectors see they say again."""
+    """The board of a starting daemon: a ban stays, and detectors report their findings again."""
     raised = {} if memory.ban is None else {_ban_key(host): memory.ban}
     return Board(raised=raised, memory=memory)
 
@@ -53,7 +53,7 @@ def restored(memory: FindingMemory, host: str) -> Board:
 def fold(
     board: Board, signal: Signal, origin: Origin, *, alert_id: str, now: float, clock: float
 ) -> tuple[Board, News]:
-    """The board after ``signal``, and what is news.
+    """The board after ``signal``, and the alerts to publish.
 
     ``alert_id`` is used for a new finding only; a finding keeps its id from raise to clear. ``now``
     is wall-clock time, ``clock`` monotonic seconds.
@@ -81,7 +81,7 @@ def fold(
 
 
 def ripened(board: Board, *, now: float, clock: float) -> tuple[Board, News]:
-    """The board with every suspect raised that has held for its hold time."""
+    """The board with every suspect raised whose hold time is over."""
     news: list[Alert] = []
     for key in tuple(board.suspects):
         board, more = _counted(board, key, now, clock)
@@ -92,9 +92,9 @@ def ripened(board: Board, *, now: float, clock: float) -> tuple[Board, News]:
 def declared_healthy(
     board: Board, host: str, code: str, *, by: str, request: str, now: float
 ) -> tuple[Board, News]:
-    """An operator's word: findings of ``code`` (empty: all) are over and their past is forgotten.
+    """End all findings of ``code`` (empty: all) and forget their history, for an operator.
 
-    The record of it is news in any case: who, when, and what it ended.
+    A record of it is always published: the operator, the time and the ended findings.
     """
     message = f"declared healthy by {by or 'somebody'}"
     ended = [k for k in board.raised if code in ("", k.code)]
@@ -130,7 +130,7 @@ def declared_healthy(
 
 
 def _counted(board: Board, key: FindingKey, now: float, clock: float) -> tuple[Board, News]:
-    """Raise a suspect if it has held for long enough."""
+    """Raise a suspect after its hold time."""
     suspect = board.suspects[key]
     if clock - suspect.since < suspect.origin.rules.hold_s:
         return board, ()
@@ -155,7 +155,7 @@ def _counted(board: Board, key: FindingKey, now: float, clock: float) -> tuple[B
 
 
 def _with(raises: Sequence[Raise], new: Raise, since: float) -> tuple[Raise, ...]:
-    """With ``new``; of its detector only the newest, and none from before ``since``."""
+    """Add ``new``; keep only the detector's newest raises, none from before ``since``."""
     own = [r for r in raises if r.key.detector == new.key.detector and r.at > since]
     others = (r for r in raises if r.key.detector != new.key.detector)
     return (*others, *own[1 - REMEMBERED :], new)
@@ -199,7 +199,7 @@ def _cleared(board: Board, key: FindingKey, message: str, now: float) -> tuple[B
 
 
 def _merged(first: Signal, second: Signal) -> Signal:
-    """What two signals of a suspect say together: the graver one, with the count of both."""
+    """Merge two signals of a suspect: the graver one, with the sum of both counts."""
     graver = second if second.severity.grade >= first.severity.grade else first
     return structs.replace(graver, count=first.count + second.count)
 
@@ -227,7 +227,7 @@ def _raised(suspect: Suspect, now: float) -> Alert:
 
 
 def _held(board: Board, key: FindingKey) -> Iterator[Severity]:
-    """What the detector of ``key`` has stated and not ended."""
+    """Severities of the open findings of the detector of ``key``."""
     yield from (a.severity for a in board.raised.values() if a.detector == key.detector)
     yield from (s.signal.severity for k, s in board.suspects.items() if k.detector == key.detector)
 
@@ -238,7 +238,7 @@ def _too_many(key: FindingKey) -> Signal:
 
 
 def _relieved(board: Board, key: FindingKey, now: float) -> tuple[Board, News]:
-    """Once a detector has ended all that was held of it, nothing is left out any more."""
+    """Clear the overflow finding once all other findings of the detector have ended."""
     if any(True for _ in _held(board, key)):
         return board, ()
     word = FindingKey(key.host, TRIAGE, f"detector:{key.detector}", TOO_MANY)

@@ -1,4 +1,4 @@
-"""How long things have been as they are: what the leader's deadlines are counted from. Pure."""
+"""The time for which a situation has lasted: the leader's deadlines count from it. Pure."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from tmd.core.values.model import ClusterView, JobRecord, Phase
 
 
 class Situation(NamedTuple):
-    """What must stay the same for a deadline of a job to go on running."""
+    """Facts that must not change while a deadline of a job runs."""
 
     epoch: int
     plan: str
     phase: Phase | None
     stuck: bool
     unheard: frozenset[str]
-    """Members and parties of the plan of which no host says anything. Right after Redis was away,
-    or emptied, that is everybody who has not come back yet, and nobody may be taken for dead by the
-    time that has passed before."""
+    """Members and parties of the plan that no host reports. Right after an outage or loss of
+    Redis these are all workers until they report again. No worker may be presumed dead for time
+    that passed before."""
 
 
 class Seen(NamedTuple):
-    """A situation, and since when (seconds, monotonic) this leader has seen it."""
+    """A situation, and since when (monotonic seconds) this leader has seen it."""
 
     situation: Situation
     since: float
 
 
 def seen(before: Seen | None, view: ClusterView, record: JobRecord, now: float) -> Seen:
-    """What this leader sees of the job of ``record``; ``before`` is what it saw the last time."""
+    """The current situation of the job of ``record``; ``before`` is the previous one."""
     found = _situation(view, record)
     return before if before is not None and before.situation == found else Seen(found, now)
 

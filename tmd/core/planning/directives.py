@@ -1,7 +1,7 @@
-"""The directives that a worker gets, derived from the job's record and from nothing else.
+"""Derives the directive of a worker from the job's record and nothing else.
 
-Idempotent by construction: asking twice gives the same directive, and a crash anywhere between two
-revisions is mended by asking again.
+Idempotent: a second call gives the same directive, so that another call repairs a crash between two
+revisions.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from tmd.core.values.model import (
 
 
 class Wait(Struct, frozen=True, tag=True):
-    """Hold no rank: start up, then stand by. A leaver that is done and a joiner whose plan was
-    dropped return to the pool. A worker that trains never obeys this."""
+    """Hold no rank: start, then stand by. A leaver after its move, or a joiner whose plan was
+    dropped, returns to the pool. A worker that trains never obeys this."""
 
     busy: bool = False
-    """A plan goes on, which may want a standby any moment."""
+    """A live plan may need a standby at any moment."""
 
 
 class Train(Struct, frozen=True, tag=True):
-    """Hold ``rank`` of ``membership``; nothing else is going on."""
+    """Hold ``rank`` of ``membership`` and train."""
 
     membership: Membership
     rank: int
     dropped: str = ""
-    """A plan that is being dropped: disarm, and report it under this name."""
+    """A plan that was dropped: disarm, and report it under this name."""
 
 
 class Prepare(Struct, frozen=True, tag=True):
-    """Joiner: prepare to be ``rank``. Open the links of ``membership`` and shadow ``source`` until
-    the vote shows that all ranks are armed."""
+    """Joiner: prepare to assume ``rank``. Open the links of ``membership`` and shadow ``source``
+    until the vote shows that all ranks are armed."""
 
     plan: str
     membership: Membership
     rank: int
     source: Member
     plays: int
-    """Rank of the source: as a rule the one that moves, else a replica of it."""
+    """Rank of the source: usually the one that moves, else a replica of it."""
 
 
 class ShadowRank(Struct, frozen=True, tag=True):
-    """Standby: shadow ``rank``. ``stay`` with it, or rehearse one recorded step."""
+    """Standby: shadow ``rank``, either permanently (``stay``) or for one rehearsal."""
 
     rank: int
     size: int
@@ -68,41 +68,41 @@ class ShadowRank(Struct, frozen=True, tag=True):
 
 
 def is_rehearsal(directive: Directive) -> TypeGuard[ShadowRank]:
-    """Whether ``directive`` is to compute the bits of a rank once, and not to stay with it."""
+    """Whether ``directive`` asks for a rehearsal, not for a hot standby."""
     return isinstance(directive, ShadowRank) and not directive.stay
 
 
 class HoldState(Struct, frozen=True, tag=True):
-    """Standby that shadowed a rank: hold the state that it has while a recovery goes on."""
+    """Standby that shadowed a rank: keep its state during a recovery."""
 
     plan: str
     over: bool = False
-    """The shadowed worker is dead: what it has sent counts, and nothing more will come."""
+    """The shadowed worker is dead and will send nothing more; its frames so far count."""
 
 
 class Arm(Struct, frozen=True, tag=True):
-    """Member of the old epoch: switch to ``membership`` when the vote says that all are armed."""
+    """Member of the old epoch: switch to ``membership`` once the vote shows that all are armed."""
 
     plan: str
     membership: Membership
     moves: tuple[Move, ...]
 
     def move_of(self, worker: str) -> Move:
-        """The move by which ``worker`` gives its rank away."""
+        """The move by which ``worker`` hands over its rank."""
         return next(m for m in self.moves if m.leaver.worker == worker)
 
 
 class Hold(Struct, frozen=True, tag=True):
-    """Survivor: give up the present step of ``epoch``, report the committed step, and wait."""
+    """Survivor: end the current step of ``epoch``, report the committed step, and wait."""
 
     plan: str
     epoch: int
     hot: tuple[int, ...] = ()
-    """Lost ranks whose state a hot standby may have: replicas are compared with it."""
+    """Lost ranks whose state a hot standby may have, which replicas then verify."""
 
 
 class Sync(Struct, frozen=True, tag=True):
-    """Be ready to run step ``resume`` as ``rank`` of ``membership``.
+    """Get ready for step ``resume`` as ``rank`` of ``membership``.
 
     A survivor rolls forward or rewinds; a source sends its state to its joiners; a joiner receives.
     """
@@ -113,14 +113,14 @@ class Sync(Struct, frozen=True, tag=True):
     resume: int
     moves: tuple[Move, ...]
     whole: int | None = None
-    """The newest snapshot that is whole: no other is needed any more."""
+    """The newest complete snapshot; no other one is needed."""
     back: bool = False
     """Restore that snapshot, which was taken at ``resume``. A worker without a copy of its rank
     fetches one from the source of its move."""
 
 
 class Resume(Struct, frozen=True, tag=True):
-    """All are synced: run on as ``rank`` of ``membership``."""
+    """All are synced: train as ``rank`` of ``membership``."""
 
     plan: str
     membership: Membership
@@ -128,7 +128,7 @@ class Resume(Struct, frozen=True, tag=True):
 
 
 class Finish(Struct, frozen=True, tag=True):
-    """A rank has finished training: an undecided worker applies its gradients and runs on."""
+    """A rank has ended training: an undecided worker applies its gradients and continues."""
 
 
 class Leave(Struct, frozen=True, tag=True):
@@ -211,7 +211,7 @@ def _in_failover(record: JobRecord, plan: MigrationPlan, worker: str) -> Directi
 
 
 def _outside(record: JobRecord, worker: str) -> Directive:
-    """A worker without rank: the last plan that moved it away says whether it may stay."""
+    """Directive of a worker without rank: the last plan that moved it away decides if it stays."""
     for plan in reversed(record.history):
         if plan.phase is not Phase.DONE:
             continue
@@ -225,7 +225,7 @@ def _outside(record: JobRecord, worker: str) -> Directive:
 
 
 def _following(record: JobRecord, worker: str) -> Directive:
-    """A worker of the pool: it may be an understudy."""
+    """Directive of a worker of the pool, which may be a hot standby or rehearse."""
     study = next((u for u in record.understudies if u.member.worker == worker), None)
     plan = record.plan
     if study is None:
@@ -236,7 +236,7 @@ def _following(record: JobRecord, worker: str) -> Directive:
         and plan.kind is PlanKind.FAILOVER
         and plan.phase in (Phase.RECOVER, Phase.SYNC)
     ):
-        # What was followed is over once all go back.
+        # A shadow ends when all ranks return to a snapshot.
         return HoldState(plan.id, source.worker in plan.dead) if plan.rollback is None else Wait()
     return ShadowRank(
         rank=study.rank,

@@ -1,7 +1,7 @@
-"""Leader election, as far as one candidate can know.
+"""Leader election, from the view of one candidate.
 
-Pure: the store's answer and the times come in, the candidate's belief goes out. The belief is only
-for efficiency; safety comes from the lease epoch, which every acting daemon compares
+Pure: the store's answer and the times come in, the candidate's belief goes out. The belief only
+saves requests; safety comes from the lease epoch, which every acting daemon compares
 (invariant I5).
 """
 
@@ -15,19 +15,19 @@ from msgspec import Struct
 from tmd.core.values.model import JobRecord
 
 SAFE_PART = 0.8
-"""Of the time to live, counted from before the request was sent, a holder trusts only this."""
+"""Share of the time to live, from before the request was sent, for which a holder trusts it."""
 
 JITTER = 0.2
 
 
 class Granted(Struct, frozen=True):
-    """The store says: you lead, with this lease epoch."""
+    """The store's answer: this candidate leads, with this lease epoch."""
 
     epoch: int
 
 
 class Denied(Struct, frozen=True):
-    """The store says: ``holder`` leads, for at most ``remaining_s`` unless it renews."""
+    """The store's answer: ``holder`` leads, for at most ``remaining_s`` unless it renews."""
 
     holder: str
     remaining_s: float
@@ -37,7 +37,7 @@ Answer = Granted | Denied
 
 
 class Lease(Struct, frozen=True):
-    """What a candidate believes: it may act as leader of ``epoch`` until ``until`` (monotonic)."""
+    """A candidate's belief: it may act as leader of ``epoch`` until ``until`` (monotonic)."""
 
     epoch: int = 0
     until: float = -inf
@@ -54,10 +54,10 @@ def updated(lease: Lease, answer: Answer, *, sent_at: float, ttl_s: float) -> Le
 
 
 def next_attempt(answer: Answer | None, *, renew_s: float, chance: float) -> float:
-    """Seconds until the store is asked again. ``chance`` in [0, 1) spreads the candidates.
+    """Seconds until the next request to the store. ``chance`` in [0, 1) spreads the candidates.
 
-    A follower comes back just after the lease it was shown can lapse, so that a dead leader is
-    replaced soon. ``None``: the store did not answer.
+    A follower asks again just after the current lease can lapse, so that a dead leader is replaced
+    soon. ``None``: the store did not answer.
     """
     early = renew_s * (1 - JITTER * chance)
     if isinstance(answer, Denied):
@@ -66,19 +66,19 @@ def next_attempt(answer: Answer | None, *, renew_s: float, chance: float) -> flo
 
 
 class Receipt(StrEnum):
-    """What becomes of a record that was read from the store."""
+    """How to treat a record that was read from the store."""
 
     NEW = "new"
     KNOWN = "known"
-    OLDER = "older"  # the store lost something: ours is the newer one
-    REFUSED = "refused"  # written by a leader older than one obeyed before
+    OLDER = "older"  # the store has lost writes: the known record is newer
+    REFUSED = "refused"  # written by a leader older than one already obeyed
 
 
 def received(record: JobRecord, known: JobRecord | None, obeyed: int) -> Receipt:
-    """What becomes of ``record``.
+    """How to treat ``record``.
 
-    ``known`` is the newest record that was obeyed since the daemon started, ``obeyed`` the highest
-    lease epoch of all that it has ever obeyed for this job.
+    ``known`` is the newest record obeyed since the daemon started, ``obeyed`` the highest lease
+    epoch ever obeyed for this job.
     """
     if record.lease_epoch < obeyed:
         older = known is not None and record.revision < known.revision

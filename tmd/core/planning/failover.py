@@ -31,11 +31,11 @@ from tmd.core.values.model import (
 )
 
 HOLDER_OFFSETS = (1, 2)
-"""Ranks ``r + 1`` and ``r + 2`` keep what is particular to rank ``r`` (its rank-local state)."""
+"""Ranks ``r + 1`` and ``r + 2`` store copies of the rank-local state of rank ``r``."""
 
 
 def keepers_first(rank: int, size: int) -> tuple[int, ...]:
-    """All other ranks, in the order in which they are asked for the state of ``rank``."""
+    """All other ranks, in the order in which they are preferred as source of ``rank``."""
     offsets = dict.fromkeys((*HOLDER_OFFSETS, *range(1, size)))
     return tuple((rank + o) % size for o in offsets if o % size)
 
@@ -43,7 +43,7 @@ def keepers_first(rank: int, size: int) -> tuple[int, ...]:
 def open_failover(
     record: JobRecord, dead: Sequence[str], cause: str, reason: str, policy: str, now: float
 ) -> JobRecord:
-    """Name ``dead`` in a failover: the live one if there is one, else a new one.
+    """Name ``dead`` in the live failover if there is one, else in a new one.
 
     A live planned migration is dropped; its parties may hold state and become witnesses.
     """
@@ -52,7 +52,7 @@ def open_failover(
         return _extended(record, live, dead, cause, reason, now)
     members = record.membership.members
     witnesses = members
-    # Before the arms are out no joiner can have taken a rank.
+    # Until members are armed no joiner can have taken a rank.
     if live and live.kind is PlanKind.PLANNED and live.phase is not Phase.PREPARE:
         parties = (*live.new.members, *(m.leaver for m in live.moves))
         witnesses = (*members, *(p for p in dict.fromkeys(parties) if p not in members))
@@ -92,7 +92,7 @@ def reopened(
     rejected: Sequence[str] = (),
     late: Sequence[str] = (),
 ) -> JobRecord:
-    """Back to RECOVER, without the ``rejected`` joiners and with the ``late`` ones last in line."""
+    """Return to RECOVER, without the ``rejected`` joiners and with the ``late`` ones last."""
     plan = structs.replace(
         transition(plan, event, now, reason),
         rejected=tuple(dict.fromkeys((*plan.rejected, *rejected))),
@@ -110,15 +110,15 @@ def settle(
     candidates: Sequence[Member],
     now: float,
 ) -> tuple[JobRecord, str]:
-    """From RECOVER to SYNC if all that is needed is known; else ``record`` and what is missing.
+    """From RECOVER to SYNC once all facts are known; else ``record`` and the missing fact.
 
-    A job without a worker left has failed.
+    A job without a remaining worker has failed.
     """
     settled, missing = _settled(record, plan, facts, candidates, now)
     ending = facts.ending((*plan.dead, *(m.worker for m in plan.witnesses)))
     if settled.state is JobState.FAILED and ending:
-        # A worker that finished training ends well, and the job with it.
-        return record, f"waiting to hear how {ending} ends"
+        # A worker that finished training ends well, and so does the job.
+        return record, f"waiting for the exit status of {ending}"
     return settled, missing
 
 
@@ -143,7 +143,7 @@ def _settled(
     owners = _owners(record, claims)
     fit = [c for c in candidates if c.worker not in plan.rejected and c not in owners.values()]
     spare = sorted(fit, key=lambda c: c.worker in plan.late)  # of shadows the first is taken
-    # Who has gone back already may still say that it has not: nobody goes on from there any more.
+    # After an ordered rollback no rank continues from there, though a status may not show it yet.
     lost: tuple[int, ...] = ()
     if plan.rollback is None:
         # A leaver claims its rank, but its joiner committed with the others before it died: a
@@ -175,7 +175,7 @@ def _settled(
 
 
 def _vacant(record: JobRecord, plan: MigrationPlan, facts: PlanFacts, ranks: Sequence[int]) -> str:
-    """What is waited for if nobody takes ``ranks``; empty if there are none."""
+    """Why ``ranks`` wait for a standby; empty if there are no ``ranks``."""
     if not ranks:
         return ""
     why = shortfall(ranks, facts.view, record, facts, left_out=plan.rejected)
@@ -212,7 +212,7 @@ def _cast(
 
 
 def unheard(plan: MigrationPlan, facts: PlanFacts) -> tuple[str, ...]:
-    """Witnesses whose host says nothing of them, if everybody else has halted."""
+    """Witnesses without a report, if all others have halted."""
     alive = _alive(plan, facts)
     silent = tuple(m.worker for m in alive if m.worker not in facts.status)
     halted = all(_halted(plan, facts, m.worker) for m in alive if m.worker not in silent)
@@ -228,10 +228,10 @@ def _extended(
     now: float,
 ) -> JobRecord:
     if not plan.dead:
-        # It was opened because of a broken link; now it is known why.
+        # It was opened for a broken link, whose cause is known now.
         plan = structs.replace(plan, cause=cause, reason=reason)
     named = tuple(dict.fromkeys((*plan.dead, *dead)))
-    # A joiner that is synced holds a state now, so it is asked like everybody else.
+    # A synced joiner holds a state, so it must halt as well.
     witnesses = tuple(dict.fromkeys((*plan.witnesses, *plan.new.members)))
     plan = structs.replace(
         transition(plan, PlanEvent.MEMBER_LOST, now),
@@ -249,7 +249,7 @@ def _open_moves(record: JobRecord, dead: Sequence[str]) -> tuple[Move, ...]:
 
 
 def _alive(plan: MigrationPlan, facts: PlanFacts) -> list[Member]:
-    """Witnesses that are not known to have ended."""
+    """Witnesses not known to have ended."""
     return [
         m for m in plan.witnesses if m.worker not in plan.dead and facts.exited(m.worker) is None
     ]
@@ -259,7 +259,7 @@ def _halted(plan: MigrationPlan, facts: PlanFacts, worker: str) -> bool:
     status = facts.status.get(worker)
     if status is None:
         return False
-    # A joiner that had no state yet simply went back to the pool.
+    # A joiner without a state has returned to the pool.
     return status.activity is Activity.STANDBY or facts.doing(worker, Activity.STUCK, plan.id)
 
 
@@ -287,7 +287,7 @@ def _moves(
     moves = []
     for rank, before in enumerate(record.membership.members):
         if rank in joiners:
-            # It may be the owner itself, that lacks only the copy to go back to.
+            # It may be the owner itself, which lacks only the copy for the rollback.
             move = Move(rank=rank, leaver=before, joiner=joiners[rank], source=sources[rank])
             moves.append(move)
         elif owners[rank] != before:
@@ -296,7 +296,7 @@ def _moves(
 
 
 def _source(rank: int, owners: dict[int, Member], size: int, facts: PlanFacts) -> Member | None:
-    """The replica that keeps the rank's own buffers; else any, the usual keepers first."""
+    """The replica that stores the rank's own buffers; else any, the usual keepers first."""
     others = [owners[r] for r in keepers_first(rank, size) if r in owners]
     found = [m for m in others if rank in facts.status[m.worker].replicas]
     keeper = next((m for m in found if rank in facts.status[m.worker].holds), None)
@@ -304,7 +304,7 @@ def _source(rank: int, owners: dict[int, Member], size: int, facts: PlanFacts) -
 
 
 def _shadow(rank: int, spare: Sequence[Member], facts: PlanFacts, resume: int) -> Member | None:
-    """A standby that has, or may still turn out to have, the state of ``rank`` at ``resume``."""
+    """A standby that has, or may prove to have, the state of ``rank`` at ``resume``."""
     for member in spare:
         status = facts.status[member.worker]
         shadow = status.shadow
@@ -316,7 +316,7 @@ def _shadow(rank: int, spare: Sequence[Member], facts: PlanFacts, resume: int) -
 
 
 def _kept_by_drained(record: JobRecord, facts: PlanFacts, ranks: Sequence[int], resume: int) -> str:
-    """Which standby on a drained host has the state of one of ``ranks``; empty if none has."""
+    """The standby on a drained host that has the state of one of ``ranks``; empty if none has."""
     drained = barred(facts.view)
     for standby in line(facts.view, record, facts):
         if standby.member.host not in drained or facts.failing(standby.member.worker):
@@ -340,12 +340,12 @@ def _advice(facts: PlanFacts) -> str:
 def _lost(
     record: JobRecord, facts: PlanFacts, ranks: Sequence[int], resume: int
 ) -> tuple[JobRecord, str]:
-    """The job has failed, unless an operator can give the state back."""
+    """The job has failed, unless an operator can return the state."""
     if kept := _kept_by_drained(record, facts, ranks, resume):
         return record, kept
     names = ", ".join(str(rank) for rank in ranks)
     detail = (
-        f"the state of rank {names} existed once and is lost, and there is no snapshot of all "
-        f"ranks to go back to: {_advice(facts)}"
+        f"the state of rank {names} is lost without a replica or a complete snapshot: "
+        f"{_advice(facts)}"
     )
     return structs.replace(record, state=JobState.FAILED, detail=detail), ""

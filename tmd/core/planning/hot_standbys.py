@@ -1,9 +1,9 @@
-"""Which standbys shadow a rank although no move is planned.
+"""Decides which standbys shadow a rank without a planned move.
 
-A *hot* one stays: when its rank, or a replica of it, is lost there is no state to copy. One that
-only *rehearses* leaves again as soon as it has computed the same bits: that is how a standby is
-admitted to the pool, and how everything lazy in it gets warm. It rehearses once what each rank of
-the job is built as, its *role*, one after the other.
+A *hot* standby stays: when its rank, or a replica of it, is lost no state has to be copied. A
+standby that *rehearses* leaves once it has computed the same bits. The rehearsal admits it to the
+pool and initialises everything lazy in it. It rehearses each *role* of the job's ranks once, one
+after the other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tmd.core.values.shadows import verdict_on, why_unfit
 def understudied(
     record: JobRecord, view: ClusterView, facts: PlanFacts, wanted: Understudies
 ) -> tuple[Understudy, ...]:
-    """Which standby shadows which rank; changes only while the job trains undisturbed."""
+    """Which standby shadows which rank; it changes only while the job trains undisturbed."""
     if record.state is not JobState.RUNNING or is_live(record.plan):
         return record.understudies
     asked = {r.host: r.id for r in view.rehearsals}
@@ -37,7 +37,7 @@ def understudied(
     kept = tuple(
         u
         for u in record.understudies
-        # One on a drained host could not take the rank: another is to follow it.
+        # A standby on a drained host could not assume the rank: another one takes its place.
         if u.member.host not in barring and _goes_on(u, record, facts, wanted)
     )
     if not all(_trains(facts, m.worker) for m in record.membership.members):
@@ -50,7 +50,7 @@ def understudied(
         if another is not None:
             return (*kept, another)
     if len(hot) < len(kept):
-        return kept  # one rehearsal at a time: each takes some of the rank's network
+        return kept  # one rehearsal at a time, since each takes some of the rank's network
     roles = roles_of(record, facts)
     for member in on_hand(view, record, facts):
         if member in busy:
@@ -63,8 +63,8 @@ def understudied(
 
 
 def roles_of(record: JobRecord, facts: PlanFacts) -> dict[str, list[int]]:
-    """What ranks of the job are built as, and which: the commonest role first. Roles that nobody
-    has told count as one."""
+    """Roles of the job and their ranks, the most frequent first. Ranks of unknown role form one
+    role."""
     found: dict[str, list[int]] = {}
     for rank in reversed(range(record.world_size)):
         found.setdefault(facts.role(rank), []).append(rank)
@@ -72,20 +72,20 @@ def roles_of(record: JobRecord, facts: PlanFacts) -> dict[str, list[int]]:
 
 
 def answered(status: WorkerStatus, roles: dict[str, list[int]], request: str) -> bool:
-    """Whether a standby has rehearsed each of ``roles`` because ``request`` asks for it."""
+    """Whether a standby has rehearsed each of ``roles`` for ``request``."""
     return all(_has_answered(status, ranks[0], role, request) for role, ranks in roles.items())
 
 
 def to_rehearse(
     status: WorkerStatus, roles: dict[str, list[int]], request: str, wanted: Understudies
 ) -> int | None:
-    """The rank that a standby has to live a step of, of a role that it has not rehearsed yet
-    or that somebody asks for; ``None`` if there is none.
+    """The next rank that a standby must rehearse, of a role that it has not rehearsed yet or that
+    ``request`` asks for; ``None`` if there is none.
 
-    First what it is built as, then the commonest; never rank 0 if there is another one like it:
-    there scripts print and save. Who is suspect is tried again only if somebody asks for it, or if
-    it refused a planned move: then another rank is tried first, since the source of that move may
-    be the one that computes other bits.
+    The role that it is built for comes first, then the most frequent one; never rank 0 if another
+    rank has its role, since scripts print and save there. A suspect standby is tried again only for
+    a request, or if it refused a planned move. Another rank is tried first then, since the source
+    of that move may be the one that computes other bits.
     """
     suspect = any(v.suspect and v.refused_rank is None for v in status.rehearsed)
     refused = {v.refused_rank for v in status.rehearsed}
@@ -104,7 +104,7 @@ def to_rehearse(
 
 
 def _has_answered(status: WorkerStatus, rank: int, role: str, request: str) -> bool:
-    """Whether it has rehearsed ``role``; because of ``request``, if there is one."""
+    """Whether it has rehearsed ``role``, and for ``request`` if there is one."""
     verdict = verdict_on(status.rehearsed, rank, role)
     if verdict is None or verdict.refused_rank is not None:
         return False
@@ -114,8 +114,8 @@ def _has_answered(status: WorkerStatus, rank: int, role: str, request: str) -> b
 def _another(
     record: JobRecord, facts: PlanFacts, spare: Sequence[Member], covered: set[int]
 ) -> Understudy | None:
-    """One more hot standby, if one is fit for a rank that is not ``covered``."""
-    # Rank 0 last: it is there that scripts print and save.
+    """Another hot standby, if one is fit for a rank that is not ``covered``."""
+    # Rank 0 last, since scripts print and save there.
     for rank in reversed(range(record.world_size)):
         if rank not in covered and (found := assigned([rank], spare, facts)):
             return Understudy(member=found[rank], rank=rank, stay=True)

@@ -1,9 +1,9 @@
-"""Links that break although no worker died: which worker continues, and which one must go.
+"""Decides after broken links without a dead worker which worker continues and which must go.
 
-The first time the same ranks run the step again: as a rule it was a hiccup. If it breaks again,
-the peers' word decides: a worker that most of them name as the one whose link broke is treated as
-lost, provided that this costs no state and somebody can take its rank. Else the same ranks try a
-few times more, and then the job has failed.
+At first the same ranks repeat the step, since most breaks are transient. If it breaks again, a
+worker that most peers name as the other end of a broken link is treated as lost, provided that no
+state is lost with it and a standby can take its rank. Otherwise the same ranks retry a few times,
+and then the job has failed.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from tmd.core.values.model import Activity, JobRecord, WorkerStatus
 
 LINK_BROKEN = "link.broken"
 IN_VAIN = 5
-"""Recoveries of one step without a loss after which the job has failed: it breaks by itself."""
+"""Recoveries of one step without a lost worker after which the job has failed."""
 ACCUSERS = 2
-"""One worker's word stands against another's."""
+"""Number of peers that must name a worker; one report stands against another."""
 
 
 def in_vain(record: JobRecord) -> bool:
-    """Whether one step broke so often that running it again is no use."""
+    """Whether one step broke so often that another repeat is pointless."""
     last = record.history[-IN_VAIN:]
     return (
         len(last) == IN_VAIN
@@ -31,28 +31,28 @@ def in_vain(record: JobRecord) -> bool:
 
 
 def broke_before(record: JobRecord, facts: PlanFacts) -> bool:
-    """Whether the step in which members are stuck has been run again already."""
+    """Whether the step in which members are stuck was repeated before."""
     plan, step = record.plan, max((s.step for s in stuck(record, facts)), default=-1)
     return plan is not None and plan.cause == LINK_BROKEN and plan.resume == step
 
 
 def stuck(record: JobRecord, facts: PlanFacts) -> list[WorkerStatus]:
-    """What the stuck members say, of the present epoch."""
+    """Statuses of the stuck members in the current epoch."""
     epoch = record.membership.epoch
     statuses = [facts.status.get(m.worker) for m in record.membership.members]
     return [s for s in statuses if s and s.activity is Activity.STUCK and s.epoch >= epoch]
 
 
 def all_heard(record: JobRecord, facts: PlanFacts) -> bool:
-    """Whether no more members will say that they are stuck: others have given their rank back."""
+    """Whether all members that can report being stuck have: others have given back their rank."""
     statuses = [facts.status.get(m.worker) for m in record.membership.members]
     back = [s for s in statuses if s and s.activity is Activity.STANDBY]
     return len(stuck(record, facts)) + len(back) >= record.world_size
 
 
 def blamed(record: JobRecord, facts: PlanFacts) -> str:
-    """The member that broke away from its peers; empty if it is not clear, or if its state would be
-    lost with it."""
+    """The member that broke away from its peers; empty if that is unclear, or if its state would
+    be lost."""
     members = {m.worker for m in record.membership.members}
     named = Counter(
         suspect

@@ -1,7 +1,7 @@
 """The phases of a migration: one table, and the facts that move a plan through it.
 
-Rules of this file: every legal transition stands in ``TABLE`` and nowhere else; an event that the
-table does not allow raises and changes nothing; no function here reads or writes plans anywhere.
+Rules of this file: every legal transition is in ``TABLE``; an event that the table does not allow
+raises and changes nothing; no function reads or writes stored plans.
 docs/how/machines.md shows a diagram that is generated from the table.
 """
 
@@ -32,7 +32,7 @@ from tmd.core.values.model import (
 
 
 class PlanEvent(StrEnum):
-    """What can happen to a plan."""
+    """Events of a plan."""
 
     JOINERS_READY = "joiners ready"
     JOINER_LOST = "joiner lost or refused"
@@ -61,7 +61,7 @@ TABLE: dict[Phase, dict[PlanEvent, Phase]] = {
         PlanEvent.MEMBER_LOST: Phase.ABORTED,
         PlanEvent.JOB_ENDED: Phase.ABORTED,
     },
-    # Arms are out: the vote may still switch until every member has taken its own back.
+    # Members are armed: the vote may still switch until every one has disarmed.
     Phase.DISARM: {
         PlanEvent.DISARMED: Phase.ABORTED,
         PlanEvent.SWITCHED: Phase.SWITCH,
@@ -85,7 +85,7 @@ TABLE: dict[Phase, dict[PlanEvent, Phase]] = {
         PlanEvent.MEMBER_LOST: Phase.RECOVER,
         PlanEvent.JOB_ENDED: Phase.ABORTED,
     },
-    # The change is committed from here on: a new fault is a new failover in the new epoch.
+    # The change is committed: a new fault is a new failover in the new epoch.
     Phase.RESUME: {
         PlanEvent.COMMITTED: Phase.DONE,
         PlanEvent.MEMBER_LOST: Phase.DONE,
@@ -113,12 +113,12 @@ def transition(
 
 
 def is_live(plan: MigrationPlan | None) -> bool:
-    """Whether ``plan`` still wants something done."""
+    """Whether ``plan`` is not final."""
     return plan is not None and plan.phase not in FINAL
 
 
 class PlanFacts:
-    """What a cluster view shows of one job's workers; reads, never changes."""
+    """The facts about one job's workers in a cluster view; read-only."""
 
     def __init__(self, view: ClusterView, job: str) -> None:
         self.view = view
@@ -133,26 +133,26 @@ class PlanFacts:
         }
 
     def exited(self, worker: str) -> int | None:
-        """Exit status of a worker, as soon as it is known."""
+        """Exit status of a worker, once known."""
         known = self._exits.get(worker)
         return None if known is None else known.code
 
     def ending(self, workers: Iterable[str]) -> str:
-        """The first of ``workers`` that ends with an unknown status; empty for none."""
+        """The first of ``workers`` that is ending with a status not yet known; empty for none."""
         exits = (self._exits.get(w) for w in workers)
         return next((e.worker for e in exits if e is not None and e.code is None), "")
 
     def failing(self, worker: str) -> bool:
-        """Ended, or named unfit to act by a detector that may act."""
+        """Whether it has ended, or a detector that may act has found it unfit."""
         return worker in self._exits or worker in self._failed
 
     def doing(self, worker: str, activity: Activity, plan: str) -> bool:
-        """Whether ``worker`` says it does ``activity`` for ``plan``."""
+        """Whether ``worker`` reports ``activity`` for ``plan``."""
         status = self.status.get(worker)
         return status is not None and status.activity is activity and status.plan == plan
 
     def stuck(self, membership: Membership) -> bool:
-        """Whether a member waits for a plan; what it said in an older epoch is over."""
+        """Whether a member waits for a plan; reports of an older epoch do not count."""
         members = [self.status.get(m.worker) for m in membership.members]
         return any(
             s is not None and s.activity is Activity.STUCK and s.epoch >= membership.epoch
@@ -160,7 +160,7 @@ class PlanFacts:
         )
 
     def role(self, rank: int) -> str:
-        """What ``rank`` is built as, by the word of its holder; empty if that is not heard."""
+        """The role of ``rank`` as its holder reports it; empty if unknown."""
         return self._roles.get(rank, "")
 
     def epoch(self, worker: str) -> int:
@@ -173,7 +173,7 @@ def planned_event(
 ) -> tuple[PlanEvent, str] | None:
     """The event that has happened to a PLANNED ``plan``, with a reason; ``None`` for nothing yet.
 
-    The loss of a member is not seen here: it opens a failover (:mod:`tmd.core.planning.failover`).
+    The loss of a member is handled elsewhere (:mod:`tmd.core.planning.failover`).
     """
     if plan.kind is not PlanKind.PLANNED:
         return None
@@ -222,7 +222,7 @@ def failover_event(
 
 
 def how_prepared(plan: MigrationPlan, facts: PlanFacts) -> str:
-    """How the joiners of ``plan`` come to their state, in the order of its moves."""
+    """How the joiners of ``plan`` get their state, in the order of its moves."""
     joiners = ((m, facts.status.get(m.joiner.worker)) for m in plan.moves if m.joiner)
     return "; ".join(dict.fromkeys(_how(move, status) for move, status in joiners if status))
 
@@ -275,15 +275,15 @@ def _trouble(
 
 
 def _may_come_back(plan: MigrationPlan, facts: PlanFacts, joiner: Member) -> bool:
-    """Whether to wait for a joiner of which nothing is heard: a daemon that is started anew does
-    not know its workers yet. While training stands still, a silent host is not waited for."""
+    """Whether to wait for a joiner without a report: a restarted daemon does not know its workers
+    yet. While training stands still no silent host is waited for."""
     return plan.kind is PlanKind.PLANNED or facts.view.host(joiner.host) is not None
 
 
 def _troubles(
     plan: MigrationPlan, facts: PlanFacts, age: float, limits: PlanLimits
 ) -> dict[str, str]:
-    """Joiners of ``plan`` that are lost to it, and why."""
+    """Joiners of ``plan`` that cannot continue it, with the reasons."""
     joiners = [m.joiner for m in plan.moves if m.joiner]
     found = {j.worker: _trouble(plan, facts, j, age, limits) for j in joiners}
     return {worker: why for worker, why in found.items() if why}
@@ -294,7 +294,7 @@ def _joiner_trouble(plan: MigrationPlan, facts: PlanFacts, age: float, limits: P
 
 
 def _switched(plan: MigrationPlan, facts: PlanFacts) -> bool:
-    # One is enough: every rank that knows the outcome of a vote knows the same.
+    # One is enough: every rank that knows the result of a vote knows the same.
     # Of those that left only they themselves and their joiners know.
     parties = (*plan.old.members, *plan.new.members)
     return any(
@@ -304,7 +304,7 @@ def _switched(plan: MigrationPlan, facts: PlanFacts) -> bool:
 
 
 def _disarmed(plan: MigrationPlan, facts: PlanFacts, worker: str) -> bool:
-    # By name: a status from before the arms were out says "not armed" too.
+    # By name, since a status from before the arms also reports "not armed".
     status = facts.status.get(worker)
     return status is not None and status.armed == 0 and status.plan == plan.id
 
@@ -320,9 +320,9 @@ def _committed(facts: PlanFacts, worker: str, plan: MigrationPlan) -> bool:
 
 
 def first_step(plan: MigrationPlan, facts: PlanFacts) -> int:
-    """The step that the new epoch runs first, as far as known.
+    """The first step of the new epoch, as far as known.
 
-    A failover has it written down; after a planned switch the leaver still says where it stopped.
+    A failover has it in the plan; after a planned switch the leaver still reports its last step.
     """
     if plan.resume is not None:
         return plan.resume

@@ -1,4 +1,4 @@
-"""Opening a planned move: all ranks of one host at once, each to a standby, or none."""
+"""Opens a planned move: all ranks of one host at once, each to a standby, or none."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from tmd.core.values.model import (
 def planned(
     record: JobRecord, view: ClusterView, facts: PlanFacts, verdicts: Sequence[Verdict], now: float
 ) -> JobRecord | None:
-    """``record`` with a planned move opened, or with what it waits for; ``None`` if nobody is to be
-    moved now."""
+    """``record`` with a planned move opened, or with the reason to wait; ``None`` if no move is
+    wanted now."""
     if is_live(record.plan) or record.state is not JobState.RUNNING:
         return None
     wanted = [v for v in verdicts if v.urgency is Urgency.DRAIN and v.job == record.job]
@@ -59,8 +59,8 @@ def planned(
 
 
 def hindrance(record: JobRecord, view: ClusterView, host: str) -> str:
-    """Why the ranks on ``host`` cannot be moved off it now: standbys are lacking. Empty if they
-    can, or if a plan is under way."""
+    """Why the ranks on ``host`` cannot move now, for lack of standbys. Empty if they can, or while
+    a plan is live."""
     if is_live(record.plan) or record.state is not JobState.RUNNING:
         return ""
     ranks = [r for r, m in enumerate(record.membership.members) if m.host == host]
@@ -70,7 +70,7 @@ def hindrance(record: JobRecord, view: ClusterView, host: str) -> str:
 def _joiners(
     record: JobRecord, view: ClusterView, facts: PlanFacts, host: str, ranks: Sequence[int]
 ) -> tuple[dict[int, Member], str]:
-    """A standby for each of ``ranks``, which are on ``host``; and what a move has to wait for."""
+    """A standby for each of ``ranks``, which are on ``host``, or the reason to wait."""
     refused = refused_here(record, host)
     fit = lasting(view, candidates(view, record, facts))
     spare = [c for c in fit if c.worker not in refused]
@@ -126,7 +126,7 @@ def source_of(
         for r, m in members
         if r != rank and r in facts.status[leaver.worker].replicas and not _ails(view, m.host)
     ]
-    # Rank 0 last: it is there that scripts print and save.
+    # Rank 0 last, since scripts print and save there.
     return next(reversed(replicas), leaver)
 
 

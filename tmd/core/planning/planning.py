@@ -45,10 +45,10 @@ ENDED = frozenset({JobState.FINISHED, JobState.FAILED})
 
 
 def form(view: ClusterView, job: str, before: JobRecord | None = None) -> JobRecord | None:
-    """The first record of ``job`` once as many workers have come as it has ranks.
+    """The first record of ``job`` once it has as many workers as ranks.
 
-    Workers on hosts marked ``standby`` or drained never get a rank here. ``before`` is the record
-    of an ended run under the same name; epochs and revisions go on from it.
+    Workers on hosts marked ``standby`` or drained get no rank here. ``before`` is the record of an
+    ended run with the same name, whose epochs and revisions continue.
     """
     drained = barred(view)
     fresh = [
@@ -78,7 +78,7 @@ def form(view: ClusterView, job: str, before: JobRecord | None = None) -> JobRec
 
 
 def unformed(view: ClusterView, job: str) -> str:
-    """Why a job whose workers have come is not formed; empty if no operator is the reason."""
+    """Why a job with enough workers is not formed; empty if no operator is the cause."""
     waiting = {
         host.host: w.world_size
         for host in view.hosts
@@ -102,10 +102,10 @@ def steer(
     limits: PlanLimits,
     wanted: Understudies = NONE_WANTED,
 ) -> JobRecord:
-    """The next revision of ``record``, or ``record`` itself if nothing is to change.
+    """The next revision of ``record``, or ``record`` itself if nothing changes.
 
-    ``now`` is wall-clock time and only written down. ``age`` is how long (seconds, monotonic) the
-    leader has seen the job in its present phase with its present members stuck or not.
+    ``now`` is wall-clock time and only recorded. ``age`` is how long (monotonic seconds) the leader
+    has seen the job in its current situation.
     """
     facts = PlanFacts(view, record.job)
     if record.state in ENDED:
@@ -140,7 +140,7 @@ def _ended(record: JobRecord, facts: PlanFacts, now: float) -> JobRecord | None:
         return None
     if record.state is JobState.RUNNING:
         if record.plan is not None and is_live(record.plan):
-            # A worker at the end has committed every step, and so has every rank.
+            # A worker that has ended training has committed every step, and so has every rank.
             ended = transition(record.plan, PlanEvent.JOB_ENDED, now)
             record = failover.archived(record, _with_timings(ended, facts))
         return structs.replace(record, state=JobState.FINISHING, detail="")
@@ -156,9 +156,9 @@ def _ended(record: JobRecord, facts: PlanFacts, now: float) -> JobRecord | None:
 def _abandoned(
     record: JobRecord, view: ClusterView, facts: PlanFacts, age: float, limits: PlanLimits
 ) -> JobRecord | None:
-    """Whether no worker is left: every member's host reports, and none knows its worker.
+    """The failed job if no worker is left: every member's host reports, and none knows its worker.
 
-    A host that is silent proves nothing, so then the job is believed to train.
+    A silent host proves nothing: the job may still train.
     """
     members = record.membership.members
     known = any(m.worker in facts.status or facts.failing(m.worker) for m in members)
@@ -212,11 +212,11 @@ def _broken_off(
     limits: PlanLimits,
     now: float,
 ) -> JobRecord | None:
-    """Links broke though nobody died."""
+    """Links broke, but no worker died."""
     if not broke_before(record, facts) or not candidates(view, record, facts):
         return _once_more(record, now)
     if age < limits.silent_s and not all_heard(record, facts):
-        return None  # wait for all: a worker that is cut off notices last
+        return None  # wait for all reports: a worker that is cut off notices last
     culprit = blamed(record, facts)
     if not culprit:
         return _once_more(record, now)
@@ -240,7 +240,7 @@ def _broken_switch(
     limits: PlanLimits,
     now: float,
 ) -> JobRecord | None:
-    """The vote switched but a joiner cannot take over: the leaver, or a replica, is the source."""
+    """The vote switched, but a joiner cannot take over: the leaver, or a replica, is the source."""
     joiners = [m.joiner.worker for m in plan.moves if m.joiner]
     refused = [w for w in joiners if facts.doing(w, Activity.REFUSED, plan.id)]
     orphaned = [
@@ -264,7 +264,7 @@ def _broken_switch(
     return None
 
 
-# --- plans under way ------------------------------------------------------------------------------
+# --- live plans -----------------------------------------------------------------------------------
 
 
 def _moved_on(
@@ -294,7 +294,7 @@ def _moved_on(
         plan = structs.replace(plan, rejected=troubled_joiners(plan, facts, age, limits))
     moved = _with_timings(transition(plan, event, now, reason), facts)
     if moved.phase in (Phase.SWITCH, Phase.RESUME):
-        # From here on the change is committed: by the vote, or by every member being synced.
+        # The change is committed now: by the vote, or because every member is synced.
         return structs.replace(record, plan=moved, membership=plan.new, detail="")
     if not is_live(moved):
         return structs.replace(failover.archived(record, moved), detail="")
@@ -319,7 +319,7 @@ def _recovering(
         reason = f"{', '.join(silent)} not heard from for {limits.silent_s:g} s"
         return failover.open_failover(record, silent, "host.silent", reason, plan.policy, now)
     if age < limits.settle_s:
-        # Not worth a revision: as a rule it is over in milliseconds.
+        # Not worth a revision, since it usually ends in milliseconds.
         return None
     if limits.hold_s and age > limits.hold_s:
         detail = f"gave up after {limits.hold_s:g} s: {missing}"

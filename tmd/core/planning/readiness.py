@@ -1,4 +1,4 @@
-"""Whether a job would survive the next loss at once: is there a standby for each of its ranks?"""
+"""Checks whether a job would survive the next loss: each rank needs a fit standby."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Gap(Struct, frozen=True):
 
     @property
     def sentence(self) -> str:
-        """What an operator reads."""
+        """The text for operators."""
         which = "rank" if len(self.ranks) == 1 else "ranks"
-        return f"nobody could take {which} {ranges(self.ranks)}: {self.why}"
+        return f"no standby could take {which} {ranges(self.ranks)}: {self.why}"
 
 
 def unprotected(view: ClusterView, record: JobRecord) -> Gap | None:
-    """The gap in the protection of a job; ``None`` if there is none, a plan is under way, or a
-    host is not understood that may have standbys."""
+    """The gap in the protection of a job; ``None`` if there is none, a plan is live, or an
+    unreadable host may have standbys."""
     if record.state is not JobState.RUNNING or is_live(record.plan) or view.unread:
         return None
     facts = PlanFacts(view, record.job)

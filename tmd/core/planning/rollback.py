@@ -1,4 +1,4 @@
-"""Rolls back after a loss: chooses the source of each rank's copy of the newest whole snapshot."""
+"""Rolls back after a loss: chooses the source of each rank's copy of the newest snapshot."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tmd.core.values.snapshots import Kept, Rollback, newest_whole
 
 
 class Cast(NamedTuple):
-    """The joiners of the ranks that no survivor claims, and the sources of their state."""
+    """The joiners of ranks that no survivor claims, and the sources of their state."""
 
     joiners: dict[int, Member] = {}
     sources: dict[int, Member | None] = {}
@@ -22,11 +22,11 @@ class Cast(NamedTuple):
     vacant: tuple[int, ...] = ()
     """Ranks for which there is no standby."""
     missing: str = ""
-    """What else has to be waited for."""
+    """Another fact that must be waited for."""
 
 
 def newest_of(size: int, owners: Iterable[Member], facts: PlanFacts) -> int | None:
-    """The newest snapshot that is whole in the memory of ``owners``."""
+    """The newest snapshot that is complete in the memory of ``owners``."""
     return newest_whole(size, (copy for m in owners for copy in facts.status[m.worker].kept))
 
 
@@ -38,10 +38,10 @@ def cast_back(
     reached: int,
     plan: MigrationPlan,
 ) -> tuple[Cast, Rollback | None]:
-    """How all ranks go back to the newest whole snapshot; without a way back who is lost.
+    """How all ranks return to the newest complete snapshot, or the ranks that are lost without one.
 
-    An owner that lacks its own copy (it has taken the rank over since) gets one like a joiner.
-    An earlier order of ``plan`` may have been carried out by some.
+    An owner that lacks its own copy (it has assumed the rank since) gets one like a joiner.
+    Some workers may already have carried out an earlier order of ``plan``.
     """
     ordered = plan.rollback
     vacant = [rank for rank in range(size) if rank not in owners]

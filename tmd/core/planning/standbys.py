@@ -1,4 +1,4 @@
-"""Chooses the standby that takes a rank, and says why.
+"""Chooses the standby that takes a rank, and states the reasons.
 
 A standby that must not have the rank is refused. The others are ordered by
 :class:`CandidateRank`, whose fields are the criteria in order of weight.
@@ -29,28 +29,28 @@ from tmd.core.values.shadows import verdict_on, why_unfit
 IDLE = 2
 """Distance of a standby that shadows no rank."""
 MOST_REASONS = 20
-"""Kept in a plan."""
+"""Reasons kept in a plan."""
 MOST_NAMED = 5
-"""Standbys that are named when none takes a rank."""
+"""Standbys that are named if none takes a rank."""
 DRAINED = "its host is drained ('tmd undrain {}' gives it back)"
 POOL = frozenset({Activity.STANDBY, Activity.SHADOWING, Activity.IN_STEP})
 
 
 class CandidateRank(NamedTuple):
-    """Where a standby stands in line: smaller is earlier."""
+    """Position of a standby in the order of choice: smaller is earlier."""
 
     ails: bool
-    """Its host is degraded: chosen only after a loss, and only if there is no other."""
+    """Its host is degraded: chosen only after a loss, and only as a last resort."""
     doubted: bool
-    """A detector that may not act has a grave finding about its host."""
+    """An observing detector has a grave finding about its host."""
     distance: int
-    """From the state of a rank: see ``_distance``."""
+    """Distance from the state of a rank: see ``_distance``."""
     crowded: bool
-    """Its host holds a rank already, so that losing the host would cost two."""
+    """Its host holds a rank, so that the loss of the host would cost two."""
     untried: bool
-    """It has not shown of any rank that it computes the bits of the job."""
+    """No rehearsal has proved that it computes the bits of a rank of the job."""
     last_left: int
-    """Position in the job's history of the latest plan that took a rank off its host, or 0."""
+    """Position in the job's history of the latest plan that moved a rank off its host, or 0."""
     host: str
     worker: str
 
@@ -65,20 +65,20 @@ WHY_LATER = (
     "its name comes later",
     "its name comes later",
 )
-"""For each criterion, what puts one behind another."""
+"""For each criterion, why a standby comes after another one."""
 
 
 class Standby(NamedTuple):
-    """A worker that waits, and what is said of it."""
+    """A worker that waits for a rank, and its assessment."""
 
     standing: CandidateRank
     member: Member
     refusal: str = ""
-    """Why it is not given a rank; empty if it may be."""
+    """Why it gets no rank; empty if it may."""
 
 
 def line(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Standby]:
-    """All that hold no rank of the job and have come to wait for one, best first."""
+    """All workers of the job that wait for a rank, best first."""
     holding = {m.host for m in record.membership.members}
     drained = barred(view) | {
         d.host for d in view.drains if d.host in holding and not record.served(d)
@@ -111,14 +111,14 @@ def line(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Standby
 
 
 def barred(view: ClusterView) -> set[str]:
-    """Hosts that get no rank, by an operator's order, not even after a loss."""
+    """Hosts that get no rank by an operator's order, not even after a loss."""
     return {d.host for d in view.drains if d.bars}
 
 
 def candidates(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Member]:
     """Standbys that may take some rank, best first: ``on_hand`` without those fit for none.
 
-    Standbys on sound hosts come first; then those that shadow a rank, since they have the state;
+    Standbys on sound hosts come first, then those that shadow a rank, since they have the state,
     then those on hosts without a rank, so that a later loss of one host costs one rank.
     """
     ranks = range(record.world_size)
@@ -133,20 +133,20 @@ def takes(spare: Sequence[Member], rank: int, facts: PlanFacts) -> bool:
 def on_hand(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Member]:
     """Standbys of the job, in the order of ``candidates``, fit or not.
 
-    Never one on a host that is to be left, is being drained or is banned, one that a detector that
-    may act found unfit, or one of another world size.
+    Excluded are standbys on hosts that are degraded, drained or banned, standbys that an acting
+    detector found unfit, and standbys of another world size.
     """
     return [s.member for s in line(view, record, facts) if not s.refusal]
 
 
 def lasting(view: ClusterView, members: Sequence[Member]) -> list[Member]:
-    """Those of ``members`` on hosts that need not be left soon themselves."""
+    """Those of ``members`` whose hosts need not be vacated soon."""
     ailing = {h.host for h in view.hosts if _ailment(h) is not None}
     return [m for m in members if m.host not in ailing]
 
 
 def _unwelcome(host: HostStatus) -> str:
-    """Why no rank may go to ``host``; empty if one may."""
+    """Why ``host`` gets no rank; empty if it may."""
     for alert in host.alerts:
         if alert.code == BANNED:
             return f"its host is banned: {alert.message}"
@@ -156,7 +156,7 @@ def _unwelcome(host: HostStatus) -> str:
 
 
 def _ailment(host: HostStatus) -> Alert | None:
-    """Why a rank on ``host`` would be moved away again."""
+    """The finding for which a rank would be moved off ``host`` again."""
     return next((a for a in host.alerts if _is_grave(a) and a.strategy is Strategy.ACT), None)
 
 
@@ -175,25 +175,25 @@ def _refusal(status: WorkerStatus, record: JobRecord, facts: PlanFacts) -> str:
 
 
 def _in_pool(status: WorkerStatus) -> bool:
-    # A joiner of a plan is not, whatever it does at the moment.
+    # A joiner of a plan is excluded, whatever its activity.
     return status.activity in POOL and not status.plan
 
 
 def _unfit_for(facts: PlanFacts, member: Member, rank: int) -> str:
-    """Why ``rank`` must not go to ``member``, by its rehearsals; empty if it may."""
+    """Why ``member``'s rehearsals forbid ``rank``; empty if they do not."""
     status = facts.status.get(member.worker)
     return "" if status is None else why_unfit(status.rehearsed, rank, facts.role(rank))
 
 
 def _has_rehearsed(status: WorkerStatus, rank: int, facts: PlanFacts) -> bool:
-    """Whether it has computed the bits of ``rank``, or of one that is built alike."""
+    """Whether it has computed the bits of ``rank``, or of one with the same role."""
     verdict = verdict_on(status.rehearsed, rank, facts.role(rank))
     return verdict is not None and verdict.has_shown
 
 
 def _distance(status: WorkerStatus, rank: int | None) -> int:
-    """0: has the state of ``rank``; 1: of a replica, as far as is known; 2: has none; 3: is busy
-    getting one, or has that of another role."""
+    """0: has the state of ``rank``; 1: of a replica, as far as known; 2: has none; 3: is getting
+    one, or has that of another role."""
     shadow = status.shadow
     if shadow is None:
         return IDLE
@@ -205,7 +205,7 @@ def _distance(status: WorkerStatus, rank: int | None) -> int:
 
 
 def _builds(status: WorkerStatus, rank: int) -> bool:
-    """Whether the worker must be built again to be ``rank``."""
+    """Whether the worker must be rebuilt for ``rank``."""
     return bool(status.serves) and rank not in status.serves
 
 
@@ -217,12 +217,12 @@ def assigned(
     idle_first: bool = False,
     late: Collection[str] = (),
 ) -> dict[int, Member]:
-    """A standby for each rank, as far as they go: the nearest to it, then one on a sound host, one
-    on a host without grave findings that may not act, one that has rehearsed it, one that need not
-    be built again, else the first in line. Never one that is unfit.
+    """A standby for as many ranks as possible, by: nearest state, sound host, host without grave
+    findings of observing detectors, rehearsed, no rebuild, order of candidates. Unfit standbys are
+    never chosen.
 
-    ``idle_first``: there is time, so those that follow a rank are left to do so.
-    ``late``: workers that are taken only if there is nobody else.
+    ``idle_first``: there is time, so standbys that shadow a rank are left to do so.
+    ``late``: workers that are chosen only as a last resort.
     """
     found: dict[int, Member] = {}
     sound = set(lasting(facts.view, spare))
@@ -265,7 +265,7 @@ def reasons(
     *,
     left_out: Sequence[str] = (),
 ) -> tuple[str, ...]:
-    """Sentences for people: why each of ``chosen`` got its rank, and why nobody else did."""
+    """Sentences for people: why each of ``chosen`` got its rank, and why the others did not."""
     standbys = {s.member.worker: s for s in line(view, record, facts)}
     found = [
         f"rank {rank}: {member.worker}: {_merits(standbys[member.worker], rank, facts)}"
@@ -292,9 +292,9 @@ def shortfall(
     left_out: Sequence[str] = (),
     lasts: bool = False,
 ) -> str:
-    """Why no standby takes ``ranks``: what stands in the way of each one there is.
+    """Why no standby takes ``ranks``: the obstacle for each existing one.
 
-    ``lasts``: one on a host that should be left itself is not taken.
+    ``lasts``: standbys on degraded hosts do not count.
     """
 
     def in_the_way(standby: Standby) -> str:
@@ -332,7 +332,7 @@ def _merits(standby: Standby, rank: int, facts: PlanFacts) -> str:
 def _failure(
     member: Member, ranks: Sequence[int], facts: PlanFacts, left_out: Sequence[str]
 ) -> str:
-    """Why it must have none of ``ranks``; empty if it may have one."""
+    """Why it must get none of ``ranks``; empty if it may get one."""
     unfit = [_unfit_for(facts, member, rank) for rank in ranks]
     if unfit and all(unfit):
         return f"it failed its rehearsal: {unfit[0]}"
@@ -340,7 +340,7 @@ def _failure(
 
 
 def _unrehearsed(worker: str, taken: dict[str, int], facts: PlanFacts) -> str:
-    """Why it was passed over, if for lack of a rehearsal that the chosen ones had; else empty."""
+    """Why it was passed over for lack of a rehearsal that the chosen ones had; else empty."""
     status = facts.status[worker]
     if not any(v.has_shown for v in status.rehearsed):
         return ""
@@ -357,9 +357,9 @@ def _unrehearsed(worker: str, taken: dict[str, int], facts: PlanFacts) -> str:
 
 
 def _later(standby: Standby, last: CandidateRank | None) -> str:
-    """What puts it behind the last one that was chosen."""
+    """Why it comes after the last chosen one."""
     if last is None:
-        return "nobody was needed"
+        return "no more standbys were needed"
     mine: tuple[Any, ...] = standby.standing
     for own, other, why in zip(mine, last, WHY_LATER, strict=True):
         if own != other:
@@ -367,12 +367,12 @@ def _later(standby: Standby, last: CandidateRank | None) -> str:
                 return why
             break
     if standby.standing.distance < IDLE:
-        return "it follows a rank and is left to do so"
+        return "it shadows a rank and is left to do so"
     return "another one was nearer to the state of the rank"
 
 
 def refused_here(record: JobRecord, host: str) -> set[str]:
-    """Joiners that failed in planned moves off ``host`` under the present membership."""
+    """Joiners that failed in planned moves off ``host`` in the current membership."""
     return {
         worker
         for plan in record.history

@@ -1,9 +1,9 @@
-"""Which rank computes more slowly than its peers, and whether all have become slower.
+"""Detects a rank that computes more slowly than its peers, and a slowdown of all ranks.
 
-Pure. Each worker judges itself by what the vote tells it of everybody, so all compare the same
-steps and nobody else has to remember anything. A step takes equally long on all ranks: it is the
-compute time, without waiting for others, that says who is late, and a worker is compared with the
-median of the *others* of its peer group, which works for two and cancels what is slow for all.
+Pure. Each worker judges itself by the timings of all ranks in the vote, so that all compare the
+same steps and only the worker keeps a history. A step takes equally long on all ranks, so the
+compute time, without waits for others, shows which rank is late. A worker is compared with the
+median of the *others* of its peer group, which works for two and cancels common slowness.
 """
 
 from __future__ import annotations
@@ -19,59 +19,59 @@ from tmd.core.values.pace import Pace
 BLOCK = 10
 """Steps in a block, which is reported as the median of their compute times."""
 WINDOW = 2
-"""Blocks that are judged together."""
+"""Blocks in a window, which are judged together."""
 LEARNT = 10
-"""Clean blocks after which a worker knows what is usual for it."""
+"""Clean blocks after which a worker knows its usual timings."""
 KEPT = 30
-"""Clean blocks that say what is usual: the first ones, or what creeps in would become usual."""
+"""Clean blocks that define the usual: the first ones, so that slow drift does not become usual."""
 RATIO, RATIO_CLEAR = 1.10, 1.05
 Z = 5.0
-"""So many standard errors above what is usual."""
+"""Threshold in standard errors above the usual."""
 LEAST_SPREAD = 0.003
 LEAST_S = 0.005
-"""Less than this is no slowness, however short the steps are: the scheduler hands out slices of
-some milliseconds, to some more than to others and not always alike."""
+"""Smallest slowness that counts, however short the steps are: the scheduler's time slices of some
+milliseconds are distributed unevenly."""
 CONFIRM, OF = 3, 4
-"""Flagged windows among the latest ones that make it certain."""
+"""Flagged windows among the latest ones that confirm slowness."""
 CLEAN = 6
-"""Clean windows in a row after which it is over."""
+"""Clean windows in a row after which slowness is over."""
 MAD = 1.4826
-"""From a median absolute deviation to a standard deviation of a normal distribution."""
+"""Factor from a median absolute deviation to a standard deviation of a normal distribution."""
 MEDIAN_ERROR = 1.2533
-"""Standard error of a median, in those of a mean."""
+"""Standard error of a median, in units of that of a mean."""
 
 
 class PeerTimings(Struct, frozen=True):
     """Timings of the peer group, from the vote after a block of steps."""
 
     step: int
-    """The last of the block."""
+    """Last step of the block."""
     own_s: float
     others_s: tuple[float, ...]
-    """Of the other ranks of the group; at least one."""
+    """Timings of the other ranks of the group; at least one."""
     ranks: int
-    """Of the whole job."""
+    """Number of ranks of the job."""
 
 
 class StragglerWatch(Struct, frozen=True):
-    """What a worker remembers while the membership stays the same."""
+    """A worker's history while the membership stays the same."""
 
     recent: tuple[float, ...] = ()
-    """Log-ratios of the latest blocks, one window of them."""
+    """Log-ratios of the latest blocks, at most one window."""
     usual: tuple[float, ...] = ()
-    """Log-ratios of the first clean blocks; none is added while there is suspicion."""
+    """Log-ratios of the first clean blocks; none is added during a suspicion."""
     flags: tuple[bool, ...] = ()
-    """Of the latest windows, newest last."""
+    """Flags of the latest windows, newest last."""
     suspected: int | None = None
-    """Step of the first flagged window of the present suspicion."""
+    """Step of the first flagged window of the current suspicion."""
     slow_since: int | None = None
     clean: int = 0
-    """Clean windows in a row since it was certain."""
+    """Clean windows in a row since slowness was confirmed."""
     lost_s: float = 0.0
 
 
 def judged(watch: StragglerWatch, told: PeerTimings) -> tuple[StragglerWatch, Pace]:
-    """What is remembered after one more block, and what is said of it."""
+    """The history after another block, and the report on it."""
     others = median(told.others_s)
     ratio = math.log(told.own_s / others)
     recent = (*watch.recent, ratio)[-WINDOW:]
@@ -100,7 +100,7 @@ def judged(watch: StragglerWatch, told: PeerTimings) -> tuple[StragglerWatch, Pa
 
 
 def _stands_out(mean: float, beyond: float, usual: Sequence[float]) -> bool:
-    """Slower than the others and than it is as a rule, by more than a trifle and than by chance."""
+    """Whether it is slower than its peers and than usual, by more than noise."""
     if len(usual) < LEARNT or beyond < math.log(RATIO):
         return False
     middle, spread = _spread(usual)
@@ -108,14 +108,14 @@ def _stands_out(mean: float, beyond: float, usual: Sequence[float]) -> bool:
 
 
 def _beyond(mean: float, usual: Sequence[float]) -> float:
-    """By how much it is slower than the others, beyond what is usual for it."""
+    """How much slower than its peers it is, beyond the usual."""
     return mean - max(0.0, median(usual)) if usual else mean
 
 
 def _certain(
     watch: StragglerWatch, flags: Sequence[bool], suspected: int | None, beyond: float
 ) -> tuple[int | None, int]:
-    """Since when it is slow, and how long it has not been."""
+    """The step since which it is slow, and the number of clean windows since."""
     if watch.slow_since is None:
         return (suspected, 0) if sum(flags) >= CONFIRM else (None, 0)
     clean = watch.clean + 1 if beyond < math.log(RATIO_CLEAR) else 0
@@ -123,7 +123,7 @@ def _certain(
 
 
 def _loss(told: PeerTimings, others: float, usual: Sequence[float]) -> float:
-    """Seconds that all others waited for this rank in the block, beyond what is usual."""
+    """Seconds that all others waited for this rank in the block, beyond the usual."""
     always = others * math.exp(median(usual)) if usual else others
     excess = max(0.0, told.own_s - max(others, always))
     return BLOCK * excess * (told.ranks - 1) / told.ranks
@@ -138,42 +138,42 @@ def _spread(values: Sequence[float]) -> tuple[float, float]:
 # --- the job as a whole ---------------------------------------------------------------------------
 
 STEPS_LEARNT, LEARNT_S, MOST_LEARNT = 100, 20.0, 2000
-"""What is usual is learnt from so many steps, and from so long; but never from more steps."""
+"""Minimum steps and seconds that define the usual, and the maximum number of steps."""
 BOUND = 3.0
-"""A single step counts for no more standard deviations than this, however long it took."""
+"""Maximum standard deviations that a single step counts for."""
 DRIFT, ALARM = 0.75, 12.0
 FULL = 2 * ALARM
-"""The sum grows no further, so that it is over soon after it is over."""
+"""Limit of the sum, so that it falls soon after the slowdown ends."""
 CALM = ALARM / 4
-"""Below it the job may be as fast again as it was: far from the alarm, so that chance does not go
-to and fro between them."""
+"""Below it the job may be fast again: far from the alarm, so that noise does not alternate between
+them."""
 HOLD_S, CLEAR_S = 10.0, 20.0
-"""Seconds of steps for which the sum must be beyond the alarm, or calm, before that is said."""
+"""Seconds of steps for which the sum must exceed the alarm, or be calm, before that is reported."""
 LEAST_STEPS = 5
-"""A step counts for no more than this part of the time that something must hold."""
+"""A step counts for at most one in this many of those seconds."""
 
 
 class Trend(Struct, frozen=True):
-    """A one-sided cumulative sum over step times: says that the job got slower, not who did it."""
+    """A one-sided cumulative sum over step times: shows that the job got slower, not the cause."""
 
     first: tuple[float, ...] = ()
-    """Logarithms of the first step times, until they say what is usual."""
+    """Logarithms of the first step times, until they define the usual."""
     learnt_s: float = 0.0
-    """How long those steps took."""
+    """Duration of those steps."""
     middle: float = 0.0
     spread: float = 0.0
     offset: float = 0.0
-    """Mean of the bounded deviations that were usual: long tails are no trend."""
+    """Mean of the usual bounded deviations: long tails are no trend."""
     total: float = 0.0
     beyond_s: float = 0.0
-    """Seconds of steps since the sum is beyond the alarm."""
+    """Seconds of steps for which the sum has exceeded the alarm."""
     calm_s: float = 0.0
-    """Seconds of steps since it is calm."""
+    """Seconds of steps for which it has been calm."""
     slower: bool = False
 
 
 def followed(trend: Trend, step_s: float) -> Trend:
-    """The trend after one more step."""
+    """The trend after another step."""
     value = math.log(step_s)
     if trend.spread == 0.0:
         return _learning(trend, value, step_s)
@@ -191,7 +191,7 @@ def _learning(trend: Trend, value: float, step_s: float) -> Trend:
     if not enough:
         return structs.replace(trend, first=first, learnt_s=learnt_s)
     middle, spread = _spread(first)
-    # As a part of what a step takes as a rule.
+    # Relative to the usual step time.
     spread = max(spread, math.log1p(LEAST_S / math.exp(middle)))
     usual = [_bounded((v - middle) / spread) for v in first]
     return Trend(middle=middle, spread=spread, offset=sum(usual) / len(usual))

@@ -1,4 +1,4 @@
-"""Whether the circuit breaker is open: the value that is stored."""
+"""The stored value of the circuit breaker."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from msgspec import Struct
 
 
 class Breaker(Struct, frozen=True):
-    """Closed until something opens it; closed again by an operator only."""
+    """Closed until a condition opens it; only an operator closes it again."""
 
     open: bool = False
     reason: str = ""
     at: float = 0.0
-    """When it was opened, or closed."""
+    """Time at which it was opened or closed."""
     by: str = ""
-    """The operator who closed it."""
+    """The operator that closed it."""

@@ -1,6 +1,6 @@
-"""Bytes that are no value of the type that was asked for: what decoding raises, and what is said.
+"""Exceptions of decoding with msgspec, and a short text for them.
 
-Not in :mod:`tmd.core.values.errors`, which processes import that have nothing installed.
+Not in :mod:`tmd.core.values.errors`, which processes without installed packages import.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import msgspec
 from tmd.core.values.reasons import in_words
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What decoding with msgspec raises for them."""
+"""Exceptions that msgspec raises for malformed bytes."""
 LONGEST = 200
 
 
 def brief(error: object) -> str:
-    """What ``error`` says, cut short: it may quote whatever a stranger has sent."""
+    """The text of ``error``, cut short: it may quote bytes of an unknown peer."""
     text = in_words(error) if isinstance(error, BaseException) else str(error)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

@@ -1,9 +1,8 @@
-"""What a worker finds in its environment: the variables that torchrun sets.
+"""The environment variables of a worker, as torchrun sets them.
 
-The launcher announces them before anybody knows the rank, and ``join()`` sets the true ones. Until
-then a worker has the place of a standby, which is the last one: a script that asks whether there is
-a ``RANK`` takes the distributed path, and none believes that it is rank 0 and writes what only
-rank 0 writes.
+The launcher sets them before the rank is known, and ``join()`` sets the true ones. Until then a
+worker has the values of a standby, which are those of the last rank: a script that checks for
+``RANK`` takes the distributed path, and no script writes the files that only rank 0 writes.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 MASTER = ("127.0.0.1", "29500")
-"""torch's defaults. ``join()`` announces the store of this process instead."""
+"""torch's defaults. ``join()`` sets the address of this process's store instead."""
 FOREIGN = ("TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE")
-"""What only another launcher can have meant."""
+"""Variables that only another launcher can have set."""
 
 
 class Slot(Struct, frozen=True):
-    """One of the workers that a launcher starts."""
+    """One of the workers of a launcher."""
 
     job: str
     world_size: int
@@ -30,7 +29,7 @@ class Slot(Struct, frozen=True):
 
 
 def announced(slot: Slot) -> dict[str, str]:
-    """What the launcher sets."""
+    """Variables that the launcher sets."""
     hosts = slot.world_size // slot.local_size
     return {
         **ranked(slot.world_size - 1, slot.world_size, hosts - 1, hosts),
@@ -46,13 +45,13 @@ def announced(slot: Slot) -> dict[str, str]:
 
 
 def true(rank: int, hosts: Sequence[str]) -> dict[str, str]:
-    """What a worker with ``rank`` is, in a job whose rank r is on ``hosts[r]``."""
+    """Variables of the worker with ``rank``, in a job whose rank r is on ``hosts[r]``."""
     different = list(dict.fromkeys(hosts))
     return ranked(rank, len(hosts), different.index(hosts[rank]), len(different))
 
 
 def ranked(rank: int, size: int, host: int, hosts: int) -> dict[str, str]:
-    """``host``: which of how many."""
+    """``host``: number of this host among ``hosts``."""
     return {
         "RANK": str(rank),
         "ROLE_RANK": str(rank),

@@ -1,12 +1,12 @@
-"""The exception tree. Types are named by whose fault it is and what the caller should do next.
+"""The exception tree. Types are named for the party at fault and the caller's next action.
 
 TmdError
 ├── ConfigError         the user's configuration is wrong; the message names key, place and remedy
-├── IllegalTransition   our own bug: an event that the phase table does not allow; nothing changed
+├── IllegalTransition   a bug in tmd: an event that the phase table does not allow; nothing changed
 ├── StaleLease          a newer leader exists; the caller must stop acting
 ├── Conflict            the record changed meanwhile; read again and decide again
-├── StoreUnavailable    Redis cannot be reached; decisions wait, training goes on
-├── WireError           the peer on the Unix socket sent something that is not our protocol
+├── StoreUnavailable    Redis cannot be reached; decisions wait, training continues
+├── WireError           the peer on the Unix socket sent bytes that violate our protocol
 ├── PluginError         a plug-in cannot be loaded or broke its contract; names plug-in and origin
 ├── LinkError           a link between workers failed or was refused
 │   └── LinkRefused     the peer is no member, has another key, epoch or version
@@ -17,7 +17,7 @@ from tmd.core.values.reasons import kind_in_words
 
 
 class TmdError(Exception):
-    """Base of all errors raised by tmd. None of them is without words."""
+    """Base of all errors raised by tmd. Each has a text."""
 
     def __str__(self) -> str:
         return super().__str__() or kind_in_words(self)
@@ -35,7 +35,7 @@ class StaleLease(TmdError):
     """A newer leader exists: stop acting at once (invariant I5).
 
     Args:
-        fence: the lease epoch under which the job was last written; 0 if it is not known.
+        fence: the lease epoch under which the job was last written; 0 if unknown.
     """
 
     def __init__(self, message: str, fence: int = 0) -> None:
@@ -48,7 +48,7 @@ class Conflict(TmdError):
 
 
 class StoreUnavailable(TmdError):
-    """Redis cannot be reached. Decisions wait; training goes on."""
+    """Redis cannot be reached. Decisions wait; training continues."""
 
 
 class WireError(TmdError):

@@ -6,13 +6,13 @@ from msgspec import Struct
 
 
 class Member(Struct, frozen=True):
-    """One worker as its peers see it."""
+    """One worker as known to its peers."""
 
     worker: str
     """Unique id of the process, never reused: ``<host>/<job>/<slot>.<incarnation>``."""
     host: str
     address: str
-    """``ip:port`` on which its fabric accepts links."""
+    """``ip:port`` at which its fabric accepts links."""
 
 
 class Membership(Struct, frozen=True):

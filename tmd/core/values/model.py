@@ -1,8 +1,7 @@
-"""The words of the project as frozen values.
+"""The values that the parts of the project exchange, all frozen.
 
-Every value that crosses a boundary (Redis, the Unix socket, a plug-in) is one of these, so that a
-reader learns the whole vocabulary here. Times named ``*_at`` are wall-clock seconds and only ever
-shown to people; nothing decides by them.
+Every value that crosses a boundary (Redis, the Unix socket, a plug-in) is defined here or beside
+this module. Times named ``*_at`` are wall-clock seconds for people; no decision depends on them.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ from tmd.core.values.shadows import Understudy as Understudy
 from tmd.core.values.shadows import Verdicts, unfitness
 from tmd.core.values.snapshots import Kept, Rollback
 
-# --- what a worker says of itself ---------------------------------------------------------------
+# --- the status of a worker -----------------------------------------------------------------------
 
 
 class Activity(StrEnum):
-    """What a worker is doing. The trainer alone sets it; the leader only reads it."""
+    """The activity of a worker. Only the trainer sets it; the leader reads it."""
 
-    STARTING = "starting"  # connected, its script is still importing and building
+    STARTING = "starting"  # connected; its script is still importing and building
     STANDBY = "standby"  # holds no rank, has run its shadow iterations, waits
     TRAINING = "training"  # runs the steps of `epoch`
     STUCK = "stuck"  # its step is poisoned or its vote broke: waits for a plan
     SHADOWING = "shadowing"  # joiner or hot standby: gets the state, then computes the rank's steps
     IN_STEP = "in step"  # joiner or hot standby: same bits as its rank, not behind; see `shadow`
     PREPARED = "prepared"  # joiner of `plan`: its links are open, the state comes at the switch
-    SYNCED = "synced"  # has the state of the resume step of `plan`, waits for the others
-    LEFT = "left"  # leaver after the switch: no rank any more, still holds its state
-    REFUSED = "refused"  # cannot do what `plan` asks; `detail` says why
+    SYNCED = "synced"  # has the state of the resume step of `plan`, waits for the other ranks
+    LEFT = "left"  # leaver after the switch: holds no rank, but still its state
+    REFUSED = "refused"  # cannot take part in `plan`; `detail` has the reason
 
 
 class WorkerStatus(Struct, frozen=True):
@@ -53,83 +52,83 @@ class WorkerStatus(Struct, frozen=True):
     rank: int | None = None
     epoch: int = 0
     step: int = 0
-    """Committed steps, so also the number of the step it is in now."""
+    """Number of committed steps, and so of the current step."""
     undecided: bool = False
-    """STUCK inside the vote with ok = 1: complete gradients of step ``step`` are at hand."""
+    """STUCK inside the vote with ok = 1: it has complete gradients of step ``step``."""
     armed: int = 0
-    """The epoch it is ready to switch to at a step boundary; 0 for none."""
+    """The epoch that it is ready to switch to at a step boundary; 0 for none."""
     plan: str = ""
     """The plan that ``activity`` and ``armed`` refer to."""
     suspects: tuple[str, ...] = ()
-    """Workers whose link to this one broke first in the present poisoned step."""
+    """Workers whose link to this one broke first in the current poisoned step."""
     loss: float | None = None
     step_seconds: float = 0.0
     stands_s: float = 0.0
-    """Seconds (monotonic) that it has held a rank at ``step``, whoever it waits for."""
+    """Seconds (monotonic) for which it has held a rank at ``step``."""
     holds: tuple[int, ...] = ()
-    """Ranks whose rank-local state, as of ``step``, was laid away here."""
+    """Ranks whose rank-local state at the start of ``step`` is stored here."""
     replicas: tuple[int, ...] = ()
-    """Ranks of equal state, itself included; empty until the state is registered."""
+    """Ranks of equal state, including its own; empty until the state is registered."""
     serves: tuple[int, ...] = ()
-    """Ranks that it can be as it is built; empty if it can be any, or that is not known."""
+    """Ranks that its built objects can serve; empty if any, or unknown."""
     kept: tuple[Kept, ...] = ()
-    """Copies in its memory to which a rank can go back."""
+    """Copies in its memory for a rollback."""
     pace: Pace | None = None
-    """Set while it holds a rank and has run enough steps with others to compare itself to."""
+    """Set while it holds a rank and has run enough steps to compare itself with its peers."""
     waiting: bool = False
-    """Blocked in a collective: it is others that are late."""
+    """Blocked in a collective: other ranks are late."""
     links_opened: int = 0
     rss_bytes: int = 0
     detail: str = ""
     shadow: ShadowStatus | None = None
-    """How far it follows, or (STANDBY) has followed: the state of the rank as of ``step``."""
+    """Progress of its shadow, or (STANDBY) of the last one: the rank's state at ``step``."""
     role: str = ""
-    """Digest of what its rank is built as, names, shapes, types and sizes of groups; else empty."""
+    """Digest of the build of its rank: names, shapes, types and sizes of groups; or empty."""
     rehearsed: Verdicts = ()
-    """What its rehearsals have shown."""
+    """Verdicts of its rehearsals."""
     timings: dict[str, float] = {}
     """Seconds by name, measured on this worker for ``plan`` (``transfer``, ``prepare``...)."""
     devices: tuple[str, ...] = ()
-    """GPUs that hold its model, as findings name them; empty if that is not known."""
+    """GPUs that hold its model, as findings name them; empty if unknown."""
     saved: SavedCheckpoint | None = None
-    """The newest complete checkpoint that it knows of."""
+    """The newest complete checkpoint it knows."""
     missed: MissedCheckpoint | None = None
-    """The newest one that came to nothing, until there is a later one that is complete."""
+    """The newest missed checkpoint, until a later one is complete."""
 
     @property
     def unfit(self) -> str:
-        """Why this standby gets no rank, or not some; empty if it may have any."""
+        """Why this standby gets no rank, or only some; empty if it may get any."""
         return unfitness(self.rehearsed)
 
 
 class Exit(Struct, frozen=True):
-    """A worker process ended, as seen by the launcher that started it, or begins to end."""
+    """The end of a worker process as seen by its launcher; the process may still be ending."""
 
     worker: str
     job: str
     code: int | None
     """Exit status; negative for a signal, as in :mod:`subprocess`. ``None`` while the kernel still
-    takes the process apart; its links may stay open until that is done."""
+    dismantles the process, which may keep its links open."""
     at: float
-    """When that was seen first."""
+    """Time at which its end was first seen."""
 
 
-# --- what a detector says -----------------------------------------------------------------------
+# --- findings -------------------------------------------------------------------------------------
 
 
 GPU = "pci:"
-"""Begins the entity of a finding about a GPU; its PCI address follows."""
+"""Prefix of the entity of a finding about a GPU, followed by its PCI address."""
 
 
 class Severity(StrEnum):
     INFO = "info"
     WARNING = "warning"
-    DEGRADED = "degraded"  # still works; should be left in an orderly way
+    DEGRADED = "degraded"  # still works; ranks should be moved away in an orderly way
     FATAL = "fatal"  # has stopped working
 
     @property
     def grade(self) -> int:
-        """The higher, the graver."""
+        """Higher is graver."""
         return _GRADES[self]
 
 
@@ -142,7 +141,7 @@ class State(StrEnum):
 
 
 class Strategy(StrEnum):
-    """How far a detector's findings may go (config, per detector)."""
+    """Permission of a detector's findings (config, per detector)."""
 
     OBSERVE = "observe"
     ADVISE = "advise"
@@ -150,26 +149,26 @@ class Strategy(StrEnum):
 
 
 class Signal(Struct, frozen=True):
-    """One fact stated by a detector. It judges nothing; triage does."""
+    """One fact stated by a detector, without a judgement; triage judges."""
 
     code: str
-    """What was seen, dotted: ``trainer.exited``."""
+    """The kind of fact, dotted: ``trainer.exited``."""
     entity: str
-    """What it is about: a worker id, ``nic:eth0``, ``host``, a GPU: ``pci:0000:3b:00.0``."""
+    """The object concerned: a worker id, ``nic:eth0``, ``host``, a GPU: ``pci:0000:3b:00.0``."""
     severity: Severity
     state: State = State.RAISED
     message: str = ""
     job: str = ""
     evidence: tuple[str, ...] = ()
     count: int = 1
-    """How many times it was seen since the last signal about it: a storm is one signal."""
+    """Occurrences since the previous signal about it: a storm is one signal."""
     event: str = ""
-    """Names, for this code and host for ever, what happened only once (the exit of that worker): a
-    daemon that has restarted and is told of it again does not raise a new alert."""
+    """Unique name, for this code and host, of an event that happens only once (that worker's exit):
+    a restarted daemon that sees it again raises no new alert."""
 
 
 class Alert(Struct, frozen=True):
-    """A finding that is raised or cleared; published, and held in the host status while raised."""
+    """A raised or cleared finding; published, and part of the host status while raised."""
 
     id: str
     host: str
@@ -185,48 +184,48 @@ class Alert(Struct, frozen=True):
     at: float
     evidence: tuple[str, ...] = ()
     stated: Severity | None = None
-    """What the detector said, where only its coming back made it graver."""
+    """The detector's severity, if repetitions have raised it."""
     v: int = 1
     """Version of this schema."""
 
     def may_concern(self, worker: WorkerStatus) -> bool:
-        """Whether it may be a trouble of ``worker``, of the same host: all are but those of a GPU
-        if the worker is known to use others."""
+        """Whether it may affect ``worker``, on the same host: not if it is about a GPU that the
+        worker does not use."""
         about_gpu = self.entity.startswith(GPU)
         return not (about_gpu and worker.devices) or self.entity in worker.devices
 
 
-# --- what a host says ---------------------------------------------------------------------------
+# --- the status of a host -------------------------------------------------------------------------
 
 
 class HostStatus(Struct, frozen=True):
-    """The heartbeat of one daemon; expires in the store when the daemon falls silent."""
+    """The heartbeat of one daemon; expires in the store when the daemon is silent."""
 
     host: str
     incarnation: str
-    """Boot of this daemon: a restart gets a new one."""
+    """Identity of this run of the daemon; a restart gets a new one."""
     standby: bool = False
-    """Config: workers here should start as standbys when there is a choice."""
+    """Config: whether workers here should preferably start as standbys."""
     workers: tuple[WorkerStatus, ...] = ()
     exits: tuple[Exit, ...] = ()
-    """Recent exits of workers of this host, newest last, bounded."""
+    """Recent exits of workers of this host, newest last, a bounded number."""
     alerts: tuple[Alert, ...] = ()
-    """Alerts raised now."""
+    """Alerts that are raised now."""
     obeyed: int = 0
-    """Highest lease epoch this host has obeyed (invariant I5)."""
+    """Highest lease epoch that this host has obeyed (invariant I5)."""
     at: float = 0.0
 
 
-# --- what the leader decides --------------------------------------------------------------------
+# --- the leader's decisions -----------------------------------------------------------------------
 
 
 class Urgency(StrEnum):
-    FAILED = "failed"  # the worker is gone or must be treated as gone: failover
-    DRAIN = "drain"  # the worker is healthy enough to hand over: planned replacement
+    FAILED = "failed"  # the worker is dead or must be treated as dead: failover
+    DRAIN = "drain"  # the worker can hand over its rank: planned replacement
 
 
 class Verdict(Struct, frozen=True):
-    """What a policy wants, and why."""
+    """A policy's demand, and its reason."""
 
     job: str
     worker: str
@@ -239,7 +238,7 @@ class Verdict(Struct, frozen=True):
     leave: bool = False
     """Drain only: the leaver exits after the move instead of returning to the pool."""
     request: str = ""
-    """Drain only: id of the request."""
+    """Drain only: id of the drain request."""
 
 
 class PlanKind(StrEnum):
@@ -265,25 +264,25 @@ FINAL = frozenset({Phase.DONE, Phase.ABORTED})
 
 
 class Move(Struct, frozen=True):
-    """One rank changes hands."""
+    """One rank moves to another worker."""
 
     rank: int
     leaver: Member
     joiner: Member | None = None
-    """``None``: no standby yet, the job holds."""
+    """``None``: no standby yet; the job holds."""
     source: Member | None = None
     """The worker whose state the joiner copies."""
 
 
 class Mark(Struct, frozen=True):
-    """When a plan entered a phase (wall clock, for people)."""
+    """Time at which a plan entered a phase (wall clock, for people)."""
 
     phase: Phase
     at: float
 
 
 class MigrationPlan(Struct, frozen=True):
-    """The stored plan is the command: everybody derives its directive from it."""
+    """The stored plan is the command: every daemon derives its directives from it."""
 
     id: str
     kind: PlanKind
@@ -291,7 +290,7 @@ class MigrationPlan(Struct, frozen=True):
     moves: tuple[Move, ...]
     old: Membership
     new: Membership
-    """Failover: final only from SYNC on; before, the owners are not settled."""
+    """Failover: final only from SYNC on; the owners of ranks are not settled earlier."""
     cause: str
     reason: str
     policy: str = ""
@@ -299,26 +298,26 @@ class MigrationPlan(Struct, frozen=True):
     request: str = ""
     """Id of the drain request that this plan serves."""
     dead: tuple[str, ...] = ()
-    """Failover: workers named dead; their launchers end whatever is left of them."""
+    """Failover: workers named dead; their launchers kill any remaining process."""
     witnesses: tuple[Member, ...] = ()
-    """Failover: everybody who may hold the state of a rank, the dead included."""
+    """Failover: workers that may hold the state of a rank, including the dead."""
     resume: int | None = None
-    """Failover: the step that is run first in the new epoch, once known."""
+    """Failover: the first step of the new epoch, once known."""
     whole: int | None = None
-    """Failover: the newest snapshot of which every rank's copy is still there."""
+    """Failover: the newest snapshot with a copy for every rank."""
     rollback: Rollback | None = None
-    """Failover: a state that existed once is lost, so all go back. Never taken back."""
+    """Failover: a unique state is lost, so all ranks return to a snapshot. Never withdrawn."""
     floor: int = 0
-    """Failover: the highest resume step ever ordered. Somebody may have rolled forward to it, so a
-    rewritten plan never falls below it."""
+    """Failover: the highest resume step ever ordered. A survivor may have rolled forward to it, so
+    a rewritten plan never falls below it."""
     rejected: tuple[str, ...] = ()
     """Workers that were lost or refused as joiners of this plan and are not tried again."""
     late: tuple[str, ...] = ()
-    """Joiners that did not sync in time; tried again only if there is no other."""
+    """Joiners that did not sync in time; tried again only as a last resort."""
     choice: tuple[str, ...] = ()
-    """Why these joiners and no others, in sentences for people."""
+    """Reasons for the choice of joiners, in sentences for people."""
     how: str = ""
-    """Planned, from READY on: by live shadow, or why by stop-and-copy."""
+    """Planned, from READY on: "live shadow", or "stop-and-copy" with the reason."""
     timeline: tuple[Mark, ...] = ()
     timings: dict[str, float] = {}
     """Seconds by name reported by the workers of the plan."""
@@ -328,13 +327,13 @@ class MigrationPlan(Struct, frozen=True):
 
 class JobState(StrEnum):
     RUNNING = "running"
-    FINISHING = "finishing"  # a rank has come to the end of training: nobody is replaced any more
+    FINISHING = "finishing"  # a rank has ended training: no rank is replaced any more
     FINISHED = "finished"
     FAILED = "failed"
 
 
 class JobRecord(Struct, frozen=True):
-    """Everything the cluster agrees on about one job; one key, changed by compare-and-set."""
+    """The agreed facts about one job; one key, changed by compare-and-set."""
 
     job: str
     world_size: int
@@ -342,22 +341,22 @@ class JobRecord(Struct, frozen=True):
     membership: Membership
     proposed: int
     """Highest epoch ever proposed. A number is never proposed twice, not even after an abort, so
-    that nothing prepared for a dropped change can be taken for part of a later one
+    that nothing prepared for a dropped change is used for a later one
     (invariant I9)."""
     revision: int = 0
     lease_epoch: int = 0
-    """Of the leader that wrote this revision."""
+    """Lease epoch of the leader that wrote this revision."""
     plan: MigrationPlan | None = None
     """The one live plan (invariant I1), or the last one if its phase is final."""
     history: tuple[MigrationPlan, ...] = ()
-    """Final plans, newest last, bounded."""
+    """Final plans, newest last, a bounded number."""
     detail: str = ""
     understudies: tuple[Understudy, ...] = ()
-    """Standbys that follow a rank now."""
+    """Standbys that shadow a rank now."""
 
     @property
     def parties(self) -> tuple[Member, ...]:
-        """Members, and whoever the plan, live or final, is about."""
+        """Members, and all workers in the live or final plan."""
         members, plan = self.membership.members, self.plan
         if plan is None:
             return members
@@ -365,31 +364,31 @@ class JobRecord(Struct, frozen=True):
 
     @property
     def holders(self) -> tuple[Member, ...]:
-        """Members, and whoever may hold the state of a rank in a failover under way."""
+        """Members, and workers that may hold the state of a rank in the current failover."""
         plan = self.plan
         recovers = plan is not None and plan.kind is PlanKind.FAILOVER and plan.phase not in FINAL
         return self.parties if recovers else self.membership.members
 
     def served(self, request: DrainRequest) -> bool:
-        """Whether a finished plan has carried out ``request``."""
+        """Whether a finished plan has served ``request``."""
         return any(p.request == request.id and p.phase is Phase.DONE for p in self.history)
 
 
 class ClusterView(Struct, frozen=True):
-    """One consistent look at the cluster: all that a policy may decide by."""
+    """One consistent snapshot of the cluster: the only input of a policy."""
 
     hosts: tuple[HostStatus, ...] = ()
     jobs: tuple[JobRecord, ...] = ()
     drains: tuple[DrainRequest, ...] = ()
     rehearsals: tuple[RehearsalRequest, ...] = ()
     paused: bool = False
-    """An operator asked that nothing new be started."""
+    """Whether an operator has paused new plans."""
     breaker: Breaker = Breaker()
     unread: tuple[str, ...] = ()
-    """Hosts that are heard, in words of another version."""
+    """Hosts whose heartbeats have another version."""
 
     def workers(self, job: str) -> dict[str, WorkerStatus]:
-        """Statuses of all workers of ``job`` on hosts that are heard from."""
+        """Statuses of all workers of ``job`` on hosts with a heartbeat."""
         return {w.worker: w for h in self.hosts for w in h.workers if w.job == job}
 
     def exits(self, job: str) -> dict[str, Exit]:

@@ -1,4 +1,4 @@
-"""Which names hosts, jobs and users may have: they stand in keys, paths, logs and on terminals."""
+"""Allowed names of hosts, jobs and users: they appear in keys, paths, logs and on terminals."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ PLAIN = frozenset(string.ascii_letters + string.digits + "_.-")
 
 
 def wrong_plain(name: str) -> str:
-    """Why ``name`` is no name made of ASCII letters, digits, ``_``, ``.`` and ``-``; or empty."""
+    """Why ``name`` does not consist of ASCII letters, digits, ``_``, ``.`` and ``-``; or empty."""
     bad = next((c for c in name if c not in PLAIN), "")
     return _sentence(name, bad, "ASCII letters, digits, '_', '.' and '-'")
 
 
 def wrong_name(name: str) -> str:
-    """Why ``name`` cannot be that of a host, a job or a user; empty if it can."""
+    """Why ``name`` cannot name a host, a job or a user; empty if it can."""
     bad = next((c for c in name if c in "/|" or c.isspace() or escaped(c) != c), "")
     return _sentence(name, bad, "printable characters other than '/', '|' and blanks")
 

@@ -1,4 +1,4 @@
-"""How fast a worker computes compared with its peer group, as it reports."""
+"""A worker's report of its compute time compared with its peer group."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from msgspec import Struct
 
 
 class Pace(Struct, frozen=True):
-    """Compute time is the time of a step without waiting for others. Told every few steps."""
+    """Compute time is the time of a step without waits for others. Reported every few steps."""
 
     step: int
-    """After which it was taken; comparable across ranks."""
+    """Step after which it was measured; comparable across ranks."""
     busy_s: float
     """Median compute time of a step over the last window."""
     ratio: float = 1.0
-    """How many times as long as the others' of its peer group."""
+    """Compute time divided by that of the other ranks of its peer group."""
     slow_since: int | None = None
-    """Step at which it became slower than the others and itself before; ``None``: it is not."""
+    """Step since which it is slower than its peers and than usual; ``None``: it is not slow."""
     lost_s: float = 0.0
-    """What all have waited for it since then: seconds of the job, a lower bound."""
+    """Seconds that all other ranks have waited for it since then, a lower bound."""
     group_slow: bool = False
-    """The steps of all ranks have become slower, whichever rank causes it."""
+    """The steps of all ranks have become slower, without a known cause."""

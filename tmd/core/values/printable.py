@@ -1,7 +1,7 @@
-"""The one door for text that is not ours, on its way to a terminal or a log.
+"""Escapes text from outside before it reaches a terminal or a log.
 
-What hosts, kernels, scripts and configurations say may hold escape sequences, signs that reverse
-the direction of writing, or half a character. Each of them becomes a visible escape.
+Text of hosts, kernels, scripts and configurations may hold escape sequences, characters that
+reverse the direction of writing, or surrogates. Each of them becomes a visible escape.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import re
 import unicodedata
 
 LONGEST = 4000
-"""Characters of one line; what is cut off is counted."""
+"""Maximum length of a line; the rest is counted."""
 MOST_LINES = 200
-"""Of these the first and the last half: a traceback begins and ends with what matters."""
+"""Maximum number of lines; the first and last half stay, which matter most in a traceback."""
 _PERHAPS = re.compile(r"[^\n\x20-\x7e]")
-"""What may have to be escaped in JSON; all else need not be looked at."""
+"""Characters in JSON that may need an escape; most text has none."""
 _SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def printable(text: str, longest: int = LONGEST) -> str:
-    """``text`` as one line in which every character can be seen, cut to ``longest``."""
+    """``text`` as one line of visible characters, cut to ``longest``."""
     if len(text) > longest:
         text = f"{text[:longest]}... ({len(text) - longest} more characters)"
     if text.isprintable():
@@ -28,7 +28,7 @@ def printable(text: str, longest: int = LONGEST) -> str:
 
 
 def printable_lines(text: str, longest: int = LONGEST) -> str:
-    """The same of a text of ours that may have several lines."""
+    """The same for a text of tmd that may have several lines."""
     lines = text.split("\n")
     if more := max(0, len(lines) - MOST_LINES):
         half = MOST_LINES // 2
@@ -37,8 +37,8 @@ def printable_lines(text: str, longest: int = LONGEST) -> str:
 
 
 def escaped(character: str) -> str:
-    """``character`` itself, or its escape if it controls, formats, or stands for nothing."""
-    # Other spaces than that of ASCII are not "printable" to Python, but can do no harm.
+    """``character``, or its escape if it is a control, a format or an unassigned character."""
+    # Python does not call spaces other than ASCII's printable, but they do no harm.
     if character.isprintable() or unicodedata.category(character) == "Zs":
         return character
     number = ord(character)
@@ -50,8 +50,8 @@ def escaped(character: str) -> str:
 
 
 def ascii_json(text: str) -> str:
-    """JSON that says the same as the JSON ``text`` and holds nothing that a terminal obeys."""
-    # Outside of its strings JSON has only line breaks that could be meant.
+    """JSON with the value of the JSON ``text`` and without characters that control a terminal."""
+    # Outside of strings JSON has no such character except line breaks.
     return _PERHAPS.sub(_json_escape, text)
 
 

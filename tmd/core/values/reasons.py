@@ -1,6 +1,6 @@
-"""What an error says, in words: some say nothing, and then their kind must.
+"""Texts for errors; the kind of an error replaces a missing text.
 
-Imports nothing: processes use it that have nothing installed.
+Imports nothing, for use in processes without installed packages.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ WORDS = {
     "OSError": "the operating system gives no reason",
     "AssertionError": "an assertion does not hold",
 }
-"""Name of a class -> what its instances say if they say nothing themselves."""
+"""Name of an exception class -> text for instances without one."""
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 def in_words(error: BaseException) -> str:
-    """The text of ``error``, never empty: without a text, its kind in words."""
+    """The text of ``error``, or else its kind in words; never empty."""
     text = str(error).strip()
-    if text in ("", "''", '""', "None"):  # a KeyError quotes its key, also an empty one
+    if text in ("", "''", '""', "None"):  # a KeyError quotes its key, even an empty one
         return kind_in_words(error)
     return f"there is no {text}" if type(error) is KeyError else text
 
 
 def os_reason(error: OSError) -> str:
-    """What the system says, without number and file, for sentences that name the file anyway."""
+    """The system's text, without number and file, for sentences that name the file."""
     return error.strerror or in_words(error)
 
 

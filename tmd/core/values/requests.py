@@ -1,4 +1,4 @@
-"""What an operator asks of the cluster. A request stays until it is answered or withdrawn."""
+"""An operator's requests. A request stays until it is answered or withdrawn."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from msgspec import Struct
 
 
 class DrainRequest(Struct, frozen=True):
-    """An operator wants a host free of ranks, and kept free until the request is withdrawn."""
+    """Free a host of ranks, and keep it free until the request is withdrawn."""
 
     host: str
     id: str
     """Unique; the plan that serves the request carries it."""
     leave: bool = False
-    """Its workers exit after the move instead of standing by."""
+    """Its workers exit after the move instead of becoming standbys."""
     by: str = ""
     at: float = 0.0
     soft: bool = False
-    """Once a plan has served the request, the workers of the host may take ranks again."""
+    """Whether workers of the host may take ranks again after a plan has served the request."""
 
     @property
     def bars(self) -> bool:
-        """Whether the host gets no rank for as long as the request stands."""
+        """Whether the host gets no rank until the request is withdrawn."""
         return self.leave or not self.soft
 
 
 class RehearsalRequest(Struct, frozen=True):
-    """The standbys of a host are to show (again) that they compute the bits of their job."""
+    """The standbys of a host must prove (again) that they compute the bits of their job."""
 
     host: str
     id: str
@@ -35,12 +35,12 @@ class RehearsalRequest(Struct, frozen=True):
 
 
 class HealthyRequest(Struct, frozen=True):
-    """An operator declares findings of a host to be over."""
+    """Declares findings of a host to be over."""
 
     host: str
     id: str
     """Unique; the record in the alert stream carries it."""
     code: str = ""
-    """Of the findings that are over; empty for all, and for a ban."""
+    """Code of the findings; empty for all, including a ban."""
     by: str = ""
     at: float = 0.0

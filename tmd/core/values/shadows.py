@@ -1,4 +1,4 @@
-"""What a worker reports of the rank that it shadows and of its rehearsals."""
+"""A worker's report on the rank that it shadows and on its rehearsals."""
 
 from __future__ import annotations
 
@@ -10,98 +10,98 @@ from tmd.core.values.membership import Member
 
 
 class ShadowStatus(Struct, frozen=True):
-    """How far a shadow is behind its rank."""
+    """Progress of a shadow."""
 
     rank: int
     copied: float = 0.0
-    """Part of the state that has arrived, 0 to 1."""
+    """Fraction of the state that has arrived, 0 to 1."""
     lag_s: float = 0.0
-    """How long after the rank it began its latest step."""
+    """Time from the rank's start of the latest step to the shadow's."""
     verified: int | None = None
-    """Newest step at whose start both had the same digest."""
+    """Newest step at whose start both digests were equal."""
     note: str = ""
-    """What was out of the ordinary."""
+    """Unusual events."""
 
 
 class Understudy(Struct, frozen=True):
-    """A standby that follows a rank though no move is planned."""
+    """A standby that shadows a rank without a planned move."""
 
     member: Member
     rank: int
     stay: bool
-    """Hot: it stays. Else it leaves once it has computed the same bits."""
+    """Hot: it stays. Otherwise it leaves once it has computed the same bits."""
     request: str = ""
-    """Id of the request for a rehearsal that it serves."""
+    """Id of the rehearsal request that it serves."""
 
 
 class Rehearsal(Struct, frozen=True):
     """The verdict of one rehearsal; it holds for all ranks that are built alike."""
 
     step: int
-    """At whose start it had the rank's digest after a step of its own; else where it gave up."""
+    """The step at whose start its digest equalled the rank's, or at which it gave up."""
     seconds: float
     refusal: str = ""
-    """Why it must not have such a rank; empty if it may."""
+    """Why it must not get such a rank; empty if it may."""
     note: str = ""
-    """Why nothing was found out; it may have a rank."""
+    """Why there is no result; it may get a rank."""
     request: str = ""
     """Id of the request that it answers."""
     role: str = ""
-    """What such ranks are built as: see ``WorkerStatus.role``."""
+    """Role of such ranks: see ``WorkerStatus.role``."""
     ranks: tuple[int, ...] = ()
-    """Those that were built so; empty if that is not known."""
+    """Ranks with this role; empty if unknown."""
     suspect: bool = False
-    """It computed other bits: its machine must have no rank at all."""
+    """It computed other bits: its machine must get no rank at all."""
     refused_rank: int | None = None
-    """Set if the worker refused a planned move of this rank instead of failing a rehearsal. The
-    source of the move may be wrong: a rehearsal, of another rank if there is one, settles that."""
+    """The rank whose planned move the worker refused, instead of failing a rehearsal. The source of
+    the move may be wrong: a rehearsal, if possible of another rank, decides."""
 
     @property
     def has_shown(self) -> bool:
-        """Whether it has computed the same bits."""
+        """Whether it computed the same bits."""
         return not self.refusal and not self.note
 
     def is_about(self, rank: int, role: str) -> bool:
-        """Whether it tells of ``rank``, which is built as ``role``; empty if nobody says as what:
-        then it goes by how the ranks were built when it rehearsed."""
+        """Whether it concerns ``rank`` of ``role``; without a known role it depends on the ranks'
+        roles at the time of the rehearsal."""
         if role and self.role:
             return self.role == role
         return not self.ranks or rank in self.ranks
 
 
 Verdicts = tuple[Rehearsal, ...]
-"""The latest of each role, newest last."""
+"""The latest verdict for each role, newest last."""
 
 
 def noted(before: Verdicts, verdict: Rehearsal, rank: int, roles: Sequence[str]) -> Verdicts:
-    """``verdict`` on ``rank``, and what was found ``before`` of other roles that are still there.
+    """``verdict`` on ``rank``, and those ``before`` on other roles that still exist.
 
-    ``roles``: of all ranks of the job, by rank; empty if they were not heard.
+    ``roles``: of all ranks of the job, by rank; empty if unknown.
     """
     role = roles[rank] if rank < len(roles) else ""
     ranks = tuple(r for r, each in enumerate(roles) if each == role)
     others = tuple(v for v in before if v.role != role and (not roles or v.role in roles))
     last = next((v for v in before if v.role == role), None)
     if verdict.note and last is not None and last.refusal:
-        # Nothing was found out, so what was found before still holds.
+        # Without a result the previous verdict still holds.
         verdict = structs.replace(last, request=verdict.request, refused_rank=None)
     return (*others, structs.replace(verdict, role=role, ranks=ranks))
 
 
 def verdict_on(verdicts: Verdicts, rank: int, role: str) -> Rehearsal | None:
-    """The latest that tells of ``rank``, which is built as ``role`` (empty if that is unknown)."""
+    """The latest verdict on ``rank`` of ``role`` (empty if unknown)."""
     return next((v for v in reversed(verdicts) if v.is_about(rank, role)), None)
 
 
 def why_unfit(verdicts: Verdicts, rank: int, role: str) -> str:
-    """Why ``rank``, which is built as ``role``, must not go to a worker; empty if it may."""
+    """Why ``rank`` of ``role`` must not go to a worker; empty if it may."""
     last = verdict_on(verdicts, rank, role)
     found = [v for v in verdicts if v.refusal and (v.suspect or v is last)]
     return found[-1].refusal if found else ""
 
 
 def unfitness(verdicts: Verdicts) -> str:
-    """Which ranks the worker gets none of, and why, in a sentence; empty if it may have any."""
+    """Ranks that the worker must not get, with the reason, in a sentence; empty if none."""
     suspect = [v.refusal for v in verdicts if v.refusal and v.suspect]
     if suspect:
         return f"it gets no rank: {suspect[-1]}"
@@ -113,7 +113,7 @@ def unfitness(verdicts: Verdicts) -> str:
 
 
 def ranges(ranks: Sequence[int]) -> str:
-    """``ranks`` as ``0-2, 5``. Of any number of ranks: it is asked for many at each look."""
+    """``ranks`` as ``0-2, 5``; fast for any number of ranks."""
     known = set(ranks)
     ends = [r for r in ranks if r + 1 not in known]
     begins = [r for r in ranks if r - 1 not in known]

@@ -1,7 +1,7 @@
-"""Snapshots of a state that exists once: keepers, schedule, and which snapshot is whole.
+"""Snapshots of a unique state: keepers, schedule, and the newest complete snapshot.
 
-A *snapshot* of step s is the state of every rank at the start of s, each kept twice: by its own
-worker, and by one on another host. It is whole while every rank's copy is still somewhere.
+A *snapshot* of step s is the state of every rank at the start of s, stored twice: by its own worker
+and by one on another host. It is complete while a copy for every rank exists.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 EVERY = 10
-"""Steps between two snapshots, unless a script says otherwise."""
+"""Steps between two snapshots, unless a script sets another number."""
 
 
 class Kept(Struct, frozen=True, order=True, array_like=True):
@@ -22,11 +22,11 @@ class Kept(Struct, frozen=True, order=True, array_like=True):
 
 
 class Rollback(Struct, frozen=True):
-    """All ranks go back to the start of ``step``."""
+    """All ranks return to the start of ``step``."""
 
     step: int
     repeats: int
-    """Steps that had been committed and are run again."""
+    """Number of committed steps that are repeated."""
 
     @property
     def sentence(self) -> str:
@@ -36,7 +36,7 @@ class Rollback(Struct, frozen=True):
 
 
 def wanted_every(told: int | None, groups: Iterable[Sequence[int]], size: int) -> int:
-    """Steps between two snapshots, 0 for none: as ``told``, else only if some state exists once.
+    """Steps between two snapshots, 0 for none: as ``told``, else only for a unique state.
 
     ``groups``: ranks of equal state, of ``size`` in all.
 
@@ -44,7 +44,7 @@ def wanted_every(told: int | None, groups: Iterable[Sequence[int]], size: int) -
         ValueError: ``told`` is negative.
     """
     if told is not None and told < 0:
-        raise ValueError(f"register(snapshots={told}): it is a number of steps, or 0 for none")
+        raise ValueError(f"register(snapshots={told}): must be a number of steps, or 0 for none")
     if size == 1:
         return 0
     if told is not None:
@@ -53,10 +53,10 @@ def wanted_every(told: int | None, groups: Iterable[Sequence[int]], size: int) -
 
 
 def keepers(hosts: Sequence[str]) -> tuple[int, ...]:
-    """For each rank the one that keeps its copies; ``hosts[rank]`` is where a rank runs.
+    """For each rank the rank that stores its second copy; ``hosts[rank]`` is the rank's host.
 
-    Always on the next host, so that the loss of any one host loses no rank's two copies at once.
-    If there is only one host, the next rank: that still survives the loss of one worker.
+    It is always on the next host, so that the loss of one host never costs both copies of a rank.
+    With a single host it is the next rank, which survives the loss of one worker.
     """
     if len(set(hosts)) < 2:
         return tuple((rank + 1) % len(hosts) for rank in range(len(hosts)))
@@ -74,14 +74,14 @@ def keepers(hosts: Sequence[str]) -> tuple[int, ...]:
 def is_due(step: int, every: int, *, fresh: bool) -> bool:
     """Whether a snapshot of ``step`` is due: the same answer on every rank.
 
-    ``fresh``: the step is the first one of an epoch, in which others keep the copies, or of a
-    ``batches()`` call, since nobody can go back to an earlier one.
+    ``fresh``: the step is the first one of an epoch, with other keepers, or of a ``batches()``
+    call, since no rank can return to an earlier call.
     """
     return every > 0 and (fresh or step % every == 0)
 
 
 def newest_whole(size: int, kept: Iterable[Kept]) -> int | None:
-    """The newest step of which a copy of every rank of ``size`` is in ``kept``."""
+    """The newest step with a copy of every rank of ``size`` in ``kept``."""
     ranks: dict[int, set[int]] = {}
     for copy in kept:
         ranks.setdefault(copy.step, set()).add(copy.rank)

@@ -1,4 +1,4 @@
-"""Questions about a view of the cluster that more than one place asks."""
+"""Common questions about a view of the cluster."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ ENDED = frozenset({JobState.FINISHED, JobState.FAILED})
 
 
 def holdings(view: ClusterView) -> dict[str, list[JobRecord]]:
-    """Hosts that hold ranks -> jobs of these ranks, unless they have ended."""
+    """Hosts that hold ranks -> jobs of these ranks, unless those have ended."""
     found: dict[str, list[JobRecord]] = {}
     for record in view.jobs:
         if record.state not in ENDED:
@@ -18,7 +18,7 @@ def holdings(view: ClusterView) -> dict[str, list[JobRecord]]:
 
 
 def unknown_host(view: ClusterView, host: str) -> str:
-    """Why a request for ``host`` makes no sense; empty if it does."""
+    """Why a request cannot name ``host``; empty if it can."""
     known = {h.host for h in view.hosts} | set(holdings(view))
     if host in known:
         return ""
@@ -27,7 +27,7 @@ def unknown_host(view: ClusterView, host: str) -> str:
 
 
 def left_alone(record: JobRecord, view: ClusterView) -> str:
-    """Why nothing is decided about the job, in a sentence; empty if nothing is in the way."""
+    """Why nothing is decided about the job, in a sentence; empty if it can be."""
     hosts = sorted({m.host for m in record.parties} & set(view.unread))
     if not hosts:
         return ""

@@ -1,12 +1,12 @@
-"""What a worker does about a directive, by what it is doing: one table.
+"""The response of a worker to a directive, by its activity: one table.
 
-A directive states what holds and repeats until it changes, so a worker may ignore one that its
-present activity has no use for. ``TABLE`` lists those that it acts on; :func:`respond` adds the
+A directive states the complete situation and repeats until it changes, so a worker may ignore one
+that has no use in its activity. ``TABLE`` lists those that it acts on; :func:`respond` adds the
 conditions that depend on epoch, plan and worker.
 
-A worker that waits asks :func:`respond`. A worker that computes cannot wait: for TRAINING and the
+A worker that waits calls :func:`respond`. A worker that computes cannot wait: for TRAINING and the
 three joining activities the agent's thread acts at once, in ``Arming.obey``, ``Coordinator.obey``
-and ``ShadowDriver.cancel_unless``. Those rows state what comes of it for the simulation.
+and ``ShadowDriver.cancel_unless``. Those rows state the outcome for the simulation.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tmd.core.values.model import Activity, WorkerStatus
 
 
 class Response(StrEnum):
-    """What the worker does; the packages of the trainer carry it out."""
+    """The worker's action; the packages of the trainer carry it out."""
 
     ENTER = "enter the epoch as the rank"
     WARM_UP = "run shadow iterations with neutral groups"
@@ -111,13 +111,13 @@ def respond(
     has_shadow: bool = False,
     restarted: bool = False,
 ) -> Response | None:
-    """What a worker of ``status`` does about ``directive``; ``None`` if it goes on as it is.
+    """The response of a worker of ``status`` to ``directive``; ``None`` if it does nothing new.
 
     Args:
         directive: the latest one.
         status: the worker's own.
-        under: the directive that brought the worker to what it is doing, if it was one.
-        has_shadow: whether a standby still holds what it shadowed.
+        under: the directive that led to the worker's current activity, if any.
+        has_shadow: whether a standby still holds a shadowed state.
         restarted: whether the process replaces one that has ended.
     """
     response = TABLE[status.activity].get(type(directive))
@@ -147,9 +147,9 @@ def respond(
 
 
 def receives(directive: Sync, worker: str) -> bool:
-    """Whether a source sends the state to ``worker``, whatever the worker has already.
+    """Whether a source sends the state to ``worker``, even if the worker has it already.
 
-    True for a joiner that was ready before the leader heard of it and rewrote the plan.
+    True for a joiner that was ready before the leader received its report and rewrote the plan.
     """
     joiners = [move.joiner for move in directive.moves if move.source is not None]
     return any(joiner is not None and joiner.worker == worker for joiner in joiners)

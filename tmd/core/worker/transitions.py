@@ -1,7 +1,7 @@
 """The states of a worker: one table.
 
-Every legal transition stands in ``TABLE`` and nowhere else. An event that the table does not allow
-raises and changes nothing. docs/how/machines.md shows a diagram that is generated from it.
+Every legal transition is in ``TABLE``. An event that the table does not allow raises and changes
+nothing. docs/how/machines.md shows a diagram that is generated from it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tmd.core.values.model import Activity
 
 
 class WorkerTransition(StrEnum):
-    """What can happen to a worker."""
+    """Events of a worker."""
 
     ENTERED = "entered an epoch as a rank"
     STOOD_BY = "gave up rank and identity"
@@ -61,7 +61,7 @@ TABLE: dict[Activity, dict[WorkerTransition, Activity]] = {
     Activity.TRAINING: {
         WorkerTransition.HALTED: Activity.STUCK,
         WorkerTransition.GAVE_AWAY: Activity.LEFT,
-        # Its state was taken on trust, and the verification refuted it.
+        # Its state was held on trust, and the verification failed.
         WorkerTransition.STOOD_BY: Activity.STANDBY,
     },
     Activity.STUCK: {
