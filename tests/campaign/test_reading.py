@@ -72,7 +72,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         ("at forward", "soon", "when: write 'now', 'at POINT' or 'phase PHASE'"),
         ("failover done", "failover", "[scenario.one.expect] plans: a plan is one of"),
         ("moved = [1]", "moved = 1", "[scenario.one.expect] moved: expected"),
-        ('name = "one"', 'name = "One!"', "small letters, digits and hyphens are needed"),
+        ('name = "one"', 'name = "One!"', "use small letters, digits and hyphens"),
         ("[[scenario]]", "[scenario]", "expected a list of tables: [[scenario]]"),
         ("[[scenario]]", "[[scenarios]]", "unknown key scenarios; did you mean 'scenario'?"),
         ("[[scenario]]", "[cluster]\nranks = 1\n[[scenario]]", "[cluster] ranks: expected"),

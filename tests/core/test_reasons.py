@@ -234,4 +234,4 @@ def test_a_cluster_that_does_not_come_about_says_why(
     cluster = campaign._Cluster(Story(name="s"), tmp_path, (), unused, unused)
     _, said = asyncio.run(cluster._on_stage([]))
 
-    assert said == ["the cluster did not come about or to an end: timed out"]
+    assert said == ["the cluster did not start or end: timed out"]

@@ -1,6 +1,6 @@
-"""What can happen to a training process from inside: the names after ``=`` in a fault's line.
+"""Faults that strike a training process from inside: the names after ``=`` in a fault's line.
 
-Real ones, by the means by which they come in life; whoever is struck does not know of it.
+Each uses the means by which the fault occurs in practice; the process has no notice of it.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from tmd.trainer.shadow.session import ShadowSession
 EXIT_STATUS = 3
 FOREVER_S = 86_400
 ROOM = 64 << 20
-"""What a process that runs out of memory may still take."""
+"""Bytes that a process may still allocate before it runs out of memory."""
 LINES = 200_000
 
 
 def strike(name: str) -> None:
-    """Let ``name`` happen to this process.
+    """Let the fault ``name`` happen to this process.
 
     Raises:
-        ValueError: nothing is called so.
+        ValueError: there is no such fault.
     """
     if name not in BLOWS:
         raise ValueError(f"unknown fault {name!r}")
@@ -54,13 +54,13 @@ def _out_of_memory() -> None:
 
 
 def _hold_interpreter() -> None:
-    """A call into C that does not let go: no other thread of the process runs any more."""
+    """A call into C that keeps the interpreter: no other thread of the process can run."""
     ctypes.PyDLL(None).sleep(FOREVER_S)
 
 
 def _linger() -> None:
-    """Killed, as far as anybody can see, and its kernel takes for ever to free its memory: what it
-    marks first is marked, and all links stay open."""
+    """Killed while its kernel takes for ever to free its memory: its futex is marked at once, and
+    all links stay open."""
     mappings = Path("/proc/self/maps").read_text().splitlines()
     page = next(line for line in mappings if robust_futex.NAME in line)
     word = int(page.partition("-")[0], 16) + robust_futex.AT
@@ -70,9 +70,9 @@ def _linger() -> None:
 
 
 def _flood() -> None:
-    """As a progress bar of the script's own would; training goes on afterwards."""
+    """As a script's progress bar does; training continues afterwards."""
     for number in range(LINES):
-        print(f"step 0 of {LINES}: a line of log that nobody asked for, number {number}")
+        print(f"step 0 of {LINES}: an unwanted line of log, number {number}")
 
 
 BLOWS: dict[str, Callable[[], object]] = {
@@ -93,13 +93,13 @@ BLOWS: dict[str, Callable[[], object]] = {
 
 
 def flip(following: ShadowSession) -> None:
-    """One bit of one parameter of a joiner, as a sick memory would."""
+    """Flip one bit of one parameter of a joiner, as faulty memory does."""
     param = following._units.params[0]
     param.detach().view(-1).view(torch.int32)[:1].bitwise_xor_(1)
 
 
 def sever(fabric: tmd.fabric.Fabric) -> None:
-    """Break one link of the present epoch, as a network would."""
+    """Break one link of the current epoch, as a network does."""
     standing = fabric.standing
     assert standing is not None
     _, link = next(iter(standing.member_links()))
@@ -107,7 +107,7 @@ def sever(fabric: tmd.fabric.Fabric) -> None:
 
 
 def isolate(fabric: tmd.fabric.Fabric) -> None:
-    """Break all links of the present epoch; nobody dies of it."""
+    """Break all links of the current epoch, without a dead process."""
     standing = fabric.standing
     assert standing is not None
     for _, link in standing.member_links():

@@ -1,4 +1,4 @@
-"""Plays stories one after the other and holds what was seen against what was expected."""
+"""Plays stories one after the other and compares the observations with the expectations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tmd.core.values.reasons import in_words
 from tmd.demo.report import DemoTrace
 
 END_S = 120.0
-"""Longest time from the last scenario to the end of the job, and as much for each 1000 steps."""
+"""Longest time from the last scenario to the end of the job, and again for each 1000 steps."""
 
 
 class Result(Struct, frozen=True):
@@ -37,7 +37,7 @@ class Result(Struct, frozen=True):
 
 
 class Ending(Struct, frozen=True):
-    """How the job of one cluster ended."""
+    """The end of one cluster's job."""
 
     story: str
     steps: int
@@ -46,7 +46,7 @@ class Ending(Struct, frozen=True):
 
 
 class CampaignOutcome(Struct, frozen=True):
-    """A whole campaign."""
+    """Results of a whole campaign."""
 
     results: tuple[Result, ...]
     endings: tuple[Ending, ...]
@@ -59,14 +59,14 @@ class CampaignOutcome(Struct, frozen=True):
 
 
 class Audience(Protocol):
-    """Who is told as it goes on."""
+    """Receiver of progress reports."""
 
     def begins(self, story: str, what: str) -> None: ...
     def ended(self, result: Result) -> None: ...
 
 
 async def run(stories: Sequence[Story], audience: Audience) -> CampaignOutcome:
-    """Play all of them. Whatever was started has ended when this returns, however it does."""
+    """Play all of them. All processes have ended when this returns or raises."""
     began = time.monotonic()
     results: list[Result] = []
     endings: list[Ending] = []
@@ -87,7 +87,7 @@ async def run(stories: Sequence[Story], audience: Audience) -> CampaignOutcome:
 
 
 class _Cluster:
-    """One cluster: plays scenarios until one has left it in pieces, or to the end of its job."""
+    """One cluster: plays scenarios until one breaks the cluster, or to the end of its job."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class _Cluster:
         self._oracle, self._audience = oracle, audience
 
     async def play(self, scenarios: Sequence[Scenario]) -> tuple[list[Result], Ending | None]:
-        """Results of those that were played, at least one, and how the job ended."""
+        """Results of the played scenarios, at least one, and the end of the job."""
         story, began = self._story, time.monotonic()
         if all(why_not(story, s) for s in scenarios):
             return [self._skip(s) for s in scenarios], None
@@ -120,15 +120,15 @@ class _Cluster:
             said += differences(told, golden, plans, observed, whole=whole)
         steps = len({step for _, step in told.trace.commits})
         ending = Ending(story.name, steps, tuple(said), time.monotonic() - began)
-        if not seen:  # the next cluster would not come about either
+        if not seen:  # the next cluster would not start either
             return [self._failed(s, said) for s in scenarios], ending
         return [
             self._result(told.trace, *p) for p in zip(scenarios, observed, strict=False)
         ], ending
 
     async def _on_stage(self, scenarios: Sequence[Scenario]) -> tuple[list[Observed], list[str]]:
-        """What each scenario showed, up to one that left the cluster in pieces or to the last for
-        which the job has steps, and what was wrong with the cluster or the end of its job."""
+        """Observations of each scenario, until one breaks the cluster or the job has no more
+        steps, and faults of the cluster or of the end of its job."""
         seen: list[Observed] = []
         try:
             async with CampaignStage(self._story, self._folder, self._fork) as stage:
@@ -141,7 +141,7 @@ class _Cluster:
                 self._audience.begins(self._story.name, "running to the end, for comparison")
                 return seen, await self._finish(stage)
         except (TimeoutError, OSError, RuntimeError) as error:
-            return seen, [f"the cluster did not come about or to an end: {in_words(error)}"]
+            return seen, [f"the cluster did not start or end: {in_words(error)}"]
 
     def _result(self, trace: DemoTrace, scenario: Scenario, seen: Observed) -> Result:
         costs = () if seen.trouble else costs_of(trace, seen)
@@ -163,7 +163,7 @@ class _Cluster:
         return observed
 
     def _skip(self, scenario: Scenario) -> Result:
-        """Not possible here: that is told by name."""
+        """The result of a scenario that this machine cannot play."""
         kinds = tuple(fault.kind for fault in scenario.faults)
         reason = why_not(self._story, scenario)
         seen = Observed(scenario=scenario.name, kinds=kinds, skipped=reason)
@@ -172,7 +172,7 @@ class _Cluster:
         return result
 
     async def _finish(self, stage: CampaignStage) -> list[str]:
-        """Let the job end; what was wrong with that."""
+        """Let the job end; returns the deviations."""
         stage.hurry()
         limit = END_S * (1 + self._story.job.steps / 1000)
         try:
@@ -200,7 +200,7 @@ def _repeats(story: Story) -> list[Scenario]:
 
 
 def _judged(stories: Sequence[Story], results: list[Result]) -> list[Result]:
-    """With what only all repeats of a scenario show, told with the last of them."""
+    """Add deviations that need all repeats of a scenario, at the last of them."""
     judged = list(results)
     for story in stories:
         for scenario in story.scenarios:

@@ -1,4 +1,4 @@
-"""A wall clock for each host's daemon, which can be set while it runs. Needs a C compiler."""
+"""A wall clock for each host's daemon that can be set while it runs. Needs a C compiler."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ SECOND = 1_000_000_000
 
 
 def unable() -> str:
-    """Why there can be none here; empty if there can."""
+    """Why this machine cannot have them; empty if it can."""
     return "" if _compiler() else "needs a C compiler, for a clock that can be set"
 
 
 class Clocks:
-    """Files in ``folder``, and what the environment of a daemon must say to go by one."""
+    """Clock files in ``folder``, and the environment of a daemon that uses one."""
 
     def __init__(self, folder: Path, hosts: Iterable[str]) -> None:
         self._library = folder / "clock.so"
@@ -37,9 +37,9 @@ class Clocks:
         return {"LD_PRELOAD": str(self._library), "TMD_CLOCK": str(self._files[host])}
 
     def shift(self, host: str, seconds: float) -> None:
-        """From now on the clock of ``host`` differs by ``seconds`` from this machine's."""
+        """Set the clock of ``host`` to this machine's plus ``seconds``."""
         file = self._files[host]
-        # In place: the daemon has mapped it.
+        # In place, since the daemon has mapped it.
         with file.open("r+b" if file.exists() else "wb") as clock:
             clock.write(round(seconds * SECOND).to_bytes(8, "little", signed=True))
 

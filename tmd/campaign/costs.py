@@ -1,4 +1,4 @@
-"""What the faults of a scenario have cost, split into the parts of a recovery."""
+"""Costs of the faults of a scenario, split into the parts of a recovery."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tmd.demo.report import DemoEvent, DemoTrace, events_of
 
 
 class Cost(Struct, frozen=True):
-    """One plan that was carried out."""
+    """The cost of one plan."""
 
     plan: str
     kind: str
@@ -22,7 +22,7 @@ class Cost(Struct, frozen=True):
 
 
 def costs_of(trace: DemoTrace, seen: Observed) -> tuple[Cost, ...]:
-    """What each plan of ``seen`` has cost; nothing where the trace does not show it."""
+    """The cost of each plan of ``seen``, where the trace shows it."""
     found = []
     for plan in seen.plans:
         before = [at for at in seen.fired if plan.timeline and at <= plan.timeline[0].at]
@@ -47,7 +47,7 @@ def _cost(plan: MigrationPlan, event: DemoEvent) -> Cost:
 
 
 def _measurable(trace: DemoTrace, plan: MigrationPlan) -> bool:
-    """Whether somebody stayed, and committed before and after."""
+    """Whether a rank stayed, with commits before and after."""
     needed = Phase.READY if plan.kind is PlanKind.PLANNED else Phase.SYNC
     moved = {m.rank for m in plan.moves}
     stayers = [rank for rank in trace.ranks if rank not in moved]

@@ -1,4 +1,4 @@
-"""Random campaigns: which faults strike which ranks, as a pure function of a seed."""
+"""Random campaigns: a pure function of a seed chooses the faults and ranks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ NAME = "rounds"
 STEPS_PER_ROUND = 150
 PACE_S = 0.02
 STANDARD = ClusterPart()
-"""The cluster of a random campaign; scenarios that need another one are not drawn."""
+"""The cluster of a random campaign; scenarios that need another one are excluded."""
 
 
 def pool(stories: Sequence[Story]) -> list[Scenario]:
-    """What can be drawn: scenarios that need nothing special of cluster or job, and leave all as it
-    was."""
+    """Scenarios for random draws: those that need no special cluster or job and leave none
+    changed."""
     return [
         scenario
         for story in stories
@@ -44,7 +44,7 @@ def _is_standard(story: Story) -> bool:
 
 
 def drawn(scenarios: Sequence[Scenario], seed: int, rounds: int) -> Story:
-    """``rounds`` of ``scenarios``, each with its ranks exchanged at random."""
+    """``rounds`` of ``scenarios``, each with its ranks permuted at random."""
     dice = random.Random(seed)
     found = []
     for number in range(1, rounds + 1):

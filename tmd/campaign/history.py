@@ -1,8 +1,8 @@
-"""What the daemons of a cluster have written and obeyed, by their logs, and whether it is lawful.
+"""Checks what the daemons of a cluster have written and obeyed, according to their logs.
 
-In the manner of Jepsen: the history is recorded while things break, and judged afterwards without
-knowing what broke. One daemon writes under a lease epoch and no other (I5), and whoever has obeyed
-a leader never obeys an older one, over all restarts.
+In the manner of Jepsen: the history is recorded during the faults, and judged afterwards without
+knowledge of the faults. One daemon writes under a lease epoch and no other (I5), and a daemon that
+has obeyed a leader never obeys an older one, even after restarts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ WROTE, OBEYED = "decided", "directive"
 
 
 class Entry(Struct, frozen=True):
-    """A record that a leader has stored, or an order that a daemon has given to a worker."""
+    """A record that a leader has stored, or a directive that a daemon has sent to a worker."""
 
     event: str
     host: str
@@ -29,7 +29,7 @@ class Entry(Struct, frozen=True):
 
 
 def recorded(folder: Path) -> Iterator[Entry]:
-    """The entries of all hosts of a cluster, each in the order in which it has logged them."""
+    """The entries of all hosts of a cluster, each in the order of its log."""
     for log in sorted(folder.glob("*/daemon.log")):
         for line in log.read_text(errors="replace").splitlines():
             entry = _entry(log.parent.name, line)
@@ -51,7 +51,7 @@ def _entry(host: str, line: str) -> Entry | None:
 
 
 def unlawful(history: Iterable[Entry]) -> list[str]:
-    """All that must never be, in sentences."""
+    """All violations, in sentences."""
     found: list[str] = []
     writers: dict[int, str] = {}
     newest: dict[tuple[str, str], int] = {}

@@ -1,7 +1,7 @@
-"""The training script of campaigns and fault tests: small, but with all that can go wrong.
+"""The training script of campaigns and fault tests: small, with all state that is hard to move.
 
-When state moves, that is: BatchNorm (state that only one rank has), dropout (random numbers), a
-scheduler, data that are shuffled and augmented.
+It has BatchNorm (rank-local state), dropout (random numbers), a scheduler, and data that are
+shuffled and augmented.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Net(nn.Module):
             nn.Linear(16, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(0.2)
         )
         self.head = nn.Linear(width, classes)
-        self.register_buffer("mask", torch.ones(width))  # constant, as a causal mask is
+        self.register_buffer("mask", torch.ones(width))  # constant, like a causal mask
 
     def forward(self, x: Tensor) -> Tensor:
         injector.reach("forward")
@@ -48,7 +48,7 @@ class Net(nn.Module):
 
 
 class Augmented(TensorDataset):
-    """With noise that is drawn when the data are, as random crops are."""
+    """Adds noise when an item is loaded, as random crops do."""
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         injector.reach("data")
@@ -57,7 +57,7 @@ class Augmented(TensorDataset):
 
 
 class Optimizer(torch.optim.AdamW):
-    """AdamW that can be struck after the vote, in the middle of its own work."""
+    """AdamW with a fault point after the vote, in the middle of its work."""
 
     def _init_group(self, *args: object, **kwargs: object) -> object:
         injector.reach("optimizer")
@@ -65,7 +65,7 @@ class Optimizer(torch.optim.AdamW):
 
 
 class Noisy(Optimizer):
-    """Adds noise of its own, so its work cannot be done again from gradients alone."""
+    """Adds noise of its own, so that gradients alone do not determine its work."""
 
     def step(self, closure: Any = None) -> Any:
         result = super().step(closure)
@@ -76,7 +76,7 @@ class Noisy(Optimizer):
 
 
 def sharded(net: Net) -> nn.Module:
-    """Parameters, gradients and optimizer state spread over all ranks."""
+    """Distribute parameters, gradients and optimizer state over all ranks."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -87,7 +87,7 @@ def sharded(net: Net) -> nn.Module:
 
 
 def pass_on(rank: int, inputs: Tensor, *, named: bool) -> None:
-    """Rank 1 computes with what rank 0 has sent, and asks for it by name or takes anybody's."""
+    """Rank 1 computes with a message of rank 0, received by name or from any rank."""
     if rank == 0:
         dist.send(inputs, 1)
     elif rank == 1:
@@ -98,29 +98,29 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--halves", action="store_true", help="groups of half the ranks, too")
+    parser.add_argument("--halves", action="store_true", help="also make groups of half the ranks")
     parser.add_argument("--width", type=int, default=24)
-    parser.add_argument("--odd-host", default="", help="this host builds another model")
-    parser.add_argument("--blind-host", default="", help="this host sees other data")
+    parser.add_argument("--odd-host", default="", help="this host builds a different model")
+    parser.add_argument("--blind-host", default="", help="this host loads different data")
     parser.add_argument("--slow-host", default="", help="this host is slow as a standby")
     parser.add_argument("--long-step", type=int, default=-1, help="this step takes much longer")
-    parser.add_argument("--grow-step", type=int, default=-1, help="a parameter more from here on")
+    parser.add_argument("--grow-step", type=int, default=-1, help="adds a parameter in this step")
     parser.add_argument("--messages", choices=("named", "any"), help="rank 0 sends to rank 1")
-    parser.add_argument("--sharded", action="store_true", help="FSDP2: each state exists once")
-    parser.add_argument("--snapshots", type=int, help="steps between two of them; 0 for none")
-    parser.add_argument("--checkpoints", default="", help="a folder to write them to, and ...")
-    parser.add_argument("--every", type=int, default=10, help="... steps between two of them")
-    parser.add_argument("--wary", action="store_true", help="looks at what it has computed")
+    parser.add_argument("--sharded", action="store_true", help="FSDP2: each state is unique")
+    parser.add_argument("--snapshots", type=int, help="steps between two snapshots; 0 for none")
+    parser.add_argument("--checkpoints", default="", help="folder for checkpoints")
+    parser.add_argument("--every", type=int, default=10, help="steps between two checkpoints")
+    parser.add_argument("--wary", action="store_true", help="checks its results for errors")
     parser.add_argument("--loaders", type=int, default=0, help="processes that load data")
     parser.add_argument("--noisy", action="store_true", help="an optimizer that draws noise")
-    parser.add_argument("--pace", type=float, default=0.0, help="seconds for each step, and ...")
-    parser.add_argument("--last", type=int, default=0, help="... wait in this one, until hurried")
+    parser.add_argument("--pace", type=float, default=0.0, help="additional seconds for each step")
+    parser.add_argument("--last", type=int, default=0, help="waits in this step until hurried")
     parser.add_argument("--work", type=float, default=0.0, help="seconds of work in each step")
     return parser.parse_args()
 
 
 def leave_digest(session: tmd.trainer.Session, net: Net) -> None:
-    """Of the weights that this worker ends with."""
+    """Record the digest of this worker's final weights."""
     weights = [*net.parameters(), *net.buffers()] if session.rank == 0 else net.parameters()
     folder = os.environ.get("TMD_TRACE")
     if folder:
@@ -146,7 +146,7 @@ def main() -> None:
     data = Augmented(torch.randn(256, 16, generator=draw), torch.randint(4, (256,), generator=draw))
     sampler = session.sampler(len(data), 8, args.steps, seed=3)
     loader = DataLoader(data, batch_size=8, sampler=sampler, num_workers=args.loaders)
-    # Sharded over three ranks: a standby's shard must be as large as that of the rank it takes.
+    # Sharded over three ranks: a standby's shard must be as large as that of any rank.
     net = Net(args.width + 8 if odd else args.width, classes=6 if args.sharded else 4)
     model = sharded(net) if args.sharded else DistributedDataParallel(net, bucket_cap_mb=0.001)
     optimizer = (Noisy if args.noisy else Optimizer)(model.parameters(), lr=1e-2)

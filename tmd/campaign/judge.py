@@ -1,4 +1,4 @@
-"""What was expected of a scenario, held against what was seen. Pure functions on values."""
+"""Compares the expectations of a scenario with the observations. Pure functions on values."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from tmd.core.values.model import Alert, MigrationPlan, Phase, PlanKind, State
 
 
 class Observed(Struct, frozen=True):
-    """What one scenario has shown. Times are wall-clock, for people and for durations."""
+    """Observations of one scenario. Times are wall-clock, for people and for durations."""
 
     scenario: str
     kinds: tuple[str, ...] = ()
     fired: tuple[float, ...] = ()
-    """When each fault was there."""
+    """Times at which the faults had happened."""
     trouble: str = ""
-    """What went wrong with the scenario itself: a fault that did not fire, a wait in vain."""
+    """Failure of the scenario itself: a fault that did not fire, or a timeout."""
     plans: tuple[MigrationPlan, ...] = ()
-    """Those that have come to their end, in order."""
+    """Final plans, in order."""
     alerts: tuple[Alert, ...] = ()
-    """Raised meanwhile."""
+    """Alerts raised in the scenario."""
     epochs: tuple[int, int] = (0, 0)
-    """Before and after."""
+    """Epochs before and after."""
     steps: tuple[int, int] = (0, 0)
     repeated: int = 0
     seen: dict[str, float] = {}
-    """By plan: when its host saw that the worker ends."""
+    """By plan: the time at which the host noticed the worker's end."""
     seconds: float = 0.0
     skipped: str = ""
-    """Why it was not tried on this machine."""
+    """Why this machine cannot play it."""
 
 
 def word(plan: MigrationPlan) -> str:
-    """A plan as scenario files name it."""
+    """A plan in the notation of scenario files."""
     return f"{plan.kind} {plan.phase}"
 
 
 def expected(scenario: Scenario, plans: Iterable[MigrationPlan]) -> Expected:
-    """What is to come of it. ``plans``: those that have ended so far; one that was dropped says by
-    its phases whether the vote had switched to it before."""
+    """The expectation that applies. ``plans``: final so far; the phases of a dropped plan show
+    whether the vote had switched to it before."""
     dropped = (p for p in plans if p.kind is PlanKind.PLANNED and p.phase is Phase.ABORTED)
     voted = any(mark.phase is Phase.SWITCH for plan in dropped for mark in plan.timeline)
     return scenario.voted if voted and scenario.voted is not None else scenario.expect
 
 
 def deviations(scenario: Scenario, seen: Observed) -> list[str]:
-    """All that is not as it was written down, in sentences; nothing for what was skipped."""
+    """All differences from the expectation, in sentences; none for a skipped scenario."""
     if seen.skipped:
         return []
     expect = expected(scenario, seen.plans)
@@ -109,14 +109,14 @@ def _told(plans: Iterable[MigrationPlan]) -> str:
 
 
 def decided_s(seen: Observed) -> float | None:
-    """From the last fault to the first plan that was stored after it."""
+    """Seconds from the last fault to the first plan stored after it."""
     starts = [p.timeline[0].at for p in seen.plans if p.timeline]
     after = [at for at in starts if seen.fired and at >= seen.fired[-1]]
     return min(after) - seen.fired[-1] if after else None
 
 
 def late_decisions(scenario: Scenario, seen: Sequence[Observed], lease_s: float) -> list[str]:
-    """Whether the median of all repeats keeps the bound of the scenario."""
+    """Deviation of the repeats' median from the scenario's bound."""
     bound = scenario.expect.decided_within_leases * lease_s
     times = [t for s in seen if (t := decided_s(s)) is not None]
     if not bound or not times or statistics.median(times) <= bound:

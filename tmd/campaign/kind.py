@@ -1,4 +1,4 @@
-"""What a kind of fault is: a name, a sentence, and how it is done."""
+"""A kind of fault: a name, a description, and a function that causes it."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ Mend = Callable[[], Awaitable[None]]
 
 
 class Unfired(TmdError):
-    """The fault could not be brought about, or there is no proof that it was."""
+    """The fault could not be caused, or nothing proves that it was."""
 
 
 async def nothing() -> None:
-    """The mending of what mends itself."""
+    """Mends a fault that ends by itself."""
 
 
 class FaultKind(Struct, frozen=True):
-    """One kind of fault. ``act`` returns once the fault is there, and raises :class:`Unfired` if it
-    is not; a kind that has ``inside`` instead strikes by itself where the process is."""
+    """One kind of fault. ``act`` returns once the fault has happened, and raises :class:`Unfired`
+    otherwise; a kind with ``inside`` instead is caused within the process concerned."""
 
     name: str
     """``<group>.<what>``."""
     about: str
     act: Callable[[CampaignStage, FaultPart], Awaitable[Mend]] | None = None
     inside: str = ""
-    """The blow of :mod:`tmd.campaign.blows`."""
+    """Name of the fault in :mod:`tmd.campaign.blows`."""
     unable: Callable[[], str] = str
-    """Why it cannot be done on this machine; empty if it can."""
+    """Returns why this machine cannot play it; empty if it can."""
 
     @property
     def group(self) -> str:

@@ -60,9 +60,9 @@ def play(
     json: Annotated[Path | None, typer.Option(help="Write the facts there; '-' is stdout.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write a page: FILE.html or FILE.md.")] = None,
 ) -> None:
-    """Play scenarios on a cluster of processes on this machine: something is broken, and what comes
-    of it must be what the scenario says; in the end losses and weights must be those of a run that
-    nobody has disturbed. Exit status: 0 as expected, 1 a deviation, 2 wrong files."""
+    """Play scenarios on a cluster of processes on this machine. Each breaks something, and the
+    outcome must be the one that it states. In the end losses and weights must equal those of an
+    undisturbed run. Exit status: 0 as expected, 1 a deviation, 2 wrong files."""
     if report is not None:
         page.check(report)
     seed = secrets.randbelow(SEEDS) if seed is None else seed
@@ -72,14 +72,14 @@ def play(
         stories = (draw.drawn(drawable(stories), seed, rounds),)
     extras.need_trainer("tmd campaign run")
     embedded.check()
-    # With facts on stdout, words go to stderr.
+    # With facts on stdout, messages go to stderr.
     console = output.console(markup=True, stderr=json == Path("-"))
     command = repeat_command(files or (), only or (), seed, rounds)
     console.print(f"[dim]{escape(command)}[/]")
     try:
         outcome = asyncio.run(_watched(stories, console))
     except KeyboardInterrupt:
-        console.print("interrupted; everything that was started has been ended")
+        console.print("interrupted; all processes of the campaign have ended")
         raise typer.Exit(INTERRUPTED) from None
     except (RuntimeError, TimeoutError) as error:
         raise TmdError(f"the campaign failed: {in_words(error)}") from error
@@ -87,12 +87,12 @@ def play(
         _write(facts(outcome, seed, command), json)
     if report is not None:
         page.write(outcome, command, report)
-    tell(console, outcome, lambda result: _how_again(result, files or (), seed, rounds))
+    print_deviations(console, outcome, lambda result: _how_again(result, files or (), seed, rounds))
     raise typer.Exit(0 if outcome.well else 1)
 
 
 def chosen(stories: Sequence[Story], names: Sequence[str]) -> tuple[Story, ...]:
-    """``stories`` with only the scenarios that are named, if any are.
+    """``stories`` with only the named scenarios, or all of them without names.
 
     Raises:
         ConfigError: there is no such scenario.
@@ -112,10 +112,10 @@ def chosen(stories: Sequence[Story], names: Sequence[str]) -> tuple[Story, ...]:
 
 
 def drawable(stories: Sequence[Story]) -> list[Scenario]:
-    """What can be drawn, whatever this machine can do: a seed gives the same plays everywhere.
+    """Scenarios for random draws, on any machine: a seed gives the same plays everywhere.
 
     Raises:
-        ConfigError: nothing.
+        ConfigError: there is none.
     """
     found = draw.pool(stories)
     if not found:
@@ -124,7 +124,7 @@ def drawable(stories: Sequence[Story]) -> list[Scenario]:
 
 
 def repeat_command(files: Sequence[str], only: Sequence[str], seed: int, rounds: int) -> str:
-    """One line that does the same again."""
+    """The command line that repeats the campaign."""
     words = ["tmd", "campaign", "run", *files]
     for name in only:
         words += ["--only", name]
@@ -142,10 +142,10 @@ def _how_again(result: Result, files: Sequence[str], seed: int, rounds: int) -> 
 
 
 async def _watched(stories: Sequence[Story], console: Console) -> CampaignOutcome:
-    """Run while the progress is shown.
+    """Run with a progress display.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C; everything has ended by then.
+        KeyboardInterrupt: Ctrl-C, after all processes have ended.
     """
     loop = asyncio.get_running_loop()
     interrupted = asyncio.Event()
@@ -165,7 +165,7 @@ async def _watched(stories: Sequence[Story], console: Console) -> CampaignOutcom
 
 
 class CampaignScreen:
-    """A bar on a terminal, and a line for each scenario that has ended."""
+    """A progress bar on a terminal, and a line for each scenario that has ended."""
 
     def __init__(self, stories: Sequence[Story], console: Console, bar: Progress) -> None:
         count = sum(scenario.repeat for story in stories for scenario in story.scenarios)
@@ -184,8 +184,8 @@ class CampaignScreen:
         self._bar.advance(self._task)
 
 
-def tell(console: Console, outcome: CampaignOutcome, how_again: Callable[[Result], str]) -> None:
-    """The end: what deviated, and how to see it again."""
+def print_deviations(console: Console, outcome: CampaignOutcome, how_again: Callable[[Result], str]) -> None:
+    """Print all deviations with the commands that repeat them."""
     for result in outcome.results:
         for text in result.deviations:
             console.print(
@@ -202,7 +202,7 @@ def tell(console: Console, outcome: CampaignOutcome, how_again: Callable[[Result
 
 
 def facts(outcome: CampaignOutcome, seed: int, command: str) -> dict[str, object]:
-    """What programs read."""
+    """The outcome for programs."""
     return {
         "well": outcome.well,
         "seed": seed,

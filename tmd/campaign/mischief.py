@@ -1,4 +1,4 @@
-"""A detector that does what its host's file says: for campaigns, found by a real entry point."""
+"""A faulty detector for campaigns: it obeys its host's file, and a real entry point finds it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def _obey(word: str) -> AsyncIterator[Signal]:
 
 
 def install(folder: Path) -> None:
-    """Make ``folder`` one from which daemons that have it in PYTHONPATH load this detector."""
+    """Let daemons with ``folder`` in PYTHONPATH find this detector."""
     place = folder / "tmd_campaign-0.dist-info"
     place.mkdir(parents=True)
     for name, text in DISTRIBUTION.items():

@@ -1,6 +1,6 @@
-"""A network namespace for each host, joined by a bridge in one of its own. Needs root.
+"""A network namespace for each host, joined by a bridge in another namespace. Needs root.
 
-Nothing of this machine's own network is touched: the bridge leads nowhere else.
+The network of this machine is not changed: the bridge leads nowhere else.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Self
 
 PLACES = Path("/run/netns")
 NOWHERE = "02:00:00:00:00:01"
-"""The hardware address of nobody."""
+"""A hardware address that no host has."""
 
 
 def unable() -> str:
-    """Why there can be none here; empty if there can."""
+    """Why this machine cannot have them; empty if it can."""
     if os.geteuid() != 0:
         return "needs root, for network namespaces"
     if not (shutil.which("ip") and shutil.which("tc")):
@@ -29,7 +29,7 @@ def unable() -> str:
 
 
 class Namespaces:
-    """Made by entering the context, gone when it is left."""
+    """Created on entering the context, removed on leaving it."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self._hosts = tuple(hosts)
@@ -54,19 +54,19 @@ class Namespaces:
         self._made.clear()
 
     def place(self, host: str) -> str:
-        """The file by which a process enters the network of ``host``."""
+        """The file through which a process enters the network of ``host``."""
         return str(PLACES / self._name(host))
 
     def address(self, host: str) -> str:
         return f"10.99.0.{self._hosts.index(host) + 1}"
 
     def link(self, host: str, *, up: bool) -> None:
-        """Plug the cable of ``host`` in or out, at the switch."""
+        """Connect or disconnect the cable of ``host``, at the switch."""
         number = self._hosts.index(host)
         self._in("switch", f"ip link set port{number} {'up' if up else 'down'}")
 
     def deafen(self, host: str, peer: str, *, deaf: bool) -> None:
-        """Whether what ``host`` sends to ``peer`` gets lost; the other way nothing changes."""
+        """Let packets from ``host`` to ``peer`` get lost or not; the other direction stays."""
         if deaf:
             to = f"{self.address(peer)} lladdr {NOWHERE} dev eth0 nud permanent"
             self._in(host, f"ip neigh replace {to}")
@@ -74,7 +74,7 @@ class Namespaces:
             self._in(host, f"ip neigh del {self.address(peer)} dev eth0")
 
     def slow(self, host: str, rate: str) -> None:
-        """Let ``host`` send no faster than ``rate``; as fast as it goes if empty."""
+        """Limit what ``host`` sends to ``rate``; no limit if empty."""
         if rate:
             shape = f"tbf rate {rate} burst 64kb latency 400ms"
             self._in(host, f"tc qdisc replace dev eth0 root {shape}")
@@ -82,7 +82,7 @@ class Namespaces:
             self._in(host, "tc qdisc del dev eth0 root")
 
     def lose(self, host: str, share: float) -> None:
-        """Let ``share`` of the packets that ``host`` sends vanish, drawn at random; none if 0."""
+        """Drop a random ``share`` of the packets that ``host`` sends; none if 0."""
         if share:
             self._in(host, "tc qdisc add dev eth0 clsact")
             self._in(host, "tc filter add dev eth0 egress bpf da bytecode", _dropping(share))
@@ -90,7 +90,7 @@ class Namespaces:
             self._in(host, "tc qdisc del dev eth0 clsact")
 
     def lost(self, host: str) -> int:
-        """Packets that have vanished so since :meth:`lose`."""
+        """Number of packets dropped since :meth:`lose`."""
         told = json.loads(self._in(host, "tc -s -j qdisc show dev eth0 clsact"))
         return int(told[0]["drops"])
 
@@ -120,8 +120,8 @@ class Namespaces:
 
 
 def _dropping(share: float) -> str:
-    """A classic BPF program, since not every kernel has netem: draw a number, let the packet pass
-    if it is above the share, else shoot it."""
+    """A classic BPF program, since not every kernel has netem: draw a number, and drop the packet
+    unless the number is above the share."""
     drawn, passed, shot = 0xFFFFF038, 0xFFFFFFFF, 2  # SKF_AD_RANDOM, TC_ACT_UNSPEC, TC_ACT_SHOT
     limit = int(share * 0xFFFFFFFF)
     return f"4,32 0 0 {drawn},37 0 1 {limit},6 0 0 {passed},6 0 0 {shot}"

@@ -16,13 +16,13 @@ from tmd.demo.story import run_golden
 
 
 class Run(Struct, frozen=True):
-    """What a job has left behind."""
+    """Trace and weights of a job."""
 
     trace: DemoTrace
     weights: dict[str, str]
     """Digest of the final weights by rank."""
     shadows: dict[str, str] = {}
-    """The same of standbys that lived a rank's life to the end."""
+    """Digests of standbys that shadowed a rank to the end."""
 
 
 class Oracle:
@@ -34,10 +34,10 @@ class Oracle:
         self._known: dict[tuple[str, ...], Run] = {}
 
     async def ask(self, story: Story) -> Run:
-        """What the job of ``story`` ends with if nothing happens to it.
+        """Run the job of ``story`` undisturbed; returns its results.
 
         Raises:
-            RuntimeError: it failed.
+            RuntimeError: the run failed.
         """
         command, ranks = script(story), story.cluster.ranks
         key = (str(ranks), *command)
@@ -50,7 +50,7 @@ class Oracle:
 
 
 def read_run(folder: Path) -> Run:
-    """What the workers have written to ``folder``."""
+    """The files that the workers have written to ``folder``."""
     weights, shadows = (_digests(folder, kind) for kind in ("weights", "shadow"))
     return Run(read_trace(folder), weights, shadows)
 
@@ -62,8 +62,8 @@ def _digests(folder: Path, kind: str) -> dict[str, str]:
 def differences(
     run: Run, golden: Run, plans: Iterable[MigrationPlan], seen: Sequence[Observed], *, whole: bool
 ) -> list[str]:
-    """What is not the same, in sentences; the first one names the scenario before it. A run that is
-    not ``whole`` ended early: only what it has committed is compared."""
+    """All differences, in sentences; the first one names the previous scenario. Of a run that is
+    not ``whole``, since it ended early, only committed steps are compared."""
     if not whole:
         wrong = sorted(_wrong(run, golden))
         return [f"{len(wrong)} losses differ{_after(run, golden, seen)}"] if wrong else []
@@ -81,14 +81,14 @@ def differences(
 
 
 def _after(run: Run, golden: Run, seen: Sequence[Observed]) -> str:
-    """Which scenario came before the first loss that differs."""
+    """The scenario before the first loss that differs."""
     wrong = _wrong(run, golden)
     before = [s.scenario for s in seen if wrong and s.steps[0] <= min(wrong)]
     return f", after scenario '{before[-1]}'" if before else ""
 
 
 def _wrong(run: Run, golden: Run) -> list[int]:
-    """Steps in which a loss is not the golden one."""
+    """Steps with a loss that differs from the golden one."""
     known = golden.trace.commits
     return [
         step
@@ -98,7 +98,7 @@ def _wrong(run: Run, golden: Run) -> list[int]:
 
 
 def repeated(trace: DemoTrace, epochs: tuple[int, int]) -> int:
-    """Steps that the rank that ran most of them again had to run again between two epochs."""
+    """Highest number of steps that a rank repeated between two epochs."""
     counts: dict[int, set[int]] = {}
     for line in trace.undone:
         if epochs[0] <= line["epoch"] < epochs[1]:

@@ -28,10 +28,10 @@ text-align: left; border-bottom: 1px solid #ddd; vertical-align: top } .bad { co
 
 
 def check(file: Path) -> None:
-    """Refuse a name before anything is run.
+    """Check a file name before the campaign runs.
 
     Raises:
-        ConfigError: no such report can be written.
+        ConfigError: no report can have this name.
     """
     if file.suffix not in SUFFIXES:
         raise ConfigError(f"--report {file}: the name must end with {' or '.join(SUFFIXES)}")
@@ -40,7 +40,7 @@ def check(file: Path) -> None:
 
 
 def write(outcome: CampaignOutcome, command: str, file: Path) -> None:
-    """Write the report; its suffix says in which language."""
+    """Write the report in the format that its suffix names."""
     text = as_html(outcome, command) if file.suffix == ".html" else as_markdown(outcome, command)
     file.write_text(text)
 
@@ -125,7 +125,7 @@ def _kinds(outcome: CampaignOutcome) -> list[Row]:
 
 
 def costs_by_kind(outcome: CampaignOutcome) -> dict[str, list[Cost]]:
-    """What each kind of fault has cost; of several faults in one scenario, under the last one."""
+    """Costs by kind of fault; those of several faults in one scenario count for the last kind."""
     found: dict[str, list[Cost]] = {}
     for result in outcome.results:
         for cost in result.costs:

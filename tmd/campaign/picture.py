@@ -10,7 +10,7 @@ ROW, LEFT, WIDE, TOP = 22, 230, 480, 28
 COLOURS = ("#4e79a7", "#f28e2b", "#76b7b2", "#e15759", "#59a14f")
 TICKS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 FLOOR_S = 0.01
-"""What is less is drawn here: it cannot be told from the noise of a step."""
+"""Smaller values are drawn here: they cannot be told from the noise of a step."""
 
 
 def dots(values: Mapping[str, Sequence[float]]) -> str:
@@ -34,7 +34,7 @@ def dots(values: Mapping[str, Sequence[float]]) -> str:
 
 
 def bars(values: Mapping[str, Sequence[float]], names: Sequence[str]) -> str:
-    """A row for each name: one bar of as many parts as ``names``, in seconds."""
+    """A row for each name: a bar with a part for each of ``names``, in seconds."""
     totals = [sum(max(v, 0.0) for v in row) for row in values.values()]
     highest = max([*totals, 0.01])
 

@@ -1,9 +1,9 @@
-"""Where a campaign and the training processes find each other. Imports nothing, so both may."""
+"""Variables shared by a campaign and its training processes. Imports nothing, for use by both."""
 
 FAULTS = "TMD_FAULTS"
 """Environment: faults of the whole run, comma-separated."""
 FOLDER = "TMD_FAULTS_FOLDER"
-"""Environment: where orders come from and marks are left."""
+"""Environment: folder of orders and marks."""
 RELAY = "TMD_FAULTS_RELAY"
-"""Environment: the socket that tells the port by which a peer is to be dialled."""
+"""Environment: socket that answers with the port through which to dial a peer."""
 ORDERS = "orders"

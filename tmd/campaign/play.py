@@ -1,4 +1,4 @@
-"""Plays one scenario on a stage and notes what came of it. Judges nothing."""
+"""Plays one scenario on a stage and records the observations, without a judgement."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tmd.core.values.reasons import in_words
 from tmd.demo.cluster import workers
 
 START_S = 120.0
-"""Longest wait for a cluster that has just been started."""
+"""Longest wait for a cluster that was just started."""
 AFTER = 5
-"""Steps that all ranks commit once everything is over."""
+"""Steps that all ranks commit at the end of a scenario."""
 UNAFFECTED = 15
-"""Steps in which nothing must happen, where no plan is expected."""
+"""Steps without an event, where no plan is expected."""
 
 
 class Before(Struct, frozen=True):
-    """How things stood when a scenario began."""
+    """The situation at the start of a scenario."""
 
     plans: frozenset[str]
     alerts: frozenset[str]
@@ -52,7 +52,7 @@ class Play:
         self._before: Before
 
     async def run(self) -> Observed:
-        """Play it; what goes wrong is part of what is observed."""
+        """Play it; failures are part of the observations."""
         scenario, began, trouble = self._scenario, time.monotonic(), ""
         async with asyncio.timeout(max(START_S, scenario.within_s)):
             await self._stage.whole(scenario.standbys)
@@ -78,7 +78,7 @@ class Play:
 
     async def _strike(self) -> None:
         faults = [(f"{self._name}.{n}", f) for n, f in enumerate(self._scenario.faults)]
-        # Traps first, the last of them first: one must be set before what leads into it happens.
+        # Traps first, in reverse order: each must be set before the fault that leads into it.
         for name, fault in reversed(faults):
             if inside := KINDS[fault.kind].inside:
                 self._stage.order(name, fault, inside)
@@ -98,7 +98,7 @@ class Play:
                 await mend()
 
     def _release(self) -> None:
-        """Whoever was held so that others could be struck meanwhile."""
+        """Release processes that were held while others were struck."""
         for name in self._held:
             self._stage.release(name)
 
@@ -141,7 +141,7 @@ class Play:
                     return
 
     async def _outcome(self) -> None:
-        """Until the plans that are expected have come to their end, or training has gone on."""
+        """Wait for the end of the expected plans, or for further training."""
         if self._scenario.expect.plans:
             await self._stage.until(lambda v: len(self._counted(v)) >= len(self._expected(v).plans))
         else:
@@ -150,17 +150,17 @@ class Play:
     async def _put_right(self) -> None:
         self._stage.withdraw()
         self._release()
-        # First: what is started again on a host that is to be left would leave at once.
+        # First, since workers restarted on a drained host would leave at once.
         await self._stage.undrain()
         await self._mend()
         await self._stage.whole(self._scenario.standbys)
         await self._stage.steps(AFTER)
         await self._stage.whole(self._scenario.standbys)
 
-    # --- looking ----------------------------------------------------------------------------------
+    # --- observation ------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Collect what may be forgotten before the end: plans, and how workers ended."""
+        """Collect facts that may be forgotten before the end: plans, and the workers' exits."""
         async for view in self._stage.views():
             self._note(view)
 
@@ -177,7 +177,7 @@ class Play:
         return expected(self._scenario, self._ended(view))
 
     def _counted(self, view: ClusterView) -> Sequence[MigrationPlan]:
-        """Those that must come, and those that must not: not those that merely may."""
+        """Plans that are required or forbidden, without those that are merely allowed."""
         expect = self._expected(view)
         merely = set(expect.may) - set(expect.plans)
         return [p for p in self._ended(view) if word(p) not in merely]

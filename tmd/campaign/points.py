@@ -1,10 +1,10 @@
 """Faults at exact points inside a training process, and proof that they were reached.
 
-A fault is ``<point>@<who>:<step>=<what>``. Points wrap the one function where the thing happens, so
-that "in the vote" or "while the state is copied" is a place and not a moment on a clock. Striking
-leaves a file ``<folder>/<id>.fired``; ``wait`` then holds until ``<id>.go`` appears, and ``pace``
-makes each further step that comes by there a slow one until it does. The id is the point's name,
-or, of a fault that is ordered while the job runs, the first word of its line in ``orders``.
+A fault is ``<point>@<who>:<step>=<what>``. Each point wraps the function where the event occurs:
+"in the vote" or "while the state is copied" is a place in the code. A fault that strikes leaves a
+file ``<folder>/<id>.fired``. ``wait`` then holds until ``<id>.go`` appears, and ``pace`` slows each
+further step at the point until then. The id is the point's name, or, for a fault ordered while the
+job runs, the first word of its line in ``orders``.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ LOOK_S = 0.005
 
 
 class ArmedFault(NamedTuple):
-    """``who`` is a rank, a host, or ``*`` for the first to get there. ``step`` is ``*`` for any,
-    and ``+`` for any in which the process itself holds the rank."""
+    """``who`` is a rank, a host, or ``*`` for the first process. ``step`` is ``*`` for any, and
+    ``+`` for any in which the process holds the rank."""
 
     id: str
     point: str
@@ -65,7 +65,7 @@ class ArmedFault(NamedTuple):
 
 
 class Injector:
-    """What strikes this process. Does nothing unless the environment names a folder."""
+    """Strikes this process. Does nothing unless the environment names a folder."""
 
     def __init__(self) -> None:
         self._faults = [ArmedFault.parse(t) for t in os.environ.get(FAULTS, "").split(",") if t]
@@ -80,10 +80,10 @@ class Injector:
         self._cuts = False
         self._paced: ArmedFault | None = None
         self._broadcasts = (-1, 0)
-        """How many of this step have come to their turn."""
+        """The current step, and the number of its broadcasts so far."""
 
     def follow(self, session: Session) -> None:
-        """Know rank and step, and stand at the points inside the runtime."""
+        """Follow rank and step of ``session``, and wrap the points inside the runtime."""
         self._session = session
         if self._folder is None:
             return
@@ -113,8 +113,8 @@ class Injector:
         _before(Leaving, "wait", lambda *_: self.reach("left"))
 
     def _stand_at_checkpoints(self) -> None:
-        """In the midst of a part, when half of one is on disk, and at the end of one. What writes
-        them is there once the script has asked for them."""
+        """Wrap the points inside a part, with half of it on disk, and at its end, once the script
+        has set up checkpoints."""
 
         def _asked(session: Session, *_: object) -> None:
             from tmd.trainer.checkpoints import archive
@@ -125,7 +125,7 @@ class Injector:
         _after(Session, "checkpoint", _asked)
 
     def reach(self, point: str) -> None:
-        """The process is at ``point`` now."""
+        """Report that the process is at ``point``."""
         session, folder = self._session, self._folder
         if session is None or folder is None:
             return
@@ -137,13 +137,13 @@ class Injector:
                 self._strike(fault)
 
     def work(self, seconds: float) -> None:
-        """Be busy for so long, as a device would be. Shadows are not: they have to catch up."""
+        """Be busy for ``seconds``, as a device is; a shadow is not, since it must catch up."""
         if seconds and self._session is not None and not self._session.shadowing:
             time.sleep(seconds)
 
     def linger(self, seconds: float, last: int) -> None:
-        """Take ``seconds`` for each step, and wait at step ``last``, until told to hurry: so a job
-        is still there for the next fault. Shadows do not: they have to catch up."""
+        """Extend each step by ``seconds``, and wait at step ``last`` until hurried, so that the job
+        runs until the next fault. Shadows are exempt, since they must catch up."""
         session, folder = self._session, self._folder
         if session is None or folder is None or session.shadowing or not seconds:
             return
@@ -177,7 +177,7 @@ class Injector:
             self.reach("in-vote")
 
     def _communicating(self, runner: Runner, call: CollectiveCall, *_: object) -> None:
-        """Operations of a group come to their turn one after the other, in a thread of its own."""
+        """Operations of a group run one after the other, in their own thread."""
         if call.kind is FrameKind.BROADCAST and self._session is not None:
             step, count = self._session.step_number, self._broadcasts[1]
             number = count if self._broadcasts[0] == step else 0
@@ -193,14 +193,14 @@ class Injector:
         self.reach("shadowing")
 
     def _sending(self, link: object, envelope: frames.Envelope, *_: object) -> None:
-        """A frame is on its way; of a snapshot it is the second unit that counts: it is half."""
+        """A frame is about to be sent; in a snapshot the second unit, its middle, counts."""
         frame = envelope.frame
         ours = threading.current_thread().name == "tmd-snapshots"
         if ours and isinstance(frame, frames.Unit) and frame.number == 1:
             self.reach(f"bringing-{frame.version}")
 
     def _first(self, name: str) -> bool:
-        """Each fault strikes once in the whole job, whoever gets there."""
+        """Whether this process is the first: each fault strikes once in the whole job."""
         assert self._folder is not None
         try:
             (self._folder / f"{name}.fired").touch(exist_ok=False)
@@ -218,7 +218,7 @@ class Injector:
                 assert self._fabric is not None
                 blows.sever(self._fabric)
             case "flip" | "flips":
-                # "flips": from here on after every step; a copy would make good a single one.
+                # "flips": after every step, since a copy would repair a single flip.
                 assert self._following is not None
                 self._flips = fault if fault.what == "flips" else None
                 blows.flip(self._following)
@@ -226,7 +226,7 @@ class Injector:
                 assert self._fabric is not None
                 blows.isolate(self._fabric)
             case "cut" | "cuts":
-                # "cuts": from here on after every step.
+                # "cuts": after every step.
                 assert self._following is not None
                 self._cuts = fault.what == "cuts"
                 self._following.shadow.close()

@@ -1,4 +1,4 @@
-"""Scenario files: found, read, and every mistake named with file, key and remedy."""
+"""Finds and reads scenario files, and reports every mistake with file, key and remedy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def stories(wanted: Sequence[str], kinds: Collection[str]) -> tuple[Story, ...]:
     """The stories of ``wanted``, names of shipped ones or files; all shipped ones if empty.
 
     Raises:
-        ConfigError: there is no such file, or something in it is wrong.
+        ConfigError: a file is missing or has a mistake.
     """
     return tuple(load(_file(name), kinds) for name in wanted or shipped())
 
@@ -45,7 +45,7 @@ def _file(name: str) -> Path:
 
 
 def load(file: Path, kinds: Collection[str]) -> Story:
-    """The story in ``file``. ``kinds``: names of faults that there are.
+    """The story in ``file``. ``kinds``: names of the known kinds of fault.
 
     Raises:
         ConfigError: a line for each mistake.
@@ -63,7 +63,7 @@ def load(file: Path, kinds: Collection[str]) -> Story:
 def parse(
     name: str, values: Mapping[str, Any], kinds: Collection[str]
 ) -> tuple[Story | None, list[Problem]]:
-    """The story that ``values`` describe, or all that is wrong with them."""
+    """The story in ``values``, or all its mistakes."""
     problems = [Problem((key,)) for key in values if key not in PARTS]
     cluster, wrong = read(ClusterPart, values.get("cluster", {}), ("cluster",))
     job, more = read(JobPart, values.get("job", {}), ("job",))
@@ -104,11 +104,11 @@ def _scenario(
     )
     plain = {k: v for k, v in given.items() if k not in ("faults", *EXPECTED)}
     if "name" not in plain or not NAME.fullmatch(str(plain["name"])):
-        problems.append(Problem((*where, "name"), "small letters, digits and hyphens are needed"))
+        problems.append(Problem((*where, "name"), "use small letters, digits and hyphens"))
         return None, problems
     found = _part(Scenario, plain, where, problems)
     if not faults and not problems:
-        problems.append(Problem((*where, "faults"), "there is none: what is to happen?"))
+        problems.append(Problem((*where, "faults"), "there is none: name at least one fault"))
     if problems or found is None or expect is None:
         return None, problems
     whole = tuple(fault for fault in faults if fault is not None)
@@ -139,7 +139,7 @@ def _twice(found: Scenario, before: Sequence[Scenario]) -> list[Problem]:
 
 
 def _beyond(found: Scenario, cluster: ClusterPart) -> list[Problem]:
-    """Ranks and hosts that the cluster does not have."""
+    """Ranks and hosts that do not exist in the cluster."""
     last = cluster.ranks - 1
     hosts = (*cluster.active, *cluster.spare)
     problems = []
@@ -173,7 +173,7 @@ def _known(where: tuple[str, ...]) -> Collection[str]:
 
 
 def nearest(word: str, known: Collection[str]) -> str:
-    """The end of a sentence about a wrong word."""
+    """The end of a sentence about an unknown word."""
     near = difflib.get_close_matches(word, list(known), n=1)
     if near:
         return f"; did you mean '{near[0]}'?"

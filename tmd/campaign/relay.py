@@ -1,7 +1,7 @@
-"""Connections that pass through this program, so that it can delay, stall, cut or reset them.
+"""Relays connections, so that it can delay, stall, cut or reset them.
 
-Not every kernel has a queue that delays or loses packets; what a TCP connection shows of such a
-network can be done here without one, and without rights.
+Not every kernel has a queue that delays or loses packets. The relay shows a TCP connection the
+effects of such a network without one, and without privileges.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ RESET = struct.pack("ii", 1, 0)
 
 
 class Weather:
-    """What becomes of the connections of one way, also of those that are open already."""
+    """The state of the connections in one direction, existing ones included."""
 
     def __init__(self) -> None:
         self.there = asyncio.Event()
         self.back = asyncio.Event()
         self.delay_s = 0.0
         self.bytes_s = 0.0
-        """0: as fast as it goes."""
+        """Limit in bytes per second; 0 for none."""
         self.refuse = False
         self.passed = 0
-        """Bytes that have met this weather since it was last cleared."""
+        """Bytes that have passed since the last :meth:`clear`."""
         self._open: set[asyncio.StreamWriter] = set()
         self.clear()
 
     def clear(self) -> None:
-        """As if nothing stood between."""
+        """Remove all effects."""
         self.there.set()
         self.back.set()
         self.delay_s = self.bytes_s = 0.0
@@ -45,7 +45,7 @@ class Weather:
         self.passed = 0
 
     def reset(self) -> int:
-        """Every open connection ends as by a reset; how many there were."""
+        """Reset every open connection; returns their number."""
         found = [w for w in self._open if not w.is_closing()]
         for writer in found:
             sock = writer.get_extra_info("socket")
@@ -58,7 +58,7 @@ class Weather:
     async def carry(
         self, near: tuple[asyncio.StreamReader, asyncio.StreamWriter], dial: Dial
     ) -> None:
-        """Serve one connection to its end; ``near`` is the side that has dialled."""
+        """Serve one connection to its end; ``near`` is the dialling side."""
         try:
             far = None if self.refuse else await dial()
         except OSError:
@@ -100,7 +100,7 @@ def _dialling(target: Path | str) -> Dial:
 
 
 class Relay:
-    """Doors of this program; all are shut when the context is left."""
+    """Listening sockets of the relay; all are closed on leaving the context."""
 
     def __init__(self) -> None:
         self._servers: list[asyncio.Server] = []
@@ -117,20 +117,20 @@ class Relay:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def unix(self, path: Path, target: Path | str, weather: Weather) -> None:
-        """Whoever dials ``path`` reaches ``target``, a Unix socket or ``<host>:<port>``."""
+        """Relay connections to ``path`` to ``target``, a Unix socket or ``<host>:<port>``."""
         serving = self._serving(weather, _dialling(target))
         server = await asyncio.start_unix_server(serving, path)
         self._servers.append(server)
 
     async def tcp(self, address: str, weather: Weather) -> int:
-        """A port of the loopback; whoever dials it reaches ``address``."""
+        """Relay connections to a loopback port, which is returned, to ``address``."""
         serving = self._serving(weather, _dialling(address))
         server = await asyncio.start_server(serving, "127.0.0.1", 0)
         self._servers.append(server)
         return int(server.sockets[0].getsockname()[1])
 
     async def desk(self, path: Path, answer: Callable[[str], Awaitable[str]]) -> None:
-        """Questions of one line at ``path``, answered by one line."""
+        """Answer questions of one line at ``path`` with one line."""
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with contextlib.suppress(OSError):

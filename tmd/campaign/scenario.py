@@ -1,7 +1,7 @@
-"""Scenarios as values: what is broken, where, when, for how long, and what is to come of it.
+"""Scenarios as values: faults, with their place, time and duration, and the expected outcome.
 
-A file is one cluster and one job, and scenarios that happen to them one after the other. Knows
-nothing of how a fault is done; reading one is :mod:`tmd.campaign.reading`'s.
+A file describes one cluster, one job, and scenarios that happen to them one after the other. This
+module does not cause faults; :mod:`tmd.campaign.reading` reads the files.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ POINTS = (
     *("between", "preparing", "prepared", "copying", "tail", "shadowing", "taking", "arming"),
     *("showing", "mirroring", "sending", "receiving", "synced", "left"),
 )
-"""Places in a training process at which a fault can strike it."""
+"""Fault points in a training process."""
 ALONE = ("joiner", "leaver", "standby", "leader", "follower", "all", "half", "somebody")
 WITH_NAME = ("rank", "host")
 UNTIL = ("another leader", "a plan", "done", "silence")
 
 
 class Network(StrEnum):
-    """Through what workers reach each other."""
+    """The connection between workers."""
 
     SHARED = "shared"  # the loopback
-    RELAYED = "relayed"  # a proxy of this program for each pair of hosts
+    RELAYED = "relayed"  # a relay for each pair of hosts
     NAMESPACES = "namespaces"  # a network namespace for each host, joined by a bridge
 
 
 class ServerKind(StrEnum):
-    """What stands for Redis."""
+    """The kind of Redis server."""
 
     PRIVATE = "private"
     SENTINEL = "sentinel"  # two servers and a Sentinel
@@ -44,29 +44,29 @@ class ServerKind(StrEnum):
 
 class ClusterPart(Section, frozen=True):
     ranks: Annotated[int, Meta(ge=2, le=8)] = 3
-    """Hosts with a rank each."""
+    """Number of hosts with a rank each."""
     standbys: Annotated[int, Meta(ge=0, le=8)] = 2
     network: Network = Network.SHARED
     redis: ServerKind = ServerKind.PRIVATE
     clocks: bool = False
-    """Each daemon has a wall clock of its own, which can be set."""
+    """Whether each daemon has a separate wall clock that can be set."""
     rehearse: bool = False
-    """Standbys rehearse of their own accord."""
+    """Whether standbys rehearse without a request."""
     silence_s: Positive = 2.0
-    """A worker silent for so long is taken for stalled."""
+    """A worker that is silent for this long counts as stalled."""
     hang_s: NotNegative = 0.0
-    """A worker that commits nothing for so long, and waits for nobody, hangs; 0 is never."""
+    """A worker that commits nothing for this long without a wait for others hangs; 0 is never."""
     config: str = ""
-    """More of tmd.toml, for all hosts."""
+    """More settings of tmd.toml, for all hosts."""
 
     @property
     def active(self) -> tuple[str, ...]:
-        """Hosts that have a rank at the start."""
+        """Hosts with a rank at the start."""
         return tuple(f"h{n}" for n in range(1, self.ranks + 1))
 
     @property
     def spare(self) -> tuple[str, ...]:
-        """Hosts that have a standby at the start."""
+        """Hosts with a standby at the start."""
         return tuple(f"s{n}" for n in range(1, self.standbys + 1))
 
     def __post_init__(self) -> None:
@@ -79,9 +79,9 @@ class ClusterPart(Section, frozen=True):
 class JobPart(Section, frozen=True):
     steps: Annotated[int, Meta(ge=50)] = 1500
     pace_s: NotNegative = 0.04
-    """What each step takes more than it computes, until all scenarios are through."""
+    """Additional duration of each step, until all scenarios have ended."""
     arguments: tuple[str, ...] = ()
-    """Of the training script."""
+    """Arguments of the training script."""
 
 
 class FaultPart(Section, frozen=True):
@@ -91,12 +91,12 @@ class FaultPart(Section, frozen=True):
     when: str = "now"
     """now, 'at POINT' of a training process, 'phase PHASE' of the live plan."""
     for_s: NotNegative = 0.0
-    """How long it lasts; then it is mended."""
+    """Duration of the fault, which is then mended."""
     until: str = ""
-    """Instead: 'N steps', 'N plans' that have ended since the scenario began, 'another leader',
-    'a plan', 'done', 'silence' of a host."""
+    """Instead of a duration: 'N steps', 'N plans' that have ended since the scenario began,
+    'another leader', 'a plan', 'done', 'silence' of a host."""
     amount: float = 0.0
-    """How much, in the unit of the kind; 0 is its own default."""
+    """Size of the fault, in the unit of the kind; 0 for the kind's default."""
 
     def __post_init__(self) -> None:
         word, _, name = self.where.partition(" ")
@@ -154,21 +154,21 @@ class FaultPart(Section, frozen=True):
 
 class Expected(Section, frozen=True):
     plans: tuple[str, ...] = ()
-    """Every plan that comes to an end, in order: 'failover done', 'planned aborted'..."""
+    """Every plan that ends, in order: 'failover done', 'planned aborted'..."""
     may: tuple[str, ...] = ()
-    """Plans that may come besides, as often as they like."""
+    """Further plans that are allowed, any number of times."""
     moved: tuple[int, ...] | None = None
-    """Ranks that change hands in the plans that are done; any, if left out."""
+    """Ranks that move in the plans that are done; any, if left out."""
     alerts: tuple[str, ...] = ()
     """Codes of findings that must be raised."""
     may_alert: tuple[str, ...] = ()
-    """Codes that may be raised besides; no others."""
+    """Codes that are allowed as well; no others."""
     repeated: Annotated[int, Meta(ge=0)] = 1
-    """Most steps that may be run again."""
+    """Maximum number of steps that are repeated."""
     outcome: str = ""
-    """Words in the outcome of the plan that ends last but one, or of the only one."""
+    """Words in the outcome of the last plan but one, or of the only one."""
     decided_within_leases: NotNegative = 0.0
-    """Median over the repeats: from the fault to the stored plan, in lifetimes of the lease."""
+    """Bound for the repeats' median: from the fault to the stored plan, in lease lifetimes."""
 
     def __post_init__(self) -> None:
         for key in ("plans", "may"):
@@ -187,13 +187,13 @@ class Scenario(Section, frozen=True):
     faults: tuple[FaultPart, ...] = ()
     expect: Expected = Expected()
     voted: Expected | None = None
-    """What is to come of it instead, should the vote have switched to a move that is dropped."""
+    """The expectation instead if the vote had switched to a move that is then dropped."""
     mended: str = ""
-    """Everything is put right once the live plan is in this phase; else when all is over."""
+    """Phase of the live plan in which everything is repaired; by default at the end."""
     standbys: int | None = None
-    """So many wait before and after; else those of the cluster."""
+    """Number of standbys that wait before and after; by default those of the cluster."""
     within_s: Positive = 60.0
-    """Until all is whole again."""
+    """Longest time until the cluster is whole again."""
     repeat: Annotated[int, Meta(ge=1)] = 1
     draw: bool = True
     """Whether it may be drawn for a random campaign."""
@@ -204,7 +204,7 @@ class Scenario(Section, frozen=True):
 
 
 class Story(Section, frozen=True):
-    """One file."""
+    """The content of one file."""
 
     name: str
     cluster: ClusterPart = ClusterPart()

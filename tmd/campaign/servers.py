@@ -1,4 +1,4 @@
-"""The Redis of a campaign: one that can be killed and started again, or a pair with a Sentinel."""
+"""The Redis of a campaign: a server that can be killed and restarted, or a pair with a Sentinel."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ sentinel failover-timeout {service} 5000
 
 
 class Private:
-    """A private server; nothing is kept when it ends."""
+    """A private server that loses its data when it ends."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -45,7 +45,7 @@ class Private:
 
     @property
     def address(self) -> Path | str:
-        """Where it listens: a Unix socket, or ``<host>:<port>`` if it lives in this process."""
+        """Its address: a Unix socket, or ``<host>:<port>`` if it runs in this process."""
         kind, _, place = self.url.partition("://")
         return Path(place) if kind == "unix" else place
 
@@ -55,18 +55,18 @@ class Private:
         return self._server.url
 
     def tell(self, command: str) -> str:
-        """One command in Redis' inline form, and what came back at once."""
+        """Send one command in Redis' inline form; returns the immediate answer."""
         return _ask(self.address, command)
 
     @property
     def pid(self) -> int:
-        """Its process.
+        """Its process id.
 
         Raises:
-            TmdError: it lives in this one.
+            TmdError: it runs in this process.
         """
         if self._server is None or self._server.pid is None:
-            raise TmdError("there is no server of its own to strike")
+            raise TmdError("Redis runs in this process and cannot be struck")
         return self._server.pid
 
     def start(self) -> None:
@@ -75,13 +75,13 @@ class Private:
         self._server = self._stack.enter_context(embedded.redis(self._folder))
 
     def stop(self) -> None:
-        """Kill -9; all that it knew is lost."""
+        """Kill -9; all its data are lost."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         self._stack.close()
 
     def proceed(self) -> None:
-        """Whatever has stopped it, it runs."""
+        """Continue the process, whatever has stopped it."""
         if self._server is not None and self._server.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._server.pid, signal.SIGCONT)
@@ -130,7 +130,7 @@ class WithSentinel:
         return int(said[4]) if len(said) > 4 else 0
 
     def in_step(self) -> bool:
-        """Whether the Sentinel knows a replica that follows the master."""
+        """Whether the Sentinel knows a replica that is in sync with the master."""
         return (
             b"flags=slave" in self._flags()
             and b"master_link_status:up" in self._ask("second", "INFO replication").encode()
@@ -144,7 +144,7 @@ class WithSentinel:
         return _ask(f"127.0.0.1:{self._ports[name]}", command)
 
     def kill_master(self) -> int:
-        """Kill -9; the port of the one that is gone."""
+        """Kill -9; returns the port of the killed master."""
         port = self.master()
         name = next(n for n, p in self._ports.items() if p == port)
         self._processes[name].kill()
@@ -172,7 +172,7 @@ class WithSentinel:
 
 
 def server_binary() -> str:
-    """A server that can also be a Sentinel.
+    """A server program that can also be a Sentinel.
 
     Raises:
         ConfigError: none is installed.
@@ -186,7 +186,7 @@ def server_binary() -> str:
 
 
 def _ask(address: Path | str, command: str) -> str:
-    """One command in Redis' inline form, and what came back at once."""
+    """Send one command in Redis' inline form; returns the immediate answer."""
     with _connected(address) as connection:
         connection.sendall(command.encode() + b"\r\n")
         return connection.recv(1 << 16).decode(errors="replace")

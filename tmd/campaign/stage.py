@@ -1,6 +1,6 @@
-"""What a story is played on: a cluster with everything around it that can be broken.
+"""The stage of a story: a cluster with everything around it that can be broken.
 
-Owns all of it; whatever was started or made is ended or taken away when the context is left.
+It owns all processes and files, and ends or removes them when the context is left.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from tmd.demo.cluster import ClusterSpec, LocalCluster, describe, ready, workers
 JOB = Path(__file__).with_name("job.py")
 FOREVER = 1_000_000
 SPARE, LEAST_SPARE = 0.1, 60
-"""Of the steps to the one in which the job waits, and at least so many: with fewer left another
-cluster plays the rest. On a loaded machine a scenario takes longer, and the job goes on."""
+"""Minimum of steps left, as a fraction of the job's and as a number: with fewer another cluster
+plays the rest, since on a loaded machine the job may end before a scenario does."""
 TTL_S = 3.0
 """Lifetime of the leader's lease in :data:`tmd.demo.cluster.CONFIG`."""
 
@@ -46,9 +46,9 @@ class CampaignStage:
         self.spares = list(story.cluster.spare)
         self.marks = folder / "marks"
         self.control = {host: Weather() for host in self.hosts}
-        """Between each daemon and Redis."""
+        """Connections between each daemon and Redis."""
         self.links: dict[tuple[str, str], Weather] = {}
-        """Between workers of two hosts, the one that has dialled first."""
+        """Connections between workers of two hosts, the dialling one first."""
         self.private: Private | None = None
         self.sentinel: WithSentinel | None = None
         self.networks: Namespaces | None = None
@@ -88,7 +88,7 @@ class CampaignStage:
                     FOLDER: str(self.marks),
                     "TMD_SHADOW__REHEARSE": str(part.rehearse).lower(),
                     "TMD_DETECTORS__TRAINER__PROGRESS_TIMEOUT_S": str(part.hang_s),
-                    # All hosts share this machine's cores: how fast a step is says nothing.
+                    # All hosts share this machine's cores, so step times mean nothing.
                     "TMD_DETECTORS__STRAGGLER__ENABLED": "false",
                     "PYTHONPATH": os.pathsep.join((str(self.folder / "plugin"), *_python_path())),
                 },
@@ -103,10 +103,10 @@ class CampaignStage:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    # --- what stands around the cluster -----------------------------------------------------------
+    # --- around the cluster -----------------------------------------------------------------------
 
     async def _surroundings(self) -> dict[str, dict[str, str]]:
-        """Make them; what each host is told of them by its environment."""
+        """Create them; returns the environment of each host."""
         part, stack = self.story.cluster, self._stack
         own: dict[str, dict[str, str]] = {host: {} for host in self.hosts}
         await stack.enter_async_context(self._relay)
@@ -139,7 +139,7 @@ class CampaignStage:
         return server.url
 
     async def _way(self, question: str) -> str:
-        """The port by which a worker on one host reaches an address on another."""
+        """The port through which a worker on one host reaches an address on another."""
         near, far, address = question.split()
         weather = self.links.setdefault((near, far), Weather())
         if (near, address) not in self._ways:
@@ -155,7 +155,7 @@ class CampaignStage:
     # --- orders and marks -------------------------------------------------------------------------
 
     def order(self, name: str, fault: FaultPart, blow: str) -> None:
-        """Have a training process struck when it comes to the fault's point."""
+        """Have a training process struck when it reaches the fault's point."""
         word, _, named = fault.where.partition(" ")
         who, step = (named, "+") if word == "rank" else (named or "*", "*")
         self._orders.append(f"{name} {fault.point or 'forward'}@{who}:{step}={blow}")
@@ -164,39 +164,39 @@ class CampaignStage:
         draft.replace(self.marks / ORDERS)
 
     def withdraw(self) -> None:
-        """No order holds any more."""
+        """Withdraw all orders."""
         self._orders.clear()
         (self.marks / ORDERS).unlink(missing_ok=True)
 
     async def fired(self, name: str) -> float:
-        """When the fault of that name struck, once it has."""
+        """Wait for the fault of that name; returns the time of its strike."""
         mark = self.marks / f"{name}.fired"
         await until(mark.exists)
         return mark.stat().st_mtime
 
     def release(self, name: str) -> None:
-        """Whoever waits by that order goes on."""
+        """Release the process that waits by that order."""
         (self.marks / f"{name}.go").touch()
 
     def hurry(self) -> None:
-        """Let the job run to its end at its own speed."""
+        """Let the job run to its end without pauses."""
         (self.marks / "hurry.go").touch()
 
-    # --- looking ----------------------------------------------------------------------------------
+    # --- observation ------------------------------------------------------------------------------
 
     async def views(self) -> AsyncIterator[ClusterView]:
         async for view in self.cluster.views():
             yield view
 
     async def until(self, wanted: Callable[[ClusterView], bool]) -> ClusterView:
-        """The first view for which ``wanted`` holds; whoever asks sets the limit."""
+        """Wait without a limit for a view for which ``wanted`` holds."""
         async for view in self.cluster.views():
             if wanted(view):
                 return view
         raise AssertionError("views do not end")
 
     async def whole(self, standbys: int | None = None) -> ClusterView:
-        """Once all hosts are heard, all ranks train, the standbys wait, and nothing is going on."""
+        """Wait until all hosts report, all ranks train, the standbys wait, and no plan is live."""
         spare = self.story.cluster.standbys if standbys is None else standbys
 
         def quiet(view: ClusterView) -> bool:
@@ -217,29 +217,29 @@ class CampaignStage:
             await asyncio.sleep(0.05)
 
     def _check_alive(self) -> None:
-        """Refuse to wait in vain.
+        """Raise rather than wait in vain.
 
         Raises:
-            RuntimeError: no daemon runs; the message has what one said last.
+            RuntimeError: no daemon runs; the message quotes a daemon's last output.
         """
         if all(p.returncode is not None for p in self.cluster.daemons.values()):
             said = self.cluster.log(self.hosts[0]).strip().splitlines()[-1:]
             raise RuntimeError(f"no daemon runs: {''.join(said)}")
 
     async def steps(self, count: int) -> None:
-        """Let every rank commit so many more than the foremost has."""
+        """Wait until every rank has committed ``count`` steps more than the foremost has now."""
         view = await self.until(lambda v: bool(workers(v)))
         goal = max(w.step for w in workers(view)) + count
         await self.until(lambda v: ready(v, len(self.ranks), 0, goal))
 
     async def nears_its_end(self) -> bool:
-        """Whether so few steps are left that the job might stand before a scenario is over."""
+        """Whether the job could end before another scenario does."""
         view = await self.until(lambda v: bool(workers(v)))
         last = _last_step(self.story.job)
         return max(w.step for w in workers(view)) > last - max(SPARE * last, LEAST_SPARE)
 
     async def targets(self, where: str) -> list[str]:
-        """The hosts that ``where`` means now, or as soon as there are some."""
+        """Wait for the hosts that ``where`` denotes."""
         word, _, named = where.partition(" ")
         leader = await self._leader() if word in LEADS else ""
         match word:
@@ -258,7 +258,7 @@ class CampaignStage:
         return [(await self.worker(where)).worker.partition("/")[0]]
 
     async def _leader(self) -> str:
-        """The host that leads, as soon as one does."""
+        """Wait for a leader; returns its host."""
         async for _ in self.cluster.views():
             with contextlib.suppress(StoreUnavailable):
                 if leader := await self.cluster.leader():
@@ -269,7 +269,7 @@ class CampaignStage:
         return (await self.targets(where))[0]
 
     async def worker(self, where: str) -> WorkerStatus:
-        """The worker that ``where`` means, as soon as there is one."""
+        """Wait for the worker that ``where`` denotes."""
         view = await self.until(lambda v: _meant(v, where) is not None)
         status = _meant(view, where)
         assert status is not None
@@ -283,12 +283,12 @@ class CampaignStage:
     # --- mending ----------------------------------------------------------------------------------
 
     def mounted(self, place: Path) -> None:
-        """Something was mounted there; it is taken away at the latest when the story ends."""
+        """Note a mount, which is removed at the latest when the story ends."""
         self._mounts.append(place)
         self._stack.callback(self.unmount, place)
 
     def unmount(self, place: Path) -> bool:
-        """Take away what was mounted there; whether there was anything."""
+        """Remove the mount at ``place``; returns whether there was one."""
         if place not in self._mounts:
             return False
         self._mounts.remove(place)
@@ -296,13 +296,13 @@ class CampaignStage:
         return True
 
     async def undrain(self) -> None:
-        """Withdraw what operators have asked for and nobody has carried out."""
+        """Withdraw operators' requests that were not carried out."""
         view = await self.until(lambda v: bool(v.jobs))
         for request in view.drains:
             await self.cluster.store.undrain(request.host)
 
     async def repair(self) -> None:
-        """Start again what has ended, as systemd and an operator would."""
+        """Restart ended processes, as systemd and an operator do."""
         for host, daemon in list(self.cluster.daemons.items()):
             if daemon.returncode is not None:
                 await self.cluster.start_daemon(host)
@@ -315,24 +315,24 @@ LEADS = ("leader", "follower")
 
 
 def _rehearsed(view: ClusterView) -> bool:
-    """Whether of every standby it is known if it computes the same bits."""
+    """Whether every standby has a verdict on its bits."""
     waiting = [w for w in workers(view) if w.activity is Activity.STANDBY]
     return all(w.rehearsed for w in waiting)
 
 
 def live_plan(view: ClusterView) -> MigrationPlan | None:
-    """The plan under way."""
+    """The live plan of the job."""
     plan = view.jobs[0].plan if view.jobs else None
     return plan if plan is not None and plan.phase not in FINAL else None
 
 
 def _last_step(part: JobPart) -> int:
-    """Where the job waits until it is hurried."""
+    """The step at which the job waits until it is hurried."""
     return part.steps - part.steps // 10
 
 
 def script(story: Story) -> tuple[str, ...]:
-    """The training script and its arguments; they do not disturb an undisturbed run."""
+    """The training script and its arguments, without effect on an undisturbed run."""
     part = story.job
     last = _last_step(part)
     numbers = ("--steps", str(part.steps), "--pace", str(part.pace_s), "--last", str(last))
@@ -340,12 +340,12 @@ def script(story: Story) -> tuple[str, ...]:
 
 
 def now() -> float:
-    """For people and for marks of other processes."""
+    """The time for people and for marks of other processes."""
     return time.time()
 
 
 def _meant(view: ClusterView, where: str) -> WorkerStatus | None:
-    """The worker that ``where`` means in ``view``."""
+    """The worker that ``where`` denotes in ``view``."""
     word, _, named = where.partition(" ")
     if not view.jobs:
         return None

@@ -1,7 +1,7 @@
-"""Stands in for ``torch._dynamo``: nothing in a campaign or in the fault tests is compiled, and
-importing it, which the first optimizer does, costs every worker more than a second of a core.
+"""Replaces ``torch._dynamo``: campaigns and fault tests compile nothing, and the first optimizer
+imports it, which costs every worker more than a second of a core.
 
-Import before anything of tmd. Only for the torch of the constraints file.
+Import this before the rest of tmd. Only for the torch version of the constraints file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Waiting for what gives no event: files and counters of other processes, and their states."""
+"""Waits for facts without an event: files, counters and states of other processes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ LOOK_S = 0.02
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    """Look until it holds, in a thread: looking may block. Whoever asks sets the limit."""
+    """Poll without a limit until it holds, in a thread, since a look may block."""
     while not await asyncio.to_thread(holds):  # noqa: ASYNC110
         await asyncio.sleep(LOOK_S)

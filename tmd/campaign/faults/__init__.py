@@ -1,4 +1,4 @@
-"""Every kind of fault that there is."""
+"""All kinds of fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Redis, and what lies between it and the daemons."""
+"""Faults of Redis, and of the connections between it and the daemons."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _clearing(ways: list[Weather]) -> Mend:
 
 
 async def _cut(stage: CampaignStage, fault: FaultPart) -> Mend:
-    """Connections end, and no new one comes about."""
+    """Connections are reset, and new ones fail."""
     hosts, ways = await _weather(stage, fault)
     for weather in ways:
         weather.refuse = True
@@ -50,7 +50,7 @@ async def _cut(stage: CampaignStage, fault: FaultPart) -> Mend:
 
 
 async def _stall(stage: CampaignStage, fault: FaultPart) -> Mend:
-    """Connections stand, and nothing comes through."""
+    """Connections stay open but carry nothing."""
     _, ways = await _weather(stage, fault)
     for weather in ways:
         weather.there.clear()
@@ -60,7 +60,7 @@ async def _stall(stage: CampaignStage, fault: FaultPart) -> Mend:
 
 
 async def _deaf(stage: CampaignStage, fault: FaultPart) -> Mend:
-    """Redis hears the daemon, and its answers get lost."""
+    """Redis receives the daemon's requests, but its answers are lost."""
     _, ways = await _weather(stage, fault)
     for weather in ways:
         weather.back.clear()
@@ -88,7 +88,7 @@ async def _reset(stage: CampaignStage, fault: FaultPart) -> Mend:
 
 
 async def _empty(stage: CampaignStage, fault: FaultPart) -> Mend:
-    """Killed and started again; nothing was kept."""
+    """Kill and restart it; its data are lost."""
     server = _private(stage)
     await asyncio.to_thread(server.stop)
     await asyncio.to_thread(server.start)
@@ -119,12 +119,12 @@ async def _stopped(stage: CampaignStage, fault: FaultPart) -> Mend:
 
 
 async def _full(stage: CampaignStage, fault: FaultPart) -> Mend:
-    """Every write is refused for want of memory, every read is answered."""
+    """Every write is refused for lack of memory, every read is answered."""
     return await _set(stage, "maxmemory 1", "maxmemory 0", "OOM ")
 
 
 async def _read_only(stage: CampaignStage, fault: FaultPart) -> Mend:
-    """As a master that has become a replica: writes are refused."""
+    """As a master that became a replica: writes are refused."""
     return await _command(stage, "REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE", "READONLY ")
 
 
@@ -137,7 +137,7 @@ async def _command(stage: CampaignStage, now: str, later: str, proof: str) -> Me
     server.tell(now)
     said = server.tell("SET tmd-campaign-probe 1")
     if proof not in said:
-        raise Unfired(f"Redis still takes what is written: {said!r}")
+        raise Unfired(f"Redis still accepts writes: {said!r}")
 
     async def restore() -> None:
         server.tell(later)
@@ -146,7 +146,7 @@ async def _command(stage: CampaignStage, now: str, later: str, proof: str) -> Me
 
 
 async def _failed_over(stage: CampaignStage, fault: FaultPart) -> Mend:
-    """The master is killed; it is done once the Sentinel names the other one."""
+    """Kill the master; returns once the Sentinel names the other server."""
     pair = stage.sentinel
     if pair is None:
         raise Unfired('there is no Sentinel: [cluster] redis = "sentinel"')
@@ -157,7 +157,7 @@ async def _failed_over(stage: CampaignStage, fault: FaultPart) -> Mend:
 
 
 def _no_server() -> str:
-    """A server that lives in this process cannot be killed, stopped or filled."""
+    """A server in this process cannot be killed, stopped or filled."""
     if embedded.find_binary():
         return ""
     return "needs a Redis with a process of its own: install redis-server or valkey-server"
@@ -174,20 +174,20 @@ def _no_sentinel() -> str:
 KINDS = (
     FaultKind("control.cut", "a daemon cannot reach Redis", _cut),
     FaultKind("control.stall", "a daemon's connection to Redis carries nothing", _stall),
-    FaultKind("control.answers-lost", "Redis hears a daemon, which hears nothing", _deaf),
-    FaultKind("control.slow", "every answer of Redis comes late", _slow),
+    FaultKind("control.answers-lost", "Redis hears a daemon, but its answers are lost", _deaf),
+    FaultKind("control.slow", "every answer of Redis is delayed", _slow),
     FaultKind("control.reset", "connections to Redis are reset", _reset),
     FaultKind(
-        "control.redis-empty", "Redis is restarted and knows nothing", _empty, unable=_no_server
+        "control.redis-empty", "Redis is restarted without its data", _empty, unable=_no_server
     ),
     FaultKind(
         "control.redis-gone",
-        "Redis is killed, and comes back empty later",
+        "Redis is killed, and returns later without its data",
         _gone,
         unable=_no_server,
     ),
     FaultKind(
-        "control.redis-stopped", "Redis stops, and goes on later", _stopped, unable=_no_server
+        "control.redis-stopped", "Redis stops, and continues later", _stopped, unable=_no_server
     ),
     FaultKind("control.redis-full", "Redis is out of memory", _full, unable=_no_server),
     FaultKind(

@@ -1,4 +1,4 @@
-"""Daemons, the leader among them."""
+"""Faults of daemons, including the leader."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ NEWER = "newer"
 
 
 class OfLater(HostStatus, frozen=True):
-    """What a host of a later version says: more than this one knows."""
+    """The status of a host of a later version, with a field that this version does not know."""
 
     mood: str = "fine"
 
 
-# The store goes by the name, which does not change from version to version.
+# The store uses the class name, which does not change between versions.
 OfLater.__name__ = HostStatus.__name__
 
 
@@ -40,7 +40,7 @@ async def _killed(stage: CampaignStage, fault: FaultPart) -> Mend:
 
 
 async def _restarted(stage: CampaignStage, fault: FaultPart) -> Mend:
-    """As systemd does it: killed, and there again at once."""
+    """As systemd does: kill it and restart it at once."""
     for host in await stage.targets(fault.where):
         await kill(stage.cluster.daemons[host])
         await stage.cluster.start_daemon(host)
@@ -48,7 +48,7 @@ async def _restarted(stage: CampaignStage, fault: FaultPart) -> Mend:
 
 
 async def _restart_loop(stage: CampaignStage, fault: FaultPart) -> Mend:
-    """Each time it lives just long enough to be heard."""
+    """Each run lasts just long enough for one heartbeat."""
     host = await stage.target(fault.where)
     for _ in range(round(fault.amount) or RESTARTS):
         view = await stage.until(lambda v: v.host(host) is not None)
@@ -64,7 +64,7 @@ async def _restart_loop(stage: CampaignStage, fault: FaultPart) -> Mend:
 
 
 async def _stopped(stage: CampaignStage, fault: FaultPart) -> Mend:
-    """It does not know that it was away when it goes on."""
+    """When it continues it does not know that it was stopped."""
     host = await stage.target(fault.where)
     pid = stage.cluster.daemons[host].pid
     await send(pid, signal.SIGSTOP, STOPPED)
@@ -77,7 +77,7 @@ async def _stopped(stage: CampaignStage, fault: FaultPart) -> Mend:
 
 
 async def _newer(stage: CampaignStage, fault: FaultPart) -> Mend:
-    """Its status has fields that nobody here knows."""
+    """Its status has fields that this version does not know."""
     status = OfLater(host=NEWER, incarnation="1", at=0.0)
     await stage.cluster.store.put_host(status, ttl_s=STRANGER_S, wake=True)
     await stage.until(lambda v: v.host(NEWER) is not None)
@@ -85,7 +85,7 @@ async def _newer(stage: CampaignStage, fault: FaultPart) -> Mend:
 
 
 async def _newer_words(stage: CampaignStage, fault: FaultPart) -> Mend:
-    """A worker of another job there does something that nobody here has a word for."""
+    """A worker of another job there reports an activity that this version does not know."""
     worker = WorkerStatus(
         worker=f"{NEWER}/other/0.1",
         job="other",
@@ -105,7 +105,7 @@ async def _newer_words(stage: CampaignStage, fault: FaultPart) -> Mend:
 
 
 async def _other_protocol(stage: CampaignStage, fault: FaultPart) -> Mend:
-    """A launcher of another version at the daemon's socket: it must be turned away."""
+    """A launcher of another version connects to the daemon's socket and must be rejected."""
     host = await stage.target(fault.where)
     socket = stage.cluster.folder(host) / "tmd.sock"
     reader, writer = await asyncio.open_unix_connection(socket)
@@ -125,9 +125,9 @@ async def _other_protocol(stage: CampaignStage, fault: FaultPart) -> Mend:
 KINDS = (
     FaultKind("daemon.killed", "a daemon is killed and stays away for a while", _killed),
     FaultKind("daemon.restarted", "a daemon is killed and started again", _restarted),
-    FaultKind("daemon.restart-loop", "a daemon dies whenever it has begun", _restart_loop),
-    FaultKind("daemon.stopped", "a daemon stops, and wakes up later", _stopped),
-    FaultKind("daemon.newer-version", "a host says more than this version knows", _newer),
-    FaultKind("daemon.newer-words", "a host uses words of a later version", _newer_words),
+    FaultKind("daemon.restart-loop", "a daemon dies soon after each start", _restart_loop),
+    FaultKind("daemon.stopped", "a daemon is stopped, and continues later", _stopped),
+    FaultKind("daemon.newer-version", "a host reports fields of a later version", _newer),
+    FaultKind("daemon.newer-words", "a host reports values of a later version", _newer_words),
     FaultKind("daemon.other-protocol", "a launcher speaks another version", _other_protocol),
 )

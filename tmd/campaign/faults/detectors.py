@@ -1,4 +1,4 @@
-"""A detector that breaks, hangs, floods or lies: :mod:`tmd.campaign.mischief` obeys."""
+"""A detector that raises, hangs, floods or lies, as ordered: :mod:`tmd.campaign.mischief`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _does(word: str) -> Callable[[CampaignStage, FaultPart], Awaitable[Mend]]:
 
 
 def _given(orders: Path, word: str) -> Callable[[], bool]:
-    """Give the order; whether it was taken is what the result says."""
+    """Give the order; returns a function that tells whether it was taken."""
     done = orders.with_suffix(".done")
     done.unlink(missing_ok=True)
     orders.write_text(word)
@@ -39,9 +39,9 @@ def _given(orders: Path, word: str) -> Callable[[], bool]:
 
 KINDS = (
     FaultKind("detector.crash", "a detector raises", _does("crash")),
-    FaultKind("detector.hang", "a detector never comes back", _does("hang")),
+    FaultKind("detector.hang", "a detector hangs", _does("hang")),
     FaultKind(
-        "detector.flood", "a detector states 50,000 different things at once", _does("flood")
+        "detector.flood", "a detector reports 50,000 different findings at once", _does("flood")
     ),
-    FaultKind("detector.lie", "a detector says that a sound host is lost", _does("lie")),
+    FaultKind("detector.lie", "a detector reports a sound host as lost", _does("lie")),
 )

@@ -1,4 +1,4 @@
-"""Hosts: gone at once, frozen, without power, with a wrong clock, with a disk that fails."""
+"""Faults of hosts: lost, frozen, without power, with a wrong clock, with a failing disk."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from tmd.demo.cluster import workers
 
 HOUR_S = 3600.0
 SMALL = "192k"
-"""Room for a journal's first pages, and no more."""
+"""Space for the first pages of a journal only."""
 
 
 async def kill(process: Process) -> None:
-    """Kill -9, and see it gone."""
+    """Kill -9, and wait for the end."""
     signalled(process, signal.SIGKILL)
     await process.wait()
 
 
 async def _lost(stage: CampaignStage, fault: FaultPart) -> Mend:
-    """Daemon, launcher and, with it, the workers: nobody is left to say so."""
+    """Daemon, launcher and, with it, the workers: no process is left to report it."""
     for host in await stage.targets(fault.where):
         await stage.cluster.lose(host)
     return stage.repair
@@ -43,11 +43,11 @@ async def _launcher(stage: CampaignStage, fault: FaultPart) -> Mend:
 
 
 async def _frozen(stage: CampaignStage, fault: FaultPart) -> Mend:
-    """As a virtual machine that is paused, or moved: all processes stop, and wake up later."""
+    """As a virtual machine that is paused or moved: all processes stop, and continue later."""
     host = await stage.target(fault.where)
     view = await stage.cluster.view()
     pids = [w.pid for w in workers(view) if w.worker.startswith(f"{host}/")]
-    # Daemon first: it must not see the others stop.
+    # Daemon first, since it must not see the others stop.
     pids = [stage.cluster.daemons[host].pid, *{_parent(pid) for pid in pids}, *pids]
     for pid in pids:
         await send(pid, signal.SIGSTOP, STOPPED)
@@ -69,7 +69,7 @@ def _parent(pid: int) -> int:
 
 
 async def _power_cut(stage: CampaignStage, fault: FaultPart) -> Mend:
-    """Nothing gets out any more, no reset either; then all of its processes end."""
+    """Packets are lost at once, so that no reset gets out; then all its processes end."""
     networks = _networks(stage)
     host = await stage.target(fault.where)
     networks.link(host, up=False)
@@ -89,7 +89,7 @@ def _networks(stage: CampaignStage) -> namespaces.Namespaces:
 
 
 async def _set_clock(stage: CampaignStage, fault: FaultPart, seconds: float) -> Mend:
-    """The step is in what the daemon says from then on."""
+    """The jump shows in the daemon's reports."""
     if stage.clocks is None:
         raise Unfired("the cluster has no clocks of its own: [cluster] clocks = true")
     known = stage.clocks
@@ -121,14 +121,14 @@ async def _back(stage: CampaignStage, fault: FaultPart) -> Mend:
 
 
 async def _disk_full(stage: CampaignStage, fault: FaultPart) -> Mend:
-    """The daemon's state on a file system of its own, which is full; the daemon starts on it."""
+    """Put the daemon's state on a separate file system that is full, and start the daemon."""
     host = await stage.target(fault.where)
     state = stage.cluster.folder(host) / "state"
     await _on(stage, host, ("-t", "tmpfs", "-o", f"size={SMALL}", "tmpfs", str(state)))
     with contextlib.suppress(OSError):
         _fill(state / "ballast")
     if shutil.disk_usage(state).free:
-        raise Unfired(f"there is room left in {state}")
+        raise Unfired(f"there is space left in {state}")
     return await _back_on_disk(stage, host, state)
 
 
@@ -143,7 +143,7 @@ async def _read_only(stage: CampaignStage, fault: FaultPart) -> Mend:
 
 
 async def _on(stage: CampaignStage, host: str, options: tuple[str, ...]) -> None:
-    """Mount, then let the daemon begin anew there."""
+    """Mount, then restart the daemon on it."""
     done = await asyncio.to_thread(subprocess.run, ["mount", *options], capture_output=True)
     if done.returncode:
         raise Unfired(done.stderr.decode().strip())
@@ -175,12 +175,12 @@ def _no_mounts() -> str:
 
 
 KINDS = (
-    FaultKind("host.lost", "daemon, launcher and workers are gone at once", _lost),
-    FaultKind("host.launcher-killed", "the launcher is gone, and its workers with it", _launcher),
-    FaultKind("host.frozen", "all processes stop, and go on later", _frozen),
-    FaultKind("host.power-cut", "gone without a word", _power_cut, unable=namespaces.unable),
+    FaultKind("host.lost", "daemon, launcher and workers are killed at once", _lost),
+    FaultKind("host.launcher-killed", "the launcher is killed, and its workers with it", _launcher),
+    FaultKind("host.frozen", "all processes are stopped, and continue later", _frozen),
+    FaultKind("host.power-cut", "lost without a reset", _power_cut, unable=namespaces.unable),
     FaultKind("host.clock-forward", "the wall clock jumps ahead", _forward, unable=clocks.unable),
-    FaultKind("host.clock-back", "the wall clock is put back", _back, unable=clocks.unable),
-    FaultKind("host.disk-full", "no room for journal and state", _disk_full, unable=_no_mounts),
+    FaultKind("host.clock-back", "the wall clock jumps back", _back, unable=clocks.unable),
+    FaultKind("host.disk-full", "no space for journal and state", _disk_full, unable=_no_mounts),
     FaultKind("host.journal-read-only", "state cannot be written", _read_only, unable=_no_mounts),
 )

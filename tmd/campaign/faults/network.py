@@ -1,4 +1,4 @@
-"""What lies between workers: by the kernel where it can be asked, by a relay where it cannot."""
+"""Faults between workers: by the kernel where possible, else by a relay."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ DELAY_S = 0.02
 SLOW_BYTES_S = 2e6
 RATE = "16mbit"
 LOST = 0.02
-"""Share of the packets."""
+"""Share of dropped packets."""
 
 
 def _ways(stage: CampaignStage, host: str, *, near: bool = True, far: bool = True) -> list[Weather]:
-    """The ways of ``host`` that are in use: those that it dials, those on which it is dialled."""
+    """The directions of ``host`` in use: connections that it dials, and those to it."""
     if stage.story.cluster.network is not Network.RELAYED:
-        raise Unfired('workers do not go through the relay: [cluster] network = "relayed"')
+        raise Unfired('workers do not use the relay: [cluster] network = "relayed"')
     found = [
         weather
         for (dials, dialled), weather in stage.links.items()
         if (near and dials == host) or (far and dialled == host)
     ]
     if not found:
-        raise Unfired(f"nobody has dialled {host} yet")
+        raise Unfired(f"no host has dialled {host} yet")
     return found
 
 
 async def _met(ways: Iterable[Weather]) -> None:
-    """Until something has really come that way."""
+    """Wait until bytes have met the changed relay."""
     known = list(ways)
     await until(lambda: any(weather.passed for weather in known))
 
@@ -80,7 +80,7 @@ async def _stall(stage: CampaignStage, fault: FaultPart) -> Mend:
 
 
 async def _stall_one_way(stage: CampaignStage, fault: FaultPart) -> Mend:
-    """What the host sends does not arrive; what is sent to it does."""
+    """Data from the host do not arrive; data to it do."""
     host = await stage.target(fault.where)
     dials, dialled = _one_side(stage, host)
     for weather in dials:
@@ -104,7 +104,7 @@ async def _reset(stage: CampaignStage, fault: FaultPart) -> Mend:
 
 
 async def _refuse(stage: CampaignStage, fault: FaultPart) -> Mend:
-    """Those that are open are reset, and no new one comes about."""
+    """Open connections are reset, and new ones fail."""
     ways = _ways(stage, await stage.target(fault.where))
     for weather in ways:
         weather.refuse = True
@@ -124,7 +124,7 @@ async def _cut(stage: CampaignStage, fault: FaultPart) -> Mend:
 
 
 async def _cut_one_way(stage: CampaignStage, fault: FaultPart) -> Mend:
-    """What the host sends to others gets lost; it hears them."""
+    """Packets from the host are lost; packets to it arrive."""
     networks, host = _networks(stage), await stage.target(fault.where)
     peers = [h for h in stage.hosts if h != host]
     for peer in peers:
@@ -164,15 +164,15 @@ def _once(undo: Callable[[], None]) -> Mend:
 ROOT = namespaces.unable
 KINDS = (
     FaultKind("network.sever", "one link is reset from inside the process", inside="sever"),
-    FaultKind("network.shadow-cut", "the link on which a rank is followed breaks", inside="cut"),
-    FaultKind("network.delay", "every piece of data comes late", _delay),
-    FaultKind("network.trickle", "connections carry little", _rate),
-    FaultKind("network.stall", "connections stand open and carry nothing", _stall),
-    FaultKind("network.stall-one-way", "half-open: what the host sends stays away", _stall_one_way),
+    FaultKind("network.shadow-cut", "the link of a shadow breaks", inside="cut"),
+    FaultKind("network.delay", "all data are delayed", _delay),
+    FaultKind("network.trickle", "connections are slow", _rate),
+    FaultKind("network.stall", "connections stay open but carry nothing", _stall),
+    FaultKind("network.stall-one-way", "half-open: the host's data do not arrive", _stall_one_way),
     FaultKind("network.reset", "all connections of a host are reset", _reset),
-    FaultKind("network.refuse", "they are reset, and no new one comes about", _refuse),
-    FaultKind("network.cut", "the cable is pulled", _cut, unable=ROOT),
-    FaultKind("network.cut-one-way", "what the host sends gets lost", _cut_one_way, unable=ROOT),
-    FaultKind("network.loss", "packets of a host get lost at random", _loss, unable=ROOT),
+    FaultKind("network.refuse", "all are reset, and new ones fail", _refuse),
+    FaultKind("network.cut", "the cable is disconnected", _cut, unable=ROOT),
+    FaultKind("network.cut-one-way", "packets from a host are lost", _cut_one_way, unable=ROOT),
+    FaultKind("network.loss", "random packets of a host are lost", _loss, unable=ROOT),
     FaultKind("network.slow-link", "the link of a host is slow (tc tbf)", _slow_link, unable=ROOT),
 )

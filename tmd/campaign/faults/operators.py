@@ -1,4 +1,4 @@
-"""What operators do, in time and out of it."""
+"""Actions of operators, at the right and at the wrong time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def _leave(stage: CampaignStage, fault: FaultPart) -> Mend:
     await stage.cluster.drain(host, leave=True)
 
     async def return_() -> None:
-        # Its launcher ends of its own accord, a moment after the rank has moved.
+        # Its launcher ends by itself, a moment after the rank has moved.
         await stage.cluster.launchers[host].wait()
         await stage.repair()
 
@@ -39,7 +39,7 @@ async def _leave(stage: CampaignStage, fault: FaultPart) -> Mend:
 
 async def _undrain(stage: CampaignStage, fault: FaultPart) -> Mend:
     if not await stage.cluster.store.undrain(await stage.target(fault.where)):
-        raise Unfired("no drain was asked for there")
+        raise Unfired("no drain was requested there")
     return nothing
 
 
@@ -66,7 +66,7 @@ async def _rehearse(stage: CampaignStage, fault: FaultPart) -> Mend:
 
 
 async def _no_standbys(stage: CampaignStage, fault: FaultPart) -> Mend:
-    """All launchers without a rank are ended in good order, and start again when it is mended."""
+    """End all launchers without a rank in good order; mending starts them again."""
     view = await stage.cluster.view()
     found = {w.worker.partition("/")[0] for w in workers(view) if w.rank is None}
     if not found:
@@ -92,12 +92,12 @@ async def _standby_dies(stage: CampaignStage, fault: FaultPart) -> Mend:
 
 KINDS = (
     FaultKind("operator.drain", "a host is drained", _drain),
-    FaultKind("operator.drain-twice", "the same drain is asked for twice", _drain_twice),
+    FaultKind("operator.drain-twice", "the same drain is requested twice", _drain_twice),
     FaultKind("operator.leave", "a host is drained for good: 'tmd drain --leave'", _leave),
     FaultKind("operator.undrain", "a drain is withdrawn", _undrain),
     FaultKind("operator.undrain-all", "every drain is withdrawn", _undrain_all),
     FaultKind("operator.pause", "decisions are paused, and resumed later", _pause),
     FaultKind("operator.rehearse", "a standby is asked to rehearse", _rehearse),
-    FaultKind("standby.none", "all standbys are ended, and come back later", _no_standbys),
-    FaultKind("standby.dies", "a standby that waits is killed", _standby_dies),
+    FaultKind("standby.none", "all standbys are ended, and return later", _no_standbys),
+    FaultKind("standby.dies", "a waiting standby is killed", _standby_dies),
 )

@@ -1,4 +1,4 @@
-"""Training processes: how they end, stop, hang, and talk too much."""
+"""Faults of training processes: they end, stop, hang, or flood the log."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STOPPED = "T"
 
 
 def state_of(pid: int) -> str:
-    """The letter of the kernel for a process; empty if it is gone."""
+    """The kernel's letter for the process's state; empty if the process has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -24,10 +24,10 @@ def state_of(pid: int) -> str:
 
 
 async def send(pid: int, number: int, wanted: str) -> None:
-    """Signal a process and see that it is in the state ``wanted`` then.
+    """Signal a process and wait until it is in the state ``wanted``.
 
     Raises:
-        Unfired: it is not there.
+        Unfired: there is no such process.
     """
     try:
         os.kill(pid, number)
@@ -53,7 +53,7 @@ async def _killed_from_outside(stage: CampaignStage, fault: FaultPart) -> Mend:
 
 
 KINDS = (
-    FaultKind("process.kill", "SIGKILL, as the kernel's or an operator's", inside="kill"),
+    FaultKind("process.kill", "SIGKILL, as by the kernel or an operator", inside="kill"),
     FaultKind("process.kill-now", "SIGKILL at no particular point", _killed_from_outside),
     FaultKind("process.terminate", "SIGTERM, to the process alone", inside="terminate"),
     FaultKind(
@@ -61,18 +61,18 @@ KINDS = (
     ),
     FaultKind("process.stop", "SIGSTOP, for good", inside="stop"),
     FaultKind("process.stop-and-continue", "SIGSTOP, and SIGCONT later", _stop_and_continue),
-    FaultKind("process.exit", "the script exits with a status of its own", inside="exit"),
+    FaultKind("process.exit", "the script exits with an unusual status", inside="exit"),
     FaultKind("process.exception", "an exception in the user's code", inside="raise"),
-    FaultKind("process.segfault", "a wild pointer", inside="crash"),
+    FaultKind("process.segfault", "an invalid pointer", inside="crash"),
     FaultKind("process.abort", "abort(), as a failed assertion in C++ does", inside="abort"),
-    FaultKind("process.out-of-memory", "the allocator finds nothing any more", inside="memory"),
-    FaultKind("process.hang", "the training thread stands still, others go on", inside="hang"),
+    FaultKind("process.out-of-memory", "the allocator finds no memory", inside="memory"),
+    FaultKind("process.hang", "the training thread hangs, others continue", inside="hang"),
     FaultKind(
-        "process.hang-with-gil", "a call into C never lets go of the interpreter", inside="hold"
+        "process.hang-with-gil", "a call into C never releases the interpreter", inside="hold"
     ),
     FaultKind("process.log-flood", "200,000 lines of output in one step", inside="flood"),
     FaultKind(
-        "process.held", "it waits until the others of the scenario have struck", inside="wait"
+        "process.held", "the process waits until the other faults have struck", inside="wait"
     ),
     FaultKind("process.wrong-bits", "a joiner with one bit flipped in every step", inside="flips"),
 )

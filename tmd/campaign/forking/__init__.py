@@ -1,8 +1,8 @@
 """Starts launchers and workers by fork, from a process that has imported torch once.
 
-A worker spends more than a second of a core on importing torch, and a campaign starts hundreds.
-What is tried stays what it is: the launcher is tmd's own, each worker is a process of its own, and
-the one is the parent of the other. The demo starts its processes by exec, as users do.
+A worker needs more than a second of a core to import torch, and a campaign starts hundreds. The
+processes under test stay real: the launcher is tmd's own, each worker is a separate process, and
+the launcher is its parent. The demo starts its processes by exec, as users do.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tmd.lifeline import die_with_parent
 CLIENT = Path(__file__).with_name("client.py")
 COMPILER = "TMD_FORK_COMPILER"
 NETWORK = "TMD_FORK_NETWORK"
-"""Environment of a process that is to be started: the network namespace that it is to live in."""
+"""Environment of a new process: the network namespace that it enters."""
 
 
 @contextmanager
 def fork_server(*, compiler: bool) -> Iterator[tuple[str, ...]]:
-    """Within: what to put before a command so that it is started by fork. ``compiler``: from a
-    whole torch.
+    """Yields the prefix of a command that is to be started by fork. ``compiler``: with torch's
+    compiler.
 
     Raises:
         RuntimeError: the server did not start.

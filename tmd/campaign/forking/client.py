@@ -1,7 +1,7 @@
-"""``python -IS client.py SOCKET COMMAND...``: stands for a process that the fork server starts.
+"""``python -IS client.py SOCKET COMMAND...``: represents a process that the fork server starts.
 
-It passes signals on, ends as that one ends, and if it is killed that one is killed. A command that
-the fork server does not know is executed here. Only what starts fast is imported.
+It forwards signals and ends with the status of that process, which dies if this client is killed.
+It executes a command itself that the fork server does not know. It imports only fast modules.
 """
 
 import array
@@ -21,7 +21,7 @@ def is_known(command: list[str]) -> bool:
 
 
 def ask(server: socket.socket, command: list[str]) -> None:
-    """Hand over the command with all that a process inherits."""
+    """Send the command with everything that a process inherits."""
     order = json.dumps({"command": command, "env": dict(os.environ), "cwd": os.getcwd()}).encode()
     streams = array.array("i", [0, 1, 2])
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)]
@@ -30,7 +30,7 @@ def ask(server: socket.socket, command: list[str]) -> None:
 
 
 def end_as(status: int) -> None:
-    """Exit with ``status``, or by the signal that it is the negative of."""
+    """Exit with ``status``, or by the signal whose negative it is."""
     if status < 0:
         signal.signal(-status, signal.SIG_DFL) if -status != signal.SIGKILL else None
         os.kill(os.getpid(), -status)

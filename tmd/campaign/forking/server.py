@@ -1,6 +1,6 @@
-"""``python -P -m tmd.campaign.forking.server SOCKET``: has imported torch, and forks.
+"""``python -P -m tmd.campaign.forking.server SOCKET``: imports torch once, then forks for clients.
 
-Ends when its standard input does.
+Ends with its standard input.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tmd.campaign.forking.client import STATUS
 from tmd.campaign.forking.worker import ForkedWorker, run_script
 
 if os.environ[COMPILER] == "True":
-    import torch.distributed.fsdp  # noqa: F401 - brings the compiler
+    import torch.distributed.fsdp  # noqa: F401 - imports the compiler
 else:
     import tmd.campaign.uncompiled
 
@@ -37,7 +37,7 @@ CLONE_NEWNET = 0x40000000
 
 
 class ForkOrder(NamedTuple):
-    """What a client asks for."""
+    """A client's request."""
 
     command: list[str]
     env: dict[str, str]
@@ -53,7 +53,7 @@ def receive(client: socket.socket) -> ForkOrder:
 
 
 class ForkServer:
-    """Owns one process for each client; has one thread, so that a fork is whole."""
+    """Owns one process for each client; has one thread, so that a fork is complete."""
 
     def __init__(self, door: socket.socket) -> None:
         self._door = door
@@ -63,10 +63,10 @@ class ForkServer:
         self._fork: ForkOrder | None = None
 
     def run(self) -> ForkOrder:
-        """Serve until this process is a fork; what it is to become.
+        """Serve until this process is a fork; returns the order for the fork.
 
         Raises:
-            SystemExit: whoever started the server does not need it any more.
+            SystemExit: the process that started the server has closed its standard input.
         """
         while self._fork is None:
             for key, _ in self._selector.select():
@@ -93,7 +93,7 @@ class ForkServer:
         self._watch(client, lambda: self._pass_on(client, pid))
 
     def _forget(self) -> None:
-        """In a fork: let go of all that is the server's, the sockets of other clients too."""
+        """In a fork: close everything of the server, including sockets of other clients."""
         for key in list(self._selector.get_map().values()):
             if key.fileobj is not sys.stdin:
                 os.close(
@@ -120,7 +120,7 @@ class ForkServer:
 
 
 def become(order: ForkOrder) -> None:
-    """Be the process that was asked for, as far as exec would make this one that."""
+    """Become the ordered process, as far as possible without exec."""
     os.setpgid(0, 0)
     die_with_parent()
     for number, stream in enumerate(order.streams):
@@ -141,7 +141,7 @@ def become(order: ForkOrder) -> None:
 
 
 def _enter(namespace: str) -> None:
-    """Live in that network from here on: what is opened earlier stays where it was opened."""
+    """Use that network from now on; existing sockets stay in their network."""
     libc = ctypes.CDLL(None, use_errno=True)
     place = os.open(namespace, os.O_RDONLY | os.O_CLOEXEC)
     if libc.setns(place, CLONE_NEWNET) != 0:

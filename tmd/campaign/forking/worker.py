@@ -22,14 +22,14 @@ DESCRIPTORS = range(3, 4096)
 
 
 def run_script(command: Sequence[str]) -> None:
-    """What ``python SCRIPT ARGUMENTS`` does; ``command`` begins with the interpreter."""
+    """Equivalent to ``python SCRIPT ARGUMENTS``; ``command`` begins with the interpreter."""
     sys.argv = list(command[1:])
     sys.path.insert(0, str(Path(command[1]).resolve().parent))
     runpy.run_path(command[1], run_name="__main__")
 
 
 class ForkedWorker:
-    """Has of ``subprocess.Popen`` what :mod:`tmd.starting` and the launcher use."""
+    """The part of ``subprocess.Popen`` that :mod:`tmd.starting` and the launcher use."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class ForkedWorker:
         self.send_signal(signal.SIGKILL)
 
     def wait(self) -> int:
-        """The exit status; of a process that a signal has ended, its negative."""
+        """The exit status, or the negative of the signal that ended the process."""
         if self._code is None:
             _, status = os.waitpid(self.pid, 0)
             self._code = os.waitstatus_to_exitcode(status)
@@ -65,7 +65,7 @@ class ForkedWorker:
 
 
 def _leave_launcher(output: IO[bytes] | None, env: Mapping[str, str]) -> None:
-    """Keep nothing of the launcher, whose frames stay below this one for ever."""
+    """Release all resources of the launcher, whose frames stay below this one."""
     signal.set_wakeup_fd(-1)
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
@@ -82,7 +82,7 @@ def _leave_launcher(output: IO[bytes] | None, env: Mapping[str, str]) -> None:
 
 
 def _ended(run: Callable[[], Any]) -> int:
-    """The exit status of ``run``, as the interpreter would find it."""
+    """The exit status of ``run``, as the interpreter would set it."""
     code = 0
     try:
         run()
