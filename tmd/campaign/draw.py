@@ -26,8 +26,7 @@ STANDARD = ClusterPart()
 
 
 def pool(stories: Sequence[Story]) -> list[Scenario]:
-    """Scenarios for random draws: those that need no special cluster or job and leave none
-    changed."""
+    """Scenarios that need no special cluster or job and leave the cluster as it was."""
     return [
         scenario
         for story in stories

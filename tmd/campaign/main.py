@@ -87,7 +87,7 @@ def play(
         _write(facts(outcome, seed, command), json)
     if report is not None:
         page.write(outcome, command, report)
-    print_deviations(console, outcome, lambda result: _how_again(result, files or (), seed, rounds))
+    summarise(console, outcome, lambda result: _how_again(result, files or (), seed, rounds))
     raise typer.Exit(0 if outcome.well else 1)
 
 
@@ -184,7 +184,9 @@ class CampaignScreen:
         self._bar.advance(self._task)
 
 
-def print_deviations(console: Console, outcome: CampaignOutcome, how_again: Callable[[Result], str]) -> None:
+def summarise(
+    console: Console, outcome: CampaignOutcome, how_again: Callable[[Result], str]
+) -> None:
     """Print all deviations with the commands that repeat them."""
     for result in outcome.results:
         for text in result.deviations:

@@ -1,4 +1,4 @@
-"""The stage of a story: a cluster with everything around it that can be broken.
+"""The stage of a story (one scenario file): a cluster and its surroundings, which can break.
 
 It owns all processes and files, and ends or removes them when the context is left.
 """
@@ -30,8 +30,8 @@ from tmd.demo.cluster import ClusterSpec, LocalCluster, describe, ready, workers
 JOB = Path(__file__).with_name("job.py")
 FOREVER = 1_000_000
 SPARE, LEAST_SPARE = 0.1, 60
-"""Minimum of steps left, as a fraction of the job's and as a number: with fewer another cluster
-plays the rest, since on a loaded machine the job may end before a scenario does."""
+"""Steps that must remain, as a fraction and as a number. With fewer, a new cluster plays the
+other scenarios: on a loaded machine the job may end before a scenario does."""
 TTL_S = 3.0
 """Lifetime of the leader's lease in :data:`tmd.demo.cluster.CONFIG`."""
 
@@ -155,7 +155,7 @@ class CampaignStage:
     # --- orders and marks -------------------------------------------------------------------------
 
     def order(self, name: str, fault: FaultPart, blow: str) -> None:
-        """Have a training process struck when it reaches the fault's point."""
+        """Order ``blow`` for the training process that reaches the fault's point."""
         word, _, named = fault.where.partition(" ")
         who, step = (named, "+") if word == "rank" else (named or "*", "*")
         self._orders.append(f"{name} {fault.point or 'forward'}@{who}:{step}={blow}")
@@ -217,7 +217,7 @@ class CampaignStage:
             await asyncio.sleep(0.05)
 
     def _check_alive(self) -> None:
-        """Raise rather than wait in vain.
+        """Raise if no daemon is left to wait for.
 
         Raises:
             RuntimeError: no daemon runs; the message quotes a daemon's last output.
@@ -315,7 +315,7 @@ LEADS = ("leader", "follower")
 
 
 def _rehearsed(view: ClusterView) -> bool:
-    """Whether every standby has a verdict on its bits."""
+    """Whether every standby has finished its rehearsals."""
     waiting = [w for w in workers(view) if w.activity is Activity.STANDBY]
     return all(w.rehearsed for w in waiting)
 

@@ -58,7 +58,7 @@ def refusal(signal: Signal, for_s: float, detectors: Collection[str]) -> str:
 
 def marked(signal: Signal, by: str, for_s: float) -> Signal:
     """``signal`` as it is raised, marked so that every reader recognises a rehearsal."""
-    lasts = f"for {for_s:g} s" if for_s else "until it is ended"
+    lasts = f"for {for_s:g} s" if for_s else "until cleared"
     return structs.replace(
         signal,
         state=State.RAISED,
@@ -74,8 +74,8 @@ def forgetful(rules: Rules) -> Rules:
 
 
 def standing(board: triage.Board, code: str = "", entity: str = "") -> dict[FindingKey, Severity]:
-    """Injected findings that are raised, or may still be: of ``code`` or the detector of that name,
-    and of ``entity``; empty for any."""
+    """Injected findings, raised or within their hold time: of ``code`` (or that detector) and
+    ``entity``; empty for any."""
     found = {key: suspect.signal.severity for key, suspect in board.suspects.items()}
     found |= {key: alert.severity for key, alert in board.raised.items()}
     return {

@@ -3,7 +3,7 @@
 Every worker that may hold the state of a rank halts and reports its step. The resume step is the
 highest committed step among them; a worker that is one step behind was undecided in its vote and
 applies its own complete gradients. A rank belongs to the halted worker that claims it in the
-highest epoch. A rank that nobody claims goes to a standby, which copies a replica; if there is no
+highest epoch. A rank without a claim goes to a standby, which copies a replica; if there is no
 replica, all ranks return to the newest snapshot (:mod:`tmd.core.planning.rollback`).
 """
 

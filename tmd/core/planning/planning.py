@@ -226,9 +226,9 @@ def _broken_off(
 
 def _once_more(record: JobRecord, now: float) -> JobRecord:
     if in_vain(record):
-        detail = f"one step broke {IN_VAIN} times though nobody died; see the workers' logs"
+        detail = f"one step broke {IN_VAIN} times though no worker died; see the workers' logs"
         return structs.replace(record, state=JobState.FAILED, detail=detail)
-    reason = "members are stuck though nobody died"
+    reason = "members are stuck though no worker died"
     return failover.open_failover(record, (), LINK_BROKEN, reason, "", now)
 
 

@@ -36,7 +36,7 @@ class Rollback(Struct, frozen=True):
 
 
 def wanted_every(told: int | None, groups: Iterable[Sequence[int]], size: int) -> int:
-    """Steps between two snapshots, 0 for none: as ``told``, else only for a unique state.
+    """Steps between two snapshots, 0 for none: the script's ``told``, else only for a unique state.
 
     ``groups``: ranks of equal state, of ``size`` in all.
 

@@ -124,7 +124,7 @@ class Names:
         return {} if owner is None else owner.state.get(self.units.params[number], {})
 
     def besides(self, rank: int) -> dict[Path, Any]:
-        """Live values besides units that ``rank`` writes, for use by plain torch."""
+        """Live values other than units that ``rank`` writes, for use by plain torch."""
         if self.home(rank) != rank:
             return {}
         found: dict[Path, Any] = {}

@@ -135,7 +135,7 @@ class Session:
         Args:
             model: an ``nn.Module``, bare or wrapped in DDP, or a list of them.
             optimizer: a ``torch.optim.Optimizer`` or a list of them. The state of a
-                ``ZeroRedundancyOptimizer`` exists once; use :meth:`build` with it.
+                ``ZeroRedundancyOptimizer`` is unique; use :meth:`build` with it.
             replicas: groups of ranks whose state is equal after each step. By default it follows
                 from DDP and DTensor meshes. The state of a bare module counts as unique, so that
                 no other rank replaces it. See :func:`tmd.trainer.replicas_along`.

@@ -179,7 +179,7 @@ class Feed:
             self._open(index)
 
     def _jump(self, index: int) -> bool:
-        """Let the running loader processes go on with batch ``index``; returns whether they can.
+        """Let the running loader processes continue with batch ``index``; returns whether they can.
 
         To fork new ones would make this process copy each of its pages at the next write to it,
         even those of a state that it has just received.

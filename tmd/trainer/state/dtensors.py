@@ -1,4 +1,4 @@
-"""This rank's part of a tensor that is distributed over ranks, and the way back.
+"""Extracts this rank's part of a tensor that is distributed over ranks, and restores the tensor.
 
 Only this part moves with a rank. A plain tensor is its own part.
 """

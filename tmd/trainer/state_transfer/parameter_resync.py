@@ -78,7 +78,7 @@ class ParameterResync:
         """Let each owner broadcast its parameters. A failure poisons ``epoch``.
 
         Raises:
-            RuntimeError: this rank's state is spoilt for good.
+            RuntimeError: this rank's state cannot be repaired.
         """
         if why := self.spoilt:
             raise RuntimeError(why)

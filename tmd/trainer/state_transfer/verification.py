@@ -21,7 +21,7 @@ from tmd.trainer.state.digests import Digest
 from tmd.trainer.state_transfer import stream
 
 PATIENCE_S = 120.0
-"""Wait for the other side's digest; afterwards the verification fails."""
+"""Longest wait for the other side's digest."""
 ENDING_S = 2.0
 
 Verdict = Callable[[], str]
