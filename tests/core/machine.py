@@ -1,4 +1,4 @@
-"""What happens to a job whoever leads it: the rules that all its state machines have in common."""
+"""What happens to a job under any leader: the rules that all its state machines share."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -11,7 +11,7 @@ HOSTS = st.sampled_from(["h0", "h1", "h2"])
 
 
 class Machine(RuleBasedStateMachine):
-    """Kills, cuts, drains and late statuses in any order; who derives adds how a leader decides."""
+    """Kills, cuts, drains and late statuses in any order; subclasses add the leader's decisions."""
 
     hot: int | None = None
     """As in :class:`Simulation`."""
@@ -84,8 +84,8 @@ class Machine(RuleBasedStateMachine):
         self.sim.check()
 
     def teardown(self) -> None:
-        """In the end the job goes on: a step commits on every rank. Only a job whose links broke in
-        one and the same step over and over has ended for good."""
+        """In the end the job continues: a step commits on every rank. Only a job whose links broke
+        in the same step again and again has failed."""
         self.sim.drains = set()
         for _ in range(6):
             self.sim.settle()

@@ -1,8 +1,8 @@
-"""The control plane around the simulation: a store that forgets, daemons, and leaders that stall.
+"""The control plane around the simulation: a store that loses writes, daemons, stalling leaders.
 
-The store is what the Lua scripts make of Redis, and its copy on a replica. A daemon leads if it
-holds the lease or still believes so, decides by what it last read, and writes when it gets to it.
-Workers hear only the daemon of their host.
+The store behaves as the Lua scripts make Redis behave, and has a replica. A daemon leads if it
+holds the lease or still believes so, decides on its last reading, and writes some time later.
+Workers receive directives only from the daemon of their host.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tmd.core.values.model import ClusterView, JobRecord, WorkerStatus
 
 @dataclass(frozen=True)
 class Redis:
-    """All that is stored."""
+    """All stored values."""
 
     record: JobRecord | None = None
     fence: int = 0
@@ -31,36 +31,36 @@ class Redis:
     lease: int = 0
     """Lease epoch of the holder, or of the last one."""
     hosts: frozenset[str] = frozenset()
-    """Those whose heartbeat is there."""
+    """Hosts with a heartbeat."""
     statuses: dict[str, WorkerStatus] = field(default_factory=dict)
 
 
 @dataclass
 class Daemon:
-    """What one host's daemon remembers; ``obeyed`` also over a restart."""
+    """The memory of one host's daemon; ``obeyed`` survives a restart."""
 
     host: str
     known: JobRecord | None = None
     obeyed: int = 0
     lease: int = 0
-    """The lease epoch under which it believes to lead; 0: it does not."""
+    """The lease epoch under which it believes that it leads; 0 for none."""
     latest: int = 0
-    """The highest lease epoch it was ever granted since it started."""
+    """The highest lease epoch granted to it since its start."""
     seen: Seen | None = None
     decided: tuple[int, JobRecord] | None = None
-    """A write on its way, and the revision that it expects."""
+    """A pending write, and the revision that it expects."""
 
 
 @dataclass
 class Orders:
-    """What one worker has been sent and has not read, and the highest lease epoch it obeyed."""
+    """Directives that one worker has not read yet, and the highest lease epoch it obeyed."""
 
     unread: list[tuple[int, Directive]] = field(default_factory=list)
     obeyed: int = 0
 
 
 class Plane(Simulation):
-    """Every method is one thing that can happen. Nothing is heard unless somebody listens."""
+    """Each method is one event. No message arrives unless a rule delivers it."""
 
     def __init__(self, ranks: int, standbys: int, *, hot: int | None = None) -> None:
         self.redis = Redis()
@@ -95,11 +95,11 @@ class Plane(Simulation):
         daemon.latest = max(daemon.latest, daemon.lease)
 
     def lapse(self) -> None:
-        """The lease runs out; who held it may not know it yet."""
+        """The lease expires; its holder may not know it yet."""
         self.redis = replace(self.redis, holder="")
 
     def decide(self, host: str) -> None:
-        """Whoever believes to lead looks and decides; the write is on its way."""
+        """A daemon that believes it leads reads and decides; the write is pending."""
         daemon = self.daemon(host)
         if not daemon.lease:
             return
@@ -123,7 +123,7 @@ class Plane(Simulation):
             daemon.decided = (before.revision if before else 0, after)
 
     def write(self, host: str) -> bool:
-        """It reaches the store: ``lua.PUT_JOB``. Whether it was taken."""
+        """The write reaches the store: ``lua.PUT_JOB``. Returns whether it was accepted."""
         daemon, redis = self.daemon(host), self.redis
         if daemon.decided is None:
             return False
@@ -139,7 +139,7 @@ class Plane(Simulation):
         return True
 
     def turn(self, age: float = 0.0) -> bool:
-        """The lease is where it should be and its holder looks, decides and writes at once."""
+        """The holder of a valid lease reads, decides and writes at once."""
         leader = self.redis.holder or "h0"
         self.ask(leader)
         self.decide(leader)
@@ -162,7 +162,7 @@ class Plane(Simulation):
         )
 
     def wait(self) -> None:
-        """Long: every host has told what it knows meanwhile, and read."""
+        """A long time: every host has reported and read meanwhile."""
         for name, worker in self.workers.items():
             self.publish(name)
             self.read(worker.host)
@@ -172,7 +172,7 @@ class Plane(Simulation):
         self.replica = self.redis
 
     def fail_over(self) -> None:
-        """The replica takes over; what it had not been sent is lost."""
+        """The replica takes over; writes that it had not received are lost."""
         self.redis = self.replica
 
     def wipe(self) -> None:
@@ -180,13 +180,13 @@ class Plane(Simulation):
         self.redis = Redis()
 
     def remembered(self) -> int:
-        """The highest revision that some daemon could put back."""
+        """The highest revision that some daemon could restore."""
         return max((d.known.revision for d in self.daemons.values() if d.known), default=0)
 
     # --- hosts ------------------------------------------------------------------------------------
 
     def read(self, host: str) -> None:
-        """The daemon reads the record, and puts back what the store lost: ``lua.RESTORE_JOB``."""
+        """The daemon reads the record, and restores lost writes: ``lua.RESTORE_JOB``."""
         daemon, redis = self.daemon(host), self.redis
         receipt = received(redis.record, daemon.known, daemon.obeyed) if redis.record else None
         if receipt is Receipt.NEW:
@@ -200,7 +200,7 @@ class Plane(Simulation):
             self.redis = replace(redis, record=mine, fence=fence)
 
     def restart(self, host: str) -> None:
-        """A daemon starts anew; trainers connect again and what was not read is lost."""
+        """A daemon restarts; trainers reconnect and unread messages are lost."""
         daemon = self.daemon(host)
         self.daemons[host] = Daemon(host, obeyed=daemon.obeyed)
         for worker in self.workers.values():
@@ -208,14 +208,14 @@ class Plane(Simulation):
                 self.inbox(worker.name).unread.clear()
 
     def send(self, name: str) -> None:
-        """The daemon of the host orders what follows from the record that it obeys."""
+        """The daemon of the host sends the directive that follows from its record."""
         daemon = self.daemon(self.workers[name].host)
         if daemon.known is not None:
             order = (daemon.known.lease_epoch, directive_of(daemon.known, name))
             self.inbox(name).unread.append(order)
 
     def hear(self, name: str) -> None:
-        """The worker reads the next order."""
+        """The worker reads the next directive."""
         worker, inbox = self.workers[name], self.inbox(name)
         if not inbox.unread:
             return
@@ -223,12 +223,12 @@ class Plane(Simulation):
         if not worker.alive or lease < inbox.obeyed:
             return
         inbox.obeyed = lease
-        # A rank that was won is taken before anything else is heard of.
+        # A voted rank is assumed before the next directive is read.
         self.boundary(name)
         self._obey(worker, order)
 
     def deliver(self, name: str) -> None:
-        """All that is on its way to the worker arrives."""
+        """All pending directives of the worker arrive."""
         self.read(self.workers[name].host)
         self.send(name)
         while self.inbox(name).unread:
@@ -237,7 +237,7 @@ class Plane(Simulation):
     # --- what must hold ---------------------------------------------------------------------------
 
     def check(self) -> None:
-        # What is stored may go back, with Redis; what workers do may not.
+        # The store may go back, together with Redis; workers may not.
         self.record = None
         super().check()
 

@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings
 
 SCALE = int(os.environ.get("TMD_PROOF_SCALE", "1"))
 EXAMPLES = {"simulation": 150, "plane": 60}
-"""Of each machine, at scale 1."""
+"""Number of examples of each machine, at scale 1."""
 
 
 def thorough(machine: str, steps: int) -> settings:

@@ -1,7 +1,7 @@
 """A cluster without IO: the real decisions of leader and workers, and a model of their effects.
 
-A worker's *state* is the tuple of steps it has applied, so that two equal states mean the same
-numbers. Statuses and records reach the other side only when told to: late, repeated, or never.
+A worker's *state* is the tuple of steps it has applied, so that equal states mean equal numbers.
+Statuses and records reach the other side only on demand: late, repeated, or never.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from tmd.core.worker.transitions import WorkerTransition
 
 
 class Simulation:
-    """Real decisions, modelled workers. Every method is one thing that can happen."""
+    """Real decisions, modelled workers. Each method is one event."""
 
     def __init__(
         self, ranks: int, standbys: int, *, hot: int | None = None, alike: bool = True
     ) -> None:
-        """``hot``: joiners follow, and so many standbys all the time; ``None``: stop-and-copy.
+        """``hot``: joiners shadow, with this many hot standbys; ``None``: stop-and-copy.
 
-        ``alike``: all ranks are replicas; else the state of each exists once.
+        ``alike``: all ranks are replicas; otherwise each state is unique.
         """
         self.ranks = ranks
         self.alike = tuple(range(ranks)) if alike else ()
@@ -73,7 +73,7 @@ class Simulation:
 
     @property
     def plans(self) -> tuple[MigrationPlan, ...]:
-        """All that were ever opened."""
+        """All plans that were ever opened."""
         if self.record is None:
             return ()
         plan = self.record.plan
@@ -81,7 +81,7 @@ class Simulation:
 
     @property
     def plan(self) -> MigrationPlan:
-        """The newest one of a job that has had one."""
+        """The newest plan of a job that has had one."""
         assert self.record is not None
         assert self.record.plan is not None
         return self.record.plan
@@ -89,7 +89,7 @@ class Simulation:
     # --- the control plane ------------------------------------------------------------------------
 
     def drain(self, host: str) -> None:
-        """The operator wants this one drained, and no other."""
+        """The operator drains this host, and no other."""
         self.drains = {host}
         self.drain_count += 1
 
@@ -128,7 +128,7 @@ class Simulation:
         return found
 
     def turn(self, age: float = 0.0) -> bool:
-        """The leader looks once; whether it changed anything."""
+        """One round of the leader; returns whether it changed anything."""
         view = self.view()
         if self.record is None:
             self.record = form(view, JOB)
@@ -149,7 +149,7 @@ class Simulation:
         return changed
 
     def publish(self, name: str) -> None:
-        """The daemon hears the worker and the store hears the daemon."""
+        """The worker's report reaches the daemon, and the daemon's report the store."""
         worker = self.workers[name]
         if worker.alive:
             self.published[name] = worker.status
@@ -162,19 +162,19 @@ class Simulation:
         self.lose_life(name)
         self.exits.append(Exit(name, JOB, -9, 0.0))
         for peer in self.workers.values():
-            # Broken links spoil the step of everybody who shares an epoch with the dead.
+            # Broken links poison the step of all workers that share an epoch with the dead one.
             if peer.alive and self._trains(peer) and peer.status.epoch == worker.status.epoch:
                 peer.poisoned = True
 
     def cut(self) -> None:
-        """A link breaks though nobody died."""
+        """A link breaks without a dead worker."""
         for worker in self.workers.values():
             if worker.alive and self._trains(worker):
                 worker.poisoned = True
                 self.lose_life(worker.name)
 
     def lose_life(self, source: str) -> None:
-        """Whoever follows ``source`` learns no more of it."""
+        """Shadows of ``source`` receive nothing more."""
         for worker in self.workers.values():
             if worker.life is not None and worker.life.directive.source.worker == source:
                 worker.life.lost = True
@@ -186,7 +186,7 @@ class Simulation:
 
     def step(self, aware: set[int] | None = None) -> bool:
         """All ranks of the newest epoch vote. ``aware``: the ranks that learn the outcome when a
-        link breaks in the vote (``None``: all do). Whether there was a vote."""
+        link breaks in the vote (``None``: all do). Returns whether there was a vote."""
         voters = self._voters()
         if voters is None:
             return False
@@ -205,7 +205,7 @@ class Simulation:
         return True
 
     def boundary(self, name: str) -> None:
-        """A worker that is between two steps: switch, or take note that the step broke."""
+        """A worker between two steps: switch, or notice that the step broke."""
         worker = self.workers[name]
         if worker.alive and worker.life is not None and worker.life.won:
             directive = worker.take_over()
@@ -224,20 +224,20 @@ class Simulation:
             worker.say(WorkerTransition.HALTED, undecided=False, plan="", armed=0)
 
     def deliver(self, name: str) -> None:
-        """The worker hears its directive under the present record and acts on it."""
+        """The worker receives its directive under the current record and acts on it."""
         worker = self.workers[name]
         if not worker.alive or self.record is None:
             return
         if worker.switch is None:
-            # A rank that was won is taken before anything else is heard of; but between a vote and
-            # its boundary a member hears whatever comes.
+            # A voted rank is assumed before the next directive is read, but between a vote and its
+            # boundary a member reads any directive.
             self.boundary(name)
         self._obey(worker, directive_of(self.record, name))
 
     def snapshot(self, aware: set[int] | None = None) -> None:
-        """Of this step: every rank has its own copy; those ``aware``, or all, had theirs brought.
+        """Of this step: every rank has its own copy; keepers have those of ``aware``, or of all.
 
-        If all were, a vote tells so, and older ones are dropped.
+        In the latter case a vote reports it, and older ones are dropped.
         """
         voters = self._voters()
         if voters is None:
@@ -314,7 +314,7 @@ class Simulation:
             case Response.REPLACE, Sync():
                 self._replace(worker, order)
             case Response.ARM | Response.DISARM | Response.HALT, _ if worker.switch is not None:
-                # A switch that was voted is not taken back, but its epoch may be spoilt already.
+                # A voted switch is not withdrawn, but its epoch may be poisoned already.
                 worker.poisoned = worker.poisoned or isinstance(order, Hold)
             case Response.ARM, Arm():
                 if not worker.poisoned:
@@ -337,7 +337,7 @@ class Simulation:
                 raise AssertionError(f"{response} on {order}: nothing finishes in this simulation")
 
     def _go_on(self, worker: Worker) -> None:
-        """Nothing new was asked for."""
+        """No new directive has arrived."""
         if worker.status.activity in SHADOWS:
             worker.go_on_shadowing()
         elif worker.status.activity is Activity.PREPARED:
@@ -345,7 +345,7 @@ class Simulation:
             self._receive(worker, worker.under)
 
     def _receive(self, worker: Worker, order: Prepare) -> None:
-        """The whole state, once the leaver has given its rank away."""
+        """Receive the whole state, once the leaver has handed over its rank."""
         for source in self.workers.values():
             given = source.status.activity is Activity.LEFT and source.status.plan == order.plan
             if source.alive and given and source.status.rank == order.rank:
@@ -356,12 +356,12 @@ class Simulation:
                     epoch=order.membership.epoch,
                     step=source.status.step,
                 )
-                # Peers of the new epoch may have broken off meanwhile.
+                # Peers of the new epoch may have halted meanwhile.
                 peers = [self.workers[m.worker] for m in order.membership.members]
                 worker.poisoned = any(p.poisoned or not p.alive for p in peers)
 
     def _sync(self, worker: Worker, order: Sync) -> None:
-        """A survivor rolls forward, or goes back to a snapshot."""
+        """A survivor rolls forward, or returns to a snapshot."""
         worker.only(order.whole)
         if order.back:
             self._go_back(worker, order)
@@ -372,7 +372,7 @@ class Simulation:
         self._synced_as(worker, order)
 
     def _replace(self, worker: Worker, order: Sync) -> None:
-        """A joiner has the state of a lost rank from what it shadowed, or from a replica."""
+        """A joiner has the state of a lost rank from its shadow, or from a replica."""
         worker.only(order.whole)
         if order.back:
             self._go_back(worker, order)
@@ -392,7 +392,7 @@ class Simulation:
         own = Kept(order.rank, order.resume)
         source = next((m.source for m in order.moves if m.rank == order.rank), None)
         if own not in worker.copies and source is not None:
-            # By a thread of its own: the source need not be synced itself.
+            # In a separate thread: the source need not be synced itself.
             there = self.workers[source.worker]
             if not there.alive or own not in there.copies:
                 return
@@ -416,7 +416,7 @@ class Simulation:
     # --- what must hold ---------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Invariants of docs/how/design.md that can be seen from outside."""
+        """Invariants of docs/how/design.md that are visible from outside."""
         training = [w for w in self.workers.values() if w.alive and self._trains(w)]
         for worker in training:
             assert worker.state == tuple(range(worker.status.step)), "a step lost or applied twice"
@@ -431,13 +431,13 @@ class Simulation:
             assert len(owners) == len(set(owners)), "I2: a worker owns two ranks"
 
     def settle(self, rounds: int = 60) -> None:
-        """Let everything be heard and obeyed until nothing moves any more."""
+        """Deliver and obey all messages until nothing changes any more."""
         for number in range(rounds):
             for name in list(self.workers):
                 self.boundary(name)
                 self.deliver(name)
                 self.boundary(name)
                 self.publish(name)
-            # Now and then longer than the leader waits for anybody's word.
+            # Sometimes longer than the leader waits for any report.
             self.turn(age=11.0 if number % 20 == 19 else 1.0)
             self.check()

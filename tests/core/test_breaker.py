@@ -27,7 +27,7 @@ OPEN = Breaker(open=True, reason="too much", at=50.0)
 
 
 def hosts(count, *raising, **changes):
-    """``count`` hosts; those of ``raising`` have raised a finding at that time."""
+    """``count`` hosts; those in ``raising`` have raised a finding at that time."""
     found = []
     for number in range(count):
         times = [at for which, at in raising if which == number]
@@ -60,8 +60,8 @@ def test_one_after_the_other_is_not_at_once():
     [{"severity": Severity.WARNING}, {"strategy": Strategy.OBSERVE}, {"job": "job"}],
     ids=["warning", "observe", "about a worker"],
 )
-def test_what_moves_nobody_opens_nothing(changes):
-    """A job that crashes takes all its workers with it: that is for the failover."""
+def test_findings_that_move_no_rank_do_not_open_the_breaker(changes):
+    """A job that crashes ends all its workers, which the failover handles."""
     assert tripped(hosts(2, (0, 100.0), (1, 100.0), **changes), RULES) is None
 
 
@@ -90,7 +90,7 @@ def test_other_migrations_do_not_count(changes):
     assert tripped(moving(*range(100, 140), **changes), RULES) is None
 
 
-def test_what_was_before_it_was_closed_does_not_open_it_again():
+def test_events_before_the_closing_do_not_open_it_again():
     closed = Breaker(at=200.0)
     old = structs.replace(hosts(2, (0, 100.0), (1, 110.0)), breaker=closed)
     new = structs.replace(hosts(2, (0, 210.0), (1, 220.0)), breaker=closed)
@@ -99,7 +99,7 @@ def test_what_was_before_it_was_closed_does_not_open_it_again():
     assert tripped(new, RULES) is not None
 
 
-def test_an_open_one_is_not_opened_again():
+def test_an_open_breaker_is_not_opened_again():
     assert tripped(structs.replace(hosts(2, (0, 60.0), (1, 60.0)), breaker=OPEN), RULES) is None
 
 
@@ -110,7 +110,7 @@ def verdict(urgency, request=""):
     return Verdict("job", worker("h2"), urgency, "c", "r", policy="p", request=request)
 
 
-def test_open_it_holds_back_policies_and_not_operators():
+def test_an_open_breaker_holds_back_policies_but_not_operators():
     view = cluster(breaker=OPEN)
 
     assert "too much" in held_back(view, verdict(Urgency.DRAIN))
@@ -118,8 +118,8 @@ def test_open_it_holds_back_policies_and_not_operators():
     assert held_back(cluster(), verdict(Urgency.DRAIN)) == ""
 
 
-def test_open_it_lets_the_dead_be_replaced():
-    """But nobody else be named dead."""
+def test_an_open_breaker_lets_dead_workers_be_replaced():
+    """It lets no other worker be named dead."""
     dead = verdict(Urgency.FAILED)
     alert = finding(code="trainer.stalled", entity=worker("h2"), severity=Severity.FATAL, job="job")
     ended = structs.replace(host("h2"), exits=(Exit(worker("h2"), "job", -9, 0.0),))

@@ -1,4 +1,4 @@
-"""Checkpoints by name: which are complete, which may go, and what is said of them."""
+"""Names of checkpoints: which are complete, which may be removed, and what is reported."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,15 +20,15 @@ from tmd.core.values.checkpoints import (
 
 
 def test_only_a_final_name_is_taken_for_a_checkpoint() -> None:
-    """Halves, refused ones and what others put there are none."""
+    """Incomplete, refused and foreign folders do not count."""
     names = [name_of(30), name_of(7), name_of(40) + PARTIAL, name_of(50) + REFUSED, "step-8", "x"]
 
     assert complete(names) == [30, 7]
     assert step_of(f"{name_of(3)}.gone") is None
 
 
-def test_there_is_none_at_the_start_of_a_call_but_for_one_due_at_the_end_before() -> None:
-    """The end of a call counts like a step, and nothing can go on from there."""
+def test_a_call_begins_without_a_checkpoint_unless_its_end_was_due() -> None:
+    """The end of a call counts as a step, but no job can resume there."""
     assert [s for s in range(1, 25) if is_due(s, 10, first=False)] == [10, 20]
     assert is_due(11, 10, first=True)
     assert not is_due(1, 10, first=True)
@@ -44,7 +44,7 @@ def test_there_is_none_at_the_start_of_a_call_but_for_one_due_at_the_end_before(
 def test_the_newest_always_stay(
     steps: set[int], halves: set[int], refused: set[int], keep: int, before: int
 ) -> None:
-    """And so does what is being written."""
+    """The checkpoint that is being written stays, too."""
     names = [*map(name_of, steps)]
     names += [name_of(s) + PARTIAL for s in halves] + [name_of(s) + REFUSED for s in refused]
 
@@ -56,8 +56,8 @@ def test_the_newest_always_stay(
     assert {name_of(s) + REFUSED for s in refused if s >= min(stay, default=0)}.isdisjoint(gone)
 
 
-def test_the_newest_that_anybody_knows_of_is_named() -> None:
-    """Without one it is only said what would help."""
+def test_the_advice_names_the_newest_known_checkpoint() -> None:
+    """Without any checkpoint the advice names the remedy."""
     old, new = (
         SavedCheckpoint(10, 5.0, "/c/step-00000010"),
         SavedCheckpoint(20, 4.0, "/c/step-00000020"),
@@ -68,8 +68,8 @@ def test_the_newest_that_anybody_knows_of_is_named() -> None:
     assert advice([None]) == "start the job again from its newest checkpoint"
 
 
-def test_what_came_to_nothing_is_over_with_a_later_one_that_is_complete() -> None:
-    """Not with an earlier one that took its time."""
+def test_a_later_complete_checkpoint_ends_a_miss() -> None:
+    """An earlier one that completes late does not end it."""
     first = missed_too(None, 10, "no space")
     second = missed_too(first, 20, "x" * 1000)
 

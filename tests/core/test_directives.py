@@ -50,7 +50,7 @@ HOT = (Understudy(member=OTHER, rank=1, stay=True),)
 
 
 def asked(plan: MigrationPlan | None, worker: Member, **record: object) -> Directive:
-    """Of ``worker``, under ``plan``."""
+    """The directive of ``worker`` under ``plan``."""
     after = NEW if plan is not None and plan.phase in (Phase.SWITCH, Phase.RESUME) else OLD
     changed = {"plan": plan, "membership": after, **record}
     return directive_of(structs.replace(RECORD, **changed), worker.worker)
@@ -116,7 +116,7 @@ def test_a_hot_standby_holds_its_state_while_a_recovery_may_need_it(
 
 
 def test_a_leaver_that_was_drained_for_good_leaves() -> None:
-    """Otherwise it returns to the standbys."""
+    """Otherwise it becomes a standby."""
     done = structs.replace(PLANNED, phase=Phase.DONE)
     for_good = structs.replace(done, leave=True)
 

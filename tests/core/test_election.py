@@ -1,4 +1,4 @@
-"""Who may believe to lead."""
+"""When a candidate may believe that it leads."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ CHANCES = st.floats(min_value=0, max_value=1, exclude_max=True)
 
 
 def test_a_new_candidate_does_not_lead():
-    """Nothing is believed before the store has answered."""
+    """It believes nothing before the store has answered."""
     assert not Lease().held(0.0)
 
 
 @given(sent=TIMES, ttl=TTLS, took=TIMES)
 def test_belief_ends_before_the_lease_can_lapse(sent, ttl, took):
-    """However long the answer took, belief counts from before the request."""
+    """However late the answer, belief counts from before the request."""
     lease = updated(Lease(), Granted(epoch=7), sent_at=sent, ttl_s=ttl)
 
     assert lease.epoch == 7
@@ -36,7 +36,7 @@ def test_a_denial_ends_belief_at_once():
 
 @given(remaining=TTLS, renew=TTLS, chance=CHANCES)
 def test_a_follower_returns_when_the_lease_can_have_lapsed(remaining, renew, chance):
-    """Never later than its own period, never before the lease it was shown can lapse."""
+    """Not later than its own period, and not before the known lease can lapse."""
     pause = next_attempt(Denied("b", remaining), renew_s=renew, chance=chance)
 
     assert 0 < pause <= renew

@@ -1,4 +1,4 @@
-"""Who follows which rank without a plan, and who is first in line for a rank."""
+"""Which standby shadows which rank without a plan, and which gets a lost rank first."""
 
 from msgspec import structs
 
@@ -46,7 +46,7 @@ def member(name: str) -> Member:
 def cluster(
     *standbys: WorkerStatus, trains: bool = True
 ) -> tuple[JobRecord, ClusterView, PlanFacts]:
-    """A job of two ranks, a and b, and some standbys, each on a host of its own."""
+    """A job of two ranks, a and b, and some standbys, each on a different host."""
     doing = Activity.TRAINING if trains else Activity.STUCK
     ranks = [worker(n, doing, rank=i, epoch=1, step=9) for i, n in enumerate("ab")]
     hosts = tuple(
@@ -61,7 +61,7 @@ def cluster(
 
 
 def test_hot_standbys_cover_different_ranks() -> None:
-    """One more at each look, as many as wanted and no more than there are ranks."""
+    """One more in each round, as many as wanted and at most one per rank."""
     record, view, facts = cluster(worker("s"), worker("t"), worker("u"))
     wanted = Understudies(hot=5)
     for count in (1, 2, 2):
@@ -73,8 +73,8 @@ def test_hot_standbys_cover_different_ranks() -> None:
     assert all(u.stay for u in record.understudies)
 
 
-def test_a_hot_standby_whose_host_is_drained_is_followed_by_another() -> None:
-    """It could not take the rank, so its following is of no use."""
+def test_a_hot_standby_on_a_drained_host_is_replaced() -> None:
+    """It could not assume the rank, so its shadow is useless."""
     record, view, facts = cluster(worker("s"), worker("t"))
     wanted = Understudies(hot=1)
     (first,) = understudied(record, view, facts, wanted)
@@ -102,8 +102,8 @@ def test_every_standby_rehearses_once_and_one_at_a_time() -> None:
     assert [u.member.worker for u in first] == ["t"]
 
 
-def test_a_rehearsal_that_is_asked_for_comes_whoever_asked_before() -> None:
-    """Also of a standby that has failed one; and only until it is answered."""
+def test_a_requested_rehearsal_takes_place_after_any_earlier_verdict() -> None:
+    """This includes a standby that has failed one; it ends once the request is answered."""
     old = worker("s", rehearsed=(Rehearsal(step=9, seconds=1.0, refusal="bits", request="r1"),))
     record, view, facts = cluster(old, worker("t"))
     asked = structs.replace(view, rehearsals=(RehearsalRequest(host="h-s", id="r2"),))
@@ -121,7 +121,7 @@ def test_a_rehearsal_that_is_asked_for_comes_whoever_asked_before() -> None:
 
 
 def test_a_job_that_is_disturbed_gets_no_new_understudy() -> None:
-    """Nor does it lose those that are of use in a recovery."""
+    """It keeps those that a recovery can use."""
     record, view, facts = cluster(worker("s"), trains=False)
     hot = Understudy(member=member("s"), rank=0, stay=True)
 
@@ -131,7 +131,7 @@ def test_a_job_that_is_disturbed_gets_no_new_understudy() -> None:
 
 
 def test_an_understudy_that_ended_or_failed_is_dropped() -> None:
-    """It is not heard from any more, or has computed other bits."""
+    """It is silent, or has computed other bits."""
     unfit = worker("s", rehearsed=(Rehearsal(step=9, seconds=1.0, refusal="other bits"),))
     hot = Understudy(member=member("s"), rank=0, stay=True)
     for standbys in ((), (unfit,)):
@@ -140,7 +140,7 @@ def test_an_understudy_that_ended_or_failed_is_dropped() -> None:
         assert understudied(record, view, facts, Understudies(hot=1)) == ()
 
 
-def test_who_failed_its_rehearsal_or_is_a_joiner_is_no_candidate() -> None:
+def test_a_standby_that_failed_its_rehearsal_or_joins_is_no_candidate() -> None:
     unfit = worker("s", rehearsed=(Rehearsal(step=9, seconds=1.0, refusal="other bits"),))
     joiner = worker("t", Activity.IN_STEP, plan="j-2")
     record, view, facts = cluster(unfit, joiner, worker("u"))
@@ -149,7 +149,7 @@ def test_who_failed_its_rehearsal_or_is_a_joiner_is_no_candidate() -> None:
 
 
 def test_a_rank_goes_to_its_own_shadow_first_then_to_that_of_a_replica() -> None:
-    """And to a standby with nothing before one that is busy copying."""
+    """And to an idle standby before one that is busy copying."""
     record, view, facts = cluster(
         worker("busy", Activity.SHADOWING, shadow=ShadowStatus(rank=1)),
         worker("cold"),
@@ -166,8 +166,8 @@ def test_a_rank_goes_to_its_own_shadow_first_then_to_that_of_a_replica() -> None
     assert assigned([1], spare, facts, idle_first=True)[1].worker == "cold"
 
 
-def test_a_rank_goes_to_a_standby_that_need_not_be_built_again() -> None:
-    """If they are equal otherwise: a state that is here saves more."""
+def test_a_rank_goes_to_a_standby_that_needs_no_rebuild() -> None:
+    """Otherwise equal: a state that is already there saves more."""
     record, view, facts = cluster(
         worker("first", serves=(0, 2)),
         worker("second", serves=(1, 3)),
@@ -187,8 +187,8 @@ def test_a_rank_goes_to_a_standby_that_need_not_be_built_again() -> None:
     assert assigned([1], spare, facts, idle_first=True)[1].worker == "second"
 
 
-def test_whoever_follows_another_role_is_the_last_choice() -> None:
-    """It would lose a state and be built again; an idle one is only built, if at all."""
+def test_a_standby_that_shadows_another_role_is_the_last_choice() -> None:
+    """It would lose a state and be rebuilt; an idle one is at most rebuilt."""
     hot = worker("hot", Activity.IN_STEP, shadow=ShadowStatus(rank=1, verified=8), serves=(1, 3))
     both = [member("hot"), member("idle")]
     for serves in ((0, 2), (1, 3)):
@@ -198,8 +198,8 @@ def test_whoever_follows_another_role_is_the_last_choice() -> None:
         assert assigned([0, 3], both, facts) == {0: member("idle"), 3: member("hot")}
 
 
-def test_a_standby_is_told_that_a_plan_goes_on() -> None:
-    """It may be wanted any moment, and is not built anew of its own accord."""
+def test_a_standby_learns_that_a_plan_is_live() -> None:
+    """It may be needed at any moment, and does not rebuild by itself."""
     record, _, _ = cluster(worker("s"))
     live = structs.replace(record, plan=planned(1, phase=Phase.RECOVER))
 
@@ -207,10 +207,10 @@ def test_a_standby_is_told_that_a_plan_goes_on() -> None:
     assert directive_of(live, "s") == Wait(busy=True)
 
 
-# --- ranks that are not built alike ---------------------------------------------------------------
+# --- ranks with different roles -------------------------------------------------------------------
 
 ROLES = ("first", "middle", "middle", "last")
-"""A pipeline of four stages; those in the middle look alike."""
+"""A pipeline of four stages; those in the middle have one role."""
 
 
 def pipeline(*standbys: WorkerStatus) -> tuple[JobRecord, ClusterView, PlanFacts]:
@@ -263,15 +263,15 @@ def test_a_standby_rehearses_each_role_once() -> None:
 
 
 def test_one_standby_has_rehearsed_all_before_the_next_begins() -> None:
-    """There is soon one that is warm for whatever is lost."""
+    """So one standby is warm soon, whichever rank is lost."""
     record, view, facts = pipeline(worker("s"), worker("t", rehearsed=rehearsed(2)))
     (study,) = understudied(record, view, facts, Understudies(rehearse=True))
 
     assert (study.member.worker, study.rank) == ("t", 3)
 
 
-def test_of_ranks_alike_the_one_is_lived_that_is_built_already() -> None:
-    """Else the last: on rank 0 scripts print and save."""
+def test_of_equal_ranks_the_one_already_built_is_rehearsed() -> None:
+    """Otherwise the last: on rank 0 scripts print and save."""
     record, _, facts = pipeline()
     roles, wanted = roles_of(record, facts), Understudies(rehearse=True)
 
@@ -281,7 +281,7 @@ def test_of_ranks_alike_the_one_is_lived_that_is_built_already() -> None:
 
 
 def test_a_role_that_has_changed_is_rehearsed_again() -> None:
-    """The job was started anew with other shapes; what was found before is forgotten."""
+    """The job was restarted with other shapes; earlier verdicts are dropped."""
     done = rehearsed(0, 2, 3)
     record, _, facts = pipeline()
     changed = {**roles_of(record, facts), "larger": [3]}
@@ -295,7 +295,7 @@ def test_a_role_that_has_changed_is_rehearsed_again() -> None:
 
 
 def test_a_request_is_answered_once_every_role_was_rehearsed_for_it() -> None:
-    """What a standby has rehearsed of its own accord does not count."""
+    """Rehearsals without a request do not count."""
     record, _, facts = pipeline()
     roles, quiet = roles_of(record, facts), Understudies()
     old = rehearsed(0, 2, 3)
@@ -313,7 +313,7 @@ def test_a_request_is_answered_once_every_role_was_rehearsed_for_it() -> None:
 
 
 def test_a_role_that_failed_its_rehearsal_is_never_given() -> None:
-    """Others are, and a request may show that it fits by now."""
+    """It gets other roles, and a request may show that it fits now."""
     some = noted(rehearsed(2), Rehearsal(0, 0.0, "other shapes"), 3, ROLES)
     record, view, facts = pipeline(worker("s", rehearsed=some), worker("t"))
     spare = candidates(view, record, facts)
@@ -329,8 +329,8 @@ def test_a_role_that_failed_its_rehearsal_is_never_given() -> None:
     assert assigned([3], spare[:1], facts) == {3: member("s")}
 
 
-def test_who_computed_other_bits_gets_no_rank_at_all() -> None:
-    """It is its machine that is suspect. It is not tried again unless somebody asks for it."""
+def test_a_standby_that_computed_other_bits_gets_no_rank() -> None:
+    """Its machine is suspect. It is tried again only on request."""
     bad = noted(rehearsed(2), Rehearsal(9, 1.0, "other bits", suspect=True), 3, ROLES)
     suspect = worker("s", rehearsed=bad)
     record, view, facts = pipeline(suspect)
@@ -341,9 +341,9 @@ def test_who_computed_other_bits_gets_no_rank_at_all() -> None:
     assert to_rehearse(suspect, roles, "r", Understudies(rehearse=True)) == 2
 
 
-def test_a_rank_goes_to_a_standby_that_has_rehearsed_what_it_is_built_as() -> None:
-    """Before one that need only not be built again, and after one that has its state; the plan
-    says why."""
+def test_a_rank_goes_to_a_standby_that_has_rehearsed_its_role() -> None:
+    """It comes before one that only needs no rebuild, and after one that has the state; the plan
+    states the reason."""
     record, view, facts = pipeline(
         worker("built", serves=(3,), rehearsed=rehearsed(0)),
         worker("warm", serves=(0,), rehearsed=rehearsed(3)),
@@ -360,8 +360,8 @@ def test_a_rank_goes_to_a_standby_that_has_rehearsed_what_it_is_built_as() -> No
     assert alone[0].endswith("rehearsed as another rank only")
 
 
-def test_ranks_are_given_so_that_all_of_them_find_somebody() -> None:
-    """The only one that is fit for a rank is not spent on another."""
+def test_ranks_are_assigned_so_that_each_gets_a_standby() -> None:
+    """The only standby that is fit for a rank is not used for another."""
     only_first = noted(rehearsed(0), Rehearsal(0, 0.0, "other shapes"), 3, ROLES)
     _, _, facts = pipeline(
         worker("all", rehearsed=rehearsed(0, 3)), worker("some", rehearsed=only_first)
@@ -371,8 +371,8 @@ def test_ranks_are_given_so_that_all_of_them_find_somebody() -> None:
     assert assigned([0, 3], both, facts) == {0: member("some"), 3: member("all")}
 
 
-def test_a_shadow_is_told_whether_its_rank_can_still_say_anything() -> None:
-    """The worker that it follows is dead, or another one."""
+def test_a_shadow_learns_whether_its_rank_is_dead() -> None:
+    """The worker that it shadows is dead, or another one."""
     record, _, _ = cluster(worker("s", Activity.IN_STEP))
     hot = Understudy(member=member("s"), rank=1, stay=True)
     record = structs.replace(record, understudies=(hot,))
@@ -386,8 +386,8 @@ def test_a_shadow_is_told_whether_its_rank_can_still_say_anything() -> None:
     assert told == {"a": HoldState(plan.id), "b": HoldState(plan.id, over=True)}
 
 
-def test_survivors_are_told_for_which_ranks_a_hot_standby_may_be_asked() -> None:
-    """It need not be one that follows just these; a rehearsal leaves nothing that could be used."""
+def test_survivors_learn_which_lost_ranks_have_a_hot_standby() -> None:
+    """It may shadow other ranks as well; a rehearsal leaves no usable state."""
     record, _, _ = cluster(worker("s", Activity.IN_STEP))
     record = open_failover(record, ["b"], "trainer", "it was killed", "replace_failed", 0.0)
     assert record.plan is not None
@@ -405,7 +405,7 @@ def test_survivors_are_told_for_which_ranks_a_hot_standby_may_be_asked() -> None
 
 
 def test_a_plan_comes_before_a_rehearsal() -> None:
-    """What is left to rehearse waits until it is over."""
+    """Remaining rehearsals wait until the plan has ended."""
     record, view, facts = pipeline(worker("s", Activity.SHADOWING, shadow=ShadowStatus(rank=3)))
     study = Understudy(member=member("s"), rank=3, stay=False)
     moved = record.membership.replaced({1: member("s")}, 2)
@@ -421,7 +421,7 @@ def test_a_plan_comes_before_a_rehearsal() -> None:
     assert assigned([1], [member("s")], facts) == {1: member("s")}
 
 
-def test_who_was_late_or_ails_is_taken_last_whatever_it_has_rehearsed() -> None:
+def test_late_standbys_and_degraded_hosts_come_last_despite_rehearsals() -> None:
     _, view, facts = pipeline(worker("s"), worker("t", rehearsed=rehearsed(3)))
     both = [member("s"), member("t")]
     ill = alert(host="h-t", severity=Severity.DEGRADED, strategy=Strategy.ACT, job="")
@@ -433,8 +433,8 @@ def test_who_was_late_or_ails_is_taken_last_whatever_it_has_rehearsed() -> None:
     assert assigned([3], both, ailing) == {3: member("s")}
 
 
-def test_what_a_lost_rank_was_built_as_is_known_from_the_rehearsal() -> None:
-    """Its host may be silent, so that nobody says it any more."""
+def test_the_role_of_a_lost_rank_is_known_from_the_rehearsal() -> None:
+    """Its host may be silent, so that no report has the role any more."""
     some = noted(rehearsed(2), Rehearsal(0, 0.0, "other shapes"), 3, ROLES)
     _, view, _ = pipeline(worker("s", rehearsed=some))
     silent = structs.replace(view, hosts=tuple(h for h in view.hosts if h.host != "h-d"))
@@ -445,7 +445,7 @@ def test_what_a_lost_rank_was_built_as_is_known_from_the_rehearsal() -> None:
 
 
 def test_a_standby_that_refused_a_move_rehearses_another_rank_by_itself() -> None:
-    """The source of the move may be the one that computes other bits; a rehearsal settles it."""
+    """The source of the move may be the one that computes other bits; a rehearsal decides."""
     refusal = Rehearsal(step=9, seconds=1.0, refusal="other bits", suspect=True, refused_rank=1)
     wanted = Understudies(rehearse=True)
     record, view, facts = cluster(worker("s", rehearsed=(refusal,)))
@@ -457,7 +457,7 @@ def test_a_standby_that_refused_a_move_rehearses_another_rank_by_itself() -> Non
     assert understudied(record, view, facts, wanted) == ()
 
 
-def test_a_rehearsal_that_found_nothing_out_leaves_a_refusal_standing() -> None:
+def test_a_rehearsal_without_a_result_keeps_an_earlier_refusal() -> None:
     refusal = Rehearsal(step=9, seconds=1.0, refusal="other bits", suspect=True, refused_rank=1)
     before = noted((), refusal, 1, ("r", "r"))
     (after,) = noted(before, Rehearsal(0, 0.0, note="too slow", request="q"), 1, ("r", "r"))

@@ -1,4 +1,4 @@
-"""What may be injected, how it is marked, and that it is nobody's real finding."""
+"""Rules for injected findings: their limits, their mark, and their separation from real ones."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ def folded(board, signal, origin, number=1, clock=0.0):
         ({}, float("nan"), "duration"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_the_reason(changes, for_s, said):
+def test_an_invalid_injection_is_refused_with_the_reason(changes, for_s, said):
     found = refusal(structs.replace(SIGNAL, **changes), for_s, KNOWN)
 
     assert (said in found) if said else found == ""
 
 
-def test_what_triage_alone_says_is_refused():
+def test_codes_of_triage_are_refused():
     assert "triage" in refusal(Signal(BANNED, "host", Severity.WARNING), 0, ("host",))
 
 
-def test_whoever_reads_it_sees_that_it_was_injected():
+def test_an_injected_finding_is_marked():
     signal = marked(SIGNAL, "ann", 60)
 
     assert signal.message == f"{MARK} by ann: lost"
     assert signal.evidence == ("injected by ann for 60 s: a rehearsal, nothing was found",)
 
 
-def test_it_neither_hides_nor_counts_into_nor_ends_a_real_finding():
-    """The same code of the same entity, found and injected: two findings."""
+def test_an_injected_finding_never_affects_a_real_one():
+    """One code and entity, found and injected, makes two findings."""
     board, _ = folded(Board(), SIGNAL, OURS, 1)
     board, real = folded(board, SIGNAL, REAL, 2)
     board, over = folded(board, structs.replace(SIGNAL, state=State.CLEARED), OURS)
@@ -74,7 +74,7 @@ def test_it_neither_hides_nor_counts_into_nor_ends_a_real_finding():
     assert [(a.id, a.count) for a in board.alerts] == [("h1-2", 1)]
 
 
-def test_a_rehearsal_that_is_repeated_bans_nobody():
+def test_repeated_injections_ban_no_host():
     rules = Rules(repeats=2)
     origin = structs.replace(OURS, rules=forgetful(rules))
     board = Board()
@@ -85,7 +85,7 @@ def test_a_rehearsal_that_is_repeated_bans_nobody():
     assert board == Board()
 
 
-def test_it_is_held_as_a_finding_of_its_detector_and_foretold_as_if_it_had_been():
+def test_an_injected_finding_has_its_detectors_hold_time_and_forecast():
     origin = structs.replace(OURS, rules=forgetful(Rules(hold_s=5.0, repeats=3)))
     board, early = folded(Board(), SIGNAL, origin)
     alert = foretold(board, SIGNAL, origin, now=1.0)
@@ -95,7 +95,7 @@ def test_it_is_held_as_a_finding_of_its_detector_and_foretold_as_if_it_had_been(
     assert list(standing(board)) == [("h1", "injected:xid", SIGNAL.entity, "xid.79")]
 
 
-def test_what_is_injected_is_found_by_code_and_entity():
+def test_injected_findings_are_found_by_code_and_entity():
     nic = Signal("nic.down", "nic:eth0", Severity.DEGRADED)
     board, _ = folded(Board(), SIGNAL, OURS, 1)
     board, _ = folded(board, nic, structs.replace(OURS, detector=injector("nic")), 2)
@@ -108,14 +108,14 @@ def test_what_is_injected_is_found_by_code_and_entity():
     assert standing(board, "nic.down", "nic:eth1") == {}
 
 
-def test_another_strategy_of_the_detector_binds_it():
+def test_a_changed_strategy_of_the_detector_applies_to_injected_findings():
     board, _ = folded(Board(), SIGNAL, OURS)
     board = with_strategy(board, "xid", Strategy.OBSERVE)
 
     assert [a.strategy for a in board.alerts] == [Strategy.OBSERVE]
 
 
-def test_what_was_told_without_its_end_is_found_again():
+def test_injected_alerts_without_an_end_are_found():
     board, first = folded(Board(), SIGNAL, OURS, 1)
     _, over = folded(board, structs.replace(SIGNAL, state=State.CLEARED), OURS)
     _, second = folded(Board(), SIGNAL, OURS, 2)

@@ -1,4 +1,4 @@
-"""Links break though nobody died: whose word decides who has to go."""
+"""Links break without a dead worker: the peers' reports decide which worker must go."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tmd.testing.clients import worker_status
 STEP = 7
 ALL = (0, 1, 2, 3)
 CUT = {"h0": ["h3"], "h1": ["h3"], "h2": ["h1"], "h3": ["h0", "h2"]}
-"""Whom each host's worker names; h3 is cut off, and h2 has only heard of it from h1."""
+"""Workers that each host's worker names; h3 is cut off, and h2 knows of it only from h1."""
 
 
 HOSTS = tuple(f"h{n}" for n in ALL)
@@ -62,7 +62,7 @@ def after(named, *, record=RECORD, spare=True, **changes):
     return steer(record, view, (), now=0.0, age=1.0, limits=PlanLimits())
 
 
-def test_the_one_whom_most_peers_name_is_replaced_the_second_time():
+def test_the_worker_that_most_peers_name_is_replaced_the_second_time():
     plan = after(CUT).plan
 
     assert plan.dead == (worker("h3"),)
@@ -84,12 +84,12 @@ def test_the_first_time_the_same_ranks_run_the_step_again():
     ],
     ids=["word against word", "as many name another", "itself, or nobody of us"],
 )
-def test_nobody_is_named_in_doubt(named):
+def test_no_worker_is_named_in_doubt(named):
     assert after(named).plan.dead == ()
 
 
-def test_who_has_given_its_rank_back_is_not_waited_for():
-    """It has not proved its state; it never says that it is stuck, and everybody else has."""
+def test_a_member_that_gave_its_rank_back_is_not_waited_for():
+    """Its state is not verified; it never reports being stuck, and all others have."""
     hosts = [stuck(f"h{n}", n, []) for n in ALL]
     (before,) = hosts[3].workers
     back = structs.replace(before, activity=Activity.STANDBY, rank=None)
@@ -100,13 +100,13 @@ def test_who_has_given_its_rank_back_is_not_waited_for():
     assert plan.dead == ()
 
 
-def test_nobody_is_named_whose_state_exists_once_or_whose_rank_nobody_could_take():
-    """Waiting for the cable to come back is the lesser harm."""
+def test_no_worker_with_a_unique_state_or_without_a_standby_is_named():
+    """To wait for the cable does less harm."""
     assert after(CUT, replicas=(3,)).plan.dead == ()
     assert after(CUT, spare=False).plan.dead == ()
 
 
-def test_a_step_that_always_breaks_ends_the_job_only_if_nobody_was_replaced():
+def test_a_step_that_always_breaks_ends_the_job_unless_a_worker_was_replaced():
     again = structs.replace(BROKE_BEFORE, phase=Phase.DONE)
     broken = structs.replace(RECORD, plan=again, history=(again,) * IN_VAIN)
     helped = structs.replace(again, dead=(worker("h9"),))

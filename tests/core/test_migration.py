@@ -1,4 +1,4 @@
-"""The plan's table: every cell of it, and what a transition leaves behind."""
+"""The plan's table: every cell, and the result of a transition."""
 
 from __future__ import annotations
 

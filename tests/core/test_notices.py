@@ -1,4 +1,4 @@
-"""What people outside are told, and that it is told once."""
+"""Notices that leave the cluster, each of them once."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def plan(number, phase=Phase.DONE):
     )
 
 
-def test_the_payload_is_one_for_slack_and_for_programs():
-    """Text that a detector took from the host cannot call a whole channel."""
+def test_one_payload_serves_slack_and_programs():
+    """Text that a detector took from the host cannot notify a whole channel."""
     (notice,) = of_alerts([ALERT])
     said = json.loads(payload(notice, "west"))
 
@@ -44,7 +44,7 @@ def test_the_payload_is_one_for_slack_and_for_programs():
     assert (said["tmd"]["v"], said["tmd"]["cluster"]) == (1, "west")
 
 
-def test_only_migrations_that_have_ended_are_told():
+def test_only_finished_migrations_are_announced():
     notices = of_migrations([record(plan(1), plan(2, Phase.ABORTED), plan(3, Phase.PREPARE))])
 
     assert [n.text for n in notices] == [
@@ -53,7 +53,7 @@ def test_only_migrations_that_have_ended_are_told():
     ]
 
 
-def test_each_word_about_a_finding_is_told_once():
+def test_each_change_of_a_finding_is_announced_once():
     worse = structs.replace(ALERT, severity=Severity.FATAL)
     over = structs.replace(ALERT, state=State.CLEARED)
     first = of_alerts([ALERT])
@@ -63,8 +63,8 @@ def test_each_word_about_a_finding_is_told_once():
     assert told.cursor == "7"
 
 
-def test_a_migration_that_the_records_show_is_never_told_again():
-    """However many there are; those that are shown no more are forgotten some time."""
+def test_a_migration_in_the_records_is_never_announced_again():
+    """This holds for any number; those that records no longer show are forgotten later."""
     many = of_migrations([record(*(plan(n) for n in range(3 * REMEMBERED)))])
     shown = [n.id for n in many]
     told = Announced().plus(many, "", shown)

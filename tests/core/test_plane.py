@@ -1,4 +1,4 @@
-"""The real core under a control plane that loses, repeats and delays, with leaders that stall."""
+"""The real core under a control plane that loses, repeats and delays, with stalling leaders."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
@@ -9,7 +9,7 @@ from tests.core.proof import thorough
 
 
 class ControlPlane(Machine):
-    """What is read, decided, written, told and heard happens each in its own time, or never."""
+    """Each read, decision, write and delivery happens at its own time, or never."""
 
     sim: Plane
 
@@ -96,13 +96,13 @@ class ControlPlane(Machine):
 
 
 class ShadowedControlPlane(ControlPlane):
-    """The same with joiners that follow before they take over, and a hot standby."""
+    """The same with joiners that shadow before they take over, and a hot standby."""
 
     hot = 1
 
 
 def test_hosts_that_come_back_one_by_one_after_redis_was_emptied_are_not_dead() -> None:
-    """A job has been holding for a standby; the leader's own host is heard first again."""
+    """A job has been holding for a standby; the leader's own host reports first again."""
     sim = Plane(ranks=3, standbys=0)
     sim.settle(2)
     sim.step()
@@ -124,8 +124,8 @@ def test_hosts_that_come_back_one_by_one_after_redis_was_emptied_are_not_dead() 
     assert sim.step()
 
 
-def test_a_leader_of_long_ago_does_not_lead_again_under_its_old_epoch() -> None:
-    """Redis failed over to a replica that still knew its lease; daemons have obeyed a later one."""
+def test_a_former_leader_never_leads_again_under_its_old_epoch() -> None:
+    """Redis failed over to a replica with its old lease; daemons have obeyed a later one."""
     sim = Plane(ranks=2, standbys=1)
     sim.settle(2)
     sim.step()

@@ -1,4 +1,4 @@
-"""From whom a joiner learns the rank that it is to take."""
+"""Chooses the source of a joiner's state."""
 
 from msgspec import structs
 
@@ -43,7 +43,7 @@ def planned(
     return after, after.plan
 
 
-def test_the_leaver_shows_its_own_rank() -> None:
+def test_the_leaver_is_the_source_by_default() -> None:
     record, plan = planned()
     joins = directive_of(record, "s")
 
@@ -52,8 +52,8 @@ def test_the_leaver_shows_its_own_rank() -> None:
     assert (joins.rank, joins.plays) == (0, 0)
 
 
-def test_a_replica_shows_its_rank_where_the_leavers_host_ails() -> None:
-    """A warning is not enough, and the replica's own host must be sound."""
+def test_a_replica_is_the_source_if_the_leavers_host_is_degraded() -> None:
+    """A warning does not suffice, and the replica's own host must be sound."""
     record, plan = planned(ailing("h-a", Severity.DEGRADED))
     joins = directive_of(record, "s")
 
@@ -69,7 +69,7 @@ def test_a_replica_shows_its_rank_where_the_leavers_host_ails() -> None:
         assert plan.moves[0].source == plan.moves[0].leaver
 
 
-def test_a_rank_that_has_no_replica_is_shown_by_its_leaver_all_the_same() -> None:
+def test_the_leaver_is_the_source_if_it_has_no_replica() -> None:
     _, plan = planned(ailing("h-a", Severity.FATAL), replicas=((0,), (1,)))
 
     assert plan.moves[0].source == plan.moves[0].leaver

@@ -1,4 +1,4 @@
-"""What may be shown of text that is not ours."""
+"""Text from outside is escaped before it is shown."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def harmless(text):
         ("\U000e0041", "\\U000e0041"),
     ],
 )
-def test_what_cannot_be_seen_becomes_an_escape(text, shown):
+def test_an_invisible_character_becomes_an_escape(text, shown):
     assert printable(text) == shown
 
 
 @given(ANY)
-def test_nothing_that_a_terminal_obeys_is_left(text):
+def test_no_terminal_control_character_is_left(text):
     assert harmless(printable(text))
     assert harmless(printable_lines(text).replace("\n", ""))
 
@@ -54,7 +54,7 @@ def test_the_length_is_bounded_and_the_rest_counted():
 
 
 @given(ANY)
-def test_json_says_the_same_with_nothing_to_obey(text):
+def test_json_keeps_its_value_without_control_characters(text):
     shown = ascii_json(json.dumps({"text": text}, ensure_ascii=False))
 
     assert harmless(shown)

@@ -1,4 +1,4 @@
-"""Bounds on what one detector may have held, and on how fast it may change its mind."""
+"""Limits on a detector's open findings, and on the rate at which it ends them."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def codes(board: Board) -> list[str]:
     return [alert.code for alert in board.alerts]
 
 
-def test_so_many_are_held_and_one_finding_says_that_there_are_more() -> None:
-    """However many more: those that were first are kept, and the count is of those left out."""
+def test_findings_above_the_limit_are_dropped_and_counted() -> None:
+    """The first ones are kept, for any number of others, and the dropped ones are counted."""
     board = states(Board(), *of(Severity.WARNING, 3 * MOST))
 
     assert codes(board) == ["a.b"] * MOST + [TOO_MANY]
@@ -43,8 +43,8 @@ def test_so_many_are_held_and_one_finding_says_that_there_are_more() -> None:
     assert f"a.b of warning {3 * MOST - 1}" in said.message
 
 
-def test_what_is_graver_always_finds_room() -> None:
-    """Warnings without number do not hide that a GPU is lost; nor does another detector."""
+def test_graver_findings_are_always_kept() -> None:
+    """Any number of warnings never hides a lost GPU, nor do findings of another detector."""
     board = states(Board(), *of(Severity.WARNING, 2 * MOST))
     board = states(board, *of(Severity.FATAL, 1))
     board = states(board, *of(Severity.WARNING, 1), origin=OTHER)
@@ -53,8 +53,8 @@ def test_what_is_graver_always_finds_room() -> None:
     assert [a.detector for a in board.alerts].count("other") == 1
 
 
-def test_those_that_wait_for_their_time_count_as_well() -> None:
-    """A hold time must not be a way around."""
+def test_suspects_count_towards_the_limit() -> None:
+    """A hold time must not circumvent the limit."""
     patient = Origin("h1", "d", Strategy.ACT, Rules(hold_s=60))
     board = states(Board(), *of(Severity.WARNING, 2 * MOST), origin=patient)
 
@@ -62,8 +62,8 @@ def test_those_that_wait_for_their_time_count_as_well() -> None:
     assert codes(board) == [TOO_MANY]
 
 
-def test_it_is_over_when_the_detector_has_ended_all_that_was_held() -> None:
-    """Before that nobody knows which of those left out still hold."""
+def test_the_overflow_ends_with_all_other_findings() -> None:
+    """Earlier it is unknown which of the dropped findings still hold."""
     stated = of(Severity.WARNING, 2 * MOST)
     almost = states(Board(), *stated, *ends(stated[1:]))
 
@@ -72,7 +72,7 @@ def test_it_is_over_when_the_detector_has_ended_all_that_was_held() -> None:
 
 
 def test_texts_are_cut() -> None:
-    """Of whatever is said, also of the lines of evidence and of how many there are."""
+    """This holds for every text, including evidence lines and their number."""
     long = "x" * 5 * LONGEST
     signal = Signal(long, long, Severity.INFO, message=long, job=long, evidence=(long,) * 99)
     (alert,) = states(Board(), signal).alerts
@@ -82,8 +82,8 @@ def test_texts_are_cut() -> None:
     assert len(alert.evidence) == EVIDENCE
 
 
-def test_what_came_back_is_remembered_up_to_a_number() -> None:
-    """A finding that flaps for days fills no disk, and what another detector raised stays."""
+def test_remembered_raises_are_bounded() -> None:
+    """A flapping finding fills no disk, and raises of another detector stay."""
     flapping, quiet = (
         Origin("h1", name, Strategy.OBSERVE, Rules(repeats=10**6)) for name in ("d", "quiet")
     )
@@ -94,8 +94,8 @@ def test_what_came_back_is_remembered_up_to_a_number() -> None:
     assert [r.key.detector for r in board.memory.raises] == ["quiet"] + ["d"] * REMEMBERED
 
 
-def test_an_operators_word_ends_what_was_left_out_as_well() -> None:
-    """Nothing is held any more, so nothing is left out."""
+def test_a_declaration_of_health_ends_the_overflow_as_well() -> None:
+    """No finding is left, so none is dropped any more."""
     board = states(Board(), *of(Severity.WARNING, 2 * MOST))
     board, news = declared_healthy(board, "h1", "a.b", by="ann", request="r", now=0.0)
 
@@ -104,7 +104,7 @@ def test_an_operators_word_ends_what_was_left_out_as_well() -> None:
 
 
 def test_after_a_burst_a_detector_ends_findings_at_a_rate() -> None:
-    """And what it has not used comes back with time, up to the burst."""
+    """Unused allowance comes back with time, up to the burst."""
     allowance = Allowance(BURST, PER_SECOND)
     for _ in range(BURST):
         allowance = allowance.spent(0.0)

@@ -51,7 +51,7 @@ def test_a_standby_that_is_unfit_for_some_ranks_leaves_those_open():
     )
 
 
-def test_a_standby_that_is_still_starting_is_said_to_be():
+def test_the_gap_mentions_a_starting_standby():
     assert gap(standby("h3", Activity.STARTING)) == ((0, 1), "1 still starting")
 
 
@@ -63,13 +63,13 @@ def test_a_drained_standby_is_no_protection():
 
 
 @pytest.mark.parametrize("state", [s for s in JobState if s is not JobState.RUNNING])
-def test_a_job_that_does_not_run_needs_no_protection(state):
+def test_a_job_that_does_not_run_has_no_gap(state):
     assert gap(of=structs.replace(RECORD, state=state)) is None
 
 
 @pytest.mark.parametrize("phase", list(Phase))
-def test_a_plan_under_way_is_waited_for(phase):
-    """Its joiner is in no pool, and that says nothing about what comes after it."""
+def test_a_job_with_a_live_plan_has_no_gap(phase):
+    """Its joiner is in no pool, which says nothing about the time after the plan."""
     under_way = plan(RECORD.membership, timeline=(), phase=phase)
     live = phase not in (Phase.DONE, Phase.ABORTED)
 

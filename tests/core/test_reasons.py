@@ -1,4 +1,4 @@
-"""Errors without a text: what is said of them, and that nobody formats one as it is."""
+"""Errors without a text get one, and no code formats an error directly."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ OURS = {name for name, kind in vars(errors).items() if isinstance(kind, type)}
         (ConfigError("no key"), "no key"),
     ],
 )
-def test_every_error_has_words(error: BaseException, said: str) -> None:
+def test_every_error_has_a_text(error: BaseException, said: str) -> None:
     assert in_words(error) == said
     assert brief(error) == said
 
 
 @pytest.mark.parametrize("name", sorted(OURS - {"StaleLease"}))
-def test_errors_of_ours_have_words_wherever_they_are_formatted(name: str) -> None:
+def test_tmd_errors_have_a_text_wherever_they_are_formatted(name: str) -> None:
     assert str(getattr(errors, name)())
 
 
@@ -125,11 +125,11 @@ def _is(name: str, node: ast.AST) -> bool:
     ],
 )
 def test_a_plain_format_is_found(code: str) -> None:
-    """The next test can fail."""
+    """Shows that the next test can fail."""
     assert list(formatted(ast.parse(code)))
 
 
-def test_nobody_formats_an_error_that_may_be_empty() -> None:
+def test_no_code_formats_an_error_that_may_be_empty() -> None:
     """Each goes through a function that always has words."""
     found = [
         f"{file.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}"
@@ -191,7 +191,7 @@ PLACES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("error", EMPTY, ids=lambda e: type(e).__name__)
 @pytest.mark.parametrize("place", PLACES)
-def test_what_fails_without_a_reason_is_said_in_words(
+def test_a_failure_without_a_text_is_described(
     error: OSError, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the system, or a plug-in, raises an error without a text."""
@@ -215,10 +215,10 @@ def test_what_fails_without_a_reason_is_said_in_words(
     assert not str(raised.value).endswith((":", ": None"))
 
 
-def test_a_cluster_that_does_not_come_about_says_why(
+def test_a_cluster_that_does_not_start_reports_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A limit that is reached raises an error without a text."""
+    """A time limit raises an error without a text."""
     from tmd.campaign import campaign
 
     class Late:

@@ -17,7 +17,7 @@ def board(*detectors):
     return found
 
 
-def test_what_is_raised_goes_only_as_far_as_the_new_strategy():
+def test_raised_findings_are_limited_to_the_new_strategy():
     before = board("a", "b")
     after = with_strategy(before, "a", Strategy.OBSERVE)
 
@@ -39,8 +39,8 @@ def test_farewells_clear_all_of_one_detector():
     assert [x.detector for x in found.alerts] == ["b"]
 
 
-def test_what_is_only_suspected_is_retuned_and_cleared_as_well():
-    """Else a detector that was switched off would raise it when it has held."""
+def test_suspects_are_limited_and_cleared_as_well():
+    """Otherwise a detector that was switched off would raise it after its hold time."""
     origin = Origin("h1", "a", Strategy.ACT, Rules(hold_s=5.0))
     signal = Signal("a.b", "gpu:0", Severity.FATAL)
     found, news = triage.fold(triage.Board(), signal, origin, alert_id="x", now=0.0, clock=0.0)

@@ -1,4 +1,4 @@
-"""When a launcher starts a worker again."""
+"""The pause before a launcher restarts a worker."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +14,7 @@ def test_each_pause_is_twice_as_long_up_to_a_bound() -> None:
 def test_a_script_that_never_joins_is_not_tried_in_a_hot_loop(
     restarts: int, first: float, joined: bool
 ) -> None:
-    """Whatever delay is asked for; a worker that has been part of the job comes back as asked."""
+    """For any requested delay; a worker that was part of the job restarts as requested."""
     pause = pause_s(restarts, first, joined=joined)
 
     assert pause <= LONGEST_S

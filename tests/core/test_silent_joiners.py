@@ -1,4 +1,4 @@
-"""A daemon that is started anew says nothing of its workers until they have connected again."""
+"""A restarted daemon does not report its workers until they have reconnected."""
 
 from msgspec import structs
 
@@ -12,7 +12,7 @@ SILENT_S = PlanLimits().silent_s
 
 
 def moving() -> Simulation:
-    """Rank 0 moves to ``w2``, which follows and is not in step yet; ``w3`` is another standby."""
+    """Rank 0 moves to ``w2``, which shadows it and is not in step yet; ``w3`` is a standby."""
     sim = Simulation(ranks=2, standbys=2, hot=0)
     sim.settle(2)
     sim.step()
@@ -29,12 +29,12 @@ def moving() -> Simulation:
 
 
 def unheard(sim: Simulation, worker: str) -> None:
-    """Its daemon has been started anew and does not know it yet."""
+    """Its daemon was restarted and does not know it yet."""
     del sim.published[worker]
 
 
 def test_a_move_outlives_a_restart_of_the_daemon_of_its_joiner() -> None:
-    """What is heard at last is as it was."""
+    """The first report after the restart shows no change."""
     sim = moving()
     plan = sim.plan
     unheard(sim, "w2")
@@ -51,7 +51,7 @@ def test_a_move_outlives_a_restart_of_the_daemon_of_its_joiner() -> None:
     assert sim.workers["w2"].status.rank == 0
 
 
-def test_a_joiner_that_is_never_heard_again_is_not_waited_for_for_ever() -> None:
+def test_a_joiner_that_stays_silent_is_replaced() -> None:
     """Another one gets the rank."""
     sim = moving()
     unheard(sim, "w2")
@@ -63,7 +63,7 @@ def test_a_joiner_that_is_never_heard_again_is_not_waited_for_for_ever() -> None
 
 
 def test_while_training_stands_still_a_silent_host_is_not_waited_for() -> None:
-    """A restarted daemon is: its host is there."""
+    """A restarted daemon is waited for, since its host reports."""
     sim = Simulation(ranks=2, standbys=2)
     sim.settle(2)
     sim.step()

@@ -1,4 +1,4 @@
-"""The real core against modelled workers: nothing that can happen may lose or repeat a step."""
+"""The real core against modelled workers: no order of events may lose or repeat a step."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
@@ -11,7 +11,7 @@ from tmd.core.values.snapshots import Rollback
 
 
 class Cluster(Machine):
-    """The leader decides by all that was told, and at once; orders are late."""
+    """The leader decides on all reports, and at once; directives are late."""
 
     def simulated(self) -> Simulation:
         return Simulation(ranks=3, standbys=2, hot=self.hot)
@@ -38,7 +38,7 @@ class Cluster(Machine):
 
 
 class ShadowCluster(Cluster):
-    """The same with joiners that follow before they take over, and a hot standby."""
+    """The same with joiners that shadow before they take over, and a hot standby."""
 
     hot = 1
 
@@ -52,7 +52,7 @@ TestShadowCluster = ShadowCluster.TestCase
 def begun(
     ranks: int, standbys: int, *, hot: int | None = None, alike: bool = True, steps: int = 0
 ) -> Simulation:
-    """A job of which everybody has heard, after so many steps."""
+    """A job whose record all workers have received, after some steps."""
     sim = Simulation(ranks, standbys, hot=hot, alike=alike)
     sim.settle(2)
     commit(sim, steps)
@@ -60,14 +60,14 @@ def begun(
 
 
 def commit(sim: Simulation, steps: int = 1) -> None:
-    """So many steps, and after each time enough to hear and to obey."""
+    """Some steps, each followed by enough time to deliver and to obey."""
     for _ in range(steps):
         sim.step()
         sim.settle(3)
 
 
 def lose(sim: Simulation, *workers: str) -> None:
-    """All at once, and time enough to recover."""
+    """Lose all of them at once, then allow enough time to recover."""
     for worker in workers:
         sim.kill(worker)
     sim.settle()
@@ -115,7 +115,7 @@ def test_a_drained_host_hands_over_and_returns_to_the_pool() -> None:
 
 
 def test_a_lost_rank_is_taken_over_and_one_step_is_repeated_at_most() -> None:
-    """Kill in the vote: who knew of the commit decides for all."""
+    """Kill in the vote: a rank that knows of the commit decides for all."""
     sim = begun(3, 1)
     sim.step()
     sim.step(aware={1})
@@ -128,8 +128,8 @@ def test_a_lost_rank_is_taken_over_and_one_step_is_repeated_at_most() -> None:
     assert {w.status.step for w in sim.workers.values() if w.alive} == {3}
 
 
-def test_a_rewritten_plan_never_falls_below_a_step_somebody_rolled_forward_to() -> None:
-    """The only rank that knew of the commit dies after the others were told to roll forward."""
+def test_a_rewritten_plan_never_falls_below_a_step_that_a_worker_rolled_forward_to() -> None:
+    """The only rank that knew of the commit dies after the others were ordered to roll forward."""
     sim = begun(3, 2)
     sim.step()
     sim.step(aware={0})
@@ -160,8 +160,8 @@ def test_a_job_on_one_host_can_be_drained() -> None:
     assert sim.record.membership.members[0].worker == "w1"
 
 
-def test_a_state_that_existed_once_is_never_made_up_from_another_rank() -> None:
-    """The job fails with a sentence, though a standby and a survivor are there."""
+def test_a_unique_state_is_never_taken_from_another_rank() -> None:
+    """The job fails with a sentence, despite a standby and a survivor."""
     sim = begun(2, 1, alike=False, steps=1)
     lose(sim, "w0")
 
@@ -172,15 +172,15 @@ def test_a_state_that_existed_once_is_never_made_up_from_another_rank() -> None:
 
 
 def sharded(ranks: int = 3, standbys: int = 1, *, hot: int | None = None) -> Simulation:
-    """Each state exists once; two steps, a snapshot, and three steps more."""
+    """Each state is unique; two steps, a snapshot, and three more steps."""
     sim = begun(ranks, standbys, hot=hot, alike=False, steps=2)
     sim.snapshot()
     commit(sim, 3)
     return sim
 
 
-def test_a_state_that_existed_once_is_put_back_from_the_newest_snapshot() -> None:
-    """All go back, say how far, and repeat the steps; the joiner has its copy from the keeper."""
+def test_a_unique_state_is_restored_from_the_newest_snapshot() -> None:
+    """All ranks return, report how far, and repeat the steps; the keeper has the joiner's copy."""
     sim = sharded()
     lose(sim, "w0")
 
@@ -193,8 +193,8 @@ def test_a_state_that_existed_once_is_put_back_from_the_newest_snapshot() -> Non
     assert sim.plan.how == "rolled back to step 2, 3 steps are repeated"
 
 
-def test_a_torn_snapshot_falls_back_to_the_one_before() -> None:
-    """The lost rank's copy had not come to its keeper yet."""
+def test_a_torn_snapshot_falls_back_to_the_previous_one() -> None:
+    """The lost rank's copy had not yet reached its keeper."""
     sim = sharded()
     sim.snapshot(aware={1, 2})
     commit(sim)
@@ -203,8 +203,8 @@ def test_a_torn_snapshot_falls_back_to_the_one_before() -> None:
     assert sim.plan.rollback == Rollback(2, 4)
 
 
-def test_a_snapshot_that_was_brought_but_not_yet_voted_counts() -> None:
-    """The leader goes by what is there."""
+def test_a_stored_snapshot_counts_before_its_vote() -> None:
+    """The leader decides on the copies that exist."""
     sim = sharded()
     sim.snapshot(aware={0, 1, 2})
     commit(sim)
@@ -213,7 +213,7 @@ def test_a_snapshot_that_was_brought_but_not_yet_voted_counts() -> None:
     assert sim.plan.rollback == Rollback(5, 1)
 
 
-def test_without_its_keeper_a_state_is_lost() -> None:
+def test_a_state_is_lost_together_with_its_keeper() -> None:
     """Rank 0's copies were with rank 1: the job fails with a sentence."""
     sim = sharded(standbys=2)
     lose(sim, "w0", "w1")
@@ -225,7 +225,7 @@ def test_without_its_keeper_a_state_is_lost() -> None:
 
 
 def test_a_keeper_that_dies_once_the_joiner_has_the_copy_costs_nothing_more() -> None:
-    """What was fetched is a copy like any other."""
+    """A fetched copy is a copy like any other."""
     sim = sharded(standbys=2)
     sim.kill("w0")
     for _ in range(6):
@@ -245,8 +245,8 @@ def test_a_keeper_that_dies_once_the_joiner_has_the_copy_costs_nothing_more() ->
     assert sim.step()
 
 
-def test_no_standby_holds_and_then_all_go_back() -> None:
-    """Nothing is put back before there is somebody for the rank."""
+def test_the_job_holds_for_a_standby_before_all_ranks_roll_back() -> None:
+    """No rank is restored before there is a standby."""
     sim = sharded(standbys=0)
     lose(sim, "w0")
     assert sim.record is not None
@@ -259,8 +259,8 @@ def test_no_standby_holds_and_then_all_go_back() -> None:
     assert sim.step()
 
 
-def test_a_hot_shadow_makes_the_roll_back_needless() -> None:
-    """The state as it was last is alive."""
+def test_a_hot_standby_makes_a_rollback_unnecessary() -> None:
+    """The latest state still exists."""
     sim = sharded(hot=1)
     assert sim.workers["w3"].status.activity is Activity.IN_STEP
     lose(sim, "w2")
@@ -269,8 +269,8 @@ def test_a_hot_shadow_makes_the_roll_back_needless() -> None:
     assert sim.plan.resume == 5
 
 
-def test_a_shadow_of_another_rank_forgets_what_it_followed_when_all_go_back() -> None:
-    """It gets the state anew."""
+def test_a_shadow_of_another_rank_drops_its_state_in_a_rollback() -> None:
+    """It fetches a copy of its new rank's state."""
     sim = sharded(standbys=2, hot=1)
     follower = next(w for w in sim.workers.values() if w.life is not None)
     assert follower.life is not None
@@ -282,7 +282,7 @@ def test_a_shadow_of_another_rank_forgets_what_it_followed_when_all_go_back() ->
 
 
 class SnapshotCluster(Cluster):
-    """Each state exists once, and snapshots are taken, whole or torn."""
+    """Each state is unique, and snapshots are taken, complete or torn."""
 
     def simulated(self) -> Simulation:
         return Simulation(ranks=3, standbys=2, alike=False)
@@ -296,7 +296,7 @@ class SnapshotCluster(Cluster):
         self.sim.snapshot(aware)
 
     def teardown(self) -> None:
-        """In the end the job goes on, unless it has said that a state is lost."""
+        """In the end the job continues, unless it has reported a lost state."""
         if self.sim.record is not None and self.sim.record.state is JobState.FAILED:
             return
         self.sim.settle()
@@ -308,8 +308,8 @@ SnapshotCluster.TestCase.settings = THOROUGH
 TestSnapshotCluster = SnapshotCluster.TestCase
 
 
-def test_a_state_that_existed_once_lives_on_in_its_hot_shadow() -> None:
-    """Only in that of the rank itself: the first one follows the last rank."""
+def test_a_unique_state_survives_in_its_hot_standby() -> None:
+    """Only in that of the rank itself: the first one shadows the last rank."""
     for victim, survives in (("w1", True), ("w0", False)):
         sim = begun(2, 1, hot=1, alike=False, steps=3)
         assert sim.workers["w2"].status.activity is Activity.IN_STEP
@@ -326,8 +326,8 @@ def test_a_state_that_existed_once_lives_on_in_its_hot_shadow() -> None:
 
 
 def test_a_joiner_that_dies_right_after_its_first_step_is_replaced_from_a_replica() -> None:
-    """The leaver has its state of before, and the others have committed one more step: it cannot
-    take its rank back, and nobody waits for it."""
+    """The leaver has the previous state, and the others have committed one more step: it cannot
+    take its rank back, and no rank waits for it."""
     sim = Simulation(ranks=3, standbys=2)
     sim.drain("h0")
     for rounds in (3, 1):
@@ -346,9 +346,9 @@ def test_a_joiner_that_dies_right_after_its_first_step_is_replaced_from_a_replic
     assert sim.record.membership.rank_of("w4") == 0
 
 
-def test_a_joiner_that_dies_as_the_vote_switches_gives_the_rank_back() -> None:
-    """The order to take the arms back comes between the vote and the boundary where the switch is
-    carried out: nobody may say that it has, and the leader learns that the vote has switched."""
+def test_the_leaver_takes_the_rank_back_if_the_joiner_dies_in_the_vote() -> None:
+    """The order to disarm comes between the vote and the boundary that carries out the switch: no
+    worker may report being disarmed, and the leader learns that the vote has switched."""
     sim = begun(2, 1)
     sim.step()
     sim.drain("h0")
@@ -381,7 +381,7 @@ def test_a_joiner_that_dies_as_the_vote_switches_gives_the_rank_back() -> None:
 
 
 def test_a_recovery_that_all_have_joined_is_done_though_another_rank_is_lost_at_once() -> None:
-    """Its membership is the one that the next recovery starts from: nothing of it was given up."""
+    """The next recovery starts from its membership: none of it was undone."""
     sim = begun(3, 2)
     lose(sim, "w0")
     assert sim.plan.phase is Phase.RESUME

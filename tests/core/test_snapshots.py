@@ -1,4 +1,4 @@
-"""Who keeps whose copies, and how far a job can go back: pure choice."""
+"""The keepers of copies, and the step for a rollback: pure decisions."""
 
 import pytest
 from hypothesis import given
@@ -20,7 +20,7 @@ copies = st.lists(st.builds(Kept, st.integers(0, 3), st.integers(0, 5)))
 
 @given(hosts)
 def test_the_loss_of_any_one_host_leaves_a_copy_of_every_rank(placed: list[str]) -> None:
-    """Own copy or the keeper's, as long as there are two hosts."""
+    """Own copy or the keeper's, given at least two hosts."""
     found = keepers(placed)
 
     assert len(found) == len(placed)
@@ -30,7 +30,7 @@ def test_the_loss_of_any_one_host_leaves_a_copy_of_every_rank(placed: list[str])
 
 
 @given(st.integers(2, 6), st.integers(1, 4))
-def test_on_equal_hosts_everybody_keeps_for_one_other(count: int, each: int) -> None:
+def test_on_equal_hosts_every_rank_keeps_copies_of_one_other(count: int, each: int) -> None:
     """Memory is spread evenly, whether ranks of a host are neighbours or not."""
     for placed in (
         [f"h{n // each}" for n in range(count * each)],
@@ -40,28 +40,28 @@ def test_on_equal_hosts_everybody_keeps_for_one_other(count: int, each: int) -> 
 
 
 def test_on_one_host_the_next_rank_keeps() -> None:
-    """The loss of a worker can still be made good."""
+    """The loss of one worker costs no state."""
     assert keepers(["a", "a", "a"]) == (1, 2, 0)
 
 
 @given(copies)
-def test_the_newest_whole_step_has_every_rank_and_no_newer_one_has(found: list[Kept]) -> None:
-    """Against the definition."""
+def test_the_newest_complete_step_has_every_rank_and_no_newer_one_has(found: list[Kept]) -> None:
+    """Compared with the definition."""
     whole = {s for s in range(6) if all(Kept(r, s) in found for r in range(4))}
 
     assert newest_whole(4, found) == max(whole, default=None)
 
 
 @given(st.integers(0, 100))
-def test_due_is_a_matter_of_the_step_and_of_what_all_ranks_see(step: int) -> None:
-    """The first step in other hands is always due; without snapshots none is."""
+def test_whether_a_snapshot_is_due_is_equal_on_all_ranks(step: int) -> None:
+    """The first step with other keepers is always due; without snapshots none is."""
     assert is_due(step, 10, fresh=True)
     assert is_due(step, 10, fresh=False) == (step % 10 == 0)
     assert not is_due(step, 0, fresh=True)
 
 
-def test_snapshots_are_taken_where_a_state_exists_once() -> None:
-    """Replicas need none; a script may say otherwise; alone there is nobody to keep them."""
+def test_snapshots_are_taken_by_default_for_a_unique_state() -> None:
+    """Replicas need none; a script may say otherwise; a single rank has no keeper."""
     alike, mixed = [(0, 1, 2)], [(0, 1), (2,)]
 
     assert wanted_every(None, alike, 3) == 0
@@ -73,7 +73,7 @@ def test_snapshots_are_taken_where_a_state_exists_once() -> None:
         wanted_every(-1, mixed, 3)
 
 
-def test_a_roll_back_says_what_it_costs() -> None:
-    """In words for people."""
+def test_a_rollback_states_its_cost() -> None:
+    """In a sentence for people."""
     assert Rollback(20, 7).sentence == "rolled back to step 20, 7 steps are repeated"
     assert Rollback(20, 1).sentence == "rolled back to step 20, 1 step is repeated"

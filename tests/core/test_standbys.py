@@ -1,4 +1,4 @@
-"""Which standbys may take a rank, and which one does."""
+"""Which standbys may take a rank, and which of them gets it."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_no_rank_goes_to_a_host_that_has_failed(alert):
     assert chosen(view(standby("h2", alert), standby("h3"))) == ["h3"]
 
 
-def test_a_host_that_ails_is_better_than_none_for_the_dead_only():
-    """A planned move to it would be followed by one away from it."""
+def test_a_degraded_host_takes_a_rank_only_after_a_loss():
+    """A planned move to it would be followed by a move away from it."""
     ailing, idle = standby("h2", DEGRADED), standby("h3")
     both, alone = view(ailing, idle), view(ailing)
 
@@ -87,13 +87,13 @@ def test_a_host_that_ails_is_better_than_none_for_the_dead_only():
     [structs.replace(DEGRADED, severity=Severity.WARNING), structs.replace(DEGRADED, job="job")],
     ids=["warning", "about a worker"],
 )
-def test_less_keeps_no_host_out(alert):
+def test_lesser_findings_exclude_no_host(alert):
     assert chosen(view(standby("h2", alert), standby("h3"))) == ["h2", "h3"]
 
 
 @pytest.mark.parametrize("strategy", [Strategy.OBSERVE, Strategy.ADVISE])
 def test_a_host_with_a_grave_finding_that_may_not_act_comes_later(strategy):
-    """A detector on trial keeps no host out, but a host without findings is the better choice."""
+    """A detector on trial excludes no host, but a host without findings is the better choice."""
     found = structs.replace(FATAL, strategy=strategy)
 
     assert chosen(view(standby("h2", found), standby("h3"))) == ["h3", "h2"]
@@ -122,7 +122,7 @@ def test_a_soft_drain_lets_the_host_come_back_once_it_holds_no_rank():
     assert [m.host for m in candidates(waiting, served, PlanFacts(waiting, "job"))] == ["h1"]
 
 
-def test_a_planned_move_that_only_a_drained_host_could_help_waits_and_says_why():
+def test_a_planned_move_waits_with_a_reason_if_only_a_drained_host_has_a_standby():
     training = worker_status("h1/job/0.a", activity=Activity.TRAINING)
     holder = HostStatus("h1", "i", workers=(structs.replace(training, world_size=1, step=5),))
     cluster = view(holder, standby("h2"), drains=(DrainRequest("h2", "r"),))
@@ -136,7 +136,7 @@ def test_a_planned_move_that_only_a_drained_host_could_help_waits_and_says_why()
     )
 
 
-def test_a_lost_rank_that_only_a_drained_host_could_take_holds_and_says_why():
+def test_a_lost_rank_holds_with_a_reason_if_only_a_drained_host_has_a_standby():
     after = recovering(standby("h2", world_size=2), drains=(DrainRequest("h2", "r"),))
 
     assert after.plan.phase is Phase.RECOVER
@@ -145,7 +145,7 @@ def test_a_lost_rank_that_only_a_drained_host_could_take_holds_and_says_why():
 
 @pytest.mark.parametrize("suspect", [False, True])
 def test_a_worker_that_was_refused_in_a_move_gets_no_rank_after_a_loss(suspect):
-    """Until it has rehearsed: the verdict is about the machine, or about all ranks built alike."""
+    """Until it has rehearsed: the verdict concerns the machine, or all ranks with that role."""
     verdict = Rehearsal(step=5, seconds=1.0, refusal="other bits", suspect=suspect)
     after = recovering(standby("h2", world_size=2, rehearsed=(verdict,)))
     again = recovering(standby("h2", world_size=2, rehearsed=DONE))
@@ -180,8 +180,8 @@ def failover(host):
 DONE = (Rehearsal(step=5, seconds=1.0),)
 
 
-def test_first_those_that_rehearsed_then_those_whose_host_was_never_left():
-    """Because of a loss, or because a policy wanted it; an operator's drain says nothing."""
+def test_rehearsed_standbys_come_first_then_those_whose_host_lost_no_rank():
+    """After a loss or a policy's decision; an operator's drain does not count."""
     moved = structs.replace(failover("h3"), kind=PlanKind.PLANNED)
     drained = structs.replace(failover("h4"), kind=PlanKind.PLANNED, request="r")
     record = structs.replace(RECORD, history=(failover("h2"), moved, drained))
@@ -192,7 +192,7 @@ def test_first_those_that_rehearsed_then_those_whose_host_was_never_left():
     assert found == ["h4", "h2", "h3", "h1b"]
 
 
-def test_the_choice_says_why_this_one_and_why_not_the_others():
+def test_the_choice_states_the_reason_for_each_standby():
     unfit = (Rehearsal(step=5, seconds=1.0, refusal="other bits"),)
     record = structs.replace(RECORD, history=(failover("h6"),))
     cluster = structs.replace(
@@ -225,7 +225,7 @@ def test_the_choice_says_why_this_one_and_why_not_the_others():
     }
 
 
-def test_a_plan_does_not_tell_of_a_thousand_standbys():
+def test_a_plan_keeps_a_bounded_number_of_reasons():
     record = structs.replace(RECORD, history=(failover("h6"),))
     pool = [standby(f"h{n}", rehearsed=DONE) for n in range(2, 1000)]
     cluster = structs.replace(view(*pool), jobs=(record,))
@@ -246,7 +246,7 @@ def test_a_planned_move_records_its_choice():
 
 
 def recovering(*hosts, replicas=(0, 1), **changes):
-    """The record after a loss of one of two ranks that are replicas, with ``hosts`` beside them."""
+    """The record after a loss of one of two ranks that are replicas; ``hosts`` have standbys."""
     members = (*RECORD.membership.members, member("h4"))
     record = structs.replace(RECORD, world_size=2, membership=Membership(1, members))
     wish = Verdict("job", "h1/job/0.a", Urgency.FAILED, "c", "r")
@@ -267,10 +267,10 @@ def test_a_failover_records_its_choice():
     assert settled.plan.choice[0].startswith("rank 0: h2/job/0.a")
 
 
-# --- reasons that a reader would miss -------------------------------------------------------------
+# --- reasons for the reader -----------------------------------------------------------------------
 
 
-def test_a_planned_move_says_that_the_only_standby_is_on_a_host_that_ails():
+def test_a_planned_move_names_a_degraded_host_of_the_only_standby():
     training = worker_status("h1/job/0.a", activity=Activity.TRAINING)
     holder = HostStatus("h1", "i", workers=(structs.replace(training, world_size=1, step=5),))
     cluster = view(holder, standby("h2", DEGRADED))
@@ -283,7 +283,7 @@ def test_a_planned_move_says_that_the_only_standby_is_on_a_host_that_ails():
 
 
 def test_a_clean_host_is_taken_before_one_with_a_finding_that_may_not_act():
-    """Also where the other one has rehearsed."""
+    """This holds even if the other one has rehearsed."""
     found = structs.replace(FATAL, strategy=Strategy.OBSERVE)
     after = recovering(
         standby("h2", found, world_size=2, rehearsed=DONE), standby("h3", world_size=2)
@@ -292,8 +292,8 @@ def test_a_clean_host_is_taken_before_one_with_a_finding_that_may_not_act():
     assert [m.joiner.host for m in after.plan.moves] == ["h3"]
 
 
-def test_a_state_that_only_a_drained_standby_has_is_waited_for():
-    """It exists once, there is no snapshot, and its hot standby is on a drained host."""
+def test_a_job_waits_for_a_state_that_only_a_drained_standby_has():
+    """The state is unique, there is no snapshot, and its hot standby is on a drained host."""
     follows = ShadowStatus(rank=0, copied=1.0, verified=5)
     keeper = standby("h2", world_size=2, shadow=follows, step=5)
     drained = {"drains": (DrainRequest("h2", "r"),)}

@@ -1,4 +1,4 @@
-"""Whether the store serves a daemon: one line a change, whatever comes and goes."""
+"""Whether the store serves a daemon: one log line for each change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FULL, AWAY = "out of memory", "nothing listens"
 
 
 def test_a_store_that_refuses_writes_and_answers_reads_is_reported_once():
-    """Two activities in turn, one of which fails for ten minutes."""
+    """Two loops alternate, one of which fails for ten minutes."""
     state, changes = StoreState(), []
     for second in range(600):
         state, first = failed(state, StoreLoop.HEARTBEAT, FULL, float(second))
@@ -30,7 +30,7 @@ def test_a_store_that_refuses_writes_and_answers_reads_is_reported_once():
     assert state.causes == (FULL,)
 
 
-def test_it_is_back_only_after_a_while_without_any_failure():
+def test_the_store_is_back_only_after_a_time_without_failures():
     state, lost = failed(StoreState(), StoreLoop.HEARTBEAT, FULL, 10.0)
     state, early = worked(state, StoreLoop.HEARTBEAT, 10.1)
     still = state.causes
@@ -40,7 +40,7 @@ def test_it_is_back_only_after_a_while_without_any_failure():
     assert (back, state.causes) == (HealthChange.BACK, ())
 
 
-def test_it_is_not_back_while_one_activity_fails():
+def test_the_store_is_not_back_while_one_loop_fails():
     state, _ = failed(StoreState(), StoreLoop.ALERTS, FULL, 0.0)
     state, change = worked(state, StoreLoop.LEASE, 100.0)
 
@@ -72,7 +72,7 @@ ATTEMPTS = st.lists(
 
 @given(ATTEMPTS)
 def test_an_outage_is_a_bounded_number_of_reports(attempts):
-    """Whatever fails and works in whatever order: lost and back alternate, with few causes."""
+    """For any order of failures and successes: lost and back alternate, with few causes."""
     state, now, reported = StoreState(), 0.0, []
     for activity, cause, pause in attempts:
         now += pause

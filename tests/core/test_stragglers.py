@@ -1,6 +1,6 @@
-"""Who is slow, over generated compute times: nobody in a healthy job, the right one in another.
+"""Detection of slow ranks over generated compute times: none in a healthy job, else the right one.
 
-Noise as in real jobs: 3 % of each rank, 5 % of all alike, and now and then a step that takes up to
+Noise as in real jobs: 3 % of each rank, 5 % of all alike, and sometimes a step that takes up to
 four times as long on one rank.
 """
 
@@ -81,7 +81,7 @@ class Job:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("ranks", [2, 8, 64])
-def test_nobody_is_slow_in_a_healthy_job(ranks, seed):
+def test_no_rank_is_slow_in_a_healthy_job(ranks, seed):
     job = Job(ranks, seed).run(4000)
 
     assert job.ever_slow == set()
@@ -89,13 +89,13 @@ def test_nobody_is_slow_in_a_healthy_job(ranks, seed):
 
 
 @pytest.mark.parametrize("ranks", [8, 64])
-def test_nobody_is_slow_where_the_load_varies_from_step_to_step(ranks):
+def test_no_rank_is_slow_under_varying_load(ranks):
     assert Job(ranks, 1, uneven=0.15).run(4000).ever_slow == set()
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("ranks", [2, 8, 64])
-def test_one_that_slows_down_to_one_point_three_is_named_alone_within_sixty_steps(ranks, seed):
+def test_a_rank_1_3_times_slower_is_reported_alone_within_sixty_steps(ranks, seed):
     job = Job(ranks, seed).run(300)
     began, culprit = job.step, ranks - 1
     job.speed[culprit] = 1.3
@@ -110,7 +110,7 @@ def test_one_that_slows_down_to_one_point_three_is_named_alone_within_sixty_step
 
 
 @pytest.mark.parametrize("ranks", [8, 64])
-def test_also_where_the_load_varies(ranks):
+def test_a_slow_rank_is_reported_under_varying_load(ranks):
     job = Job(ranks, 2, uneven=0.15).run(300)
     job.speed[0] = 1.3
     job.run(200)
@@ -118,15 +118,15 @@ def test_also_where_the_load_varies(ranks):
     assert job.ever_slow == {0}
 
 
-def test_a_trifle_is_not_told():
+def test_slight_slowness_is_not_reported():
     job = Job(8, 3).run(300)
     job.speed[0] = 1.05
 
     assert job.run(1000).ever_slow == set()
 
 
-def test_who_was_always_slower_is_not_told():
-    """Another stage, other data: there is nothing that a new host would change."""
+def test_a_rank_that_was_always_slower_is_not_reported():
+    """Another stage or other data: a new host would change nothing."""
     job = Job(8, 4)
     job.speed[0] = 1.3
 
@@ -134,7 +134,7 @@ def test_who_was_always_slower_is_not_told():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_who_was_always_slower_is_not_told_for_a_trifle_more(seed):
+def test_a_slower_rank_is_not_reported_for_slightly_more(seed):
     job = Job(8, 20 + seed)
     job.speed[0] = 1.2
     job.run(400)
@@ -143,7 +143,7 @@ def test_who_was_always_slower_is_not_told_for_a_trifle_more(seed):
     assert job.run(2000).ever_slow == set()
 
 
-def test_who_was_always_slower_is_told_when_it_becomes_much_slower_and_that_is_over_then():
+def test_a_slower_rank_is_reported_while_it_is_much_slower_than_usual():
     job = Job(8, 4)
     job.speed[0] = 1.2
     job.run(400)
@@ -157,7 +157,7 @@ def test_who_was_always_slower_is_told_when_it_becomes_much_slower_and_that_is_o
     assert job.slow == set()
 
 
-def test_it_is_over_once_it_has_been_as_fast_as_the_others_for_a_while():
+def test_slowness_ends_after_a_time_at_normal_speed():
     job = Job(8, 5).run(300)
     job.speed[0] = 1.3
     job.run(200)
@@ -180,7 +180,7 @@ def test_a_slowness_that_lasts_does_not_become_usual():
 
 @pytest.mark.parametrize("steps", [3000, 30_000])
 def test_a_slowness_that_creeps_in_does_not_become_usual(steps):
-    """Dust, or a fan that dies: told as soon as it is more than a trifle."""
+    """Dust, or a failing fan: reported once it exceeds the noise."""
     job = Job(8, 6).run(300)
     for block in range(steps // BLOCK):
         job.speed[0] = 1.0 + 0.4 * block / (steps // BLOCK)
@@ -192,8 +192,8 @@ def test_a_slowness_that_creeps_in_does_not_become_usual(steps):
     assert job.speed[0] == pytest.approx(1.1, abs=0.03)
 
 
-def test_what_it_costs_is_what_the_others_waited():
-    """At 1.5 times 0.4 s all lose 0.2 s a step, but for the slow one itself."""
+def test_the_cost_is_the_wait_of_the_other_ranks():
+    """At 1.5 times 0.4 s all ranks lose 0.2 s a step, except the slow one."""
     job = Job(8, 7).run(300)
     job.speed[0] = 1.5
     job.run(400)
@@ -201,7 +201,7 @@ def test_what_it_costs_is_what_the_others_waited():
     assert job.paces[0].lost_s == pytest.approx(400 * 0.2 * 7 / 8, rel=0.15)
 
 
-def test_nobody_is_blamed_for_what_is_slow_for_all():
+def test_no_rank_is_blamed_for_common_slowness():
     job = Job(8, 8).run(300)
     job.speed = [1.5] * 8
     job.run(200)
@@ -210,7 +210,7 @@ def test_nobody_is_blamed_for_what_is_slow_for_all():
     assert job.trend.slower
 
 
-def test_that_the_job_got_slower_is_told_soon_and_is_over_soon():
+def test_a_slower_job_is_reported_soon_and_cleared_soon():
     job = Job(8, 9).run(300)
     job.speed = [1.2] * 8
     job.run(60)
@@ -223,7 +223,7 @@ def test_that_the_job_got_slower_is_told_soon_and_is_over_soon():
 
 
 def test_one_endless_step_is_no_trend():
-    """A checkpoint, an evaluation: it counts for no more than three standard deviations."""
+    """A checkpoint or an evaluation counts for at most three standard deviations."""
     trend = Trend()
     for number in range(200):
         trend = followed(trend, 1.0 + 0.01 * math.sin(number))
@@ -231,7 +231,7 @@ def test_one_endless_step_is_no_trend():
     assert not followed(trend, 3600.0).slower
 
 
-# --- short steps on a machine that others use, too ------------------------------------------------
+# --- short steps on a shared machine --------------------------------------------------------------
 
 PHASE_S = 4.0
 
@@ -255,7 +255,7 @@ def short_steps(seed, seconds, *, slower_s=lambda at: 0.0):
 
 
 def changes(steps):
-    """When it was said that the job is slower, and that it is not any more."""
+    """Times at which the job was reported as slower, and as normal again."""
     trend, found = Trend(), []
     for at, step in steps:
         before, trend = trend.slower, followed(trend, step)
@@ -266,12 +266,12 @@ def changes(steps):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_scheduler_does_not_make_a_job_of_short_steps_slower(seed):
-    """Ten minutes: single milliseconds are no slowness, however often they come."""
+    """Ten minutes: single milliseconds are no slowness, however frequent."""
     assert changes(short_steps(seed, 600)) == []
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_job_of_short_steps_that_got_slower_is_told_once_and_is_over_once(seed):
+def test_a_slower_job_of_short_steps_is_reported_and_cleared_once(seed):
     """By half, for two minutes, with the same noise."""
     slower = lambda at: 0.010 if 120 < at < 240 else 0.0  # noqa: E731
     found = changes(short_steps(seed, 600, slower_s=slower))
@@ -283,8 +283,8 @@ def test_a_job_of_short_steps_that_got_slower_is_told_once_and_is_over_once(seed
 
 
 @pytest.mark.parametrize("period_s", [2, 5, 8])
-def test_what_comes_and_goes_does_not_flap(period_s):
-    """Slower for some seconds of each period: it may be told, but not over and over."""
+def test_periodic_slowness_does_not_flap(period_s):
+    """Slower for some seconds of each period: it may be reported, but not repeatedly."""
     slower = lambda at: 0.010 if at > 60 and at % period_s < period_s / 2 else 0.0  # noqa: E731
 
     assert len(changes(short_steps(1, 600, slower_s=slower))) <= 1
@@ -293,8 +293,8 @@ def test_what_comes_and_goes_does_not_flap(period_s):
 @given(
     st.lists(st.tuples(st.sampled_from([0.01, 0.02, 0.03, 0.5]), st.integers(1, 400)), max_size=20)
 )
-def test_no_word_is_taken_back_before_its_time(regimes):
-    """Whatever the steps are: each word has held before it is said, and stands for a while."""
+def test_no_report_is_reversed_too_early(regimes):
+    """For any steps, each report follows a hold time and stands for a while."""
     steps = [0.02] * 1100 + [step for step, count in regimes for _ in range(count)]
     at, times = 0.0, []
     for step in steps:
@@ -306,8 +306,8 @@ def test_no_word_is_taken_back_before_its_time(regimes):
         assert later - earlier >= (CLEAR_S if said else HOLD_S) - 0.2
 
 
-def test_a_straggler_is_not_told_for_single_milliseconds():
-    """A tenth of a 20 ms step is the scheduler's; half of it is not."""
+def test_single_milliseconds_are_no_straggler():
+    """A tenth of a 20 ms step is due to the scheduler; half of it is not."""
 
     def slow(by_s):
         random_, watch, pace = random.Random(3), StragglerWatch(), None

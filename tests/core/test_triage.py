@@ -17,7 +17,7 @@ SIGNAL = Signal(code="a.b", entity="gpu:0", severity=Severity.DEGRADED, message=
 
 
 def fold(board, signal, origin, *, alert_id, now, clock=0.0):
-    """The board, and the one piece of news if there is any."""
+    """The board, and the one published alert, if any."""
     board, news = fold_all(board, signal, origin, alert_id=alert_id, now=now, clock=clock)
     assert len(news) <= 1
     return board, news[0] if news else None
@@ -33,7 +33,7 @@ def test_a_new_finding_is_news_and_is_kept():
     assert board.alerts == (news,)
 
 
-def test_a_storm_told_in_one_signal_counts_all_of_it():
+def test_one_signal_of_a_storm_counts_all_occurrences():
     storm = structs.replace(SIGNAL, count=800_000)
     board, news = fold(Board(), SIGNAL, ORIGIN, alert_id="1", now=5.0)
     board, more = fold(board, storm, ORIGIN, alert_id="2", now=6.0)
@@ -72,7 +72,7 @@ def test_clearing_is_news_and_ends_the_finding():
     assert board.alerts == ()
 
 
-def test_clearing_what_was_never_raised_is_nothing():
+def test_clearing_an_unknown_finding_changes_nothing():
     cleared = structs.replace(SIGNAL, state=State.CLEARED)
 
     assert fold(Board(), cleared, ORIGIN, alert_id="1", now=0.0) == (Board(), None)
@@ -89,7 +89,7 @@ def test_clearing_what_was_never_raised_is_nothing():
     )
 )
 def test_news_alone_rebuilds_the_board(signals):
-    """Whoever hears only the news knows what is raised; ids are unique per raise."""
+    """A reader of alerts alone knows what is raised; ids are unique per raise."""
     board, heard, ids = Board(), {}, []
     for number, (code, entity, severity, state) in enumerate(signals):
         signal = Signal(code=code, entity=entity, severity=severity, state=state)
@@ -113,7 +113,7 @@ HOLDING = structs.replace(ORIGIN, rules=Rules(hold_s=10.0))
 CLEAR = structs.replace(SIGNAL, state=State.CLEARED)
 
 
-def test_a_finding_that_does_not_hold_never_was():
+def test_a_finding_that_ends_within_its_hold_time_is_not_raised():
     board, early = fold(Board(), SIGNAL, HOLDING, alert_id="1", now=0.0, clock=100.0)
     board, over = fold(board, CLEAR, HOLDING, alert_id="2", now=0.0, clock=109.0)
     board, late = ripened(board, now=0.0, clock=200.0)
@@ -123,7 +123,7 @@ def test_a_finding_that_does_not_hold_never_was():
 
 
 def test_a_finding_that_holds_is_raised_without_a_further_signal():
-    """Once, under its first id and with what was said of it meanwhile."""
+    """Once, under its first id and with the latest message."""
     board, _ = fold(Board(), SIGNAL, HOLDING, alert_id="1", now=0.0, clock=100.0)
     worse = structs.replace(SIGNAL, severity=Severity.FATAL)
     board, early = fold(board, worse, HOLDING, alert_id="2", now=1.0, clock=109.9)
@@ -134,7 +134,7 @@ def test_a_finding_that_holds_is_raised_without_a_further_signal():
     assert ripened(board, now=3.0, clock=500.0) == (board, ())
 
 
-def test_the_wall_clock_holds_nothing_up():
+def test_a_wall_clock_step_does_not_affect_the_hold_time():
     board, _ = fold(Board(), SIGNAL, HOLDING, alert_id="1", now=1e9, clock=0.0)
 
     assert ripened(board, now=2e9, clock=9.9)[1] == ()
@@ -150,14 +150,14 @@ def test_two_hosts_do_not_share_a_finding():
     assert len(board.alerts) == 2
 
 
-# --- what comes back ------------------------------------------------------------------------------
+# --- recurring findings ---------------------------------------------------------------------------
 
 AGAIN = structs.replace(ORIGIN, rules=Rules(repeats=3, window_s=7 * DAY_S))
 OF_HOST = structs.replace(SIGNAL, job="")
 
 
 def come_and_go(signal, days, origin=AGAIN):
-    """Raised and cleared on each of ``days``; the board, and all that was raised."""
+    """Raised and cleared on each of ``days``; returns the board, and all raised alerts."""
     board, raised = Board(), []
     over = structs.replace(signal, state=State.CLEARED)
     for number, day in enumerate(days):
@@ -208,7 +208,7 @@ def test_a_host_that_fails_again_and_again_is_banned_until_a_person_clears_it():
     ],
     ids=["about a worker", "warning", "info", "advise", "observe", "switched off"],
 )
-def test_nobody_is_banned_for_less(signal, origin):
+def test_no_host_is_banned_for_lesser_findings(signal, origin):
     board, raised = come_and_go(signal, range(6), origin)
 
     assert {a.code for a in raised} == {"a.b"}
@@ -224,10 +224,10 @@ def test_different_findings_do_not_add_up():
     assert board.memory.ban is None
 
 
-# --- an operator's word ---------------------------------------------------------------------------
+# --- declarations of health -----------------------------------------------------------------------
 
 
-def test_an_operators_word_ends_findings_and_is_on_record():
+def test_a_declaration_of_health_ends_findings_and_is_recorded():
     board, _ = fold(Board(), SIGNAL, ORIGIN, alert_id="1", now=1.0)
     board, _ = fold(board, structs.replace(SIGNAL, code="c"), ORIGIN, alert_id="2", now=1.0)
     board, news = declared_healthy(board, "h1", "c", by="ann", request="r", now=9.0)
@@ -240,14 +240,14 @@ def test_an_operators_word_ends_findings_and_is_on_record():
     assert all("ann" in a.message and a.at == 9.0 for a in news)
 
 
-def test_an_operators_word_is_on_record_even_if_nothing_was_raised():
+def test_a_declaration_of_health_is_recorded_even_without_findings():
     board, news = declared_healthy(Board(), "h1", "", by="", request="r", now=9.0)
 
     assert [a.code for a in news] == [DECLARED]
     assert board == Board()
 
 
-def test_an_operators_word_about_one_code_leaves_the_ban():
+def test_a_declaration_about_one_code_keeps_the_ban():
     board, _ = come_and_go(OF_HOST, (0, 1, 2))
     board, _ = declared_healthy(board, "h1", "a.b", by="ann", request="r", now=9.0)
 
@@ -255,7 +255,7 @@ def test_an_operators_word_about_one_code_leaves_the_ban():
     assert board.memory.raises == ()
 
 
-def test_what_is_seen_again_after_an_operators_word_is_raised_again():
+def test_a_finding_seen_after_a_declaration_of_health_is_raised_again():
     board, _ = fold(Board(), SIGNAL, ORIGIN, alert_id="1", now=1.0)
     board, _ = declared_healthy(board, "h1", "", by="ann", request="r", now=9.0)
     board, news = fold(board, SIGNAL, ORIGIN, alert_id="2", now=10.0)

@@ -51,7 +51,7 @@ def doing(activity: Activity) -> WorkerStatus:
 
 
 def test_every_activity_and_every_directive_is_known() -> None:
-    """A new one gets its row, or its column, before it can be forgotten."""
+    """A new one needs its row, or its column."""
     assert set(transitions.TABLE) == set(responses.TABLE) == set(Activity)
     assert set(DIRECTIVES) == set(get_args(Directive))
 
@@ -79,7 +79,7 @@ def test_every_activity_but_the_first_can_be_reached_and_left() -> None:
 
 
 def test_every_event_and_every_response_has_a_cell() -> None:
-    """Nothing is named that cannot happen."""
+    """Every named event and response can happen."""
     assert {event for row in transitions.TABLE.values() for event in row} == set(WorkerTransition)
     assert {each for row in responses.TABLE.values() for each in row.values()} == set(Response)
 
@@ -113,16 +113,16 @@ def test_a_directive_whose_conditions_hold_gets_the_response_of_the_table(
         (Activity.SYNCED, SYNC, {"under": SYNC}),
     ],
 )
-def test_a_directive_that_asks_nothing_new_changes_nothing(
+def test_a_repeated_directive_changes_nothing(
     activity: Activity, directive: Directive, more: dict[str, Any]
 ) -> None:
-    """It names an older epoch or the present plan, or the worker carries it out already."""
+    """It names an older epoch or the current plan, or the worker already carries it out."""
     assert respond(directive, doing(activity), **more) is None
 
 
 @pytest.mark.parametrize("activity", [Activity.STUCK, Activity.SYNCED])
 def test_a_worker_to_which_a_source_sends_the_state_stands_by_first(activity: Activity) -> None:
-    """The plan was rewritten before the leader heard that the worker is ready."""
+    """The plan was rewritten before the leader received the report that the worker is ready."""
     sync = structs.replace(SYNC, moves=(Move(0, B, A, source=C),))
 
     assert receives(sync, A.worker)

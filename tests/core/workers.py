@@ -1,4 +1,4 @@
-"""One trainer process without IO: the product's state machine, and a state to move about."""
+"""One trainer process without IO: the product's state machine, and a model of the state."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SHADOWS = (Activity.SHADOWING, Activity.IN_STEP)
 
 @dataclass
 class Life:
-    """``state`` is that of the rank after the last commit that was mirrored."""
+    """``state`` is that of the rank after the last mirrored commit."""
 
     directive: Prepare | ShadowRank
     state: tuple[int, ...] | None = None
     won: bool = False
-    """The vote that was mirrored last has given the rank to this worker."""
+    """Whether the last mirrored vote has given the rank to this worker."""
     lost: bool = False
-    """Nothing more is mirrored."""
+    """Whether mirroring has ended."""
 
     def mirrored(self, state: tuple[int, ...], switched_to: int) -> None:
         """The rank has committed a step, and its vote agreed on an epoch (0: on none)."""
@@ -35,7 +35,7 @@ class Life:
             self.won = isinstance(directive, Prepare) and directive.membership.epoch == switched_to
 
     def report(self) -> dict[str, object]:
-        """What the status says of it."""
+        """The shadow's part of the status."""
         if self.state is None or isinstance(self.directive, Prepare):
             return {}
         shadow = ShadowStatus(self.directive.rank, verified=len(self.state))
@@ -44,13 +44,13 @@ class Life:
 
 @dataclass
 class Worker:
-    """One trainer process. What it does about a directive is the product's decision."""
+    """One trainer process. The product decides its response to a directive."""
 
     name: str
     host: str
     size: int
     alike: tuple[int, ...] = ()
-    """Ranks that are replicas of each other; empty if each state exists once."""
+    """Ranks that are replicas of each other; empty if each state is unique."""
     alive: bool = True
     poisoned: bool = False
     state: tuple[int, ...] | None = None
@@ -58,9 +58,9 @@ class Worker:
     switch: Arm | None = None
     life: Life | None = None
     under: Directive | None = None
-    """The directive that brought it to what it is doing."""
+    """The directive that led to its current activity."""
     copies: dict[Kept, tuple[int, ...]] = field(default_factory=dict)
-    """States to which ranks can go back."""
+    """States that ranks can return to."""
     status: WorkerStatus = field(init=False)
 
     def __post_init__(self) -> None:
@@ -74,20 +74,20 @@ class Worker:
         )
 
     def keep(self, copies: dict[Kept, tuple[int, ...]]) -> None:
-        """Have these copies and no others."""
+        """Store these copies and no others."""
         self.copies = dict(copies)
         self.say(kept=tuple(sorted(self.copies)))
 
     def only(self, step: int | None) -> None:
-        """No copy of another step is needed any more."""
+        """Drop copies of other steps."""
         if step is not None:
             self.keep({k: v for k, v in self.copies.items() if k.step == step})
 
     def say(self, event: WorkerTransition | None = None, **changes: object) -> None:
-        """Report ``changes``; ``event`` moves the worker as the product's table has it.
+        """Report ``changes``; ``event`` moves the worker by the product's table.
 
         Raises:
-            IllegalTransition: the event cannot happen to a worker that does what this one does.
+            IllegalTransition: the event is impossible in the worker's activity.
         """
         if event is not None:
             changes["activity"] = transition(self.status.activity, event)
@@ -97,7 +97,7 @@ class Worker:
         self.status = structs.replace(self.status, replicas=alike if rank is not None else ())
 
     def respond(self, directive: Directive) -> Response | None:
-        """What the product's machine has this worker do about ``directive``."""
+        """The response of the product's table to ``directive``."""
         done = self.life is not None and self.life.directive == directive
         if self.status.activity is Activity.STANDBY and isinstance(directive, ShadowRank) and done:
             return None
@@ -117,7 +117,7 @@ class Worker:
         self.say(WorkerTransition.SHADOWED, plan=plan, rank=None, shadow=shadow)
 
     def stop_shadowing(self) -> None:
-        """Another directive came: only a standby that was to stay keeps the state."""
+        """Another directive came: only a hot standby keeps the state."""
         life, self.under = self.life, None
         stays = life is not None and isinstance(life.directive, ShadowRank)
         if life is not None and stays and life.state is not None:
@@ -126,7 +126,7 @@ class Worker:
             self.stand_by()
 
     def go_on_shadowing(self) -> None:
-        """One more boundary of the same directive."""
+        """Another boundary under the same directive."""
         life = self.life
         assert life is not None
         if life.lost and isinstance(life.directive, Prepare):
@@ -134,7 +134,7 @@ class Worker:
             self.say(WorkerTransition.PREPARED, plan=life.directive.plan)
         elif life.lost:
             self.stop_shadowing()
-            # It has tried this one.
+            # It has tried this directive.
             self.life = life
         elif life.state is not None:
             late = self.status.activity is Activity.SHADOWING

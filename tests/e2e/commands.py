@@ -1,4 +1,4 @@
-"""Commands that last as people run them: at a terminal, until they interrupt them."""
+"""Long-running commands as people use them: at a terminal, until interrupted."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 LINGER_S = 10.0
-"""So long what a command has started may outlive it."""
+"""Longest time for which processes of a command may outlive it."""
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """``tmd ARGUMENTS`` in a process group of its own, with all its files below ``folder``."""
+    """``tmd ARGUMENTS`` in a separate process group, with all its files below ``folder``."""
     return subprocess.Popen(
         (sys.executable, "-m", "tmd.cli", *arguments),
         env={**os.environ, "TMPDIR": str(folder), "COLUMNS": "200"},
@@ -26,7 +26,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def left_behind(folder: Path) -> list[str]:
-    """Command lines of processes that have to do with ``folder``."""
+    """Command lines of processes that use ``folder``."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:

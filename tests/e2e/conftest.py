@@ -1,4 +1,4 @@
-"""What fault tests have in common: one Redis, one golden run, and by what they are started."""
+"""Common parts of the fault tests: one Redis, one golden run, and the fork servers."""
 
 import asyncio
 import tempfile
@@ -17,21 +17,21 @@ __all__ = ["script", "shim"]
 
 @pytest.fixture(scope="session", autouse=True)
 def fork() -> Iterator[None]:
-    """Launchers and workers need not import torch each."""
+    """Lets launchers and workers share one import of torch."""
     with forked(compiler=False):
         yield
 
 
 @pytest.fixture(scope="module")
 def compiler() -> Iterator[None]:
-    """As ``fork``, with what FSDP2 needs."""
+    """As ``fork``, with the compiler that FSDP2 needs."""
     with forked(compiler=True):
         yield
 
 
 @pytest.fixture
 def short() -> Iterator[Path]:
-    """A folder with a short name: there are sockets in it."""
+    """A folder with a short name, for Unix sockets."""
     with tempfile.TemporaryDirectory(prefix="tmd-") as folder:
         yield Path(folder)
 
@@ -49,19 +49,19 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
 
 @pytest.fixture(scope="session")
 def long_golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
-    """Of a job with time enough for two joiners, one after the other."""
+    """The golden run of a job that is long enough for two joiners, one after the other."""
     return golden_of(tmp_path_factory.mktemp("long_golden"), LONG)
 
 
 @pytest.fixture(scope="session")
 def epochs_golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
-    """Of a job of several short epochs."""
+    """The golden run of a job of several short epochs."""
     return golden_of(tmp_path_factory.mktemp("epochs_golden"), EPOCHS)
 
 
 def golden_of(
     folder: Path, arguments: Sequence[str] = (), ranks: int = len(RANKS), script: str = SCRIPT
 ) -> Golden:
-    # In a thread: asyncio.run here would take the event loop away from the tests.
+    # In a thread: asyncio.run here would take the event loop from the tests.
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, make_golden(folder, arguments, ranks, script)).result()

@@ -1,4 +1,4 @@
-"""A training script that reads its environment at import, as nanoGPT does, and writes it down."""
+"""A training script that reads its environment at import, as nanoGPT does, and records it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = (
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
 )
 RANK = int(os.environ.get("RANK", -1))
-"""The line that nanoGPT has."""
+"""The same line as in nanoGPT."""
 
 
 def main() -> None:

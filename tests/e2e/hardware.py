@@ -1,4 +1,4 @@
-"""The hardware that a make-believe host shows its daemon: a kernel log and a port of its own."""
+"""The simulated hardware of a host: a kernel log and a network port for its daemon."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.plugins.xid.corpus import open_pipe, record
 PORT = "mlx5_0/1"
 """The port of every host."""
 READ_MS = 30_000
-"""A daemon that reads nothing for so long has ended."""
+"""A daemon that reads nothing for this long has ended."""
 
 
 class Machine:
@@ -32,7 +32,7 @@ class Machine:
         self._seq = 0
 
     def config(self, strategy: str = "act", *, ports: bool = False) -> str:
-        """What the daemon of the host is told of it."""
+        """The configuration of the host's daemon."""
         xid = f'[detectors.xid]\nstrategy = "{strategy}"\nsource = "{self._log}"\n'
         nic = (
             f'[detectors.nic]\nstrategy = "{strategy}"\npoll_s = 0.1\ndown_hold_s = 0.2\n'
@@ -46,7 +46,7 @@ class Machine:
         self._write(record(line, self._seq))
 
     async def storms(self, line: str, times: int) -> None:
-        """The kernel writes ``line`` as often as that, as fast as somebody reads."""
+        """The kernel writes ``line`` that often, as fast as it is read."""
         head, _, tail = record(line, 0).partition(b",0,")
         first, self._seq = self._seq + 1, self._seq + times
         await asyncio.to_thread(self._write_all, head, tail, first)
@@ -65,7 +65,7 @@ class Machine:
                     raise TimeoutError(f"nobody reads {self._log}") from None
 
     def link(self, state: str) -> None:
-        """The port is in ``state`` now, in the words of sysfs."""
+        """Set the state of the port, in the words of sysfs."""
         self._tree.write(f"{self._port}/state", state)
 
     def close(self) -> None:

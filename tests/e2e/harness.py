@@ -1,4 +1,4 @@
-"""Running a small job on a real cluster with faults, and comparing it with the golden run."""
+"""Runs a small job on a real cluster with faults, and compares it with the golden run."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ STEPS = 40
 LONG = ("--steps", "150")
 EPOCHS = ("--steps", "10", "--epochs", "4")
 GATE = "forward@1:5=wait"
-"""All ranks wait here, so that the job is still running when something is asked for."""
+"""All ranks wait here, so that the job still runs when a request is made."""
 PACE = "between@0:3=pace"
-"""From here on rank 0 takes its time, and so do all, until what is waited for has come."""
+"""From here on rank 0 slows all ranks down until a fact has come."""
 STOP_AND_COPY = "[shadow]\nenabled = false\n"
-"""No live shadow: a joiner is ready while the job stands at its gate."""
+"""No live shadow: a joiner is ready while the job waits at its gate."""
 
 
 _prefixes: list[tuple[str, ...]] = [()]
-"""What stands before the command of a process that is to be started by fork, the innermost last."""
+"""Prefixes of the command of a process that is started by fork, the innermost last."""
 
 
 @contextmanager
 def forked(*, compiler: bool) -> Iterator[None]:
-    """Within: launchers and workers are started by fork. ``compiler``: from a whole torch."""
+    """Start launchers and workers by fork in this context. ``compiler``: with torch's compiler."""
     with fork_server(compiler=compiler) as prefix:
         _prefixes.append(prefix)
         try:
@@ -54,14 +54,14 @@ def forked(*, compiler: bool) -> Iterator[None]:
 
 
 class Golden(Struct, frozen=True):
-    """What an undisturbed run gives: the oracle."""
+    """The results of an undisturbed run: the oracle."""
 
     trace: DemoTrace
     weights: dict[str, str]
 
 
 def weights_of(folder: Path, kind: str = "weights") -> dict[str, str]:
-    """Digest of the final weights by rank; with "shadow" those of standbys that lived its life."""
+    """Digest of the final weights by rank; with "shadow" those of standbys that shadowed it."""
     found = sorted(folder.glob(f"{kind}-*"))
     return {f.name.replace(kind, "weights"): f.read_text() for f in found}
 
@@ -69,7 +69,7 @@ def weights_of(folder: Path, kind: str = "weights") -> dict[str, str]:
 async def make_golden(
     folder: Path, arguments: Sequence[str] = (), ranks: int = len(RANKS), script: str = SCRIPT
 ) -> Golden:
-    """Run the job without any of tmd's control plane."""
+    """Run the job without tmd's control plane."""
     command = (script, "--steps", str(STEPS), *arguments)
     await run_golden(command, ranks, folder / "trace", folder / "log", _prefixes[-1])
     return Golden(read_trace(folder / "trace"), weights_of(folder / "trace"))
@@ -83,26 +83,26 @@ class Run:
         self.folder = folder
 
     def fired(self, point: str) -> bool:
-        """Whether the fault at ``point`` was really reached."""
+        """Whether the fault at ``point`` was reached."""
         return (self.folder / f"{point}.fired").exists()
 
     async def reached(self, point: str) -> None:
-        """Wait until somebody is at ``point``; needs no Redis."""
+        """Wait until a process is at ``point``; needs no Redis."""
         await until(lambda: self.fired(point), within_s=60, every_s=0.005)
 
     def let_go(self, point: str) -> None:
-        """Release whoever waits at ``point``."""
+        """Release the processes that wait at ``point``."""
         (self.folder / f"{point}.go").touch()
 
     async def at_gate(self, standbys: int = 1) -> None:
-        """Wait until the job stands at its gate and the standbys wait."""
+        """Wait until the job is at its gate and the standbys wait."""
         await self.reached("forward")
         await self.cluster.until(
             lambda v: ready(v, len(RANKS), standbys), "all train, the standby waits"
         )
 
     async def drain_at_gate(self, standbys: int = 1, *, leave: bool = False) -> None:
-        """Ask for the drain of rank 1's host; the job stays at its gate until it is let go."""
+        """Request the drain of rank 1's host; the job stays at its gate until released."""
         await self.at_gate(standbys)
         await self.cluster.drain("h2", leave=leave)
 
@@ -115,8 +115,8 @@ class Run:
     async def armed(self) -> ClusterView:
         """Wait until every rank would switch at its next step boundary.
 
-        READY alone is the leader's word: the order to arm may still be on its way to a trainer,
-        or may have died with a leader, while a job that is let go runs to its end.
+        READY alone is the leader's decision: the directive to arm may not have reached a trainer
+        yet, or may be lost with a leader, while a released job runs to its end.
         """
 
         def ready_to_switch(view: ClusterView) -> bool:
@@ -132,7 +132,7 @@ class Run:
         return await self.cluster.until(ready_to_switch, "every rank is armed")
 
     async def rehearsed(self, standbys: int) -> list[tuple[WorkerStatus, Rehearsal]]:
-        """All verdicts, once so many have come to one."""
+        """All verdicts, once there are ``count``."""
         view = await self.cluster.until(
             lambda v: sum(bool(w.rehearsed) for w in workers(v)) == standbys,
             f"{standbys} standbys have rehearsed",
@@ -140,7 +140,7 @@ class Run:
         return [(w, verdict) for w in workers(view) for verdict in w.rehearsed]
 
     async def plans(self, count: int) -> tuple[MigrationPlan, ...]:
-        """The first ``count`` final plans, once there are so many."""
+        """The first ``count`` final plans, once they exist."""
         view = await self.cluster.until(
             lambda v: len(history(v)) >= count, f"{count} plans are final", 40
         )
@@ -158,11 +158,11 @@ class Run:
     async def ends_like(
         self, golden: Golden, *, lost: int = 0, unwritten: Collection[tuple[int, int]] = ()
     ) -> None:
-        """The job comes to its end with the golden numbers.
+        """The job ends with the golden numbers.
 
         ``lost``: how many launchers saw a worker fail. ``unwritten``: (rank, step) that may be
-        missing since the rank died between its commit and writing it down. From here on nothing
-        holds the job up.
+        missing since the rank died between its commit and the trace. Nothing holds the job up
+        from here on.
         """
         self.let_go("between")
         codes = await self.cluster.finished(60)
@@ -189,7 +189,7 @@ def history(view: ClusterView) -> tuple[MigrationPlan, ...]:
 
 
 def live_plan(view: ClusterView) -> MigrationPlan | None:
-    """The plan under way."""
+    """The live plan."""
     plan = view.jobs[0].plan if view.jobs else None
     return plan if plan is not None and plan.phase not in FINAL else None
 
@@ -212,9 +212,9 @@ async def running(
     script: str = SCRIPT,
     prefix: Sequence[str] = (),
 ) -> AsyncIterator[Run]:
-    """A cluster that runs the small job; the output of everything is shown if a test fails.
+    """A cluster that runs the small job; all output is shown if a test fails.
 
-    ``rehearse``: standbys do, of their own accord. Off, so that a fault that is meant for a joiner
+    ``rehearse``: whether standbys rehearse without a request. Off, so that a fault for a joiner
     does not strike in a rehearsal.
     """
     marks = folder / "faults"

@@ -1,4 +1,4 @@
-"""A training script in one of several layouts of four ranks, each with groups of some of them."""
+"""A training script in one of several layouts of four ranks, with groups of some of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ injector = Injector()
 
 
 class Net(nn.Module):
-    """Two layers, which all layouts know how to divide."""
+    """Two layers, which all layouts can divide."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,14 +51,14 @@ class Net(nn.Module):
 
 
 class Layout(NamedTuple):
-    """A model that is spread over ranks, and what a session must be told of it."""
+    """A model that is distributed over ranks, and its declarations to the session."""
 
     model: nn.Module
     told: dict[str, Any] = {}
     reduce: Callable[[], None] = lambda: None
-    """After the backward pass: sum what the model does not sum itself."""
+    """After the backward pass: sum the gradients that the model does not sum."""
     sampler: Callable[[TensorDataset], Sampler[int]] | None = None
-    """Left out, the session's."""
+    """If left out, the session's."""
 
 
 def compiled(net: Net, backend: str = "aot_eager") -> Layout:
@@ -68,7 +68,7 @@ def compiled(net: Net, backend: str = "aot_eager") -> Layout:
 
 
 def inductor(net: Net) -> Layout:
-    """As ``compiled``, with the code that users get: every process makes it for itself."""
+    """As ``compiled``, with the code that users get: every process generates it."""
     return compiled(net, "inductor")
 
 
@@ -102,7 +102,7 @@ def tensor(net: Net) -> Layout:
 
 
 def both(net: Net) -> Layout:
-    """Tensor parallel in pairs, sharded over the other dimension: each state exists once."""
+    """Tensor parallel in pairs, sharded over the other dimension: each state is unique."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     parallelize_module(net, mesh["tp"], {"wide": ColwiseParallel(), "head": RowwiseParallel()})
     for module in (net.wide, net):
@@ -159,12 +159,12 @@ LAYOUTS: dict[str, Callable[[Net], Layout]] = {
 
 
 def local(tensors: Iterable[Tensor | None]) -> list[Tensor]:
-    """This rank's part of each."""
+    """This rank's part of each tensor."""
     return [t.to_local() if isinstance(t, DTensor) else t for t in tensors if t is not None]
 
 
 def place(mesh: DeviceMesh | None) -> str:
-    """For the digest: a wrong place in the mesh would go unnoticed otherwise."""
+    """Part of the digest: a wrong place in the mesh would go unnoticed otherwise."""
     return "" if mesh is None else str(mesh.get_coordinate())
 
 

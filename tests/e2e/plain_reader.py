@@ -1,4 +1,4 @@
-"""Reads a checkpoint in a process that refuses to import anything of ours."""
+"""Reads a checkpoint in a process that refuses to import tmd."""
 
 import sys
 from importlib.abc import MetaPathFinder

@@ -1,5 +1,5 @@
-"""A training script with all that people put into one: accumulated gradients, a scaler that skips a
-step, clipping, averaged weights, loader processes, evaluation and checkpoints inside the loop."""
+"""A training script with every common feature: accumulated gradients, a scaler that skips a step,
+clipping, averaged weights, loader processes, evaluation and checkpoints inside the loop."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Averaged(nn.Module):
 
 
 def evaluate(net: nn.Module, data: TensorDataset) -> float:
-    """Mean loss over all ranks, each on a part of its own."""
+    """Mean loss over all ranks, each on a different part."""
     net.eval()
     part = data.tensors[0][dist.get_rank() :: dist.get_world_size()]
     targets = data.tensors[1][dist.get_rank() :: dist.get_world_size()]

@@ -22,7 +22,7 @@ UNLIKE = (
     "once",
     "eight",
 )
-"""Layouts whose ranks do not build alike."""
+"""Layouts whose ranks have different roles."""
 HOSTS = ("h1", "h2")
 PER_HOST = 2
 RANKS = len(HOSTS) * PER_HOST
@@ -36,7 +36,7 @@ _golden: dict[str, Golden] = {}
 
 
 def undisturbed(folder: Path, layout: str) -> Golden:
-    """The oracle of a layout; run once for all tests."""
+    """The oracle of a layout; runs once for all tests."""
     if layout not in _golden:
         (folder / "golden").mkdir()
         made = golden_of(folder / "golden", (layout, *LONG), RANKS, script(layout))
@@ -78,5 +78,5 @@ async def drained(run: Run) -> MigrationPlan:
 
 
 def built(run: Run, host: str) -> list[int]:
-    """As which ranks the workers of a host were built."""
+    """Ranks that the workers of a host were built for."""
     return sorted(int(rank) for rank in re.findall(r"built as rank (\d)", run.cluster.log(host)))

@@ -1,4 +1,4 @@
-"""Jobs whose ranks do not build alike, by what they give to ``session.build``."""
+"""Jobs whose ranks have different roles, through ``session.build``."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ Train = Callable[[Tensor, Tensor], Tensor]
 
 
 class Part(NamedTuple):
-    """What the loop needs of a rank."""
+    """A rank's objects for the loop."""
 
     module: nn.Module
     optimizer: Optimizer
     train: Train
-    """Forward and backward; the loss, or what stands for it on a rank that has none."""
+    """Forward and backward; returns the loss, or a substitute on a rank without one."""
 
 
 def watched(hidden: Tensor) -> Tensor:
-    """Faults can strike in the midst of its backward pass."""
+    """Lets faults strike in the middle of its backward pass."""
     if hidden.requires_grad:
         hidden.register_hook(lambda grad: injector.reach("backward"))
     return hidden
@@ -102,7 +102,7 @@ def pipeline(session: Session, mesh: DeviceMesh) -> Part:
         number,
         last + 1,
         torch.device("cpu"),
-        # Said beforehand: on a standby there is nobody to ask.
+        # Declared in advance: a standby has no peer to ask.
         input_args=torch.empty(rows, 16 if number == 0 else WIDTH, requires_grad=number > 0),
         output_args=torch.empty(rows, CLASSES if number == last else WIDTH, requires_grad=True),
         group=mesh["pp"].get_group(),
@@ -128,7 +128,7 @@ def pipeline(session: Session, mesh: DeviceMesh) -> Part:
 
 
 class Untold(NamedTuple):
-    """A session that is not told which ranks have equal state: each counts as existing once."""
+    """A session without declared replicas: each state counts as unique."""
 
     session: Session
 
@@ -142,15 +142,15 @@ def single(session: Session, mesh: DeviceMesh) -> Part:
 
 
 def zero(session: Session, mesh: DeviceMesh, *, averaged: bool = False) -> Part:
-    """One model for all, and of its optimizer's state each rank of the last dimension keeps a part.
-    ``averaged``: there is a copy of the weights, too, and those are views of what is broadcast."""
-    # Only here: it imports what the others need not wait for.
+    """One model for all, whose optimizer state is divided over the last dimension. ``averaged``:
+    there is also a copy of the weights, and the weights are views of the broadcast buckets."""
+    # Only here, since the other jobs need not import it.
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     torch.manual_seed(0)
     net = nn.Sequential(Layer(16, WIDTH), Layer(WIDTH, WIDTH), Layer(WIDTH, CLASSES))
     model = DistributedDataParallel(net)
-    # Of a group with so few parameters some ranks have none.
+    # In a group with so few parameters some ranks have none.
     groups: list[dict[str, Any]] = [
         {"params": [p for p in net.parameters() if p.dim() > 1], "weight_decay": 0.1},
         {"params": [p for p in net.parameters() if p.dim() == 1]},
@@ -182,7 +182,7 @@ def averaged(session: Session, mesh: DeviceMesh) -> Part:
 
 
 class Job(NamedTuple):
-    """How ranks are laid out, and what each builds. ``again``: by what the session can call."""
+    """The layout of ranks, and the build of each. ``again``: the function for the session."""
 
     dims: dict[str, int]
     build: Callable[[Session, DeviceMesh], Part]
@@ -203,7 +203,7 @@ JOBS = {
 
 
 def paced(train: Train, seconds: float) -> Train:
-    """As if the device took so much longer."""
+    """Take as long as a slower device would."""
 
     def slowly(inputs: Tensor, targets: Tensor) -> Tensor:
         loss = train(inputs, targets)
@@ -214,7 +214,7 @@ def paced(train: Train, seconds: float) -> Train:
 
 
 def train(session: Session, inputs: Tensor, targets: Tensor) -> None:
-    """One step. What a loop has names for would stay, beside what is built anew."""
+    """One step. A name in the loop would keep its object alive beside the rebuilt ones."""
     part: Part = session.built
     with session.step() as step:
         part.optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""``tmd campaign`` as people run it: what is as expected, what is not, and Ctrl-C."""
+"""``tmd campaign`` as people run it: as expected, with deviations, and interrupted."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ faults = [{ kind = "control.redis-gone", for_s = 1.0 }]
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("redis_binary")
 def test_a_short_campaign_ends_as_expected(tmp_path: Path, short: Path) -> None:
-    """Faults of workers, leader, Redis and detectors on one job, whose numbers stay the same."""
+    """Faults of workers, leader, Redis and detectors on one job, whose numbers do not change."""
     facts, page = tmp_path / "facts.json", tmp_path / "page.md"
     run = start(short, *RUN, str(SHORT), "--json", str(facts), "--report", str(page))
     output, _ = run.communicate(timeout=280)
@@ -77,7 +77,7 @@ def test_a_short_campaign_ends_as_expected(tmp_path: Path, short: Path) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("redis_binary")
 def test_a_job_that_runs_out_of_steps_is_followed_by_another(tmp_path: Path, short: Path) -> None:
-    """The scenarios that are left are played on a cluster of their own, and all are as expected."""
+    """The remaining scenarios are played on another cluster, and all are as expected."""
     file, facts = tmp_path / "file.toml", tmp_path / "facts.json"
     file.write_text(MORE_THAN_A_JOB)
     run = start(short, *RUN, str(file), "--json", str(facts))
@@ -91,10 +91,10 @@ def test_a_job_that_runs_out_of_steps_is_followed_by_another(tmp_path: Path, sho
 
 
 @pytest.mark.timeout(200)
-def test_without_a_redis_server_the_embedded_one_serves(
+def test_the_embedded_redis_serves_without_a_redis_server(
     tmp_path: Path, short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What needs a server with a process of its own is skipped by name, with the remedy."""
+    """Kinds that need a separate server process are skipped by name, with the remedy."""
     pytest.importorskip("fakeredis", reason="needs fakeredis: pip install 'tmd[embedded]'")
     file, facts = tmp_path / "file.toml", tmp_path / "facts.json"
     file.write_text(NO_SERVER)
@@ -114,7 +114,7 @@ def test_without_a_redis_server_the_embedded_one_serves(
 
 @pytest.mark.timeout(200)
 @pytest.mark.thorough
-def test_a_deviation_is_told_with_the_command_that_shows_it_again(
+def test_a_deviation_is_reported_with_the_command_that_repeats_it(
     tmp_path: Path, short: Path
 ) -> None:
     """Exit status 1."""
@@ -129,7 +129,7 @@ def test_a_deviation_is_told_with_the_command_that_shows_it_again(
     assert left_behind(short) == []
 
 
-def test_wrong_input_is_told_before_anything_is_started(tmp_path: Path, short: Path) -> None:
+def test_wrong_input_is_refused_before_anything_is_started(tmp_path: Path, short: Path) -> None:
     """Exit status 2."""
     file = tmp_path / "wrong.toml"
     file.write_text(WRONG.replace("process.kill", "process.kil"))

@@ -1,4 +1,4 @@
-"""Checkpoints: what is on disk is whole, and a job that is started again computes the same."""
+"""Checkpoints: those on disk are complete, and a restarted job computes the same numbers."""
 
 import subprocess
 import sys
@@ -40,23 +40,23 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def solo(folder: Path, *arguments: str, ranks: int = 2) -> Golden:
-    """Without a daemon, as torchrun would."""
+    """Without a daemon, as under torchrun."""
     folder.mkdir()
     return golden_of(folder, arguments, ranks)
 
 
 def weights(folder: Path, step: int) -> list[Tensor]:
-    """The parameters in a checkpoint, as plain torch reads them."""
+    """The parameters in a checkpoint, read by plain torch."""
     single = folder / f"{step}.pt"
     dcp_to_torch_save(folder / name_of(step), single)
     saved = torch.load(single, weights_only=True)["model"]
     return [saved[name] for name, _ in Net(24).named_parameters()]
 
 
-async def test_a_job_that_lost_a_state_for_good_goes_on_from_its_checkpoint(
+async def test_a_job_that_lost_a_state_resumes_from_its_checkpoint(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
-    """It fails and says from where it would go on; started again it does, with the same numbers."""
+    """It fails and names the step for a resume; restarted it continues with the same numbers."""
     golden = solo(tmp_path / "golden", *SHARDED, ranks=len(RANKS))
     told = (*SHARDED, *writing(tmp_path / "c"), *LONE)
     faults = ["forward@1:28=wait", "backward@1:29=kill"]
@@ -79,10 +79,10 @@ async def test_a_job_that_lost_a_state_for_good_goes_on_from_its_checkpoint(
         assert min(s for _, s in read_trace(run.cluster.trace).commits) == 20
 
 
-async def test_a_rank_that_is_lost_in_the_midst_of_writing_leaves_no_half(
+async def test_a_rank_lost_while_writing_leaves_no_partial_checkpoint(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
-    """Nobody notices but for the loss; a later one is whole."""
+    """Only the loss is noticed; a later checkpoint is complete."""
     folder = tmp_path / "c"
     told = (*LONG, *writing(folder))
     faults = [PACE, "writing-10@1:*=kill"]
@@ -102,11 +102,11 @@ async def test_a_rank_that_is_lost_in_the_midst_of_writing_leaves_no_half(
 
 
 @pytest.mark.thorough
-async def test_a_full_disk_is_no_end_of_training(
+async def test_training_survives_a_full_disk(
     tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:
-    """It is said, to operators too, the checkpoint is dropped, and there are later ones; with the
-    first of them that is over."""
+    """It is reported, to operators too, the checkpoint is dropped, and later ones are written. The
+    first of them clears the alert."""
     folder = tmp_path / "c"
     faults = [PACE, "writing-10@1:*=full", "joining-20@0:*=full"]
     gates = ["one forward@1:15=wait", "other forward@1:25=wait", "last forward@1:38=wait"]
@@ -114,7 +114,7 @@ async def test_a_full_disk_is_no_end_of_training(
         tmp_path / "1", redis.url, faults=[*faults, *gates], arguments=writing(folder), standby=()
     ) as run:
         seen = []
-        # Rank 0 tells of step 10 first: that the part of rank 1 did not come in time.
+        # Rank 0 reports step 10 first: the part of rank 1 did not come in time.
         for gate, told in (("one", {1: 10}), ("other", {0: 20, 1: 10}), ("last", {})):
             await run.reached(gate)
             view = await run.cluster.until(
@@ -146,14 +146,14 @@ def saved(view: ClusterView) -> dict[int, int]:
 
 
 def tells(missing: dict[int, str], told: dict[int, int]) -> bool:
-    """Whether exactly these ranks tell, each of the checkpoint of that step."""
+    """Whether exactly these ranks report, each the missed checkpoint of that step."""
     return missing.keys() == told.keys() and all(
         f"checkpoint of step {step}: " in missing[rank] for rank, step in told.items()
     )
 
 
 def missing(view: ClusterView) -> dict[int, str]:
-    """By rank: the alert that says that there is no checkpoint."""
+    """By rank: the alert about a missed checkpoint."""
     members = view.jobs[0].membership if view.jobs else None
     return {
         members.rank_of(alert.entity) if members else -1: alert.message  # type: ignore[misc]
@@ -163,10 +163,10 @@ def missing(view: ClusterView) -> dict[int, str]:
     }
 
 
-def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(
+def test_a_damaged_checkpoint_is_refused_and_the_previous_one_used(
     tmp_path: Path, golden: Golden
 ) -> None:
-    """One bit is enough. The numbers from there on are those of the run that never ended."""
+    """One flipped bit suffices. The following numbers are those of the uninterrupted run."""
     folder = tmp_path / "c"
     solo(tmp_path / "0", "--steps", "21", *writing(folder), *LONE, ranks=len(RANKS))
     whole = solo(tmp_path / "1", *writing(folder), "--every", "30", ranks=len(RANKS))
@@ -187,7 +187,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_used(
 
 
 @pytest.mark.thorough
-def test_an_epoch_in_the_middle_is_gone_on_with(tmp_path: Path, epochs_golden: Golden) -> None:
+def test_a_job_resumes_in_the_middle_of_an_epoch(tmp_path: Path, epochs_golden: Golden) -> None:
     """Calls of batches() before the checkpoint end at once."""
     folder, epochs = tmp_path / "c", ("--steps", "10", "--epochs", "4")
     cut = solo(tmp_path / "1", "--steps", "10", "--epochs", "3", *writing(folder), ranks=3)
@@ -201,10 +201,10 @@ def test_an_epoch_in_the_middle_is_gone_on_with(tmp_path: Path, epochs_golden: G
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (4, 2)])
 @pytest.mark.parametrize("sharded", [False, True], ids=["DDP", "FSDP2"])
 @pytest.mark.thorough
-def test_another_world_begins_with_the_same_weights(
+def test_another_world_size_resumes_with_the_same_weights(
     tmp_path: Path, sharded: bool, before: int, after: int
 ) -> None:
-    """And what is a part of each is the part that it should be."""
+    """Each rank gets its part of every divided tensor."""
     folder, more = tmp_path / "c", ("--sharded",) if sharded else ()
     solo(tmp_path / "1", "--steps", "21", *more, *writing(folder), *LONE, ranks=before)
     found = weights(folder, 20)
@@ -223,9 +223,9 @@ def test_another_world_begins_with_the_same_weights(
         "pipeline",
     ],
 )
-def test_a_job_of_any_layout_goes_on_with_the_same_numbers(tmp_path: Path, layout: str) -> None:
-    """Parts of meshes, experts that differ from rank to rank, weights in bfloat16 for a while,
-    stages of a pipeline with replicas and without."""
+def test_a_job_of_any_layout_resumes_with_the_same_numbers(tmp_path: Path, layout: str) -> None:
+    """Parts of meshes, experts that differ between ranks, weights in bfloat16, and stages of a
+    pipeline with replicas and without."""
     written = ("--checkpoints", str(tmp_path / "c"))
 
     def trained(name: str, *arguments: str) -> Golden:
@@ -243,11 +243,11 @@ def test_a_job_of_any_layout_goes_on_with_the_same_numbers(tmp_path: Path, layou
         assert line["loss"] == whole.trace.commits[place]["loss"], place
 
 
-async def test_a_stage_that_a_standby_was_built_as_is_in_the_checkpoint(
+async def test_a_rebuilt_standbys_stage_is_in_the_checkpoint(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
-    """Both ranks of a host move, one of them to a standby that was built as another rank; who goes
-    on from what they have written computes what a job computes that was never stopped."""
+    """Both ranks of a host move, one of them to a standby that was built for another rank; a job
+    that resumes from their checkpoint computes the numbers of an uninterrupted job."""
     golden = undisturbed(tmp_path, "pipeline")
     written = ("--checkpoints", str(tmp_path / "c"))
     async with spread(tmp_path, redis, "pipeline", "late between@0:45=wait", more=written) as run:

@@ -19,11 +19,11 @@ HELD = {
     Phase.SYNC: ("backward@1:5=kill", "sending@*:*=wait"),
     Phase.RESUME: ("backward@1:5=kill", "synced@*:*=wait"),
 }
-"""What to hold so that a plan stays in a phase until it is let go."""
+"""Faults that keep a plan in a phase until released."""
 
 
 async def replace_leader(run: Run) -> None:
-    """Kill -9 the leading daemon; another is elected, systemd's part starts the dead one again."""
+    """Kill -9 the leading daemon; another one leads, and the dead one restarts as by systemd."""
     leader = await run.cluster.leader()
     host = leader.partition("#")[0]
     daemon = run.cluster.daemons[host]
@@ -42,7 +42,7 @@ async def replace_leader(run: Run) -> None:
 async def test_the_leader_dies_in(
     phase: Phase, tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:
-    """The next leader continues the stored plan from where it is."""
+    """The next leader continues the stored plan from its phase."""
     faults = HELD[phase]
     async with running(tmp_path, redis.url, faults=faults, more_config=STOP_AND_COPY) as run:
         if GATE in faults:
@@ -65,10 +65,10 @@ async def test_the_leader_dies_in(
         await run.ends_like(golden, lost=0 if GATE in faults else 1)
 
 
-async def test_every_daemon_dies_while_training_goes_on(
+async def test_training_continues_without_daemons(
     tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:
-    """No daemon anywhere: training takes no notice; afterwards all is known again."""
+    """Training is not affected; afterwards all reports are complete again."""
     faults = [GATE, "between@1:20=wait"]
     async with running(tmp_path, redis.url, faults=faults) as run:
         await run.at_gate()
@@ -88,7 +88,7 @@ async def test_every_daemon_dies_while_training_goes_on(
 
 @pytest.mark.usefixtures("redis_binary")
 async def test_redis_dies_and_returns_empty(tmp_path: Path, golden: Golden) -> None:
-    """Training goes on without Redis; the record is put back; then a loss is survived."""
+    """Training continues without Redis; the record is restored; then a loss is survived."""
     faults = [GATE, "between@1:20=wait", "backward@2:30=kill"]
     folder = tmp_path / "redis"
     folder.mkdir()
@@ -112,10 +112,10 @@ async def test_redis_dies_and_returns_empty(tmp_path: Path, golden: Golden) -> N
                 await run.ends_like(golden, lost=1)
 
 
-async def test_a_link_that_breaks_though_nobody_died(
+async def test_a_link_breaks_without_a_dead_worker(
     tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:
-    """All are stuck and nobody is named: the same members run the step again in a new epoch."""
+    """All are stuck and no worker is named: the same members repeat the step in a new epoch."""
     async with running(tmp_path, redis.url, faults=["backward@1:9=sever"]) as run:
         plan = await run.done("link")
 

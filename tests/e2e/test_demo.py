@@ -1,4 +1,4 @@
-"""``tmd demo`` as a newcomer runs it, and as an impatient one interrupts it."""
+"""``tmd demo`` as a new user runs it, and interrupted."""
 
 import json
 import signal

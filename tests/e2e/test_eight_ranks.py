@@ -35,9 +35,9 @@ def along(rank: int, dim: int) -> tuple[int, ...]:
 
 
 def needed(stayer: int, leavers: tuple[int, ...]) -> int:
-    """Links that ``stayer`` has to open when these ranks change hands."""
+    """Links that ``stayer`` must open when these ranks move."""
     world = tuple(range(RANKS))
-    groups = [world, world, *(along(stayer, dim) for dim in range(3))]  # the vote is a world, too
+    groups = [world, world, *(along(stayer, dim) for dim in range(3))]  # the vote uses a world, too
     found = 0
     for leaver in leavers:
         for group in groups:
@@ -62,8 +62,8 @@ def opened(run: Run, plan: MigrationPlan, rank: int) -> int:
 async def test_a_host_of_eight_ranks_moves_and_another_is_lost(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
-    """A stage moves, by live shadow; stayers open links only in groups with a rank that moved, and
-    to nobody else. The host that is lost held the other stage, which no standby has built."""
+    """A stage moves, by live shadow; stayers open links only to ranks that moved, in common groups.
+    The lost host held the other stage, which no standby has built."""
     (tmp_path / "golden").mkdir()
     golden = golden_of(tmp_path / "golden", ("eight", *LONG), RANKS, script("eight"))
     async with running(

@@ -1,4 +1,4 @@
-"""What a script reads in its environment under `tmd launch`, before and after it joins."""
+"""The environment of a script under `tmd launch`, before and after it joins."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from tmd.embedded import EmbeddedRedis
 
 
 @pytest.mark.timeout(200)
-async def test_a_script_takes_the_distributed_path_and_hears_of_its_true_rank(
+async def test_a_script_takes_the_distributed_path_and_gets_its_true_rank(
     short: Path, redis: EmbeddedRedis
 ) -> None:
     """Started by exec, as users do. Before it joins, a worker has the place of a standby."""

@@ -1,4 +1,4 @@
-"""Hosts that hold several ranks: all of them move, or are lost, together."""
+"""Hosts with several ranks: all of them move, or are lost, together."""
 
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -15,9 +15,9 @@ HOSTS = ("h1", "h2")
 PER_HOST = 2
 RANKS = len(HOSTS) * PER_HOST
 GATE = "data@0:5=wait"
-"""Rank 0 waits here, and so do all."""
+"""Rank 0 waits here, and so do all ranks."""
 NEVER_COPIED = "receiving@*:*=kill"
-"""Whoever takes a state by stop-and-copy dies."""
+"""A joiner that receives a state by stop-and-copy dies."""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def pairs(folder: Path, redis: EmbeddedRedis, *faults: str) -> AbstractAsyncCont
 
 
 async def at_gate(run: Run) -> None:
-    """Wait until all ranks stand at the gate and both standbys wait."""
+    """Wait until all ranks are at the gate and both standbys wait."""
     await run.reached("data")
     await run.cluster.until(lambda v: ready(v, RANKS, PER_HOST), "all train, two standbys wait")
 
@@ -42,7 +42,7 @@ async def at_gate(run: Run) -> None:
 async def test_all_ranks_of_a_host_move_at_once(
     tmp_path: Path, redis: EmbeddedRedis, pairs_golden: Golden
 ) -> None:
-    """One plan, one switch; each rank has a joiner of its own that has lived its life."""
+    """One plan, one switch; each rank has a separate joiner that has shadowed it."""
     async with pairs(tmp_path, redis, NEVER_COPIED) as run:
         await at_gate(run)
         await run.cluster.drain("h2")
@@ -62,7 +62,7 @@ async def test_all_ranks_of_a_host_move_at_once(
 async def test_all_ranks_of_a_host_are_lost_at_once(
     tmp_path: Path, redis: EmbeddedRedis, pairs_golden: Golden
 ) -> None:
-    """Daemon, launcher and both workers: nobody is left to say so."""
+    """Daemon, launcher and both workers: no process is left to report it."""
     async with pairs(tmp_path, redis) as run:
         await at_gate(run)
         await run.cluster.lose("h2")
@@ -71,16 +71,16 @@ async def test_all_ranks_of_a_host_are_lost_at_once(
 
         assert plan.kind is PlanKind.FAILOVER
         assert [m.rank for m in plan.moves] == [2, 3]
-        # Who dies after a vote has committed but not written it down.
+        # A worker that dies after a vote has committed, but the trace lacks the step.
         step = (plan.resume or 1) - 1
         await run.ends_like(pairs_golden, lost=1, unwritten=[(2, step), (3, step)])
 
 
 @pytest.mark.thorough
-async def test_a_host_that_loses_one_joiner_of_two_moves_nobody_by_halves(
+async def test_a_host_that_loses_one_joiner_of_two_moves_no_rank(
     tmp_path: Path, redis: EmbeddedRedis, pairs_golden: Golden
 ) -> None:
-    """The plan is dropped as a whole; the one standby that is left is not enough, so all stay."""
+    """The plan is dropped as a whole; the remaining standby does not suffice, so all ranks stay."""
     async with pairs(tmp_path, redis, "shadowing@*:*=kill") as run:
         await at_gate(run)
         await run.cluster.drain("h2")

@@ -1,4 +1,4 @@
-"""Ranks of groups that do not span the world: a standby becomes any of them."""
+"""Ranks whose groups do not span the world: a standby can become any of them."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from tmd.demo.report import may_miss
 from tmd.embedded import EmbeddedRedis
 
 GATE = "hold between@0:5=wait"
-"""Rank 0 waits here, and so do all."""
+"""Rank 0 waits here, and so do all ranks."""
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("compiler")
 async def test_a_host_moves_and_then_another_is_lost(
     layout: str, tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
-    """Both ranks of a host each time, whose groups are others than those a standby builds."""
+    """Both ranks of a host each time, whose groups differ from those that a standby builds."""
     golden = undisturbed(tmp_path, layout)
     async with spread(tmp_path, redis, layout) as run:
         moved = await drained(run)
@@ -58,10 +58,8 @@ async def test_a_host_moves_and_then_another_is_lost(
 
 
 @pytest.mark.thorough
-async def test_a_host_moves_where_each_state_exists_once(
-    tmp_path: Path, redis: EmbeddedRedis
-) -> None:
-    """Tensor parallel and sharded: there is no replica to learn from."""
+async def test_a_host_with_unique_states_moves(tmp_path: Path, redis: EmbeddedRedis) -> None:
+    """Tensor parallel and sharded: there is no replica as a source."""
     golden = undisturbed(tmp_path, "both")
     async with spread(tmp_path, redis, "both") as run:
         moved = await drained(run)
@@ -74,10 +72,10 @@ async def test_a_host_moves_where_each_state_exists_once(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("layout", ["unlike", "pipeline"])
-async def test_a_host_is_lost_of_which_no_standby_has_built_a_rank(
+async def test_a_host_is_lost_whose_ranks_no_standby_has_built(
     layout: str, tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
-    """Both standbys are built as the last rank; one is built again while the job waits."""
+    """Both standbys are built for the last rank; one is rebuilt while the job waits."""
     golden = undisturbed(tmp_path, layout)
     async with spread(tmp_path, redis, layout) as run:
         await run.reached("between")
@@ -96,8 +94,8 @@ async def test_a_host_is_lost_of_which_no_standby_has_built_a_rank(
 async def test_a_stage_dies_between_two_microbatches(
     rank: int, tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
-    """Messages of the broken step are on their way in both directions; none is taken for one of
-    the step that is run again."""
+    """Messages of the broken step are in flight in both directions; none is taken for one of the
+    repeated step."""
     golden = undisturbed(tmp_path, "pipeline")
     faults = GATE, f"backward@{rank}:20=kill"
     async with spread(tmp_path, redis, "pipeline", *faults) as run:
@@ -116,7 +114,7 @@ async def test_a_stage_dies_between_two_microbatches(
 
 @pytest.mark.thorough
 async def test_stages_move_by_stop_and_copy(tmp_path: Path, redis: EmbeddedRedis) -> None:
-    """The fallback: a joiner is built as its stage before the state comes."""
+    """The fallback: a joiner is built for its stage before the state arrives."""
     golden = undisturbed(tmp_path, "pipeline")
     async with spread(tmp_path, redis, "pipeline", more_config=STOP_AND_COPY) as run:
         moved = await drained(run)
@@ -132,9 +130,9 @@ async def test_stages_move_by_stop_and_copy(tmp_path: Path, redis: EmbeddedRedis
 async def test_a_stage_dies_in_the_very_first_step(
     rank: int, tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
-    """Stages agree in it on what they send, which a joiner has done long before."""
+    """In this step stages agree on their messages, which a joiner has done long before."""
     golden = undisturbed(tmp_path, "pipeline")
-    # Both pipelines, which know nothing of each other before the backward pass is over.
+    # Both pipelines, which are independent until the backward pass has ended.
     gates = "one start@0:0=wait", "other start@2:0=wait"
     faults = *gates, f"backward@{rank}:0=kill"
     async with spread(tmp_path, redis, "pipeline", *faults) as run:
@@ -154,10 +152,10 @@ async def test_a_stage_dies_in_the_very_first_step(
 
 
 @pytest.mark.thorough
-async def test_stages_that_exist_once_live_on_in_their_hot_shadows(
+async def test_unique_stages_survive_in_their_hot_standbys(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
-    """Each standby follows another stage, for which one of them was built again."""
+    """Each standby shadows a different stage, for which one of them was rebuilt."""
     golden = undisturbed(tmp_path, "single")
     async with spread(tmp_path, redis, "single", more_config="[shadow]\nhot = 2\n") as run:
         await run.cluster.until(
@@ -176,8 +174,8 @@ async def test_stages_that_exist_once_live_on_in_their_hot_shadows(
 async def test_a_standby_rehearses_each_stage_once_and_takes_either(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
-    """Then it waits, built as one of them, for as many ranks are like it as like the other one;
-    and takes a rank of the other one, for that has shown the same bits, too."""
+    """Afterwards it waits, built for one of the two equally frequent stages, and takes a rank of
+    the other one, whose rehearsal succeeded, too."""
     golden = undisturbed(tmp_path, "pipeline")
     gate = "hold between@0:120=wait"
     async with spread(
@@ -205,10 +203,10 @@ async def test_a_standby_rehearses_each_stage_once_and_takes_either(
 
 
 @pytest.mark.thorough
-async def test_a_standby_settles_on_what_most_ranks_are(
+async def test_an_idle_standby_settles_on_the_commonest_stage(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
-    """Of four stages the two in the middle look alike: it rehearses one of them, and waits so."""
+    """The two middle ones of four stages have one role: it rehearses one of them, and waits so."""
     golden = undisturbed(tmp_path, "deep")
     async with spread(tmp_path, redis, "deep", rehearse=True) as run:
         view = await run.cluster.until(
@@ -226,7 +224,7 @@ async def test_a_standby_settles_on_what_most_ranks_are(
 
 
 def rehearsed(view: ClusterView, roles: int = 2) -> bool:
-    """Two standbys have rehearsed all there is, and wait."""
+    """Two standbys have rehearsed all roles, and wait."""
     waiting = [w for w in workers(view) if w.activity is Activity.STANDBY]
     over = bool(view.jobs) and not view.jobs[0].understudies
     return over and len([w for w in waiting if len(w.rehearsed) == roles]) == PER_HOST
@@ -236,8 +234,8 @@ def rehearsed(view: ClusterView, roles: int = 2) -> bool:
 async def test_a_hot_standby_is_asked_for_a_rank_of_another_stage(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
-    """It is the only one left, in a step that broke while it lived it: it lets go of what it
-    followed, and is built again."""
+    """It is the only one left, in a step that broke during its shadow: it drops the shadowed state
+    and is rebuilt."""
     golden = undisturbed(tmp_path, "pipeline")
     async with running(
         tmp_path / "run",

@@ -1,4 +1,4 @@
-"""Data that are augmented by loader processes: what these draw at random goes along, too."""
+"""Data augmented in loader processes, whose random numbers follow the rank."""
 
 import os
 import signal
@@ -14,11 +14,11 @@ from tmd.embedded import EmbeddedRedis
 LOADED = (*LONG, "--loaders", "2")
 
 
-async def test_what_loader_processes_draw_is_the_same_on_every_host(
+async def test_loader_processes_draw_the_same_numbers_on_every_host(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
-    """BatchNorm shows in the digest what a standby was fed: it rehearses, follows and takes over,
-    and the next one takes over after a loss."""
+    """BatchNorm shows a standby's input in the digest: it rehearses, shadows and takes over, and
+    the next one takes over after a loss."""
     golden = golden_of(tmp_path, LOADED)
     async with running(
         tmp_path / "run",

@@ -15,7 +15,7 @@ from tmd.embedded import EmbeddedRedis
 async def test_drain_hands_over_and_the_leaver_stands_by(
     tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:
-    """No step is repeated; the drained worker is a standby afterwards."""
+    """No step is repeated; the drained worker becomes a standby."""
     async with running(
         tmp_path, redis.url, faults=[GATE, "between@1:20=wait"], more_config=STOP_AND_COPY
     ) as run:
@@ -37,7 +37,7 @@ async def test_drain_hands_over_and_the_leaver_stands_by(
         await run.ends_like(golden)
 
 
-async def test_a_drained_host_that_is_left_ends_its_worker(
+async def test_a_host_drained_for_good_ends_its_worker(
     tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:
     """`tmd drain --leave`: the launcher there ends with success while training goes on."""
@@ -57,7 +57,7 @@ async def test_a_drained_host_that_is_left_ends_its_worker(
 async def test_a_joiner_that_dies_before_the_switch_is_replaced_by_the_next(
     tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:
-    """READY: the plan is dropped, training never notices, the next standby is tried."""
+    """READY: the plan is dropped, training is not affected, the next standby is tried."""
     faults = [GATE, "prepared@*:*=kill"]
     async with running(
         tmp_path, redis.url, faults=faults, standby=("s1", "s2"), more_config=STOP_AND_COPY
@@ -79,7 +79,7 @@ async def test_a_joiner_that_dies_before_the_switch_is_replaced_by_the_next(
 async def test_a_joiner_that_dies_after_the_switch_gives_the_rank_back(
     tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:
-    """SWITCH: the leaver still holds its state and takes its rank back."""
+    """SWITCH: the leaver still holds its state and takes back its rank."""
     async with running(
         tmp_path, redis.url, faults=[GATE, "receiving@*:*=kill"], more_config=STOP_AND_COPY
     ) as run:
@@ -139,7 +139,7 @@ async def test_a_leaver_that_dies_while_it_hands_over(
 async def test_a_joiner_with_another_model_is_refused(
     tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:
-    """Refused with names and shapes while it prepares; the job does not notice."""
+    """It is refused with names and shapes while it prepares; the job is not affected."""
     arguments = ["--odd-host", "s1"]
     async with running(
         tmp_path, redis.url, faults=[GATE], arguments=arguments, more_config=STOP_AND_COPY

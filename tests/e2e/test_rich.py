@@ -1,4 +1,4 @@
-"""All that people put into one script, moved and lost: the numbers stay the same."""
+"""A script with every common feature is moved and lost: the numbers do not change."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tmd.embedded import EmbeddedRedis
 
 RICH = str(Path(__file__).with_name("rich.py"))
 NEVER_COPIED = "receiving@*:*=kill"
-"""Whoever takes a state by stop-and-copy dies."""
+"""A joiner that receives a state by stop-and-copy dies."""
 UNSCALED = (*LONG, "--unscaled")
 
 
@@ -26,10 +26,10 @@ def unscaled_golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
     return golden_of(tmp_path_factory.mktemp("unscaled_golden"), UNSCALED, script=RICH)
 
 
-async def test_a_rich_script_is_lived_by_a_shadow(
+async def test_a_rich_script_is_shadowed(
     tmp_path: Path, redis: EmbeddedRedis, rich_golden: Golden
 ) -> None:
-    """Before, through and after a skipped step, an evaluation and a checkpoint; then the rank that
+    """Before, in and after a skipped step, an evaluation and a checkpoint; then the rank that
     writes checkpoints moves, too."""
     async with running(
         tmp_path, redis.url, faults=[PACE, NEVER_COPIED], arguments=LONG, script=RICH
@@ -72,10 +72,10 @@ async def test_a_standby_with_a_disabled_scaler_rehearses_and_takes_a_rank(
 
 
 @pytest.mark.thorough
-async def test_a_rich_script_goes_on_after_a_loss(
+async def test_a_rich_script_survives_a_loss(
     tmp_path: Path, redis: EmbeddedRedis, rich_golden: Golden
 ) -> None:
-    """In the step after one that was skipped: the scaler's state came along."""
+    """In the step after a skipped one: the scaler's state has moved as well."""
     async with running(
         tmp_path,
         redis.url,

@@ -1,4 +1,4 @@
-"""A joiner lives the life of its rank before it takes it over, and dies at every point of that."""
+"""A joiner shadows its rank before it takes over, and dies at every point of the shadow."""
 
 import json
 import os
@@ -27,9 +27,9 @@ from tmd.demo.cluster import ready, workers
 from tmd.embedded import EmbeddedRedis
 
 GATE = "data@0:5=wait"
-"""Rank 0 waits here, and so do all, until a drain was asked for."""
+"""Rank 0 waits here, and so do all ranks, until a drain was requested."""
 NEVER_COPIED = "receiving@*:*=kill"
-"""Whoever takes a state by stop-and-copy dies."""
+"""A joiner that receives a state by stop-and-copy dies."""
 DAEMON = "$(cut -d' ' -f4 /proc/$PPID/stat)"
 """The parent of a check is its warden, whose parent is the daemon."""
 ON_H2 = f"grep -aq /h2/tmd.toml /proc/{DAEMON}/cmdline || exit 0"
@@ -39,9 +39,9 @@ SICK = f"""
 name = "sick"
 command = ["sh", "-c", {json.dumps(SICK_ON_H2)}]
 """
-"""A check of the operator's that finds host h2 degraded."""
+"""An operator's check that finds host h2 degraded."""
 SLOW_COPY = "[shadow]\ncopy_mb_s = 0.2\n"
-"""The small model's state takes several steps to copy."""
+"""Rate at which the small model's state takes several steps to copy."""
 
 
 def started(
@@ -53,7 +53,7 @@ def started(
     arguments: Sequence[str] = (),
     more_config: str = "",
 ) -> AbstractAsyncContextManager[Run]:
-    """A run of the long job, which does not end before it has been seen what it is for."""
+    """A run of the long job, which lasts until the test's condition was observed."""
     return running(
         folder,
         redis.url,
@@ -65,7 +65,7 @@ def started(
 
 
 async def drained(run: Run, standbys: int = 1) -> None:
-    """Ask for the drain of rank 1's host while the job waits, then let it run."""
+    """Request the drain of rank 1's host while the job waits, then let it run."""
     await run.reached("data")
     await run.cluster.until(
         lambda v: sum(w.activity is Activity.STANDBY for w in workers(v)) == standbys,
@@ -80,7 +80,7 @@ async def test_the_joiner_takes_over_without_a_copy_at_the_switch(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
     """Its digest equalled the leaver's after a step of its own; no stayer opened more links than
-    the new neighbour needs; nobody repeated a step."""
+    the new neighbour needs; no rank repeated a step."""
     async with started(tmp_path, redis, faults=[GATE, NEVER_COPIED]) as run:
         await drained(run)
         view = await run.cluster.until(
@@ -102,7 +102,7 @@ async def test_the_joiner_takes_over_without_a_copy_at_the_switch(
 async def test_a_joiner_that_dies_is_replaced_by_the_next(
     point: str, tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
-    """Training never notices; the plan is dropped and the next standby follows."""
+    """Training is not affected; the plan is dropped and the next standby shadows."""
     faults = [GATE, NEVER_COPIED, f"{point}@*:*=kill"]
     async with started(
         tmp_path, redis, faults=faults, standby=("s1", "s2"), more_config=SLOW_COPY
@@ -133,7 +133,7 @@ async def test_a_joiner_that_dies_once_it_has_the_vote_gives_the_rank_back(
 
 
 @pytest.mark.parametrize("point", [thorough("showing"), "mirroring"])
-async def test_a_leaver_that_dies_while_it_is_followed_is_a_failover(
+async def test_a_leaver_that_dies_while_it_is_shadowed_is_a_failover(
     point: str, tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
     """While its state is copied, and while its outputs are mirrored."""
@@ -149,10 +149,10 @@ async def test_a_leaver_that_dies_while_it_is_followed_is_a_failover(
 
 
 @pytest.mark.thorough
-async def test_a_stayer_that_dies_while_another_rank_is_followed(
+async def test_a_stayer_dies_while_another_rank_is_shadowed(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
-    """The planned move is dropped for the failover; the joiner serves it."""
+    """The planned move is dropped for the failover, which uses its joiner."""
     async with started(tmp_path, redis, faults=[GATE, "shadowing@*:*=wait"]) as run:
         await drained(run)
         await run.reached("shadowing")
@@ -186,11 +186,11 @@ async def test_a_joiner_with_one_flipped_bit_is_refused(
         await run.ends_like(long_golden)
 
 
-async def test_who_was_refused_or_drained_gets_no_rank_after_a_loss(
+async def test_a_refused_or_drained_standby_gets_no_rank_after_a_loss(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
     """A standby computes other bits in a move, another one takes the rank. Then a worker is killed:
-    the job holds and says why for each standby, until the drained host is given back."""
+    the job holds with a reason for each standby, until the drain is withdrawn."""
     faults = [GATE, "shadowing@*:*=flips"]
     async with started(tmp_path, redis, faults=faults, standby=("s1", "s2")) as run:
         await drained(run, standbys=2)
@@ -216,7 +216,7 @@ async def test_who_was_refused_or_drained_gets_no_rank_after_a_loss(
 async def test_a_joiner_that_computes_other_gradients_is_refused(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
-    """Its state is that of the rank, since sums are mirrored to it; but not what it would add."""
+    """Its state equals the rank's, since it gets mirrored sums, but its own gradients differ."""
     async with started(
         tmp_path,
         redis,
@@ -229,7 +229,7 @@ async def test_a_joiner_that_computes_other_gradients_is_refused(
 
         first = history(await run.cluster.view())[0]
         assert "computes other bits than rank 1" in first.outcome
-        assert "puts into" in first.outcome
+        assert "inputs of" in first.outcome
         assert plan.moves[0].joiner is not None
         assert plan.moves[0].joiner.host == "s2"
         await run.ends_like(long_golden)
@@ -263,7 +263,7 @@ async def test_a_joiner_that_cannot_keep_up_is_dropped(
 async def test_a_link_to_the_shadow_that_is_cut_ends_in_stop_and_copy(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
-    """The fallback, and it says why it was taken."""
+    """The fallback, with the reason for it."""
     async with started(tmp_path, redis, faults=[GATE, "shadowing@*:*=cuts"]) as run:
         await drained(run)
         plan = await run.done("drain")
@@ -278,14 +278,14 @@ async def test_a_link_to_the_shadow_that_is_cut_ends_in_stop_and_copy(
 async def test_a_link_to_the_shadow_that_is_cut_once_is_opened_again(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
-    """The joiner begins anew over another link; nobody waits for a copy."""
+    """The joiner starts again over another link; no rank waits for a copy."""
     faults = [GATE, NEVER_COPIED, "shadowing@*:*=cut"]
     async with started(tmp_path, redis, faults=faults) as run:
         await drained(run)
         plan = await run.done("drain")
 
         assert run.fired("shadowing")
-        assert "following anew" in run.cluster.log("s1")
+        assert "shadowing again" in run.cluster.log("s1")
         assert plan.how == "live shadow"
         await run.ends_like(long_golden)
 
@@ -294,7 +294,7 @@ async def test_a_link_to_the_shadow_that_is_cut_once_is_opened_again(
 async def test_a_joiner_that_dies_while_the_others_arm(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
-    """One of them has not armed yet, so nobody can have switched: the plan is dropped."""
+    """One of them has not armed yet, so none can have switched: the plan is dropped."""
     faults = [GATE, NEVER_COPIED, "arming@2:*=wait"]
     async with started(tmp_path, redis, faults=faults, standby=("s1", "s2")) as run:
         await drained(run, standbys=2)
@@ -316,7 +316,7 @@ async def test_a_joiner_that_dies_while_the_others_arm(
 async def test_a_state_that_grows_is_not_moved(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
-    """Its rank stays where it is, training goes on, and the plan says what was not registered."""
+    """Its rank stays, training continues, and the plan names the unregistered state."""
     async with started(tmp_path, redis, faults=[GATE], arguments=["--grow-step", "3"]) as run:
         await drained(run)
         first = (await run.plans(1))[0]
@@ -326,11 +326,11 @@ async def test_a_state_that_grows_is_not_moved(
         await run.ends_like(long_golden)
 
 
-async def test_a_rank_of_a_sick_host_is_learnt_from_a_replica(
+async def test_a_rank_of_a_degraded_host_is_copied_from_a_replica(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
-    """The joiner lives the life of another rank; the leaver only confirms that the state is equal,
-    and hands over the statistics that nobody else has."""
+    """The joiner shadows another rank; the leaver only confirms that the state is equal, and sends
+    its rank-local statistics."""
     async with started(tmp_path, redis, faults=[GATE, NEVER_COPIED], more_config=SICK) as run:
         await run.cluster.until(
             lambda v: any(h.alerts for h in v.hosts if h.host == "h2"), "h2 is found sick"
@@ -347,7 +347,7 @@ async def test_a_rank_of_a_sick_host_is_learnt_from_a_replica(
 async def test_messages_that_a_rank_receives_are_mirrored(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
-    """A message that is asked for by its sender is an output like that of any collective."""
+    """A message from a named sender is an output like that of any collective."""
     golden_folder = tmp_path / "golden"
     golden_folder.mkdir()
     named = ("--messages", "named")
@@ -362,10 +362,10 @@ async def test_messages_that_a_rank_receives_are_mirrored(
 
 
 @pytest.mark.thorough
-async def test_a_rank_that_takes_messages_of_anybody_is_copied_not_mirrored(
+async def test_a_rank_that_receives_from_any_rank_is_copied_not_mirrored(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
-    """A shadow could not tell which of its receives a message was for."""
+    """A shadow could not assign the message to one of its receives."""
     golden_folder = tmp_path / "golden"
     golden_folder.mkdir()
     anybody = ("--messages", "any")
@@ -382,7 +382,7 @@ async def test_a_rank_that_takes_messages_of_anybody_is_copied_not_mirrored(
 async def test_an_optimizer_that_no_tail_can_follow_is_copied_in_one_wait(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
-    """It draws random numbers: its work can be lived, but not done again."""
+    """It draws random numbers: a shadow can compute its steps, but a tail cannot repeat them."""
     golden_folder = tmp_path / "golden"
     golden_folder.mkdir()
     long_golden = await make_golden(golden_folder, (*LONG, "--noisy"))
@@ -402,10 +402,10 @@ async def test_an_optimizer_that_no_tail_can_follow_is_copied_in_one_wait(
 
 
 @pytest.mark.thorough
-async def test_a_step_of_many_times_the_usual_length(
+async def test_a_shadow_waits_for_a_step_of_many_times_the_usual_length(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
-    """The shadow waits for it like everybody else."""
+    """Its rank and all others need that long as well."""
     async with started(
         tmp_path,
         redis,
@@ -424,7 +424,7 @@ async def test_a_step_of_many_times_the_usual_length(
 async def test_two_hosts_drained_at_once_move_one_after_the_other(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
-    """One plan at a time; each rank is shadowed by a standby of its own."""
+    """One plan at a time; each rank is shadowed by a separate standby."""
     async with started(tmp_path, redis, faults=[GATE, NEVER_COPIED], standby=("s1", "s2")) as run:
         await run.reached("data")
         await run.cluster.drain("h3")
@@ -440,7 +440,7 @@ async def test_two_hosts_drained_at_once_move_one_after_the_other(
 async def test_a_host_drained_while_its_worker_shadows_a_rank(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
-    """The move goes through, and then the rank moves on, to the standby that is left."""
+    """The move succeeds, and then the rank moves again, to the remaining standby."""
     faults = [GATE, "shadowing@*:*=wait", NEVER_COPIED]
     async with started(tmp_path, redis, faults=faults, standby=("s1", "s2")) as run:
         await drained(run, standbys=2)
@@ -460,10 +460,10 @@ async def test_a_host_drained_while_its_worker_shadows_a_rank(
         await run.ends_like(long_golden)
 
 
-async def test_a_joiner_that_follows_from_one_epoch_into_the_next(
+async def test_a_joiner_shadows_a_rank_across_epochs(
     tmp_path: Path, redis: EmbeddedRedis, epochs_golden: Golden
 ) -> None:
-    """Its script passes the ends of earlier epochs, and lives through later ones."""
+    """Its script passes the ends of earlier epochs, and shadows later ones."""
     faults = ["data@0:12=wait", NEVER_COPIED, PACE]
     async with running(
         tmp_path, redis.url, faults=faults, arguments=EPOCHS, more_config=SLOW_COPY
@@ -476,5 +476,5 @@ async def test_a_joiner_that_follows_from_one_epoch_into_the_next(
 
 
 def _written_late(plan: MigrationPlan) -> list[tuple[int, int]]:
-    """The step that the dead rank may have committed and not written down."""
+    """The step that the dead rank may have committed without a trace."""
     return [] if plan.resume is None else [(1, plan.resume - 1)]

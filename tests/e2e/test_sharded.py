@@ -1,4 +1,4 @@
-"""FSDP2: every state exists once. It moves with its rank, and is never made up from another's."""
+"""FSDP2: every state is unique. It moves with its rank, and never comes from another one."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tmd.embedded import EmbeddedRedis
 
 SHARDED = (*LONG, "--sharded")
 NEVER_SENT = "sending@*:*=kill"
-"""Whoever sends the tensors of a state dies."""
+"""A source that sends the tensors of a state dies."""
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
@@ -23,7 +23,7 @@ def sharded_golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
 
 
 async def paced(run: Run) -> None:
-    """Wait until the job trains and a standby waits; it goes on slowly."""
+    """Wait until the job trains and a standby waits; the job continues slowly."""
     await run.reached("between")
     await run.cluster.until(
         lambda v: any(w.activity is Activity.STANDBY for w in workers(v)), "a standby waits"
@@ -68,10 +68,10 @@ async def test_a_sharded_rank_moves_by_stop_and_copy(
 
 
 @pytest.mark.thorough
-async def test_a_shard_that_is_lost_fails_the_job_and_says_why(
+async def test_a_lost_shard_fails_the_job_with_the_reason(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
-    """Survivors and a standby are there; none of them has it."""
+    """There are survivors and a standby; none of them has it."""
     faults = [PACE, "backward@1:9=kill", NEVER_SENT]
     arguments = (*SHARDED, "--snapshots", "0")
     async with running(tmp_path, redis.url, faults=faults, arguments=arguments) as run:
@@ -86,10 +86,10 @@ async def test_a_shard_that_is_lost_fails_the_job_and_says_why(
         assert all(codes[host] != 0 for host in ("h1", "h2", "h3"))
 
 
-async def test_a_shard_that_is_lost_lives_on_in_its_hot_shadow(
+async def test_a_lost_shard_survives_in_its_hot_standby(
     tmp_path: Path, redis: EmbeddedRedis, sharded_golden: Golden
 ) -> None:
-    """The standby that followed the rank has its state, and nobody else."""
+    """Only the standby that shadowed the rank has its state."""
     faults = [PACE, "backward@2:120=kill", NEVER_SENT]
     async with running(
         tmp_path,

@@ -1,8 +1,8 @@
-"""What a host's hardware says of itself, from the kernel log or sysfs to the job it runs.
+"""Findings about a host's hardware, from the kernel log or sysfs to the job that it runs.
 
-One job on one cluster goes through all of it, since each start of a cluster costs seconds: it
-stands at a gate while a fault is made, is let go when all are armed, and ends with the golden
-numbers. The state is copied at the switch, as everywhere where a job is held.
+One job on one cluster passes through all of them, since each start of a cluster costs seconds: it
+waits at a gate while a fault is made, is released once all are armed, and ends with the golden
+numbers. The state is copied at the switch, as wherever a job is held.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ patience_s = {PATIENCE_S}
 settle_s = {SETTLE_S}
 """
 GATES = (GATE, "between@1:30=wait", "backward@1:55=wait", "data@1:80=wait", "optimizer@1:105=wait")
-"""Rank 1 stops the job here, one after the other, on whichever host it is by then."""
+"""Rank 1 stops the job here, one after the other, on its host at that time."""
 
 GPU = "pci:0000:3b:00.0"
 APPLICATION = "NVRM: Xid (PCI:0000:3b:00): 13, pid=71, name=python3, Graphics SM Warp Exception"
@@ -67,18 +67,18 @@ RECOVERED = (
 )
 FLOOD = 800_000
 GROWTH_KB = 8_192
-"""What a daemon may grow by in a flood of a hundred megabytes: the allocator's moods."""
+"""Memory by which a daemon may grow in a flood of a hundred megabytes, due to the allocator."""
 
 
-async def test_what_the_hardware_says_moves_whom_it_should_and_nobody_else(
+async def test_hardware_findings_move_only_the_ranks_concerned(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
-    """Doubt only alerts, what can be left is left in good time, what hangs is lost, and too much at
-    once moves nobody; the numbers are those of the undisturbed run."""
+    """Doubt only alerts, a degraded host is left in time, a hanging rank is lost, and too many
+    findings at once move no rank; the numbers are those of the undisturbed run."""
     async with machines(tmp_path, *RANKS, "s1") as hardware:
         configs = {host: machine.config() for host, machine in hardware.items()}
         configs["h3"] = hardware["h3"].config(ports=True)
-        # Whoever only advises moves nobody, but is counted among those that ail.
+        # An advising detector moves no rank, but its findings count for the breaker.
         configs["h1"] = hardware["h1"].config("advise")
         async with running(
             tmp_path,
@@ -109,7 +109,7 @@ async def test_what_the_hardware_says_moves_whom_it_should_and_nobody_else(
 
 
 async def doubt_only_alerts(run: Run, hardware: dict[str, Machine]) -> None:
-    """A fault of the application's, and one that no table knows."""
+    """A fault of the application, and one that no table knows."""
     hardware["h2"].says(APPLICATION)
     hardware["h3"].says(UNKNOWN)
     found = [await settled(run, "h2", "xid.13"), await settled(run, "h3", "xid.999")]
@@ -122,7 +122,7 @@ async def doubt_only_alerts(run: Run, hardware: dict[str, Machine]) -> None:
 
 
 async def a_flood_is_one_alert(run: Run, machine: Machine) -> None:
-    """The line after it is heard, and the daemon keeps nothing of each."""
+    """The daemon reads the line after it, and keeps no line of the flood."""
     machine.says(PAGE_FAULT)
     await settled(run, "h1", "xid.31")
     before = resident_kb(run, "h1")
@@ -143,7 +143,7 @@ async def a_flood_is_one_alert(run: Run, machine: Machine) -> None:
 
 
 async def a_contained_error_is_handed_over(run: Run, machine: Machine) -> None:
-    """The job survives it; once the driver asks for nothing any more the host may hold ranks."""
+    """The job survives it; once the driver demands nothing more the host may hold ranks."""
     machine.says(CONTAINED)
     await run.armed()
     run.let_go("forward")
@@ -160,7 +160,7 @@ async def a_contained_error_is_handed_over(run: Run, machine: Machine) -> None:
 
 
 async def a_host_without_its_link_is_left(run: Run, machine: Machine) -> None:
-    """And may hold ranks again when the port has come back."""
+    """It may hold ranks again once the port is up."""
     machine.link("1: DOWN")
     await run.armed()
     run.let_go("between")
@@ -175,7 +175,7 @@ async def a_host_without_its_link_is_left(run: Run, machine: Machine) -> None:
 
 
 async def a_rank_that_hangs_on_a_lost_gpu_is_lost(run: Run, machine: Machine) -> None:
-    """It stands in the middle of its step, cannot be handed over, and its launcher ends it."""
+    """It hangs in the middle of its step, cannot hand over, and is killed by its launcher."""
     machine.says(LOST)
     plan = await moved(run, "xid.79", "data")
     machine.says(RECOVERED)
@@ -223,7 +223,7 @@ async def too_much_at_once_moves_nobody(run: Run, hardware: dict[str, Machine]) 
 
 
 def alerts_of(view: ClusterView, host: str) -> tuple[Alert, ...]:
-    """What is raised on ``host``."""
+    """The alerts raised on ``host``."""
     status = view.host(host)
     return status.alerts if status is not None else ()
 
@@ -233,7 +233,7 @@ def standing(view: ClusterView, host: str, code: str) -> Alert | None:
 
 
 async def settled(run: Run, host: str, code: str) -> Alert:
-    """The finding, once it is so old that a policy might act on it."""
+    """Wait until the finding is old enough for policies to act on it."""
 
     def old(view: ClusterView) -> bool:
         status, alert = view.host(host), standing(view, host, code)
@@ -246,7 +246,7 @@ async def settled(run: Run, host: str, code: str) -> Alert:
 
 
 async def told(run: Run, code: str) -> list[Alert]:
-    """All that was published, once a finding of that code is among it."""
+    """All published alerts, once one has that code."""
     async with asyncio.timeout(60):
         async for _ in run.cluster.views():
             found = await run.cluster.alerts()
@@ -256,14 +256,14 @@ async def told(run: Run, code: str) -> list[Alert]:
 
 
 async def moved(run: Run, cause: str, gate: str) -> MigrationPlan:
-    """The plan of that cause, once it is carried out and the job stands at its next gate."""
+    """The plan of that cause, once it is carried out and the job is at its next gate."""
     plan = await run.done(cause)
     await run.reached(gate)
     return plan
 
 
 async def nobody_has_moved(run: Run, after: int) -> None:
-    """No plan is there but the first ``after`` ones, and all ranks train."""
+    """There is no plan after the first ``after`` ones, and all ranks train."""
     view = await run.cluster.view()
 
     assert live_plan(view) is None
@@ -279,7 +279,7 @@ def waits(view: ClusterView, host: str) -> bool:
 
 
 def route(plan: MigrationPlan) -> list[tuple[int, str, str]]:
-    """Rank, from where, to where."""
+    """Rank, old host, new host."""
     return [(m.rank, m.leaver.host, m.joiner.host if m.joiner else "") for m in plan.moves]
 
 

@@ -1,4 +1,4 @@
-"""A network that is slow, by the kernel's own means: namespaces and token buckets."""
+"""A slow network, by means of the kernel: namespaces and token buckets."""
 
 import os
 import secrets
@@ -22,7 +22,7 @@ RATE = "16mbit"
 
 @pytest.fixture
 def slow() -> Iterator[tuple[str, ...]]:
-    """Prefix of a command that runs in a network in which everything is slow."""
+    """Prefix of a command that runs in a slow network."""
     if os.geteuid() != 0 or not shutil.which("tc"):
         pytest.skip("needs root and tc (package iproute2)")
     name = f"tmd-{secrets.token_hex(4)}"
@@ -46,7 +46,7 @@ def wide_golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
 async def test_a_joiner_on_a_slow_link_comes_in_step_or_is_dropped(
     tmp_path: Path, redis: EmbeddedRedis, wide_golden: Golden, slow: tuple[str, ...]
 ) -> None:
-    """Training goes on meanwhile, and the numbers stay the same."""
+    """Training continues meanwhile, and the numbers do not change."""
     async with running(tmp_path, redis.url, faults=[PACE], arguments=WIDE, prefix=slow) as run:
         await run.reached("between")
         view = await run.cluster.until(

@@ -1,4 +1,4 @@
-"""A state that exists once is lost: all go back to a snapshot and compute the same again."""
+"""A unique state is lost: all ranks return to a snapshot and compute the same numbers again."""
 
 import json
 from collections import defaultdict
@@ -14,7 +14,7 @@ from tmd.embedded import EmbeddedRedis
 
 SHARDED = ("--steps", "60", "--sharded")
 TORN, DEADLY = "broadcast-2", "broadcast-3"
-"""Some parameters are everywhere by then, others are not."""
+"""Some parameters were broadcast to all ranks, others were not."""
 DIVIDED = "its optimizer is divided among ranks and communicates: no shadow can follow its step"
 
 pytestmark = pytest.mark.usefixtures("compiler")
@@ -37,7 +37,7 @@ def repeated(run: Run) -> set[int]:
 
 
 def rolled_back(run: Run, plan: MigrationPlan) -> int:
-    """The step that all went back to; as many were repeated as the plan says."""
+    """The step that all returned to; the plan reports the number of repeats."""
     assert (plan.kind, plan.phase) == (PlanKind.FAILOVER, Phase.DONE)
     assert plan.rollback is not None
     step, repeats = plan.rollback.step, plan.rollback.repeats
@@ -46,10 +46,10 @@ def rolled_back(run: Run, plan: MigrationPlan) -> int:
     return step
 
 
-async def test_a_lost_shard_is_put_back_from_its_keeper(
+async def test_a_lost_shard_is_restored_from_its_keeper(
     tmp_path: Path, redis: EmbeddedRedis, sharded_golden: Golden
 ) -> None:
-    """kill -9 in the middle of a step: its copy was on another host, everybody has its own."""
+    """kill -9 in the middle of a step: its copy was on another host, all others have their own."""
     faults = [PACE, "forward@1:27=kill"]
     arguments = (*SHARDED, "--wary")
     async with running(tmp_path, redis.url, faults=faults, arguments=arguments) as run:
@@ -60,15 +60,15 @@ async def test_a_lost_shard_is_put_back_from_its_keeper(
         assert rolled_back(run, plan) > 0
         assert plan.rollback is not None
         assert plan.rollback.step + plan.rollback.repeats == 27
-        # Whoever leads.
+        # On any host: the leader.
         assert any(plan.rollback.sentence in run.cluster.log(h) for h in ("h1", "h2", "h3", "s1"))
 
 
 @pytest.mark.thorough
-async def test_a_torn_snapshot_falls_back_to_the_one_before(
+async def test_a_torn_snapshot_falls_back_to_the_previous_one(
     tmp_path: Path, redis: EmbeddedRedis, sharded_golden: Golden
 ) -> None:
-    """Who is lost had sent half of its copy."""
+    """The lost rank had sent half of its copy."""
     faults = [PACE, "bringing-30@2:*=kill"]
     async with running(tmp_path, redis.url, faults=faults, arguments=SHARDED) as run:
         plan = await run.done("trainer")
@@ -79,7 +79,7 @@ async def test_a_torn_snapshot_falls_back_to_the_one_before(
 
 
 @pytest.mark.thorough
-async def test_a_joiner_that_dies_while_all_go_back_is_replaced(
+async def test_a_joiner_that_dies_during_a_rollback_is_replaced(
     tmp_path: Path, redis: EmbeddedRedis, sharded_golden: Golden
 ) -> None:
     """The next standby fetches the same copy."""
@@ -95,10 +95,10 @@ async def test_a_joiner_that_dies_while_all_go_back_is_replaced(
         assert rolled_back(run, plan) > 0
 
 
-async def test_without_the_keeper_the_job_says_what_is_lost(
+async def test_without_the_keeper_the_job_reports_the_lost_state(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
-    """The copies of rank 1 were on the host of rank 2, and nothing is made up."""
+    """The copies of rank 1 were on the host of rank 2, and no other state replaces them."""
     faults = [PACE, "backward@1:27=kill", "forward@2:27=kill"]
     async with running(
         tmp_path, redis.url, faults=faults, standby=("s1", "s2"), arguments=SHARDED
@@ -116,7 +116,7 @@ async def test_without_the_keeper_the_job_says_what_is_lost(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("layout", ["both", "single"])
-async def test_a_host_is_lost_where_each_state_exists_once(
+async def test_a_host_with_unique_states_is_lost(
     layout: str, tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
     """Tensor parallel and sharded, or stages of a pipeline; two ranks on each host, one of which
@@ -133,10 +133,10 @@ async def test_a_host_is_lost_where_each_state_exists_once(
         assert rolled_back(run, plan) > 0
 
 
-async def test_a_host_moves_and_is_lost_where_the_optimizer_is_divided(
+async def test_a_host_with_a_divided_optimizer_moves_and_is_lost(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
-    """The state is copied at the switch, and it is said why; then all go back to a snapshot."""
+    """The state is copied at the switch, with the reason; then all return to a snapshot."""
     async with spread(tmp_path, redis, "zero") as run:
         moved = await drained(run)
         await run.cluster.lose("h1")
@@ -154,8 +154,8 @@ async def test_a_host_moves_and_is_lost_where_the_optimizer_is_divided(
 async def test_a_step_is_torn_after_its_vote_and_then_another_by_a_loss(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
-    """Both steps count on ranks that hold torn parameters. Where nobody is lost all go on from
-    there, once the owners have broadcast again; else all go back."""
+    """Both steps count on ranks with torn parameters. Without a lost rank all continue once the
+    owners have broadcast again; else all return to a snapshot."""
     faults = f"{TORN}@2:12=isolate", f"{DEADLY}@1:27=kill"
     async with spread(tmp_path, redis, "zero", *faults) as run:
         torn, lost = await run.plans(2)

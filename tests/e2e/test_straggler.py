@@ -1,4 +1,4 @@
-"""One rank of a real job becomes slow: it alone is named, and moved once its host is to blame."""
+"""One rank of a real job becomes slow: it alone is reported, and moved if its host is to blame."""
 
 from pathlib import Path
 
@@ -23,16 +23,16 @@ interval_s = 0.2
 sysfs = "{folder}"
 """
 STEADY = ("--steps", "20000", "--work", "0.02")
-"""Each step is work for long enough that what else the machine does is little beside it."""
+"""Work in each step that is long compared with the machine's other load."""
 HEAT = 0x40
 SLOW_FROM = 150
 
 
-async def test_the_slow_rank_alone_is_named_and_moved_once_its_host_is_to_blame(
+async def test_only_the_slow_rank_is_reported_and_moved_once_its_host_is_to_blame(
     tmp_path: Path, redis: EmbeddedRedis, script: Script
 ) -> None:
-    """However dear it has become: it stays as long as nothing says that its host is to blame, and
-    a GPU of its host that the hardware slows says so."""
+    """Without evidence against its host it stays, at any cost; a GPU of its host that the hardware
+    slows down is such evidence."""
     async with running(
         tmp_path,
         redis.url,

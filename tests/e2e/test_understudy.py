@@ -1,4 +1,4 @@
-"""Standbys that live the life of a rank though no move is planned: hot ones, and rehearsals."""
+"""Standbys that shadow a rank without a planned move: hot ones, and rehearsals."""
 
 import os
 import signal
@@ -18,12 +18,12 @@ from tmd.embedded import EmbeddedRedis
 GATE = "data@0:100=wait"
 """Rank 0 waits here at the latest."""
 NEVER_SENT = "sending@*:*=kill"
-"""Whoever sends the tensors of a state dies."""
+"""A source that sends the tensors of a state dies."""
 HOT = "[shadow]\nhot = 1\n"
 
 
 async def hot(run: Run) -> None:
-    """Wait until a standby follows a rank with equal digests, then let the job run."""
+    """Wait until a standby shadows a rank with equal digests, then let the job run."""
     await run.cluster.until(
         lambda v: any(w.shadow and w.shadow.verified for w in workers(v)), "a hot standby"
     )
@@ -62,12 +62,12 @@ def with_hot(
 
 
 def let_go(run: Run) -> None:
-    """Let the job run at its own speed."""
+    """Let the job run without pauses."""
     run.let_go("between")
     run.let_go("data")
 
 
-# Rank 2 is the one that is followed; rank 1 is a replica, with buffers of its own.
+# Rank 2 is the one that is shadowed; rank 1 is a replica, with buffers of its own.
 @pytest.mark.parametrize(
     ("rank", "point", "end"),
     [
@@ -79,7 +79,7 @@ def let_go(run: Run) -> None:
 async def test_a_loss_with_a_hot_standby_copies_no_state(
     rank: int, point: str, end: str, tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
-    """In the middle of a step, and right after a vote that others may have seen come out."""
+    """In the middle of a step, and right after a vote whose outcome others may know."""
     faults = [f"{point}@{rank}:120={end}"]
     if point == "backward":
         faults.append(NEVER_SENT)
@@ -94,11 +94,11 @@ async def test_a_loss_with_a_hot_standby_copies_no_state(
 
 
 @pytest.mark.parametrize("who", [("0:+",), thorough(("s1:*", "s2:*"))], ids=["survivor", "standby"])
-async def test_who_is_to_be_compared_may_die_as_well(
+async def test_either_side_may_die_during_the_comparison(
     who: tuple[str, ...], tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
-    """While the digest is taken, in the rest of the broken step: survivor, or hot standby, whose
-    host is not known beforehand."""
+    """While the digest is computed, in the rest of the broken step: the survivor, or the hot
+    standby, whose host is not known in advance."""
     faults = ["backward@2:120=kill", *(f"comparing-120@{w}=kill" for w in who)]
     async with with_hot(tmp_path, redis, *faults) as run:
         await hot(run)
@@ -109,7 +109,7 @@ async def test_who_is_to_be_compared_may_die_as_well(
 
 
 async def on_trust(run: Run) -> ClusterView:
-    """Wait until the hot standby takes part in the step that broke, and nobody has compared."""
+    """Wait until the hot standby takes part in the broken step, before any comparison."""
     await hot(run)
     await run.reached("proving")
     await run.in_phase(Phase.RESUME)
@@ -123,11 +123,11 @@ def kill(view: ClusterView, rank: int) -> None:
     os.kill(next(w.pid for w in workers(view) if w.rank == rank), signal.SIGKILL)
 
 
-async def test_who_has_a_state_on_trust_does_not_vote_with_it(
+async def test_a_worker_with_a_state_on_trust_does_not_vote(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
-    """The survivor that it is compared with dies first: the step is run once more, and the rank is
-    given anew, with a copy of a state that is proved."""
+    """The survivor of the comparison dies first: the step is repeated, and the rank is given to
+    another worker, with a copy of a verified state."""
     async with with_hot(tmp_path, redis, "backward@2:120=kill", "proving@0:+=wait") as run:
         kill(await on_trust(run), 0)
         first, second = await run.plans(2)
@@ -139,10 +139,10 @@ async def test_who_has_a_state_on_trust_does_not_vote_with_it(
 
 
 @pytest.mark.thorough
-async def test_a_comparison_is_broken_off_by_the_next_loss(
+async def test_the_next_loss_ends_a_comparison(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
-    """Though the survivor that hangs in it lives."""
+    """The survivor that hangs in it is still alive."""
     async with with_hot(tmp_path, redis, "backward@2:120=kill", "proving@0:+=wait") as run:
         kill(await on_trust(run), 1)
         plans = await run.plans(2)
@@ -153,10 +153,10 @@ async def test_a_comparison_is_broken_off_by_the_next_loss(
         await run.ends_like(long_golden, lost=2)
 
 
-async def test_a_state_that_turns_out_to_differ_is_copied(
+async def test_a_refuted_state_is_copied(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
-    """One bit flips in the hot standby after its last digest: nothing of it counts."""
+    """One bit flips in the hot standby after its last digest: its step is not committed."""
     faults = "backward@2:120=kill", "comparing-120@s1:*=flip"
     async with with_hot(tmp_path, redis, *faults, standby=("s1",)) as run:
         await hot(run)
@@ -171,10 +171,10 @@ async def test_a_state_that_turns_out_to_differ_is_copied(
 
 
 @pytest.mark.thorough
-async def test_a_hot_standby_that_dies_is_followed_by_another(
+async def test_a_hot_standby_that_dies_is_replaced(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
-    """Training never notices."""
+    """Training is not affected."""
     async with with_hot(tmp_path, redis, "shadowing@*:*=kill") as run:
         await run.reached("shadowing")
         await hot(run)
@@ -187,7 +187,7 @@ async def test_a_hot_standby_that_dies_is_followed_by_another(
 async def test_a_drain_leaves_the_hot_standby_to_its_rank(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
-    """There is another one, and time."""
+    """There is another standby, and enough time."""
     async with with_hot(tmp_path, redis, NEVER_SENT) as run:
         view = await run.cluster.until(
             lambda v: {Activity.IN_STEP, Activity.STANDBY} <= {w.activity for w in workers(v)},
@@ -207,7 +207,7 @@ async def test_a_drain_leaves_the_hot_standby_to_its_rank(
 async def test_every_standby_rehearses_once(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
-    """One after the other; then they wait, and serve as ever."""
+    """One after the other; then they wait, and serve as usual."""
     async with gated(tmp_path, redis, rehearse=True) as run:
         verdicts = [verdict for _, verdict in await run.rehearsed(2)]
         let_go(run)
@@ -220,7 +220,7 @@ async def test_every_standby_rehearses_once(
 async def test_a_slow_standby_rehearses_a_recording(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
-    """It could never live the step in time with its rank, but it computes the same bits."""
+    """It could never shadow the step in time, but it computes the same bits."""
     slow, hasty = ("--slow-host", "s1"), "[shadow]\npatience_s = 0.4\n"
     async with gated(
         tmp_path, redis, *slow, standby=("s1",), more_config=hasty, rehearse=True
@@ -252,10 +252,10 @@ async def test_a_standby_that_fails_its_rehearsal_never_gets_a_rank(
 
 
 @pytest.mark.thorough
-async def test_a_standby_rehearses_again_when_it_is_asked_to(
+async def test_a_standby_rehearses_again_on_request(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
-    """Each request is answered once, also where standbys do not rehearse by themselves."""
+    """Each request is answered once, even where standbys do not rehearse by themselves."""
     async with gated(tmp_path, redis, standby=("s1",)) as run:
         for _ in range(2):
             asked = await run.cluster.rehearse("s1")

@@ -21,15 +21,15 @@ PLACES = (
 )
 
 
-# Rank 0 is where most special cases are; the other rank shows that they are not needed.
+# Rank 0 has most special cases; the other rank shows that they are not needed.
 @pytest.mark.parametrize("rank", [0, thorough(1)])
 async def test_kill_9_at_every_place_of_a_step(
     rank: int, tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:
-    """One job loses the same rank again and again, each time elsewhere in a step.
+    """One job loses the same rank again and again, each time at another point of a step.
 
-    Each time the rank is taken over, and what is started again in its place stands by. At most one
-    step is run again each time, and nothing differs in the end.
+    Each time a standby takes over, and the restarted worker stands by. At most one step is repeated
+    each time, and the final numbers are equal.
     """
     steps = {place: 4 * number for number, place in enumerate(PLACES, start=1)}
     faults = [f"{place}@{rank}:{step}=kill" for place, step in steps.items()]
@@ -42,14 +42,14 @@ async def test_kill_9_at_every_place_of_a_step(
         assert all(
             p.resume in (step, step + 1) for p, step in zip(plans, steps.values(), strict=True)
         )
-        # Who dies after a vote has committed but not written it down.
+        # A worker that dies after a vote has committed, but the trace lacks the step.
         await run.ends_like(golden, unwritten=[(rank, step) for step in steps.values()])
 
 
 async def test_a_loss_in_the_very_first_step(
     tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:
-    """Survivors have no buckets yet and the joiner has: they may need to try twice."""
+    """Survivors have no buckets yet and the joiner has: two attempts may be needed."""
     async with running(tmp_path, redis.url, faults=["backward@1:0=kill"]) as run:
         plan = await run.done()
 
@@ -62,7 +62,7 @@ async def test_a_loss_in_the_very_first_step(
 async def test_a_loss_between_two_epochs(
     fault: str, tmp_path: Path, redis: EmbeddedRedis, epochs_golden: Golden
 ) -> None:
-    """In the vote that ends an epoch (it counts as step 10), and in the step after it."""
+    """In the vote that ends an epoch (it counts as step 10), and in the following step."""
     point = fault.partition("@")[0]
     async with running(tmp_path, redis.url, faults=[f"{fault}=kill"], arguments=EPOCHS) as run:
         plan = await run.done("trainer")
@@ -76,7 +76,7 @@ async def test_a_loss_between_two_epochs(
 async def test_a_rank_whose_groups_have_no_counterpart_is_refused(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
-    """Groups of two and of one: said once and clearly, instead of recovering in vain."""
+    """Groups of two and of one: reported once, instead of hopeless recoveries."""
     async with running(
         tmp_path, redis.url, faults=["backward@0:9=kill"], arguments=["--halves"]
     ) as run:
@@ -93,22 +93,22 @@ async def test_a_rank_whose_groups_have_no_counterpart_is_refused(
 async def test_an_error_in_user_code_is_a_loss(
     tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:
-    """An exception ends the process with status 1; its rank is taken over like any other."""
+    """An exception ends the process with status 1; its rank is replaced as any other."""
     async with running(tmp_path, redis.url, faults=["forward@2:9=raise"]) as run:
         plan = await run.done("trainer.exited")
 
         assert run.fired("forward")
         assert [move.rank for move in plan.moves] == [2]
         await run.ends_like(golden, lost=1)
-        # The plan may be older than the status: it starts once the process is known to be ending.
+        # The plan may precede the status: it starts once the process is known to be ending.
         assert "ended with status 1" in run.cluster.log("h3")
 
 
 async def test_a_killed_worker_is_replaced_while_the_kernel_still_has_it(
     tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:
-    """A process of many gigabytes keeps its links open for long after it was killed; nobody waits
-    for that. Nothing else would tell of this one for half a minute."""
+    """A process of many gigabytes keeps its links open for long after it was killed; no rank waits
+    for that. Without the futex its end would go unnoticed for half a minute."""
     async with running(tmp_path, redis.url, faults=["backward@1:9=linger"]) as run:
         plan = await run.done("trainer.exited")
 
@@ -120,7 +120,7 @@ async def test_a_killed_worker_is_replaced_while_the_kernel_still_has_it(
 async def test_a_stopped_worker_is_ended_and_replaced(
     tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:
-    """SIGSTOP: the heartbeat stops, the launcher ends the process, its rank is taken over."""
+    """SIGSTOP: the heartbeat stops, the launcher kills the process, its rank is replaced."""
     faults = ["backward@1:9=stop"]
     async with running(tmp_path, redis.url, faults=faults, silence_s=1.0) as run:
         plan = await run.done()
@@ -185,7 +185,7 @@ async def test_the_joiner_dies_while_it_receives(
 async def test_no_standby_holds_until_one_appears(
     tmp_path: Path, redis: EmbeddedRedis, golden: Golden
 ) -> None:
-    """Nobody gives up; the launcher's own restart of the worker is the standby that appears."""
+    """The launcher's restart of the worker is the standby that appears."""
     faults = ["forward@1:8=kill"]
     async with running(tmp_path, redis.url, faults=faults, standby=(), max_restarts=1) as run:
         plan = await run.done()
@@ -197,7 +197,7 @@ async def test_no_standby_holds_until_one_appears(
 
 @pytest.mark.thorough
 async def test_a_whole_host_at_once(tmp_path: Path, redis: EmbeddedRedis, golden: Golden) -> None:
-    """Daemon, launcher and worker of a host die together: nobody is left to say so."""
+    """Daemon, launcher and worker of a host die together: no process is left to report it."""
     async with running(tmp_path, redis.url, faults=["forward@1:9=wait"]) as run:
         await run.at_gate()
         await run.cluster.lose("h2")

@@ -1,4 +1,4 @@
-"""More of ZeroRedundancyOptimizer: who cannot take a part of it, and torn steps of other kinds."""
+"""More of ZeroRedundancyOptimizer: standbys that cannot take a part, and torn steps."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("compiler")
 async def test_a_step_is_torn_after_a_vote_that_switches(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
-    """The joiners have their ranks, by then from torn states: in the next epoch but one, since the
+    """The joiners already hold their ranks, from torn states: in the next epoch but one, since the
     links of this one are broken, owners broadcast again."""
     faults = "gate between@0:5=wait", f"{TORN}@1:5=isolate"
     async with spread(tmp_path, redis, "zero", *faults) as run:
@@ -38,11 +38,11 @@ async def test_a_step_is_torn_after_a_vote_that_switches(
 
 
 @pytest.mark.thorough
-async def test_a_divided_optimizer_with_replicas_is_made_good_from_them(
+async def test_a_divided_optimizer_is_restored_from_replicas(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
-    """Divided in pairs, of which each is a replica of the other: nobody goes back, so the rank that
-    was left alone in the midst of the broadcasts is put right by those of the next epoch."""
+    """Divided in pairs, each a replica of the other: no rank returns to a snapshot, and the rank
+    that lost its peers during the broadcasts is repaired in the next epoch."""
     golden = undisturbed(tmp_path, "pairs")
     async with spread(tmp_path, redis, "pairs", f"{TORN}@1:27=kill") as run:
         lost = await run.done("trainer")
@@ -54,10 +54,10 @@ async def test_a_divided_optimizer_with_replicas_is_made_good_from_them(
 
 
 @pytest.mark.thorough
-async def test_a_standby_cannot_be_another_part_unless_it_can_build_again(
+async def test_a_standby_that_cannot_rebuild_is_refused_another_part(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
-    """It is refused with the remedy, and the job goes on undisturbed."""
+    """It is refused with the remedy, and the job continues undisturbed."""
     async with spread(tmp_path, redis, "once") as run:
         await run.reached("between")
         await run.cluster.until(lambda v: ready(v, RANKS, PER_HOST), "all train, two stand by")
@@ -71,10 +71,10 @@ async def test_a_standby_cannot_be_another_part_unless_it_can_build_again(
 
 
 @pytest.mark.thorough
-async def test_a_hot_standby_cannot_follow_a_divided_optimizer(
+async def test_a_hot_standby_cannot_shadow_a_divided_optimizer(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
-    """It says so, and serves as any other. What was averaged of torn parameters goes back, too."""
+    """It reports that, and serves as any other. An average of torn parameters is undone, too."""
     golden = undisturbed(tmp_path, "averaged")
     faults, hot = f"{DEADLY}@1:27=kill", "[shadow]\nhot = 1\n"
     async with spread(tmp_path, redis, "averaged", faults, more_config=hot) as run:

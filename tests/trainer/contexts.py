@@ -1,4 +1,4 @@
-"""The parts of a worker, put together as the product does it, around a fabric that is none."""
+"""The parts of a worker, assembled as in the product, around a fabric without peers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def context_of(
     wrapped: tuple[nn.Module, ...] = (),
     several: bool = False,
 ) -> RankContext:
-    """Of what is registered in ``registry``."""
+    """The context of the objects registered in ``registry``."""
     fabric = cast("Fabric", fabric or NoGroups())
     local = LocalState(registry)
     return RankContext.of(fabric, limits, registry, list(wrapped), local, several=several)

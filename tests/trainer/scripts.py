@@ -1,4 +1,4 @@
-"""Training scripts in little: what they register, and what they do in one step."""
+"""Small training scripts: the objects they register, and the work of one step."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def adamw(model: nn.Module) -> list[Optimizer]:
 
 
 class Script:
-    """Model, optimizers and whatever else is registered; a batch is a function of its number."""
+    """Model, optimizers and other registered objects; a batch is a function of its number."""
 
     def __init__(self, seed: int, optimize: Optimize = adamw, build: Build = mlp) -> None:
         torch.manual_seed(seed)
@@ -58,13 +58,13 @@ class Script:
         return Registry({"model": self.model, "optimizer": self.optimizers, **self.others})
 
     def backward(self, batch: int) -> None:
-        """All that comes before the optimizers."""
+        """Everything before the optimizers."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         self.loss(batch).backward()
 
     def apply(self) -> None:
-        """The optimizers, and all that comes after them."""
+        """The optimizers, and everything after them."""
         for optimizer in self.optimizers:
             optimizer.step()
 
@@ -73,7 +73,7 @@ class Script:
         return out.square().mean()
 
     def train(self, batches: range) -> None:
-        """Some steps in which nobody looks on."""
+        """Some steps without a shadow."""
         for batch in batches:
             self.backward(batch)
             self.apply()
@@ -84,7 +84,7 @@ def inputs(batch: int) -> Tensor:
 
 
 class Scheduled(Script):
-    """Two parameter groups whose rates a scheduler halves."""
+    """Two parameter groups whose learning rates a scheduler halves."""
 
     def __init__(self, seed: int, lr: float | Tensor = 0.01) -> None:
         def groups(model: nn.Module) -> list[Optimizer]:
@@ -104,7 +104,7 @@ class Scheduled(Script):
 
 
 class Forked(Script):
-    """One layer is used in every third step only, and one never."""
+    """One layer is used in every third step only, and one in none."""
 
     def __init__(self, seed: int, optimize: Optimize = adamw) -> None:
         super().__init__(seed, optimize, self._build)
@@ -122,7 +122,7 @@ class Forked(Script):
 
 
 class Averaged(Script):
-    """A moving average of the parameters, in every so many steps, that no optimizer knows of."""
+    """A moving average of the parameters, every few steps, that no optimizer knows."""
 
     def __init__(self, seed: int, every: int = 1) -> None:
         super().__init__(seed)
@@ -177,7 +177,7 @@ class Scaled(Script):
 
 
 class Sparse(Script):
-    """Gradients that are not dense."""
+    """Gradients that are sparse."""
 
     def __init__(self, seed: int) -> None:
         def optimize(model: nn.Module) -> list[Optimizer]:
@@ -196,7 +196,7 @@ class Sparse(Script):
 
 
 class Hiding(Optimizer):
-    """Momentum in an attribute, where no ``state_dict()`` finds it."""
+    """Momentum in an attribute that ``state_dict()`` leaves out."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model.parameters(), {"lr": 0.01})

@@ -1,4 +1,4 @@
-"""A rank that shows itself, and somebody at the other end who hears it: no joiner at work."""
+"""A rank that is shadowed, and a reader at the joiner's end of the link: no joiner computes."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tmd.trainer.protocol.frames import Begin, Boundary
 
 FAST = ShadowLimits(copy_mb_s=1e6)
 UNREAD = 8 << 10
-"""Bytes that the joiner's kernel takes while nobody reads; the source's takes a megabyte or so."""
+"""Bytes that the joiner's kernel buffers unread; the source's buffers about a megabyte."""
 
 
 def wide() -> nn.Module:
-    """Gradients of two megabytes, far more than lies between two ends of a link."""
+    """Gradients of two megabytes, far more than the buffers of a link hold."""
     return nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 65536), nn.Linear(65536, 1))
 
 
 class Show(Source):
-    """A rank that shows itself, and what comes out at the joiner's end."""
+    """A rank that is shadowed, and the frames at the joiner's end."""
 
     def __init__(self, script: Script, near: Link, far: Link, limits: ShadowLimits) -> None:
         super().__init__(script, looks=False)
@@ -33,20 +33,20 @@ class Show(Source):
         self.shown = self.show(near, limits)
 
     def pause(self, enough: Callable[[], bool]) -> None:
-        """A step with a window that lasts a moment, or until it is enough."""
+        """A step with a window that stays open briefly, or until a condition holds."""
         self.begin()
         self.ear.within(0.02, enough)
         self.commit()
 
     def arrive(self) -> None:
-        """Until the joiner hears outputs."""
+        """Wait until the joiner receives outputs."""
         self.ear.say(Begin())
         while not self.ear.of(Boundary):
             assert not self.shown.over
             self.pause(lambda: bool(self.ear.of(Boundary)))
 
     def until_over(self, act: Callable[[], object]) -> int:
-        """Go on with something until the joiner is dropped; how often."""
+        """Repeat an action until the joiner is dropped; returns the number of repeats."""
         count = 0
         while not self.shown.over:
             act()

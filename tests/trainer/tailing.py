@@ -1,8 +1,8 @@
-"""A rank and a joiner that follows it, in one process: what the tests of the tail need.
+"""A rank and a joiner that shadows it, in one process, for the tests of the tail.
 
-The rank trains in the main thread, the joiner in a thread of its own; neither has collectives, so
-both compute a step from its number alone. Nothing is left to time: the clock that meters the copy
-is the test's, and where the two must go together, the rank waits in its open window.
+The rank trains in the main thread, the joiner in another one; neither has collectives, so both
+compute a step from its number alone. Nothing depends on time: the clock that meters the copy is the
+test's, and where the two must stay together, the rank waits in its open window.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from tmd.trainer.state.units import Units, whole_digest
 from tmd.trainer.state.window import Window
 
 LIMITS = ShadowLimits(copy_mb_s=1e-6, lag=1e9)
-"""A byte in a second: no unit leaves before the clock is moved on. And no lag is too large."""
+"""A byte in a second: no unit is sent before the clock advances. And no lag is too large."""
 LONG = 1e6
 
 Picture = dict[str, str]
 
 
 class Clock:
-    """Stands in for :mod:`time` where the source meters its copy."""
+    """Replaces :mod:`time` where the source meters its copy."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -54,19 +54,19 @@ class Clock:
         return self.now
 
     def let_one_out(self) -> None:
-        """One unit may be copied, and no second one."""
+        """Allow one unit to be copied, and no second one."""
         self.now += LONG
 
 
 def picture(script: Script, units: Units) -> Picture:
-    """All that is registered: as the runtime compares it, and once more by another way."""
+    """Everything that is registered: as the runtime compares it, and read in a second way."""
     layouts, tensors = script.registry().collect()
     plain = {"layouts": msgpack.encode(layouts).hex(), "tensors": digest_of(tensors)}
     return {**whole_digest(units, 0), **plain}
 
 
 class Source:
-    """A rank that trains, and shows it from :meth:`show` on. Main thread."""
+    """A rank that trains, and is shadowed from :meth:`show` on. Main thread."""
 
     def __init__(self, script: Script, *, looks: bool = True) -> None:
         """``looks``: whether it keeps a picture of each step."""
@@ -119,13 +119,13 @@ class Source:
 
 
 class Watched(ShadowSession):
-    """Says what it has done."""
+    """Records its actions."""
 
     facts: Facts
     heard: list[Frame]
     units = 0
     tails = 0
-    """Tails that brought gradients and were followed."""
+    """Tails whose gradients were applied."""
 
     @property
     def boundaries(self) -> list[Boundary]:
@@ -143,11 +143,11 @@ class Watched(ShadowSession):
 
 
 class Replayed(Watched, ReplaySession):
-    """The same, of a rehearsal."""
+    """The same for a rehearsal."""
 
 
 class Telling(ShadowReceiver):
-    """Keeps what it has told the source, and says when something has arrived."""
+    """Records its frames to the source, and reports arrivals."""
 
     def __init__(self, link: Link, facts: Facts) -> None:
         self.told: list[Frame] = []
@@ -165,7 +165,7 @@ class Telling(ShadowReceiver):
 
 
 class Joiner(Facts):
-    """A worker that comes to live the life of the source, in a thread of its own."""
+    """A worker that shadows the source, in a separate thread."""
 
     def __init__(self, script: Script, link: Link, kind: type[Watched]) -> None:
         super().__init__()
@@ -182,14 +182,14 @@ class Joiner(Facts):
         self.feed = Feed(range(1 << 20), 0, lambda: 0, lambda: (0, 1))
         self.pictures: dict[int, list[Picture]] = {}
         self.at = -1
-        """The step at whose start it stands; -1 before it has ever stood anywhere."""
+        """The step at whose start it is; -1 before the first one."""
         self.computed = 0
         """Steps that it has computed itself."""
         self.error: TmdError | None = None
         self.walked_on = False
-        """Whether it was sent on to a later ``batches()`` call."""
+        """Whether it was sent to a later ``batches()`` call."""
         self.meanwhile: Callable[[int], None] = lambda step: None
-        """Done before each look for the next step, with the number of that step."""
+        """Called before each check for the next step, with the number of that step."""
         self.may_go_on = threading.Event()
         self.may_go_on.set()
         self._thread = threading.Thread(target=self._live, name="joiner", daemon=True)
@@ -209,7 +209,7 @@ class Joiner(Facts):
         self.until(lambda: self.following.units > seen)
 
     def proved(self, step: int) -> bool:
-        """Whether it has computed ``step`` from a state that was equal."""
+        """Whether it has computed ``step`` from an equal state."""
         return self.at > step and self.following.status().verified == step
 
     @property
@@ -245,7 +245,7 @@ class Joiner(Facts):
 
 
 class Pair:
-    """Both of them. ``close`` leaves nothing behind."""
+    """Both of them. ``close`` ends everything."""
 
     def __init__(
         self,
@@ -280,7 +280,7 @@ class Pair:
             source.commit()
 
     def together(self, steps: int) -> None:
-        """Steps in which the source waits until the joiner has computed and proved them."""
+        """Steps in which the source waits until the joiner has computed and verified them."""
         for _ in range(steps):
             self.source.begin()
             self.prove()
@@ -310,7 +310,7 @@ class Pair:
         joiner.may_go_on.set()
 
     def fall_back(self) -> None:
-        """Steps until all was copied while the source waited."""
+        """Steps until everything was copied while the source waited."""
         joiner = self.joiner
         while joiner.error is None and (joiner.lacks_state or joiner.following.note == ""):
             self.source.begin()
@@ -318,7 +318,7 @@ class Pair:
             self.source.commit()
 
     def come_apart(self) -> TmdError:
-        """Steps until the joiner gives up, and why it did."""
+        """Steps until the joiner gives up; returns the reason."""
         joiner = self.joiner
         while joiner.error is None:
             self.source.begin()
@@ -328,11 +328,11 @@ class Pair:
 
     @property
     def copied_at(self) -> int:
-        """The step to which the joiner came last without computing the one before."""
+        """The latest step that the joiner reached without computing the previous one."""
         return [b.step for b in self.joiner.following.boundaries if b.rest is not None][-1]
 
     def assert_equal(self) -> None:
-        """Wherever the joiner has stood, it had what the source had."""
+        """At every step of the joiner its state equalled the source's."""
         self._assert_equal(self.joiner.pictures)
 
     def assert_equal_at_last(self) -> None:

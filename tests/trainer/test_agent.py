@@ -1,4 +1,4 @@
-"""The first word between a trainer and the daemon of its host."""
+"""The first exchange between a trainer and the daemon of its host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def agent(path):
 
 
 def answer(door):
-    """What a daemon says to the first who comes; returns who that is."""
+    """A daemon's answer to the first client; returns the client's introduction."""
     connection, _ = door.accept()
     with connection:
         size = wire.body_size(connection.recv(wire.HEADER_SIZE, socket.MSG_WAITALL))

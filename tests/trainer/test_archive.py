@@ -1,4 +1,4 @@
-"""What is in a checkpoint under which name, and who can go on from it: ranks without processes."""
+"""Names in a checkpoint, and ranks that can resume from it, without processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STEP, SEED, WIDTH = 10, 7, 3
 
 
 class Stage:
-    """A rank that has some layers of a model: a linear one and a BatchNorm in each."""
+    """A rank with some layers of a model: each has a linear layer and a BatchNorm."""
 
     def __init__(
         self, layers: Sequence[str], seed: int, kind: type[torch.optim.Optimizer] = AdamW
@@ -55,7 +55,7 @@ class Stage:
         return self
 
     def layer(self, name: str) -> str:
-        """Digest of one of the layers, of its buffers and of what the optimizer keeps for it."""
+        """Digest of one of the layers, of its buffers and of its optimizer state."""
         layer = self.model.get_submodule(name)
         kept = [v for p in layer.parameters() for v in self.optimizer.state[p].values()]
         return digest_of([*layer.state_dict().values(), *kept])
@@ -78,7 +78,7 @@ def saved(
 def gone_on(
     reading: archive.CheckpointReader, stages: Sequence[Stage], alike: Partition | None = None
 ) -> None:
-    """All ranks go on, as a job of them does."""
+    """Let all ranks resume, as those of a job do."""
     names = [Names(stage.registry, alike or all_different(len(stages))) for stage in stages]
     claims = [each.claims(rank) for rank, each in enumerate(names)]
     place = placing(reading.saved, claims)
@@ -93,7 +93,7 @@ def fresh(*layers: str) -> list[Stage]:
 
 
 @pytest.mark.parametrize("division", [("abcd",), ("ab", "cd"), ("a", "b", "c", "d"), ("abc", "d")])
-def test_layers_that_are_numbered_through_can_be_divided_otherwise(
+def test_layers_numbered_through_can_be_divided_differently(
     tmp_path: Path, division: tuple[str, ...]
 ) -> None:
     before = [Stage("ab", 1).train(), Stage("cd", 2).train()]
@@ -119,8 +119,8 @@ def test_plain_torch_finds_each_layer_by_its_name(tmp_path: Path) -> None:
     assert whole["rank1"]["optimizer"]["param_groups"][0]["params"][0] == "c.0.weight"
 
 
-def test_layers_of_equal_names_go_on_where_they_were(tmp_path: Path) -> None:
-    """With as many ranks, and with fewer replicas of each stage."""
+def test_layers_of_equal_names_resume_on_their_own_stage(tmp_path: Path) -> None:
+    """With equally many ranks, and with fewer replicas of each stage."""
     stages = [Stage("a", 1).train(), Stage("a", 2).train()]
     replicas: Partition = ((0, 2), (1, 3))
     reading = saved(tmp_path, [*stages, *stages], replicas)
@@ -130,9 +130,9 @@ def test_layers_of_equal_names_go_on_where_they_were(tmp_path: Path) -> None:
         assert [s.layer("a") for s in after[:2]] == [s.layer("a") for s in stages]
 
 
-def test_whose_a_layer_is_that_has_no_name_of_its_own_is_not_guessed(tmp_path: Path) -> None:
+def test_the_owner_of_an_ambiguous_layer_name_is_not_guessed(tmp_path: Path) -> None:
     """Stages first along the mesh, then replicas: with fewer replicas other ranks are the second
-    stage. And a model in one piece that is to be divided into two that call their layers alike."""
+    stage. So is a whole model that is divided into two with equal layer names."""
     stages = [Stage("a", 1).train(), Stage("a", 2).train()]
     divided = saved(tmp_path / "1", [stages[0]] * 2 + [stages[1]] * 2, ((0, 1), (2, 3)))
     whole = saved(tmp_path / "2", [Stage("ab", 3).train()])
@@ -142,7 +142,7 @@ def test_whose_a_layer_is_that_has_no_name_of_its_own_is_not_guessed(tmp_path: P
             gone_on(reading, fresh("a", "a"))
 
 
-def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     reading = saved(tmp_path, [Stage("a", 1).train()])
 
     with pytest.raises(StateMismatch, match=r"has no tensor model.b."):
@@ -158,10 +158,10 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
         (("a", "b"), ("a",)),
     ],
 )
-def test_nothing_is_left_over_when_a_job_is_divided_otherwise(
+def test_an_unclaimed_entry_is_refused_when_a_job_is_divided_differently(
     tmp_path: Path, before: tuple[str, ...], after: tuple[str, ...]
 ) -> None:
-    """Layers that each stage counts for itself from a on: which is which cannot be known."""
+    """Each stage numbers its layers from a on: their order in the model is unknown."""
     reading = saved(tmp_path, [s.train() for s in fresh(*map(counted, before))])
 
     with pytest.raises(StateMismatch, match=r"no rank registers|has no tensor|several ranks use"):
@@ -172,8 +172,8 @@ def counted(layers: str) -> str:
     return "abcdef"[: len(layers)] if set(layers) == {"a"} else layers
 
 
-def test_a_state_that_only_one_of_two_stages_has_stays_its_own(tmp_path: Path) -> None:
-    """Both call their layer alike, and that of the first one is frozen."""
+def test_a_state_of_one_of_two_equal_names_stays_with_its_stage(tmp_path: Path) -> None:
+    """Both have a layer of the same name, and that of the first one is frozen."""
     stages = [Stage("a", 1), Stage("a", 2).train()]
     reading = saved(tmp_path, stages)
 
@@ -185,7 +185,7 @@ def test_a_state_that_only_one_of_two_stages_has_stays_its_own(tmp_path: Path) -
 
 
 class Counting(SGD):
-    """Keeps a number for each parameter, and not as a tensor."""
+    """Keeps a plain number for each parameter."""
 
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
@@ -194,7 +194,7 @@ class Counting(SGD):
         return super().step(closure)
 
 
-def test_what_is_no_tensor_goes_with_its_layer(tmp_path: Path) -> None:
+def test_a_plain_value_of_the_optimizer_moves_with_its_layer(tmp_path: Path) -> None:
     before = [Stage("ab", 1, Counting).train(), Stage("cd", 2, Counting).train()]
     reading = saved(tmp_path, before)
 
@@ -205,7 +205,7 @@ def test_what_is_no_tensor_goes_with_its_layer(tmp_path: Path) -> None:
     assert sums == [[18, 6, 6, 6] * 3, [18, 6, 6, 6]]
 
 
-def test_buffers_that_no_state_dict_has_are_those_of_rank_0_among_replicas(tmp_path: Path) -> None:
+def test_buffers_outside_of_state_dict_come_from_the_first_replica(tmp_path: Path) -> None:
     def stage(value: float) -> Stage:
         made = Stage("a", 1)
         made.model.register_buffer("count", torch.tensor(value), persistent=False)
@@ -219,7 +219,7 @@ def test_buffers_that_no_state_dict_has_are_those_of_rank_0_among_replicas(tmp_p
 
 
 class Two:
-    """Two models of equal names, of one optimizer or one of them of none."""
+    """Two models with equal names, of one optimizer, or one model without optimizer."""
 
     def __init__(self, seed: int, *, both: bool = True, optimizer: str = "optimizer") -> None:
         torch.manual_seed(seed)
@@ -257,7 +257,7 @@ def read(reading: archive.CheckpointReader, registry: Registry) -> None:
 
 
 def test_an_optimizer_of_two_models_keeps_them_apart(tmp_path: Path) -> None:
-    """Both call their parameters alike."""
+    """Both have parameters of the same names."""
     before, after = Two(1), Two(2)
     reading = written(tmp_path, before.only("model", "ema", "optimizer"))
 
@@ -267,7 +267,7 @@ def test_an_optimizer_of_two_models_keeps_them_apart(tmp_path: Path) -> None:
     assert len(set(before.momenta)) == 4
 
 
-def test_an_average_that_is_not_kept_any_more_takes_nothing_along(
+def test_an_average_that_is_no_longer_registered_is_ignored(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     before, after = Two(1, both=False), Two(2, both=False)
@@ -279,7 +279,7 @@ def test_an_average_that_is_not_kept_any_more_takes_nothing_along(
     assert "ema.bias, ema.weight, which no rank registers" in caplog.text
 
 
-def test_an_optimizer_by_another_name_does_not_begin_anew(tmp_path: Path) -> None:
+def test_an_optimizer_registered_by_another_name_keeps_its_state(tmp_path: Path) -> None:
     before = Two(1, both=False)
     reading = written(tmp_path, before.only("model", "optimizer"))
     after = Two(2, both=False, optimizer="sgd")
@@ -289,8 +289,8 @@ def test_an_optimizer_by_another_name_does_not_begin_anew(tmp_path: Path) -> Non
     assert after.momenta == before.momenta
 
 
-def test_optimizers_in_another_order_keep_what_was_theirs(tmp_path: Path) -> None:
-    """Of two models that call their parameters alike."""
+def test_optimizers_in_another_order_keep_their_state(tmp_path: Path) -> None:
+    """Of two models with parameters of the same names."""
 
     def two(seed: int) -> tuple[list[nn.Linear], list[SGD]]:
         torch.manual_seed(seed)
@@ -312,8 +312,8 @@ def test_optimizers_in_another_order_keep_what_was_theirs(tmp_path: Path) -> Non
     assert momenta(after) == momenta(before)
 
 
-def test_a_weight_that_is_not_tied_any_more_has_what_was_kept_for_it(tmp_path: Path) -> None:
-    """It is in the checkpoint once."""
+def test_a_weight_that_is_no_longer_tied_gets_its_state(tmp_path: Path) -> None:
+    """The checkpoint has it once."""
 
     def rank(*, tied: bool) -> Registry:
         model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
@@ -335,7 +335,7 @@ def test_a_weight_that_is_not_tied_any_more_has_what_was_kept_for_it(tmp_path: P
 
 
 def test_a_wrapper_in_names_changes_nothing(tmp_path: Path) -> None:
-    """Activations that are computed again, in a pipeline."""
+    """Activation checkpointing in a pipeline."""
 
     def wrapped(stage: Stage) -> Stage:
         name, layer = next(stage.model.named_children())
@@ -352,7 +352,7 @@ def test_a_wrapper_in_names_changes_nothing(tmp_path: Path) -> None:
     ]
 
 
-def test_tensors_of_schedulers_and_groups_do_not_say_whose_a_layer_is(tmp_path: Path) -> None:
+def test_tensors_of_schedulers_and_groups_do_not_decide_the_owner(tmp_path: Path) -> None:
     def stage(layers: str, seed: int, last: float) -> Stage:
         made = Stage(layers, seed)
         made.optimizer.param_groups[0]["lr"] = torch.tensor(0.1)
@@ -383,7 +383,7 @@ def test_a_buffer_of_another_size_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tmd", "rank3"])
-def test_names_that_have_a_meaning_are_refused(name: str) -> None:
+def test_reserved_names_are_refused(name: str) -> None:
     model = nn.Linear(1, 1)
     registry = Registry({name: model, "optimizer": SGD(model.parameters(), lr=0.1)})
 

@@ -1,4 +1,4 @@
-"""Taking an arm back must never be told while a vote may use it, nor once a vote has."""
+"""Disarming must never be reported while a vote may use the arm, nor after such a vote."""
 
 from tmd.core.planning.directives import Arm, Train
 from tmd.core.values.model import Activity, Membership, WorkerStatus
@@ -16,7 +16,7 @@ def nobody(later: Membership) -> bool:
 
 
 def test_an_armed_epoch_that_wins_the_vote_is_followed_once() -> None:
-    """The outcome names the order; afterwards nothing is armed."""
+    """The outcome names the directive; afterwards nothing is armed."""
     arming = Arming(lambda epoch, plan: None)
     arming.arm(order(2))
 
@@ -25,7 +25,7 @@ def test_an_armed_epoch_that_wins_the_vote_is_followed_once() -> None:
     assert arming.begin_vote(nobody) == 0
 
 
-def test_disarming_during_a_vote_is_told_only_after_it() -> None:
+def test_disarming_during_a_vote_is_reported_after_it() -> None:
     """Else the leader could drop a plan whose switch is already being voted."""
     told: list[int] = []
     arming = Arming(lambda epoch, plan: told.append(epoch))
@@ -41,7 +41,7 @@ def test_disarming_during_a_vote_is_told_only_after_it() -> None:
 
 
 def test_a_vote_that_switches_wins_over_a_late_disarm() -> None:
-    """Others have switched: this rank must too, and never says that it was disarmed."""
+    """Others have switched: this rank must too, and never reports that it was disarmed."""
     told: list[int] = []
     arming = Arming(lambda epoch, plan: told.append(epoch))
     arming.arm(order(2))
@@ -52,9 +52,9 @@ def test_a_vote_that_switches_wins_over_a_late_disarm() -> None:
     assert told == [2]
 
 
-def test_what_was_voted_cannot_be_taken_back_before_it_is_carried_out() -> None:
-    """Between the vote and the boundary the optimizer runs: whoever said "disarmed" meanwhile would
-    have its plan dropped, and be alone with it in an epoch that nobody knows of."""
+def test_a_voted_switch_cannot_be_disarmed_before_the_boundary() -> None:
+    """Between the vote and the boundary the optimizer runs: the plan of a rank that reported
+    "disarmed" meanwhile would be dropped, and the rank would be alone in its epoch."""
     told: list[tuple[int, str]] = []
     arming = Arming(lambda epoch, plan: told.append((epoch, plan)))
     status = WorkerStatus("w", "job", 2, "", 1, Activity.TRAINING, epoch=1)
@@ -72,8 +72,8 @@ def test_what_was_voted_cannot_be_taken_back_before_it_is_carried_out() -> None:
     assert arming.begin_vote(nobody) == ticket(order(3).membership)
 
 
-def test_who_knows_that_a_joiner_is_gone_does_not_vote_for_it() -> None:
-    """The leader has not heard of it yet; the arms stay until it takes them back."""
+def test_a_rank_that_knows_of_a_dead_joiner_does_not_vote_for_it() -> None:
+    """The leader does not know it yet; the rank stays armed until the leader disarms it."""
     told: list[int] = []
     arming = Arming(lambda epoch, plan: told.append(epoch))
     arming.arm(order(2))

@@ -1,4 +1,4 @@
-"""Compute time without waiting, under real DDP in real processes."""
+"""Compute time without waits, under real DDP in real processes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tmd.fabric.wait_timer import busy_between
 
 STEPS = 8
 WIDTH = 700
-"""A decomposition of so large a matrix takes far longer than a step of the model below."""
+"""A decomposition of a matrix of this size takes far longer than a step of the model below."""
 
 
 class Laden(nn.Module):
-    """Computes more than its peers do, and knows how long that took."""
+    """Computes more than its peers, and records the time."""
 
     def __init__(self, burden: bool) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Laden(nn.Module):
 
 
 def train(rank, size, store, slow):
-    """The compute time of each step, and what the extra work took in it."""
+    """The compute time of each step, and the share of the extra work."""
     backend.register()
     dist.init_process_group(
         "tmd", store=dist.PrefixStore(f"{slow}", store), rank=rank, world_size=size
@@ -46,21 +46,21 @@ def train(rank, size, store, slow):
     try:
         wait_timer = backend._Behind.solo.blocked
         module = Laden(burden=rank == slow)
-        # Small buckets: several operations in one step, most of them under way while it computes.
+        # Small buckets: several operations in one step, most of them running while it computes.
         model = DistributedDataParallel(module, bucket_cap_mb=0.0001)
         found = []
         for _ in range(STEPS):
             begin = wait_timer.read()
             model(torch.ones(4, 8)).sum().backward()
             found.append((busy_between(begin, wait_timer.read()), module.took))
-        return found[2:]  # DDP makes its buckets anew after the first
+        return found[2:]  # DDP rebuilds its buckets after the first step
     finally:
         dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("slow", [0, 1])
-def test_ddp_waits_for_futures_and_it_is_seen(slow, tmp_path):
-    """The late rank's extra work counts in full; the others' waiting for it does not."""
+def test_waits_of_ddp_for_futures_do_not_count_as_compute_time(slow, tmp_path):
+    """The late rank's extra work counts in full; the others' wait for it does not."""
     with pool(2, str(tmp_path / "store")) as workers:
         found = workers.run(train, slow)
     late, early = found[slow], found[1 - slow]

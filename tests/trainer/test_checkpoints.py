@@ -1,4 +1,4 @@
-"""What a rank says of the checkpoints that it takes part in."""
+"""A rank's reports on its checkpoints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Told = Queue[tuple[SavedCheckpoint | None, MissedCheckpoint | None]]
 
 @pytest.fixture
 def told() -> Told:
-    """Each word of the checkpoints, in order."""
+    """Each report on checkpoints, in order."""
     return Queue()
 
 
@@ -57,7 +57,7 @@ def due(of: Checkpoints, step: int, rank: int = 0) -> None:
 
 
 def over() -> None:
-    """Wait until nobody writes any more."""
+    """Wait until no thread writes."""
     for thread in threading.enumerate():
         if thread.name == "tmd-checkpoint":
             thread.join(PATIENCE_S)
@@ -78,10 +78,10 @@ def heard(told: Told) -> tuple[int | None, MissedCheckpoint | None]:
     return None if saved is None else saved.step, missed
 
 
-def test_what_could_not_be_written_is_told_until_a_later_one_is_whole(
+def test_a_failed_checkpoint_is_reported_until_a_later_one_is_complete(
     tmp_path: Path, told: Told
 ) -> None:
-    """With the reason, and how many it were in a row."""
+    """With the reason, and the number of misses in a row."""
     folder = tmp_path / "c"
     folder.write_text("no folder")
     of = checkpoints(folder, told)
@@ -104,7 +104,7 @@ def test_what_could_not_be_written_is_told_until_a_later_one_is_whole(
 def test_one_that_is_left_out_is_told_and_not_forgotten_for_an_older_one(
     tmp_path: Path, told: Told
 ) -> None:
-    """The one before was still being written; that it is whole by then says nothing of this one."""
+    """The previous one was still being written; its later completion does not end this miss."""
     goes_on = threading.Event()
     of = checkpoints(tmp_path, told, verdict=once(goes_on))
     due(of, 10)
@@ -138,8 +138,8 @@ def test_a_process_that_ends_writes_its_part_first(tmp_path: Path, told: Told) -
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_of_a_rank_that_is_gone_rank_0_tells(tmp_path: Path, told: Told, rank: int) -> None:
-    """Others have written theirs and are not to blame."""
+def test_rank_0_reports_the_part_of_a_dead_rank(tmp_path: Path, told: Told, rank: int) -> None:
+    """The other ranks have written theirs and report nothing."""
     of = checkpoints(tmp_path, told, size=3)
     due(of, 10, rank)
     written = tmp_path / "step-00000010.partial" / f"part-{rank}"
@@ -160,8 +160,8 @@ def wait_for(there: Callable[[], bool]) -> None:
     raise TimeoutError
 
 
-def test_a_state_that_is_not_proved_is_not_written(tmp_path: Path, told: Told) -> None:
-    """The word comes while the copy is here already; then the part is written, or never."""
+def test_an_unverified_state_is_not_written(tmp_path: Path, told: Told) -> None:
+    """The verdict comes after the copy; then the part is written, or never."""
     verdicts: Queue[str] = Queue()
     of = checkpoints(tmp_path, told, verdict=verdicts.get)
     due(of, 10)
@@ -179,8 +179,8 @@ def test_a_state_that_is_not_proved_is_not_written(tmp_path: Path, told: Told) -
     assert written == (20, None)
 
 
-def test_who_holds_the_rank_after_that_writes_the_part(tmp_path: Path, told: Told) -> None:
-    """It may be the same worker, with a state that is proved, in the same step."""
+def test_the_next_holder_of_the_rank_writes_the_part(tmp_path: Path, told: Told) -> None:
+    """It may be the same worker, with a verified state, in the same step."""
     verdicts = iter(["source and joiner have different states", ""])
     of = checkpoints(tmp_path, told, verdict=lambda: next(verdicts))
     due(of, 10)

@@ -1,4 +1,4 @@
-"""Which worker can become which rank: process groups and gradient buckets."""
+"""Checks which worker can assume which rank: process groups and gradient buckets."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ RING = tuple(
     (WORLD, GroupView(f"{r}", (r, (r + 1) % 4)), GroupView(f"{(r - 1) % 4}", ((r - 1) % 4, r)))
     for r in range(4)
 )
-"""Each with its next and its previous one: what is next to one is previous to the other."""
+"""Each rank with its next and its previous one: a rank is previous to its next one."""
 
 
 @pytest.mark.parametrize("rank", range(4))
-def test_whoever_built_as_some_rank_may_be_any(rank: int) -> None:
+def test_a_worker_with_the_groups_of_one_rank_can_be_any_rank(rank: int) -> None:
     assert all(group_mismatch(row, TABLE, rank) == "" for row in TABLE)
     assert group_mismatch((*TABLE[3], GroupView("9", WORLD.ranks)), TABLE, rank) == ""
 
@@ -57,7 +57,7 @@ def test_groups_without_a_counterpart_are_refused(ours, table) -> None:
 
 
 class Reducing(nn.Module):
-    """As a DDP module that has rebuilt its buckets, or not yet."""
+    """A DDP module that has rebuilt its buckets, or not yet."""
 
     def __init__(self, buckets: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The hooks of a managed job, where no other worker is needed to see what they do."""
+"""The hooks of a managed job, as far as they work without other workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NO_STATE: Any = None
 
 
 def test_a_second_step_in_the_batch_of_a_broken_one_is_interrupted() -> None:
-    """The script runs on to its next boundary; a vote there would end a healthy worker."""
+    """The script continues to its next boundary; a vote there would end a healthy worker."""
     coordinator = Coordinator(worker_status("h1/j/0", activity=Activity.STUCK))
 
     with pytest.raises(Interrupted):
@@ -23,7 +23,7 @@ def test_a_second_step_in_the_batch_of_a_broken_one_is_interrupted() -> None:
 
 
 @pytest.mark.parametrize("activity", [Activity.STARTING, Activity.STANDBY])
-def test_a_step_of_a_worker_without_a_rank_counts_for_nothing(activity: Activity) -> None:
+def test_a_step_of_a_worker_without_a_rank_is_not_committed(activity: Activity) -> None:
     """Its optimizer runs, so that a shadow iteration warms everything up."""
     coordinator = Coordinator(worker_status("h1/j/0", activity=activity))
 

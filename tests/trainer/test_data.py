@@ -1,4 +1,4 @@
-"""The same batch again when a step is repeated, and the same place in the data for a joiner."""
+"""The same batch again when a step is repeated, and the data position of a joiner."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -88,8 +88,8 @@ LOADERS = (
 
 @pytest.mark.parametrize("index", [0, 3])
 @pytest.mark.parametrize("make", LOADERS)
-def test_a_joiner_walks_to_the_same_place(make: object, index: int) -> None:
-    """From there on, a fresh feed that was told to seek gives what the old one gives."""
+def test_a_joiner_reaches_the_same_data_position(make: object, index: int) -> None:
+    """After ``seek`` a fresh feed gives the same batches as the old one."""
     assert callable(make)
     straight = drawn(feed_of(make()), range(8))
     joiner = feed_of(make())
@@ -101,7 +101,7 @@ def test_a_joiner_walks_to_the_same_place(make: object, index: int) -> None:
 
 
 def test_a_repeated_step_gets_its_batches_again() -> None:
-    """After a rewind the batches since the last commit come again, the same objects."""
+    """After a rewind the same batch objects since the last commit come again."""
     feed = feed_of(shuffled())
     feed.next(0)
     feed.commit()
@@ -113,8 +113,8 @@ def test_a_repeated_step_gets_its_batches_again() -> None:
     assert feed.position == Position(0, 1)
 
 
-def test_processes_draw_something_else_for_each_batch_and_rank() -> None:
-    """And their own start is run, with what it sets put back afterwards."""
+def test_loader_processes_draw_different_numbers_for_each_batch_and_rank() -> None:
+    """Their own init function runs, and what it sets is restored afterwards."""
     started = torch.zeros(1).share_memory_()
     settings = {"num_workers": 1, "worker_init_fn": lambda number: started.add_(1)}
     loader = augmented(**settings)
@@ -130,7 +130,7 @@ def test_processes_draw_something_else_for_each_batch_and_rank() -> None:
 
 
 class Traced(torch.utils.data.Dataset[torch.Tensor]):
-    """Tells which process has loaded what; there is none of sample ``bad``."""
+    """Records which process has loaded which sample; sample ``bad`` does not exist."""
 
     def __init__(self, bad: int = -1) -> None:
         self.bad = bad
@@ -142,7 +142,7 @@ class Traced(torch.utils.data.Dataset[torch.Tensor]):
 
 
 class InOrder(StepSampler):
-    """Batch n has sample n alone."""
+    """Batch n has only sample n."""
 
     def __iter__(self) -> Iterator[int]:
         indices = super().__iter__()
@@ -159,8 +159,8 @@ class InOrder(StepSampler):
         pytest.param(-1, 8, False, id="they have come to the end"),
     ],
 )
-def test_loader_processes_go_on_elsewhere(bad: int, taken: int, stay: bool) -> None:
-    """What was loaded ahead is dropped; where that does not do, others are started."""
+def test_loader_processes_jump_to_another_batch(bad: int, taken: int, stay: bool) -> None:
+    """Batches loaded ahead are dropped; if that is impossible, new processes are started."""
     sampler = InOrder(8, 1, 8, lambda: (0, 1))
     feed = feed_of(DataLoader(Traced(bad), batch_size=1, sampler=sampler, num_workers=1))
     before = {int(feed.next(step)[0][1]) for step in range(taken)}
@@ -174,8 +174,8 @@ def test_loader_processes_go_on_elsewhere(bad: int, taken: int, stay: bool) -> N
 
 
 @pytest.mark.parametrize("processes", [0, 1])
-def test_a_glance_at_the_data_disturbs_nobody(processes: int) -> None:
-    """Another iteration of the same loader, in the midst of the first."""
+def test_a_second_iteration_of_the_loader_changes_nothing(processes: int) -> None:
+    """Another iteration of the same loader, in the middle of the first."""
     sampler = InOrder(8, 1, 8, lambda: (0, 1))
     loader = DataLoader(Traced(), batch_size=1, sampler=sampler, num_workers=processes)
     feed = feed_of(loader)
@@ -205,7 +205,7 @@ def test_the_step_sampler_gives_each_rank_its_own_part() -> None:
 
 
 def test_a_distributed_sampler_follows_the_rank() -> None:
-    """A standby built it as another rank; at the take-over it draws for the new one."""
+    """A standby built it for another rank; at the take-over it draws for the new one."""
     data = dataset()
     sampler = DistributedSampler(data, num_replicas=2, rank=1, shuffle=False)
     feed = feed_of(DataLoader(data, batch_size=4, sampler=sampler), place=(0, 2))
@@ -214,8 +214,8 @@ def test_a_distributed_sampler_follows_the_rank() -> None:
     assert feed.next(1)[0].tolist() == [8.0, 10.0, 12.0, 14.0]
 
 
-def test_a_distributed_sampler_that_divides_otherwise_is_refused() -> None:
-    """As that of a tensor parallel job whose data mesh was not told: ranks out of its range."""
+def test_a_distributed_sampler_with_other_parts_is_refused() -> None:
+    """As in a tensor parallel job without a declared data mesh: ranks are out of its range."""
     data = dataset()
     sampler = DistributedSampler(data, num_replicas=2, rank=1, shuffle=False)
     feed = feed_of(DataLoader(data, batch_size=4, sampler=sampler), place=(3, 4))
@@ -226,7 +226,7 @@ def test_a_distributed_sampler_that_divides_otherwise_is_refused() -> None:
 
 @pytest.mark.parametrize("make", LOADERS)
 def test_a_rank_goes_back_in_its_data(make: object) -> None:
-    """After a roll-back the same batches come again, also those of a step that was broken off."""
+    """After a rollback the same batches come again, even those of a broken step."""
     assert callable(make)
     feed = feed_of(make())
     straight = drawn(feed, range(6))

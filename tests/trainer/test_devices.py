@@ -17,7 +17,7 @@ def test_a_gpu_has_the_name_that_findings_give_it() -> None:
     assert named(properties) == "pci:0001:3b:00.0"
 
 
-def test_a_torch_that_tells_no_address_is_no_reason_to_guess() -> None:
+def test_a_torch_without_pci_addresses_gives_no_name() -> None:
     assert named(SimpleNamespace(uuid="GPU-1")) is None
 
 

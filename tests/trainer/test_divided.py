@@ -1,4 +1,4 @@
-"""An optimizer divided among ranks: what of it is a rank's, and is never taken for another's."""
+"""An optimizer divided among ranks: each part belongs to one rank and never replaces another's."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -34,7 +34,7 @@ SIZE = 4
 
 
 def become(rank: int) -> None:
-    """A group in which nobody else is: it sends nothing."""
+    """A group of one rank, which sends nothing."""
     if dist.is_initialized():
         if dist.get_rank() == rank:
             return
@@ -50,7 +50,7 @@ def alone() -> Iterator[None]:
 
 
 class Script:
-    """As rank ``rank`` builds it. The first parameter is rank 0's, the last one rank 3's."""
+    """The optimizer of rank ``rank``: rank 0 owns the first parameter, rank 3 the last one."""
 
     def __init__(self, rank: int, seed: int = 0, *, views: bool = False) -> None:
         become(rank)
@@ -95,7 +95,7 @@ def at_once(source: Script, target: Script) -> None:
 @pytest.mark.parametrize("warm", [0, 2], ids=["cold joiner", "warm joiner"])
 @pytest.mark.parametrize("views", [False, True], ids=["plain", "views"])
 def test_the_part_of_a_rank_arrives_whole(move: Move, warm: int, views: bool) -> None:
-    """Also what a scheduler has told the script's side of it, and later steps are the same."""
+    """Values that a scheduler set on the whole optimizer arrive too, and later steps are equal."""
     source, target = Script(1, seed=1, views=views), Script(1, seed=2, views=views)
     source.train(3)
     target.train(warm)
@@ -124,7 +124,7 @@ def test_units_have_the_same_numbers_on_all_ranks() -> None:
     assert [sum(rank) for rank in zip(*kept, strict=True)] == [1, 1, 1, 1]
 
 
-def test_what_is_put_in_place_is_what_is_broadcast() -> None:
+def test_placed_parameters_stay_views_of_the_broadcast_buckets() -> None:
     """Parameters that are views of buckets stay such."""
     source, target = Script(1, seed=1, views=True), Script(1, seed=2, views=True)
     source.train(1)
@@ -139,7 +139,7 @@ def context(script: Script) -> RankContext:
 
 
 def test_the_part_of_another_rank_is_refused_with_the_remedy() -> None:
-    """Shapes are all alike: it is the names of parameters that tell."""
+    """Shapes are equal: the names of parameters show the difference."""
     mine, theirs = context(Script(3)), context(Script(0))
     offer = Offer(theirs.state.layouts, "", (), (), Position())
 
@@ -150,8 +150,8 @@ def test_the_part_of_another_rank_is_refused_with_the_remedy() -> None:
     assert part_mismatch(mine.state.layouts, context(Script(3, seed=7)).state.layouts) == ""
 
 
-def test_a_copy_of_another_rank_is_never_put_back() -> None:
-    """Even if it is at hand already, so that nobody was asked."""
+def test_a_copy_of_another_rank_is_never_restored() -> None:
+    """Even if the copy is already stored here."""
 
     class OfAnother:
         layouts = context(Script(0)).state.layouts
@@ -161,8 +161,8 @@ def test_a_copy_of_another_rank_is_never_put_back() -> None:
         state.put_back(OfAnother())  # type: ignore[arg-type]
 
 
-def test_a_divided_state_exists_once_whatever_the_model_says() -> None:
-    """A script that knows better may say so, but not against the optimizer."""
+def test_a_divided_state_is_unique_whatever_the_model_says() -> None:
+    """A script may declare replicas, but not against the optimizer."""
     script = Script(0)
     frozen = nn.Linear(2, 2).requires_grad_(False)
 
@@ -184,7 +184,7 @@ def test_an_optimizer_that_steps_before_the_vote_is_refused() -> None:
         Registry({"optimizer": whole})
 
 
-def test_a_spoilt_step_leaves_no_trace_on_the_script_s_side() -> None:
+def test_a_poisoned_step_leaves_no_trace_in_the_scripts_optimizer() -> None:
     """A scheduler writes to it, and the next step would take it from there."""
     script = Script(0)
     state = LocalState(script.registry)

@@ -1,4 +1,4 @@
-"""A rank's own part of what is spread over ranks."""
+"""A rank's part of a distributed tensor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RANK, SIZE = 1, 2
 
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
-    """A group in which nobody else is: it sends nothing."""
+    """A group of one rank, which sends nothing."""
     dist.init_process_group("fake", store=FakeStore(), rank=RANK, world_size=SIZE)
     yield
     dist.destroy_process_group()
@@ -29,7 +29,7 @@ def alone() -> Iterator[None]:
 
 def distributed() -> DTensor:
     """Four rows over all ranks; made without an operation, for which torch would need a compiler
-    that other tests have put away."""
+    that other tests have replaced."""
     mesh = init_device_mesh("cpu", (SIZE,))
     return DTensor.from_local(torch.ones(4 // SIZE, 3), mesh, [Shard(0)], run_check=False)
 
@@ -46,10 +46,10 @@ def test_a_part_shares_the_memory_and_is_detached() -> None:
     assert spread.to_local().tolist() == [[7.0] * 3] * 2
 
 
-def test_the_thread_that_takes_a_part_does_not_think_about_the_whole(
+def test_taking_a_part_plans_no_operation_on_the_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It would for milliseconds, anew in each thread, while training wants to go on."""
+    """Planning takes milliseconds in each new thread, which would delay training."""
     spread = distributed()
     asked: list[object] = []
     propagator = DTensor._op_dispatcher.sharding_propagator
@@ -77,5 +77,5 @@ def test_the_thread_that_takes_a_part_does_not_think_about_the_whole(
 def test_param_groups_are_found_in_every_version_of_torch(
     state: SimpleNamespace, found: list[str]
 ) -> None:
-    """One that is missed would keep what it gathered in a broken step."""
+    """A group that is not found would keep the gathered parameters of a broken step."""
     assert param_groups(state) == found

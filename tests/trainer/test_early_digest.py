@@ -1,4 +1,4 @@
-"""The digest of a state that will be compared, taken while a broken step runs to its end."""
+"""The digest of a state for a later comparison, computed while a broken step runs to its end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ STEP = 3
 
 
 class Watched(Units):
-    """Knows which threads have looked at units; those beside the main one do something more."""
+    """Records which threads read units; background threads call ``more`` as well."""
 
     def __init__(self, script: Script) -> None:
         super().__init__(script.registry())
@@ -65,7 +65,7 @@ def units() -> Iterator[Watched]:
 
 
 def begun(units: Watched) -> EarlyDigest:
-    """As after a loss in the midst of a step."""
+    """The situation after a loss in the middle of a step."""
     early = EarlyDigest(units)
     early.stand(STEP)
     early.begin()
@@ -73,14 +73,14 @@ def begun(units: Watched) -> EarlyDigest:
 
 
 def held_beside(units: Watched) -> Held:
-    """A thread beside the main one stays where it first looks at a unit."""
+    """A background thread stops where it first reads a unit."""
     held = Held()
     units.beside = held.stay
     return held
 
 
-def test_what_was_begun_is_not_taken_again(units: Watched) -> None:
-    """Nor by a second word of the loss, nor at the end of the step, nor for a second joiner."""
+def test_a_begun_digest_is_not_started_again(units: Watched) -> None:
+    """Not for a second report of the loss, nor at the end of the step, nor for a second joiner."""
     early = begun(units)
     early.begin()
     early.stand(STEP)
@@ -92,8 +92,8 @@ def test_what_was_begun_is_not_taken_again(units: Watched) -> None:
     assert found == [whole_digest(units, STEP)] * 2
 
 
-def test_what_a_broken_step_changes_and_undoes_is_looked_at_last() -> None:
-    """Buffers and schedulers are as they are between two steps, not as in the midst of one."""
+def test_values_that_a_broken_step_changes_are_read_last() -> None:
+    """Buffers and schedulers have their values between two steps, not those within one."""
     script = Scheduled(1)
     units = trained(script)
     rate = units.values(0)[0]["lr"]
@@ -114,8 +114,8 @@ def test_buffers_are_those_of_the_end() -> None:
     assert early.of(STEP)() == whole_digest(units, STEP)
 
 
-def test_between_two_steps_nothing_is_begun(units: Watched) -> None:
-    """A script may do anything to its parameters there: look at them once it has done so."""
+def test_no_digest_begins_between_two_steps(units: Watched) -> None:
+    """A script may change its parameters there, so they are read afterwards."""
     early = EarlyDigest(units)
     early.begin()
     early.stand(STEP - 1)
@@ -131,7 +131,7 @@ def test_between_two_steps_nothing_is_begun(units: Watched) -> None:
     assert units.by_main == len(units)
 
 
-def test_a_step_that_was_committed_after_all_is_looked_at_anew(units: Watched) -> None:
+def test_a_step_that_was_committed_after_all_gets_a_new_digest(units: Watched) -> None:
     early = begun(units)
 
     whole = whole_digest(units, STEP + 1)
@@ -157,7 +157,7 @@ def test_a_later_step_takes_the_place_of_an_earlier_one(units: Watched) -> None:
     assert units.by_main == len(units)
 
 
-def test_what_fails_is_taken_when_it_is_needed(units: Watched) -> None:
+def test_a_failed_digest_is_computed_on_demand(units: Watched) -> None:
     def fail() -> None:
         raise RuntimeError("no memory on the device")
 
@@ -168,8 +168,8 @@ def test_what_fails_is_taken_when_it_is_needed(units: Watched) -> None:
     assert units.by_main == 2 * len(units)
 
 
-def test_no_thread_is_no_harm(units: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread that hears the daemon's orders must go on."""
+def test_a_digest_works_without_a_thread(units: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that receives directives must continue."""
 
     def fail(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -184,7 +184,7 @@ def test_no_thread_is_no_harm(units: Watched, monkeypatch: pytest.MonkeyPatch) -
 def test_nothing_is_read_any_more_once_it_is_forgotten(
     end: Callable[[EarlyDigest], None], units: Watched
 ) -> None:
-    """The state may change from then on. Only the piece in hand is waited for."""
+    """The state may change afterwards. Only the current piece is waited for."""
     held = held_beside(units)
     early = begun(units)
     work = early._work
@@ -200,7 +200,7 @@ def test_nothing_is_read_any_more_once_it_is_forgotten(
     assert len(units.looked) == 1
 
 
-# --- who begins -----------------------------------------------------------------------------------
+# --- the worker that begins -----------------------------------------------------------------------
 
 
 def is_begun(context: RankContext) -> bool:
@@ -236,7 +236,7 @@ PAIRS = ((0, 2), (1, 3))
 def test_it_is_who_will_be_asked(
     tmp_path: Path, lost: tuple[int, ...], alike: Partition, expected: list[int]
 ) -> None:
-    """Of all that have the state the one that the leader chooses, if all have lived for a step."""
+    """Of all workers with the state, the one that the leader chooses if all survive a step."""
     hold = Hold("plan", 1, lost)
     left = [rank for rank in range(4) if rank not in lost]
     found = []
@@ -256,7 +256,7 @@ def test_it_is_who_will_be_asked(
 
 
 def held(rank: int) -> tuple[int, ...]:
-    """Ranks whose own buffers ``rank`` keeps."""
+    """Ranks whose buffers ``rank`` stores."""
     return tuple((rank - offset) % 4 for offset in HOLDER_OFFSETS)
 
 

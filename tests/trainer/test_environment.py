@@ -1,4 +1,4 @@
-"""Who has read a variable before `join()` changes it."""
+"""Records the reader of a variable before `join()` changes it."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ from tmd.trainer.session import environment
 
 @pytest.fixture(autouse=True)
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process as `tmd launch` starts it, of which `tmd.trainer` is imported now."""
+    """A process as `tmd launch` starts it, which has just imported `tmd.trainer`."""
     for name in environment.MAY_CHANGE:
         monkeypatch.setenv(name, "7")
     monkeypatch.setenv("TMD_SOCKET", "/nowhere")
@@ -30,10 +30,10 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ],
     ids=["item", "get", "getenv"],
 )
-def test_a_script_that_read_another_value_is_told_where(
+def test_a_script_that_read_a_stale_value_is_warned_with_the_place(
     caplog: pytest.LogCaptureFixture, read
 ) -> None:
-    """By whichever way it reads; a second reading is not told again."""
+    """Each way of reading is noticed; a second read gives no second warning."""
     assert read() == read() == "7"
     with caplog.at_level(logging.WARNING):
         environment.settle({"RANK": "0", "WORLD_SIZE": "4"}, environment.unwatch())
@@ -45,10 +45,10 @@ def test_a_script_that_read_another_value_is_told_where(
     assert type(os.environ) is os._Environ
 
 
-def test_nobody_is_told_who_has_not_read_or_has_read_the_truth(
+def test_a_script_without_a_stale_value_is_not_warned(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Or has only asked whether it is there."""
+    """This includes scripts that only check for the variable."""
     assert "RANK" in os.environ
     assert os.environ["GROUP_RANK"] == "7"
     with caplog.at_level(logging.WARNING):
@@ -68,12 +68,12 @@ def test_nobody_is_told_who_has_not_read_or_has_read_the_truth(
     ],
     ids=["unpacked", "dict", "copy", "names", "items"],
 )
-def test_a_copy_of_all_is_no_reading_but_what_follows_is(
+def test_a_copy_of_all_variables_is_no_read_but_a_later_access_is(
     caplog: pytest.LogCaptureFixture, copied: Callable[[], dict[str, str]]
 ) -> None:
-    """As for the environment of a child process."""
+    """A copy is needed for the environment of a child process."""
     assert copied()["RANK"] == "7"
-    assert next(name for name in os.environ if name == "RANK")  # left in the midst
+    assert next(name for name in os.environ if name == "RANK")  # ends in the middle
     with caplog.at_level(logging.WARNING):
         assert os.environ["GROUP_RANK"] == "7"
         environment.settle({"RANK": "0", "GROUP_RANK": "0"}, environment.unwatch())

@@ -1,4 +1,4 @@
-"""What a worker offers of its state to a joiner that asks while a step is under way."""
+"""A worker's offer of its state to a joiner that asks during a step."""
 
 import threading
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from tmd.trainer.state_transfer.hindrance import Rebuild
 
 
 class Reducing(nn.Linear):
-    """As DDP does it: whoever asks while a step waits for others is kept waiting as well."""
+    """Like DDP: a call during a step that waits for others waits as well."""
 
     def __init__(self) -> None:
         super().__init__(2, 2)
@@ -34,7 +34,7 @@ class Reducing(nn.Linear):
 
 
 def test_an_offer_does_not_wait_for_the_step_of_others() -> None:
-    """It has the buckets that the main thread saw when they were settled."""
+    """It has the buckets that the main thread saw once they were settled."""
     model = Reducing()
     registry = Registry({"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1)})
     context = context_of(registry, wrapped=(model,))
@@ -71,8 +71,8 @@ def sync(resume: int, plan: str = "p") -> Sync:
     return Sync(plan, Membership(epoch=2, members=()), 1, resume, ())
 
 
-def test_where_no_step_was_committed_all_build_again() -> None:
-    """Once for each decision: what asked for it comes again."""
+def test_all_ranks_rebuild_if_no_step_was_committed() -> None:
+    """Once for each directive, which is repeated after the rebuild."""
     context, _ = built(nn.Linear(2, 2), several=True)
     context.fit.start_over(sync(1))
     for plan in ("p", "q"):
@@ -90,7 +90,7 @@ def momentum(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def test_a_state_outlives_what_is_built_around_it() -> None:
-    """With what the optimizer remembers."""
+    """The optimizer state survives, too."""
     model = nn.Linear(2, 2)
     context, registry = built(model, several=True, optimize=momentum)
     state = context.state
@@ -115,8 +115,8 @@ def test_a_state_outlives_what_is_built_around_it() -> None:
     assert all(torch.equal(f, w) for f, w in zip(found, wanted, strict=True))
 
 
-def test_who_survives_does_not_go_on_with_fresh_weights() -> None:
-    """If its function builds otherwise the second time: then the rank is lost, and known to be."""
+def test_a_survivor_never_continues_with_fresh_weights() -> None:
+    """If the second build differs, the rank is lost, and reported as lost."""
     context, registry = built(nn.Linear(2, 2), several=True)
     state = context.state
     taken = state.taken()
@@ -129,13 +129,13 @@ def test_who_survives_does_not_go_on_with_fresh_weights() -> None:
 
 
 def offered(context: RankContext, *row: GroupView) -> Offer:
-    """By one of two ranks that are built unlike, with these groups of each."""
+    """An offer of one of two ranks with different builds, with these groups of each."""
     known = tuple(Role(str(rank), (rank,)) for rank in range(2))
     return structs.replace(context.fit.offer(context.state.layouts), groups=(row, row), roles=known)
 
 
-def test_other_groups_are_told_before_another_role_is_built() -> None:
-    """In the script's function they would be of the wrong size, or not there at all."""
+def test_other_groups_are_refused_before_a_rebuild() -> None:
+    """In the script's function they would have the wrong size, or not exist."""
     world, extra = GroupView("0", (0, 1)), GroupView("1", (0, 1))
     context, _ = built(nn.Linear(2, 2), several=True, groups=(world,))
     fit = context.fit

@@ -1,4 +1,4 @@
-"""What a rank and its shadow say arrives as it was said, and nothing else arrives at all."""
+"""Frames between a rank and its shadow arrive unchanged, and malformed ones are refused."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def ends() -> Iterator[tuple[Link, Link]]:
 
 
 def carried(ends: tuple[Link, Link], frame: Frame, tensors: list[Tensor]) -> list[Tensor]:
-    """Send it and receive it; the frame must be the same."""
+    """Send it and receive it; the frame must be equal."""
     entry = Outbox(1 << 30).copy(frame, tensors)
     assert entry is not None
     received, arrived = at_once(
@@ -118,7 +118,7 @@ def test_every_frame_arrives_as_it_was_sent(ends: tuple[Link, Link], frame: Fram
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_arrives_bit_for_bit(ends: tuple[Link, Link], dtype: torch.dtype) -> None:
-    """Behind a single byte, so that no view starts where its type would need it to."""
+    """They follow a single byte, so that no view starts at an aligned address."""
     size = 6 * dtype.itemsize
     bits = torch.randint(0, 2 if dtype == torch.bool else 256, (size,), dtype=torch.uint8)
     own = bits.view(dtype).view(2, 3)
@@ -127,15 +127,15 @@ def test_every_dtype_arrives_bit_for_bit(ends: tuple[Link, Link], dtype: torch.d
     assert_same(tensors, carried(ends, Output("0", "broadcast"), tensors))
 
 
-def test_what_arrived_can_be_written_to(ends: tuple[Link, Link]) -> None:
-    """Optimizers keep what was placed, and change it in place."""
+def test_received_tensors_are_writable(ends: tuple[Link, Link]) -> None:
+    """Optimizers keep placed tensors, and change them in place."""
     one, two = carried(ends, Output("0", "gather"), [torch.ones(3), torch.ones(3)])
     one.add_(1)
     assert (one.tolist(), two.tolist()) == ([2.0] * 3, [1.0] * 3)
 
 
 def refused(near: Link, far: Link, wire: bytes, *, end: bool = True) -> str:
-    """What receive says to these bytes."""
+    """The error of ``receive`` for these bytes."""
 
     def say() -> None:
         near.send(wire)
@@ -198,12 +198,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wire", WRONG.values(), ids=WRONG.keys())
-def test_what_is_no_frame_is_a_link_error(ends: tuple[Link, Link], wire: bytes) -> None:
-    """The reader ends in good order: whoever waits for it must hear of it."""
+def test_malformed_bytes_are_a_link_error(ends: tuple[Link, Link], wire: bytes) -> None:
+    """The reader ends in good order, and waiting threads are notified."""
     assert refused(*ends, wire)
 
 
-def test_who_sent_what_is_no_frame_is_named(ends: tuple[Link, Link]) -> None:
+def test_the_sender_of_malformed_bytes_is_named(ends: tuple[Link, Link]) -> None:
     assert refused(*ends, announcing((1,), "torch.nn")).startswith("source does not speak")
 
 
@@ -222,7 +222,7 @@ VALID = [framed(Envelope(frame, (TensorSpec((2, 1), "torch.float16"),))) for fra
 def test_frames_with_a_few_wrong_bytes_are_frames_or_link_errors(
     wire: bytes, data: st.DataObject
 ) -> None:
-    """Nothing in between: no other exception, and no endless wait for a stream that has ended."""
+    """There is no other exception, and no endless wait for an ended stream."""
     spoilt = bytearray(wire)
     for _ in range(data.draw(st.integers(1, 4))):
         spoilt[data.draw(st.integers(8, len(wire) - 1))] = data.draw(st.integers(0, 255))

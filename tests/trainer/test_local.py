@@ -1,4 +1,4 @@
-"""A poisoned step leaves no trace, and what only one rank has is not lost with it."""
+"""A poisoned step leaves no trace, and rank-local state survives the loss of its rank."""
 
 from functools import partial
 
@@ -19,7 +19,7 @@ def normed() -> nn.Module:
 
 
 def test_undo_puts_buffers_back_and_clears_gradients() -> None:
-    """BatchNorm's statistics and the half-made gradients of the step are gone."""
+    """BatchNorm's statistics and the incomplete gradients of the step are removed."""
     model = normed()
     local = local_of(model)
     for _ in range(2):
@@ -34,7 +34,7 @@ def test_undo_puts_buffers_back_and_clears_gradients() -> None:
 
 
 def test_a_lost_ranks_buffers_are_kept_by_its_neighbours() -> None:
-    """What rank 0 lays away before the vote of step 4 is what a joiner adopts at step 5."""
+    """A joiner adopts at step 5 what rank 0 copies to others before the vote of step 4."""
     models = [normed() for _ in range(3)]
     locals_ = [local_of(m) for m in models]
     wire: dict[tuple[int, int], bytes] = {}
@@ -59,7 +59,7 @@ def test_a_lost_ranks_buffers_are_kept_by_its_neighbours() -> None:
 
 
 def test_a_constant_buffer_is_not_copied_and_exchanges_stay_alike() -> None:
-    """A causal mask costs an empty message, also on a worker that has received it in a transfer."""
+    """A causal mask costs an empty message, even on a worker that has received it in a transfer."""
     sent: list[bytes] = []
 
     def keep(payload: bytes, offset: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Processor time, added up over threads: work counts, waiting does not."""
+"""Processor time, summed over threads: work counts, waiting does not."""
 
 import threading
 import time
@@ -32,7 +32,7 @@ def test_work_of_all_threads_is_added_up_and_read_once() -> None:
     assert meter.read() == 0.0
 
 
-def test_what_fails_has_cost_something_too() -> None:
+def test_failed_work_counts_as_well() -> None:
     meter = Meter()
     try:
         with meter.running():

@@ -1,4 +1,4 @@
-"""What waits for a joiner never takes more memory than it may, and the memory is used again."""
+"""Frames that wait for a joiner stay within the memory bound, and the memory is reused."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def address(entry: Entry) -> int:
     return entry[1].data_ptr()
 
 
-def test_what_is_put_is_a_copy() -> None:
-    """Training goes on and changes the tensor."""
+def test_put_copies_its_tensors() -> None:
+    """Training continues and changes the tensor."""
     outbox = Outbox(1000)
     tensor = torch.arange(5.0)
     frame = Output("0", "allreduce")
@@ -51,8 +51,8 @@ def test_strided_and_empty_tensors_are_copied_as_they_read() -> None:
     assert body.view(torch.float32).tolist() == [0, 3, 1, 4, 2, 5, 5]
 
 
-def test_above_the_bound_nothing_is_taken() -> None:
-    """And what waits already is not harmed."""
+def test_put_refuses_above_the_bound() -> None:
+    """Waiting frames are not affected."""
     outbox = Outbox(100)
 
     assert outbox.put(ControlMessage("@vote", b""), [torch.zeros(60, dtype=torch.uint8)])
@@ -62,8 +62,8 @@ def test_above_the_bound_nothing_is_taken() -> None:
     assert [taken(outbox)[1].numel() for _ in range(2)] == [60, 40]
 
 
-def test_memory_that_came_back_is_used_again() -> None:
-    """Every step puts the same sizes: after the first nothing is allocated."""
+def test_returned_memory_is_reused() -> None:
+    """Every step puts the same sizes: after the first one nothing is allocated."""
     outbox = Outbox(1000)
     sizes = (100, 200, 100)
     seen: list[set[int]] = []
@@ -80,7 +80,7 @@ def test_memory_that_came_back_is_used_again() -> None:
 
 
 def test_kept_memory_makes_room_for_another_size() -> None:
-    """What is kept for reuse counts, but never stands in the way."""
+    """Memory kept for reuse counts, but never blocks an entry."""
     outbox = Outbox(1000)
     for size in (300, 600):
         assert outbox.put(Settled(), [torch.zeros(size, dtype=torch.uint8)])
@@ -91,7 +91,7 @@ def test_kept_memory_makes_room_for_another_size() -> None:
 
 
 def test_a_copy_is_not_queued() -> None:
-    """The sender sends it itself, and gives the memory back."""
+    """The sender sends it directly, and returns the memory."""
     outbox = Outbox(100)
     entry = outbox.copy(Settled(), [torch.ones(10)])
     assert entry is not None
@@ -104,7 +104,7 @@ def test_a_copy_is_not_queued() -> None:
 
 
 def test_forget_leaves_nothing_behind() -> None:
-    """Neither what waits, nor what was kept, nor what comes back or is put only afterwards."""
+    """No waiting entry, no kept memory, and nothing that is returned or put afterwards."""
     outbox = Outbox(1000)
     for _ in range(2):
         assert outbox.put(Settled(), [torch.ones(10)])
@@ -121,8 +121,8 @@ def test_forget_leaves_nothing_behind() -> None:
     assert outbox.held == 0
 
 
-def test_news_ends_a_wait_or_the_next_one() -> None:
-    """What is put, or whoever wakes, while the sender looks elsewhere is not slept over."""
+def test_an_entry_or_a_wake_up_ends_the_wait_or_the_next_one() -> None:
+    """An entry or a wake-up between two waits ends the next wait at once."""
     outbox = Outbox(100)
     at_once([lambda: outbox.wait(1000), outbox.wake])
     outbox.wake()
@@ -139,7 +139,7 @@ def test_news_ends_a_wait_or_the_next_one() -> None:
     st.lists(st.tuples(st.sampled_from(["put", "next", "back"]), st.integers(0, 120))),
 )
 def test_never_more_than_the_bound(bound: int, acts: list[tuple[str, int]]) -> None:
-    """Whatever comes in whatever order: the memory held is bounded, and no entry is lost."""
+    """In any order of calls the held memory is bounded, and no entry is lost."""
     outbox = Outbox(bound)
     put: list[int] = []
     got: list[int] = []

@@ -1,4 +1,4 @@
-"""Each rank measures itself, tells it in real votes, and judges itself by what all told."""
+"""Each rank measures itself, reports in real votes, and judges itself by all reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RANKS = 3
 
 
 class Script:
-    """Stands for the gauge: steps that compute as long as it is told and wait for the rest."""
+    """Replaces the timer: steps compute for a given time and wait for the rest."""
 
     def __init__(self):
         self.at = 0.0
@@ -73,8 +73,8 @@ def run(job, steps, busy=(0.4,) * RANKS, step_s=0.6):
     return c.each(lambda f: ranks[f.rank].run(steps, busy[f.rank], step_s))
 
 
-def test_the_slow_rank_alone_says_so(job):
-    """All steps take equally long on all ranks: only the time without waiting differs."""
+def test_only_the_slow_rank_reports_that_it_is_slow(job):
+    """All steps take equally long on all ranks: only the time without waits differs."""
     run(job, 200)
     paces = run(job, 60, busy=(0.4, 0.52, 0.4))
 
@@ -90,8 +90,8 @@ def test_numbers_travel_on_the_last_step_of_a_block_only(job):
         assert [n for n, length in enumerate(rank.said) if length] == [9, 19]
 
 
-def test_a_new_epoch_forgets_what_was_usual(job):
-    """Also in the middle of a block: its first steps belong to others."""
+def test_a_new_epoch_resets_the_usual_timing(job):
+    """Even in the middle of a block, whose first steps belong to another membership."""
     run(job, 200)
     run(job, 60, busy=(0.4, 0.52, 0.4))
     run(job, 5)
@@ -105,7 +105,7 @@ def test_a_new_epoch_forgets_what_was_usual(job):
 
 
 def test_only_ranks_of_equal_state_are_compared():
-    """Ranks 0 and 1 are replicas; rank 2 does something else and has nobody beside it."""
+    """Ranks 0 and 1 are replicas; rank 2 has no replica to compare with."""
     with circle(RANKS) as c:
         groups = ((0, 1), (0, 1), (2,))
         ranks = [Rank(f, r, groups[r]) for r, f in enumerate(c.fabrics)]
@@ -118,7 +118,7 @@ def test_only_ranks_of_equal_state_are_compared():
     assert paces[2] is None
 
 
-def test_that_all_got_slower_is_told(job):
+def test_a_slowdown_of_all_ranks_is_reported(job):
     run(job, 150)
     paces = run(job, 50, busy=(0.5,) * RANKS, step_s=0.9)
 
@@ -126,7 +126,7 @@ def test_that_all_got_slower_is_told(job):
     assert all(p.slow_since is None for p in paces)
 
 
-def test_one_alone_has_nobody_to_compare_itself_with():
+def test_a_rank_without_peers_reports_no_pace():
     with circle(1) as c:
         rank = Rank(c.fabrics[0], 0, (0,), ranks=1)
         pace = rank.run(3 * BLOCK)
@@ -147,7 +147,7 @@ def test_who_follows_a_rank_hears_a_longer_vote_than_it_says():
 
 
 def test_the_end_of_a_call_is_voted_without_numbers(job):
-    """It is counted like a step, also where a block would end."""
+    """It counts as a step, even where a block would end."""
     _, c = job
     run(job, BLOCK - 1)
     outcomes = c.each(lambda f: agree(f, BLOCK - 1, 0, CLOSING))

@@ -1,4 +1,4 @@
-"""Who waits for long asks its neighbours whether they are there."""
+"""A rank that waits long calls its neighbours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A standby that is asked to be built as ranks that cannot be built on its host."""
+"""A standby that must be rebuilt for ranks that cannot be built on its host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A take-over that comes to nothing leaves nobody waiting."""
+"""A failed take-over leaves no peer waiting."""
 
 from __future__ import annotations
 

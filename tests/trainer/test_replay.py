@@ -1,4 +1,4 @@
-"""A rehearsal lives a recorded step, long after its rank, and must come to the same bits."""
+"""A rehearsal computes a recorded step, long after its rank, and must give the same bits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def held_in_step(p: Pair) -> Held:
-    """The joiner's own steps, in which it computes once it is let go."""
+    """The joiner's own steps, in which it waits until released."""
     held, backward = Held(), p.joiner.script.backward
 
     def stays(batch: int) -> None:
@@ -33,7 +33,7 @@ def held_in_step(p: Pair) -> Held:
 
 @contextmanager
 def rehearsal() -> Iterator[tuple[Pair, Held]]:
-    """Up to where the joiner has begun its step, and its rank has left that behind."""
+    """A rehearsal up to the joiner's first step, when its rank is already further."""
     with pair(lambda seed: Script(seed, build=normed), kind=Replayed) as p:
         held = held_in_step(p)
         p.meet()
@@ -48,8 +48,8 @@ def rehearsal() -> Iterator[tuple[Pair, Held]]:
             held.let_go()
 
 
-def test_a_step_is_lived_long_after_its_rank() -> None:
-    """The rank is left alone from the moment on at which the recording is whole."""
+def test_a_recorded_step_is_computed_long_after_its_rank() -> None:
+    """The rank is released once the recording is complete."""
     with rehearsal() as (p, held):
         assert p.source.mirror is not None
         while not p.source.mirror.over:
@@ -64,14 +64,14 @@ def test_a_step_is_lived_long_after_its_rank() -> None:
         p.joiner.following.go_on(p.joiner.feed)
         assert p.joiner.following.in_step
         assert p.joiner.following.step < p.source.step - 15
-        # Or a recovery would wait for a state that never comes.
+        # Otherwise a recovery would wait for a state that never comes.
         assert told.verified is None
         assert not p.joiner.following.has_state
         p.assert_equal()
 
 
 def test_other_bits_in_a_recorded_step_are_found() -> None:
-    """The state was equal when it was copied, so what differs is this worker's own work."""
+    """The copied state was equal, so any difference comes from this worker's own work."""
     with rehearsal() as (p, held):
         flip_parameter(p.joiner.script)
         held.let_go()
@@ -83,7 +83,7 @@ def test_other_bits_in_a_recorded_step_are_found() -> None:
 
 @pytest.mark.parametrize("directive", [Wait(), HoldState("plan")])
 def test_a_replay_gives_way(directive: Directive) -> None:
-    """No link tells it any more: it would go on while something more urgent waits."""
+    """No link ends it: it would continue while a more urgent directive waits."""
     with rehearsal() as (p, held):
         p.joiner.following.give_way(directive)
         assert p.joiner.following.spoilt
@@ -94,10 +94,10 @@ def test_a_replay_gives_way(directive: Directive) -> None:
         assert p.joiner.computed == 1
 
 
-def test_nothing_is_recorded_from_a_state_that_is_not_proved(
+def test_no_step_is_recorded_from_an_unverified_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where a tail goes astray would be blamed on this worker: it catches up, and tries again."""
+    """A wrong tail would be blamed on this worker: it catches up, and tries again."""
     tried: list[int] = []
 
     def proved(following: ReplaySession) -> bool:
@@ -118,7 +118,7 @@ def test_nothing_is_recorded_from_a_state_that_is_not_proved(
 
 
 def test_a_call_that_ends_meanwhile_is_no_step_to_compute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is sent on to where its rank is by then, and has computed nothing on the way."""
+    """It is sent to the rank's present position, without having computed anything."""
     monkeypatch.setattr(ReplaySession, "_proved", False)
     with pair(Script, kind=Replayed) as p:
         p.meet()
@@ -132,8 +132,8 @@ def test_a_call_that_ends_meanwhile_is_no_step_to_compute(monkeypatch: pytest.Mo
         assert p.joiner.computed == 0
 
 
-def test_a_step_without_room_is_lived_with_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is shown is followed as by any other joiner."""
+def test_a_step_that_exceeds_the_memory_is_shadowed_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is shadowed live, as by any other joiner."""
     with pair(Script, kind=Replayed) as p:
         monkeypatch.setattr(Telling, "is_crowded", True)
         p.meet()

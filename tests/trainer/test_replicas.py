@@ -1,4 +1,4 @@
-"""Which ranks hold equal state: what is not known to be replicated exists once."""
+"""Which ranks hold equal state: a state not known to be replicated is unique."""
 
 from collections.abc import Iterator
 
@@ -50,21 +50,21 @@ def test_dtensors_are_replicas_along_the_dimensions_that_say_so() -> None:
     assert read_off([spread(True, True)], 4) == all_alike(4)
 
 
-def test_several_modules_have_in_common_what_all_of_them_have() -> None:
+def test_several_modules_share_only_common_replicas() -> None:
     found = read_off([spread(True, False), spread(False, True)], 4)
 
     assert found == all_different(4)
 
 
 def test_a_bare_module_is_a_ranks_own_unless_nothing_in_it_is_trained() -> None:
-    """A frozen teacher beside a replicated model takes nothing away."""
+    """A frozen teacher beside a replicated model changes nothing."""
     teacher = nn.Linear(2, 2).requires_grad_(False)
 
     assert read_off([nn.Linear(2, 2)], 2) == all_different(2)
     assert read_off([teacher], 2) == all_alike(2)
 
 
-def test_a_script_may_tell_and_is_checked() -> None:
+def test_a_declaration_of_replicas_is_checked() -> None:
     assert checked([[3, 1], [0, 2]], 4) == ((0, 2), (1, 3))
     assert replicas_along(grid(), "shard") == ((0, 1), (2, 3))
     assert replicas_along(grid(), "replicate", "shard") == all_alike(4)

@@ -1,4 +1,4 @@
-"""As which rank a standby is built, and which others that serves."""
+"""The rank that a standby is built for, and other ranks that it can serve."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PIPELINE = tuple(
     for _ in range(2)
     for stage, structure in enumerate((FIRST, MIDDLE, MIDDLE, LAST))
 )
-"""Four stages, twice; the two in the middle look alike."""
+"""Four stages, twice; the two in the middle have equal structure."""
 
 
 def roles(built: int, known: tuple[Role, ...] = PIPELINE, *, several: bool = True) -> Roles:
@@ -32,20 +32,20 @@ def roles(built: int, known: tuple[Role, ...] = PIPELINE, *, several: bool = Tru
     return made
 
 
-def test_what_is_built_serves_the_replicas_of_its_rank() -> None:
-    """A stage in the middle does not serve the next one, though it looks the same."""
+def test_a_build_serves_the_replicas_of_its_rank() -> None:
+    """A stage in the middle does not serve the next one despite its equal structure."""
     assert [r for r in range(8) if roles(1).serves(r)] == [1, 5]
     assert [r for r in range(8) if roles(7).serves(r)] == [3, 7]
 
 
-def test_until_others_are_heard_everything_may_fit() -> None:
-    """The check of names and shapes still follows."""
+def test_any_rank_may_fit_until_roles_are_known() -> None:
+    """Names and shapes are still checked later."""
     assert all(roles(7, ()).serves(r) for r in range(8))
     assert roles(7, ()).commonest == 7
 
 
 def test_a_script_that_builds_one_role_is_never_asked_for_another() -> None:
-    """It is refused by names and shapes, as ever, and rests as the last rank."""
+    """It is refused by names and shapes, and impersonates the last rank."""
     one = roles(1, several=False)
 
     assert all(one.serves(r) for r in range(8))
@@ -53,14 +53,14 @@ def test_a_script_that_builds_one_role_is_never_asked_for_another() -> None:
     assert one.resting(8) == 7
 
 
-def test_a_standby_rests_as_the_last_rank_that_is_built_as_it_is() -> None:
-    """Not as the last of all, whose place in the meshes would not be that of its stage."""
+def test_an_idle_standby_impersonates_the_last_rank_of_its_role() -> None:
+    """It is not the last of all ranks, whose position in the meshes is that of another stage."""
     assert [roles(built).resting(8) for built in range(8)] == [4, 5, 6, 7, 4, 5, 6, 7]
     assert roles(2, ()).resting(8) == 2
 
 
-def test_a_standby_settles_on_what_most_ranks_look_like() -> None:
-    """And stays where it is if that is no rarer."""
+def test_a_standby_settles_on_the_commonest_role() -> None:
+    """It stays as it is if its role is no rarer."""
     assert [roles(built).commonest for built in range(4)] == [6, 1, 2, 6]
     even = tuple(Role(s, (r,)) for r, s in enumerate((FIRST, LAST)))
     assert [roles(built, even).commonest for built in range(2)] == [0, 1]
@@ -73,7 +73,7 @@ def structure(model: nn.Module, *groups: tuple[int, ...]) -> str:
 
 
 def test_structure_is_names_shapes_types_and_sizes_of_groups() -> None:
-    """Values and places in groups are not."""
+    """Values and positions in groups do not count."""
     one = structure(nn.Linear(2, 3), (0, 1))
 
     assert structure(nn.Linear(2, 3), (2, 3)) == one
@@ -104,7 +104,7 @@ def linear(session: Session) -> tuple[nn.Linear, SGD]:
     return model, optimizer
 
 
-def test_what_is_built_is_at_hand_in_the_loop(session: Session) -> None:
+def test_the_built_object_is_available_in_the_loop(session: Session) -> None:
     """A script without a daemon trains with it as with any other."""
     model, _ = session.build(linear)
     before = model.weight.clone()
@@ -136,14 +136,14 @@ def test_only_an_enabled_scaler_may_leave_the_optimizer_out(
     assert step.counts == enabled
 
 
-def test_a_function_that_registers_nothing_is_told_so(session: Session) -> None:
-    """Or its state would be lost in silence."""
+def test_a_build_function_that_registers_nothing_is_refused(session: Session) -> None:
+    """Its state would be lost silently."""
     with pytest.raises(RuntimeError, match=r"must call register\(\)"):
         session.build(lambda _: None)
 
 
-def test_building_is_said_once_and_registering_inside_it(session: Session) -> None:
-    """Two ways to say what moves would contradict each other."""
+def test_build_is_called_once_and_register_only_in_its_function(session: Session) -> None:
+    """Two statements of what moves would contradict each other."""
     session.build(linear)
     with pytest.raises(RuntimeError, match="once"):
         session.build(linear)
@@ -151,8 +151,8 @@ def test_building_is_said_once_and_registering_inside_it(session: Session) -> No
         linear(session)
 
 
-def test_what_was_built_before_is_gone_when_others_are_built(session: Session) -> None:
-    """A device may not hold both. Here it is let go of, but it refers to itself."""
+def test_old_objects_are_released_before_a_rebuild(session: Session) -> None:
+    """A device may not hold both. The old object is released although it refers to itself."""
     found = []
     before: list[weakref.ref[nn.Module]] = []
 
@@ -174,8 +174,8 @@ def test_what_was_built_before_is_gone_when_others_are_built(session: Session) -
     assert found == [[], [None]]
 
 
-def test_ranks_that_own_other_parts_are_not_of_equal_state() -> None:
-    """A script may say so; a standby would then keep the state of what another rank owns."""
+def test_ranks_that_own_different_parts_do_not_have_equal_state() -> None:
+    """A script may declare it; a standby would then keep the state of another rank's part."""
     parts = [Role("s", alike, part=part) for alike, part in (((0, 3), "a"), ((1,), "b"))]
     parts += [Role("s", (2,), part="a"), Role("s", (0, 3), part="b")]
 

@@ -1,4 +1,4 @@
-"""What a shadow has read goes to whoever waits for it, in order; an end reaches them all."""
+"""Frames that a shadow has read reach their consumers in order; an end reaches all of them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.timeout(30)
 
 
 class Heard(ShadowReceiver):
-    """Says when something has been read, and when nothing more will be."""
+    """Reports each frame that was read, and the end."""
 
     def __init__(self, link: Link, bound: int) -> None:
         self.facts = Facts()
@@ -107,7 +107,7 @@ def boundary(step: int) -> Boundary:
 def ask(
     shadow: ShadowReceiver, group: str = "0", op: str = "allreduce", size: int = 2
 ) -> list[float]:
-    """What a collective of the joiner's script comes to; -1 where nothing is filled in."""
+    """The result of a collective of the joiner's script; -1 where nothing is filled in."""
     mine = torch.full((size,), -1.0)
     shadow.outputs(op, group, [mine], [mine])
     found: list[float] = mine.tolist()
@@ -132,8 +132,8 @@ def test_each_channel_has_its_own_order() -> None:
         assert not s.shadow.starved
 
 
-def test_a_channel_that_is_empty_is_forgotten() -> None:
-    """A script that tags its messages with the number of the step has new ones in each."""
+def test_an_empty_channel_is_removed() -> None:
+    """A script that tags its messages with the step number has new ones in each step."""
     with stage() as s:
         s.say(boundary(1), *(output(tag, f"0/1/{tag}") for tag in range(4)))
         for tag in range(2):
@@ -144,14 +144,14 @@ def test_a_channel_that_is_empty_is_forgotten() -> None:
 
 
 def test_a_collective_waits_for_its_output() -> None:
-    """A shadow is ahead of its rank wherever that one waits for others."""
+    """A shadow is ahead of its rank wherever the rank waits for others."""
     with stage() as s:
         results = at_once([lambda: ask(s.shadow), lambda: s.say(output(7))])
         assert results[0] == [7, 7]
 
 
-def test_a_dead_source_is_heard_out() -> None:
-    """What it has sent is taken; nothing more is waited for, though its end of the link is open."""
+def test_all_frames_of_a_dead_source_are_received() -> None:
+    """Its frames are received; the shadow stops waiting, though the link is still open."""
     with stage() as s:
         s.say(output(7))
         s.shadow.hear_out(0.02)
@@ -161,8 +161,8 @@ def test_a_dead_source_is_heard_out() -> None:
         assert s.shadow.starved
 
 
-def test_what_a_dead_source_had_sent_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is cut off as long as bytes come in."""
+def test_late_frames_of_a_dead_source_are_received(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is cut off while bytes arrive."""
     quiet = [0.0]
     monkeypatch.setattr(Link, "quiet_s", property(lambda _: quiet[0]))
     with stage() as s:
@@ -184,7 +184,7 @@ def test_several_outputs_of_one_collective() -> None:
         assert [t.tolist() for t in mine] == [[[1, 1], [1, 1]], [0, 0, 0]]
 
 
-def test_what_is_sent_has_no_output() -> None:
+def test_a_send_has_no_output() -> None:
     with stage() as s:
         s.say(output(1))
         assert ask(s.shadow, op="send") == [-1, -1]
@@ -192,7 +192,7 @@ def test_what_is_sent_has_no_output() -> None:
 
 
 def test_state_has_an_order_of_its_own() -> None:
-    """And what was put back comes first again."""
+    """A returned frame comes first again."""
     with stage() as s:
         said: list[Frame] = [boundary(3), DigestCheck(3, {"a": "b"}), boundary(4)]
         s.say(said[0], output(1), said[1], said[2])
@@ -204,7 +204,7 @@ def test_state_has_an_order_of_its_own() -> None:
         assert s.shadow.newest_boundary() is None
 
 
-def test_what_the_joiner_says_reaches_the_source() -> None:
+def test_frames_of_the_joiner_reach_the_source() -> None:
     with stage() as s:
         frames_: list[Frame] = [Begin(whole=True), Settled(), Took(4)]
         for frame in frames_:
@@ -216,7 +216,7 @@ def test_what_the_joiner_says_reaches_the_source() -> None:
 
 
 def test_outputs_of_steps_that_are_jumped_over_are_forgotten() -> None:
-    """In all channels, and those of the step to which it jumps are the next."""
+    """In all channels; the outputs of the target step come next."""
     with stage() as s:
         for step in (1, 2, 3):
             s.say(boundary(step), output(step), output(10 + step, "1"))
@@ -226,7 +226,7 @@ def test_outputs_of_steps_that_are_jumped_over_are_forgotten() -> None:
 
 
 def test_forgetting_makes_room() -> None:
-    """What was forgotten does not count as waiting; what was taken neither."""
+    """Forgotten frames do not count as waiting, nor do taken ones."""
     with stage(bound=100) as s:
         for step in range(20):
             s.say(boundary(step), output(1, size=10), output(1, "1", size=10))
@@ -240,8 +240,8 @@ def test_forgetting_makes_room() -> None:
 # --- the end --------------------------------------------------------------------------------------
 
 
-def test_what_was_read_stays_good_after_the_link_has_ended() -> None:
-    """The source may leave before its shadow has come as far."""
+def test_received_frames_stay_usable_after_the_link_has_ended() -> None:
+    """The source may leave before its shadow has caught up."""
     with stage() as s:
         s.say(boundary(3), output(1), ControlMessage(VOTE, msgpack.encode([5])))
         s.end()
@@ -254,8 +254,8 @@ def test_what_was_read_stays_good_after_the_link_has_ended() -> None:
             s.shadow.next_state()
 
 
-def test_a_wait_in_vain_ends_for_all() -> None:
-    """Collectives complete without a value, votes and shifts fail; the step is worth nothing."""
+def test_the_end_of_the_link_ends_all_waits() -> None:
+    """Collectives complete without a value, votes and shifts fail; the step is void."""
     with stage() as s:
 
         def fails(act: object) -> bool:
@@ -280,14 +280,14 @@ def test_a_wait_in_vain_ends_for_all() -> None:
 
 
 def test_closing_ends_all_waits() -> None:
-    """The directive has changed: the main thread is called off from another."""
+    """The directive has changed: another thread wakes the main thread."""
     with stage() as s:
         assert at_once([lambda: ask(s.shadow), s.shadow.close])[0] == [-1, -1]
         assert s.shadow.starved
 
 
-def test_once_starved_nothing_waits_any_more() -> None:
-    """The rest of a spoilt step passes quickly, also where an output may still come."""
+def test_a_void_step_waits_for_nothing() -> None:
+    """The rest of a void step passes quickly, even where an output may still come."""
     with stage() as s:
         s.say(output(1, op="broadcast"))
         assert ask(s.shadow) == [-1, -1]
@@ -298,8 +298,8 @@ def test_once_starved_nothing_waits_any_more() -> None:
             s.shadow.vote([1])
 
 
-def test_what_is_spoilt_gives_nothing_more() -> None:
-    """A step that is computed from what is here already can be called off."""
+def test_spoil_withholds_received_frames() -> None:
+    """A step that is computed from received frames can be cancelled."""
     with stage() as s:
         s.say(boundary(3), output(1), ControlMessage(VOTE, msgpack.encode([5])))
         s.shadow.spoil()
@@ -314,7 +314,7 @@ def test_what_is_spoilt_gives_nothing_more() -> None:
 
 
 def test_a_step_is_recorded_once_a_later_digest_is_here() -> None:
-    """A digest can come late, or not at all for a step: then it is a later one that shows."""
+    """A digest can come late, or never for some step: then a later one completes the recording."""
     with stage() as s:
         busy = Boundary(5, Position(0, 5), quiet=False)
         s.say(boundary(3), output(1), boundary(4), DigestCheck(3, {}), busy)
@@ -338,8 +338,8 @@ def test_a_step_with_outputs_under_way_is_not_recorded() -> None:
             s.shadow.records(3, PATIENCE)
 
 
-def test_what_has_no_room_is_not_recorded() -> None:
-    """Half of what may wait: the rest is for what comes while the first half is used."""
+def test_a_step_that_exceeds_the_memory_is_not_recorded() -> None:
+    """Half of the allowed bytes: the rest is for what arrives while the first half is used."""
     with stage(bound=100) as s:
         s.say(boundary(3), output(1, size=12))
         waiting = lambda: s.shadow.records(3, PATIENCE)  # noqa: E731
@@ -352,9 +352,9 @@ def test_what_has_no_room_is_not_recorded() -> None:
         assert not s.shadow.is_crowded
 
 
-def test_a_frame_in_hand_when_it_is_spoilt_differs_from_nothing() -> None:
-    """What was read just then would stand in the place of what is not given out any more, and a
-    sound worker would seem to compute other bits."""
+def test_a_frame_read_during_spoil_is_no_mismatch() -> None:
+    """A frame read at that moment would replace one that is withheld, and a sound worker would
+    appear to compute other bits."""
     with stage() as s:
         s.shadow.spoil()
         s.shadow._sort(Arrival(Output("0", "broadcast"), [torch.ones(9)], 0.0))
@@ -363,11 +363,11 @@ def test_a_frame_in_hand_when_it_is_spoilt_differs_from_nothing() -> None:
         assert s.shadow.mismatch == ""
 
 
-# --- the end, told --------------------------------------------------------------------------------
+# --- the reason of the end ------------------------------------------------------------------------
 
 
-def test_the_sources_word_is_the_reason() -> None:
-    """Whether the joiner was too slow decides what becomes of it."""
+def test_the_sources_reason_is_reported() -> None:
+    """The further course depends on whether the joiner was too slow."""
     for final in (False, True):
         with stage() as s:
             s.say(boundary(1), Dropped("because", final=final))
@@ -378,8 +378,8 @@ def test_the_sources_word_is_the_reason() -> None:
             assert s.shadow.lost is caught.value
 
 
-def test_more_than_may_wait_ends_it() -> None:
-    """Host memory is the limit of what a joiner may be behind."""
+def test_too_many_waiting_bytes_end_the_shadow() -> None:
+    """Host memory limits how far a joiner may be behind."""
     with stage(bound=100) as s:
         s.say(output(1, size=10), output(2, "1", size=15))
         assert not s.shadow.ended
@@ -392,7 +392,7 @@ def test_more_than_may_wait_ends_it() -> None:
 
 
 def test_garbage_ends_it() -> None:
-    """Whoever waits hears of it, and the source sees the link close."""
+    """Waiting threads get an error, and the source sees the link close."""
     with stage() as s:
         s.near.send_frame(b"\xc1")
         with pytest.raises(LinkError, match="does not speak this protocol"):
@@ -401,7 +401,7 @@ def test_garbage_ends_it() -> None:
             frames.receive(s.near)
 
 
-# --- another script -------------------------------------------------------------------------------
+# --- a different script ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -416,7 +416,7 @@ def test_garbage_ends_it() -> None:
     ],
 )
 def test_another_collective_is_a_mismatch(op: str, mine: list[Tensor], shown: str) -> None:
-    """Nothing is filled in, the step counts as spoilt, and the first difference is kept."""
+    """Nothing is filled in, the step is void, and the first difference is kept."""
     reason = f"the script calls different collectives: {shown} here, allreduce float32[2] there"
     with stage() as s:
         s.say(output(1), output(2))
@@ -429,8 +429,8 @@ def test_another_collective_is_a_mismatch(op: str, mine: list[Tensor], shown: st
         assert s.shadow.mismatch == reason
 
 
-def test_who_puts_in_something_else_computes_other_bits() -> None:
-    """What comes out is the same for all ranks, and says nothing of this worker's own work."""
+def test_other_inputs_are_a_mismatch() -> None:
+    """Outputs are equal on all ranks and do not show this worker's own work."""
     mine, theirs = torch.full((2,), 3.0), torch.full((2,), 3.0)
     theirs.view(torch.int32)[1] ^= 1
     for given, agrees in ((mine, True), (theirs, False)):
@@ -446,7 +446,7 @@ def test_who_puts_in_something_else_computes_other_bits() -> None:
 
 
 def test_a_mismatch_ends_the_waits_of_all() -> None:
-    """A script that goes another way may wait elsewhere for what never comes."""
+    """A script that takes another branch may wait elsewhere for ever."""
     with stage() as s:
         s.say(output(1, "1", op="broadcast"))
         waiting = [lambda: ask(s.shadow), lambda: ask(s.shadow, "2"), lambda: ask(s.shadow, "1")]

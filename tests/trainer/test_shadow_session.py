@@ -1,4 +1,4 @@
-"""Who follows a rank goes on to the end of what that has sent, and no further once it is dead."""
+"""A shadow uses all frames of its rank, and stops waiting once the rank is dead."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tmd.trainer.state.state import flatten
 pytestmark = pytest.mark.timeout(60)
 
 
-def test_in_a_recovery_what_a_live_rank_sends_still_counts() -> None:
+def test_in_a_recovery_frames_of_a_live_rank_still_count() -> None:
     with pair(lambda seed: Script(seed, build=normed)) as p:
         p.meet()
         p.joiner.following.give_way(HoldState("plan"))
@@ -28,7 +28,7 @@ def test_in_a_recovery_what_a_live_rank_sends_still_counts() -> None:
     "directive", [HoldState("plan", over=True), Wait()], ids=["is dead", "other directive"]
 )
 def test_a_link_that_stays_open_is_not_waited_for(directive: HoldState | Wait) -> None:
-    """The kernel of a killed process closes its links when it comes to that."""
+    """The kernel of a killed process may close its links late."""
     with pair(lambda seed: Script(seed, build=normed)) as p:
         p.meet()
         p.joiner.following.give_way(directive)
@@ -37,8 +37,8 @@ def test_a_link_that_stays_open_is_not_waited_for(directive: HoldState | Wait) -
         assert isinstance(p.joiner.error, LinkError)
 
 
-def test_between_a_tail_and_where_it_leads_to_there_is_no_state() -> None:
-    """It is that of the next step already, by whatever number the one before is known."""
+def test_there_is_no_state_between_a_tail_and_its_boundary() -> None:
+    """The parameters are those of the next step already, whatever the current step number."""
     with pair(Script) as p:
         p.meet()
         p.together(2)

@@ -1,4 +1,4 @@
-"""Training shows itself to a joiner and never waits for one, whatever that one does."""
+"""Training feeds a joiner and never waits for one, whatever the joiner does."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ ROOMY = ShadowLimits(copy_mb_s=1e6, staging_mb=60)
 # --- what is shown --------------------------------------------------------------------------------
 
 
-def test_nothing_is_shown_before_it_is_asked_for() -> None:
-    """The joiner still looks for its place in the data."""
+def test_nothing_is_sent_before_the_joiner_begins() -> None:
+    """The joiner still looks for its data position."""
     with show() as s:
         s.train(3)
         s.shown.output("0", "allreduce", [torch.ones(3)])
@@ -48,8 +48,8 @@ def test_nothing_is_shown_before_it_is_asked_for() -> None:
         assert [type(frame) for frame, _ in s.ear.heard] == [Dropped]
 
 
-def test_all_units_come_and_then_the_life() -> None:
-    """Outputs only from a boundary on at which the joiner can stand."""
+def test_all_units_arrive_before_outputs() -> None:
+    """Outputs begin at a boundary from which the joiner can continue."""
     with show(trained=2) as s:
         s.shown.output("0", "allreduce", [torch.zeros(1)])
         s.arrive()
@@ -66,7 +66,7 @@ def test_all_units_come_and_then_the_life() -> None:
 
 
 def test_a_digest_is_taken_in_one_window_without_a_pause() -> None:
-    """With many units and short steps there is no time for a nap between two of them."""
+    """With many units and short steps the thread must not sleep between two of them."""
     script = Script(1, build=lambda: nn.Sequential(*(nn.Linear(6, 6) for _ in range(30))))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(source_module, "IDLE_S", PATIENCE)
@@ -83,8 +83,8 @@ def test_a_digest_is_taken_in_one_window_without_a_pause() -> None:
 
 
 def test_the_first_boundary_waits_for_operations_under_way() -> None:
-    """An output of an earlier step must not be taken for one of the first that is shown; nor does
-    training wait for it."""
+    """An output of an earlier step must not be taken for one of the first shadowed step, and
+    training must not wait for it."""
     with show() as s:
         s.ear.say(Begin())
         for _ in range(5):
@@ -116,7 +116,7 @@ def test_a_boundary_says_whether_outputs_may_still_come() -> None:
 
 
 def test_a_settled_joiner_gets_no_more_tails() -> None:
-    """But each of its steps is still compared."""
+    """Each of its steps is still compared."""
     with show() as s:
         s.arrive()
         s.ear.say(Settled())
@@ -139,13 +139,13 @@ def test_a_settled_joiner_gets_no_more_tails() -> None:
 
 
 def blocked(s: Show) -> None:
-    """From here on the joiner reads nothing, and what lies between the two is full."""
+    """From here on the joiner reads nothing, and the buffers between the two are full."""
     s.ear.may_read.clear()
     s.until_over(lambda: s.shown.output("0", "allreduce", [torch.zeros(100_000)]))
 
 
 def test_outputs_pile_up_only_to_the_bound() -> None:
-    """Then the joiner is dropped, and learns why as soon as it reads again."""
+    """The joiner is then dropped, and gets the reason once it reads again."""
     with show(limits=NARROW, buffer=UNREAD) as s:
         s.arrive()
         s.ear.may_read.clear()
@@ -162,7 +162,7 @@ def test_outputs_pile_up_only_to_the_bound() -> None:
 
 @pytest.mark.parametrize("what", ["said", "before_optimizer", "at_boundary"])
 def test_no_call_of_training_waits(what: str) -> None:
-    """The joiner reads nothing; every call returns, before the joiner is dropped and after it."""
+    """The joiner reads nothing; every call returns, before and after the joiner is dropped."""
     with show(Script(1, build=wide), ROOMY, buffer=UNREAD) as s:
         s.arrive()
         s.ear.may_read.clear()
@@ -181,7 +181,7 @@ def test_no_call_of_training_waits(what: str) -> None:
 
 
 def test_a_joiner_that_stops_reading_while_it_is_copied_is_dropped() -> None:
-    """The tail is what piles up: its gradients count as well."""
+    """The tail piles up, since its gradients count as well."""
     with show(Script(1, build=wide), NARROW, buffer=UNREAD) as s:
         s.ear.may_read.clear()
         s.ear.say(Begin())
@@ -211,7 +211,7 @@ def test_the_whole_copy_waits_until_all_is_copied() -> None:
 
 
 def test_the_whole_copy_gives_up_when_the_joiner_stops_reading() -> None:
-    """Training goes on; the joiner hears that it was too slow."""
+    """Training continues; the joiner learns that it was too slow."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(source_module, "STALLED_S", 0.05)
         with show(Script(1, build=wide), trained=2, buffer=UNREAD) as s:
@@ -227,7 +227,7 @@ def test_the_whole_copy_gives_up_when_the_joiner_stops_reading() -> None:
 
 
 def test_the_whole_copy_ends_with_the_joiner() -> None:
-    """It dies in the middle of it."""
+    """It dies in the middle of the copy."""
     with show(Script(1, build=wide), trained=2, buffer=UNREAD) as s:
         s.ear.may_read.clear()
         s.ear.say(Begin(whole=True))

@@ -1,4 +1,4 @@
-"""How the showing of a rank ends: with thanks, or for a reason that the joiner hears."""
+"""The end of a shadow: after a take-over, or for a reason that the joiner receives."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tmd.trainer.state.state import Leaf
 pytestmark = pytest.mark.timeout(60)
 
 
-def test_the_joiner_that_took_the_rank_is_thanked() -> None:
+def test_a_joiner_that_assumed_the_rank_releases_the_source() -> None:
     with show() as s:
         s.arrive()
         taken = at_once(
@@ -42,8 +42,8 @@ def test_the_joiner_that_took_the_rank_is_thanked() -> None:
         assert s.ear.of(Dropped) == [Dropped("the rank was taken over")]
 
 
-def test_a_joiner_that_leaves_right_after_it_took_has_taken() -> None:
-    """Its word came before its end, also if the source looks only then."""
+def test_a_joiner_that_leaves_after_its_message_has_assumed_the_rank() -> None:
+    """Its frame came before the end of the link, even if the source reads it only then."""
     with show() as s:
         s.arrive()
         s.ear.say(Took(3))
@@ -54,7 +54,7 @@ def test_a_joiner_that_leaves_right_after_it_took_has_taken() -> None:
         assert s.shown.wait_until_taken(lambda: False)
 
 
-def test_a_joiner_that_is_gone_has_not_taken() -> None:
+def test_a_dead_joiner_has_not_assumed_the_rank() -> None:
     with show() as s:
         s.arrive()
         gone = at_once([lambda: s.shown.wait_until_taken(lambda: False), s.ear.link.close])
@@ -63,7 +63,7 @@ def test_a_joiner_that_is_gone_has_not_taken() -> None:
 
 
 def test_the_wait_for_a_joiner_can_be_called_off() -> None:
-    """The leader drops the plan; the rank is taken back, and the joiner hears of it."""
+    """The leader drops the plan; the rank is taken back, and the joiner is notified."""
     with show() as s:
         s.arrive()
         asked: list[int] = []
@@ -77,7 +77,7 @@ def test_the_wait_for_a_joiner_can_be_called_off() -> None:
         assert s.ear.of(Dropped) == [Dropped("the rank was not taken over")]
 
 
-def test_the_first_reason_is_the_one_that_is_told() -> None:
+def test_the_first_reason_is_reported() -> None:
     with show() as s:
         s.shown.drop("the step broke")
         s.shown.drop("later", final=True)
@@ -91,7 +91,7 @@ def test_the_first_reason_is_the_one_that_is_told() -> None:
 @pytest.mark.parametrize(
     "said", [ShadowRequest("p", 1), Unit(0, 0, Leaf(1)), Boundary(1, Position()), Output("0", "x")]
 )
-def test_a_joiner_that_says_what_it_must_not_is_dropped(said: Frame) -> None:
+def test_a_joiner_that_sends_an_unexpected_frame_is_dropped(said: Frame) -> None:
     with show() as s:
         s.ear.say(said)
         s.ear.end()
@@ -110,8 +110,8 @@ def test_garbage_from_the_joiner_drops_it() -> None:
         s.train(2)
 
 
-def test_who_was_dropped_stays_dropped() -> None:
-    """Whatever is still said of steps."""
+def test_a_dropped_joiner_stays_dropped() -> None:
+    """Later steps change nothing."""
     with show() as s:
         s.ear.say(Begin())
         s.ear.link.close()
@@ -125,7 +125,7 @@ def test_who_was_dropped_stays_dropped() -> None:
 
 
 class Odd:
-    """Has a state that is no state."""
+    """Has a state that cannot be copied."""
 
     def state_dict(self) -> dict[str, object]:
         return {"act": print}
@@ -151,7 +151,7 @@ def odd_other(script: Script) -> None:
 def test_a_state_that_cannot_move_is_the_joiners_trouble(
     act: Callable[[Script], None], whole: bool
 ) -> None:
-    """Training goes on, and the joiner is told what it is."""
+    """Training continues, and the joiner receives the reason."""
     script = Script(1, lambda model: [SGD(model.parameters(), lr=0.01)])
     act(script)
     with show(script) as s:
@@ -164,7 +164,7 @@ def test_a_state_that_cannot_move_is_the_joiners_trouble(
 
 
 def test_an_output_that_cannot_be_copied_is_the_joiners_trouble() -> None:
-    """A group's thread would take an error for a fault of its own and spoil the step of all."""
+    """A group's thread would take the error for its own and poison the step of all ranks."""
     with show() as s:
         s.arrive()
         s.shown.output("0", "allreduce", [torch.empty(3, device="meta")])

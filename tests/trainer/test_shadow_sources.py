@@ -1,4 +1,4 @@
-"""Whom a rank lets in to follow it, and when."""
+"""Which joiners a rank admits, and when."""
 
 from __future__ import annotations
 
@@ -69,15 +69,15 @@ def feed(*, closed: bool) -> Feed:
     return made
 
 
-def test_a_rank_in_its_loop_is_followed() -> None:
+def test_a_rank_in_its_loop_is_shadowed() -> None:
     assert isinstance(answer(feed(closed=False)), Opening)
 
 
 @pytest.mark.parametrize("place", [None, feed(closed=True)], ids=["not begun", "over"])
-def test_a_rank_outside_of_its_loop_is_not(place: Feed | None) -> None:
-    """It may be the end: who was sent on to a next loop would run what comes after training.
+def test_a_rank_outside_of_its_loop_is_not_shadowed(place: Feed | None) -> None:
+    """It may be the end: a joiner sent on to a next loop would run the code after training.
 
-    What the rank will have to give is told, so that who does not fit is found before a switch."""
+    The rank's later offer is included, so that a joiner that does not fit is refused early."""
     said = answer(place)
 
     assert isinstance(said, Dropped)

@@ -1,4 +1,4 @@
-"""Copies of a state: taken within a step, kept by a peer, put back bit for bit."""
+"""Copies of a state: made within a step, stored by a peer, restored bit for bit."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Seen = tuple[Kept, ...]
 
 
 class Rank(Facts):
-    """One of some workers in this process; its snapshots are real, its steps are made by hand."""
+    """One of several workers in this process; its snapshots are real, its steps are simulated."""
 
     def __init__(self, number: int, script: Script, every: int = 2, rate: float = 1e6) -> None:
         super().__init__()
@@ -59,12 +59,12 @@ class Rank(Facts):
             self.kept = kept
 
     def settled(self) -> int:
-        """How far the snapshot is, once that is certain."""
+        """The final stage of the snapshot."""
         self.until(lambda: self.snapshots.share != WriterStage.GOING)
         return self.snapshots.share
 
     def apply(self) -> None:
-        """The rest of a step that counts."""
+        """The rest of a committed step."""
         assert self.state.feed is not None
         self.window.close()
         self.script.backward(self.step)
@@ -75,7 +75,7 @@ class Rank(Facts):
 
     def until(self, enough: object, timeout: float = 30.0) -> None:
         assert callable(enough)
-        # The stage is not told, so look again and again.
+        # The stage notifies nobody, so it is polled.
         while not self.within(0.01, enough):
             timeout -= 0.01
             if timeout < 0:
@@ -100,7 +100,7 @@ def ranks(scripts: Sequence[Script], **how: Any) -> Iterator[list[Rank]]:
 
 
 def train(made: Sequence[Rank], steps: int) -> list[int]:
-    """Steps of all ranks that wait for each snapshot; what each vote heard of it."""
+    """Steps of all ranks that wait for each snapshot; returns the result of each vote."""
     heard = []
     for _ in range(steps):
         for rank in made:
@@ -120,8 +120,8 @@ def back(rank: int, step: int, source: Member | None = None) -> Sync:
 
 
 @pytest.mark.parametrize("make", SCRIPTS.values(), ids=SCRIPTS.keys())
-def test_a_state_is_put_back_bit_for_bit(make: type[Script]) -> None:
-    """And the steps after it give what they gave before."""
+def test_a_state_is_restored_bit_for_bit(make: type[Script]) -> None:
+    """The following steps give the same results as before."""
     with ranks([make(1), make(2)]) as made:
         one = made[0]
         train(made, 2)
@@ -130,7 +130,7 @@ def test_a_state_is_put_back_bit_for_bit(make: type[Script]) -> None:
         after = whole_digest(one.units, 4)
         train(made, 1)
         assert Kept(0, 4) in one.kept
-        one.state.early.stand(4)  # as if it had come to that step once more
+        one.state.early.stand(4)  # as if it had reached that step again
         one.state.early.begin()
         one.snapshots.put_back(back(0, 4))
         assert one.state.early.of(4)() == after
@@ -150,7 +150,7 @@ def test_a_state_is_put_back_bit_for_bit(make: type[Script]) -> None:
 
 
 def test_each_rank_keeps_its_own_and_the_copy_of_another_host() -> None:
-    """Of the newest whole snapshot and no other, once all ranks know."""
+    """Only of the newest complete snapshot, once all ranks know it."""
     with ranks([Script(1), Script(2), Script(3)]) as made:
         train(made, 3)
 
@@ -161,8 +161,8 @@ def test_each_rank_keeps_its_own_and_the_copy_of_another_host() -> None:
         ]
 
 
-def test_the_one_before_stays_until_the_next_is_whole() -> None:
-    """A loss in between finds it."""
+def test_the_previous_snapshot_stays_until_the_next_is_complete() -> None:
+    """A loss in between can use it."""
     with ranks([Script(1), Script(2)]) as made:
         train(made, 2)
         for rank in made:
@@ -174,8 +174,8 @@ def test_the_one_before_stays_until_the_next_is_whole() -> None:
         assert all(len(rank.kept) == 4 for rank in made)
 
 
-def test_a_step_that_is_over_too_soon_takes_no_snapshot() -> None:
-    """Training does not wait; all drop what they have of it and keep the one before."""
+def test_a_step_that_ends_too_soon_takes_no_snapshot() -> None:
+    """Training does not wait; all ranks drop their copies and keep the previous snapshot."""
     with ranks([Script(1), Script(2)]) as made:
         train(made, 2)
         with made[0].window._reading:
@@ -194,8 +194,8 @@ def test_a_step_that_is_over_too_soon_takes_no_snapshot() -> None:
         assert all({k.step for k in rank.kept} == {4} for rank in made)
 
 
-def test_a_keeper_that_is_gone_ends_the_snapshot_and_nothing_else() -> None:
-    """It is told in the vote, and training goes on."""
+def test_a_dead_keeper_ends_only_the_snapshot() -> None:
+    """The vote reports it, and training continues."""
     with ranks([Script(1), Script(2)]) as made:
         train(made, 2)
         made[1].close()
@@ -206,7 +206,7 @@ def test_a_keeper_that_is_gone_ends_the_snapshot_and_nothing_else() -> None:
 
 
 def test_a_joiner_fetches_the_copy_and_becomes_the_rank() -> None:
-    """Without ever having trained itself."""
+    """The joiner has never trained."""
     with ranks([Script(1), Script(2)]) as made:
         train(made, 3)
         joiner = Rank(9, Script(5))
@@ -233,12 +233,12 @@ def test_a_joiner_with_another_model_does_not_take_the_copy() -> None:
 
 
 def sums_in(rank: Rank, buckets: str) -> None:
-    """DDP has settled how gradients are summed."""
+    """Buckets as DDP has settled them."""
     rank.context.fit._buckets = buckets
 
 
 def test_the_keeper_of_a_copy_may_sum_in_other_buckets() -> None:
-    """It is another stage: what counts are those of the rank that was copied."""
+    """The keeper is another stage: the copy carries the buckets of its own rank."""
     with ranks([Script(1), Script(2)]) as made:
         for rank, buckets in zip(made, ("0 1", "0 | 1"), strict=True):
             sums_in(rank, buckets)
@@ -256,8 +256,8 @@ def test_the_keeper_of_a_copy_may_sum_in_other_buckets() -> None:
         other.close()
 
 
-def test_a_damaged_copy_is_never_put_back() -> None:
-    """One bit, in the memory of the host."""
+def test_a_damaged_copy_is_never_restored() -> None:
+    """One bit is flipped in the memory of the host."""
     with ranks([Script(1), Script(2)]) as made:
         train(made, 1)
         copy = made[0].snapshots._store.get(0, 0)
@@ -270,8 +270,8 @@ def test_a_damaged_copy_is_never_put_back() -> None:
         assert whole_digest(made[0].units, 0) == before
 
 
-def test_nobody_goes_back_to_an_earlier_call() -> None:
-    """What a script does between two ``batches()`` calls cannot be done again."""
+def test_no_rank_returns_to_an_earlier_call() -> None:
+    """Code between two ``batches()`` calls cannot be repeated."""
     with ranks([Script(1), Script(2)]) as made:
         train(made, 1)
         early = made[0].snapshots._store.get(0, 0)

@@ -27,7 +27,7 @@ def run(folder: Path, *launcher: str) -> tuple[DemoTrace, str]:
 
 
 def test_plain_python_trains_as_a_world_of_one(tmp_path: Path) -> None:
-    """And says once that nothing protects it."""
+    """It warns once that nothing protects it."""
     trace, output = run(tmp_path)
 
     assert sorted(trace.commits) == [(0, step) for step in range(4)]

@@ -1,4 +1,4 @@
-"""What a state is, whether it fits, and that putting it in place changes nothing else."""
+"""The content of a state, whether it fits, and that replacing it changes nothing else."""
 
 import copy
 from typing import Any
@@ -25,7 +25,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Non
 
 
 def move(source: Registry, target: Registry) -> None:
-    """A transfer without the wire: through bytes for the layout, by copy for the tensors."""
+    """A transfer without the network: through bytes for the layout, by copy for the tensors."""
     layouts, tensors = source.collect()
     received, pending = target.place(msgpack.decode(msgpack.encode(layouts), type=Layouts))
     with torch.no_grad():
@@ -44,7 +44,7 @@ def assert_equal(left: object, right: object) -> None:
 @pytest.mark.parametrize("warm", [0, 3], ids=["cold joiner", "warm joiner"])
 @pytest.mark.parametrize("done", [0, 2], ids=["before the first step", "in training"])
 def test_model_optimizer_and_scheduler_arrive_whole(warm: int, done: int) -> None:
-    """Whatever the joiner has run before, afterwards it has exactly what the source has."""
+    """The joiner has exactly the source's state, whatever it has run before."""
     source, target = build(), build()
     schedules = [torch.optim.lr_scheduler.StepLR(o, 1, 0.5) for _, o in (source, target)]
     train(*source, done)
@@ -63,7 +63,7 @@ def test_model_optimizer_and_scheduler_arrive_whole(warm: int, done: int) -> Non
 
 
 def test_a_warm_joiner_receives_in_place() -> None:
-    """No second copy of parameters and moments on a joiner that has run an iteration."""
+    """A joiner that has run an iteration needs no second copy of parameters and moments."""
     source, target = build(), build()
     train(*source, 2)
     train(*target, 1)
@@ -79,7 +79,7 @@ def test_a_warm_joiner_receives_in_place() -> None:
 
 @pytest.mark.parametrize("warm", [0, 2])
 def test_a_parameter_of_no_module_moves_with_its_optimizer(warm: int) -> None:
-    """As with pieces, so with the whole state: otherwise the joiner alone would have another."""
+    """As in pieces, so in the whole state: otherwise only the joiner's would differ."""
 
     def registered(value: float) -> tuple[torch.Tensor, torch.optim.Optimizer, Registry]:
         model, scale = nn.Linear(3, 3), torch.full((2,), value, requires_grad=True)
@@ -116,7 +116,7 @@ def test_training_goes_on_identically_after_a_move() -> None:
 
 
 def test_another_model_is_refused_with_names_and_shapes() -> None:
-    """The message says which tensor differs and how."""
+    """The message names the tensor and the difference."""
     ours, theirs = build(4), build(6)
 
     reason = mismatch(
@@ -128,13 +128,13 @@ def test_another_model_is_refused_with_names_and_shapes() -> None:
 
 
 def test_an_object_without_state_is_refused_by_name() -> None:
-    """register() says at once what cannot move."""
+    """register() names an object that cannot move at once."""
     with pytest.raises(TypeError, match=r"register\(sched=\.\.\.\): int has no state_dict"):
         Registry({"sched": 3})
 
 
 def test_a_value_that_cannot_move_is_named_by_its_path() -> None:
-    """No pickle: the path of the offending value is in the message."""
+    """The message has the path of the value that is neither tensor nor plain."""
     with pytest.raises(StateMismatch, match=r"opt\.state\[1\] is a function"):
         flatten({"state": [1, test_an_object_without_state_is_refused_by_name]}, "opt")
 
@@ -157,7 +157,7 @@ def test_flatten_and_unflatten_are_inverse() -> None:
 
 
 def test_the_order_in_which_an_optimizer_met_its_parameters_is_no_part_of_the_state() -> None:
-    """Else a state could not be put in place where the same one came together in another order."""
+    """Otherwise a state could not replace one that was built up in another order."""
     layouts = []
     for first in (0, 1):
         params = [nn.Parameter(torch.ones(n + 1)) for n in range(2)]
@@ -173,7 +173,7 @@ def test_the_order_in_which_an_optimizer_met_its_parameters_is_no_part_of_the_st
 
 
 def test_a_state_that_is_neither_parameter_nor_buffer_is_refused() -> None:
-    """It would stay behind in silence."""
+    """It would silently stay behind."""
 
     class Scales(nn.Linear):
         def get_extra_state(self) -> object:

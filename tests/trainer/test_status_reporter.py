@@ -1,4 +1,4 @@
-"""What a worker says of itself between two steps."""
+"""A worker's report between two steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks agree on in a vote, and what they must not take for agreement."""
+"""The agreement of ranks in a vote, and disagreements that it must detect."""
 
 import pytest
 
@@ -28,7 +28,7 @@ LATER = ticket(membership(6, "h1", "h2", "s1"))
     ids=["all", "none", "one not", "another joiner in the same epoch", "another epoch"],
 )
 def test_ranks_switch_only_if_all_mean_the_same(armed, agreed):
-    """Two leaders may have told two changes by one epoch, after Redis has lost writes."""
+    """After Redis has lost writes two leaders may have announced two changes with one epoch."""
     with circle(3) as c:
         found = c.each(lambda f: agree(f, 7, armed[f.rank], STEPPING)[0])
 

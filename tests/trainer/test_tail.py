@@ -1,4 +1,4 @@
-"""What a piece of state misses after it was copied follows as gradients: no bit is lost."""
+"""Changes to a piece of state after its copy follow as gradients: no bit is lost."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ SCRIPTS: dict[str, Callable[[int], Script]] = {
 
 @pytest.mark.parametrize("make", SCRIPTS.values(), ids=SCRIPTS.keys())
 def test_copy_and_tail_lead_to_the_same_bits(make: Callable[[int], Script]) -> None:
-    """The state is in many pieces of many ages, and later the joiner falls behind and jumps: each
-    time it stands where the source stood, and stays there with steps of its own."""
+    """The state has pieces of many ages, and later the joiner falls behind and jumps. Each time it
+    reaches the state of the source, and keeps it with its own steps."""
     with pair(make) as p:
         p.meet()
         p.together(3)
@@ -102,8 +102,8 @@ def test_copy_and_tail_lead_to_the_same_bits(make: Callable[[int], Script]) -> N
 
 
 @pytest.mark.parametrize("name", ["AdamW", "SGD momentum", "groups and a scheduler", "Adagrad"])
-def test_a_job_that_has_not_made_a_step_can_be_followed(name: str) -> None:
-    """What the joiner's optimizer has kept from steps of its own is gone."""
+def test_a_job_without_a_step_can_be_shadowed(name: str) -> None:
+    """State of the joiner's optimizer from its own steps is removed."""
     with pair(SCRIPTS[name], trained=0) as p:
         p.meet()
         p.together(2)
@@ -112,7 +112,7 @@ def test_a_job_that_has_not_made_a_step_can_be_followed(name: str) -> None:
 
 
 def test_the_joiner_keeps_its_memory() -> None:
-    """State of the same shape is written where the joiner's own was: nothing is allocated anew."""
+    """State of the same shape replaces the joiner's in place: nothing is allocated."""
     with pair(SCRIPTS["AdamW"]) as p:
         before = [t.data_ptr() for t in p.joiner.script.registry().collect()[1]]
         p.meet()
@@ -122,7 +122,7 @@ def test_the_joiner_keeps_its_memory() -> None:
 
 
 def test_in_step_only_after_a_step_of_its_own() -> None:
-    """A state that was copied proves nothing about the joiner's processor, nor does a jump."""
+    """A copied state proves nothing about the joiner's processor, nor does a jump."""
     with pair(SCRIPTS["AdamW"]) as p:
         p.meet()
         p.together(1)
@@ -139,8 +139,8 @@ def test_in_step_only_after_a_step_of_its_own() -> None:
         assert (copied, computed, jumped, following.in_step) == (False, True, False, True)
 
 
-def test_nobody_begins_where_outputs_are_under_way() -> None:
-    """They would be taken for those of the step, and the joiner for one of other bits."""
+def test_no_shadow_begins_while_outputs_are_in_flight() -> None:
+    """They would be taken for outputs of the step, and the joiner would seem to compute wrongly."""
     with pair(SCRIPTS["AdamW"]) as p:
         p.meet()
         p.together(2)
@@ -157,7 +157,7 @@ def test_nobody_begins_where_outputs_are_under_way() -> None:
 
 
 def test_a_call_that_ends_is_no_step_of_its_own() -> None:
-    """Nothing is computed there, so that equal bits say nothing about the joiner's processor."""
+    """Nothing is computed there, so equal bits prove nothing about the joiner's processor."""
     with pair(SCRIPTS["AdamW"]) as p:
         following = p.joiner.following
         following.voted = lambda agreed: None  # type: ignore[method-assign]
@@ -170,8 +170,8 @@ def test_a_call_that_ends_is_no_step_of_its_own() -> None:
         assert (ended, following.in_step) == (False, True)
 
 
-def test_a_settled_joiner_hears_outputs_alone() -> None:
-    """Gradients cost the source as much as the outputs: they end when nobody needs them."""
+def test_a_settled_joiner_gets_only_outputs() -> None:
+    """Gradients cost the source as much as the outputs: they end once no joiner needs them."""
     with pair(SCRIPTS["AdamW"]) as p:
         p.meet()
         p.together(2)

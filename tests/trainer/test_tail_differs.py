@@ -1,4 +1,4 @@
-"""A joiner that does not compute the bits of its rank finds out, says where, and never takes it."""
+"""A joiner that computes other bits than its rank notices it, reports it, and gets no rank."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def flip(tensor: Tensor) -> None:
-    """Another lowest bit in the first number."""
+    """Flip the lowest bit of the first number."""
     tensor.detach().view(-1).view(torch.int32)[:1] ^= 1
 
 
@@ -35,7 +35,7 @@ def flip_buffer(script: Script) -> None:
 
 
 def once(pair: Pair, act: Callable[[Script], None]) -> int:
-    """Have the joiner do something after its next step; the step at whose start that will be."""
+    """Let the joiner act after its next step; returns the step at whose start that is."""
     at = pair.source.step + 1
 
     def meanwhile(step: int) -> None:
@@ -57,7 +57,7 @@ def once(pair: Pair, act: Callable[[Script], None]) -> int:
 def test_a_flipped_bit_is_found_at_the_next_boundary(
     act: Callable[[Script], None], part: str
 ) -> None:
-    """After it was equal once, only its own hardware or libraries can be at fault."""
+    """The state was equal before, so only its own hardware or libraries can be the cause."""
     with pair(lambda seed: Script(seed, build=normed)) as p:
         p.meet()
         p.together(2)
@@ -70,7 +70,7 @@ def test_a_flipped_bit_is_found_at_the_next_boundary(
 
 
 def test_a_registered_object_that_differs_is_not_blamed_on_the_hardware() -> None:
-    """A script may do to its scheduler what it likes: then this way to follow it is closed."""
+    """A script may change its scheduler in any way, which then rules out a shadow."""
 
     def act(script: Script) -> None:
         assert isinstance(script, Scheduled)
@@ -87,7 +87,7 @@ def test_a_registered_object_that_differs_is_not_blamed_on_the_hardware() -> Non
 
 
 def test_another_collective_is_named() -> None:
-    """A joiner whose script goes another way is refused, not lost."""
+    """A joiner whose script takes another branch is refused, not treated as lost."""
     with pair(Script) as p:
         p.meet()
         p.together(2)
@@ -103,7 +103,7 @@ def test_another_collective_is_named() -> None:
 
 
 def test_the_sources_reason_reaches_the_joiner() -> None:
-    """Whatever ends it, the status of the joiner can say why."""
+    """For any end, the joiner's status can state the reason."""
     with pair(Script) as p:
         p.meet()
         p.together(1)
@@ -115,8 +115,8 @@ def test_the_sources_reason_reaches_the_joiner() -> None:
         assert (str(p.joiner.error), p.joiner.error.final) == ("the step broke", False)
 
 
-def test_what_the_source_leaves_behind_is_a_state_that_was_proved() -> None:
-    """A standby may serve in a recovery with what it has: with every step of its own it has it."""
+def test_a_shadow_without_its_source_keeps_a_verified_state() -> None:
+    """A standby may serve in a recovery with a state that is verified after every own step."""
     with pair(Script) as p:
         p.meet()
         assert not p.joiner.following.has_state
@@ -130,8 +130,8 @@ def test_what_the_source_leaves_behind_is_a_state_that_was_proved() -> None:
         p.assert_equal()
 
 
-def test_a_jump_that_was_not_proved_leaves_no_state() -> None:
-    """The tail may have gone astray: nobody has compared."""
+def test_an_unverified_jump_leaves_no_state() -> None:
+    """The tail may be wrong: no digest was compared."""
     with pair(lambda seed: Averaged(seed, every=50), trained=2) as p:
         p.meet()
         source, joiner = p.source, p.joiner

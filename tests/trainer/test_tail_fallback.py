@@ -1,4 +1,4 @@
-"""What the tail cannot follow: all is copied once while the source waits, and it is said."""
+"""What a tail cannot reproduce is copied once while the source waits, and reported."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ NOT_FOLLOWED: dict[str, Callable[[int], Script]] = {
 
 
 @pytest.mark.parametrize("make", NOT_FOLLOWED.values(), ids=NOT_FOLLOWED.keys())
-def test_all_is_copied_where_the_tail_goes_astray(make: Callable[[int], Script]) -> None:
-    """The joiner notices, asks for it, says so, and from then on lives the same life."""
+def test_everything_is_copied_after_a_wrong_tail(make: Callable[[int], Script]) -> None:
+    """The joiner notices the difference, asks for the copy, reports it, and is then in step."""
     with pair(make) as p:
         p.meet()
         p.fall_back()
@@ -36,8 +36,8 @@ def test_all_is_copied_where_the_tail_goes_astray(make: Callable[[int], Script])
         p.assert_equal()
 
 
-def test_a_jump_that_goes_astray_is_no_fault_of_the_joiner() -> None:
-    """The copy was equal, and so were its own steps; only the tail cannot make this one."""
+def test_a_wrong_tail_is_not_blamed_on_the_joiner() -> None:
+    """The copy was equal, and so were its own steps; only the tail cannot reproduce this one."""
     with pair(lambda seed: Averaged(seed, every=50), trained=2) as p:
         p.meet()
         p.together(2)
@@ -52,9 +52,9 @@ def test_a_jump_that_goes_astray_is_no_fault_of_the_joiner() -> None:
         p.assert_equal_at_last()
 
 
-def test_state_that_nobody_can_see_is_found_out() -> None:
-    """All that is registered was copied and was equal; still other bits come out, and it is said
-    before the joiner could ever be in step."""
+def test_hidden_optimizer_state_is_detected() -> None:
+    """Everything registered was copied and equal, but the results differ, which is reported before
+    the joiner could ever be in step."""
     with pair(lambda seed: Script(seed, lambda model: [Hiding(model)])) as p:
         p.meet()
         p.fall_back()

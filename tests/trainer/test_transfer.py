@@ -1,4 +1,4 @@
-"""A joiner may have the state already: both sides say what theirs is, and nothing is copied."""
+"""A joiner may hold the state already: both sides exchange digests, and nothing is copied."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.mark.parametrize(("theirs", "same"), [("a", True), ("b", False)])
-def test_both_take_their_digest_at_the_same_time(theirs: str, same: bool) -> None:
-    """All others wait meanwhile. Neither would come back if it waited for the other's first."""
+def test_both_sides_compute_their_digest_at_the_same_time(theirs: str, same: bool) -> None:
+    """All others wait meanwhile. Neither call returns if it waits for the other side's first."""
     together = threading.Barrier(2)
 
     def own(of: str) -> Digest:
@@ -35,14 +35,14 @@ def test_both_take_their_digest_at_the_same_time(theirs: str, same: bool) -> Non
     assert found == [same, same]
 
 
-def test_a_joiner_that_dies_over_its_digest_is_told() -> None:
+def test_a_joiner_that_dies_during_its_digest_is_reported() -> None:
     with linked() as (near, far):
         far.close()
         with pytest.raises(LinkError):
             confirm(near, dict)
 
 
-def test_what_is_no_digest_is_no_word_of_a_joiner() -> None:
+def test_a_malformed_digest_is_refused() -> None:
     with linked() as (near, far):
         far.send_frame(b"\xc1")
         with pytest.raises(LinkError, match="does not speak this protocol"):

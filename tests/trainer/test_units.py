@@ -1,4 +1,4 @@
-"""A state in pieces: put in place one by one it is the same state, whatever was there before."""
+"""A state that is placed in pieces is the same state, whatever was there before."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCRIPTS: dict[str, Callable[[int], Script]] = {
 
 
 def move(source: Units, target: Units) -> None:
-    """As over a link: what arrives is another tensor."""
+    """As over a link: the arriving tensor is another one."""
     for number in range(len(source)):
         layout, tensors = source.collect(number)
         target.place(number, layout, [t.clone() for t in tensors])
@@ -37,7 +37,7 @@ def move(source: Units, target: Units) -> None:
 @pytest.mark.parametrize("there", [0, 2], ids=["cold joiner", "warm joiner"])
 @pytest.mark.parametrize("here", [0, 3], ids=["before the first step", "in training"])
 def test_a_state_arrives_in_pieces(make: Callable[[int], Script], here: int, there: int) -> None:
-    """The same digest, and the same bits in the steps that follow."""
+    """The digest is equal, and so are the bits of the following steps."""
     source, target = make(1), make(2)
     source.train(range(here))
     target.train(range(100, 100 + there))
@@ -51,8 +51,8 @@ def test_a_state_arrives_in_pieces(make: Callable[[int], Script], here: int, the
     assert whole_digest(units, 0) == whole_digest(others, 0)
 
 
-def test_what_was_placed_shares_no_memory_with_what_arrived() -> None:
-    """The body of a frame holds many tensors: none of them may keep all of it alive."""
+def test_placed_units_share_no_memory_with_received_tensors() -> None:
+    """The body of a frame holds many tensors: none may keep the whole body alive."""
     source, target = Script(1), Script(2)
     source.train(range(2))
     units, others = Units(source.registry()), Units(target.registry())
@@ -65,7 +65,7 @@ def test_what_was_placed_shares_no_memory_with_what_arrived() -> None:
 
 
 def test_every_part_of_a_state_is_in_the_digest() -> None:
-    """And a difference is found in the part in which it is."""
+    """A difference is attributed to the part that contains it."""
     for act, part in (
         (lambda s: next(s.model.parameters()).data.view(-1)[:1].add_(1), "parameters and"),
         (lambda s: s.model.get_buffer("1.running_var").add_(1), "buffers"),

@@ -1,4 +1,4 @@
-"""A state that is compared beside the step that begins with it."""
+"""A state that is verified during the step that begins with it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def digest(of: str) -> Callable[[], Digest]:
 
 
 def slow(held: Held) -> Callable[[], Digest]:
-    """It takes until it is let go."""
+    """It takes until released."""
 
     def taken() -> Digest:
         held.stay()
@@ -61,16 +61,16 @@ def links(held: Held) -> Iterator[tuple[Link, Link]]:
 
 
 def join_comparisons() -> None:
-    """A verdict is out before the thread that found it has closed its link."""
+    """A verdict may be known before its thread has closed the link."""
     for thread in threading.enumerate():
         if thread.name == "tmd-verification":
             thread.join()
 
 
-def test_equal_states_are_found_equal_while_both_go_on(
+def test_equal_states_are_verified_while_both_sides_continue(
     held: Held, links: tuple[Link, Link]
 ) -> None:
-    """Neither waits before it is asked; then there is no doubt, however often it is asked."""
+    """Neither side waits before it asks; afterwards every call gives the same verdict."""
     source, joiner = StateVerification(), StateVerification()
     source.give(DUTY, links[0], slow(held))
     joiner.take(DUTY, links[1], digest("same"))
@@ -86,7 +86,7 @@ def test_equal_states_are_found_equal_while_both_go_on(
     assert all(link.ended for link in links)
 
 
-def test_a_state_that_differs_is_doubted_until_it_is_given_back(links: tuple[Link, Link]) -> None:
+def test_a_different_state_is_refuted_until_it_is_given_back(links: tuple[Link, Link]) -> None:
     source, joiner = StateVerification(), StateVerification()
     source.give(DUTY, links[0], digest("same"))
     joiner.take(DUTY, links[1], digest("other"))
@@ -138,10 +138,10 @@ def test_a_digest_that_fails_proves_nothing(
 )
 @pytest.mark.parametrize("waits", ["source", "joiner"])
 @pytest.mark.parametrize("side", ["source", "joiner"])
-def test_another_duty_ends_it(
+def test_another_directive_ends_the_comparison(
     side: str, waits: str, directive: Directive, held: Held, links: tuple[Link, Link]
 ) -> None:
-    """Who hears of it waits neither for the other side nor for a digest of its own."""
+    """It waits neither for the other side nor for a digest of its own."""
     source, joiner = StateVerification(), StateVerification()
     source.give(DUTY, links[0], slow(held) if waits == "source" else digest("same"))
     joiner.take(DUTY, links[1], slow(held) if waits == "joiner" else digest("same"))
@@ -155,7 +155,7 @@ def test_another_duty_ends_it(
 
 
 @pytest.mark.parametrize("directive", [DUTY, Resume("plan", NEW, 1), Train(NEW, 1)])
-def test_the_epoch_that_begins_does_not(
+def test_the_new_epoch_does_not_end_the_comparison(
     directive: Directive, held: Held, links: tuple[Link, Link]
 ) -> None:
     source, joiner = StateVerification(), StateVerification()
@@ -169,7 +169,7 @@ def test_the_epoch_that_begins_does_not(
     assert joiner.verdict() == ""
 
 
-def test_without_a_thread_all_wait(
+def test_without_a_thread_all_ranks_wait(
     links: tuple[Link, Link], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, joiner = StateVerification(), StateVerification()

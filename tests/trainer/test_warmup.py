@@ -1,4 +1,4 @@
-"""Being built, for the first time and as another rank."""
+"""The build of a worker, for the first time and for another rank."""
 
 from __future__ import annotations
 
@@ -91,6 +91,6 @@ def test_a_function_that_makes_groups_is_told_so_at_once(fabric: Fabric) -> None
     assert len(made) == 1
 
 
-def test_whoever_is_asleep_says_that_it_is_a_shadow() -> None:
-    """Also a joiner that waits for its state and walks on through the data: it may have rank 0."""
+def test_a_worker_without_a_rank_reports_shadowing() -> None:
+    """This includes a joiner on the way to its data position, even with rank 0."""
     assert ASLEEP <= SHADOWS

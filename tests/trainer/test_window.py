@@ -1,4 +1,4 @@
-"""Who reads the parameters in the background must never see them change."""
+"""A background reader of the parameters must never see them change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(30)
 PATIENCE = 20.0
 
 
-def test_open_says_which_step_the_parameters_are_of() -> None:
+def test_an_open_window_names_the_step_of_the_parameters() -> None:
     window = Window()
     assert window.version is None
     for version in (3, 4):
@@ -28,7 +28,7 @@ def test_open_says_which_step_the_parameters_are_of() -> None:
 
 
 def test_close_waits_for_the_piece_in_hand() -> None:
-    """And not a moment longer: the version is gone before the wait, so nobody begins another."""
+    """The version is removed before the wait, so that no reader begins another piece."""
     window = Window()
     window.open(1)
     inside, done = threading.Event(), threading.Event()
@@ -59,7 +59,7 @@ def test_close_waits_for_the_piece_in_hand() -> None:
 
 
 def test_a_reader_that_comes_again_finds_it_closed() -> None:
-    """It may take the lock before the main thread does; a piece is all that is waited for."""
+    """It may take the lock before the main thread does; only one piece is waited for."""
     window = Window()
     window.open(1)
     inside = threading.Event()
@@ -87,7 +87,7 @@ def test_a_reader_that_comes_again_finds_it_closed() -> None:
     assert torn == []
 
 
-def test_an_error_of_the_reader_does_not_keep_it_shut() -> None:
+def test_an_error_of_a_reader_releases_the_window() -> None:
     window = Window()
     window.open(1)
     with pytest.raises(ValueError, match="mine"), window.reading():

@@ -1,4 +1,4 @@
-"""Two ends of a link in one process, and somebody who writes down what comes out of one."""
+"""Two ends of a link in one process, and a reader that records the frames at one end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ F = TypeVar("F")
 
 @contextmanager
 def linked(*, buffer: int | None = None) -> Iterator[tuple[Link, Link]]:
-    """The source's end and the joiner's. ``buffer``: bytes that the joiner's side takes unread."""
+    """The source's end and the joiner's. ``buffer``: bytes that the joiner's side holds unread."""
     with socket.create_server(("127.0.0.1", 0)) as door:
         if buffer is not None:
             door.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
@@ -38,7 +38,7 @@ def linked(*, buffer: int | None = None) -> Iterator[tuple[Link, Link]]:
 
 
 class Held:
-    """Whoever comes by stays there, until it is let go."""
+    """A gate that holds every caller until it is opened."""
 
     def __init__(self) -> None:
         self._there, self._go = threading.Event(), threading.Event()
@@ -48,7 +48,7 @@ class Held:
         assert self._go.wait(PATIENCE)
 
     def wait(self, seconds: float = PATIENCE) -> bool:
-        """Wait until somebody is there; whether it came to that."""
+        """Wait until a caller has arrived; returns whether one has."""
         return self._there.wait(seconds)
 
     def let_go(self) -> None:
@@ -59,7 +59,7 @@ LOOK_S = 0.05
 
 
 class Facts:
-    """What threads have done; others wait until it is enough."""
+    """Facts set by threads, for others to wait for."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -71,12 +71,12 @@ class Facts:
             self._changed.notify_all()
 
     def until(self, enough: Callable[[], bool], timeout: float = PATIENCE) -> None:
-        """Wait; a ``TimeoutError`` if it never comes to that."""
+        """Wait; raises ``TimeoutError`` if it never holds."""
         if not self.within(timeout, enough):
             raise TimeoutError("it never came to that")
 
     def within(self, seconds: float, enough: Callable[[], bool]) -> bool:
-        """Wait ``seconds`` at most; whether it came to that.
+        """Wait ``seconds`` at most; returns whether it holds.
 
         Facts of the product's own objects notify nobody here, so the wait looks again by itself.
         """
@@ -91,7 +91,7 @@ class Facts:
 
 
 class Ear(Facts):
-    """Reads a link and keeps all frames; not while ``may_read`` is clear."""
+    """Reads a link and keeps all frames; pauses while ``may_read`` is clear."""
 
     def __init__(self, link: Link) -> None:
         super().__init__()
@@ -110,12 +110,12 @@ class Ear(Facts):
         return [frame for frame, _ in self.heard if isinstance(frame, kind)]
 
     def first(self, kind: type[F], count: int = 1) -> F:
-        """The ``count``-th frame of a kind, waiting for it."""
+        """Wait for the ``count``-th frame of a kind."""
         self.until(lambda: len(self.of(kind)) >= count or self.error is not None)
         return self.of(kind)[count - 1]
 
     def end(self) -> None:
-        """Read until the other side has ended it."""
+        """Read until the other side has closed the link."""
         self.may_read.set()
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive()
