@@ -261,11 +261,11 @@ def test_a_script_that_fails_before_it_joins_is_said_to(config: Path) -> None:
     status, _, errors = told(config, "wrong.py", options=("--max-restarts=1", "--restart-delay=0"))
 
     assert status == 1
-    again, never = (line for line in errors.splitlines() if " again" in line)
-    assert "starting it again" in again
+    again, never = (line for line in errors.splitlines() if " restart" in line)
+    assert "restarting it" in again
     assert "the script failed before it joined" in again
     assert "1.0" in again
-    assert "not started again: --max-restarts is used up" in never
+    assert "not restarted: --max-restarts is used up" in never
 
 
 # --- a restart that the operating system refuses --------------------------------------------------
@@ -300,7 +300,7 @@ else:
         *("--nproc-per-node", "2", "--max-restarts", "6", "--log-dir", str(folder)),
         says=True,
     )
-    refused = started.until("a worker cannot be started again")
+    refused = started.until("a worker cannot be restarted")
     folder.unlink()
     started.said()
 
@@ -329,7 +329,7 @@ def test_restarts_that_are_refused_are_counted(
     started = launch(
         "", "--nproc-per-node", "2", "--max-restarts", "1", command=(str(program),), says=True
     )
-    refused = started.until("not started again: --max-restarts is used up")
+    refused = started.until("not restarted: --max-restarts is used up")
     fifo.open("w").close()
     started.said()
 

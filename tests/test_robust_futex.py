@@ -200,7 +200,7 @@ def test_what_is_no_shared_memory_is_refused(tmp_path, what):
         pipe = os.pipe()
         fds = {"file": file.fileno(), "pipe": pipe[0], "socket": a.fileno()}
         try:
-            assert_refused(fds[what], 1, "no shared memory")
+            assert_refused(fds[what], 1, "not of shared memory")
         finally:
             for fd in pipe:
                 os.close(fd)

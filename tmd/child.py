@@ -1,9 +1,9 @@
-"""A child process that nobody but its owner reaps.
+"""A child process that only its owner reaps.
 
-asyncio's own children are reaped by a thread, but every signal sent through them polls them first:
-if one has just ended, the poll takes its exit status away from the thread, which then warns of an
-unknown child and reports 255. A loop that closes before that thread has spoken is an error, too.
-Here the end is heard by a pidfd and the status is taken in one place.
+asyncio reaps its children in a thread, but every signal sent through them polls them first: if one
+has just ended, the poll takes its exit status away from the thread, which then warns of an unknown
+child and reports 255. It is an error, too, if the loop closes before the thread has reported. Here
+a pidfd reports the end, and the status is read in one place.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 CHUNK = 65_536
 LOOK_S = 0.05
-"""Where the kernel has no pidfds, so often a child is asked whether it has ended."""
+"""Interval at which a child is polled if the kernel has no pidfds."""
 _left: list[subprocess.Popen[bytes]] = []
-"""Children that were killed and did not end: a driver may hold them. Reaped when they do."""
+"""Killed children that have not ended: a driver may hold them. Reaped once they do."""
 
 
 class Child:
-    """A process in a session of its own. Closed by :meth:`end`, in the task that uses it."""
+    """A process in a separate session. Closed by :meth:`end`, in the task that uses it."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -40,7 +40,7 @@ class Child:
         stderr: bool = False,
         env: Mapping[str, str] | None = None,
     ) -> Child:
-        """Its stdout is read with :meth:`read`; stdin and stderr are nothing unless asked for.
+        """Its stdout is read with :meth:`read`; stdin and stderr are closed unless requested.
 
         Raises:
             OSError, ValueError: it cannot be started.
@@ -52,7 +52,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE if stderr else subprocess.DEVNULL,
             env=env,
-            start_new_session=True,  # Ctrl-C at a terminal is for us
+            start_new_session=True,  # Ctrl-C at a terminal is for the parent
             bufsize=0,
         )
         for pipe in (process.stdin, process.stdout, process.stderr):
@@ -70,7 +70,7 @@ class Child:
         return self._process.poll() is None
 
     def write(self, said: bytes) -> None:
-        """A few bytes to its stdin.
+        """Write a few bytes to its stdin.
 
         Raises:
             OSError: it has ended, or does not read.
@@ -84,12 +84,12 @@ class Child:
             self._process.stdin.close()
 
     async def read(self) -> bytes:
-        """What it has written to stdout; empty once nobody can write there any more."""
+        """Bytes from its stdout; empty once all writers have closed it."""
         assert self._process.stdout is not None
         return await _read(self._process.stdout.fileno())
 
     async def read_errors(self) -> bytes:
-        """The same of stderr."""
+        """The same for stderr."""
         assert self._process.stderr is not None
         return await _read(self._process.stderr.fileno())
 
@@ -100,7 +100,7 @@ class Child:
         return status
 
     def abandon(self) -> None:
-        """Kill it and close all pipes without waiting for its end, which :meth:`status` tells."""
+        """Kill it and close all pipes without a wait for its end, which :meth:`status` reports."""
         self._process.kill()
         self._close()
 
@@ -110,9 +110,9 @@ class Child:
                 pipe.close()
 
     async def end(self, within_s: float, *, kill: bool = True) -> bool:
-        """Close all pipes, kill it unless told not to, and wait; whether it has ended.
+        """Close all pipes, kill it unless ``kill`` is false, and wait; returns whether it ended.
 
-        One that has not, because a driver holds it, say, is left to the kernel.
+        A child that has not, for instance because a driver holds it, is left to the kernel.
         """
         if kill:
             self._process.kill()
@@ -130,7 +130,7 @@ class Child:
 
 
 def send(process: Process, number: int) -> None:
-    """Signal a child of asyncio, if it has not ended, and leave its exit status where it is."""
+    """Signal a child of asyncio, unless it has ended, and leave its exit status to asyncio."""
     if process.returncode is None:
         with suppress(ProcessLookupError):
             os.kill(process.pid, number)

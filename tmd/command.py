@@ -1,6 +1,6 @@
-"""The command of a worker, and why it cannot be started.
+"""The command of a worker, and the reasons why it cannot be started.
 
-A script that is not there fails on every try. It is refused before the first one.
+A missing script fails on every attempt, so it is refused before the first one.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from pathlib import Path
 from tmd.extras import lacking_trainer
 
 LONG = "--check-hash-based-pycs"
-"""The one long option of the interpreter before a script; it takes the next argument, too."""
+"""The only long option of the interpreter before a script; it also takes the next argument."""
 PLAIN = frozenset("bBdEiIOPqRsSuvx")
 """Short options of the interpreter that may stand together in one argument, as in ``-um``."""
 WITH_VALUE = frozenset("cmWX")
-"""Those that take what is left of their argument or, if nothing is, the next one."""
+"""Options that take the rest of their argument or, if that is empty, the next one."""
 
 
 def command_of(script: Sequence[str]) -> tuple[str, ...]:
-    """What is executed: a Python file and ``-m MODULE`` go to the interpreter of ``tmd``."""
+    """The executed command: a Python file and ``-m MODULE`` go to the interpreter of ``tmd``."""
     if script[0] == "-m" or script[0].endswith(".py"):
         return (sys.executable, *script)
     return tuple(script)
 
 
 def missing(command: Sequence[str]) -> str:
-    """Why ``command`` cannot be started, with the remedy; empty if nothing speaks against it."""
+    """Why ``command`` cannot be started, with the remedy; empty if no reason is known."""
     program = command[0]
     if found := shutil.which(program):
         if not _is_python(found):
@@ -48,7 +48,7 @@ def _is_python(program: str) -> bool:
 
 
 def _missing_script(python: str, arguments: Sequence[str]) -> str:
-    """Of what the interpreter is asked to run; of other ways than a file and ``-m`` nothing."""
+    """Why the interpreter cannot run its arguments; only a file and ``-m`` are checked."""
     rest = iter(arguments)
     for argument in rest:
         if argument in ("-", ""):
@@ -63,7 +63,7 @@ def _missing_script(python: str, arguments: Sequence[str]) -> str:
         if not letters:
             continue
         if letters[0] not in WITH_VALUE:
-            return ""  # an option that we do not know may take the next argument
+            return ""  # an unknown option may take the next argument
         value = letters[1:] or next(rest, "")
         if letters[0] == "m":
             return _missing_module(value) if _is_ours(python) else ""
@@ -73,7 +73,7 @@ def _missing_script(python: str, arguments: Sequence[str]) -> str:
 
 
 def _is_ours(python: str) -> bool:
-    """What modules another environment has only its own interpreter knows."""
+    """Whether it is this interpreter: only an environment's own one knows its modules."""
     return Path(python).absolute() == Path(sys.executable).absolute()
 
 
@@ -91,14 +91,14 @@ def _unreadable(file: Path, *, may_be_folder: bool = False) -> str:
 
 
 def _missing_module(module: str) -> str:
-    """Looked up without importing anything: a package may do much when it is imported."""
+    """Searches without an import, since importing a package may have effects."""
     names = module.split(".")
     if not all(names):
         return f"-m is given {module or 'nothing'}: name a module, as -m package.module"
     try:
         return _not_found(names)
     except Exception:
-        # A foreign finder may raise anything. Python itself shall say what is wrong.
+        # A foreign finder may raise anything. The error is left to Python.
         return ""
 
 
@@ -127,7 +127,7 @@ def _not_found(names: Sequence[str]) -> str:
 def _spec(name: str, parent: ModuleSpec | None) -> ModuleSpec | None:
     """As ``python -m`` finds it: the working directory comes first.
 
-    Every finder is asked. Editable installations have finders of their own.
+    Every finder is asked, since editable installations have special ones.
     """
     if parent is None:
         if found := PathFinder.find_spec(name, [str(Path.cwd()), *sys.path]):
@@ -140,7 +140,7 @@ def _spec(name: str, parent: ModuleSpec | None) -> ModuleSpec | None:
 
 
 def _may_extend(package: ModuleSpec) -> bool:
-    """Whether its code, which is not run here, may add folders in which modules are found."""
+    """Whether its code, which is not run here, may add folders with modules."""
     if package.origin is None:
         return False  # a namespace package has no code
     source = getattr(package.loader, "get_source", lambda _: None)(package.name)

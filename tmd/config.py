@@ -1,7 +1,7 @@
 """The configuration: one TOML file, overlaid by ``TMD_<SECTION>__<KEY>`` variables.
 
 Each key is documented where it is declared. Unknown keys are errors that name the file, the key
-and the nearest known one. Nothing here has an effect; secrets are read when they are asked for.
+and the nearest known one. Nothing here has an effect; secrets are read on demand.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Log(Section, frozen=True):
 
 
 class Settings(Section, frozen=True):
-    """All of it. Use :func:`load`."""
+    """All settings. Use :func:`load`."""
 
     cluster: Cluster = Cluster()
     redis: Redis = Redis()
@@ -197,17 +197,17 @@ class Settings(Section, frozen=True):
         return lambda job: hmac.digest(secret, f"{cluster}/{job}".encode(), hashlib.sha256)
 
     def store_key(self) -> bytes:
-        """The key that seals what the cluster's members write to the store. Reads the secret."""
+        """The key that seals the values of cluster members in the store. Reads the secret."""
         return store_key(self.secret(), self.cluster.name)
 
     def detector(self, name: str) -> DetectorSection:
-        """Settings of one detector; a stranger only observes until it is told otherwise."""
+        """Settings of one detector; an unconfigured third-party detector only observes."""
         return self.detectors.get(name, DetectorSection(strategy=_default_strategy(name)))
 
 
 def store_key(secret: bytes, cluster: str) -> bytes:
     """The key that seals values in the store of ``cluster``."""
-    # The NUL keeps it apart from every job's key: no job has one in its name.
+    # The NUL separates it from every job's key: no job name contains one.
     return hmac.digest(secret, f"{cluster}\0store".encode(), hashlib.sha256)
 
 
@@ -241,10 +241,10 @@ def read_file(path: Path | None) -> dict[str, Any]:
 
 
 def refuse_exposed(file: Path | None) -> None:
-    """Secrets in a file are as safe as the file: the rule is that of ``secret_file``.
+    """Refuse secrets in a public file, as for ``secret_file``.
 
     Raises:
-        ConfigError: everybody on this host can read a secret in ``file``.
+        ConfigError: every user of this host can read a secret in ``file``.
     """
     if file is None or not is_public(file):
         return
@@ -277,10 +277,10 @@ def load(path: Path | None = None) -> Settings:
 
 
 def parse(values: dict[str, Any]) -> tuple[Settings | None, list[Problem]]:
-    """The settings that ``values`` describe, or all that is wrong with them."""
+    """The settings in ``values``, or all mistakes in them."""
     found: dict[str, Any] = {}
     problems = [Problem((name,)) for name in values if name not in Settings.__struct_fields__]
-    # Also those that nobody has written: what a section makes up by itself is checked as well.
+    # Including absent sections: defaults are checked as well.
     for name, kind in SECTIONS.items():
         found[name], wrong = read(kind, values.get(name, {}), (name,))
         problems += wrong
@@ -307,7 +307,7 @@ def _default_strategy(detector: str) -> Strategy:
 
 
 def _overlaid(values: dict[str, Any], named: dict[tuple[str, ...], str]) -> dict[str, Any]:
-    """``values`` with what the environment says instead."""
+    """``values`` with those of the environment in their place."""
     result = deepcopy(values)
     for path, name in named.items():
         place = result
@@ -363,7 +363,7 @@ def _nearest(word: str, known: Any) -> str:
 
 
 def _default_dir(variable: str) -> Path:
-    """As systemd says; else the usual place of root or of the user."""
+    """The folder given by systemd; else the usual one of root or of the user."""
     if os.environ.get(variable):
         return Path(os.environ[variable].split(":")[0])
     runtime = variable == "RUNTIME_DIRECTORY"

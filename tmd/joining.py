@@ -1,6 +1,6 @@
-"""How a launcher knows that a script has called ``join()``: by a file that it leaves.
+"""A file by which a launcher learns that a script has called ``join()``.
 
-Not by the daemon, which may be away, and not by a pipe, which a script's own children would hold.
+The daemon may be unreachable, and a script's own children would hold a pipe open.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ VARIABLE = "TMD_JOINED"
 
 
 def mark() -> None:
-    """In the worker. Without a launcher nobody wants to know."""
+    """Called in the worker; does nothing without a launcher."""
     if path := os.environ.get(VARIABLE):
         with contextlib.suppress(OSError):
             Path(path).touch()
 
 
 class Joining:
-    """In the launcher: which of its workers have called ``join()``."""
+    """The launcher's record of workers that have called ``join()``."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder)
         self._joined: set[str] = set()
-        """Those whose file was seen. It may be cleaned up as an old temporary one."""
+        """Workers whose file was seen, which may since have been removed as an old temporary."""
 
     def variables(self, worker: str) -> dict[str, str]:
-        """What ``worker`` needs for :func:`mark`."""
+        """Environment of ``worker`` for :func:`mark`."""
         return {VARIABLE: str(self._file(worker))}
 
     def look(self, workers: Iterable[str]) -> None:
-        """Remember which of ``workers`` have called ``join()`` by now."""
+        """Record which of ``workers`` have called ``join()``."""
         for worker in workers:
             self.has(worker)
 
@@ -43,7 +43,7 @@ class Joining:
         return worker in self._joined
 
     def forget(self, worker: str) -> None:
-        """It has ended."""
+        """Forget a worker that has ended."""
         self._joined.discard(worker)
 
     def _file(self, worker: str) -> Path:

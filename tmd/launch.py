@@ -1,8 +1,8 @@
-"""``tmd launch``: start the workers of this host for a job, end them, start them again.
+"""``tmd launch``: start the workers of this host for a job, end them, restart them.
 
-The launcher talks to the daemon over its socket. It runs as the user, in the user's
-cgroup; the daemon only ever asks it to end a worker. It tells the daemon how each one ended.
-One loop, no threads: children are waited for through pidfds beside the socket and the signals.
+The launcher talks to the daemon over its socket. It runs as the user, in the user's cgroup. The
+daemon can only order it to kill a worker. The launcher reports how each worker ended.
+One loop, no threads: it waits for pidfds of the children, the socket and signals together.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from tmd.starting import CannotStart, start
 
 RECONNECT_S = 0.5
 GRACE_S = 5.0
-"""How long workers may take to end after SIGTERM before they get SIGKILL."""
+"""Time for workers to end after SIGTERM before they get SIGKILL."""
 NOT_STARTED = 2
 """Exit status when the command of a worker cannot be started."""
 RESTART_S = 1.0
-"""Pause before a worker is started again; doubled each time. Importing torch keeps a core busy for
+"""Pause before a worker is restarted; doubled each time. Importing torch keeps a core busy for
 seconds, which a recovery on this host needs first."""
 JOIN_S = 60.0
-"""A script that has not called ``join()`` after this long is warned about; imports take time."""
+"""A script that has not called ``join()`` after this time is warned about; imports take long."""
 
 UNJOINED = (
     "it has not called tmd.trainer.join(): until then it is not part of the job, and its RANK is "
@@ -60,7 +60,7 @@ log = structlog.get_logger("tmd.launch")
 
 
 class LaunchSpec(Struct, frozen=True):
-    """What to start on this host."""
+    """Settings of this host's launcher."""
 
     job: str
     host: str
@@ -84,7 +84,7 @@ class Launcher:
         self._children: dict[int, tuple[str, int, subprocess.Popen[bytes]]] = {}
         self._restarts = [0] * spec.local_size
         self._due: dict[int, float] = {}
-        """Slots that are to be started again, and when."""
+        """Slots to restart, and the time."""
         self._exits: list[Exit] = []
         self._daemon: socket.socket | None = None
         self._inbox = bytearray()
@@ -93,11 +93,11 @@ class Launcher:
         self._worst = 0
         self._joining = Joining("")
         self._awaited: dict[str, float] = {}
-        """Workers that have not joined yet as far as is known, and when to look again."""
+        """Workers not known to have joined, and the time of the next check."""
         self._reminded: set[str] = set()
 
     def run(self) -> int:
-        """Start everything and stay until all workers have ended; returns the exit status.
+        """Start all workers and run until all have ended; returns the exit status.
 
         Raises:
             CannotStart: the operating system refuses the command at a first start.
@@ -178,16 +178,16 @@ class Launcher:
     def _try_again(
         self, slot: int, status: int, *, joined: bool, facts: Mapping[str, object]
     ) -> None:
-        """Start the slot again after a pause. Without restarts left ``status`` counts."""
+        """Restart the slot after a pause. Without restarts left ``status`` counts."""
         done, allowed = self._restarts[slot], self._spec.max_restarts
         if done < allowed:
             pause = pause_s(done, self._spec.restart_delay_s, joined=joined)
             self._restarts[slot] += 1
             self._due[slot] = time.monotonic() + pause
-            log.warning("starting it again", in_s=pause, restarts_left=allowed - done - 1, **facts)
+            log.warning("restarting it", in_s=pause, restarts_left=allowed - done - 1, **facts)
         else:
             self._worst = max(self._worst, status)
-            log.error("not started again: --max-restarts is used up", max_restarts=allowed, **facts)
+            log.error("not restarted: --max-restarts is used up", max_restarts=allowed, **facts)
 
     def _remind(self) -> None:
         self._joining.look(worker for worker, _, _ in self._children.values())
@@ -196,7 +196,7 @@ class Launcher:
             del self._awaited[worker]
             if self._joining.has(worker):
                 continue
-            # Look again: nothing else may wake the loop for days, and the mark may be cleaned away.
+            # Check again: no other event may wake the loop for days, and the mark may be removed.
             self._awaited[worker] = now + JOIN_S
             if worker not in self._reminded:
                 self._reminded.add(worker)
@@ -208,9 +208,9 @@ class Launcher:
             try:
                 self._spawn(slot)
             except CannotStart as error:
-                # The workers beside it are well. What is refused now may be granted later.
+                # Other workers are well, and the system may allow the command later.
                 facts = {"slot": slot, "error": in_words(error)}
-                log.warning("a worker cannot be started again", **facts)
+                log.warning("a worker cannot be restarted", **facts)
                 self._try_again(slot, NOT_STARTED, joined=False, facts=facts)
 
     def _kill_all(self, number: signal.Signals = signal.SIGKILL) -> None:
@@ -239,7 +239,7 @@ class Launcher:
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     def stop(self, number: int) -> None:
-        """A signal arrived: end the workers in an orderly way, then for good."""
+        """Handle a signal: end the workers in an orderly way, on a second signal at once."""
         if self._stopping:
             self._kill_all()
             return
@@ -268,7 +268,7 @@ class Launcher:
             self._tell(wire.Exited(known))
 
     def _introduce(self) -> None:
-        # Those that ended too: how they ended is told again after each reconnect.
+        # Ended workers too: their exits are reported again after each reconnect.
         alive = (worker for worker, _, _ in self._children.values())
         workers = (*alive, *(known.worker for known in self._exits))
         hello = wire.LauncherHello(wire.VERSION, self._spec.job, os.getpid(), workers, notices=True)
@@ -295,7 +295,7 @@ class Launcher:
             for message in _messages(self._inbox):
                 self._obey(message)
         except (OSError, WireError) as error:
-            log.warning("daemon not reachable, workers go on", error=in_words(error))
+            log.warning("the daemon cannot be reached, workers continue", error=in_words(error))
             part = b""
         if not part:
             self._hang_up()
@@ -351,7 +351,7 @@ def launch(
     """Start this host's workers of a job. The same command on active and standby hosts.
 
     Exit status: 0 if all workers ended well, 2 if the command cannot be started, else that of a
-    worker that failed and was not started again.
+    worker that failed and was not restarted.
     """
     if why := wrong_name(job):
         raise ConfigError(f"--job: {why}")

@@ -1,4 +1,4 @@
-"""No orphans: a child that ends when its parent does, however that one ended (Linux)."""
+"""Lets a child end together with its parent, however the parent ends (Linux)."""
 
 from __future__ import annotations
 

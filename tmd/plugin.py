@@ -1,8 +1,8 @@
-"""The public plug-in API: all that a detector or a policy may import.
+"""The public plug-in API: everything that a detector or a policy may import.
 
-A detector states facts as :class:`Signal`; a policy looks at a :class:`ClusterView` and says what
-it wants as :class:`Verdict`. Both are found through the entry-point groups ``tmd.detectors`` and
-``tmd.policies``. What ships with tmd uses nothing else than this module.
+A detector states facts as :class:`Signal`; a policy examines a :class:`ClusterView` and states its
+demands as :class:`Verdict`. The entry-point groups ``tmd.detectors`` and ``tmd.policies`` name
+both. The plug-ins that ship with tmd use nothing but this module.
 """
 
 from __future__ import annotations
@@ -90,19 +90,19 @@ POLICY_GROUP = "tmd.policies"
 
 
 class WorkerEvent(Struct, frozen=True):
-    """What holds now about one worker of this host."""
+    """The current situation of one worker of this host."""
 
     worker: str
     job: str
     status: WorkerStatus | None = None
-    """Its latest word; ``None`` if it never spoke."""
+    """Its latest report; ``None`` if there was none."""
     exit: Exit | None = None
     """Set once it ended, or the kernel has begun to end it: see ``code``."""
     connected: bool = False
     silent_s: float = 0.0
-    """How long nothing came over its connection; a live trainer speaks every half second."""
+    """Time since the last message on its connection; a live trainer sends one every half second."""
     forgotten: bool = False
-    """Its exit is so long ago that the host no longer tells of it: clear what you raised."""
+    """Its exit is so long ago that the host no longer reports it: clear your findings about it."""
 
 
 class DetectorConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -114,7 +114,7 @@ class PolicyConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DetectorContext(Protocol):
-    """What a detector is given."""
+    """Access of a detector to its host."""
 
     @property
     def host(self) -> str:
@@ -132,7 +132,7 @@ class DetectorContext(Protocol):
         """Monotonic seconds: the only clock for time-outs."""
 
     async def sleep(self, seconds: float) -> None:
-        """Pause; also tells the supervisor that the detector is alive."""
+        """Pause; also shows the supervisor that the detector is alive."""
 
     def worker_events(self) -> AsyncIterator[WorkerEvent]:
         """Every change of a worker of this host, and all of them again every half second.
@@ -155,11 +155,11 @@ class Detector(ABC):
         return None
 
     def supported_with(self, config: DetectorConfig) -> str | None:
-        """The same with its own keys: override it where they say what is looked at."""
+        """The same with its own keys: override it if they determine what is watched."""
         return self.supported()
 
     def sources_with(self, config: DetectorConfig) -> str:
-        """What it goes by on this host, for people; empty where that goes without saying."""
+        """Its sources on this host, for people; empty if they are obvious."""
         return ""
 
     @abstractmethod
@@ -171,10 +171,10 @@ class Detector(ABC):
 
 
 class Policy(ABC):
-    """Says what should happen, never how. Pure: no IO, no clock, no memory.
+    """States what should happen, never how. Pure: no IO, no clock, no memory.
 
-    It sees no finding of a detector that only observes, and must let nobody be moved by one whose
-    ``strategy`` is not :attr:`Strategy.ACT`.
+    It sees no finding of a detector that only observes, and must not move a rank for a finding
+    whose ``strategy`` is not :attr:`Strategy.ACT`.
     """
 
     name: ClassVar[str]
@@ -185,7 +185,7 @@ class Policy(ABC):
 
     @abstractmethod
     def decide(self, view: ClusterView) -> Sequence[Verdict]:
-        """Verdicts about rank-holding workers. Asked at every change, so repeats are expected."""
+        """Verdicts about rank-holding workers. Called at every change, so repeats are expected."""
 
 
 _BARE = (
@@ -198,9 +198,9 @@ _BARE = (
 def bare_python(file: Path, *arguments: str, needs: Sequence[str] = ()) -> list[str]:
     """Command line of a process that calls ``main(*arguments)`` of the module in ``file``.
 
-    For what may hang and therefore must be read by a process of its own: one that has only the
-    standard library, the package that ``file`` is in and the modules ``needs`` takes half the
-    memory, and starts in half the time, of one that can import all that is installed.
+    For a reader that may hang and therefore needs a separate process. With only the standard
+    library, the package of ``file`` and the modules ``needs`` it takes half the memory and half the
+    time to start of a process that can import all installed packages.
     """
     path = "\n".join(map(str, [file.parents[1], *map(_place, needs)]))
     module = f"{file.parent.name}.{file.stem}"
@@ -208,7 +208,7 @@ def bare_python(file: Path, *arguments: str, needs: Sequence[str] = ()) -> list[
 
 
 def _place(module: str) -> Path:
-    """The folder that an import of ``module`` must know."""
+    """The folder from which ``module`` is imported."""
     found = find_spec(module)
     if found is None or found.origin is None:
         raise PluginError(f"there is no module {module}: install tmd with all it depends on")

@@ -1,14 +1,14 @@
-"""Knowing that a process begins to end, before the kernel has taken it apart (Linux).
+"""Notices that a process begins to end, before the kernel has dismantled it (Linux).
 
-Who is killed keeps its sockets, and its entry in the process table, until its memory is freed: the
-more it had, the longer, and longer still where a driver has to give back a device. What the kernel
-does before all that is to mark the robust futexes of its threads and to wake whoever waits for them
+A killed process keeps its sockets, and its entry in the process table, until its memory is freed.
+This takes longer for more memory, and longer still where a driver must release a device. Before
+that the kernel marks the robust futexes of the process's threads and wakes the waiting threads
 (kernel documentation, ``locking/robust-futex-ABI``). So a thread of a trainer holds one for as long
 as the process lives, and the daemon of its host waits for it.
 
-It is held and waited for by system call and not through pthreads: a daemon that serves other users
-must not let a C library follow pointers in memory of theirs. Where it cannot be had, an exit is
-noticed as late as ever.
+System calls hold it and wait for it, not pthreads: a daemon that serves other users must not let a
+C library follow pointers in their memory. Where robust futexes are missing, an exit is noticed with
+a delay.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ NAME = "tmd-robust-futex"
 PAGE = mmap.PAGESIZE
 WORD = struct.Struct("@I")
 LIST, ENTRY, AT = struct.Struct("@PlP"), struct.Struct("@P"), 32
-"""The page: ``struct robust_list_head``, its one entry, and from ``AT`` on the word."""
+"""The page: ``struct robust_list_head``, its one entry, and the futex word at ``AT``."""
 LOOK_S = 1.0
-"""How often a thread that waits sees whether it is still wanted."""
+"""Interval at which a waiting thread checks whether it should end."""
 MAP_FAILED = ctypes.c_void_p(-1).value
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -53,13 +53,13 @@ class Held:
     """A robust futex of this process. Owns a page of shared memory and a thread that sleeps.
 
     Raises:
-        OSError: it cannot be had on this machine.
+        OSError: this machine has no robust futexes.
     """
 
     fd: int
-    """Of the page; to be handed to whoever is to watch."""
+    """Descriptor of the page, for the process that watches."""
     thread: int
-    """The thread that holds it, by its number where it lives."""
+    """Number of the holding thread in its own PID namespace."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
@@ -73,12 +73,12 @@ class Held:
             raise
 
     def let_go(self) -> None:
-        """The process is about to end of its own accord: that is nothing to be noticed early."""
+        """Release it, since the process ends by itself and need not be noticed early."""
         if os.getpid() == self._process:
             WORD.pack_into(self._page, AT, 0)
 
     def _taken(self) -> int:
-        """Number of the thread that holds it from now on."""
+        """Let a thread hold it; returns the thread's number."""
         held: Future[int] = Future()
 
         def hold() -> None:
@@ -93,13 +93,13 @@ class Held:
         return held.result()
 
     def _live(self) -> None:
-        """What the thread does that holds it."""
+        """Work of the holding thread."""
         threading.Event().wait()
 
     def _enlist(self) -> int:
-        """The calling thread, whose number is returned, holds this robust futex and no other."""
-        # All that the kernel reads when the thread ends is in shared memory: a process that is
-        # killed for want of memory may have lost its own by then.
+        """Let the calling thread hold this futex and no other; returns the thread's number."""
+        # Everything that the kernel reads at the thread's end is in shared memory: a process killed
+        # for lack of memory may already have lost its own.
         page = ctypes.addressof(ctypes.c_char.from_buffer(self._page))
         entry, thread = page + LIST.size, threading.get_native_id()
         WORD.pack_into(self._page, AT, thread | WAITERS)
@@ -115,9 +115,9 @@ class FutexWatch:
     """A thread that waits until the holder of a futex begins to end; then it calls ``told``.
 
     Args:
-        fd: what the holder has handed over; it may be anything, and stays the caller's.
-        thread: the thread that holds it, if that is true.
-        told: called in the thread that waits, at most once.
+        fd: the descriptor from the holder; it is not trusted, and stays the caller's.
+        thread: the holding thread, according to the holder.
+        told: called in the waiting thread, at most once.
 
     Raises:
         OSError: there is no such futex.
@@ -138,15 +138,15 @@ class FutexWatch:
             raise OSError(*error.args) from error
 
     def close(self) -> None:
-        """Call nobody any more; the thread ends within a second."""
+        """Make no more calls; the thread ends within a second."""
         self._closed.set()
 
     def _run(self) -> None:
         try:
             while not self._closed.is_set() and self._is(self._word, LOOK_S):
                 pass
-            # Let go in an orderly way, it is another word. It is never read here: the page may be
-            # gone by now, which is an error to the kernel and the end to whoever reads.
+            # An orderly release sets another word. It is never read here: the page may be gone,
+            # which is an error for the kernel but would kill a process that reads.
             died = self._is(OWNER_DIED | WAITERS, 0)
         finally:
             _libc.munmap(self._page, PAGE)
@@ -154,28 +154,28 @@ class FutexWatch:
             self._told()
 
     def _is(self, word: int, seconds: float) -> bool:
-        """Whether the futex is ``word``; sleep while it is, for so long."""
+        """Sleep for up to ``seconds`` while the futex is ``word``; returns whether it is."""
         whole = int(seconds)
         time = _Time(whole, int((seconds - whole) * 1e9))
         address = ctypes.c_void_p(self._page + AT)
         arguments = (address, FUTEX_WAIT, ctypes.c_uint(word), ctypes.byref(time), None, 0)
-        # Whoever was woken, by whatever, had begun to wait for that word.
+        # Any wake-up means that the thread had begun to wait for that word.
         return _call(1, *arguments) in (0, errno.EINTR, errno.ETIMEDOUT)
 
 
 def wake(word: int) -> None:
-    """Wake who waits for the futex at this address, as the kernel does."""
+    """Wake the threads that wait for the futex at this address, as the kernel does."""
     _call(1, ctypes.c_void_p(word), FUTEX_WAKE, 1, None, None, 0)
 
 
 def _mapped(fd: int) -> int:
-    """Address of the page behind ``fd``, to read. Raises OSError."""
+    """Address of the readable page behind ``fd``. Raises OSError."""
     try:
-        # Only shared memory has seals, and whoever asks anything else about a file may have to wait
-        # for a disk or a network.
+        # Only shared memory has seals. Any other question about a file might wait for a disk or a
+        # network.
         fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError as error:
-        raise OSError(error.errno, "what was handed over is no shared memory") from error
+        raise OSError(error.errno, "the descriptor is not of shared memory") from error
     found = _libc.mmap(None, PAGE, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
     if found is None or found == MAP_FAILED:
         raise OSError(ctypes.get_errno(), "mmap")
@@ -183,7 +183,7 @@ def _mapped(fd: int) -> int:
 
 
 def _call(which: int, *arguments: Any) -> int:
-    """``errno`` of a system call, 0 if it went well."""
+    """``errno`` of a system call, 0 on success."""
     numbers = SYSTEM_CALLS.get(platform.machine())
     if numbers is None:
         return errno.ENOSYS

@@ -1,6 +1,6 @@
-"""How a section of the configuration is read: types, limits, every mistake named.
+"""Reads a section of the configuration: types, limits, and a name for every mistake.
 
-Knows no section. Built on msgspec, which the daemon has loaded anyway.
+Independent of particular sections. Built on msgspec, which the daemon has loaded anyway.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msgspec import Meta, Struct, ValidationError, convert, structs, to_builtins
 Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
 OWN = "own"
-"""A field of this name takes the keys that the section does not know."""
+"""A field of this name takes the unknown keys of the section."""
 MASK = "**********"
 _SPOKEN = {"yes": True, "on": True, "no": False, "off": False}
 
@@ -28,8 +28,8 @@ S = TypeVar("S", bound=Section)
 
 
 class Invalid(ValueError):
-    """What is wrong with a value, or without a key with a section as a whole. Never shows the
-    value: it may be a secret."""
+    """A mistake in a value or, without a key, in a whole section. Never shows the value, which may
+    be a secret."""
 
     def __init__(self, said: str, key: str | None = None) -> None:
         super().__init__(said)
@@ -41,11 +41,11 @@ class Problem(NamedTuple):
 
     where: tuple[str, ...]
     said: str = ""
-    """Empty: there is no such key."""
+    """Empty if the key does not exist."""
 
 
 class Secret:
-    """A word that is not shown by accident."""
+    """A string that is not shown by accident."""
 
     def __init__(self, word: str) -> None:
         self._word = word
@@ -64,13 +64,13 @@ class Secret:
 
 
 class Text(str):
-    """A value as the environment gives it: the key's type says what it stands for."""
+    """A value from the environment: the type of its key determines the meaning."""
 
     __slots__ = ()
 
 
 def read(kind: type[S], values: object, where: tuple[str, ...]) -> tuple[S | None, list[Problem]]:
-    """The section ``kind`` from ``values``, or all that is wrong with them."""
+    """The section ``kind`` from ``values``, or all mistakes in them."""
     values = plain(values) if isinstance(values, Text) else values
     if not isinstance(values, Mapping):
         return None, [Problem(where, "expected a table of keys")]
@@ -107,7 +107,7 @@ def shown(section: Section) -> dict[str, Any]:
 def _value(given: Any, kind: Any) -> Any:
     if not isinstance(given, Text):
         return _converted(given, kind)
-    # Lists and tables are written as JSON; whatever else, the plain word is tried first.
+    # Lists and tables are written as JSON; for other types the plain word is tried first.
     try:
         return _converted(str(given), kind)
     except ValidationError as error:
@@ -122,7 +122,7 @@ def _converted(given: Any, kind: Any) -> Any:
 
 
 def plain(given: Any) -> Any:
-    """For whom the type is not known: JSON if it is that, else the word."""
+    """A value of unknown type: JSON if it parses, else the word."""
     if isinstance(given, Mapping):
         return {key: plain(value) for key, value in given.items()}
     if not isinstance(given, Text):

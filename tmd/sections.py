@@ -1,4 +1,4 @@
-"""Sections of the configuration: what sets up decisions, and what speaks to the world outside.
+"""Sections of the configuration: settings of decisions, and of connections to the outside.
 
 Used through :mod:`tmd.config`; each key is documented where it is declared.
 """
@@ -109,7 +109,7 @@ class BreakerSection(Section, frozen=True):
     same_within_s: NotNegative = _BREAKER.same_within_s
     """The same finding on two hosts within this time moves no rank."""
     settle_s: NotNegative = _BREAKER.settle_s
-    """A finding about a host moves no rank before it is this old, so that others can be heard."""
+    """A finding about a host moves no rank before it is this old, so that others can report."""
 
     def rules(self) -> BreakerRules:
         values = structs.asdict(self)

@@ -1,4 +1,4 @@
-"""Signals as events of a selector: they end in the loop instead of anywhere."""
+"""Delivers signals as events of a selector, so that they are handled in the loop only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def signals(selector: selectors.BaseSelector, stop: Callable[[int], None]) -> Iterator[None]:
-    """Call ``stop`` with SIGINT and SIGTERM when ``selector`` is waited for."""
+    """Call ``stop`` for SIGINT and SIGTERM while ``selector`` is waited on."""
     reader, writer = socket.socketpair()
     reader.setblocking(False)
     writer.setblocking(False)

@@ -1,4 +1,4 @@
-"""The start of one worker: its log file, its process and the pidfd that tells when it ends."""
+"""Starts one worker: its log file, its process and the pidfd that reports its end."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tmd.core.values.reasons import in_words
 from tmd.lifeline import die_with_parent
 
 spawn: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen
-"""Makes the process. The campaign's fork server puts a fork of its own here, which needs no second
-of a core to import torch."""
+"""Creates the process. The campaign's fork server replaces it by a fork, which does not import
+torch again."""
 
 
 class CannotStart(TmdError):
@@ -25,7 +25,7 @@ class CannotStart(TmdError):
 def start(
     command: Sequence[str], environment: Mapping[str, str], log_file: Path | None
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """The process and its pidfd; its output goes to ``log_file``, or where our own goes.
+    """The process and its pidfd; its output goes to ``log_file``, or to that of the launcher.
 
     Raises:
         CannotStart: the operating system refuses the command or the log file.
@@ -49,7 +49,7 @@ def start(
     try:
         return child, os.pidfd_open(child.pid)
     except OSError as error:
-        # Nobody would learn of its end.
+        # Its end would go unnoticed.
         child.kill()
         child.wait()
         raise _refused(command, error) from error

@@ -1,8 +1,8 @@
 """Messages between the daemon of a host and the trainers, launchers and operators on it.
 
 One Unix stream socket, frames of a 4-byte little-endian length and a msgpack body. Every message
-is a whole statement of what holds now, so that losing or repeating one harms nothing.
-This module knows no sockets of its own: the daemon reads with asyncio, the trainer with threads.
+states the complete situation, so that a lost or repeated one does no harm.
+This module opens no sockets: the daemon reads with asyncio, the trainer with threads.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class TrainerHello(Struct, frozen=True, tag=True):
     obeyed: int
     """Highest lease epoch this trainer has obeyed."""
     futex: int = 0
-    """The thread that holds a robust futex while the process lives, whose descriptor comes with
-    this message; 0: there is none."""
+    """The thread that holds a robust futex while the process lives, whose descriptor accompanies
+    this message; 0 for none."""
 
 
 class Welcome(Struct, frozen=True, tag=True):
@@ -46,14 +46,14 @@ class Welcome(Struct, frozen=True, tag=True):
 
 
 class StatusReport(Struct, frozen=True, tag=True):
-    """Trainer: my present status. Also the heartbeat of its agent thread."""
+    """Trainer: its current status. Also the heartbeat of its agent's thread."""
 
     status: WorkerStatus
 
 
 class DirectiveOrder(Struct, frozen=True, tag=True):
-    """Daemon: your present directive. Refused if ``lease_epoch`` is below one obeyed before
-    (invariant I5)."""
+    """Daemon: the worker's current directive. Refused if ``lease_epoch`` is below one obeyed
+    before (invariant I5)."""
 
     lease_epoch: int
     revision: int
@@ -68,42 +68,42 @@ class LauncherHello(Struct, frozen=True, tag=True):
     pid: int
     workers: tuple[str, ...]
     notices: bool = False
-    """Whether it understands :class:`LauncherNotice`; launchers of before do not."""
+    """Whether it understands :class:`LauncherNotice`; older launchers do not."""
 
 
 class Exited(Struct, frozen=True, tag=True):
-    """Launcher: one of my workers ended."""
+    """Launcher: one of its workers ended."""
 
     exit: Exit
 
 
 class Kill(Struct, frozen=True, tag=True):
-    """Daemon: end this worker at once (SIGKILL); it has been named dead."""
+    """Daemon: kill this worker at once (SIGKILL); it has been named dead."""
 
     worker: str
     reason: str
 
 
 class LauncherNotice(Struct, frozen=True, tag=True):
-    """Daemon: what people who look after this worker should read in the launcher's log."""
+    """Daemon: a notice about this worker for the launcher's log."""
 
     worker: str
     text: str
 
 
 class Inject(Struct, frozen=True, tag=True):
-    """Operator, instead of a hello: take this for a finding of the detector that its code names."""
+    """Operator, instead of a hello: raise this finding for the detector that its code names."""
 
     version: int
     signal: Signal
     for_s: float = 0.0
-    """Then it is over; 0 is never."""
+    """Seconds until it is cleared; 0 is never."""
     dry_run: bool = False
-    """Only say what would be raised."""
+    """Only report what would be raised."""
 
 
 class Withdraw(Struct, frozen=True, tag=True):
-    """Operator, instead of a hello: end what was injected; empty stands for any."""
+    """Operator, instead of a hello: clear injected findings; empty fields match any."""
 
     version: int
     code: str = ""
@@ -111,18 +111,18 @@ class Withdraw(Struct, frozen=True, tag=True):
 
 
 class Injected(Struct, frozen=True, tag=True):
-    """The daemon's answer to :class:`Inject` and :class:`Withdraw`; then it hangs up."""
+    """The daemon's answer to :class:`Inject` and :class:`Withdraw`; then it closes the link."""
 
     alerts: tuple[Alert, ...]
-    """As they are now."""
+    """The alerts in their present state."""
     hold_s: float = 0.0
-    """They count once they have held for so long."""
+    """Hold time before they are raised."""
     off: str = ""
-    """After a dry run: why it would be refused."""
+    """After a dry run: why the finding would be refused."""
 
 
 class Rejected(Struct, frozen=True, tag=True):
-    """Daemon: I do not talk to you; ``reason`` says why and what to do."""
+    """Daemon: refuses the client; ``reason`` has the cause and the remedy."""
 
     reason: str
 

@@ -124,7 +124,7 @@ async def test_a_correct_detector_passes_the_kit():
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"), [(NoDefault, "has no default"), (AnyKey, "takes any key")]
+    ("broken", "said"), [(NoDefault, "has no default"), (AnyKey, "accepts any key")]
 )
 def test_the_kit_finds_a_broken_config(broken, said):
     with pytest.raises(BrokenContract, match=said):

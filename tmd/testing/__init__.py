@@ -1,4 +1,4 @@
-"""Public fakes: what a plug-in author or a test of the control plane needs, proven by our tests.
+"""Public fakes for plug-in authors and tests of the control plane, checked by tmd's own tests.
 
 The contract of plug-ins as checks: :mod:`tmd.testing.plugins`.
 """

@@ -1,4 +1,4 @@
-"""Trainers and launchers that only talk: they speak the wire protocol and train nothing."""
+"""Trainers and launchers that speak the wire protocol without any training."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def connected(path: Path) -> AsyncIterator[Connection]:
 
 
 class FakeTrainer:
-    """A trainer that says what the test wants and remembers its directives."""
+    """A trainer that reports as the test demands and records its directives."""
 
     def __init__(self, connection: Connection, status: WorkerStatus) -> None:
         self._connection = connection
@@ -71,7 +71,7 @@ class FakeTrainer:
     async def directive(
         self, wanted: Callable[[Directive], bool], timeout_s: float = 10.0
     ) -> Directive:
-        """The first directive, from now on, for which ``wanted`` holds."""
+        """Wait for a new directive for which ``wanted`` holds."""
         if self.directives and wanted(self.directives[-1]):
             return self.directives[-1]
         async with asyncio.timeout(timeout_s):
@@ -120,13 +120,13 @@ class FakeLauncher:
 async def until(
     condition: Callable[[], bool], *, within_s: float = 5.0, every_s: float = 0.0
 ) -> None:
-    """Wait until ``condition`` holds, looking at every turn of the loop, or ``every_s``.
+    """Wait until ``condition`` holds, checked at every turn of the loop, or ``every_s``.
 
     Raises:
-        TimeoutError: it did not come to that.
+        TimeoutError: it did not hold in time.
     """
     async with asyncio.timeout(within_s):
-        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+        while not condition():  # noqa: ASYNC110 - the condition has no event
             await asyncio.sleep(every_s)
 
 

@@ -1,4 +1,4 @@
-"""What a detector is given, for its tests."""
+"""A detector's context for its tests."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class FakeContext:
     """Implements :class:`tmd.plugin.DetectorContext` on the loop's own clock.
 
     Args:
-        config: what the detector finds as ``ctx.config``.
-        state_dir: a folder of the test's own, for detectors that keep something.
+        config: the value of ``ctx.config``.
+        state_dir: a folder of the test, for detectors that store state.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class FakeContext:
     @property
     def state_dir(self) -> Path:
         if self._state_dir is None:
-            raise ValueError("this detector keeps something: FakeContext(..., state_dir=tmp_path)")
+            raise ValueError("this detector stores state: use FakeContext(..., state_dir=tmp_path)")
         return self._state_dir
 
     def now(self) -> float:

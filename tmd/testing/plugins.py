@@ -31,21 +31,21 @@ from tmd.plugin import ClusterView, Detector, DetectorConfig, Policy, Signal
 from tmd.testing.context import FakeContext
 
 QUICK_S = 2.0
-"""``supported()`` is asked at start, on the event loop."""
+"""Limit for ``supported()``, which is called at start, on the event loop."""
 FIRST_S = 0.5
-"""So long a detector may show something before it is closed again."""
+"""Time for a detector to yield signals before it is closed."""
 CLOSE_S = 10.0
 
 
 class BrokenContract(AssertionError):
-    """A plug-in does not do what :mod:`tmd.plugin` asks of it."""
+    """A plug-in violates the contract of :mod:`tmd.plugin`."""
 
 
 async def check_detector(point: EntryPoint) -> None:
-    """All that is asked of a detector: it loads, is configured, says if it works, runs and closes.
+    """Check a detector: it loads, is configured, reports whether it works, runs and closes.
 
     Raises:
-        BrokenContract: with the first thing that is wrong.
+        BrokenContract: the first violation.
     """
     detector = cast(Detector, _loaded(point, Detector))
     check_config(detector)
@@ -56,15 +56,15 @@ async def check_detector(point: EntryPoint) -> None:
 
 
 def check_policy(point: EntryPoint) -> None:
-    """All that is asked of a policy: it loads, and wants nothing of an empty cluster.
+    """Check a policy: it loads, and demands nothing of an empty cluster.
 
     Raises:
-        BrokenContract: with the first thing that is wrong.
+        BrokenContract: the first violation.
     """
     policy = cast(Policy, _loaded(point, Policy))
     check_import(point)
     if list(policy.decide(ClusterView())):
-        raise BrokenContract(f"{point.name} wants something of an empty cluster")
+        raise BrokenContract(f"{point.name} demands something of an empty cluster")
 
 
 def check_config(detector: Detector) -> None:
@@ -82,7 +82,7 @@ def check_config(detector: Detector) -> None:
     except msgspec.ValidationError:
         return
     raise BrokenContract(
-        f"{detector.name} takes any key, so that nobody notices a misspelt one: "
+        f"{detector.name} accepts any key, so that a misspelt one goes unnoticed: "
         "derive its Config with forbid_unknown_fields=True"
     )
 
@@ -106,7 +106,7 @@ def check_import(point: EntryPoint) -> None:
         "print(*{'torch', 'redis'} & set(sys.modules))"
     )
     command = [sys.executable, "-P", "-c", code, point.name, point.value, point.group]
-    # From where this process imports, and not from wherever it happens to be.
+    # From this process's import path, not from its working directory.
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     path = os.pathsep.join(filter(None, (*given, *sys.path)))
     done = subprocess.run(
@@ -124,7 +124,7 @@ def check_import(point: EntryPoint) -> None:
 
 
 async def check_watch(detector: Detector, config: DetectorConfig | None = None) -> None:
-    """``watch()`` can be started and closed; what it has shown are signals; no task is left."""
+    """``watch()`` can be started and closed; it yields signals only, and leaves no task."""
     with tempfile.TemporaryDirectory() as folder:
         chosen = config if config is not None else detector.Config()
         await _watched(detector, FakeContext(chosen, state_dir=Path(folder)))
