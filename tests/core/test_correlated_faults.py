@@ -37,7 +37,7 @@ def test_the_same_finding_on_two_hosts_at_once_only_advises():
 
 
 @given(st.lists(st.tuples(st.sampled_from(["h1", "h2", "h3"]), st.integers(0, 300)), max_size=12))
-def test_a_finding_acts_exactly_if_no_other_host_said_the_same_near_it(raises):
+def test_a_finding_acts_only_if_no_other_host_raised_the_same_near_it(raises):
     times = {name: [float(w) for h, w in raises if h == name] for name in ("h1", "h2", "h3")}
     strategies = shown(cluster(*(at(name, *when) for name, when in times.items())))
 
@@ -61,13 +61,13 @@ def test_findings_about_workers_stay_as_they_are():
     assert shown(view)["h1"] == shown(view)["h2"] == [Strategy.ACT]
 
 
-def test_a_finding_waits_for_others_to_be_heard():
+def test_a_finding_waits_for_reports_of_other_hosts():
     """By the clock of its own host."""
     assert shown(cluster(at("h1", 990.1)))["h1"] == [Strategy.ADVISE]
     assert shown(cluster(at("h1", 990.0)))["h1"] == [Strategy.ACT]
 
 
-def test_what_only_observes_is_not_shown():
+def test_findings_of_observing_detectors_are_left_out():
     view = cluster(at("h1", 100.0, strategy=Strategy.OBSERVE))
 
     assert shown(view)["h1"] == []

@@ -44,7 +44,7 @@ def settled(*codes: int | None) -> tuple[JobState, str]:
 
 
 @pytest.mark.parametrize("codes", [(None, None), (-9, None), (None, -9)])
-def test_nobody_is_left_but_somebody_may_have_come_to_the_end(
+def test_the_outcome_waits_for_an_unknown_exit_status(
     codes: tuple[int | None, ...],
 ) -> None:
     """A script may end with ``os._exit(0)``: that it was no failure is known a moment later."""
@@ -54,7 +54,7 @@ def test_nobody_is_left_but_somebody_may_have_come_to_the_end(
     assert missing.startswith("waiting for the exit status of")
 
 
-def test_nobody_is_left() -> None:
+def test_a_job_without_workers_has_failed() -> None:
     """The job has failed once it is known how its workers ended."""
     assert settled(-9, 1)[0] is JobState.FAILED
 
@@ -410,7 +410,7 @@ def test_without_any_copy_the_job_fails_and_says_which_state_is_lost() -> None:
     record, missing = settle(alone(), "s0")
 
     assert (record.state, missing) == (JobState.FAILED, "")
-    assert record.detail.startswith("the state of rank 1 existed once and is lost")
+    assert record.detail.startswith("the state of rank 1 is lost without a replica")
 
 
 def test_with_a_snapshot_of_all_ranks_all_go_back_to_it() -> None:

@@ -101,7 +101,7 @@ def test_a_failed_checkpoint_is_reported_until_a_later_one_is_complete(
     assert whole == (30, None)
 
 
-def test_one_that_is_left_out_is_told_and_not_forgotten_for_an_older_one(
+def test_a_skipped_checkpoint_is_reported_despite_an_older_complete_one(
     tmp_path: Path, told: Told
 ) -> None:
     """The previous one was still being written; its later completion does not end this miss."""

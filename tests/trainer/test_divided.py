@@ -202,7 +202,7 @@ def fabric() -> Iterator[Fabric]:
         yield c.fabrics[0]
 
 
-def test_parameters_are_levelled_once_in_each_epoch(fabric: Fabric) -> None:
+def test_parameters_are_broadcast_once_in_each_epoch(fabric: Fabric) -> None:
     """Of what is registered then; a job without such an optimizer never."""
     script, done = Script(0), []
     whole: Any = script.whole
@@ -223,7 +223,7 @@ def test_parameters_are_levelled_once_in_each_epoch(fabric: Fabric) -> None:
 @pytest.mark.parametrize("torn", [False, True])
 @pytest.mark.parametrize("averages", [False, True])
 @pytest.mark.parametrize("back", [False, True])
-def test_what_was_computed_from_torn_parameters_is_not_used(
+def test_values_computed_from_torn_parameters_are_not_used(
     fabric: Fabric, torn: bool, averages: bool, back: bool
 ) -> None:
     """An averaged copy cannot be levelled; it need not where all have gone back."""
@@ -249,7 +249,7 @@ def test_what_was_computed_from_torn_parameters_is_not_used(
         resync.broadcast(2)
 
 
-def test_what_is_computed_between_two_divided_optimizers_is_noticed(fabric: Fabric) -> None:
+def test_values_computed_between_two_divided_optimizers_are_noticed(fabric: Fabric) -> None:
     """It is the first one that left parameters torn."""
     script = Script(0)
     params = list(script.model.parameters())

@@ -181,9 +181,7 @@ def test_a_digest_works_without_a_thread(units: Watched, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("end", [EarlyDigest.forget, EarlyDigest.close])
-def test_nothing_is_read_any_more_once_it_is_forgotten(
-    end: Callable[[EarlyDigest], None], units: Watched
-) -> None:
+def test_nothing_is_read_after_forget(end: Callable[[EarlyDigest], None], units: Watched) -> None:
     """The state may change afterwards. Only the current piece is waited for."""
     held = held_beside(units)
     early = begun(units)
@@ -233,7 +231,7 @@ PAIRS = ((0, 2), (1, 3))
     ],
     ids=["next", "around", "replica", "next lives", "two", "nobody", "no hot standby"],
 )
-def test_it_is_who_will_be_asked(
+def test_the_likely_source_begins_its_digest(
     tmp_path: Path, lost: tuple[int, ...], alike: Partition, expected: list[int]
 ) -> None:
     """Of all workers with the state, the one that the leader chooses if all survive a step."""
@@ -260,7 +258,7 @@ def held(rank: int) -> tuple[int, ...]:
     return tuple((rank - offset) % 4 for offset in HOLDER_OFFSETS)
 
 
-def test_nobody_begins_without_a_rank_or_without_need(tmp_path: Path) -> None:
+def test_no_digest_begins_without_a_rank_or_a_need(tmp_path: Path) -> None:
     sync, train = Sync("plan", Membership(2, ()), 2, STEP, ()), Train(Membership(1, ()), 2)
     found = []
     cases: list[tuple[Directive, int | None]] = [

@@ -134,7 +134,7 @@ def test_a_rank_without_peers_reports_no_pace():
     assert pace is None
 
 
-def test_who_follows_a_rank_hears_a_longer_vote_than_it_says():
+def test_a_shadow_gets_its_ranks_vote_with_numbers():
     """A shadow gets the outcome of its rank's vote, whose numbers are not about itself."""
     pacing = Pacing(Script())  # type: ignore[arg-type]
     status = worker_status("h/job/0.a", activity=Activity.IN_STEP)

@@ -111,7 +111,7 @@ def scene() -> Iterator[Scene]:
         made.close()
 
 
-def test_a_neighbour_that_misses_calls_in_a_row_has_lost_us(scene: Scene) -> None:
+def test_a_neighbour_that_misses_calls_in_a_row_counts_as_lost(scene: Scene) -> None:
     scene.gates["w3"].frozen = True
     scene.looks(LONG + MISSES - 2)
     before = scene.standing.poisoned
@@ -122,7 +122,7 @@ def test_a_neighbour_that_misses_calls_in_a_row_has_lost_us(scene: Scene) -> Non
     assert scene.called == ["w1", "w3"], "only neighbours are called"
 
 
-def test_nobody_is_called_before_the_wait_is_long(scene: Scene) -> None:
+def test_no_neighbour_is_called_before_the_wait_is_long(scene: Scene) -> None:
     scene.looks(LONG - 1)
     scene.waits = False
     scene.looks(1)
@@ -132,7 +132,7 @@ def test_nobody_is_called_before_the_wait_is_long(scene: Scene) -> None:
     assert scene.called == []
 
 
-def test_a_call_that_is_answered_ends_the_row(scene: Scene) -> None:
+def test_an_answered_call_resets_the_count(scene: Scene) -> None:
     scene.looks(LONG - 1)
     for frozen in (True, True, False, True, True):
         scene.gates["w3"].frozen = frozen
@@ -142,7 +142,7 @@ def test_a_call_that_is_answered_ends_the_row(scene: Scene) -> None:
     assert not scene.standing.poisoned
 
 
-def test_between_two_epochs_there_is_nobody_to_call(scene: Scene) -> None:
+def test_no_neighbour_is_called_between_two_epochs(scene: Scene) -> None:
     scene.between_epochs = True
     scene.looks(LONG + MISSES)
 

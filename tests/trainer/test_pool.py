@@ -36,7 +36,7 @@ def warmup_by(build: Callable[[], None]) -> Warmup:
     return warmup
 
 
-def test_what_cannot_be_built_is_refused_and_the_standby_stays_one(tmp_path: Path) -> None:
+def test_a_failed_rebuild_for_a_rehearsal_keeps_the_standby(tmp_path: Path) -> None:
     """For a rehearsal no process ends: it is built again as it was before."""
     built: list[int | None] = []
     with standby(tmp_path) as made:
@@ -51,11 +51,11 @@ def test_what_cannot_be_built_is_refused_and_the_standby_stays_one(tmp_path: Pat
         (verdict,) = made.status.rehearsed
 
         assert built == [0, 3]
-        assert verdict.refusal == "cannot be built as rank 0 here: too wide"
+        assert verdict.refusal == "cannot be built for rank 0 here: too wide"
         assert not made.parts.driver.attempts.wants(ASKED)
 
 
-def test_what_cannot_be_built_for_a_plan_is_an_error(tmp_path: Path) -> None:
+def test_a_failed_rebuild_for_a_plan_ends_the_process(tmp_path: Path) -> None:
     """Then the rank has to go to another standby: the process ends and says why."""
 
     def build() -> None:
@@ -70,7 +70,7 @@ def test_what_cannot_be_built_for_a_plan_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("refusal", ["", "cannot be built"])
-def test_nobody_settles_on_what_was_refused(tmp_path: Path, refusal: str) -> None:
+def test_a_standby_does_not_settle_on_a_refused_rank(tmp_path: Path, refusal: str) -> None:
     verdict = Rehearsal(0, 0.0, refusal, role="wide", ranks=(0, 1, 2))
     with standby(tmp_path, rehearsed=(verdict,)) as made:
         made.obey(Wait())

@@ -15,7 +15,7 @@ def prepare(plan: str) -> Prepare:
     return Prepare(plan, Membership(2, ()), 1, Member("w", "h", "h:1"), 1)
 
 
-def test_the_source_of_a_take_over_that_another_replaces_is_told(tmp_path: Path) -> None:
+def test_the_source_of_a_replaced_take_over_is_notified(tmp_path: Path) -> None:
     """It has sent what it has to offer, and waits for an answer while this worker is built."""
     with worker(tmp_path) as made, linked() as (source, joiner):
         migration = made.parts.migration

@@ -85,7 +85,7 @@ def test_a_rank_outside_of_its_loop_is_not_shadowed(place: Feed | None) -> None:
     assert said.offer is not None
 
 
-def test_a_state_that_is_not_proved_is_shown_to_nobody() -> None:
+def test_an_unverified_state_is_not_shadowed() -> None:
     """The next step is."""
     step, held, source = 0, Held(), StateVerification()
 

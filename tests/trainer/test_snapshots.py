@@ -283,7 +283,7 @@ def test_no_rank_returns_to_an_earlier_call() -> None:
         assert not made[0].snapshots._store.put(early)
 
 
-def test_a_state_that_is_not_proved_is_kept_by_nobody() -> None:
+def test_an_unverified_state_is_not_stored() -> None:
     """It is copied meanwhile, and then brought to its keeper, or not."""
     with ranks([Script(1), Script(2)]) as made, linked() as (near, far):
         one, other = made

@@ -39,7 +39,7 @@ def reporter(tmp_path: Path) -> Iterator[StatusReporter]:
         yield made
 
 
-def test_how_long_it_stands_is_counted_from_its_latest_commit(
+def test_the_time_without_progress_counts_from_the_latest_commit(
     clock: Clock, reporter: StatusReporter
 ) -> None:
     reporter.update(WorkerTransition.ENTERED, step=1)
@@ -52,14 +52,14 @@ def test_how_long_it_stands_is_counted_from_its_latest_commit(
     assert (stood, unmoved, reporter.current().stands_s) == (5.0, 5.0, 0.0)
 
 
-def test_a_standby_does_not_stand(clock: Clock, reporter: StatusReporter) -> None:
+def test_a_standby_has_no_time_without_progress(clock: Clock, reporter: StatusReporter) -> None:
     reporter.update(WorkerTransition.STOOD_BY)
     clock.now += 5.0
 
     assert reporter.current().stands_s == 0.0
 
 
-def test_it_says_what_the_rank_is_built_as_that_it_holds(reporter: StatusReporter) -> None:
+def test_a_worker_reports_the_role_of_the_rank_that_it_holds(reporter: StatusReporter) -> None:
     """And nothing of a rank that it only might be."""
     roles = Roles(several=True)
     reporter.registered((), [], (1,), roles)
@@ -73,7 +73,7 @@ def test_it_says_what_the_rank_is_built_as_that_it_holds(reporter: StatusReporte
     assert (unheard, held, reporter.status.role) == ("", "last", "")
 
 
-def test_the_latest_verdict_on_each_role_is_told(reporter: StatusReporter) -> None:
+def test_the_latest_verdict_on_each_role_is_reported(reporter: StatusReporter) -> None:
     """By the roles that were heard last; on those that are no more there is none."""
     roles = Roles(several=True)
     reporter.registered((), [], (1,), roles)

@@ -69,7 +69,7 @@ def rebuilt(fabric: Fabric, other: Rebuild) -> Outcome:
     return Outcome(built_as, held, found == old, fabric.rank, warmup.is_due(Activity.STANDBY))
 
 
-def test_only_who_survives_keeps_its_state(fabric: Fabric) -> None:
+def test_only_a_survivor_keeps_its_state_in_a_rebuild(fabric: Fabric) -> None:
     """A joiner's comes later: a copy of what it has would be memory for nothing."""
     rehearses = rebuilt(fabric, Rebuild(2))
     joins = rebuilt(fabric, Rebuild(2, cold=True))
@@ -80,7 +80,7 @@ def test_only_who_survives_keeps_its_state(fabric: Fabric) -> None:
     assert survives == Outcome(2, [], kept=True, wears=2, warms_up=False)
 
 
-def test_a_function_that_makes_groups_is_told_so_at_once(fabric: Fabric) -> None:
+def test_a_build_function_that_makes_groups_is_refused_at_once(fabric: Fabric) -> None:
     """Not only when a standby is built again, in the midst of a loss."""
     warmup = Warmup()
     warmup.set_builder(lambda: made.append(Group(fabric, "mesh", range(SIZE))))
