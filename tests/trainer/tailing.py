@@ -34,6 +34,7 @@ from tmd.trainer.shadow.session import ShadowSession
 from tmd.trainer.shadow.source import ShadowSource
 from tmd.trainer.state.data import Feed, Position
 from tmd.trainer.state.digests import digest_of
+from tmd.trainer.state.placing import DataPlace
 from tmd.trainer.state.units import Units, whole_digest
 from tmd.trainer.state.window import Window
 
@@ -179,7 +180,7 @@ class Joiner(Facts):
         self.shadow = Telling(link, self)
         self.following = kind(directive, self.shadow, offer, self.units, self.fabric, LIMITS)
         self.following.facts, self.following.heard = self, []
-        self.feed = Feed(range(1 << 20), 0, lambda: 0, lambda: (0, 1))
+        self.feed = Feed(range(1 << 20), 0, lambda: 0, lambda: DataPlace(0, 1))
         self.pictures: dict[int, list[Picture]] = {}
         self.at = -1
         """The step at whose start it is; -1 before the first one."""

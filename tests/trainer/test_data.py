@@ -10,10 +10,11 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from tmd.trainer.state.data import Feed, Position, StepSampler
+from tmd.trainer.state.placing import DataPlace
 
 
 def feed_of(loader: Iterable[object], place: tuple[int, int] = (0, 1)) -> Feed:
-    return Feed(loader, 0, lambda: 1, lambda: place)
+    return Feed(loader, 0, lambda: 1, lambda: DataPlace(*place))
 
 
 def drawn(feed: Feed, steps: range) -> list[list[float]]:
@@ -119,8 +120,8 @@ def test_loader_processes_draw_different_numbers_for_each_batch_and_rank() -> No
     settings = {"num_workers": 1, "worker_init_fn": lambda number: started.add_(1)}
     loader = augmented(**settings)
     first = drawn(feed_of(loader), range(8))
-    other = drawn(Feed(augmented(**settings), 0, lambda: 2, lambda: (0, 1)), range(8))
-    later = drawn(Feed(augmented(**settings), 1, lambda: 1, lambda: (0, 1)), range(8))
+    other = drawn(Feed(augmented(**settings), 0, lambda: 2, lambda: DataPlace(0, 1)), range(8))
+    later = drawn(Feed(augmented(**settings), 1, lambda: 1, lambda: DataPlace(0, 1)), range(8))
     drawn_at: list[Any] = [*first, *other, *later]
     numbers = [pair[1] for batch in drawn_at for pair in batch]
 

@@ -19,6 +19,7 @@ from tmd.trainer.protocol import frames
 from tmd.trainer.protocol.frames import Begin, Boundary, Dropped, Opening, ShadowRequest
 from tmd.trainer.shadow.sources import ShadowSources
 from tmd.trainer.state.data import Feed
+from tmd.trainer.state.placing import DataPlace
 from tmd.trainer.state_transfer.verification import StateVerification
 
 pytestmark = pytest.mark.timeout(60)
@@ -63,7 +64,7 @@ def answer(place: Feed | None) -> object:
 
 
 def feed(*, closed: bool) -> Feed:
-    made = Feed([1, 2], 0, lambda: 0, lambda: (0, 1))
+    made = Feed([1, 2], 0, lambda: 0, lambda: DataPlace(0, 1))
     if closed:
         made.close()
     return made

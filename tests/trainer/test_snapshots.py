@@ -21,6 +21,7 @@ from tmd.trainer.protocol.copies import StateCopy
 from tmd.trainer.snapshots.snapshots import Snapshots
 from tmd.trainer.snapshots.writer import WriterStage
 from tmd.trainer.state.data import Feed
+from tmd.trainer.state.placing import DataPlace
 from tmd.trainer.state.units import Units, whole_digest
 from tmd.trainer.state_transfer.verification import StateVerification
 
@@ -49,7 +50,7 @@ class Rank(Facts):
         self.context = context_of(script.registry(), self.fabric, limits=limits)
         self.units, self.window = self.context.units, self.context.window
         self.state = self.context.state
-        self.state.feed = Feed(range(100), 0, lambda: 0, lambda: (0, 1))
+        self.state.feed = Feed(range(100), 0, lambda: 0, lambda: DataPlace(0, 1))
         self.step = 0
         self.kept: Seen = ()
         self.snapshots = Snapshots(self.context, every, self.heard)

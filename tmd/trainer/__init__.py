@@ -6,11 +6,12 @@
 
 from tmd.trainer.session import environment
 from tmd.trainer.session.session import Session
-from tmd.trainer.session.step import Step
+from tmd.trainer.session.step import Step, StepResult
 from tmd.trainer.state.data import StepSampler
+from tmd.trainer.state.placing import DataPlace
 from tmd.trainer.state.replicas import replicas_along
 from tmd.trainer.worker.join import join
 
-__all__ = ["Session", "Step", "StepSampler", "join", "replicas_along"]
+__all__ = ["DataPlace", "Session", "Step", "StepResult", "StepSampler", "join", "replicas_along"]
 
 environment.watch()

@@ -11,25 +11,25 @@ from __future__ import annotations
 import atexit
 import gc
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import torch
-from torch import Tensor, nn
-from torch.amp import GradScaler
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from tmd.core.values.snapshots import wanted_every
-from tmd.trainer.session.hooks import Interrupted, StepHooks, VoteOutcome
+from tmd.trainer.session.hooks import StepHooks
 from tmd.trainer.session.step import Step
+from tmd.trainer.session.step_cycle import StepCycle
 from tmd.trainer.session.trace import Trace
-from tmd.trainer.state.data import Feed, StepSampler
+from tmd.trainer.state.data import Feed, Position, StepSampler
 from tmd.trainer.state.local import LocalState
+from tmd.trainer.state.placing import DataPlace, Loader
 from tmd.trainer.state.replicas import Partition, partition
 from tmd.trainer.state.seeds import base_seed, seed_all
 from tmd.trainer.state.state import Registry
+from tmd.trainer.state.unwrapping import Counter
 
 if TYPE_CHECKING:
     from tmd.trainer.checkpoints.saving import Saving
@@ -42,26 +42,25 @@ class Session:
 
     def __init__(self, hooks: StepHooks, trace: Trace | None = None) -> None:
         self._hooks = hooks
-        self._trace = trace or Trace()
+        self._cycle = StepCycle(hooks, trace or Trace(), self._settle)
         self._registry: Registry | None = None
+        self._counters: dict[str, Counter] = {}
         self._local: LocalState | None = None
         self._own_seed = 0
         self._feed: Feed | None = None
         self._calls = 0
-        self._outcome: VoteOutcome | None = VoteOutcome.SHADOW
-        """Outcome of the current step; nothing is voted outside of steps."""
-        self._last_commit = time.monotonic()
-        self._scaled = self._spoilt = False
         self._data_mesh: DeviceMesh | None = None
         self._alike: Partition = ()
         self._wrapped: list[nn.Module] = []
         self._saving: Saving | None = None
-        self._rehearses = False
         self._build: Callable[[Session], object] | None = None
         self._awaited = False
         """Whether the objects that are being built still have to be registered."""
         self.built: Any = None
         """Return value of the latest call of the function given to :meth:`build`."""
+        self.skipped = False
+        """Whether the loop over the latest ``batches`` call ended before the data did: a checkpoint
+        or another rank is in a later call. An evaluation after the loop belongs to nobody then."""
 
     # --- properties -------------------------------------------------------------------------------
 
@@ -88,6 +87,11 @@ class Session:
         even on rank 0.
         """
         return self._hooks.shadowing
+
+    @property
+    def position(self) -> Position:
+        """The next uncommitted batch: number of its ``batches`` call, and its number in it."""
+        return Position() if self._feed is None else self._feed.position
 
     # --- set-up -----------------------------------------------------------------------------------
 
@@ -119,6 +123,15 @@ class Session:
             raise RuntimeError("the function given to session.build() must call register()")
         if self._feed is not None:
             self._feed.seek(0)  # shadow iterations follow, and the loader may have no batches left
+
+    def counter(self, name: str, value: Any) -> Counter:
+        """A plain value that moves with the rank, such as a best loss, in :attr:`Counter.value`.
+
+        Call before :meth:`register`, which names it ``name``; a second call returns the same one.
+        """
+        if name not in self._counters and self._registry is not None:
+            raise RuntimeError(f"call session.counter({name!r}, ...) before session.register()")
+        return self._counters.setdefault(name, Counter(value))
 
     def register(
         self,
@@ -158,7 +171,9 @@ class Session:
             raise RuntimeError(
                 "a rank was lost during set-up: start the job again, no step was lost"
             )
-        registry, local = self._name({"model": model, "optimizer": optimizer, **others})
+        registry, local = self._name(
+            {"model": model, "optimizer": optimizer, **others, **self._counters}
+        )
         self._data_mesh = data_mesh
         models = model if isinstance(model, list | tuple) else [model]
         self._wrapped[:] = [m for m in models if isinstance(m, nn.Module)]
@@ -178,9 +193,7 @@ class Session:
         else:
             self._registry.renew(registry.named)
             self._local.renew()
-        self._scaled = any(isinstance(o, GradScaler) and o.is_enabled() for o in registry.others)
-        for each in registry.optimizers:
-            each.register_step_pre_hook(self._before_optimizer)
+        self._cycle.watch(registry, self._local)
         return self._registry, self._local
 
     def checkpoint(
@@ -220,21 +233,23 @@ class Session:
             if self._saving.goes_on:
                 # DDP fixes its buckets, and thereby the order of sums, in the first step.
                 ddp = any(isinstance(m, DistributedDataParallel) for m in self._wrapped)
-                self._rehearses = self.world_size > 1 and any(self._hooks.gathered("1" * ddp))
+                other = any(self._hooks.gathered("1" * ddp))
+                self._cycle.rehearses = self.world_size > 1 and other
 
     def sampler(self, size: int, batch_size: int, steps: int, seed: int = 0) -> StepSampler:
         """A sampler without state: see :class:`tmd.trainer.state.data.StepSampler`."""
         return StepSampler(size, batch_size, steps, self._place, seed)
 
-    def _place(self) -> tuple[int, int]:
-        """Index of this rank's batches, and the number of ranks with different batches."""
+    def _place(self) -> DataPlace:
         if self._data_mesh is None:
-            return self.rank, self.world_size
-        return self._data_mesh.get_local_rank(), self._data_mesh.size()
+            return DataPlace(self.rank, self.world_size)
+        return DataPlace(self._data_mesh.get_local_rank(), self._data_mesh.size())
 
     # --- the loop ---------------------------------------------------------------------------------
 
-    def batches(self, loader: Iterable[Any], *, accumulate: int = 1) -> Iterator[Any]:
+    def batches(
+        self, loader: Loader, *, accumulate: int = 1, partial: bool = False
+    ) -> Iterator[Any]:
         """Yields the batches of ``loader``, each again if its step must be repeated.
 
         A repeat starts at the top of the loop's body. Code between ``batches()`` and the ``with``
@@ -242,34 +257,38 @@ class Session:
         step a registered scheduler, or count, in the block or after it.
 
         Args:
-            loader: any iterable of batches that yields the same ones when iterated again.
-            accumulate: with k > 1, lists of k batches for one step (gradient accumulation); an
-                incomplete last list is dropped.
+            loader: any iterable of batches that yields the same ones when iterated again; or a
+                function of a :class:`DataPlace` that builds one for that part of the data, if a
+                loader keeps the part for which it was built.
+            accumulate: with k > 1, lists of k batches for one step (gradient accumulation).
+            partial: whether a last incomplete list is given, too; else it is dropped.
 
         Raises:
             SystemExit: this worker is no longer needed (drained, or the job has ended).
             RuntimeError: ``register`` was not called, or ranks run unequal numbers of steps.
             StateMismatch: the checkpoint belongs to another model.
+            ValueError: ``loader`` divides the data otherwise, or keeps the part of one rank.
         """
         if self._registry is None or self._local is None:
             raise RuntimeError("call session.register(model=..., optimizer=...) before batches()")
+        self.skipped = True
         feed = Feed(loader, self._calls, lambda: self._base, self._place)
         self._calls += 1
         if self._saving is not None and self._saving.skips(feed.call):
             return
-        self._feed = feed
+        self._feed = self._cycle.feed = feed
         self._hooks.follow(feed)
         self._go_on(feed)
         while True:
-            if self._spoilt:
-                self._undo()
+            self._cycle.undo()
             self._settle()
             if not self._hooks.boundary():
                 return
             try:
-                drawn = [feed.next(self.step_number) for _ in range(accumulate)]
+                drawn = feed.several(self.step_number, accumulate, partial=partial)
             except StopIteration:
                 if self._hooks.close_feed(feed, self._local):
+                    self.skipped = False
                     return
                 continue
             if self._hooks.finishing:
@@ -292,7 +311,17 @@ class Session:
         """
         if self._registry is None or self._feed is None:
             raise RuntimeError("session.step() belongs inside 'for batch in session.batches(...)'")
-        return Step(self)
+        return Step(self._cycle)
+
+    def begin(self) -> Step:
+        """Begin a step without a ``with`` block, for a loop that one does not own.
+
+        Run its parts by :meth:`Step.run`, and end it by :meth:`Step.end`.
+
+        Raises:
+            RuntimeError: not inside ``batches``.
+        """
+        return self.step().__enter__()
 
     def _go_on(self, feed: Feed) -> None:
         if self._saving is None:
@@ -304,68 +333,6 @@ class Session:
     def _settle(self) -> None:
         if self._saving is not None:
             self._saving.checkpoints.settle()
-
-    # --- used by Step -----------------------------------------------------------------------------
-
-    def _begin(self) -> None:
-        assert self._local is not None
-        self._outcome = None
-        self._local.begin()
-        self._trace.begun()
-        self._hooks.begun()
-
-    def _before_optimizer(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        self._decide()
-        self._hooks.applying(optimizer)
-
-    def _decide(self) -> None:
-        if self._outcome is None:
-            assert self._local is not None
-            self._settle()
-            self._trace.computed()
-            if self._rehearses and not self._hooks.shadowing:
-                self._hooks.rehearsed()
-                raise Interrupted
-            self._outcome = self._hooks.vote(self._local)
-
-    def _end(self, loss: Tensor | float | None) -> bool:
-        if self._outcome is None:
-            if not self._scaled:
-                raise RuntimeError(
-                    "no registered optimizer was called in session.step(); to accumulate gradients "
-                    "use session.batches(loader, accumulate=k) and call it once in the step"
-                )
-            self._decide()
-        assert self._feed is not None
-        assert self._local is not None
-        if self._outcome is VoteOutcome.SHADOW:
-            self._feed.commit()
-            self._hooks.shadowed()
-            return False
-        now = time.monotonic()
-        value = None if loss is None else float(loss)
-        self._feed.commit()
-        self._hooks.committed(self._local, value, now - self._last_commit)
-        self._last_commit = now
-        if self._hooks.shadowing:
-            return False
-        self._trace.write(self._hooks.current)
-        return True
-
-    def _spoil(self) -> None:
-        self._spoilt, self._outcome = True, VoteOutcome.SHADOW
-        # Even if a rank was lost: its next worker does not know that this step is repeated.
-        self._rehearses = False
-        if not self._hooks.shadowing:
-            self._trace.undone(self._hooks.status)
-
-    def _undo(self) -> None:
-        """Called at the boundary, so that effects of code after the block are undone, too."""
-        assert self._local is not None
-        assert self._feed is not None
-        self._spoilt = False
-        self._local.undo()
-        self._feed.rewind()
 
     @property
     def _base(self) -> int:

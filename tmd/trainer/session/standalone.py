@@ -30,6 +30,8 @@ class StandaloneHooks:
     shadowing = False
     poisoned = False
     finishing = False
+    collectives = 0
+    """Not counted: without peers to lose no step is left half done."""
 
     def __init__(self) -> None:
         _complete_environment()

@@ -1,45 +1,102 @@
-"""Context of one training step: it begins, and is committed or poisoned."""
+"""One training step: where it begins, and how it ends."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from enum import Enum
+from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
 from tmd.trainer.session.hooks import Interrupted
+from tmd.trainer.session.step_cycle import StepCycle
 
-if TYPE_CHECKING:
-    from tmd.trainer.session.session import Session
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class StepResult(Enum):
+    """How a step ended."""
+
+    COMMITTED = "committed"
+    SPOILT = "spoilt"
+    """A rank was lost: nothing of the step counts, and ``batches`` gives its batch again."""
+    SHADOW = "shadow"
+    """A standby ran the step: nothing of it counts."""
 
 
 class Step:
-    """One step; made by :meth:`Session.step`."""
+    """One step; made by :meth:`Session.step` or :meth:`Session.begin`."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, cycle: StepCycle) -> None:
+        self._cycle = cycle
         self._loss: Tensor | float | None = None
-        self.counts = False
-        """After the block: whether the step was committed (always false for shadow iterations)."""
+        self.result: StepResult | None = None
+        """How the step ended; ``None`` until then."""
+
+    @property
+    def counts(self) -> bool:
+        """After the step: whether it was committed (always false for shadow iterations)."""
+        return self.result is StepResult.COMMITTED
 
     def record(self, loss: Tensor | float) -> None:
         """Report the loss of this step for ``tmd status`` and the trace, if it is committed."""
         self._loss = loss.detach() if isinstance(loss, Tensor) else loss
 
+    def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
+        """Call ``function``, a part of the step. Returns ``None`` if the step is spoilt.
+
+        What a spoilt step raises is swallowed, and the parts that follow are not called. For a loop
+        that cannot use ``with session.step()``.
+        """
+        if self.result is not None:
+            return None
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            if not self._is_spoilt_by(type(error)):
+                raise
+            self._spoil()
+            return None
+
+    def end(self, loss: Tensor | float | None = None) -> StepResult:
+        """End a step that :meth:`Session.begin` began. Vote if no optimizer has run.
+
+        Raises:
+            RuntimeError: no registered optimizer was called in the step.
+        """
+        if loss is not None:
+            self.record(loss)
+        if self.result is None:
+            try:
+                counts = self._cycle.end(self._loss)
+                self.result = StepResult.COMMITTED if counts else StepResult.SHADOW
+            except Interrupted:
+                self._spoil()
+        assert self.result is not None
+        return self.result
+
     def __enter__(self) -> Step:
-        self._session._begin()
+        self._cycle.begin()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> bool:
-        session = self._session
         if kind is None:
-            try:
-                self.counts = session._end(self._loss)
-            except Interrupted:
-                session._spoil()
-            return True
-        # A script may fail an assertion of its own on garbage from aborted collectives.
-        spoilt = session._hooks.poisoned and session._outcome is None
-        if issubclass(kind, Interrupted) or (spoilt and issubclass(kind, Exception)):
-            session._spoil()
-            return True
-        return False
+            self.end()
+        elif self._is_spoilt_by(kind):
+            self._spoil()
+        else:
+            return False
+        return True
+
+    def _is_spoilt_by(self, kind: type[BaseException]) -> bool:
+        """Whether an exception of ``kind`` comes of the loss of a rank.
+
+        A script may fail an assertion of its own on garbage from aborted collectives.
+        """
+        spoilt = self._cycle.hooks.poisoned and self._cycle.outcome is None
+        return issubclass(kind, Interrupted) or (spoilt and issubclass(kind, Exception))
+
+    def _spoil(self) -> None:
+        self.result = StepResult.SPOILT
+        self._cycle.spoil()

@@ -8,15 +8,16 @@ ends earlier calls at once, and within the call draws and drops the earlier batc
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from msgspec import Struct
-from torch.utils.data import DistributedSampler, Sampler
+from torch.utils.data import Sampler
 
 from tmd.trainer.state.loading import SeededIndex, loads_in_turn, seeded_workers
+from tmd.trainer.state.placing import DataPlace, Loader, placed
 from tmd.trainer.state.seeds import mixed, seed_all
 
 log = logging.getLogger("tmd.trainer")
@@ -95,7 +96,7 @@ class Feed:
     """The batches of one ``batches()`` call; uncommitted ones are kept for a repeat.
 
     Args:
-        loader: any iterable of batches.
+        loader: any iterable of batches, or a function that builds one for a part of the data.
         call: number of this ``batches()`` call, from 0.
         base: returns the seed of all random draws; called again for each batch, since the worker's
             rank can change.
@@ -104,10 +105,10 @@ class Feed:
 
     def __init__(
         self,
-        loader: Iterable[Any],
+        loader: Loader,
         call: int,
         base: Callable[[], int],
-        place: Callable[[], tuple[int, int]],
+        place: Callable[[], DataPlace],
     ) -> None:
         self._loader, self.call, self._base, self._place = loader, call, base, place
         self._kept: list[Any] = []
@@ -148,6 +149,23 @@ class Feed:
             self._kept.append(batch)
         self._replay += 1
         return batch
+
+    def several(self, step: int, count: int, *, partial: bool) -> list[Any]:
+        """The next ``count`` batches for ``step``; fewer at the end, if ``partial``.
+
+        Raises:
+            StopIteration: there are none.
+        """
+        drawn: list[Any] = []
+        while len(drawn) < count:
+            try:
+                batch = self.next(step)
+            except StopIteration:
+                if partial and drawn:
+                    break
+                raise
+            drawn.append(batch)
+        return drawn
 
     def commit(self) -> None:
         """Note that all batches given out so far belong to committed steps."""
@@ -200,22 +218,19 @@ class Feed:
         # The order of a shuffled epoch must depend on the epoch, not on the moment a worker begins.
         # Some loaders draw the order when they are iterated, some with the first batch.
         self._seed(self.call, "epoch")
-        sampler = getattr(self._loader, "sampler", None)
-        for each in (sampler, getattr(getattr(self._loader, "batch_sampler", None), "sampler", 0)):
-            if isinstance(each, DistributedSampler):
-                each.rank, parts = self._place()
-                _check_parts(each, parts)
+        loader = placed(self._loader, self._place())
+        sampler = getattr(loader, "sampler", None)
         steps = sampler if isinstance(sampler, StepSampler) else None
         skip = index if steps is None else 0
-        with seeded_workers(self._loader) as processes:
+        with seeded_workers(loader) as processes:
             if steps is not None:
                 # Not a method of this feed: a reference cycle would keep its processes alive.
                 seed_of = partial(_seed_of, self._base, self.call)
                 steps.start, steps.seed_of = index, seed_of if processes else None
                 steps.latest = None
-            self._source = iter(self._loader)
+            self._source = iter(loader)
         self._course = None
-        if steps is not None and loads_in_turn(self._loader, steps.batch_size):
+        if steps is not None and loads_in_turn(loader, steps.batch_size):
             self._course = steps.latest
         # A worker that starts in the middle seeds its first batch as any other one.
         self._drawn, self._taken = skip < index, 0
@@ -238,12 +253,3 @@ class Feed:
 
 def _seed_of(base: Callable[[], int], call: int, index: int) -> int:
     return mixed(base(), index, f"data of call {call}")
-
-
-def _check_parts(sampler: DistributedSampler[Any], parts: int) -> None:
-    if sampler.num_replicas != parts:
-        raise ValueError(
-            f"the DistributedSampler divides the data into {sampler.num_replicas} parts, but "
-            f"{parts} ranks have different batches: make num_replicas equal, or name the ranks "
-            'that share a batch with session.register(data_mesh=mesh["dp"])'
-        )

@@ -14,12 +14,12 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 from msgspec import Struct
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from tmd.core.values.errors import StateMismatch
 from tmd.torch_private.optimizers import forget_unscaled
 from tmd.trainer.state.divided import is_divided, local, set_values
 from tmd.trainer.state.dtensors import like, part
+from tmd.trainer.state.unwrapping import expanded, refuse_hidden, unwrapped
 
 PLAIN = (type(None), bool, int, float, str, bytes)
 LOOSE = "loose parameters"
@@ -126,16 +126,6 @@ class Loose(nn.Module):
         self._parameters.update({str(n): cast(nn.Parameter, p) for n, p in enumerate(params)})
 
 
-def _refuse_hidden(name: str, module: nn.Module) -> None:
-    """Refuse state that is neither parameter nor buffer: it would silently stay behind."""
-    for path, each in module.named_modules():
-        if type(each).get_extra_state is not nn.Module.get_extra_state:
-            raise TypeError(
-                f"register({name}=...): {type(each).__name__} at {path or 'the top'} has extra "
-                "state (get_extra_state), which cannot move: keep it in buffers"
-            )
-
-
 class Registry:
     """The objects whose state moves, by the names given to ``session.register``.
 
@@ -154,10 +144,10 @@ class Registry:
         """Replace the registered objects. Raises TypeError."""
         self._objects.clear()
         self._wholes.clear()
-        for name, value in _expanded(objects):
+        for name, value in expanded(objects):
             if isinstance(value, nn.Module):
-                _refuse_hidden(name, value)
-                self._objects[name] = _unwrapped(value)
+                refuse_hidden(name, value)
+                self._objects[name] = unwrapped(value)
             elif is_divided(value):
                 self._objects[name], self._wholes[name] = local(value), value
             elif isinstance(value, Stateful):
@@ -384,15 +374,3 @@ def _in_order(state: dict[str, Any]) -> dict[str, Any]:
     numbered = [k for k in state["state"] if isinstance(k, int)]
     others = [k for k in state["state"] if not isinstance(k, int)]
     return {**state, "state": {k: state["state"][k] for k in (*sorted(numbered), *others)}}
-
-
-def _unwrapped(module: nn.Module) -> nn.Module:
-    return module.module if isinstance(module, DistributedDataParallel) else module
-
-
-def _expanded(objects: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    for name, value in objects.items():
-        if isinstance(value, list | tuple):
-            yield from ((f"{name}[{i}]", item) for i, item in enumerate(value))
-        elif value is not None:
-            yield name, value

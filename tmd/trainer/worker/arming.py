@@ -8,13 +8,25 @@ a moment later.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 
 from tmd.core.planning.directives import Arm, Directive, Train, Wait
 from tmd.core.values.model import Membership, WorkerStatus
 from tmd.core.worker.responses import Response, respond
+from tmd.fabric import Fabric
 from tmd.trainer.protocol.step_vote import ticket
+
+log = logging.getLogger("tmd.trainer")
+
+
+def must_wait(fabric: Fabric, later: Membership) -> bool:
+    """Whether the switch to ``later`` must not follow this step."""
+    if fabric.owes(later):
+        log.info("epoch %d waits for a message with a rank that moves", later.epoch)
+        return True
+    return fabric.misses(later)
 
 
 class Arming:

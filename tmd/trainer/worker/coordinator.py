@@ -20,7 +20,7 @@ from tmd.core.planning.directives import Arm, Directive, Hold, Leave, Train
 from tmd.core.values.checkpoints import MissedCheckpoint, SavedCheckpoint
 from tmd.core.values.errors import LinkError
 from tmd.core.values.limits import ShadowLimits
-from tmd.core.values.model import Activity, Membership, WorkerStatus
+from tmd.core.values.model import Activity, WorkerStatus
 from tmd.core.worker.transitions import WorkerTransition
 from tmd.fabric import Fabric, Neutral
 from tmd.trainer.protocol.step_vote import CLOSING, STEPPING, agree, gather
@@ -34,7 +34,7 @@ from tmd.trainer.state_transfer.context import RankContext
 from tmd.trainer.state_transfer.hindrance import NextLoop, Rebuild
 from tmd.trainer.state_transfer.verification import Verdict
 from tmd.trainer.worker.agent import Agent
-from tmd.trainer.worker.arming import Arming
+from tmd.trainer.worker.arming import Arming, must_wait
 from tmd.trainer.worker.pacing import Pacing
 from tmd.trainer.worker.peer_watchdog import PeerWatchdog
 from tmd.trainer.worker.status_reporter import StatusReporter
@@ -182,7 +182,7 @@ class Coordinator:
             local.exchange_copies(status.step, self.rank, status.world_size, self._fabric.shift)
         except LinkError:
             raise Interrupted from None
-        armed = self._arming.begin_vote(self._must_wait)
+        armed = self._arming.begin_vote(lambda later: must_wait(self._fabric, later))
         try:
             agreed, told = agree(self._fabric, self.status.step, armed, STEPPING, shares)
         except LinkError:
@@ -199,13 +199,6 @@ class Coordinator:
         else:
             self._parts.snapshots.heard(told[0])
         return VoteOutcome.COMMIT
-
-    def _must_wait(self, later: Membership) -> bool:
-        """Whether the switch to ``later`` must not follow this step."""
-        if self._fabric.owes(later):
-            log.info("epoch %d waits for a message with a rank that moves", later.epoch)
-            return True
-        return self._fabric.misses(later)
 
     def _is_refuted(self) -> bool:
         """Before a vote: wait for the verification of a state held on trust; returns whether it
@@ -322,6 +315,11 @@ class Coordinator:
     def finishing(self) -> bool:
         """Whether another rank has reached the end of training."""
         return self._parts.recovery.finishing
+
+    @property
+    def collectives(self) -> int:
+        """How many collectives the script's process groups have run."""
+        return self._fabric.collectives
 
     @property
     def shadowing(self) -> bool:

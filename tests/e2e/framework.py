@@ -1,0 +1,100 @@
+"""A training loop as frameworks have it: the step is no block, the optimizer gets a closure, the
+loader is cut for a rank, and the last gradients are accumulated over fewer batches."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+import tmd.trainer
+from tmd.campaign.job import Net, Optimizer, injector
+from tmd.trainer import DataPlace, StepResult
+from tmd.trainer.state.digests import digest_of
+
+ACCUMULATE = 2
+BATCH = 8
+
+
+class Accelerated(torch.optim.Optimizer):
+    """Wraps an optimizer as Accelerate does: without the constructor of its base class."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def step(self, closure=None):
+        return self.optimizer.step(closure)
+
+
+Accelerated.__name__ = "AcceleratedOptimizer"
+
+
+class Trainer:
+    """Owns the loop; the script only gives it what it needs."""
+
+    def __init__(self, session: tmd.trainer.Session, model: nn.Module, optimizer: Accelerated):
+        self.session, self.model, self.optimizer = session, model, optimizer
+        self.spoilt = 0
+
+    def loss_of(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.model(inputs), targets)
+
+    def closure(self, batches: list[tuple[Tensor, Tensor]]) -> Tensor:
+        self.optimizer.optimizer.zero_grad()
+        losses = [self.loss_of(*batch) for batch in batches]
+        loss = torch.stack(losses).mean()
+        injector.reach("forward")
+        loss.backward()
+        injector.reach("backward")
+        return loss
+
+    def training_step(self, batches: list[tuple[Tensor, Tensor]]) -> StepResult:
+        step = self.session.begin()
+        loss = step.run(self.optimizer.step, lambda: self.closure(batches))
+        injector.reach("between")
+        result = step.end(loss)
+        self.spoilt += result is StepResult.SPOILT
+        return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=30)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    session = tmd.trainer.join()
+    injector.follow(session)
+    dist.init_process_group("tmd")
+    draw = torch.Generator().manual_seed(1)
+    # One batch less than all steps need: the last step has half of them.
+    size = dist.get_world_size() * BATCH * (args.steps * ACCUMULATE - 1)
+    data = TensorDataset(
+        torch.randn(size, 16, generator=draw), torch.randint(4, (size,), generator=draw)
+    )
+
+    def cut(place: DataPlace) -> DataLoader[tuple[Tensor, ...]]:
+        part = Subset(data, range(place.part, size, place.parts))
+        return DataLoader(part, batch_size=BATCH)
+
+    model = DistributedDataParallel(Net(24), bucket_cap_mb=0.001)
+    optimizer = Accelerated(Optimizer(model.parameters(), lr=1e-2))
+    best = session.counter("best", 1e9)
+    session.register(model=model, optimizer=optimizer)
+    trainer = Trainer(session, model, optimizer)
+    for batches in session.batches(cut, accumulate=ACCUMULATE, partial=True):
+        if trainer.training_step(batches) is StepResult.COMMITTED:
+            best.value = min(best.value, float(next(model.parameters()).detach().sum()))
+    folder = Path(os.environ["TMD_TRACE"])
+    digest = digest_of([*model.parameters()])
+    (folder / f"weights-{session.rank}").write_text(f"{digest} best {best.value!r}")
+    (folder / f"spoilt-{session.rank}-{os.getpid()}").write_text(str(trainer.spoilt))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Loaders that divide the data: placed anew where that can be done, refused where it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+
+from tmd.trainer.state.placing import DataPlace, placed
+
+DATA = list(range(12))
+
+
+class Shard(BatchSampler):
+    """Divided as Accelerate's ``BatchSamplerShard``: every so many batches are this process's."""
+
+    def __init__(self, inner: BatchSampler, processes: int, index: int) -> None:
+        self.batch_sampler, self.num_processes, self.process_index = inner, processes, index
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for number, batch in enumerate(self.batch_sampler):
+            if number % self.num_processes == self.process_index:
+                yield batch
+
+
+class Fixed(list[int]):
+    """Keeps the rank for which it was cut, as torchtitan's loaders do."""
+
+    dp_rank = 1
+
+
+class Split(list[int]):
+    """As ``datasets.distributed.split_dataset_by_node`` leaves it."""
+
+    class Node:
+        rank = 1
+
+    _distributed = Node()
+
+
+def shard(processes: int = 3) -> DataLoader[int]:
+    return DataLoader(
+        DATA,  # type: ignore[arg-type]
+        batch_sampler=Shard(BatchSampler(range(12), 2, drop_last=False), processes, 1),
+    )
+
+
+def numbers(loader: object) -> list[list[int]]:
+    return [batch.tolist() for batch in loader]  # type: ignore[attr-defined]
+
+
+def test_a_shard_is_the_rank_s_own_wherever_it_was_built() -> None:
+    loader = shard()
+    assert numbers(placed(loader, DataPlace(2, 3))) == [[4, 5], [10, 11]]
+    assert numbers(placed(loader, DataPlace(0, 3))) == [[0, 1], [6, 7]]
+
+
+def test_a_sampler_inside_a_shard_is_found() -> None:
+    """Accelerate may divide by processes what a DistributedSampler divides among ranks."""
+    inner = DistributedSampler(DATA, 3, 1, shuffle=False)  # type: ignore[arg-type]
+    batches = Shard(BatchSampler(inner, 2, drop_last=False), 1, 0)
+    loader: DataLoader[int] = DataLoader(DATA, batch_sampler=batches)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="Shard divides the data among 1, but 3"):
+        placed(loader, DataPlace(2, 3))
+    batches.num_processes = 3
+    placed(loader, DataPlace(2, 3))
+    assert inner.rank == 2
+
+
+def test_a_shard_that_divides_otherwise_is_refused() -> None:
+    with pytest.raises(ValueError, match="divides the data among 4, but 3 ranks"):
+        placed(shard(4), DataPlace(0, 3))
+
+
+@pytest.mark.parametrize("data", [Fixed(DATA), Split(DATA)], ids=["loader", "dataset"])
+def test_data_that_were_cut_for_a_rank_are_refused_with_the_remedy(data: list[int]) -> None:
+    """On every rank and from the start, not only on the joiner that would train on wrong ones."""
+    loader = data if isinstance(data, Fixed) else DataLoader(data)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"cut for rank 1 when it was built.*lambda place"):
+        placed(loader, DataPlace(1, 3))

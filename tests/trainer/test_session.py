@@ -1,0 +1,212 @@
+"""The session without a daemon: steps, closures, counters, and what a wrong script is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, SGD, Optimizer
+
+from tmd.trainer import DataPlace, Session, StepResult
+from tmd.trainer.session.hooks import Interrupted, VoteOutcome
+from tmd.trainer.session.standalone import StandaloneHooks
+from tmd.trainer.state.local import LocalState
+
+
+class Voting(StandaloneHooks):
+    """Notes the order of things; a vote may end as if a rank had been lost."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.lost: set[int] = set()
+        """Votes, counted from 0, in which a rank is lost."""
+        self.votes = 0
+        self.collectives = 0
+
+    def vote(self, local: LocalState) -> VoteOutcome:
+        self.seen.append("vote")
+        self.votes += 1
+        if self.votes - 1 in self.lost:
+            raise Interrupted
+        return super().vote(local)
+
+    def applying(self, optimizer: Optimizer) -> None:
+        self.seen.append("apply")
+
+
+class Script:
+    """A model of one weight, whose gradient is the batch."""
+
+    def __init__(self, *, optimizers: int = 1) -> None:
+        self.hooks = Voting()
+        self.session = Session(self.hooks)
+        self.model = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(self.model.weight)
+        self.optimizers = [SGD(self.model.parameters(), lr=1.0) for _ in range(optimizers)]
+        self.session.register(model=self.model, optimizer=self.optimizers)
+
+    @property
+    def weight(self) -> float:
+        return float(self.model.weight.detach())
+
+    def closure(self, batch: float) -> Callable[[], Tensor]:
+        def compute() -> Tensor:
+            self.model.zero_grad()
+            self.hooks.seen.append("backward")
+            loss: Tensor = self.model(torch.tensor([batch])).sum()
+            loss.backward()
+            return loss
+
+        return compute
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_the_vote_comes_after_the_backward_of_a_closure(named: bool, script: Script) -> None:
+    """By position or by name; the closure runs once, and its loss is what step() returns."""
+    (optimizer,) = script.optimizers
+    losses: list[float] = []
+    for batch in script.session.batches([2.0, 3.0]):
+        with script.session.step() as step, torch.no_grad():
+            closure = script.closure(batch)
+            loss = optimizer.step(closure=closure) if named else optimizer.step(closure)
+            losses.append(float(loss))
+        assert step.counts
+
+    assert script.hooks.seen == ["backward", "vote", "apply"] * 2
+    assert losses == [0.0, -6.0]
+    assert script.weight == -5.0
+
+
+def test_a_step_without_a_block_ends_as_committed_or_as_spoilt(script: Script) -> None:
+    """A loop that runs on after a lost rank meets no exception, and computes nothing more."""
+    script.hooks.lost = {1}
+    results, after = [], []
+    for batch in script.session.batches([2.0, 3.0]):
+        step = script.session.begin()
+        loss = step.run(script.optimizers[0].step, script.closure(batch))
+        after.append(step.run(lambda: "computed"))
+        results.append((batch, step.end(loss)))
+
+    committed, spoilt = StepResult.COMMITTED, StepResult.SPOILT
+    assert results == [(2.0, committed), (3.0, spoilt), (3.0, committed)]
+    assert after == ["computed", None, "computed"]
+    assert script.weight == -5.0
+
+
+def test_an_error_of_the_script_is_raised_out_of_its_part(script: Script) -> None:
+    def fail() -> None:
+        raise KeyError("mistake")
+
+    for _ in script.session.batches([1.0]):
+        with pytest.raises(KeyError, match="mistake"):
+            script.session.begin().run(fail)
+        break
+
+
+def test_a_step_in_which_no_optimizer_ran_is_refused_at_its_end(script: Script) -> None:
+    for _ in script.session.batches([1.0]):
+        with pytest.raises(RuntimeError, match="no registered optimizer"):
+            script.session.begin().end()
+        break
+
+
+def test_an_optimizer_that_evaluates_its_closure_often_is_refused() -> None:
+    session, model = Session(StandaloneHooks()), nn.Linear(1, 1)
+    with pytest.raises(TypeError, match="LBFGS"):
+        session.register(model=model, optimizer=LBFGS(model.parameters()))
+
+
+@pytest.mark.parametrize("between", [0, 1])
+def test_gradients_that_are_summed_between_two_optimizers_are_refused(between: int) -> None:
+    """A rank that is lost then would leave half a step; without such traffic there is one vote."""
+    script = Script(optimizers=2)
+    first, second = script.optimizers
+
+    def both() -> None:
+        for batch in script.session.batches([2.0, 3.0]):
+            with script.session.step():
+                script.closure(batch)()
+                script.hooks.collectives += 1
+                first.step()
+                script.hooks.collectives += between
+                second.step()
+
+    if between:
+        with pytest.raises(RuntimeError, match="Compute all gradients before the first optimizer"):
+            both()
+        assert script.hooks.seen == ["backward", "vote", "apply"]
+    else:
+        both()
+        assert script.hooks.seen == ["backward", "vote", "apply", "apply"] * 2
+
+
+def test_a_counter_goes_back_with_a_broken_step() -> None:
+    """It is registered under its name, and asked for once more it is the same one."""
+    hooks = Voting()
+    session, model = Session(hooks), nn.Linear(1, 1)
+    best = session.counter("best", 9)
+    assert session.counter("best", 1) is best
+    optimizer = SGD(model.parameters(), lr=0.1)
+    session.register(model=model, optimizer=optimizer)
+    hooks.lost = {0}
+    values = []
+    for _ in session.batches([1.0]):
+        with session.step() as step:
+            model(torch.ones(1)).sum().backward()
+            best.value -= 1
+            optimizer.step()
+        values.append((best.value, step.counts))
+
+    assert values == [(8, False), (8, True)]
+    with pytest.raises(RuntimeError, match=r"counter\('late', ...\) before"):
+        session.counter("late", 0)
+
+
+@pytest.mark.parametrize(("partial", "given"), [(False, [[0, 1]]), (True, [[0, 1], [2]])])
+def test_a_last_incomplete_list_is_given_if_it_is_asked_for(
+    partial: bool, given: list[list[int]], script: Script
+) -> None:
+    """Again, too, if its step is repeated."""
+    script.hooks.lost = {len(given) - 1}
+    seen, positions = [], []
+    for batches in script.session.batches(range(3), accumulate=2, partial=partial):
+        positions.append(script.session.position.index)
+        with script.session.step():
+            seen.append(batches)
+            script.optimizers[0].step(script.closure(1.0))
+
+    assert seen == [*given, given[-1]]
+    assert positions == [2 * n for n in range(len(given))] + [2 * (len(given) - 1)]
+    assert script.session.position.call == 0
+    assert not script.session.skipped
+
+
+def test_a_function_builds_the_loader_for_the_place_of_the_rank(script: Script) -> None:
+    places = []
+
+    def cut(place: DataPlace) -> Iterator[int]:
+        places.append(place)
+        return iter(range(place.part, 3, place.parts))
+
+    seen = []
+    for batch in script.session.batches(cut):
+        with script.session.step():
+            seen.append(batch)
+            script.optimizers[0].step(script.closure(1.0))
+
+    assert places == [DataPlace(0, 1)]
+    assert seen == [0, 1, 2]

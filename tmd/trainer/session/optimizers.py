@@ -1,0 +1,79 @@
+"""Watches the registered optimizers: the vote comes before the first one that runs in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+
+class OptimizerHooks:
+    """Pre- and post-hooks of the registered optimizers.
+
+    Args:
+        vote: called before each optimizer; votes if the step has not voted.
+        applying: called after the vote, when the optimizer is about to run.
+        collectives: number of collectives that the script's process groups have run.
+    """
+
+    def __init__(
+        self,
+        vote: Callable[[], None],
+        applying: Callable[[torch.optim.Optimizer], None],
+        collectives: Callable[[], int],
+    ) -> None:
+        self._vote, self._applying, self._collectives = vote, applying, collectives
+        self._in_step = False
+        self._ran_at: int | None = None
+        """Collectives run when the latest optimizer of this step had ended."""
+
+    def attach(
+        self, optimizers: Iterable[torch.optim.Optimizer], faces: Iterable[torch.optim.Optimizer]
+    ) -> None:
+        """Watch ``optimizers``, of which the script calls ``faces``.
+
+        Raises:
+            TypeError: an optimizer evaluates its closure more than once.
+        """
+        for each in optimizers:
+            if isinstance(each, torch.optim.LBFGS):
+                raise TypeError(
+                    "register(optimizer=...): LBFGS evaluates its closure several times in one "
+                    "step, so gradients are summed after the vote; use a first-order optimizer"
+                )
+            each.register_step_pre_hook(self._before)
+        for each in faces:
+            each.register_step_post_hook(self._after)
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._in_step, self._ran_at = True, None
+
+    def end(self) -> None:
+        """The step is over."""
+        self._in_step = False
+
+    def _before(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        changed = None
+        if closure is not None:
+            # Its backward sums gradients, which the vote must come after.
+            with torch.enable_grad():
+                loss = closure()
+            changed = (args[:1], {**kwargs, "closure": lambda: loss})
+        if self._in_step and self._ran_at not in (None, self._collectives()):
+            raise RuntimeError(
+                f"{type(optimizer).__name__} runs after collectives that followed another "
+                "optimizer of the same step: a rank that is lost in them leaves half a step. "
+                "Compute all gradients before the first optimizer runs, or give each optimizer a "
+                "batch and a session.step() of its own"
+            )
+        self._vote()
+        self._applying(optimizer)
+        return changed
+
+    def _after(self, *_: object) -> None:
+        self._ran_at = self._collectives()

@@ -1,0 +1,111 @@
+"""Takes each step from its begin through the vote to its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from torch import Tensor
+from torch.amp import GradScaler
+
+from tmd.trainer.session.hooks import Interrupted, StepHooks, VoteOutcome
+from tmd.trainer.session.optimizers import OptimizerHooks
+from tmd.trainer.session.trace import Trace
+from tmd.trainer.state.data import Feed
+from tmd.trainer.state.local import LocalState
+from tmd.trainer.state.state import Registry
+
+
+class StepCycle:
+    """``settle``: called before a step changes the state that a checkpoint may be copying."""
+
+    def __init__(self, hooks: StepHooks, trace: Trace, settle: Callable[[], None]) -> None:
+        self.hooks = hooks
+        self._trace, self._settle = trace, settle
+        self._optimizers = OptimizerHooks(self.decide, hooks.applying, lambda: hooks.collectives)
+        self._local: LocalState | None = None
+        self.feed: Feed | None = None
+        """Of the present ``batches`` call."""
+        self.outcome: VoteOutcome | None = VoteOutcome.SHADOW
+        """Outcome of the current step; nothing is voted outside of steps."""
+        self.spoilt = False
+        """Whether the latest step broke, and has not been undone."""
+        self.rehearses = False
+        """Whether the first step after a checkpoint is still to be run twice."""
+        self._scaled = False
+        self._last_commit = time.monotonic()
+
+    def watch(self, registry: Registry, local: LocalState) -> None:
+        """Vote before the optimizers of ``registry``. Raises TypeError."""
+        self._local = local
+        self._scaled = any(isinstance(o, GradScaler) and o.is_enabled() for o in registry.others)
+        self._optimizers.attach(registry.optimizers, registry.faces)
+
+    def begin(self) -> None:
+        """The script begins to compute a step."""
+        assert self._local is not None
+        self.outcome = None
+        self._local.begin()
+        self._optimizers.begin()
+        self._trace.begun()
+        self.hooks.begun()
+
+    def decide(self) -> None:
+        """Vote, unless this step has voted. Raises Interrupted."""
+        if self.outcome is None:
+            assert self._local is not None
+            self._settle()
+            self._trace.computed()
+            if self.rehearses and not self.hooks.shadowing:
+                self.hooks.rehearsed()
+                raise Interrupted
+            self.outcome = self.hooks.vote(self._local)
+
+    def end(self, loss: Tensor | float | None) -> bool:
+        """The step is over; whether it counts.
+
+        Raises:
+            Interrupted: it is broken.
+            RuntimeError: no registered optimizer was called in it.
+        """
+        if self.outcome is None:
+            if not self._scaled:
+                raise RuntimeError(
+                    "no registered optimizer was called in session.step(); to accumulate gradients "
+                    "use session.batches(loader, accumulate=k) and call it once in the step"
+                )
+            self.decide()
+        assert self.feed is not None
+        assert self._local is not None
+        self._optimizers.end()
+        if self.outcome is VoteOutcome.SHADOW:
+            self.feed.commit()
+            self.hooks.shadowed()
+            return False
+        now = time.monotonic()
+        value = None if loss is None else float(loss)
+        self.feed.commit()
+        self.hooks.committed(self._local, value, now - self._last_commit)
+        self._last_commit = now
+        if self.hooks.shadowing:
+            return False
+        self._trace.write(self.hooks.current)
+        return True
+
+    def spoil(self) -> None:
+        """The step is broken."""
+        self.spoilt, self.outcome = True, VoteOutcome.SHADOW
+        self._optimizers.end()
+        # Even if a rank was lost: its next worker does not know that this step is repeated.
+        self.rehearses = False
+        if not self.hooks.shadowing:
+            self._trace.undone(self.hooks.status)
+
+    def undo(self) -> None:
+        """At the boundary: undo a broken step, and the effects of code after its block."""
+        if self.spoilt:
+            assert self._local is not None
+            assert self.feed is not None
+            self.spoilt = False
+            self._local.undo()
+            self.feed.rewind()

@@ -1,0 +1,80 @@
+"""Gives a loader this rank's part of the data, whatever rank it was built on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from torch.utils.data import DistributedSampler
+
+
+class DataPlace(NamedTuple):
+    """Which part of the data is a rank's."""
+
+    part: int
+    """Number of the part, from 0. Ranks that share each batch have the same one."""
+    parts: int
+    """Number of different parts."""
+
+
+Loader = Iterable[Any] | Callable[[DataPlace], Iterable[Any]]
+"""Batches, or a function that builds the loader for a part of the data."""
+
+
+def placed(loader: Loader, place: DataPlace) -> Iterable[Any]:
+    """The loader for ``place``, which is built, or divided anew.
+
+    Samplers of torch and shards of Accelerate are divided anew. A loader that is no iterable is
+    called.
+
+    Raises:
+        ValueError: the loader divides the data among another number of ranks, or was divided for
+            one rank in a way that cannot be changed.
+    """
+    if not isinstance(loader, Iterable):
+        return loader(place)
+    for each in _pieces(loader):
+        if isinstance(each, DistributedSampler):
+            _check(each, each.num_replicas, place)
+            each.rank = place.part
+        elif _is_shard(each):
+            _check(each, each.num_processes, place)
+            each.process_index = place.part
+        elif (rank := _fixed_rank(each)) is not None:
+            raise ValueError(
+                f"the data of {type(each).__name__} were cut for rank {rank} when it was built, "
+                "and a rank moves: pass a function that builds the loader, as in "
+                "session.batches(lambda place: make_loader(place.part, place.parts))"
+            )
+    return loader
+
+
+def _pieces(loader: object) -> Iterator[Any]:
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    yield loader
+    yield getattr(loader, "dataset", None)
+    yield getattr(loader, "sampler", None)
+    while batch_sampler is not None:
+        yield batch_sampler
+        yield getattr(batch_sampler, "sampler", None)
+        batch_sampler = getattr(batch_sampler, "batch_sampler", None)
+
+
+def _is_shard(value: object) -> bool:
+    """Whether it is divided as Accelerate's ``BatchSamplerShard`` and ``IterableDatasetShard``."""
+    return all(isinstance(getattr(value, n, None), int) for n in ("process_index", "num_processes"))
+
+
+def _fixed_rank(value: object) -> int | None:
+    """The rank that torchtitan's loaders and ``datasets.distributed`` keep for good."""
+    rank = getattr(value, "dp_rank", getattr(getattr(value, "_distributed", None), "rank", None))
+    return rank if isinstance(rank, int) else None
+
+
+def _check(divided: object, parts: int, place: DataPlace) -> None:
+    if parts != place.parts:
+        raise ValueError(
+            f"the {type(divided).__name__} divides the data into {parts} parts, but {place.parts} "
+            f"ranks have different batches: divide it into {place.parts}, or name the ranks that "
+            'share a batch with session.register(data_mesh=mesh["dp"])'
+        )
