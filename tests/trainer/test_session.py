@@ -210,3 +210,19 @@ def test_a_function_builds_the_loader_for_the_place_of_the_rank(script: Script) 
 
     assert places == [DataPlace(0, 1)]
     assert seen == [0, 1, 2]
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_an_optimizer_without_gradients_is_named_once(
+    forgotten: bool, script: Script, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A script that optimizes another model than it trains would never learn."""
+    for _ in script.session.batches(range(2)):
+        with script.session.step():
+            script.optimizers[0].zero_grad()
+            if not forgotten:
+                script.closure(1.0)()
+            script.optimizers[0].step()
+
+    warned = [r for r in caplog.records if "none of its parameters has a gradient" in r.message]
+    assert len(warned) == int(forgotten)

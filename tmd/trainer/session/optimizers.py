@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+
+log = logging.getLogger("tmd.trainer")
 
 
 class OptimizerHooks:
@@ -27,6 +30,8 @@ class OptimizerHooks:
         self._in_step = False
         self._ran_at: int | None = None
         """Collectives run when the latest optimizer of this step had ended."""
+        self._seen: set[int] = set()
+        """Optimizers that have run in a step, by identity."""
 
     def attach(
         self, optimizers: Iterable[torch.optim.Optimizer], faces: Iterable[torch.optim.Optimizer]
@@ -71,9 +76,23 @@ class OptimizerHooks:
                 "Compute all gradients before the first optimizer runs, or give each optimizer a "
                 "batch and a session.step() of its own"
             )
+        if self._in_step and id(optimizer) not in self._seen:
+            self._seen.add(id(optimizer))
+            _warn_without_gradients(optimizer)
         self._vote()
         self._applying(optimizer)
         return changed
 
     def _after(self, *_: object) -> None:
         self._ran_at = self._collectives()
+
+
+def _warn_without_gradients(optimizer: torch.optim.Optimizer) -> None:
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    # Megatron keeps gradients of its own.
+    if params and all(p.grad is None and not hasattr(p, "main_grad") for p in params):
+        log.warning(
+            "%s runs, but none of its parameters has a gradient: call backward() in "
+            "session.step(), and give it the parameters of the registered model",
+            type(optimizer).__name__,
+        )
