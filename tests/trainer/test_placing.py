@@ -61,7 +61,7 @@ def test_a_sampler_inside_a_shard_is_found() -> None:
     inner = DistributedSampler(DATA, 3, 1, shuffle=False)  # type: ignore[arg-type]
     batches = Shard(BatchSampler(inner, 2, drop_last=False), 1, 0)
     loader: DataLoader[int] = DataLoader(DATA, batch_sampler=batches)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="Shard divides the data among 1, but 3"):
+    with pytest.raises(ValueError, match="Shard divides the data into 1 parts, but 3"):
         placed(loader, DataPlace(2, 3))
     batches.num_processes = 3
     placed(loader, DataPlace(2, 3))
@@ -69,7 +69,7 @@ def test_a_sampler_inside_a_shard_is_found() -> None:
 
 
 def test_a_shard_that_divides_otherwise_is_refused() -> None:
-    with pytest.raises(ValueError, match="divides the data among 4, but 3 ranks"):
+    with pytest.raises(ValueError, match="divides the data into 4 parts, but 3 ranks"):
         placed(shard(4), DataPlace(0, 3))
 
 

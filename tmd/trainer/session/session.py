@@ -171,9 +171,7 @@ class Session:
             raise RuntimeError(
                 "a rank was lost during set-up: start the job again, no step was lost"
             )
-        registry, local = self._name(
-            {"model": model, "optimizer": optimizer, **others, **self._counters}
-        )
+        registry, local = self._name({"model": model, "optimizer": optimizer, **others})
         self._data_mesh = data_mesh
         models = model if isinstance(model, list | tuple) else [model]
         self._wrapped[:] = [m for m in models if isinstance(m, nn.Module)]
@@ -187,7 +185,7 @@ class Session:
 
     def _name(self, objects: dict[str, object]) -> tuple[Registry, LocalState]:
         """Register ``objects``. After a rebuild they replace those registered before."""
-        registry = Registry(objects)
+        registry = Registry({**objects, **self._counters})
         if self._registry is None or self._local is None:
             self._registry, self._local = registry, LocalState(registry)
         else:
@@ -271,14 +269,9 @@ class Session:
         """
         if self._registry is None or self._local is None:
             raise RuntimeError("call session.register(model=..., optimizer=...) before batches()")
-        self.skipped = True
         feed = Feed(loader, self._calls, lambda: self._base, self._place)
-        self._calls += 1
-        if self._saving is not None and self._saving.skips(feed.call):
+        if not self._enter(feed):
             return
-        self._feed = self._cycle.feed = feed
-        self._hooks.follow(feed)
-        self._go_on(feed)
         while True:
             self._cycle.undo()
             self._settle()
@@ -323,12 +316,18 @@ class Session:
         """
         return self.step().__enter__()
 
-    def _go_on(self, feed: Feed) -> None:
-        if self._saving is None:
-            return
-        step = self._saving.go_on(feed, self.rank, self._base)
+    def _enter(self, feed: Feed) -> bool:
+        """Begin a ``batches()`` call; False if the checkpoint to resume from is in a later one."""
+        self._calls += 1
+        self.skipped = True
+        if self._saving is not None and self._saving.skips(feed.call):
+            return False
+        self._feed = self._cycle.feed = feed
+        self._hooks.follow(feed)
+        step = None if self._saving is None else self._saving.go_on(feed, self.rank, self._base)
         if step is not None:
             self._hooks.resumed(step)
+        return True
 
     def _settle(self) -> None:
         if self._saving is not None:
