@@ -4,17 +4,21 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 # Where pip may find a CPU build of torch, if its usual index has none: an index URL.
 TORCH_INDEX ?=
+# Any other version than the pinned one is for 'make compat'.
+TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
+COMPAT ?= 2.11.0 2.15.0
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-INSTALL := $(PIP) install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+INSTALL := $(PIP) install --quiet --constraint $(VENV)/constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: install demo test thorough lint docs proof fuzz audit bench bench-peers clean
+.PHONY: install demo test thorough compat lint docs proof fuzz audit bench bench-peers clean
 
 install: $(VENV)/.installed
 
 # The CPU build first: it is the same library without gigabytes of CUDA packages.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) "torch==2.13.0+cpu" 2>/dev/null || $(INSTALL) torch
+	sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt >$(VENV)/constraints.txt
+	$(INSTALL) "torch==$(TORCH)+cpu" 2>/dev/null || $(INSTALL) torch
 	$(INSTALL) --editable ".[trainer,embedded,test,lint]"
 	@touch $@
 
@@ -35,6 +39,13 @@ test: install
 # Variants of fault tests for which 'make test' has no time.
 thorough: install
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m thorough $(ARGS)
+
+# The tests on the lowest torch that pyproject.toml allows and on the newest one, each in an
+# environment of its own: .venv-torch-VERSION.
+compat:
+	for version in $(COMPAT); do \
+		$(MAKE) test VENV=$(VENV)-torch-$$version TORCH=$$version || exit 1; \
+	done
 
 lint: install $(VENV)/.docs-installed
 	$(BIN)/ruff format --check .
@@ -78,4 +89,4 @@ bench-peers: install
 	$(BIN)/python -m bench.peers
 
 clean:
-	rm -rf $(VENV) $(VENV)-audit build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-audit $(VENV)-torch-* build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -15,7 +15,7 @@ from msgspec import Meta, structs
 from tmd.core.alerts.breaker import BreakerRules
 from tmd.core.alerts.findings import Rules
 from tmd.core.values.errors import ConfigError
-from tmd.core.values.limits import PlanLimits, ShadowLimits, Understudies
+from tmd.core.values.limits import PlanLimits, ShadowGoals, ShadowLimits
 from tmd.core.values.model import Strategy
 from tmd.core.values.names import wrong_plain
 from tmd.core.values.reasons import in_words, os_reason
@@ -76,10 +76,10 @@ class ShadowSection(Section, frozen=True):
         keys = ShadowLimits.__struct_fields__
         return ShadowLimits(**{key: getattr(self, key) for key in keys})
 
-    def understudies(self) -> Understudies:
+    def goals(self) -> ShadowGoals:
         if not self.enabled:
-            return Understudies()
-        return Understudies(hot=self.hot, rehearse=self.rehearse)
+            return ShadowGoals()
+        return ShadowGoals(hot=self.hot, rehearse=self.rehearse)
 
 
 class Policies(Section, frozen=True):

@@ -17,7 +17,7 @@ from tests.campaign.standing import faults_of_placing, owner_of, placed
 from tests.fabric.circle import circle
 from tests.trainer.scripts import Script
 from tests.trainer.tailing import pair
-from tmd.campaign import blows, job, points
+from tmd.campaign import fault_actions, job, points
 from tmd.campaign.faults import KINDS
 from tmd.campaign.points import ArmedFault, Injector
 from tmd.campaign.scenario import POINTS
@@ -48,7 +48,7 @@ def struck() -> set[str]:
     """Whatever can be written behind the ``=`` of a fault."""
     tree = ast.parse(inspect.getsource(points))
     cases = (n.value for n in ast.walk(tree) if isinstance(n, ast.MatchValue))
-    return {str(ast.literal_eval(value)) for value in cases} | blows.BLOWS.keys()
+    return {str(ast.literal_eval(value)) for value in cases} | fault_actions.ACTIONS.keys()
 
 
 def is_reached(point: str) -> bool:
@@ -122,7 +122,7 @@ def test_without_a_folder_nothing_strikes() -> None:
     assert injector._folder is None
 
 
-@pytest.mark.parametrize("blow", [blows.sever, blows.isolate])
+@pytest.mark.parametrize("blow", [fault_actions.sever, fault_actions.isolate])
 def test_links_are_really_broken(blow: object) -> None:
     assert callable(blow)
     with circle(3) as c:
@@ -135,13 +135,13 @@ def test_links_are_really_broken(blow: object) -> None:
 
         assert len(links) > 1
         assert any(link.severed for link in links)
-        assert all(link.severed for link in links) == (blow is blows.isolate)
+        assert all(link.severed for link in links) == (blow is fault_actions.isolate)
 
 
 def test_one_bit_of_the_joiner_is_really_flipped() -> None:
     with pair(Script) as p:
         before = [param.clone() for param in p.joiner.units.params]
-        blows.flip(p.joiner.following)
+        fault_actions.flip(p.joiner.following)
         after = p.joiner.units.params
         differ = [n for n, (a, b) in enumerate(zip(before, after, strict=True)) if not a.equal(b)]
 

@@ -20,7 +20,7 @@ from tmd.core.planning.directives import (
     directive_of,
 )
 from tmd.core.planning.planning import form, steer
-from tmd.core.values.limits import PlanLimits, Understudies
+from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import (
     Activity,
     ClusterView,
@@ -51,7 +51,7 @@ class Simulation:
         self.ranks = ranks
         self.alike = tuple(range(ranks)) if alike else ()
         self.follow = hot is not None
-        self.wanted = Understudies(hot=hot or 0)
+        self.wanted = ShadowGoals(hot=hot or 0)
         self.workers = {
             f"w{i}": Worker(f"w{i}", f"h{i}", ranks, self.alike) for i in range(ranks + standbys)
         }

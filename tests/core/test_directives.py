@@ -31,7 +31,7 @@ from tmd.core.values.model import (
     Phase,
     PlanKind,
 )
-from tmd.core.values.shadows import Understudy
+from tmd.core.values.shadows import ShadowAssignment
 
 STAYER, LEAVER, JOINER, OTHER = (Member(w, f"h-{w}", "a:1") for w in ("s", "l", "j", "o"))
 OLD, NEW = Membership(1, (STAYER, LEAVER)), Membership(2, (STAYER, JOINER))
@@ -46,7 +46,7 @@ FAILOVER = structs.replace(
     resume=7,
 )
 RECORD = JobRecord(job="j", world_size=2, state=JobState.RUNNING, membership=OLD, proposed=2)
-HOT = (Understudy(member=OTHER, rank=1, stay=True),)
+HOT = (ShadowAssignment(member=OTHER, rank=1, stay=True),)
 
 
 def asked(plan: MigrationPlan | None, worker: Member, **record: object) -> Directive:
@@ -112,7 +112,7 @@ def test_a_hot_standby_holds_its_state_while_a_recovery_may_need_it(
 ) -> None:
     plan = None if phase is None else structs.replace(FAILOVER, phase=phase)
 
-    assert isinstance(asked(plan, OTHER, understudies=HOT), expected)
+    assert isinstance(asked(plan, OTHER, shadows=HOT), expected)
 
 
 def test_a_leaver_that_was_drained_for_good_leaves() -> None:

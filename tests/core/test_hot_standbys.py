@@ -6,10 +6,10 @@ from tests.plugins.clusters import planned
 from tests.values import alert
 from tmd.core.planning.directives import Hold, HoldState, Prepare, ShadowRank, Wait, directive_of
 from tmd.core.planning.failover import open_failover
-from tmd.core.planning.hot_standbys import answered, roles_of, to_rehearse, understudied
+from tmd.core.planning.hot_standbys import answered, assign_shadows, roles_of, to_rehearse
 from tmd.core.planning.migration import PlanFacts
 from tmd.core.planning.standbys import assigned, candidates, reasons
-from tmd.core.values.limits import Understudies
+from tmd.core.values.limits import ShadowGoals
 from tmd.core.values.model import (
     Activity,
     ClusterView,
@@ -23,9 +23,9 @@ from tmd.core.values.model import (
     PlanKind,
     Rehearsal,
     Severity,
+    ShadowAssignment,
     ShadowStatus,
     Strategy,
-    Understudy,
     WorkerStatus,
 )
 from tmd.core.values.requests import DrainRequest, RehearsalRequest
@@ -63,24 +63,24 @@ def cluster(
 def test_hot_standbys_cover_different_ranks() -> None:
     """One more in each round, as many as wanted and at most one per rank."""
     record, view, facts = cluster(worker("s"), worker("t"), worker("u"))
-    wanted = Understudies(hot=5)
+    wanted = ShadowGoals(hot=5)
     for count in (1, 2, 2):
-        studies = understudied(record, view, facts, wanted)
+        studies = assign_shadows(record, view, facts, wanted)
         assert len(studies) == count
-        record = structs.replace(record, understudies=studies)
+        record = structs.replace(record, shadows=studies)
 
-    assert sorted(u.rank for u in record.understudies) == [0, 1]
-    assert all(u.stay for u in record.understudies)
+    assert sorted(u.rank for u in record.shadows) == [0, 1]
+    assert all(u.stay for u in record.shadows)
 
 
 def test_a_hot_standby_on_a_drained_host_is_replaced() -> None:
     """It could not assume the rank, so its shadow is useless."""
     record, view, facts = cluster(worker("s"), worker("t"))
-    wanted = Understudies(hot=1)
-    (first,) = understudied(record, view, facts, wanted)
-    busy = structs.replace(record, understudies=(first,))
+    wanted = ShadowGoals(hot=1)
+    (first,) = assign_shadows(record, view, facts, wanted)
+    busy = structs.replace(record, shadows=(first,))
     drained = structs.replace(view, drains=(DrainRequest(first.member.host, "r"),))
-    (second,) = understudied(busy, drained, PlanFacts(drained, "j"), wanted)
+    (second,) = assign_shadows(busy, drained, PlanFacts(drained, "j"), wanted)
 
     assert (first.member.worker, second.member.worker) == ("s", "t")
     assert second.stay
@@ -88,17 +88,17 @@ def test_a_hot_standby_on_a_drained_host_is_replaced() -> None:
 
 def test_every_standby_rehearses_once_and_one_at_a_time() -> None:
     """Never as rank 0, on which scripts print and save."""
-    wanted = Understudies(rehearse=True)
+    wanted = ShadowGoals(rehearse=True)
     record, view, facts = cluster(worker("s"), worker("t"))
-    studies = understudied(record, view, facts, wanted)
+    studies = assign_shadows(record, view, facts, wanted)
 
-    assert studies == (Understudy(member=member("s"), rank=1, stay=False),)
-    busy = structs.replace(record, understudies=studies)
-    assert understudied(busy, view, facts, wanted) == studies
+    assert studies == (ShadowAssignment(member=member("s"), rank=1, stay=False),)
+    busy = structs.replace(record, shadows=studies)
+    assert assign_shadows(busy, view, facts, wanted) == studies
 
     done = worker("s", rehearsed=(Rehearsal(step=9, seconds=1.0),))
     _, view, facts = cluster(done, worker("t"))
-    first = understudied(busy, view, facts, wanted)
+    first = assign_shadows(busy, view, facts, wanted)
     assert [u.member.worker for u in first] == ["t"]
 
 
@@ -107,37 +107,37 @@ def test_a_requested_rehearsal_takes_place_after_any_earlier_verdict() -> None:
     old = worker("s", rehearsed=(Rehearsal(step=9, seconds=1.0, refusal="bits", request="r1"),))
     record, view, facts = cluster(old, worker("t"))
     asked = structs.replace(view, rehearsals=(RehearsalRequest(host="h-s", id="r2"),))
-    studies = understudied(record, asked, facts, Understudies())
+    studies = assign_shadows(record, asked, facts, ShadowGoals())
 
-    expected = Understudy(member=member("s"), rank=1, stay=False, request="r2")
+    expected = ShadowAssignment(member=member("s"), rank=1, stay=False, request="r2")
     assert studies == (expected,)
-    busy = structs.replace(record, understudies=studies)
-    assert understudied(busy, asked, facts, Understudies()) == studies
+    busy = structs.replace(record, shadows=studies)
+    assert assign_shadows(busy, asked, facts, ShadowGoals()) == studies
     answered = worker("s", rehearsed=(Rehearsal(step=12, seconds=1.0, request="r2"),))
     _, view, facts = cluster(answered, worker("t"))
     asked = structs.replace(view, rehearsals=asked.rehearsals)
-    assert understudied(busy, asked, facts, Understudies()) == ()
-    assert understudied(record, asked, facts, Understudies()) == ()
+    assert assign_shadows(busy, asked, facts, ShadowGoals()) == ()
+    assert assign_shadows(record, asked, facts, ShadowGoals()) == ()
 
 
-def test_a_job_that_is_disturbed_gets_no_new_understudy() -> None:
+def test_a_job_that_is_disturbed_gets_no_new_shadow() -> None:
     """It keeps those that a recovery can use."""
     record, view, facts = cluster(worker("s"), trains=False)
-    hot = Understudy(member=member("s"), rank=0, stay=True)
+    hot = ShadowAssignment(member=member("s"), rank=0, stay=True)
 
-    assert understudied(record, view, facts, Understudies(hot=1)) == ()
-    followed = structs.replace(record, understudies=(hot,))
-    assert understudied(followed, view, facts, Understudies(hot=1)) == (hot,)
+    assert assign_shadows(record, view, facts, ShadowGoals(hot=1)) == ()
+    followed = structs.replace(record, shadows=(hot,))
+    assert assign_shadows(followed, view, facts, ShadowGoals(hot=1)) == (hot,)
 
 
-def test_an_understudy_that_ended_or_failed_is_dropped() -> None:
+def test_a_shadow_that_ended_or_failed_is_dropped() -> None:
     """It is silent, or has computed other bits."""
     unfit = worker("s", rehearsed=(Rehearsal(step=9, seconds=1.0, refusal="other bits"),))
-    hot = Understudy(member=member("s"), rank=0, stay=True)
+    hot = ShadowAssignment(member=member("s"), rank=0, stay=True)
     for standbys in ((), (unfit,)):
         record, view, facts = cluster(*standbys)
-        record = structs.replace(record, understudies=(hot,))
-        assert understudied(record, view, facts, Understudies(hot=1)) == ()
+        record = structs.replace(record, shadows=(hot,))
+        assert assign_shadows(record, view, facts, ShadowGoals(hot=1)) == ()
 
 
 def test_a_standby_that_failed_its_rehearsal_or_joins_is_no_candidate() -> None:
@@ -242,14 +242,14 @@ def rehearsed(*ranks: int, **more: object) -> tuple[Rehearsal, ...]:
 
 def test_a_standby_rehearses_each_role_once() -> None:
     """First what it is built as, then what most are; then it is left alone."""
-    wanted, found = Understudies(rehearse=True), []
+    wanted, found = ShadowGoals(rehearse=True), []
     known: tuple[Rehearsal, ...] = ()
-    studies: tuple[Understudy, ...] = ()
+    studies: tuple[ShadowAssignment, ...] = ()
     for _ in range(4):
         waits = worker("s", rehearsed=known, serves=(3,))
         record, view, facts = pipeline(waits)
-        record = structs.replace(record, understudies=studies)
-        studies = understudied(record, view, facts, wanted)
+        record = structs.replace(record, shadows=studies)
+        studies = assign_shadows(record, view, facts, wanted)
         found.append([u.rank for u in studies])
         for study in studies:
             known = noted(known, Rehearsal(9, 1.0), study.rank, ROLES)
@@ -265,7 +265,7 @@ def test_a_standby_rehearses_each_role_once() -> None:
 def test_one_standby_has_rehearsed_all_before_the_next_begins() -> None:
     """So one standby is warm soon, whichever rank is lost."""
     record, view, facts = pipeline(worker("s"), worker("t", rehearsed=rehearsed(2)))
-    (study,) = understudied(record, view, facts, Understudies(rehearse=True))
+    (study,) = assign_shadows(record, view, facts, ShadowGoals(rehearse=True))
 
     assert (study.member.worker, study.rank) == ("t", 3)
 
@@ -273,7 +273,7 @@ def test_one_standby_has_rehearsed_all_before_the_next_begins() -> None:
 def test_of_equal_ranks_the_one_already_built_is_rehearsed() -> None:
     """Otherwise the last: on rank 0 scripts print and save."""
     record, _, facts = pipeline()
-    roles, wanted = roles_of(record, facts), Understudies(rehearse=True)
+    roles, wanted = roles_of(record, facts), ShadowGoals(rehearse=True)
 
     assert roles == {"middle": [2, 1], "last": [3], "first": [0]}
     assert to_rehearse(worker("s", serves=(1,)), roles, "", wanted) == 1
@@ -286,7 +286,7 @@ def test_a_role_that_has_changed_is_rehearsed_again() -> None:
     record, _, facts = pipeline()
     changed = {**roles_of(record, facts), "larger": [3]}
     del changed["last"]
-    wanted = Understudies(rehearse=True)
+    wanted = ShadowGoals(rehearse=True)
 
     assert to_rehearse(worker("s", rehearsed=done), roles_of(record, facts), "", wanted) is None
     assert to_rehearse(worker("s", rehearsed=done), changed, "", wanted) == 3
@@ -297,7 +297,7 @@ def test_a_role_that_has_changed_is_rehearsed_again() -> None:
 def test_a_request_is_answered_once_every_role_was_rehearsed_for_it() -> None:
     """Rehearsals without a request do not count."""
     record, _, facts = pipeline()
-    roles, quiet = roles_of(record, facts), Understudies()
+    roles, quiet = roles_of(record, facts), ShadowGoals()
     old = rehearsed(0, 2, 3)
     half = noted(old, Rehearsal(9, 1.0, request="r"), 2, ROLES)
     whole = rehearsed(0, 2, 3, request="r")
@@ -337,8 +337,8 @@ def test_a_standby_that_computed_other_bits_gets_no_rank() -> None:
     roles = roles_of(record, facts)
 
     assert candidates(view, record, facts) == []
-    assert to_rehearse(suspect, roles, "", Understudies(rehearse=True)) is None
-    assert to_rehearse(suspect, roles, "r", Understudies(rehearse=True)) == 2
+    assert to_rehearse(suspect, roles, "", ShadowGoals(rehearse=True)) is None
+    assert to_rehearse(suspect, roles, "r", ShadowGoals(rehearse=True)) == 2
 
 
 def test_a_rank_goes_to_a_standby_that_has_rehearsed_its_role() -> None:
@@ -374,8 +374,8 @@ def test_ranks_are_assigned_so_that_each_gets_a_standby() -> None:
 def test_a_shadow_learns_whether_its_rank_is_dead() -> None:
     """The worker that it shadows is dead, or another one."""
     record, _, _ = cluster(worker("s", Activity.IN_STEP))
-    hot = Understudy(member=member("s"), rank=1, stay=True)
-    record = structs.replace(record, understudies=(hot,))
+    hot = ShadowAssignment(member=member("s"), rank=1, stay=True)
+    record = structs.replace(record, shadows=(hot,))
     told = {}
     for dead in ("a", "b"):
         plan = structs.replace(
@@ -394,10 +394,10 @@ def test_survivors_learn_which_lost_ranks_have_a_hot_standby() -> None:
     told = {}
     for name, studies in {
         "none": (),
-        "hot": (Understudy(member=member("s"), rank=0, stay=True),),
-        "rehearsal": (Understudy(member=member("s"), rank=0, stay=False),),
+        "hot": (ShadowAssignment(member=member("s"), rank=0, stay=True),),
+        "rehearsal": (ShadowAssignment(member=member("s"), rank=0, stay=False),),
     }.items():
-        told[name] = directive_of(structs.replace(record, understudies=studies), "a")
+        told[name] = directive_of(structs.replace(record, shadows=studies), "a")
 
     plan = record.plan.id
     plain = Hold(plan, epoch=1)
@@ -407,17 +407,17 @@ def test_survivors_learn_which_lost_ranks_have_a_hot_standby() -> None:
 def test_a_plan_comes_before_a_rehearsal() -> None:
     """Remaining rehearsals wait until the plan has ended."""
     record, view, facts = pipeline(worker("s", Activity.SHADOWING, shadow=ShadowStatus(rank=3)))
-    study = Understudy(member=member("s"), rank=3, stay=False)
+    study = ShadowAssignment(member=member("s"), rank=3, stay=False)
     moved = record.membership.replaced({1: member("s")}, 2)
     move = Move(rank=1, leaver=member("b"), joiner=member("s"))
     plan = planned(2, phase=Phase.PREPARE, moves=(move,), old=record.membership, new=moved)
-    busy = structs.replace(record, understudies=(study,), plan=plan)
+    busy = structs.replace(record, shadows=(study,), plan=plan)
 
     assert directive_of(structs.replace(busy, plan=None), "s") == ShadowRank(
         3, 4, member("d"), stay=False
     )
     assert isinstance(directive_of(busy, "s"), Prepare)
-    assert understudied(busy, view, facts, Understudies(rehearse=True)) == (study,)
+    assert assign_shadows(busy, view, facts, ShadowGoals(rehearse=True)) == (study,)
     assert assigned([1], [member("s")], facts) == {1: member("s")}
 
 
@@ -447,14 +447,14 @@ def test_the_role_of_a_lost_rank_is_known_from_the_rehearsal() -> None:
 def test_a_standby_that_refused_a_move_rehearses_another_rank_by_itself() -> None:
     """The source of the move may be the one that computes other bits; a rehearsal decides."""
     refusal = Rehearsal(step=9, seconds=1.0, refusal="other bits", suspect=True, refused_rank=1)
-    wanted = Understudies(rehearse=True)
+    wanted = ShadowGoals(rehearse=True)
     record, view, facts = cluster(worker("s", rehearsed=(refusal,)))
-    (study,) = understudied(record, view, facts, wanted)
+    (study,) = assign_shadows(record, view, facts, wanted)
     settled = worker("s", rehearsed=(structs.replace(refusal, refused_rank=None),))
     record, view, facts = cluster(settled)
 
     assert (study.member.worker, study.rank, study.stay) == ("s", 0, False)
-    assert understudied(record, view, facts, wanted) == ()
+    assert assign_shadows(record, view, facts, wanted) == ()
 
 
 def test_a_rehearsal_without_a_result_keeps_an_earlier_refusal() -> None:

@@ -12,7 +12,7 @@ from tests.core.clusters import STEP, Scene
 from tmd.core.planning.links import LINK_BROKEN
 from tmd.core.planning.migration import is_live
 from tmd.core.planning.planning import ENDED, form, steer, unformed
-from tmd.core.values.limits import PlanLimits, Understudies
+from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import (
     Activity,
     JobRecord,
@@ -349,11 +349,11 @@ def test_standbys_are_studied_only_when_nothing_else_is_to_be_done() -> None:
             now=0.0,
             age=0.0,
             limits=LIMITS,
-            wanted=Understudies(hot=1),
+            wanted=ShadowGoals(hot=1),
         )
 
-    assert [u.member.host for u in look().understudies] == ["s0"]
-    assert look(failed("h1")).understudies == ()
+    assert [u.member.host for u in look().shadows] == ["s0"]
+    assert look(failed("h1")).shadows == ()
 
 
 # --- whatever is said -----------------------------------------------------------------------------

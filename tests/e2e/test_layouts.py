@@ -226,7 +226,7 @@ async def test_an_idle_standby_settles_on_the_commonest_stage(
 def rehearsed(view: ClusterView, roles: int = 2) -> bool:
     """Two standbys have rehearsed all roles, and wait."""
     waiting = [w for w in workers(view) if w.activity is Activity.STANDBY]
-    over = bool(view.jobs) and not view.jobs[0].understudies
+    over = bool(view.jobs) and not view.jobs[0].shadows
     return over and len([w for w in waiting if len(w.rehearsed) == roles]) == PER_HOST
 
 

@@ -34,7 +34,7 @@ class FaultKind(Struct, frozen=True):
     about: str
     act: Callable[[CampaignStage, FaultPart], Awaitable[Mend]] | None = None
     inside: str = ""
-    """Name of the fault in :mod:`tmd.campaign.blows`."""
+    """Name of the fault in :mod:`tmd.campaign.fault_actions`."""
     unable: Callable[[], str] = str
     """Returns why this machine cannot play it; empty if it can."""
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 import tmd.fabric
-from tmd.campaign import blows
+from tmd.campaign import fault_actions
 from tmd.campaign.places import FAULTS, FOLDER, ORDERS, RELAY
 from tmd.core.values.model import Member
 from tmd.fabric.collectives.op import Op
@@ -187,7 +187,7 @@ class Injector:
     def _shadowing(self, following: ShadowSession, *_: object) -> None:
         self._following = following
         if self._flips is not None and not self._gone(self._flips):
-            blows.flip(following)
+            fault_actions.flip(following)
         if self._cuts:
             following.shadow.close()
         self.reach("shadowing")
@@ -216,15 +216,15 @@ class Injector:
         match fault.what:
             case "sever":
                 assert self._fabric is not None
-                blows.sever(self._fabric)
+                fault_actions.sever(self._fabric)
             case "flip" | "flips":
                 # "flips": after every step, since a copy would repair a single flip.
                 assert self._following is not None
                 self._flips = fault if fault.what == "flips" else None
-                blows.flip(self._following)
+                fault_actions.flip(self._following)
             case "isolate":
                 assert self._fabric is not None
-                blows.isolate(self._fabric)
+                fault_actions.isolate(self._fabric)
             case "cut" | "cuts":
                 # "cuts": after every step.
                 assert self._following is not None
@@ -236,7 +236,7 @@ class Injector:
                 while not self._gone(fault):
                     time.sleep(LOOK_S)
             case plain:
-                blows.strike(plain)
+                fault_actions.strike(plain)
 
 
 def _relay(desk: str, host: str) -> None:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Self
 
-from tmd.campaign import mischief
+from tmd.campaign import faulty_detector
 from tmd.campaign.clocks import Clocks
 from tmd.campaign.forking import NETWORK
 from tmd.campaign.namespaces import Namespaces
@@ -70,7 +70,7 @@ class CampaignStage:
         try:
             own = await self._surroundings()
             part = self.story.cluster
-            mischief.install(self.folder / "plugin")
+            faulty_detector.install(self.folder / "plugin")
             spec = ClusterSpec(
                 folder=self.folder,
                 redis=self._url(),
@@ -83,7 +83,7 @@ class CampaignStage:
                 max_restarts=FOREVER,
                 restart_delay_s=0.0,
                 more_config=part.config + "\n",
-                own_config={host: self._mischief(host) for host in self.hosts},
+                own_config={host: self._faulty_detector(host) for host in self.hosts},
                 environment={
                     FOLDER: str(self.marks),
                     "TMD_SHADOW__REHEARSE": str(part.rehearse).lower(),
@@ -146,10 +146,10 @@ class CampaignStage:
             self._ways[near, address] = await self._relay.tcp(address, weather)
         return str(self._ways[near, address])
 
-    def _mischief(self, host: str) -> str:
+    def _faulty_detector(self, host: str) -> str:
         return (
-            f'[detectors.{mischief.NAME}]\nstrategy = "act"\n'
-            f'orders = "{self.folder / f"mischief-{host}"}"\n'
+            f'[detectors.{faulty_detector.NAME}]\nstrategy = "act"\n'
+            f'orders = "{self.folder / f"faulty-{host}"}"\n'
         )
 
     # --- orders and marks -------------------------------------------------------------------------

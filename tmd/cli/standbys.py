@@ -108,7 +108,7 @@ def _answered(view: ClusterView, status: WorkerStatus, request: str) -> bool:
     from tmd.core.planning.hot_standbys import answered, roles_of
     from tmd.core.planning.migration import PlanFacts
 
-    hot = {u.member.worker for r in view.jobs for u in r.understudies if u.stay}
+    hot = {u.member.worker for r in view.jobs for u in r.shadows if u.stay}
     if status.worker in hot:
         followed = status.shadow is not None and status.shadow.verified is not None
         return followed or any(v.note for v in status.rehearsed)

@@ -23,7 +23,7 @@ from tmd.core.planning.migration import is_live
 from tmd.core.planning.planning import ENDED, form, steer, unformed
 from tmd.core.planning.readiness import NO_FIT_STANDBY, unprotected
 from tmd.core.values.errors import Conflict, StaleLease, StoreUnavailable
-from tmd.core.values.limits import PlanLimits, Understudies
+from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import ClusterView, JobRecord, Severity, Signal, State, Verdict
 from tmd.core.values.reasons import in_words
 from tmd.core.values.view_checks import left_alone
@@ -49,7 +49,7 @@ class LeaderConfig(Struct, frozen=True):
     renew_s: float
     poll_s: float
     limits: PlanLimits
-    understudies: Understudies = Understudies()
+    shadow_goals: ShadowGoals = ShadowGoals()
     breaker: BreakerRules = BreakerRules()
 
 
@@ -243,7 +243,7 @@ class Leader:
             now=time.time(),
             age=age,
             limits=self._config.limits,
-            wanted=self._config.understudies,
+            wanted=self._config.shadow_goals,
         )
         if view.paused and not is_live(record.plan) and _plan_id(after) != _plan_id(record):
             self._log_once(job, f"paused: plan {_plan_id(after)} is not opened")

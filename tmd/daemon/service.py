@@ -188,7 +188,7 @@ def _leader_config(settings: Settings, holder: str) -> LeaderConfig:
         renew_s=settings.leader.renew_s,
         poll_s=settings.leader.poll_s,
         limits=settings.limits.limits(),
-        understudies=settings.shadow.understudies(),
+        shadow_goals=settings.shadow.goals(),
         breaker=settings.breaker.rules(),
     )
 

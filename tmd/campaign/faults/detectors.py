@@ -1,4 +1,4 @@
-"""A detector that raises, hangs, floods or lies, as ordered: :mod:`tmd.campaign.mischief`."""
+"""A detector that raises, hangs, floods or lies: :mod:`tmd.campaign.faulty_detector`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from tmd.campaign import mischief
+from tmd.campaign import faulty_detector
 from tmd.campaign.kind import FaultKind, Mend
 from tmd.campaign.scenario import FaultPart
 from tmd.campaign.stage import CampaignStage
@@ -16,7 +16,7 @@ from tmd.campaign.waiting import until
 def _does(word: str) -> Callable[[CampaignStage, FaultPart], Awaitable[Mend]]:
     async def act(stage: CampaignStage, fault: FaultPart) -> Mend:
         hosts = await stage.targets(fault.where)
-        files = [stage.folder / f"{mischief.NAME}-{host}" for host in hosts]
+        files = [stage.folder / f"{faulty_detector.NAME}-{host}" for host in hosts]
         given = [_given(orders, word) for orders in files]
         await until(lambda: all(done() for done in given))
 

@@ -193,7 +193,7 @@ def _in_failover(record: JobRecord, plan: MigrationPlan, worker: str) -> Directi
         case Phase.RECOVER:
             witness = any(m.worker == worker for m in plan.witnesses)
             lost = tuple(m.rank for m in plan.moves)
-            hot = lost if any(u.stay for u in record.understudies) else ()
+            hot = lost if any(u.stay for u in record.shadows) else ()
             return Hold(plan=plan.id, epoch=plan.old.epoch, hot=hot) if witness else None
         case Phase.SYNC if rank is not None and plan.resume is not None:
             return Sync(
@@ -226,7 +226,7 @@ def _outside(record: JobRecord, worker: str) -> Directive:
 
 def _following(record: JobRecord, worker: str) -> Directive:
     """Directive of a worker of the pool, which may be a hot standby or rehearse."""
-    study = next((u for u in record.understudies if u.member.worker == worker), None)
+    study = next((u for u in record.shadows if u.member.worker == worker), None)
     plan = record.plan
     if study is None:
         return Wait(busy=is_live(plan))

@@ -13,30 +13,30 @@ from itertools import chain
 
 from tmd.core.planning.migration import PlanFacts, is_live
 from tmd.core.planning.standbys import POOL, assigned, barred, candidates, on_hand
-from tmd.core.values.limits import Understudies
+from tmd.core.values.limits import ShadowGoals
 from tmd.core.values.model import (
     Activity,
     ClusterView,
     JobRecord,
     JobState,
     Member,
-    Understudy,
+    ShadowAssignment,
     WorkerStatus,
 )
 from tmd.core.values.shadows import verdict_on, why_unfit
 
 
-def understudied(
-    record: JobRecord, view: ClusterView, facts: PlanFacts, wanted: Understudies
-) -> tuple[Understudy, ...]:
+def assign_shadows(
+    record: JobRecord, view: ClusterView, facts: PlanFacts, wanted: ShadowGoals
+) -> tuple[ShadowAssignment, ...]:
     """Which standby shadows which rank; it changes only while the job trains undisturbed."""
     if record.state is not JobState.RUNNING or is_live(record.plan):
-        return record.understudies
+        return record.shadows
     asked = {r.host: r.id for r in view.rehearsals}
     barring = barred(view)
     kept = tuple(
         u
-        for u in record.understudies
+        for u in record.shadows
         # A standby on a drained host could not assume the rank: another one takes its place.
         if u.member.host not in barring and _goes_on(u, record, facts, wanted)
     )
@@ -58,7 +58,7 @@ def understudied(
         request, status = asked.get(member.host, ""), facts.status[member.worker]
         rank = to_rehearse(status, roles, request, wanted)
         if rank is not None:
-            return (*kept, Understudy(member=member, rank=rank, stay=False, request=request))
+            return (*kept, ShadowAssignment(member=member, rank=rank, stay=False, request=request))
     return kept
 
 
@@ -77,7 +77,7 @@ def answered(status: WorkerStatus, roles: dict[str, list[int]], request: str) ->
 
 
 def to_rehearse(
-    status: WorkerStatus, roles: dict[str, list[int]], request: str, wanted: Understudies
+    status: WorkerStatus, roles: dict[str, list[int]], request: str, wanted: ShadowGoals
 ) -> int | None:
     """The next rank that a standby must rehearse, of a role that it has not rehearsed yet or that
     ``request`` asks for; ``None`` if there is none.
@@ -113,28 +113,28 @@ def _has_answered(status: WorkerStatus, rank: int, role: str, request: str) -> b
 
 def _another(
     record: JobRecord, facts: PlanFacts, spare: Sequence[Member], covered: set[int]
-) -> Understudy | None:
+) -> ShadowAssignment | None:
     """Another hot standby, if one is fit for a rank that is not ``covered``."""
     # Rank 0 last, since scripts print and save there.
     for rank in reversed(range(record.world_size)):
         if rank not in covered and (found := assigned([rank], spare, facts)):
-            return Understudy(member=found[rank], rank=rank, stay=True)
+            return ShadowAssignment(member=found[rank], rank=rank, stay=True)
     return None
 
 
 def _goes_on(
-    understudy: Understudy, record: JobRecord, facts: PlanFacts, wanted: Understudies
+    assignment: ShadowAssignment, record: JobRecord, facts: PlanFacts, wanted: ShadowGoals
 ) -> bool:
-    worker, rank = understudy.member.worker, understudy.rank
+    worker, rank = assignment.member.worker, assignment.rank
     status = facts.status.get(worker)
     if status is None or facts.failing(worker) or status.activity not in POOL:
         return False
     if record.membership.rank_of(worker) is not None:
         return False
     role = facts.role(rank)
-    if understudy.stay:
+    if assignment.stay:
         return wanted.hot > 0 and not why_unfit(status.rehearsed, rank, role)
-    return not _has_answered(status, rank, role, understudy.request)
+    return not _has_answered(status, rank, role, assignment.request)
 
 
 def _trains(facts: PlanFacts, worker: str) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from tmd.core.planning import failover
-from tmd.core.planning.hot_standbys import understudied
+from tmd.core.planning.hot_standbys import assign_shadows
 from tmd.core.planning.links import IN_VAIN, LINK_BROKEN, all_heard, blamed, broke_before, in_vain
 from tmd.core.planning.migration import (
     PlanEvent,
@@ -26,7 +26,7 @@ from tmd.core.planning.migration import (
 )
 from tmd.core.planning.planned_moves import planned
 from tmd.core.planning.standbys import barred, candidates, reasons
-from tmd.core.values.limits import PlanLimits, Understudies
+from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import (
     Activity,
     ClusterView,
@@ -40,7 +40,7 @@ from tmd.core.values.model import (
     Verdict,
 )
 
-NONE_WANTED = Understudies()
+NONE_WANTED = ShadowGoals()
 ENDED = frozenset({JobState.FINISHED, JobState.FAILED})
 
 
@@ -100,7 +100,7 @@ def steer(
     now: float,
     age: float,
     limits: PlanLimits,
-    wanted: Understudies = NONE_WANTED,
+    wanted: ShadowGoals = NONE_WANTED,
 ) -> JobRecord:
     """The next revision of ``record``, or ``record`` itself if nothing changes.
 
@@ -124,10 +124,10 @@ def steer(
 
 
 def _studied(
-    record: JobRecord, view: ClusterView, facts: PlanFacts, wanted: Understudies
+    record: JobRecord, view: ClusterView, facts: PlanFacts, wanted: ShadowGoals
 ) -> JobRecord | None:
-    studies = understudied(record, view, facts, wanted)
-    return None if studies == record.understudies else structs.replace(record, understudies=studies)
+    studies = assign_shadows(record, view, facts, wanted)
+    return None if studies == record.shadows else structs.replace(record, shadows=studies)
 
 
 # --- ends -----------------------------------------------------------------------------------------

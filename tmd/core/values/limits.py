@@ -40,7 +40,7 @@ class ShadowLimits(Struct, frozen=True):
     """Time from the arrival of the state until the shadow must be in step."""
 
 
-class Understudies(Struct, frozen=True):
+class ShadowGoals(Struct, frozen=True):
     """Number of hot standbys, and whether every standby must rehearse."""
 
     hot: int = 0

@@ -17,8 +17,8 @@ from tmd.core.values.membership import Membership as Membership
 from tmd.core.values.pace import Pace
 from tmd.core.values.requests import DrainRequest, RehearsalRequest
 from tmd.core.values.shadows import Rehearsal as Rehearsal
+from tmd.core.values.shadows import ShadowAssignment as ShadowAssignment
 from tmd.core.values.shadows import ShadowStatus as ShadowStatus
-from tmd.core.values.shadows import Understudy as Understudy
 from tmd.core.values.shadows import Verdicts, unfitness
 from tmd.core.values.snapshots import Kept, Rollback
 
@@ -351,7 +351,7 @@ class JobRecord(Struct, frozen=True):
     history: tuple[MigrationPlan, ...] = ()
     """Final plans, newest last, a bounded number."""
     detail: str = ""
-    understudies: tuple[Understudy, ...] = ()
+    shadows: tuple[ShadowAssignment, ...] = ()
     """Standbys that shadow a rank now."""
 
     @property

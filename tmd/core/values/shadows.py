@@ -23,7 +23,7 @@ class ShadowStatus(Struct, frozen=True):
     """Unusual events."""
 
 
-class Understudy(Struct, frozen=True):
+class ShadowAssignment(Struct, frozen=True):
     """A standby that shadows a rank without a planned move."""
 
     member: Member

@@ -33,9 +33,9 @@ def strike(name: str) -> None:
     Raises:
         ValueError: there is no such fault.
     """
-    if name not in BLOWS:
+    if name not in ACTIONS:
         raise ValueError(f"unknown fault {name!r}")
-    BLOWS[name]()
+    ACTIONS[name]()
 
 
 def _raise() -> None:
@@ -75,7 +75,7 @@ def _flood() -> None:
         print(f"step 0 of {LINES}: an unwanted line of log, number {number}")
 
 
-BLOWS: dict[str, Callable[[], object]] = {
+ACTIONS: dict[str, Callable[[], object]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "linger": _linger,
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),

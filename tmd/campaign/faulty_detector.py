@@ -9,28 +9,28 @@ from typing import ClassVar
 
 from tmd.plugin import Detector, DetectorConfig, DetectorContext, Severity, Signal, State
 
-NAME = "mischief"
+NAME = "faulty"
 DISTRIBUTION = {
     "METADATA": "Metadata-Version: 2.1\nName: tmd-campaign\nVersion: 0\n",
-    "entry_points.txt": f"[tmd.detectors]\n{NAME} = tmd.campaign.mischief:MischiefDetector\n",
+    "entry_points.txt": f"[tmd.detectors]\n{NAME} = tmd.campaign.faulty_detector:FaultyDetector\n",
 }
 FLOOD = 50_000
 LOOK_S = 0.05
 
 
-class MischiefConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
+class FaultyConfig(DetectorConfig, frozen=True, forbid_unknown_fields=True):
     orders: str = ""
     """The file with one word: crash, hang, flood, lie or truth."""
 
 
-class MischiefDetector(Detector):
+class FaultyDetector(Detector):
     name: ClassVar[str] = NAME
-    Config: ClassVar[type[DetectorConfig]] = MischiefConfig
+    Config: ClassVar[type[DetectorConfig]] = FaultyConfig
     deadline_s: ClassVar[float | None] = 1.0
 
     async def watch(self, ctx: DetectorContext) -> AsyncIterator[Signal]:
         config = ctx.config
-        assert isinstance(config, MischiefConfig)
+        assert isinstance(config, FaultyConfig)
         orders, last = Path(config.orders), ""
         while True:
             word = _word(orders)
