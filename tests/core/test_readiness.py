@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from tests.values import member, plan, record
-from tmd.core.planning.planned_moves import hindrance
+from tmd.core.planning.planned_moves import obstacle
 from tmd.core.planning.readiness import unprotected
 from tmd.core.values.model import (
     Activity,
@@ -89,7 +89,7 @@ def test_many_standbys_are_named_up_to_a_number():
 
 
 def hindered(*hosts, of=RECORD):
-    return hindrance(of, ClusterView(hosts=hosts, jobs=(of,)), "h1")
+    return obstacle(of, ClusterView(hosts=hosts, jobs=(of,)), "h1")
 
 
 def test_a_move_with_a_standby_is_not_hindered():

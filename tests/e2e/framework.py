@@ -40,10 +40,15 @@ class Trainer:
 
     def __init__(self, session: tmd.trainer.Session, model: nn.Module, optimizer: Accelerated):
         self.session, self.model, self.optimizer = session, model, optimizer
+        self.total = session.counter("total", 0.0)
         self.spoilt = 0
 
     def loss_of(self, inputs: Tensor, targets: Tensor) -> Tensor:
         return nn.functional.cross_entropy(self.model(inputs), targets)
+
+    def count(self) -> None:
+        """A number of the whole run: a rank that lacks its past ends with another one."""
+        self.total.value += float(next(self.model.parameters()).detach().sum())
 
     def closure(self, batches: list[tuple[Tensor, Tensor]]) -> Tensor:
         self.optimizer.optimizer.zero_grad()
@@ -57,6 +62,7 @@ class Trainer:
     def training_step(self, batches: list[tuple[Tensor, Tensor]]) -> StepResult:
         step = self.session.begin()
         loss = step.run(self.optimizer.step, lambda: self.closure(batches))
+        step.run(self.count)
         injector.reach("between")
         result = step.end(loss)
         self.spoilt += result is StepResult.SPOILT
@@ -84,15 +90,13 @@ def main() -> None:
 
     model = DistributedDataParallel(Net(24), bucket_cap_mb=0.001)
     optimizer = Accelerated(Optimizer(model.parameters(), lr=1e-2))
-    best = session.counter("best", 1e9)
-    session.register(model=model, optimizer=optimizer)
     trainer = Trainer(session, model, optimizer)
+    session.register(model=model, optimizer=optimizer)
     for batches in session.batches(cut, accumulate=ACCUMULATE, partial=True):
-        if trainer.training_step(batches) is StepResult.COMMITTED:
-            best.value = min(best.value, float(next(model.parameters()).detach().sum()))
+        trainer.training_step(batches)
     folder = Path(os.environ["TMD_TRACE"])
     digest = digest_of([*model.parameters()])
-    (folder / f"weights-{session.rank}").write_text(f"{digest} best {best.value!r}")
+    (folder / f"weights-{session.rank}").write_text(f"{digest} total {trainer.total.value!r}")
     (folder / f"spoilt-{session.rank}-{os.getpid()}").write_text(str(trainer.spoilt))
 
 

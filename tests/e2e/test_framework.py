@@ -41,11 +41,13 @@ async def test_a_rank_is_lost_inside_a_closure(
 async def test_a_rank_moves_with_its_part_of_the_data(
     tmp_path: Path, redis: EmbeddedRedis, framework_golden: Golden
 ) -> None:
-    """The loader is built for the rank that the joiner takes, which the counter comes with."""
+    """By live shadow. The loader is built for the rank that the joiner takes, and the counter moves
+    with it."""
     async with running(tmp_path, redis.url, faults=[PACE], script=SCRIPT) as run:
         await run.reached("between")
         await run.cluster.drain("h2", soft=True)
         plan = await run.done("drain")
 
         assert [m.rank for m in plan.moves] == [1]
+        assert plan.how == "live shadow"
         await run.ends_like(framework_golden)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -342,3 +343,23 @@ def test_objects_in_a_poisoned_epoch_are_python_none(tmp_path: Path) -> None:
         first, _ = p.run(objects_in_a_spoilt_epoch)
 
     assert first == [[None], [None], [None, None], [None]]
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(20)
+
+
+def test_what_a_step_calls_is_counted_when_it_is_called(alone: tuple[Fabric, Group]) -> None:
+    """Before it ran, messages too; not what a thread of a library calls for its own purposes."""
+    fabric, group = alone
+    held = threading.Event()
+    group._runner.lane.run(lambda: assert_set(held), inline=False)
+    works = [group.allreduce([torch.ones(1)]), group.send([torch.ones(1)], 0, 0)]
+    assert (fabric.calls.begun, fabric.calls.ran) == (2, 0)
+    held.set()
+    assert all(work.wait() for work in works)
+
+    library = threading.Thread(target=lambda: group.allreduce([torch.ones(1)]).wait())
+    library.start()
+    library.join()
+    assert (fabric.calls.begun, fabric.calls.ran) == (2, 2)

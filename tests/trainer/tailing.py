@@ -24,7 +24,7 @@ from tmd.core.values.limits import ShadowLimits
 from tmd.core.values.model import Membership
 from tmd.fabric import Fabric, Link, Neutral
 from tmd.trainer.protocol import frames
-from tmd.trainer.protocol.frames import Boundary, Frame, ShadowRequest, Tail, Unit
+from tmd.trainer.protocol.frames import Begin, Boundary, Frame, ShadowRequest, Tail, Unit
 from tmd.trainer.protocol.offers import Offer
 from tmd.trainer.shadow import source as source_module
 from tmd.trainer.shadow.meter import Meter
@@ -124,6 +124,8 @@ class Watched(ShadowSession):
 
     facts: Facts
     heard: list[Frame]
+    copied_to: list[int]
+    """Steps to whose start it came otherwise than by computing the one before."""
     units = 0
     tails = 0
     """Tails whose gradients were applied."""
@@ -137,6 +139,12 @@ class Watched(ShadowSession):
         with self.facts.changing():
             self.heard.append(arrival.frame)
             self.units += isinstance(arrival.frame, Unit)
+
+    def _stand(self, frame: Boundary, tensors: Sequence[Tensor], feed: Feed) -> None:
+        before = self._at
+        super()._stand(frame, tensors, feed)
+        if before != frame.step:
+            self.copied_to.append(frame.step)
 
     def _follow(self, tail: Tail, tensors: Sequence[Tensor]) -> None:
         super()._follow(tail, tensors)
@@ -179,7 +187,7 @@ class Joiner(Facts):
         offer = Offer(script.registry().collect()[0], "", (), (0,), Position())
         self.shadow = Telling(link, self)
         self.following = kind(directive, self.shadow, offer, self.units, self.fabric, LIMITS)
-        self.following.facts, self.following.heard = self, []
+        self.following.facts, self.following.heard, self.following.copied_to = self, [], []
         self.feed = Feed(range(1 << 20), 0, lambda: 0, lambda: DataPlace(0, 1))
         self.pictures: dict[int, list[Picture]] = {}
         self.at = -1
@@ -313,9 +321,15 @@ class Pair:
     def fall_back(self) -> None:
         """Steps until everything was copied while the source waited."""
         joiner = self.joiner
-        while joiner.error is None and (joiner.lacks_state or joiner.following.note == ""):
+        whole = Begin(whole=True)  # sent last, when the joiner has dropped what it had
+        while joiner.error is None and (whole not in joiner.shadow.told or joiner.lacks_state):
             self.source.begin()
-            joiner.until(lambda: joiner.lacks_state or joiner.at > self.source.step)
+            # The joiner may have got its copy and failed before this thread looks.
+            joiner.until(
+                lambda: (
+                    joiner.lacks_state or joiner.at > self.source.step or joiner.error is not None
+                )
+            )
             self.source.commit()
 
     def come_apart(self) -> TmdError:
@@ -330,7 +344,7 @@ class Pair:
     @property
     def copied_at(self) -> int:
         """The latest step that the joiner reached without computing the previous one."""
-        return [b.step for b in self.joiner.following.boundaries if b.rest is not None][-1]
+        return self.joiner.following.copied_to[-1]
 
     def assert_equal(self) -> None:
         """At every step of the joiner its state equalled the source's."""

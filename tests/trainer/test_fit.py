@@ -17,7 +17,7 @@ from tmd.trainer.protocol.offers import Offer
 from tmd.trainer.state.roles import Role
 from tmd.trainer.state.state import Registry
 from tmd.trainer.state_transfer.context import RankContext
-from tmd.trainer.state_transfer.hindrance import Rebuild
+from tmd.trainer.state_transfer.obstacle import Rebuild
 
 
 class Reducing(nn.Linear):

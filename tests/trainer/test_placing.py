@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
@@ -77,5 +78,22 @@ def test_a_shard_that_divides_otherwise_is_refused() -> None:
 def test_data_that_were_cut_for_a_rank_are_refused_with_the_remedy(data: list[int]) -> None:
     """On every rank and from the start, not only on the joiner that would train on wrong ones."""
     loader = data if isinstance(data, Fixed) else DataLoader(data)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"cut for rank 1 when it was built.*lambda place"):
+    with pytest.raises(ValueError, match=r"fixed for rank 1 when it was built.*lambda place"):
         placed(loader, DataPlace(1, 3))
+    assert placed(loader, DataPlace(0, 1)) is loader, "alone there is no other part"
+
+
+class Batches:
+    """Iterates by index, and can be called."""
+
+    def __getitem__(self, index: int) -> int:
+        return DATA[index]
+
+    def __call__(self, place: DataPlace) -> list[int]:
+        raise AssertionError("it is a loader itself")
+
+
+def test_only_what_is_no_loader_itself_is_called() -> None:
+    loader: Any = Batches()
+    assert placed(loader, DataPlace(0, 1)) is loader
+    assert placed(lambda place: DATA[place.part :: place.parts], DataPlace(1, 3)) == [1, 4, 7, 10]

@@ -13,7 +13,7 @@ from tests.trainer.workers import Worker, worker
 from tmd.core.planning.directives import ShadowRank, Wait
 from tmd.core.values.model import Member, Rehearsal
 from tmd.trainer.state.roles import Role
-from tmd.trainer.state_transfer.hindrance import Rebuild
+from tmd.trainer.state_transfer.obstacle import Rebuild
 from tmd.trainer.worker.warmup import Warmup
 
 ASKED = ShadowRank(rank=0, size=4, source=Member("w0", "h0", "a:1"), stay=False)

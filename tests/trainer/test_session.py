@@ -24,7 +24,7 @@ class Voting(StandaloneHooks):
         self.lost: set[int] = set()
         """Votes, counted from 0, in which a rank is lost."""
         self.votes = 0
-        self.collectives = 0
+        self.calls = 0
 
     def vote(self, local: LocalState) -> VoteOutcome:
         self.seen.append("vote")
@@ -140,13 +140,13 @@ def test_gradients_that_are_summed_between_two_optimizers_are_refused(between: i
         for batch in script.session.batches([2.0, 3.0]):
             with script.session.step():
                 script.closure(batch)()
-                script.hooks.collectives += 1
+                script.hooks.calls += 1
                 first.step()
-                script.hooks.collectives += between
+                script.hooks.calls += between
                 second.step()
 
     if between:
-        with pytest.raises(RuntimeError, match="Compute all gradients before the first optimizer"):
+        with pytest.raises(RuntimeError, match="Before the first optimizer runs, compute"):
             both()
         assert script.hooks.seen == ["backward", "vote", "apply"]
     else:
@@ -174,6 +174,86 @@ def test_a_counter_goes_back_with_a_broken_step() -> None:
     assert values == [(8, False), (8, True)]
     with pytest.raises(RuntimeError, match=r"counter\('late', ...\) before"):
         session.counter("late", 0)
+
+
+def test_a_counter_of_the_name_of_an_object_is_refused() -> None:
+    """One of them would not move."""
+    session, model = Session(StandaloneHooks()), nn.Linear(1, 1)
+    session.counter("scheduler", 0)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="both name scheduler"):
+        session.register(model=model, optimizer=optimizer, scheduler=session.counter("x", 1))
+
+
+def test_a_role_has_the_counters_of_its_own_build_and_the_common_ones() -> None:
+    """A worker that is built as another rank has what that rank has, or its state would not fit."""
+    session = Session(StandaloneHooks())
+    common = session.counter("common", 1)
+    roles = ["first", "second"]
+
+    def build(session: Session) -> None:
+        model = nn.Linear(1, 1)
+        session.counter(roles[0], 0)
+        session.register(model=model, optimizer=SGD(model.parameters(), lr=0.1))
+
+    session.build(build)
+    roles.pop(0)
+    session._make()
+
+    assert session._registry is not None
+    named = session._registry.named
+    assert named["common"] is common
+    assert named.keys() == {"model", "optimizer", "common", "second"}
+
+
+class LateState(nn.Linear):
+    """Has an extra state from its first forward on, as quantized layers have."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.scale = 1.0
+        return super().forward(inputs)
+
+    def get_extra_state(self) -> object:
+        return getattr(self, "scale", None)
+
+    def set_extra_state(self, state: object) -> None:
+        raise NotImplementedError
+
+
+def test_an_extra_state_that_comes_with_the_first_forward_is_refused_in_that_step() -> None:
+    """At register there is none, and one that appeared later would stay behind."""
+    session, model = Session(StandaloneHooks()), LateState(1, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    session.register(model=model, optimizer=optimizer)
+    for _ in session.batches([1.0]):
+        step = session.begin()
+        model(torch.ones(1)).sum().backward()
+        with pytest.raises(TypeError, match="extra state"):
+            step.run(optimizer.step)
+        break
+
+
+@pytest.mark.parametrize("next_thing", ["step", "batch"])
+def test_a_step_that_was_not_ended_is_an_error(next_thing: str, script: Script) -> None:
+    """Its batch would be given again after a loss, onto changed weights."""
+    batches = script.session.batches([1.0, 2.0])
+    next(batches)
+    script.session.begin().run(script.optimizers[0].step, script.closure(1.0))
+    with pytest.raises(RuntimeError, match=r"call step.end\(\)"):
+        script.session.begin() if next_thing == "step" else next(batches)
+
+
+def test_a_part_may_be_run_inside_a_block(script: Script) -> None:
+    """Code behind a spoilt part computes with nothing, and its error is no error of the script."""
+    script.hooks.lost = {0}
+    counted = []
+    for batch in script.session.batches([2.0]):
+        with script.session.step() as step:
+            loss = step.run(script.optimizers[0].step, script.closure(batch))
+            assert loss is not None
+        counted.append(step.counts)
+
+    assert counted == [False, True]
 
 
 @pytest.mark.parametrize(("partial", "given"), [(False, [[0, 1]]), (True, [[0, 1], [2]])])
@@ -216,7 +296,7 @@ def test_a_function_builds_the_loader_for_the_place_of_the_rank(script: Script) 
 def test_an_optimizer_without_gradients_is_named_once(
     forgotten: bool, script: Script, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A script that optimizes another model than it trains would never learn."""
+    """A script that optimizes another model than it trains would make no progress."""
     for _ in script.session.batches(range(2)):
         with script.session.step():
             script.optimizers[0].zero_grad()

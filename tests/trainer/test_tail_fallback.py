@@ -58,8 +58,8 @@ def test_hidden_optimizer_state_is_detected() -> None:
     with pair(lambda seed: Script(seed, lambda model: [Hiding(model)])) as p:
         p.meet()
         p.fall_back()
-        copied = p.copied_at
         error = p.come_apart()
+        copied = p.copied_at
 
         assert p.joiner.shadow.told == [Begin(), Begin(whole=True)]
         assert p.joiner.pictures[copied][0] == p.source.pictures[copied]

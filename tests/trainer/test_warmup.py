@@ -15,7 +15,7 @@ from tmd.fabric import Fabric, Group, Neutral
 from tmd.trainer.session.hooks import SHADOWS
 from tmd.trainer.state.roles import Role
 from tmd.trainer.state.units import Units, whole_digest
-from tmd.trainer.state_transfer.hindrance import Rebuild
+from tmd.trainer.state_transfer.obstacle import Rebuild
 from tmd.trainer.worker.warmup import ASLEEP, Warmup
 
 SIZE = 4

@@ -164,7 +164,7 @@ async def _until_empty(store: RedisStore, host: str, *, timeout_s: float) -> Non
             while records := holdings(view := await snapshot_when_back(store, printed)).get(host):
                 for record in records:
                     _show_progress(record, printed)
-                why, now = _hindrances(view, host), time.monotonic()
+                why, now = _obstacles(view, host), time.monotonic()
                 stuck_since = (stuck_since or now) if why else None
                 if stuck_since is not None and now - stuck_since >= SETTLE_S:
                     _give_up(host, why)
@@ -183,7 +183,7 @@ async def _unless_stuck(store: RedisStore, host: str) -> None:
     until = time.monotonic() + SETTLE_S
     try:
         async with asyncio.timeout(2 * SETTLE_S):
-            while why := _hindrances(await snapshot_when_back(store, printed), host):
+            while why := _obstacles(await snapshot_when_back(store, printed), host):
                 if time.monotonic() >= until:
                     _give_up(host, why)
                 await asyncio.sleep(LOOK_S)
@@ -191,13 +191,13 @@ async def _unless_stuck(store: RedisStore, host: str) -> None:
         say("whether ranks move is not known: check 'tmd status'", err=True)
 
 
-def _hindrances(view: ClusterView, host: str) -> list[str]:
+def _obstacles(view: ClusterView, host: str) -> list[str]:
     """Why ranks on ``host`` cannot move now, by job."""
-    from tmd.core.planning.planned_moves import hindrance
+    from tmd.core.planning.planned_moves import obstacle
     from tmd.core.values.view_checks import holdings
 
     records = holdings(view).get(host, [])
-    return [f"{r.job}: {why}" for r in records if (why := hindrance(r, view, host))]
+    return [f"{r.job}: {why}" for r in records if (why := obstacle(r, view, host))]
 
 
 def _give_up(host: str, why: list[str]) -> NoReturn:

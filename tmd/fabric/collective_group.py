@@ -61,6 +61,7 @@ class CollectiveGroup(Identity):
 
     def _begun(self, work: Work) -> Work:
         coalescing.note(self, work)
+        self._fabric.calls.begin()
         return work
 
     # --- reductions ----------------------------------------------------------------------------

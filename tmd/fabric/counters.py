@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
+from threading import _DummyThread  # type: ignore[attr-defined, unused-ignore]
 
 
 @dataclass
@@ -24,3 +25,22 @@ class LinkCounters:
         with self._lock:
             self.opened += 1
             self.by_peer[group, peer] += 1
+
+
+class CallCounter:
+    """Operations of the script's groups."""
+
+    def __init__(self) -> None:
+        self.ran = 0
+        """Collectives that were run, by all threads."""
+        self.begun = 0
+        """Collectives and messages that the steps of the script have called, complete or not."""
+
+    def begin(self) -> None:
+        """An operation was called.
+
+        The main thread computes steps, and so do autograd's threads, which Python did not start.
+        Any other thread, such as that of an asynchronous checkpoint, calls for its own purposes.
+        """
+        caller = threading.current_thread()
+        self.begun += caller is threading.main_thread() or isinstance(caller, _DummyThread)

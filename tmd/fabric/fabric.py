@@ -12,7 +12,7 @@ from tmd.core.values.model import Member, Membership
 from tmd.fabric import coalescing
 from tmd.fabric.admission import Admission
 from tmd.fabric.control import SHIFT, VOTE, Control
-from tmd.fabric.counters import LinkCounters
+from tmd.fabric.counters import CallCounter, LinkCounters
 from tmd.fabric.dial import Caller
 from tmd.fabric.epoch_view import PROBE_PERIOD, EpochView, LinkKey, Links, put
 from tmd.fabric.grouping import Groups, GroupTable, GroupView, Participant, edges
@@ -40,7 +40,7 @@ class Fabric:
         self.counters = LinkCounters()
         self.on_poison: Callable[[], None] | None = None
         self.tap: Tap | None = None
-        self.collectives = 0
+        self.calls = CallCounter()
         self.blocked = WaitTimer()
         self._sandbox: Sandbox | None = None
         self._groups = Groups()
@@ -116,7 +116,7 @@ class Fabric:
         """Update torch if the rank or the groups (``changed``) differ from before."""
         moved, self._rank_in_torch = rank != self._rank_in_torch, rank
         if changed or moved:
-            turn(self._groups, moved=moved, ran=self.collectives)
+            turn(self._groups, moved=moved, ran=self.calls.ran)
 
     # --- change of epoch -----------------------------------------------------------------------
 

@@ -74,7 +74,6 @@ class Runner:
 
     def submit(self, call: CollectiveCall, *, inline: bool, results: Sequence[Tensor]) -> Work:
         """Queue ``call``; ``results`` is the value of the future."""
-        self.fabric.collectives += 1
         work = Work(results, self.fabric.blocked)
         staged = HostCopies(call.outputs, call.inputs, self.fabric.blocked)
         act = lambda: self._perform(call, staged, work)  # noqa: E731
@@ -87,6 +86,7 @@ class Runner:
         return work
 
     def _perform(self, call: CollectiveCall, staged: HostCopies, work: Work) -> None:
+        self.fabric.calls.ran += 1
         op = call.kind.name.lower()
         request = OutputRequest(op, call.outputs, call.inputs, objects=call.objects)
         self.guarded(work, request, lambda standing: self._communicate(call, staged, standing))

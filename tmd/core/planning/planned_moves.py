@@ -58,7 +58,7 @@ def planned(
     return _open_planned(record, moves, by_worker[leavers[0][1].worker], choice, now)
 
 
-def hindrance(record: JobRecord, view: ClusterView, host: str) -> str:
+def obstacle(record: JobRecord, view: ClusterView, host: str) -> str:
     """Why the ranks on ``host`` cannot move now, for lack of standbys. Empty if they can, or while
     a plan is live."""
     if is_live(record.plan) or record.state is not JobState.RUNNING:

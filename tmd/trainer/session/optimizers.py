@@ -15,38 +15,30 @@ class OptimizerHooks:
     """Pre- and post-hooks of the registered optimizers.
 
     Args:
-        vote: called before each optimizer; votes if the step has not voted.
+        vote: called before each optimizer runs; votes once per step.
         applying: called after the vote, when the optimizer is about to run.
-        collectives: number of collectives that the script's process groups have run.
+        calls: number of collectives and messages that the script has called.
     """
 
     def __init__(
         self,
         vote: Callable[[], None],
         applying: Callable[[torch.optim.Optimizer], None],
-        collectives: Callable[[], int],
+        calls: Callable[[], int],
     ) -> None:
-        self._vote, self._applying, self._collectives = vote, applying, collectives
+        self._vote, self._applying, self._calls = vote, applying, calls
         self._in_step = False
         self._ran_at: int | None = None
-        """Collectives run when the latest optimizer of this step had ended."""
+        """Calls when the latest optimizer of this step had ended."""
         self._seen: set[int] = set()
         """Optimizers that have run in a step, by identity."""
 
     def attach(
         self, optimizers: Iterable[torch.optim.Optimizer], faces: Iterable[torch.optim.Optimizer]
     ) -> None:
-        """Watch ``optimizers``, of which the script calls ``faces``.
-
-        Raises:
-            TypeError: an optimizer evaluates its closure more than once.
-        """
+        """Watch ``optimizers``, of which the script calls ``faces``."""
+        self._seen.clear()
         for each in optimizers:
-            if isinstance(each, torch.optim.LBFGS):
-                raise TypeError(
-                    "register(optimizer=...): LBFGS evaluates its closure several times in one "
-                    "step, so gradients are summed after the vote; use a first-order optimizer"
-                )
             each.register_step_pre_hook(self._before)
         for each in faces:
             each.register_step_post_hook(self._after)
@@ -68,13 +60,16 @@ class OptimizerHooks:
             # Its backward sums gradients, which the vote must come after.
             with torch.enable_grad():
                 loss = closure()
-            changed = (args[:1], {**kwargs, "closure": lambda: loss})
-        if self._in_step and self._ran_at not in (None, self._collectives()):
+            if len(args) > 1:
+                changed = (args[0], lambda: loss, *args[2:]), kwargs
+            else:
+                changed = args, {**kwargs, "closure": lambda: loss}
+        if self._in_step and self._ran_at not in (None, self._calls()):
             raise RuntimeError(
-                f"{type(optimizer).__name__} runs after collectives that followed another "
-                "optimizer of the same step: a rank that is lost in them leaves half a step. "
-                "Compute all gradients before the first optimizer runs, or give each optimizer a "
-                "batch and a session.step() of its own"
+                f"{type(optimizer).__name__} runs after collectives or messages that followed "
+                "another optimizer of the same step: a rank that is lost in them leaves half a "
+                "step. Before the first optimizer runs, compute, unscale and clip the gradients of "
+                "all; or give each optimizer a batch and a session.step() of its own"
             )
         if self._in_step and id(optimizer) not in self._seen:
             self._seen.add(id(optimizer))
@@ -84,7 +79,20 @@ class OptimizerHooks:
         return changed
 
     def _after(self, *_: object) -> None:
-        self._ran_at = self._collectives()
+        self._ran_at = self._calls()
+
+
+def refuse_repeated(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    """Refuse an optimizer that evaluates its closure more than once.
+
+    Raises:
+        TypeError: one of ``optimizers`` is such a one.
+    """
+    if any(isinstance(each, torch.optim.LBFGS) for each in optimizers):
+        raise TypeError(
+            "register(optimizer=...): LBFGS evaluates its closure several times in one step, so "
+            "gradients are summed after the vote; use a first-order optimizer"
+        )
 
 
 def _warn_without_gradients(optimizer: torch.optim.Optimizer) -> None:

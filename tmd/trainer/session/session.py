@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tmd.core.values.snapshots import wanted_every
 from tmd.trainer.session.hooks import StepHooks
+from tmd.trainer.session.optimizers import refuse_repeated
 from tmd.trainer.session.step import Step
 from tmd.trainer.session.step_cycle import StepCycle
 from tmd.trainer.session.trace import Trace
@@ -45,6 +46,8 @@ class Session:
         self._cycle = StepCycle(hooks, trace or Trace(), self._settle)
         self._registry: Registry | None = None
         self._counters: dict[str, Counter] = {}
+        self._common: dict[str, Counter] = {}
+        """Counters that the script made before :meth:`build`, so that every role has them."""
         self._local: LocalState | None = None
         self._own_seed = 0
         self._feed: Feed | None = None
@@ -59,8 +62,9 @@ class Session:
         self.built: Any = None
         """Return value of the latest call of the function given to :meth:`build`."""
         self.skipped = False
-        """Whether the loop over the latest ``batches`` call ended before the data did: a checkpoint
-        or another rank is in a later call. An evaluation after the loop belongs to nobody then."""
+        """Whether the latest ``batches`` call did not run to its end here: the checkpoint, or the
+        rank that this worker took, is in a later call; also during the loop and after a ``break``.
+        Skip an evaluation after the loop then."""
 
     # --- properties -------------------------------------------------------------------------------
 
@@ -109,7 +113,7 @@ class Session:
         """
         if self._build is not None or self._registry is not None:
             raise RuntimeError("call session.build() once, and register() only in its function")
-        self._build = function
+        self._build, self._common = function, dict(self._counters)
         self._hooks.set_builder(self._make)
         return cast(Built, self.built)
 
@@ -117,6 +121,7 @@ class Session:
         """Call the script's function for the rank that this worker holds or reports."""
         assert self._build is not None
         self._awaited, self.built = True, None
+        self._counters = dict(self._common)
         gc.collect()  # a device may not hold both the old and the new objects
         self.built = self._build(self)
         if self._awaited:
@@ -125,11 +130,15 @@ class Session:
             self._feed.seek(0)  # shadow iterations follow, and the loader may have no batches left
 
     def counter(self, name: str, value: Any) -> Counter:
-        """A plain value that moves with the rank, such as a best loss, in :attr:`Counter.value`.
+        """A plain value that moves with the rank, in :attr:`Counter.value`, such as a best loss.
 
-        Call before :meth:`register`, which names it ``name``; a second call returns the same one.
+        It must be equal on all ranks of equal state: take the minimum of a reduced loss, say. Call
+        before :meth:`register`, which names it ``name``; a second call returns the same one.
+
+        Raises:
+            RuntimeError: called after :meth:`register`.
         """
-        if name not in self._counters and self._registry is not None:
+        if name not in self._counters and self._registry is not None and not self._awaited:
             raise RuntimeError(f"call session.counter({name!r}, ...) before session.register()")
         return self._counters.setdefault(name, Counter(value))
 
@@ -185,7 +194,10 @@ class Session:
 
     def _name(self, objects: dict[str, object]) -> tuple[Registry, LocalState]:
         """Register ``objects``. After a rebuild they replace those registered before."""
+        if twice := sorted(objects.keys() & self._counters.keys()):
+            raise ValueError(f"register() and session.counter() both name {', '.join(twice)}")
         registry = Registry({**objects, **self._counters})
+        refuse_repeated(registry.optimizers)
         if self._registry is None or self._local is None:
             self._registry, self._local = registry, LocalState(registry)
         else:
@@ -273,6 +285,7 @@ class Session:
         if not self._enter(feed):
             return
         while True:
+            self._cycle.check_ended()
             self._cycle.undo()
             self._settle()
             if not self._hooks.boundary():

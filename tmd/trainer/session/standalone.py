@@ -30,8 +30,8 @@ class StandaloneHooks:
     shadowing = False
     poisoned = False
     finishing = False
-    collectives = 0
-    """Not counted: without peers to lose no step is left half done."""
+    calls = 0
+    """Not counted: a rank that is lost ends the job."""
 
     def __init__(self) -> None:
         _complete_environment()

@@ -55,6 +55,7 @@ class Step:
             return function(*args, **kwargs)
         except BaseException as error:
             if not self._is_spoilt_by(type(error)):
+                self._cycle.close()
                 raise
             self._spoil()
             return None
@@ -81,16 +82,20 @@ class Step:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> bool:
+        if self.result is StepResult.SPOILT:
+            # By a part of it that Step.run has called; what follows computes with nothing.
+            return kind is None or issubclass(kind, Exception)
         if kind is None:
             self.end()
         elif self._is_spoilt_by(kind):
             self._spoil()
         else:
+            self._cycle.close()
             return False
         return True
 
     def _is_spoilt_by(self, kind: type[BaseException]) -> bool:
-        """Whether an exception of ``kind`` comes of the loss of a rank.
+        """Whether an exception of ``kind`` was caused by the loss of a rank.
 
         A script may fail an assertion of its own on garbage from aborted collectives.
         """

@@ -17,12 +17,15 @@ from tmd.trainer.state.state import Registry
 
 
 class StepCycle:
-    """``settle``: called before a step changes the state that a checkpoint may be copying."""
+    """Takes each step from begin to end.
+
+    ``settle`` waits for a checkpoint that is still copying the state.
+    """
 
     def __init__(self, hooks: StepHooks, trace: Trace, settle: Callable[[], None]) -> None:
         self.hooks = hooks
         self._trace, self._settle = trace, settle
-        self._optimizers = OptimizerHooks(self.decide, hooks.applying, lambda: hooks.collectives)
+        self._optimizers = OptimizerHooks(self.decide, hooks.applying, lambda: hooks.calls)
         self._local: LocalState | None = None
         self.feed: Feed | None = None
         """Of the present ``batches`` call."""
@@ -32,23 +35,41 @@ class StepCycle:
         """Whether the latest step broke, and has not been undone."""
         self.rehearses = False
         """Whether the first step after a checkpoint is still to be run twice."""
+        self._open = False
+        """Whether a step has begun and not ended."""
+        self._registry: Registry | None = None
+        """Until its modules were looked at in a first step."""
         self._scaled = False
         self._last_commit = time.monotonic()
 
     def watch(self, registry: Registry, local: LocalState) -> None:
-        """Vote before the optimizers of ``registry``. Raises TypeError."""
-        self._local = local
+        """Vote before the optimizers of ``registry``."""
+        self._local, self._registry = local, registry
         self._scaled = any(isinstance(o, GradScaler) and o.is_enabled() for o in registry.others)
         self._optimizers.attach(registry.optimizers, registry.faces)
 
     def begin(self) -> None:
         """The script begins to compute a step."""
         assert self._local is not None
-        self.outcome = None
+        self.check_ended()
+        self.outcome, self._open = None, True
         self._local.begin()
         self._optimizers.begin()
         self._trace.begun()
         self.hooks.begun()
+
+    def check_ended(self) -> None:
+        """Raises RuntimeError: a step has begun and not ended."""
+        if self._open:
+            raise RuntimeError(
+                "a step of session.begin() was not ended: call step.end() before the next step "
+                "and before the next batch"
+            )
+
+    def close(self) -> None:
+        """The step has ended, or the script has failed in it."""
+        self._open = False
+        self._optimizers.end()
 
     def decide(self) -> None:
         """Vote, unless this step has voted. Raises Interrupted."""
@@ -56,13 +77,17 @@ class StepCycle:
             assert self._local is not None
             self._settle()
             self._trace.computed()
+            if self._registry is not None:
+                # Some modules have an extra state only after a first forward.
+                registry, self._registry = self._registry, None
+                registry.refuse_hidden()
             if self.rehearses and not self.hooks.shadowing:
                 self.hooks.rehearsed()
                 raise Interrupted
             self.outcome = self.hooks.vote(self._local)
 
     def end(self, loss: Tensor | float | None) -> bool:
-        """The step is over; whether it counts.
+        """End the step; returns whether it was committed.
 
         Raises:
             Interrupted: it is broken.
@@ -77,7 +102,7 @@ class StepCycle:
             self.decide()
         assert self.feed is not None
         assert self._local is not None
-        self._optimizers.end()
+        self.close()
         if self.outcome is VoteOutcome.SHADOW:
             self.feed.commit()
             self.hooks.shadowed()
@@ -95,7 +120,7 @@ class StepCycle:
     def spoil(self) -> None:
         """The step is broken."""
         self.spoilt, self.outcome = True, VoteOutcome.SHADOW
-        self._optimizers.end()
+        self.close()
         # Even if a rank was lost: its next worker does not know that this step is repeated.
         self.rehearses = False
         if not self.hooks.shadowing:

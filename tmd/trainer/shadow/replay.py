@@ -17,7 +17,7 @@ from tmd.core.planning.directives import Directive
 from tmd.core.values.model import ShadowStatus
 from tmd.trainer.shadow.session import ShadowSession
 from tmd.trainer.state.data import Feed
-from tmd.trainer.state_transfer.hindrance import NextLoop
+from tmd.trainer.state_transfer.obstacle import NextLoop
 
 LOOK_S = 1.0
 """Interval at which a running recording is checked for its time limit."""

@@ -38,7 +38,7 @@ from tmd.trainer.state.data import Feed
 from tmd.trainer.state.dtensors import like
 from tmd.trainer.state.state import unflatten
 from tmd.trainer.state.units import OTHERS, Units, whole_digest
-from tmd.trainer.state_transfer.hindrance import NextLoop
+from tmd.trainer.state_transfer.obstacle import NextLoop
 
 FEW_STEPS = 20
 """Number of the source's steps that a shadow may always take to get in step."""

@@ -15,7 +15,7 @@ from tmd.trainer.protocol.frames import SNAPSHOTS, Bring, Dropped, Envelope, Fet
 from tmd.trainer.protocol.offers import Offer
 from tmd.trainer.snapshots.store import SnapshotStore
 from tmd.trainer.snapshots.writer import receive_copy, send_copy
-from tmd.trainer.state_transfer.hindrance import Rebuild
+from tmd.trainer.state_transfer.obstacle import Rebuild
 
 CONNECT_S = 10.0
 SILENCE_S = 30.0

@@ -23,7 +23,7 @@ from tmd.trainer.snapshots.server import ENDING_S, SnapshotServer, call_on, fetc
 from tmd.trainer.snapshots.store import SnapshotStore
 from tmd.trainer.snapshots.writer import SnapshotWriter, WriterStage
 from tmd.trainer.state_transfer.context import RankContext
-from tmd.trainer.state_transfer.hindrance import Rebuild
+from tmd.trainer.state_transfer.obstacle import Rebuild
 
 IN_VAIN = 3
 """Failed snapshots in a row after which a warning is logged."""

@@ -17,7 +17,7 @@ from msgspec import Struct
 from torch.utils.data import Sampler
 
 from tmd.trainer.state.loading import SeededIndex, loads_in_turn, seeded_workers
-from tmd.trainer.state.placing import DataPlace, Loader, placed
+from tmd.trainer.state.placing import DataPlace, Loader, is_function, placed
 from tmd.trainer.state.seeds import mixed, seed_all
 
 log = logging.getLogger("tmd.trainer")
@@ -121,6 +121,8 @@ class Feed:
         self._course: Course | None = None
         """The iteration that loader processes follow, if they can jump to another batch."""
         self._closed = False
+        self._opened_at: DataPlace | None = None
+        """The place for which the loader was opened."""
 
     @property
     def position(self) -> Position:
@@ -205,6 +207,8 @@ class Feed:
         course = self._course
         if course is None or course.ended:
             return False
+        if is_function(self._loader) and self._opened_at != self._place():
+            return False
         ahead, course.next = course.given - self._taken, index
         try:
             for _ in range(ahead):
@@ -218,7 +222,8 @@ class Feed:
         # The order of a shuffled epoch must depend on the epoch, not on the moment a worker begins.
         # Some loaders draw the order when they are iterated, some with the first batch.
         self._seed(self.call, "epoch")
-        loader = placed(self._loader, self._place())
+        self._opened_at = self._place()
+        loader = placed(self._loader, self._opened_at)
         sampler = getattr(loader, "sampler", None)
         steps = sampler if isinstance(sampler, StepSampler) else None
         skip = index if steps is None else 0

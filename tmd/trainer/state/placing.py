@@ -1,9 +1,9 @@
-"""Gives a loader this rank's part of the data, whatever rank it was built on."""
+"""Gives a loader the part of the data that belongs to the rank held now."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard, cast
 
 from torch.utils.data import DistributedSampler
 
@@ -24,14 +24,14 @@ Loader = Iterable[Any] | Callable[[DataPlace], Iterable[Any]]
 def placed(loader: Loader, place: DataPlace) -> Iterable[Any]:
     """The loader for ``place``, which is built, or divided anew.
 
-    Samplers of torch and shards of Accelerate are divided anew. A loader that is no iterable is
-    called.
+    Samplers of torch and shards of Accelerate are divided anew. A function is called with
+    ``place``.
 
     Raises:
         ValueError: the loader divides the data among another number of ranks, or was divided for
             one rank in a way that cannot be changed.
     """
-    if not isinstance(loader, Iterable):
+    if is_function(loader):
         return loader(place)
     for each in _pieces(loader):
         if isinstance(each, DistributedSampler):
@@ -40,13 +40,18 @@ def placed(loader: Loader, place: DataPlace) -> Iterable[Any]:
         elif _is_shard(each):
             _check(each, each.num_processes, place)
             each.process_index = place.part
-        elif (rank := _fixed_rank(each)) is not None:
+        elif place.parts > 1 and (rank := _fixed_rank(each)) is not None:
             raise ValueError(
-                f"the data of {type(each).__name__} were cut for rank {rank} when it was built, "
-                "and a rank moves: pass a function that builds the loader, as in "
+                f"the data of {type(each).__name__} were fixed for rank {rank} when it was built, "
+                "but a worker's rank can change: pass a function that builds the loader, as in "
                 "session.batches(lambda place: make_loader(place.part, place.parts))"
             )
-    return loader
+    return cast("Iterable[Any]", loader)
+
+
+def is_function(loader: Loader) -> TypeGuard[Callable[[DataPlace], Iterable[Any]]]:
+    """Whether ``loader`` builds a loader, and is none itself."""
+    return callable(loader) and not any(hasattr(loader, n) for n in ("__iter__", "__getitem__"))
 
 
 def _pieces(loader: object) -> Iterator[Any]:
@@ -66,9 +71,14 @@ def _is_shard(value: object) -> bool:
 
 
 def _fixed_rank(value: object) -> int | None:
-    """The rank that torchtitan's loaders and ``datasets.distributed`` keep for good."""
-    rank = getattr(value, "dp_rank", getattr(getattr(value, "_distributed", None), "rank", None))
-    return rank if isinstance(rank, int) else None
+    """The rank that torchtitan's loaders, Megatron's samplers and streams that were divided by
+    ``datasets.distributed`` keep for good."""
+    found = (
+        getattr(value, "dp_rank", None),
+        getattr(value, "data_parallel_rank", None),
+        getattr(getattr(value, "_distributed", None), "rank", None),
+    )
+    return next((rank for rank in found if isinstance(rank, int)), None)
 
 
 def _check(divided: object, parts: int, place: DataPlace) -> None:

@@ -162,6 +162,12 @@ class Registry:
         if loose := [p for o in self.faces for p in params_of(o) if id(p) not in held]:
             self._objects[LOOSE] = Loose(loose)
 
+    def refuse_hidden(self) -> None:
+        """Raises TypeError: a module has an extra state, which was not there at first."""
+        for name, value in self._objects.items():
+            if isinstance(value, nn.Module):
+                refuse_hidden(name, value)
+
     @property
     def named(self) -> dict[str, nn.Module | Stateful]:
         """All registered objects by name."""

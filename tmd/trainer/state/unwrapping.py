@@ -1,4 +1,4 @@
-"""Finds the objects that keep the state among what a script and its framework wrap around them."""
+"""Finds the stateful objects inside a framework's wrappers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from torch.nn.parallel import DistributedDataParallel
 INNER = {
     "AcceleratedOptimizer": "optimizer",
     "AcceleratedScheduler": "scheduler",
-    "ChainedOptimizer": "chained_optimizers",
     "OptimizersContainer": "optimizers",
     "LRSchedulersContainer": "schedulers",
 }
-"""Class of Accelerate, Megatron or torchtitan -> attribute with the optimizers or schedulers that
-it wraps. Such an optimizer never calls ``torch.optim.Optimizer.__init__``, so it has no hooks."""
+"""Class of Accelerate or torchtitan -> attribute with the optimizers or schedulers that it wraps.
+``AcceleratedOptimizer`` never calls ``torch.optim.Optimizer.__init__``, so it has no hooks."""
 
 
 def expanded(objects: Mapping[str, object]) -> Iterator[tuple[str, object]]:

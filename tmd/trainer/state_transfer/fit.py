@@ -10,7 +10,7 @@ from tmd.trainer.state.compatibility import bucket_mismatch, group_mismatch, par
 from tmd.trainer.state.replicas import Partition, group_of
 from tmd.trainer.state.roles import Role, Roles, contradiction, part_of, structure_of
 from tmd.trainer.state.state import Layouts, mismatch
-from tmd.trainer.state_transfer.hindrance import Rebuild
+from tmd.trainer.state_transfer.obstacle import Rebuild
 from tmd.trainer.state_transfer.rank_state import RankState
 
 

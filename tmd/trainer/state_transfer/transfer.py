@@ -16,7 +16,7 @@ from tmd.trainer.protocol.offers import StateHeader
 from tmd.trainer.protocol.take_over import Takeover, state_purpose
 from tmd.trainer.state_transfer import stream
 from tmd.trainer.state_transfer.fit import Fit
-from tmd.trainer.state_transfer.hindrance import NextLoop, Rebuild
+from tmd.trainer.state_transfer.obstacle import NextLoop, Rebuild
 from tmd.trainer.state_transfer.rank_state import RankState
 from tmd.trainer.state_transfer.verification import StateVerification
 

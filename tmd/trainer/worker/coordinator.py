@@ -31,7 +31,7 @@ from tmd.trainer.state.local import LocalState
 from tmd.trainer.state.replicas import Partition, group_of
 from tmd.trainer.state.state import Registry
 from tmd.trainer.state_transfer.context import RankContext
-from tmd.trainer.state_transfer.hindrance import NextLoop, Rebuild
+from tmd.trainer.state_transfer.obstacle import NextLoop, Rebuild
 from tmd.trainer.state_transfer.verification import Verdict
 from tmd.trainer.worker.agent import Agent
 from tmd.trainer.worker.arming import Arming, must_wait
@@ -226,8 +226,8 @@ class Coordinator:
     def boundary(self) -> bool:
         """Before a batch: do all that can only be done between two steps.
 
-        Returns False if the present ``batches()`` call has no batch for this worker: the place in
-        the data of the rank that it joins as is in a later one.
+        Returns False if the present ``batches()`` call has no batch for this worker: the data
+        position of the rank that it joins as is in a later call.
 
         Raises:
             SystemExit: this worker is not needed any more.
@@ -317,9 +317,9 @@ class Coordinator:
         return self._parts.recovery.finishing
 
     @property
-    def collectives(self) -> int:
-        """How many collectives the script's process groups have run."""
-        return self._fabric.collectives
+    def calls(self) -> int:
+        """How many collectives and messages the script has called."""
+        return self._fabric.calls.begun
 
     @property
     def shadowing(self) -> bool:

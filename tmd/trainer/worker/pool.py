@@ -11,7 +11,7 @@ from tmd.core.worker.responses import Response, respond
 from tmd.fabric import look_ahead
 from tmd.trainer.session.hooks import dismiss
 from tmd.trainer.state_transfer.context import RankContext
-from tmd.trainer.state_transfer.hindrance import Hindrance, Rebuild
+from tmd.trainer.state_transfer.obstacle import Obstacle, Rebuild
 from tmd.trainer.worker.agent import Agent
 from tmd.trainer.worker.rank_migration import RankMigration
 from tmd.trainer.worker.recovery import Recovery
@@ -44,7 +44,7 @@ class Pool:
         self._driver = migration.driver
         self._recovery = recovery
 
-    def wait(self) -> Hindrance | None:
+    def wait(self) -> Obstacle | None:
         """STANDBY: wait for a directive and carry it out, or return an obstacle."""
         driver = self._driver
 
@@ -56,7 +56,7 @@ class Pool:
 
         directive = self._agent.wait_a_while(lambda d: response_to(d) is not None, POOL_S)
         if directive is None:
-            look_ahead(self._fabric.collectives)
+            look_ahead(self._fabric.calls.ran)
             return self._settle()
         match response_to(directive), directive:
             case None, _:
@@ -68,8 +68,8 @@ class Pool:
             case Response.PREPARE, Prepare():
                 return self._migration.prepare(directive)
             case Response.REPLACE, Sync():
-                if hindrance := self._migration.replace(directive):
-                    return hindrance
+                if obstacle := self._migration.replace(directive):
+                    return obstacle
                 self._recovery.synced(directive, self._reporter.status.timings["transfer"])
             case _:
                 dismiss(directive)

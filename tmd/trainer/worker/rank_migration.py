@@ -22,9 +22,9 @@ from tmd.trainer.protocol.take_over import Takeover
 from tmd.trainer.shadow.receiver import ask
 from tmd.trainer.snapshots.snapshots import Snapshots
 from tmd.trainer.state_transfer.context import RankContext
-from tmd.trainer.state_transfer.hindrance import Failed, Hindrance, NextLoop, Rebuild
+from tmd.trainer.state_transfer.obstacle import Failed, NextLoop, Obstacle, Rebuild
 from tmd.trainer.worker.agent import Agent
-from tmd.trainer.worker.shadow_driver import ShadowDriver, ShadowEnd, Then
+from tmd.trainer.worker.shadow_driver import AfterShadow, ShadowDriver, ShadowEnd
 from tmd.trainer.worker.status_reporter import StatusReporter
 
 PREPARE_TIMEOUT_S = 30.0
@@ -149,7 +149,7 @@ class RankMigration:
         self._fit.learn(offer)
         return ""
 
-    def follow(self) -> Hindrance | None:
+    def follow(self) -> Obstacle | None:
         """SHADOWING and IN_STEP: reach the point where the next step can be computed.
 
         A shadow that has ended leads to another activity. Returns an obstacle, if any.
@@ -158,13 +158,13 @@ class RankMigration:
         match self.driver.follow(), directive:
             case NextLoop() as needed, _:
                 return needed
-            case ShadowEnd(Then.STAND_BY), _:
+            case ShadowEnd(AfterShadow.STAND_BY), _:
                 self.to_pool()
-            case ShadowEnd(Then.REFUSE, reason), Prepare():
+            case ShadowEnd(AfterShadow.REFUSE, reason), Prepare():
                 self.refuse(directive, reason)
-            case ShadowEnd(Then.AWAIT_STATE, reason), Prepare():
+            case ShadowEnd(AfterShadow.AWAIT_STATE, reason), Prepare():
                 self.expect_state(directive, reason, self._reporter.status.timings)
-            case ShadowEnd(Then.BECOME_RANK), Prepare():
+            case ShadowEnd(AfterShadow.BECOME_RANK), Prepare():
                 return self.become(directive)
         return None
 
@@ -190,12 +190,12 @@ class RankMigration:
 
     # --- joiner: the whole state ------------------------------------------------------------------
 
-    def take_over(self) -> Hindrance | None:
+    def take_over(self) -> Obstacle | None:
         """After a planned switch: receive the state and continue as the rank in the new epoch."""
         takeover = self._takeover
         assert takeover is not None
-        if hindrance := self._received(takeover, self.driver.has_state_of):
-            return hindrance
+        if obstacle := self._received(takeover, self.driver.has_state_of):
+            return obstacle
         self.driver.end()
         self._fabric.switch(takeover.membership, takeover.rank)
         self._reporter.update(
@@ -210,7 +210,7 @@ class RankMigration:
         self._seek(takeover)
         return None
 
-    def become(self, directive: Prepare) -> Hindrance | None:
+    def become(self, directive: Prepare) -> Obstacle | None:
         """The vote has given this worker the rank. It has shadowed a replica and lacks only the
         leaver's local state."""
         if self._takeover is None or self._takeover.directive != directive:
@@ -218,7 +218,7 @@ class RankMigration:
         self._fit.rest()
         return self.take_over()
 
-    def replace(self, directive: Sync) -> Hindrance | None:
+    def replace(self, directive: Sync) -> Obstacle | None:
         """After a loss: put the state of the lost rank in place, or return an obstacle."""
         if directive.back:
             return self._roll_back(directive)
@@ -229,8 +229,8 @@ class RankMigration:
             takeover = Takeover(directive)
             self._await(takeover)
         self._fit.rest()
-        if hindrance := self._received(takeover, self.driver.has_state_of):
-            return hindrance
+        if obstacle := self._received(takeover, self.driver.has_state_of):
+            return obstacle
         self._recheck()
         self.driver.end()
         self._impersonate(directive.rank)
@@ -259,7 +259,7 @@ class RankMigration:
         self._state.seek(self._state.position)
         return None
 
-    def _roll_back(self, directive: Sync) -> Hindrance | None:
+    def _roll_back(self, directive: Sync) -> Obstacle | None:
         """No worker has this rank's latest state: restore an earlier one, as all ranks do."""
         started = time.monotonic()
         self.driver.end()
@@ -271,16 +271,16 @@ class RankMigration:
         def wanted() -> bool:
             return self._agent.directive == directive
 
-        if hindrance := self._tried(directive, lambda: self._snapshots.fetch(directive, wanted)):
-            return hindrance
+        if obstacle := self._tried(directive, lambda: self._snapshots.fetch(directive, wanted)):
+            return obstacle
         rebuild = self._fit.start_over(directive)
         if isinstance(rebuild, Rebuild):
             return rebuild
         if self._snapshots.is_ahead(directive):
             return NextLoop()
         self._impersonate(directive.rank)
-        if hindrance := self._tried(directive, lambda: self._snapshots.put_back(directive)):
-            return hindrance
+        if obstacle := self._tried(directive, lambda: self._snapshots.put_back(directive)):
+            return obstacle
         timings = {"transfer": time.monotonic() - started}
         self._reporter.update(
             shadow=None, rank=directive.rank, step=directive.resume, timings=timings
@@ -311,22 +311,22 @@ class RankMigration:
         if before is not None and before.link is not None:
             before.link.close()
 
-    def _received(self, takeover: Takeover, has_step: int | None = None) -> Hindrance | None:
+    def _received(self, takeover: Takeover, has_step: int | None = None) -> Obstacle | None:
         """Receive the state, or return an obstacle."""
 
         def cancelled() -> bool:
             return not takeover.wanted(self._agent.directive)
 
-        hindrance = self._tried(
+        obstacle = self._tried(
             takeover.directive, lambda: self._transfer.receive(takeover, cancelled, has_step)
         )
-        if hindrance is None:
+        if obstacle is None:
             self._await(None)
-        return hindrance
+        return obstacle
 
     def _tried(
-        self, directive: Prepare | Sync, attempt: Callable[[], Hindrance | None]
-    ) -> Hindrance | None:
+        self, directive: Prepare | Sync, attempt: Callable[[], Obstacle | None]
+    ) -> Obstacle | None:
         """Run ``attempt``; if it fails, report it and change the status accordingly."""
         try:
             return attempt()

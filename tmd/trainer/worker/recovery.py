@@ -19,7 +19,7 @@ from tmd.core.worker.transitions import WorkerTransition
 from tmd.trainer.session.hooks import dismiss
 from tmd.trainer.snapshots.snapshots import Snapshots
 from tmd.trainer.state_transfer.context import RankContext
-from tmd.trainer.state_transfer.hindrance import Rebuild
+from tmd.trainer.state_transfer.obstacle import Rebuild
 from tmd.trainer.worker.agent import Agent
 from tmd.trainer.worker.rank_migration import RankMigration
 from tmd.trainer.worker.status_reporter import StatusReporter

@@ -32,7 +32,7 @@ from tmd.trainer.shadow.session import Overdue, ShadowSession
 from tmd.trainer.state.divided import UNFOLLOWED
 from tmd.trainer.state.roles import Role
 from tmd.trainer.state_transfer.context import RankContext
-from tmd.trainer.state_transfer.hindrance import NextLoop, Rebuild
+from tmd.trainer.state_transfer.obstacle import NextLoop, Rebuild
 from tmd.trainer.worker.agent import Agent
 from tmd.trainer.worker.attempts import Attempts
 from tmd.trainer.worker.status_reporter import StatusReporter
@@ -45,7 +45,7 @@ NEWS_S = 15.0
 log = logging.getLogger("tmd.trainer")
 
 
-class Then(Enum):
+class AfterShadow(Enum):
     """A worker's next activity when its shadow has ended."""
 
     STAND_BY = auto()
@@ -58,7 +58,7 @@ class Then(Enum):
 class ShadowEnd(NamedTuple):
     """The end of a shadow. ``reason``: why the worker refuses, or needs a copy of the state."""
 
-    then: Then
+    then: AfterShadow
     reason: str = ""
 
 
@@ -211,7 +211,7 @@ class ShadowDriver:
         verdict = Rehearsal(*found, suspect=suspect, refused_rank=directive.plays)
         self._reporter.report_rehearsal(directive.plays, verdict)
         self.end()
-        return ShadowEnd(Then.REFUSE, str(error))
+        return ShadowEnd(AfterShadow.REFUSE, str(error))
 
     def _rehearsed(
         self,
@@ -226,7 +226,7 @@ class ShadowDriver:
             *(following.step, following.seconds, refusal, note, directive.request), suspect=suspect
         )
         self._found(directive, verdict)
-        return ShadowEnd(Then.STAND_BY)
+        return ShadowEnd(AfterShadow.STAND_BY)
 
     def _lost(self, following: ShadowSession, error: LinkError) -> ShadowEnd | None:
         """The shadow has ended: use its state if possible."""
@@ -240,16 +240,16 @@ class ShadowDriver:
         if hopeless:
             # A slow standby is fit: only this move is refused.
             self.end()
-            return ShadowEnd(Then.REFUSE, self._lateness(following, error))
+            return ShadowEnd(AfterShadow.REFUSE, self._lateness(following, error))
         if self._agent.directive != directive:
             self._fabric.discard(directive.membership.epoch)
-            return ShadowEnd(Then.STAND_BY)
+            return ShadowEnd(AfterShadow.STAND_BY)
         if self._reconnected(directive, error):
             return None
         # Still wanted: the state is copied at the switch.
         self.end()
         log.warning("plan %s: the shadow was ended: %s", directive.plan, error)
-        return ShadowEnd(Then.AWAIT_STATE, str(error))
+        return ShadowEnd(AfterShadow.AWAIT_STATE, str(error))
 
     def _reconnected(self, directive: Prepare, error: LinkError) -> bool:
         """Start again over another link, unless a rank may already be ordered to switch."""
@@ -277,7 +277,7 @@ class ShadowDriver:
         directive, told = following.directive, following.status()
         assert isinstance(directive, Prepare)
         if directive.plays != directive.rank:
-            return ShadowEnd(Then.BECOME_RANK)
+            return ShadowEnd(AfterShadow.BECOME_RANK)
         following.take()
         self.following = None
         self._fabric.switch(directive.membership, directive.rank)
@@ -354,7 +354,7 @@ class ShadowDriver:
         following.shadow.close()
         self._fit.rest()
         if not (following.has_state and following.keeps_shadowing):
-            return ShadowEnd(Then.STAND_BY)
+            return ShadowEnd(AfterShadow.STAND_BY)
         self._report_standing_by(following, undecided=False)
         return None
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from tmd.core.values.model import Activity
 from tmd.fabric import Fabric, Neutral
 from tmd.trainer.state_transfer.context import RankContext
-from tmd.trainer.state_transfer.hindrance import Rebuild
+from tmd.trainer.state_transfer.obstacle import Rebuild
 
 SHADOW_STEPS = 2
 """The first step creates what is lazy; the second runs with DDP's final buckets."""

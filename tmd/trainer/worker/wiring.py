@@ -10,7 +10,7 @@ from tmd.trainer.shadow.sources import ShadowSources
 from tmd.trainer.snapshots.snapshots import Snapshots
 from tmd.trainer.state.replicas import Partition
 from tmd.trainer.state_transfer.context import RankContext
-from tmd.trainer.state_transfer.hindrance import Hindrance
+from tmd.trainer.state_transfer.obstacle import Obstacle
 from tmd.trainer.worker.agent import Agent
 from tmd.trainer.worker.leaving import Leaving
 from tmd.trainer.worker.pool import Pool
@@ -34,7 +34,7 @@ class WorkerParts(NamedTuple):
     leaving: Leaving
     pool: Pool
 
-    def act(self, activity: Activity) -> Hindrance | None:
+    def act(self, activity: Activity) -> Obstacle | None:
         """Between two steps, in any activity but TRAINING: do its work or wait for its end.
 
         Returns an obstacle, if any; the activity stays until it is removed.

@@ -1,4 +1,4 @@
-"""Obstacles that keep a worker from carrying out a directive for now."""
+"""What must happen before a worker can carry out a directive, or why it cannot."""
 
 from __future__ import annotations
 
@@ -23,4 +23,4 @@ class Failed(Struct, frozen=True):
     """The state did not arrive, or does not fit. The worker's status has changed accordingly."""
 
 
-Hindrance = Rebuild | NextLoop | Failed
+Obstacle = Rebuild | NextLoop | Failed
