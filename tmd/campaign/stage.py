@@ -332,7 +332,7 @@ def _last_step(part: JobPart) -> int:
 
 
 def script(story: Story) -> tuple[str, ...]:
-    """The training script and its arguments, without effect on an undisturbed run."""
+    """The training script and its arguments, which do not change an undisturbed run."""
     part = story.job
     last = _last_step(part)
     numbers = ("--steps", str(part.steps), "--pace", str(part.pace_s), "--last", str(last))

@@ -169,7 +169,9 @@ class LocalCluster:
 
     async def start_daemon(self, host: str) -> None:
         """Start or restart the daemon of ``host``."""
-        self.daemons[host] = await self._start(host, "daemon", "daemon", "-c", self.config(host))
+        # As `tmd daemon` executes it: reading the verbs of `tmd` first takes as long again.
+        command = ("tmd.daemon", "-c", self.config(host))
+        self.daemons[host] = await self._start(host, "daemon", *command)
 
     async def lose(self, host: str) -> None:
         """Kill daemon, launcher and workers of ``host`` without notice."""
@@ -183,7 +185,7 @@ class LocalCluster:
         self.launchers[host] = await self._start(
             host,
             "launch",
-            *("launch", "-c", self.config(host), "--job", spec.job),
+            *("tmd.cli", "launch", "-c", self.config(host), "--job", spec.job),
             *("--nnodes", str(len(spec.active)), "--nproc-per-node", str(spec.per_host)),
             *("--max-restarts", str(spec.max_restarts)),
             *("--restart-delay", str(spec.restart_delay_s)),
@@ -192,10 +194,10 @@ class LocalCluster:
             *("--", *spec.script),
         )
 
-    async def _start(self, host: str, name: str, *arguments: str | Path) -> Process:
+    async def _start(self, host: str, name: str, module: str, *arguments: str | Path) -> Process:
         with (self.folder(host) / f"{name}.log").open("ab") as output:
             return await asyncio.create_subprocess_exec(
-                *(*self.spec.prefix, sys.executable, "-P", "-m", "tmd.cli", *map(str, arguments)),
+                *(*self.spec.prefix, sys.executable, "-P", "-m", module, *map(str, arguments)),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -71,13 +71,13 @@ class Mailbox:
         self._start_watch()
 
     def abort(self, standing: EpochView) -> None:
-        """Complete the receives of an ended standing, and drop its messages."""
+        """Complete the receives of an epoch that has ended, and drop its messages."""
         for wanted in self._inbox.withdraw(standing):
             wanted.deliver(LinkError(standing.reason or "the epoch is over"), wanted.source)
 
     def carry(self, old: EpochView, new: EpochView) -> None:
         """Let the receives of ``old`` wait in ``new``, which follows it by plan."""
-        # Closed links are not carried: the peer may return. An awaited sender is verified again.
+        # What was closed is not carried over: the peer may return. Awaited senders are probed anew.
         for wanted, message in self._inbox.carry(old, new):
             self._hand_over(wanted, message)
 
@@ -88,7 +88,7 @@ class Mailbox:
 
     def owes(self, standing: EpochView, moved: frozenset[int]) -> bool:
         """Whether a receive waits for a rank of ``moved``, or a message of one has no receive yet.
-        If this rank is one of them, for any rank."""
+        If this rank is in ``moved``, a receive or message of any rank counts."""
         sources = self._inbox.sources(standing.since)
         if standing.rank in moved:
             return bool(sources)

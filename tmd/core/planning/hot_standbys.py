@@ -1,6 +1,6 @@
 """Decides which standbys shadow a rank without a planned move.
 
-A *hot* standby stays: when its rank, or a replica of it, is lost no state has to be copied. A
+A *hot* standby stays: when its rank, or a replica of it, is lost, no state has to be copied. A
 standby that *rehearses* leaves once it has computed the same bits. The rehearsal admits it to the
 pool and initialises everything lazy in it. It rehearses each *role* of the job's ranks once, one
 after the other.
@@ -84,8 +84,8 @@ def to_rehearse(
 
     The role that it is built for comes first, then the most frequent one; never rank 0 if another
     rank has its role, since scripts print and save there. A suspect standby is tried again only for
-    a request, or if it refused a planned move. Another rank is tried first then, since the source
-    of that move may be the one that computes other bits.
+    a request, or if it refused a planned move. After a refused
+    move it rehearses a different rank first, since the fault may lie with the source of that move.
     """
     suspect = any(v.suspect and v.refused_rank is None for v in status.rehearsed)
     refused = {v.refused_rank for v in status.rehearsed}

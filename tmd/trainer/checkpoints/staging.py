@@ -1,7 +1,7 @@
 """Copies the state of a rank to host memory for a checkpoint, while a step is computed.
 
 Small values that may change in a step are copied at once; a thread copies the units one by one.
-Before the units may change the main thread copies the remaining ones itself: it waits for memory,
+Before the units can change, the main thread copies the remaining ones itself: it waits for memory,
 never for a disk. All ranks therefore checkpoint the same steps.
 """
 
@@ -29,7 +29,7 @@ class StagedState:
         self.live: dict[Path, Any] = {}
         """By name; a distributed tensor here shows which part this rank holds."""
         self.copies: dict[Path, Any] = {}
-        """Copies by name, of distributed tensors this rank's part, in host memory."""
+        """Copies in host memory, by name; of a distributed tensor, only this rank's part."""
         self._waiting: list[dict[Path, Tensor]] = []
         self._copying = threading.Lock()
         self.broken: Exception | None = None
@@ -49,7 +49,7 @@ class StagedState:
             try:
                 self._copy(self._waiting.pop())
             except Exception as error:
-                # On the main thread the error might come from training.
+                # Stored, not raised: there it would look like an error of training.
                 self.broken = error
                 self._waiting.clear()
             return True

@@ -29,14 +29,14 @@ class OptimizerHooks:
         self._vote, self._applying, self._calls = vote, applying, calls
         self._in_step = False
         self._ran_at: int | None = None
-        """Calls when the latest optimizer of this step had ended."""
+        """Number of calls when the latest optimizer of this step ended; ``None`` before that."""
         self._seen: set[int] = set()
         """Optimizers that have run in a step, by identity."""
 
     def attach(
         self, optimizers: Iterable[torch.optim.Optimizer], faces: Iterable[torch.optim.Optimizer]
     ) -> None:
-        """Watch ``optimizers``, of which the script calls ``faces``."""
+        """Watch ``optimizers``. The script calls ``faces``, which may stand for several of them."""
         self._seen.clear()
         for each in optimizers:
             each.register_step_pre_hook(self._before)
@@ -57,7 +57,7 @@ class OptimizerHooks:
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         changed = None
         if closure is not None:
-            # Its backward sums gradients, which the vote must come after.
+            # Its backward pass sums gradients, and the vote must come after that.
             with torch.enable_grad():
                 loss = closure()
             if len(args) > 1:
@@ -67,9 +67,10 @@ class OptimizerHooks:
         if self._in_step and self._ran_at not in (None, self._calls()):
             raise RuntimeError(
                 f"{type(optimizer).__name__} runs after collectives or messages that followed "
-                "another optimizer of the same step: a rank that is lost in them leaves half a "
-                "step. Before the first optimizer runs, compute, unscale and clip the gradients of "
-                "all; or give each optimizer a batch and a session.step() of its own"
+                "another optimizer of the same step: if a rank is lost in them, some parameters "
+                "are updated and others are not. Before the first optimizer runs, compute, "
+                "unscale and clip the gradients of all; or give each optimizer a batch and a "
+                "session.step() of its own"
             )
         if self._in_step and id(optimizer) not in self._seen:
             self._seen.add(id(optimizer))
@@ -86,7 +87,7 @@ def refuse_repeated(optimizers: Iterable[torch.optim.Optimizer]) -> None:
     """Refuse an optimizer that evaluates its closure more than once.
 
     Raises:
-        TypeError: one of ``optimizers`` is such a one.
+        TypeError: one of ``optimizers`` does so.
     """
     if any(isinstance(each, torch.optim.LBFGS) for each in optimizers):
         raise TypeError(

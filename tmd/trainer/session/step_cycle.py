@@ -1,4 +1,4 @@
-"""Takes each step from its begin through the vote to its end."""
+"""Takes each step from its beginning through the vote to its end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tmd.trainer.state.state import Registry
 
 
 class StepCycle:
-    """Takes each step from begin to end.
+    """Takes each step from beginning to end.
 
     ``settle`` waits for a checkpoint that is still copying the state.
     """
@@ -30,15 +30,17 @@ class StepCycle:
         self.feed: Feed | None = None
         """Of the present ``batches`` call."""
         self.outcome: VoteOutcome | None = VoteOutcome.SHADOW
-        """Outcome of the current step; nothing is voted outside of steps."""
+        """Outcome of the current step; ``None`` until it votes. It is SHADOW outside of steps, so
+        that an optimizer that is called there starts no vote."""
         self.spoilt = False
         """Whether the latest step broke, and has not been undone."""
         self.rehearses = False
-        """Whether the first step after a checkpoint is still to be run twice."""
+        """Whether the first step after resuming from a checkpoint must still be computed once
+        without a vote, and repeated."""
         self._open = False
         """Whether a step has begun and not ended."""
         self._registry: Registry | None = None
-        """Until its modules were looked at in a first step."""
+        """Set until the first step has checked its modules for extra state."""
         self._scaled = False
         self._last_commit = time.monotonic()
 
@@ -121,7 +123,7 @@ class StepCycle:
         """The step is broken."""
         self.spoilt, self.outcome = True, VoteOutcome.SHADOW
         self.close()
-        # Even if a rank was lost: its next worker does not know that this step is repeated.
+        # Also after a loss: the new worker of the rank does not know that this step is run twice.
         self.rehearses = False
         if not self.hooks.shadowing:
             self._trace.undone(self.hooks.status)

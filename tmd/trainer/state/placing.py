@@ -22,7 +22,7 @@ Loader = Iterable[Any] | Callable[[DataPlace], Iterable[Any]]
 
 
 def placed(loader: Loader, place: DataPlace) -> Iterable[Any]:
-    """The loader for ``place``, which is built, or divided anew.
+    """The loader for ``place``: built by the given function, or the given one, divided anew.
 
     Samplers of torch and shards of Accelerate are divided anew. A function is called with
     ``place``.
@@ -50,7 +50,7 @@ def placed(loader: Loader, place: DataPlace) -> Iterable[Any]:
 
 
 def is_function(loader: Loader) -> TypeGuard[Callable[[DataPlace], Iterable[Any]]]:
-    """Whether ``loader`` builds a loader, and is none itself."""
+    """Whether ``loader`` is a function that builds a loader."""
     return callable(loader) and not any(hasattr(loader, n) for n in ("__iter__", "__getitem__"))
 
 
@@ -71,8 +71,8 @@ def _is_shard(value: object) -> bool:
 
 
 def _fixed_rank(value: object) -> int | None:
-    """The rank that torchtitan's loaders, Megatron's samplers and streams that were divided by
-    ``datasets.distributed`` keep for good."""
+    """The rank that was fixed when ``value`` was built, if any: of torchtitan's loaders, Megatron's
+    samplers, and streams that ``datasets.distributed`` has divided."""
     found = (
         getattr(value, "dp_rank", None),
         getattr(value, "data_parallel_rank", None),

@@ -12,7 +12,7 @@ class Rebuild(Struct, frozen=True):
     cold: bool = False
     """Run no shadow iterations after the rebuild."""
     keeps: bool = False
-    """Keep the registered state, which is that of the rank."""
+    """Keep the registered values: they are the state of ``rank`` already."""
 
 
 class NextLoop(Struct, frozen=True):

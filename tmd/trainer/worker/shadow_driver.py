@@ -86,7 +86,7 @@ class ShadowDriver:
 
     @property
     def has_state_of(self) -> int | None:
-        """The step at whose start the shadowed state is; ``None`` without such a state."""
+        """The step whose initial state this worker has by shadowing; ``None`` if it has none."""
         following = self.following
         return following.step if following is not None and following.has_state else None
 
@@ -126,7 +126,7 @@ class ShadowDriver:
         self._recalls = recalls
         self._state.early.forget()
         bound = frames.staging_bound(self._limits, self._units)
-        # A recording waits as a whole, while the rank continues.
+        # The whole recording of a rehearsal waits here while the rank trains on.
         shadow = ShadowReceiver(link, 2 * bound if is_rehearsal(directive) else bound)
         kind = ReplaySession if is_rehearsal(directive) else ShadowSession
         following = kind(directive, shadow, offer, self._units, self._fabric, self._limits)
@@ -164,8 +164,8 @@ class ShadowDriver:
             return self._lost(following, error)
         if needed is None:
             return self._tell(following)
-        # Between two batches() calls a script may print or save, as the rank itself does. Here
-        # this standby reports another rank of equal state, and that it is a shadow.
+        # Between two batches() calls a script may print or save. Until the next one the session
+        # reports that this worker is a shadow, and a rank that is not 0 if there is a choice.
         self._fit.rest()
         return needed
 
@@ -188,7 +188,7 @@ class ShadowDriver:
         if is_rehearsal(directive):
             return self._rehearsed(following, directive)
         following.settle()
-        # The leader may now order the switch, so that a new link could miss the vote.
+        # From here on the leader may order the switch. A new link could miss that vote.
         self._recalls = 0
         self.attempts.caught_up()
         self._reporter.update(
@@ -338,7 +338,7 @@ class ShadowDriver:
         self.attempts.settle(directive)
 
     def rolls_forward(self) -> bool:
-        """After the source ended before its vote: wait for the leader; whether to commit."""
+        """The source ended before its vote: wait for the plan; returns whether to commit."""
         following = self.following
         if following is None or not isinstance(following.directive, ShadowRank):
             return False
