@@ -10,7 +10,7 @@ COMPAT ?= 2.11.0 2.15.0
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint $(VENV)/constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: install demo test thorough compat lint docs proof fuzz audit bench bench-peers clean
+.PHONY: install frameworks demo example test thorough compat lint docs proof fuzz audit bench bench-peers clean
 
 install: $(VENV)/.installed
 
@@ -27,8 +27,18 @@ $(VENV)/.docs-installed: $(VENV)/.installed
 	$(INSTALL) --editable ".[docs]"
 	@touch $@
 
+# The frameworks of tmd.integrations. Without them their tests skip.
+frameworks: install
+	$(INSTALL) --editable ".[accelerate,lightning,transformers]"
+
 demo: install
 	$(BIN)/tmd demo $(ARGS)
+
+# A script of the folder 'examples' through the demo's story: drained, killed, compared.
+EXTRA = $(filter accelerate lightning torchtitan transformers,$(NAME))
+example: install
+	$(if $(EXTRA),$(INSTALL) --editable ".[$(EXTRA)]")
+	$(BIN)/tmd demo --script examples/$(or $(NAME),nanogpt)/train.py $(ARGS)
 
 # Two files at a time: a fault test mostly waits, for processes that start and leases that lapse.
 # In the order of the folders: long files last would leave one of the two without work.

@@ -1,5 +1,6 @@
 """A training loop as frameworks have it: the step is no block, the optimizer gets a closure, the
-loader is cut for a rank, and the last gradients are accumulated over fewer batches."""
+loader is cut for a rank, the last gradients are accumulated over fewer batches, and an evaluation
+gathers from all ranks in the loop and after it."""
 
 from __future__ import annotations
 
@@ -20,6 +21,8 @@ from tmd.trainer.state.digests import digest_of
 
 ACCUMULATE = 2
 BATCH = 8
+EVALUATE = 5
+"""Steps between two evaluations. An evaluation counts as a step, too."""
 
 
 class Accelerated(torch.optim.Optimizer):
@@ -41,7 +44,32 @@ class Trainer:
     def __init__(self, session: tmd.trainer.Session, model: nn.Module, optimizer: Accelerated):
         self.session, self.model, self.optimizer = session, model, optimizer
         self.total = session.counter("total", 0.0)
+        self.evaluations = session.counter("evaluations", ())
         self.spoilt = 0
+        draw = torch.Generator().manual_seed(2)
+        self.held_out = torch.randn(24, 16, generator=draw)
+        self.evaluate = session.repeatable(self._evaluate, self._report)
+
+    @torch.no_grad()
+    def _evaluate(self) -> str:
+        """The mean output over all ranks; each has a part of the data."""
+        net = self.model.module
+        assert isinstance(net, nn.Module)
+        net.eval()
+        try:
+            total = net(self.held_out[self.session.rank :: self.session.world_size]).sum()
+        finally:
+            net.train()
+        injector.reach("evaluation")
+        dist.all_reduce(total)
+        value = float(total).hex()
+        self.evaluations.value = (*self.evaluations.value, value)
+        return value
+
+    def _report(self, value: str) -> None:
+        if self.session.rank == 0:
+            with Path(os.environ["TMD_TRACE"], "reports").open("a") as file:
+                file.write(f"{len(self.evaluations.value)} {value}\n")
 
     def loss_of(self, inputs: Tensor, targets: Tensor) -> Tensor:
         return nn.functional.cross_entropy(self.model(inputs), targets)
@@ -66,6 +94,8 @@ class Trainer:
         injector.reach("between")
         result = step.end(loss)
         self.spoilt += result is StepResult.SPOILT
+        if self.session.position.index % (EVALUATE * ACCUMULATE) == 0:
+            self.evaluate()
         return result
 
 
@@ -94,9 +124,11 @@ def main() -> None:
     session.register(model=model, optimizer=optimizer)
     for batches in session.batches(cut, accumulate=ACCUMULATE, partial=True):
         trainer.training_step(batches)
+    trainer.evaluate()
     folder = Path(os.environ["TMD_TRACE"])
     digest = digest_of([*model.parameters()])
-    (folder / f"weights-{session.rank}").write_text(f"{digest} total {trainer.total.value!r}")
+    numbers = f"total {trainer.total.value!r} evaluations {trainer.evaluations.value}"
+    (folder / f"weights-{session.rank}").write_text(f"{digest} {numbers}")
     (folder / f"spoilt-{session.rank}-{os.getpid()}").write_text(str(trainer.spoilt))
 
 

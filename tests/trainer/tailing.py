@@ -197,6 +197,8 @@ class Joiner(Facts):
         self.error: TmdError | None = None
         self.walked_on = False
         """Whether it was sent to a later ``batches()`` call."""
+        self.trains = True
+        """Whether its steps have an optimizer."""
         self.meanwhile: Callable[[int], None] = lambda step: None
         """Called before each check for the next step, with the number of that step."""
         self.may_go_on = threading.Event()
@@ -237,7 +239,7 @@ class Joiner(Facts):
                 self._stand(self.following.step)
                 assert self.feed.next(self.at) == self.at
                 self.script.backward(self.at)
-                self.following.voted(0)
+                self.following.voted(0, trained=self.trains)
                 self.script.apply()
                 self.feed.commit()
                 self.following.computed(self.at + 1)

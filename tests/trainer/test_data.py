@@ -95,7 +95,7 @@ def test_a_joiner_reaches_the_same_data_position(make: object, index: int) -> No
     straight = drawn(feed_of(make()), range(8))
     joiner = feed_of(make())
     drawn(joiner, range(2))
-    joiner.seek(index)
+    joiner.seek(Position(0, index))
     torch.rand(3)
 
     assert drawn(joiner, range(index, 8)) == straight[index:]
@@ -165,7 +165,7 @@ def test_loader_processes_jump_to_another_batch(bad: int, taken: int, stay: bool
     sampler = InOrder(8, 1, 8, lambda: (0, 1))
     feed = feed_of(DataLoader(Traced(bad), batch_size=1, sampler=sampler, num_workers=1))
     before = {int(feed.next(step)[0][1]) for step in range(taken)}
-    feed.seek(5)
+    feed.seek(Position(0, 5))
     after = [feed.next(step)[0].tolist() for step in range(5, 8)]
 
     assert [index for index, _ in after] == [5, 6, 7]
@@ -183,7 +183,7 @@ def test_a_second_iteration_of_the_loader_changes_nothing(processes: int) -> Non
     first = [int(feed.next(step)[0][0]) for step in range(2)]
     glance = next(iter(loader))
     second = [int(feed.next(step)[0][0]) for step in range(2, 4)]
-    feed.seek(1)
+    feed.seek(Position(0, 1))
     again = [int(feed.next(step)[0][0]) for step in range(1, 4)]
 
     assert int(glance[0][0]) == 0
@@ -210,7 +210,7 @@ def test_a_distributed_sampler_follows_the_rank() -> None:
     data = dataset()
     sampler = DistributedSampler(data, num_replicas=2, rank=1, shuffle=False)
     feed = feed_of(DataLoader(data, batch_size=4, sampler=sampler), place=(0, 2))
-    feed.seek(1)
+    feed.seek(Position(0, 1))
 
     assert feed.next(1)[0].tolist() == [8.0, 10.0, 12.0, 14.0]
 
@@ -232,7 +232,7 @@ def test_a_rank_goes_back_in_its_data(make: object) -> None:
     feed = feed_of(make())
     straight = drawn(feed, range(6))
     feed.next(6)
-    feed.seek(2)
+    feed.seek(Position(0, 2))
 
     assert feed.position == Position(0, 2)
     assert drawn(feed, range(2, 6)) == straight[2:]

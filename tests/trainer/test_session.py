@@ -2,65 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import LBFGS, SGD, Optimizer
+from torch.optim import LBFGS, SGD
 
+from tests.trainer.standalone import Script, Voting
 from tmd.trainer import DataPlace, Session, StepResult
-from tmd.trainer.session.hooks import Interrupted, VoteOutcome
 from tmd.trainer.session.standalone import StandaloneHooks
-from tmd.trainer.state.local import LocalState
-
-
-class Voting(StandaloneHooks):
-    """Notes the order of things; a vote may end as if a rank had been lost."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-        self.lost: set[int] = set()
-        """Votes, counted from 0, in which a rank is lost."""
-        self.votes = 0
-        self.calls = 0
-
-    def vote(self, local: LocalState) -> VoteOutcome:
-        self.seen.append("vote")
-        self.votes += 1
-        if self.votes - 1 in self.lost:
-            raise Interrupted
-        return super().vote(local)
-
-    def applying(self, optimizer: Optimizer) -> None:
-        self.seen.append("apply")
-
-
-class Script:
-    """A model of one weight, whose gradient is the batch."""
-
-    def __init__(self, *, optimizers: int = 1) -> None:
-        self.hooks = Voting()
-        self.session = Session(self.hooks)
-        self.model = nn.Linear(1, 1, bias=False)
-        nn.init.zeros_(self.model.weight)
-        self.optimizers = [SGD(self.model.parameters(), lr=1.0) for _ in range(optimizers)]
-        self.session.register(model=self.model, optimizer=self.optimizers)
-
-    @property
-    def weight(self) -> float:
-        return float(self.model.weight.detach())
-
-    def closure(self, batch: float) -> Callable[[], Tensor]:
-        def compute() -> Tensor:
-            self.model.zero_grad()
-            self.hooks.seen.append("backward")
-            loss: Tensor = self.model(torch.tensor([batch])).sum()
-            loss.backward()
-            return loss
-
-        return compute
 
 
 @pytest.fixture(autouse=True)
@@ -271,7 +222,7 @@ def test_a_last_incomplete_list_is_given_if_it_is_asked_for(
 
     assert seen == [*given, given[-1]]
     assert positions == [2 * n for n in range(len(given))] + [2 * (len(given) - 1)]
-    assert script.session.position.call == 0
+    assert script.session.position.call == 1
     assert not script.session.skipped
 
 

@@ -31,14 +31,23 @@ def demo(
     steps: Annotated[int, typer.Option(min=30, help="Training steps.")] = 60,
     seed: Annotated[int, typer.Option(help="Seed of model and data.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Write the facts to this file.")] = None,
+    script: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="Run this training script instead. It must know --steps N and make N steps.",
+        ),
+    ] = None,
 ) -> None:
     """Train a small GPT on five simulated hosts; drain one, kill another, compare the losses."""
     extras.need_trainer("tmd demo")
     console = output.console(markup=True)
-    script = (str(SCRIPT), "--steps", str(steps), "--seed", str(seed))
+    own = (str(SCRIPT), "--seed", str(seed))
+    command = (*(own if script is None else (str(script),)), "--steps", str(steps))
     with tempfile.TemporaryDirectory(prefix="tmd-demo-") as folder:
         try:
-            well, facts = asyncio.run(_run(console, Path(folder), script, steps))
+            well, facts = asyncio.run(_run(console, Path(folder), command, steps))
         except KeyboardInterrupt:
             console.print("interrupted; all processes have been stopped")
             raise typer.Exit(130) from None

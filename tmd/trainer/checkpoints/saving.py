@@ -88,7 +88,7 @@ class Saving:
         if before is None:
             return None
         restore(before, self._named(), self._place, rank, self._size, seed)
-        feed.seek(before.seal.position.index)
+        feed.seek(before.seal.position)
         self.checkpoints.passed(before.seal.step)
         return before.seal.step
 

@@ -14,8 +14,8 @@ from tmd.fabric import Fabric
 
 T = TypeVar("T")
 
-STEPPING, CLOSING = 0, 1
-"""Kinds of vote: on a step, or on the end of a ``batches()`` call."""
+STEPPING, CLOSING, REPEATING = 0, 1, 2
+"""Kinds of vote: on a step, on the end of a ``batches()`` call, on a repeatable function."""
 
 
 def ticket(membership: Membership) -> int:
@@ -46,7 +46,8 @@ def agree(
     if place != mine:
         raise RuntimeError(
             f"ranks are at different places (steps {place[0]} to {-place[1]}): every rank must run "
-            "the same number of steps in each batches() call"
+            "the same number of steps in each batches() call, and the same repeatable functions "
+            "between them"
         )
     return least if least == -most else 0, tuple(rest[len(mine) :])
 

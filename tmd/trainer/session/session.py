@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tmd.core.values.snapshots import wanted_every
 from tmd.trainer.session.hooks import StepHooks
 from tmd.trainer.session.optimizers import refuse_repeated
+from tmd.trainer.session.repeatable import Repeatable, Repeatables
 from tmd.trainer.session.step import Step
 from tmd.trainer.session.step_cycle import StepCycle
 from tmd.trainer.session.trace import Trace
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from tmd.trainer.checkpoints.saving import Saving
 
 Built = TypeVar("Built")
+T = TypeVar("T")
 
 
 class Session:
@@ -44,6 +46,7 @@ class Session:
     def __init__(self, hooks: StepHooks, trace: Trace | None = None) -> None:
         self._hooks = hooks
         self._cycle = StepCycle(hooks, trace or Trace(), self._settle)
+        self._repeatables = Repeatables(self._cycle, self._boundary, self._seed)
         self._registry: Registry | None = None
         self._counters: dict[str, Counter] = {}
         self._common: dict[str, Counter] = {}
@@ -127,7 +130,8 @@ class Session:
         if self._awaited:
             raise RuntimeError("the function given to session.build() must call register()")
         if self._feed is not None:
-            self._feed.seek(0)  # shadow iterations follow, and the loader may have no batches left
+            # Shadow iterations follow, and the loader may have no batches left.
+            self._feed.seek(Position(self._feed.call))
 
     def counter(self, name: str, value: Any) -> Counter:
         """A plain value that moves with the rank, in :attr:`Counter.value`, such as a best loss.
@@ -246,6 +250,29 @@ class Session:
                 other = any(self._hooks.gathered("1" * ddp))
                 self._cycle.rehearses = self.world_size > 1 and other
 
+    def repeatable(
+        self, function: Callable[[], T], then: Callable[[T], object] | None = None, name: str = ""
+    ) -> Callable[[], None]:
+        """Make ``function`` safe outside of a step, for an evaluation or a gather.
+
+        Call what is returned between a step and the next batch, or after a loop, once in each such
+        place, on every rank: also where ``step.counts`` is false. ``function`` is run again if a
+        rank is lost in it, and a worker that takes a lost rank runs it from within :meth:`batches`.
+        All ranks vote on it; it counts as a step. It does nothing after a broken step.
+
+        Args:
+            function: must depend on registered objects only, and on :attr:`rank`. What its result
+                changes for later steps belongs in it, on registered objects: a best loss, say.
+            then: called once with the result, on every worker that holds a rank: print and save
+                there.
+            name: the same on all ranks; by default that of ``function``.
+
+        Raises:
+            ValueError: the name is taken.
+            RuntimeError: called after :meth:`batches`.
+        """
+        return self._repeatables.add(Repeatable(name or function.__name__, function, then))
+
     def sampler(self, size: int, batch_size: int, steps: int, seed: int = 0) -> StepSampler:
         """A sampler without state: see :class:`tmd.trainer.state.data.StepSampler`."""
         return StepSampler(size, batch_size, steps, self._place, seed)
@@ -286,9 +313,7 @@ class Session:
             return
         while True:
             self._cycle.check_ended()
-            self._cycle.undo()
-            self._settle()
-            if not self._hooks.boundary():
+            if not self._goes_on(feed):
                 return
             try:
                 drawn = feed.several(self.step_number, accumulate, partial=partial)
@@ -302,10 +327,8 @@ class Session:
                     "another rank has ended training while this rank has batches left: every rank "
                     "must run the same number of steps"
                 )
-            if self._saving is not None and not self._hooks.shadowing:
-                place = (self.step_number, feed.position, self.rank, self._base)
-                self._saving.checkpoints.at_boundary(*place)
-            seed_all(self._base, self.step_number, "step")
+            self._seed()
+            self._repeatables.gave()
             yield drawn if accumulate > 1 else drawn[0]
 
     def step(self) -> Step:
@@ -332,7 +355,7 @@ class Session:
     def _enter(self, feed: Feed) -> bool:
         """Begin a ``batches()`` call; False if the checkpoint to resume from is in a later one."""
         self._calls += 1
-        self.skipped = True
+        self.skipped = self._repeatables.may_run = True
         if self._saving is not None and self._saving.skips(feed.call):
             return False
         self._feed = self._cycle.feed = feed
@@ -341,6 +364,30 @@ class Session:
         if step is not None:
             self._hooks.resumed(step)
         return True
+
+    def _goes_on(self, feed: Feed) -> bool:
+        """Before a batch: run what is due. Returns whether this worker stays in this call."""
+        while self._boundary():
+            if not feed.due:
+                return True
+            if not self._repeatables.run_due(feed) or feed.closed:
+                break
+        feed.left = True
+        return False
+
+    def _boundary(self) -> bool:
+        """Between two steps. Returns false if the present ``batches()`` call has to end."""
+        self._cycle.undo()
+        self._settle()
+        return self._hooks.boundary()
+
+    def _seed(self) -> None:
+        """Seed the step that begins now. If a checkpoint is due, it begins to copy the state."""
+        assert self._feed is not None
+        if self._saving is not None and not self._hooks.shadowing:
+            place = (self.step_number, self._feed.position, self.rank, self._base)
+            self._saving.checkpoints.at_boundary(*place)
+        seed_all(self._base, self.step_number, "step")
 
     def _settle(self) -> None:
         if self._saving is not None:

@@ -29,6 +29,7 @@ class StandaloneHooks:
 
     shadowing = False
     poisoned = False
+    idle = False
     finishing = False
     calls = 0
     """Not counted: a rank that is lost ends the job."""
@@ -105,7 +106,7 @@ class StandaloneHooks:
     def begun(self) -> None:
         """No peer compares step times."""
 
-    def vote(self, local: LocalState) -> VoteOutcome:
+    def vote(self, local: LocalState, *, trains: bool = True) -> VoteOutcome:
         return VoteOutcome.COMMIT
 
     def applying(self, optimizer: torch.optim.Optimizer) -> None:
@@ -116,9 +117,13 @@ class StandaloneHooks:
         return True
 
     def close_feed(self, feed: Feed, local: LocalState) -> bool:
+        feed.close()
+        self.advance(local)
+        return True
+
+    def advance(self, local: LocalState) -> None:
         # Count as in a managed job, for the same random numbers.
         self._status = structs.replace(self._status, step=self._status.step + 1)
-        return True
 
     def committed(self, local: LocalState, loss: float | None, seconds: float) -> None:
         self._status = structs.replace(

@@ -28,8 +28,9 @@ class StepResult(Enum):
 class Step:
     """One step; made by :meth:`Session.step` or :meth:`Session.begin`."""
 
-    def __init__(self, cycle: StepCycle) -> None:
-        self._cycle = cycle
+    def __init__(self, cycle: StepCycle, *, trains: bool = True) -> None:
+        """``trains``: whether an optimizer runs in it."""
+        self._cycle, self._trains = cycle, trains
         self._loss: Tensor | float | None = None
         self.result: StepResult | None = None
         """How the step ended; ``None`` until then."""
@@ -78,7 +79,7 @@ class Step:
         return self.result
 
     def __enter__(self) -> Step:
-        self._cycle.begin()
+        self._cycle.begin(trains=self._trains)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> bool:

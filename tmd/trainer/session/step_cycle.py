@@ -39,6 +39,7 @@ class StepCycle:
         without a vote, and repeated."""
         self._open = False
         """Whether a step has begun and not ended."""
+        self._trains = True
         self._registry: Registry | None = None
         """Set until the first step has checked its modules for extra state."""
         self._scaled = False
@@ -50,11 +51,11 @@ class StepCycle:
         self._scaled = any(isinstance(o, GradScaler) and o.is_enabled() for o in registry.others)
         self._optimizers.attach(registry.optimizers, registry.faces)
 
-    def begin(self) -> None:
-        """The script begins to compute a step."""
+    def begin(self, *, trains: bool = True) -> None:
+        """The script begins to compute a step, in which an optimizer runs if it ``trains``."""
         assert self._local is not None
         self.check_ended()
-        self.outcome, self._open = None, True
+        self.outcome, self._open, self._trains = None, True, trains
         self._local.begin()
         self._optimizers.begin()
         self._trace.begun()
@@ -83,10 +84,10 @@ class StepCycle:
                 # Some modules have an extra state only after a first forward.
                 registry, self._registry = self._registry, None
                 registry.refuse_hidden()
-            if self.rehearses and not self.hooks.shadowing:
+            if self.rehearses and self._trains and not self.hooks.shadowing:
                 self.hooks.rehearsed()
                 raise Interrupted
-            self.outcome = self.hooks.vote(self._local)
+            self.outcome = self.hooks.vote(self._local, trains=self._trains)
 
     def end(self, loss: Tensor | float | None) -> bool:
         """End the step; returns whether it was committed.
@@ -96,7 +97,7 @@ class StepCycle:
             RuntimeError: no registered optimizer was called in it.
         """
         if self.outcome is None:
-            if not self._scaled:
+            if self._trains and not self._scaled:
                 raise RuntimeError(
                     "no registered optimizer was called in session.step(); to accumulate gradients "
                     "use session.batches(loader, accumulate=k) and call it once in the step"
@@ -109,6 +110,10 @@ class StepCycle:
             self.feed.commit()
             self.hooks.shadowed()
             return False
+        if not self._trains:
+            self.hooks.advance(self._local)
+            self._last_commit = time.monotonic()
+            return not self.hooks.shadowing
         now = time.monotonic()
         value = None if loss is None else float(loss)
         self.feed.commit()

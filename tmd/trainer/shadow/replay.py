@@ -77,7 +77,8 @@ class ReplaySession(ShadowSession):
         return needed
 
     def _may_begin(self) -> bool:
-        if not super()._may_begin():
+        # A step without an optimizer would prove nothing.
+        if self._due or not super()._may_begin():
             return False
         if self._source is OutputOrigin.UNDECIDED:
             self._record()

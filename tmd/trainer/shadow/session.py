@@ -99,10 +99,12 @@ class ShadowSession:
         """The step at whose start this worker's state is."""
         self._announced = -1
         """The newest step that the source has announced."""
+        self._due = ""
+        """Name of the repeatable function that the rank runs in the announced step, if any."""
         self._since = 0
         """The first step that this worker computed itself."""
         self._first_own: int | None = None
-        """The first of these with a vote: the end of a ``batches()`` call proves nothing."""
+        """The first of these that trained: the end of a ``batches()`` call proves nothing."""
         self._stage = ShadowStage.ASKED
         self._place = ShadowPlace.WAITING
         self._digests = DigestComparison()
@@ -233,9 +235,12 @@ class ShadowSession:
         for step, parts in self.shadow.checks():
             self._check(self._digests.theirs(step, parts), step)
 
-    def voted(self, agreed: int) -> None:
-        """A step of its own is committed, with the ticket of a switch, or 0 for none."""
-        if self._first_own is None or self._first_own < self._since:
+    def voted(self, agreed: int, *, trained: bool) -> None:
+        """A step of its own is committed, with the ticket of a switch, or 0 for none.
+
+        If it ``trained`` nothing, such as an evaluation, it proves nothing.
+        """
+        if trained and (self._first_own is None or self._first_own < self._since):
             self._first_own = self._at
         if agreed != 0 and agreed == self._ticket:
             self._stage = ShadowStage.WON
@@ -317,7 +322,14 @@ class ShadowSession:
         return jumps and newest is not None and newest > self.step
 
     def _stand(self, frame: Boundary, tensors: Sequence[Tensor], feed: Feed) -> None:
+        self._due = frame.position.due
         if self._at == frame.step:
+            if feed.due != self._due:
+                raise Overdue(
+                    f"the rank runs {self._due or 'a step'!r} now, and the script of its shadow "
+                    f"{feed.due or 'a step'!r}: what session.repeatable() returns is to be called "
+                    "whether or not the step counts"
+                )
             return
         if frame.rest is None:
             raise LinkError(f"step {self._at} here, step {frame.step} there, and no tail to jump")
@@ -330,9 +342,9 @@ class ShadowSession:
         self._place = ShadowPlace.WAITING
         self.shadow.forget_before(frame.step)
         if first:
-            feed.seek(frame.position.index)
+            feed.seek(frame.position)
         else:
-            feed.skip_to(frame.position.index)
+            feed.skip_to(frame.position)
 
     def _follow(self, tail: Tail, tensors: Sequence[Tensor]) -> None:
         """Apply the optimizer's work of one step to the units that are here."""

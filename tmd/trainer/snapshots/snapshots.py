@@ -72,7 +72,7 @@ class Snapshots:
     def at_boundary(self, step: int) -> None:
         """``step`` begins; the parameters do not change until the window is closed."""
         membership, feed = self._fabric.membership, self._state.feed
-        if not self._every or membership is None or feed is None:
+        if not self._every or membership is None or feed is None or feed.closed:
             return
         place = (membership.epoch, feed.position.call)
         fresh = place != self._place

@@ -1,8 +1,8 @@
 """The data position of a rank, and the same batch again when a step is repeated.
 
-A position is the number of the ``batches()`` call and of the batch in it. To reach it, a joiner
-ends earlier calls at once, and within the call draws and drops the earlier batches (a
-``StepSampler`` starts at the position).
+A position is the number of the ``batches()`` call and of the batch in it, and which repeatable
+function is due before that batch. To reach it, a joiner ends earlier calls at once, and within the
+call draws and drops the earlier batches (a ``StepSampler`` starts at the position).
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ class Position(Struct, frozen=True):
 
     call: int = 0
     index: int = 0
+    due: str = ""
+    """Name of the repeatable function that runs before this batch; empty for none."""
+    over: bool = False
+    """The call has ended on all ranks, and only ``due`` is left of it."""
 
 
 class Course:
@@ -121,13 +125,24 @@ class Feed:
         self._course: Course | None = None
         """The iteration that loader processes follow, if they can jump to another batch."""
         self._closed = False
+        self.due = ""
+        """Name of the repeatable function that all ranks run now; empty for none."""
+        self.left = False
+        """Whether this worker left the call before its end, since its rank is in a later one."""
         self._opened_at: DataPlace | None = None
         """The place for which the loader was opened."""
 
     @property
     def position(self) -> Position:
         """Position of the next uncommitted batch."""
-        return Position(self.call + 1) if self._closed else Position(self.call, self._committed)
+        if self._closed and not self.due:
+            return Position(self.call + 1)
+        return Position(self.call, self._committed, self.due, self._closed)
+
+    @property
+    def drawn(self) -> bool:
+        """Whether batches were given out that belong to no committed step."""
+        return self._replay > 0
 
     @property
     def closed(self) -> bool:
@@ -179,24 +194,26 @@ class Feed:
         """Give out the batches since the last commit again."""
         self._replay = 0
 
-    def skip_to(self, index: int) -> None:
-        """Go to batch ``index`` as the rank held now; cheaper than ``seek`` for a near batch."""
-        done = self._committed + len(self._kept)
-        if self._source is None or index < done:
-            return self.seek(index)
+    def skip_to(self, position: Position) -> None:
+        """Go to ``position`` as the rank held now; cheaper than ``seek`` for a near batch."""
+        done, index = self._committed + len(self._kept), position.index
+        if self._source is None or index < done or position.over:
+            return self.seek(position)
         for number in range(done, index):
             self._draw(number)
-        self._kept.clear()
-        self._replay = 0
-        self._committed = index
+        self._go_to(position)
 
-    def seek(self, index: int) -> None:
-        """Go to batch ``index`` as the rank held now, and forget the batches drawn before."""
+    def seek(self, position: Position) -> None:
+        """Go to ``position`` as the rank held now, and forget the batches drawn before."""
+        self._go_to(position)
+        if not position.over and not self._jump(position.index):
+            self._open(position.index)
+
+    def _go_to(self, position: Position) -> None:
         self._kept.clear()
         self._replay = 0
-        self._committed = index
-        if not self._jump(index):
-            self._open(index)
+        self._committed = position.index
+        self.due, self._closed = position.due, position.over
 
     def _jump(self, index: int) -> bool:
         """Let the running loader processes continue with batch ``index``; returns whether they can.

@@ -140,4 +140,4 @@ class RankState:
     def seek(self, position: Position) -> None:
         """Continue with the batch at ``position``, as the rank that this worker holds now."""
         assert self.feed is not None
-        self.feed.seek(position.index)
+        self.feed.seek(position)

@@ -23,7 +23,7 @@ from tmd.core.values.limits import ShadowLimits
 from tmd.core.values.model import Activity, WorkerStatus
 from tmd.core.worker.transitions import WorkerTransition
 from tmd.fabric import Fabric, Neutral
-from tmd.trainer.protocol.step_vote import CLOSING, STEPPING, agree, gather
+from tmd.trainer.protocol.step_vote import CLOSING, REPEATING, STEPPING, agree, gather
 from tmd.trainer.session.hooks import SHADOWS, Interrupted, VoteOutcome, dismiss
 from tmd.trainer.shadow.session import ShadowSession
 from tmd.trainer.state.data import Feed
@@ -163,13 +163,13 @@ class Coordinator:
         self._pacing.begin()
         self._parts.migration.begun()
 
-    def vote(self, local: LocalState) -> VoteOutcome:
-        """Before the optimizer: whether this step is committed.
+    def vote(self, local: LocalState, *, trains: bool = True) -> VoteOutcome:
+        """Before the optimizer, or after what ``trains`` nothing: whether this step is committed.
 
         Raises:
             Interrupted: it is not, and must be repeated.
         """
-        if self._asleep:
+        if self.idle:
             return VoteOutcome.SHADOW
         if self.status.activity is Activity.STUCK:
             # Another attempt with the same batch: the previous one broke.
@@ -184,7 +184,8 @@ class Coordinator:
             raise Interrupted from None
         armed = self._arming.begin_vote(lambda later: must_wait(self._fabric, later))
         try:
-            agreed, told = agree(self._fabric, self.status.step, armed, STEPPING, shares)
+            kind = STEPPING if trains else REPEATING
+            agreed, told = agree(self._fabric, self.status.step, armed, kind, shares)
         except LinkError:
             self._arming.end_vote(0)
             shadows = self._following is not None
@@ -195,7 +196,7 @@ class Coordinator:
         self._parts.mirrors.close_window()
         self._pacing.heard(status, told[1:])
         if self._following is not None:
-            self._following.voted(agreed)
+            self._following.voted(agreed, trained=trains)
         else:
             self._parts.snapshots.heard(told[0])
         return VoteOutcome.COMMIT
@@ -252,7 +253,7 @@ class Coordinator:
         Voted and counted like a step, so that after a loss all ranks know whether the call has
         ended. Returns False if it must be called again.
         """
-        if self._asleep:
+        if self.idle:
             # The loader is too short for all shadow iterations.
             self._warmup.skip()
             return False
@@ -272,7 +273,7 @@ class Coordinator:
         feed.close()
         self._parts.snapshots.call_over(feed.call + 1)
         local.carry_over(self.status.step)
-        self._advance(local)
+        self.advance(local)
         return True
 
     # --- properties -------------------------------------------------------------------------------
@@ -327,7 +328,7 @@ class Coordinator:
         return self.status.activity in SHADOWS or self._warmup.is_due(self.status.activity)
 
     @property
-    def _asleep(self) -> bool:
+    def idle(self) -> bool:
         """Whether this worker neither holds nor shadows a rank, so that no vote concerns it."""
         waits = self.status.activity in (Activity.STARTING, Activity.STANDBY)
         return waits or self._warmup.is_due(self.status.activity)
@@ -336,10 +337,11 @@ class Coordinator:
         """The step was committed."""
         took = self._pacing.took(seconds)
         self._reporter.update(loss=loss, step_seconds=seconds, pace=took, now=False)
-        self._advance(local)
+        self.advance(local)
 
-    def _advance(self, local: LocalState) -> None:
-        """Advance by one step, or by the end of a ``batches()`` call, which counts as a step."""
+    def advance(self, local: LocalState) -> None:
+        """Advance by one step, or by what counts as one: a repeatable function, the end of a
+        ``batches()`` call."""
         at = self.status.step + 1
         self._reporter.update(step=at, undecided=False, holds=local.ranks_held(at), now=False)
         if self._following is not None:

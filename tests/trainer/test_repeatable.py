@@ -1,0 +1,175 @@
+"""Functions that the session repeats outside of steps: order, repeats, and where they may run."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.trainer.standalone import Script
+from tmd.trainer.state.data import Position
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+
+class Evaluated(Script):
+    """Evaluates after every step; each evaluation has its own number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reported: list[int] = []
+        self.positions: list[Position] = []
+        self.runs = 0
+        self.evaluate = self.session.repeatable(self._evaluate, self.reported.append)
+
+    def _evaluate(self) -> int:
+        self.positions.append(self.session.position)
+        self.runs += 1
+        return self.runs
+
+    def step(self, batch: float) -> bool:
+        with self.session.step() as step:
+            self.optimizers[0].step(self.closure(batch))
+        return step.counts
+
+
+@pytest.fixture
+def script() -> Evaluated:
+    return Evaluated()
+
+
+def test_it_is_voted_on_and_reported_once(script: Evaluated) -> None:
+    for batch in script.session.batches([2.0, 3.0]):
+        script.step(batch)
+        script.evaluate()
+
+    assert script.hooks.seen == ["backward", "vote", "apply", "vote"] * 2
+    assert script.reported == [1, 2]
+    assert [(p.index, p.due) for p in script.positions] == [(1, "_evaluate"), (2, "_evaluate")]
+    # The end of the loop counts, too.
+    assert script.session.step_number == 5
+
+
+def test_it_is_run_again_if_a_rank_is_lost_in_it(script: Evaluated) -> None:
+    """Only what was committed is reported, and the training step before it is not repeated."""
+    script.hooks.lost = {1, 2}
+    given = []
+    for batch in script.session.batches([2.0, 3.0]):
+        given.append(batch)
+        script.step(batch)
+        script.evaluate()
+
+    assert given == [2.0, 3.0]
+    assert script.reported == [3, 4]
+    assert script.weight == -5.0
+
+
+def test_it_does_nothing_after_a_step_that_broke(script: Evaluated) -> None:
+    """The step is repeated first, and what followed it did not happen."""
+    script.hooks.lost = {0}
+    counts = []
+    for batch in script.session.batches([2.0]):
+        counts.append(script.step(batch))
+        script.evaluate()
+
+    assert counts == [False, True]
+    assert script.reported == [1]
+
+
+def test_it_runs_after_a_loop_and_between_two(script: Evaluated) -> None:
+    for _ in range(2):
+        for batch in script.session.batches([2.0, 3.0]):
+            script.step(batch)
+        script.evaluate()
+
+    assert script.reported == [1, 2]
+    assert script.positions == [
+        Position(0, 2, due="_evaluate", over=True),
+        Position(1, 2, due="_evaluate", over=True),
+    ]
+    assert script.session.position == Position(2)
+
+
+def test_a_joiner_runs_what_is_due_before_its_first_batch(script: Evaluated) -> None:
+    """It comes from another worker with the position; the script of the joiner never called it."""
+    given = []
+    batches = script.session.batches([2.0, 3.0, 4.0])
+    follow = script.session._cycle
+    first = next(batches)
+    assert follow.feed is not None
+    script.step(first)
+    follow.feed.seek(Position(0, 2, due="_evaluate"))
+    for batch in batches:
+        given.append(batch)
+        script.step(batch)
+
+    assert script.reported == [1]
+    assert given == [4.0]
+
+
+def test_a_joiner_of_an_ended_loop_runs_what_is_due_and_leaves_it(script: Evaluated) -> None:
+    batches = script.session.batches([2.0, 3.0, 4.0])
+    script.step(next(batches))
+    assert script.session._cycle.feed is not None
+    script.session._cycle.feed.seek(Position(0, 3, due="_evaluate", over=True))
+
+    assert list(batches) == []
+    script.evaluate()  # of the script, behind the loop: it has run already
+    assert script.reported == [1]
+    assert script.session.skipped
+    assert script.session.position == Position(1)
+
+
+def test_an_error_of_the_function_is_raised(script: Evaluated) -> None:
+    def fail() -> None:
+        raise KeyError("mistake")
+
+    wrong = script.session.repeatable(fail)
+    for batch in script.session.batches([1.0]):
+        script.step(batch)
+        with pytest.raises(KeyError, match="mistake"):
+            wrong()
+        break
+
+
+def test_a_second_one_in_the_same_place_is_refused(script: Evaluated) -> None:
+    """A worker that joins in the first one could not know that a second one follows."""
+    for batch in script.session.batches([1.0]):
+        script.step(batch)
+        script.evaluate()
+        with pytest.raises(RuntimeError, match="once: put all that runs there into one function"):
+            script.evaluate()
+        break
+
+
+def test_a_call_before_the_step_of_a_batch_is_refused(script: Evaluated) -> None:
+    for _ in script.session.batches([1.0]):
+        with pytest.raises(RuntimeError, match="after a step and before the next batch"):
+            script.evaluate()
+        break
+
+
+def test_a_call_before_the_first_loop_is_refused(script: Evaluated) -> None:
+    with pytest.raises(RuntimeError, match="inside or after"):
+        script.evaluate()
+
+
+def test_it_must_be_known_before_the_loop_and_by_one_name(script: Evaluated) -> None:
+    """A joiner must find it, though it joins before its script comes to the call."""
+    with pytest.raises(ValueError, match="pass another name"):
+        script.session.repeatable(script._evaluate)
+    for batch in script.session.batches([1.0]):
+        with pytest.raises(RuntimeError, match="before session\\.batches"):
+            script.session.repeatable(lambda: None, name="late")
+        script.step(batch)
+
+
+def test_a_function_that_this_worker_does_not_know_is_named(script: Evaluated) -> None:
+    batches = script.session.batches([2.0, 3.0])
+    script.step(next(batches))
+    assert script.session._cycle.feed is not None
+    script.session._cycle.feed.seek(Position(0, 1, due="sample"))
+    with pytest.raises(RuntimeError, match="the other ranks run 'sample' now"):
+        next(batches)
