@@ -236,3 +236,42 @@ def test_a_rank_goes_back_in_its_data(make: object) -> None:
 
     assert feed.position == Position(0, 2)
     assert drawn(feed, range(2, 6)) == straight[2:]
+
+
+class Counting:
+    """Shuffles by the number of its iteration, and counts that itself, as Accelerate's loaders."""
+
+    def __init__(self) -> None:
+        self.iteration = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.iteration = epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        generator = torch.Generator().manual_seed(self.iteration)
+        yield from torch.randperm(4, generator=generator)[:, None].tolist()
+        self.iteration += 1
+
+
+def whole(feed: Feed) -> list[list[float]]:
+    """All batches, to the end of the loader."""
+    given = drawn(feed, range(4))
+    with pytest.raises(StopIteration):
+        feed.next(4)
+    return given
+
+
+def test_a_loader_that_counts_its_iterations_has_the_epoch_of_the_call_again() -> None:
+    """When it is opened a second time in a call, and after a call that a joiner has left early."""
+    straight = Counting()
+    epochs = [whole(feed_of(straight)) for _ in range(2)]
+    loader = Counting()
+    first = feed_of(loader)
+    whole(first)
+    first.seek(Position(0, 1))
+    assert drawn(first, range(1, 4)) == epochs[0][1:]
+    first.seek(Position(0, 2))
+    first.leave()
+    second = feed_of(loader)
+    second.seek(Position(0, 3))
+    assert drawn(second, range(3, 4)) == epochs[1][3:]

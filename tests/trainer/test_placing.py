@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
@@ -97,3 +97,17 @@ def test_only_what_is_no_loader_itself_is_called() -> None:
     loader: Any = Batches()
     assert placed(loader, DataPlace(0, 1)) is loader
     assert placed(lambda place: DATA[place.part :: place.parts], DataPlace(1, 3)) == [1, 4, 7, 10]
+
+
+class Broadcasting(DataLoader[int]):
+    """As Accelerate's loader with a generator that all ranks share."""
+
+    rng_types: ClassVar[list[str]] = ["generator"]
+
+
+def test_a_loader_that_broadcasts_its_generator_is_refused_with_the_remedy() -> None:
+    """A joiner iterates alone: nobody would answer, and it would shuffle in another order."""
+    loader: Any = Broadcasting(DATA)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"use_seedable_sampler=True"):
+        placed(loader, DataPlace(0, 3))
+    assert placed(loader, DataPlace(0, 1)) is loader

@@ -206,7 +206,12 @@ def _around(gaps: dict[int, _Gap]) -> tuple[float, float]:
 
 def _gap(lines: Sequence[Line], plan: MigrationPlan) -> _Gap:
     """The trace of one stayer around its first commit in the new epoch of ``plan``."""
-    cut = next(i for i, line in enumerate(lines) if line["epoch"] >= plan.new.epoch)
+    cut = next((i for i, line in enumerate(lines) if line["epoch"] >= plan.new.epoch), 0)
+    if not cut:
+        raise RuntimeError(
+            f"rank {lines[0]['rank']} trained no step on one side of plan {plan.id}: the steps are "
+            "too short for this story; use more of them (--steps)"
+        )
     # A joiner dials and follows while the old epoch still trains.
     opened = plan.timeline[0].at
     base = next((line for line in reversed(lines[:cut]) if line["at"] < opened), lines[0])

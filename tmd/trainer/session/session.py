@@ -12,7 +12,7 @@ import atexit
 import gc
 import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -20,21 +20,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tmd.core.values.snapshots import wanted_every
 from tmd.trainer.session.hooks import StepHooks
+from tmd.trainer.session.loop import BatchLoop
 from tmd.trainer.session.optimizers import refuse_repeated
-from tmd.trainer.session.repeatable import Repeatable, Repeatables
+from tmd.trainer.session.repeatable import Repeatable
 from tmd.trainer.session.step import Step
 from tmd.trainer.session.step_cycle import StepCycle
 from tmd.trainer.session.trace import Trace
-from tmd.trainer.state.data import Feed, Position, StepSampler
+from tmd.trainer.state.data import Position, StepSampler
 from tmd.trainer.state.local import LocalState
-from tmd.trainer.state.placing import DataPlace, Loader
+from tmd.trainer.state.placing import DataPlace, Loader, placed
 from tmd.trainer.state.replicas import Partition, partition
-from tmd.trainer.state.seeds import base_seed, seed_all
+from tmd.trainer.state.seeds import base_seed
 from tmd.trainer.state.state import Registry
 from tmd.trainer.state.unwrapping import Counter
-
-if TYPE_CHECKING:
-    from tmd.trainer.checkpoints.saving import Saving
 
 Built = TypeVar("Built")
 T = TypeVar("T")
@@ -45,29 +43,22 @@ class Session:
 
     def __init__(self, hooks: StepHooks, trace: Trace | None = None) -> None:
         self._hooks = hooks
-        self._cycle = StepCycle(hooks, trace or Trace(), self._settle)
-        self._repeatables = Repeatables(self._cycle, self._boundary, self._seed)
+        self._cycle = StepCycle(hooks, trace or Trace(), lambda: self._loop.settle())
+        self._loop = BatchLoop(self._cycle, lambda: self._base, self._place)
         self._registry: Registry | None = None
         self._counters: dict[str, Counter] = {}
         self._common: dict[str, Counter] = {}
         """Counters that the script made before :meth:`build`, so that every role has them."""
         self._local: LocalState | None = None
         self._own_seed = 0
-        self._feed: Feed | None = None
-        self._calls = 0
         self._data_mesh: DeviceMesh | None = None
         self._alike: Partition = ()
         self._wrapped: list[nn.Module] = []
-        self._saving: Saving | None = None
         self._build: Callable[[Session], object] | None = None
         self._awaited = False
         """Whether the objects that are being built still have to be registered."""
         self.built: Any = None
         """Return value of the latest call of the function given to :meth:`build`."""
-        self.skipped = False
-        """Whether the latest ``batches`` call did not run to its end here: the checkpoint, or the
-        rank that this worker took, is in a later call; also during the loop and after a ``break``.
-        Skip an evaluation after the loop then."""
 
     # --- properties -------------------------------------------------------------------------------
 
@@ -96,9 +87,17 @@ class Session:
         return self._hooks.shadowing
 
     @property
+    def skipped(self) -> bool:
+        """Whether the latest ``batches`` call did not run to its end here: the checkpoint, or the
+        rank that this worker took, is in a later call; also during the loop and after a ``break``.
+        """
+        return self._loop.skipped
+
+    @property
     def position(self) -> Position:
         """The next uncommitted batch: number of its ``batches`` call, and its number in it."""
-        return Position() if self._feed is None else self._feed.position
+        feed = self._loop.feed
+        return Position() if feed is None else feed.position
 
     # --- set-up -----------------------------------------------------------------------------------
 
@@ -129,9 +128,9 @@ class Session:
         self.built = self._build(self)
         if self._awaited:
             raise RuntimeError("the function given to session.build() must call register()")
-        if self._feed is not None:
+        if (feed := self._loop.feed) is not None:
             # Shadow iterations follow, and the loader may have no batches left.
-            self._feed.seek(Position(self._feed.call))
+            feed.seek(Position(feed.call))
 
     def counter(self, name: str, value: Any) -> Counter:
         """A plain value that moves with the rank, in :attr:`Counter.value`, such as a best loss.
@@ -231,20 +230,20 @@ class Session:
             RuntimeError: not between ``register`` and ``batches``, a rank was lost meanwhile, or an
                 optimizer is divided among ranks.
         """
-        if self._registry is None or self._calls or self._saving is not None:
+        if self._registry is None or self._loop.calls or self._loop.saving is not None:
             raise RuntimeError("call session.checkpoint() once, between register() and batches()")
         # Imported here, since other jobs need not wait for it.
         from tmd.trainer.checkpoints.saving import Saving, ordered
 
         order = ordered(path, every, keep)
         registry, size, hooks = self._registry, self.world_size, self._hooks
-        self._saving = Saving(
+        saving = self._loop.saving = Saving(
             order, registry, lambda: self._alike, size, hooks.saved, hooks.verdict
         )
-        atexit.register(self._saving.checkpoints.close)
+        atexit.register(saving.checkpoints.close)
         if not self._hooks.shadowing:
-            self._saving.choose(self.rank, self._hooks.gathered, resume=resume)
-            if self._saving.goes_on:
+            saving.choose(self.rank, self._hooks.gathered, resume=resume)
+            if saving.goes_on:
                 # DDP fixes its buckets, and thereby the order of sums, in the first step.
                 ddp = any(isinstance(m, DistributedDataParallel) for m in self._wrapped)
                 other = any(self._hooks.gathered("1" * ddp))
@@ -271,11 +270,21 @@ class Session:
             ValueError: the name is taken.
             RuntimeError: called after :meth:`batches`.
         """
-        return self._repeatables.add(Repeatable(name or function.__name__, function, then))
+        return self._loop.repeatables.add(Repeatable(name or function.__name__, function, then))
 
     def sampler(self, size: int, batch_size: int, steps: int, seed: int = 0) -> StepSampler:
         """A sampler without state: see :class:`tmd.trainer.state.data.StepSampler`."""
         return StepSampler(size, batch_size, steps, self._place, seed)
+
+    def placed(self, loader: Loader) -> Iterable[Any]:
+        """``loader`` as :meth:`batches` would use it now: divided for the rank held now.
+
+        For the loader of an evaluation, in a function of :meth:`repeatable`.
+
+        Raises:
+            ValueError: ``loader`` divides the data otherwise, or keeps the part of one rank.
+        """
+        return placed(loader, self._place())
 
     def _place(self) -> DataPlace:
         if self._data_mesh is None:
@@ -308,28 +317,7 @@ class Session:
         """
         if self._registry is None or self._local is None:
             raise RuntimeError("call session.register(model=..., optimizer=...) before batches()")
-        feed = Feed(loader, self._calls, lambda: self._base, self._place)
-        if not self._enter(feed):
-            return
-        while True:
-            self._cycle.check_ended()
-            if not self._goes_on(feed):
-                return
-            try:
-                drawn = feed.several(self.step_number, accumulate, partial=partial)
-            except StopIteration:
-                if self._hooks.close_feed(feed, self._local):
-                    self.skipped = False
-                    return
-                continue
-            if self._hooks.finishing:
-                raise RuntimeError(
-                    "another rank has ended training while this rank has batches left: every rank "
-                    "must run the same number of steps"
-                )
-            self._seed()
-            self._repeatables.gave()
-            yield drawn if accumulate > 1 else drawn[0]
+        return self._loop.run(loader, self._local, accumulate, partial)
 
     def step(self) -> Step:
         """Context of one training step; the optimizer is called inside it.
@@ -338,7 +326,7 @@ class Session:
         again. Code after the block runs even then. Its effects on registered schedulers and other
         registered objects are undone; other code there should check :attr:`Step.counts`.
         """
-        if self._registry is None or self._feed is None:
+        if self._registry is None or self._loop.feed is None:
             raise RuntimeError("session.step() belongs inside 'for batch in session.batches(...)'")
         return Step(self._cycle)
 
@@ -351,47 +339,6 @@ class Session:
             RuntimeError: not inside ``batches``.
         """
         return self.step().__enter__()
-
-    def _enter(self, feed: Feed) -> bool:
-        """Begin a ``batches()`` call; False if the checkpoint to resume from is in a later one."""
-        self._calls += 1
-        self.skipped = self._repeatables.may_run = True
-        if self._saving is not None and self._saving.skips(feed.call):
-            return False
-        self._feed = self._cycle.feed = feed
-        self._hooks.follow(feed)
-        step = None if self._saving is None else self._saving.go_on(feed, self.rank, self._base)
-        if step is not None:
-            self._hooks.resumed(step)
-        return True
-
-    def _goes_on(self, feed: Feed) -> bool:
-        """Before a batch: run what is due. Returns whether this worker stays in this call."""
-        while self._boundary():
-            if not feed.due:
-                return True
-            if not self._repeatables.run_due(feed) or feed.closed:
-                break
-        feed.left = True
-        return False
-
-    def _boundary(self) -> bool:
-        """Between two steps. Returns false if the present ``batches()`` call has to end."""
-        self._cycle.undo()
-        self._settle()
-        return self._hooks.boundary()
-
-    def _seed(self) -> None:
-        """Seed the step that begins now. If a checkpoint is due, it begins to copy the state."""
-        assert self._feed is not None
-        if self._saving is not None and not self._hooks.shadowing:
-            place = (self.step_number, self._feed.position, self.rank, self._base)
-            self._saving.checkpoints.at_boundary(*place)
-        seed_all(self._base, self.step_number, "step")
-
-    def _settle(self) -> None:
-        if self._saving is not None:
-            self._saving.checkpoints.settle()
 
     @property
     def _base(self) -> int:

@@ -115,6 +115,7 @@ class Feed:
         place: Callable[[], DataPlace],
     ) -> None:
         self._loader, self.call, self._base, self._place = loader, call, base, place
+        self._epoch = _epoch_of(loader)
         self._kept: list[Any] = []
         self._replay = 0
         self._committed = 0
@@ -152,6 +153,12 @@ class Feed:
     def close(self) -> None:
         """End this call on all ranks: the next position is in the call after it."""
         self._closed = True
+
+    def leave(self) -> None:
+        """This worker leaves the call before its end."""
+        self.left = True
+        if self._epoch is not None:
+            self._loader.set_epoch(self._epoch + 1)  # type: ignore[union-attr]
 
     def next(self, step: int) -> Any:
         """The next batch of ``step``.
@@ -241,6 +248,8 @@ class Feed:
         self._seed(self.call, "epoch")
         self._opened_at = self._place()
         loader = placed(self._loader, self._opened_at)
+        if self._epoch is not None:
+            self._loader.set_epoch(self._epoch)  # type: ignore[union-attr]
         sampler = getattr(loader, "sampler", None)
         steps = sampler if isinstance(sampler, StepSampler) else None
         skip = index if steps is None else 0
@@ -271,6 +280,12 @@ class Feed:
         batch = next(self._source)
         self._taken += 1
         return batch
+
+
+def _epoch_of(loader: Any) -> int | None:
+    """The epoch of a loader that counts its iterations, as Accelerate's do, and shuffles by it."""
+    epoch = getattr(loader, "iteration", None)
+    return epoch if isinstance(epoch, int) and hasattr(loader, "set_epoch") else None
 
 
 def _seed_of(base: Callable[[], int], call: int, index: int) -> int:

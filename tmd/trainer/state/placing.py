@@ -40,6 +40,12 @@ def placed(loader: Loader, place: DataPlace) -> Iterable[Any]:
         elif _is_shard(each):
             _check(each, each.num_processes, place)
             each.process_index = place.part
+        elif place.parts > 1 and getattr(each, "rng_types", None):
+            raise ValueError(
+                f"{type(each).__name__} broadcasts the state of a random generator each time it is "
+                "iterated, but a joiner begins alone: use "
+                "DataLoaderConfiguration(use_seedable_sampler=True)"
+            )
         elif place.parts > 1 and (rank := _fixed_rank(each)) is not None:
             raise ValueError(
                 f"the data of {type(each).__name__} were fixed for rank {rank} when it was built, "

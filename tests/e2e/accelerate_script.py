@@ -1,0 +1,99 @@
+"""A loop with Accelerate's own release: shards, accumulation, clipping, evaluation that gathers."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator, DataLoaderConfiguration
+from torch.utils.data import DataLoader, TensorDataset
+
+import tmd.trainer
+from tmd.campaign.job import Net, Optimizer, injector
+from tmd.integrations.accelerate import batches, microbatches, repeatable
+from tmd.trainer.state.digests import digest_of
+
+ACCUMULATE, BATCH, EPOCHS, EVALUATE = 2, 8, 3, 5
+
+
+def data(size: int, seed: int) -> TensorDataset:
+    draw = torch.Generator().manual_seed(seed)
+    samples = torch.randn(size, 16, generator=draw)
+    return TensorDataset(samples, torch.randint(4, (size,), generator=draw))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=30)
+    args = parser.parse_args()
+    session = tmd.trainer.join()
+    injector.follow(session)
+    dist.init_process_group("tmd")
+    accelerator = Accelerator(
+        cpu=True,
+        gradient_accumulation_steps=ACCUMULATE,
+        dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True),
+    )
+    torch.manual_seed(0)
+    # One batch less than all steps of an epoch need: its last step has half of them.
+    each = args.steps // EPOCHS * ACCUMULATE - 1
+    net = Net(24)
+    optimizer = Optimizer(net.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 15)
+    loader, held_out, model, optimizer, scheduler = accelerator.prepare(
+        DataLoader(data(each * BATCH * accelerator.num_processes, 1), BATCH, shuffle=True),
+        DataLoader(data(50, 2), BATCH),
+        net,
+        optimizer,
+        scheduler,
+    )
+    evaluations = session.counter("evaluations", ())
+    session.register(model=model, optimizer=optimizer, scheduler=scheduler)
+    folder = Path(os.environ["TMD_TRACE"])
+
+    @torch.no_grad()
+    def evaluate() -> None:
+        net.eval()
+        try:
+            found = [
+                accelerator.gather_for_metrics(net(samples).logsumexp(dim=1))
+                for samples, _ in session.placed(held_out)
+            ]
+        finally:
+            net.train()
+        injector.reach("evaluation")
+        values = torch.cat(found)
+        assert len(values) == 50
+        evaluations.value = (*evaluations.value, float(values.double().sum()).hex())
+
+    def report(_: None) -> None:
+        if accelerator.is_main_process:
+            with (folder / "reports").open("a") as file:
+                file.write(f"{len(evaluations.value)} {evaluations.value[-1]}\n")
+
+    checked = repeatable(session, evaluate, report)
+    for epoch in range(EPOCHS):
+        loader.set_epoch(epoch)
+        for drawn in batches(session, accelerator, loader):
+            with session.step() as step:
+                for samples, targets in microbatches(accelerator, model, drawn):
+                    loss = torch.nn.functional.cross_entropy(model(samples), targets)
+                    accelerator.backward(loss)
+                    if accelerator.sync_gradients:
+                        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                    optimizer.step()
+                    scheduler.step()
+                    optimizer.zero_grad()
+                step.record(loss)
+            injector.reach("between")
+            if session.position.index % (EVALUATE * ACCUMULATE) == 0:
+                checked()
+    numbers = f"{digest_of([*net.parameters()])} {evaluations.value}"
+    (folder / f"weights-{session.rank}").write_text(numbers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Hugging Face Accelerate: the loop around prepared objects (docs/start/accelerate.md).
+
+>>> session = tmd.trainer.join()
+>>> dist.init_process_group("tmd")
+>>> accelerator = Accelerator(
+...     dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True)
+... )
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+try:
+    from accelerate import Accelerator
+    from accelerate.state import PartialState
+except ImportError as error:
+    raise ImportError(
+        "tmd.integrations.accelerate needs accelerate: run pip install 'tmd[accelerate]'"
+    ) from error
+
+from tmd.trainer import Session
+
+T = TypeVar("T")
+
+
+def batches(session: Session, accelerator: Accelerator, loader: Any) -> Iterator[list[Any]]:
+    """Yields the batches of each optimizer step, as many as the accelerator accumulates.
+
+    Use instead of iterating over the prepared ``loader``. The last list of an epoch may be shorter.
+    The accelerator reports the rank that this worker holds now.
+
+    Raises:
+        ValueError: the loader cannot be divided anew: it broadcasts random generators or batches.
+    """
+    _refuse_broadcasts(loader)
+    count = accelerator.gradient_accumulation_steps
+    for drawn in session.batches(loader, accumulate=count, partial=True):
+        _follow(session)
+        yield drawn if count > 1 else [drawn]
+
+
+def microbatches(accelerator: Accelerator, model: Any, drawn: Iterable[T]) -> Iterator[T]:
+    """Yields the batches of one step; gradients are summed over the ranks with the last one.
+
+    Use inside ``session.step()`` instead of ``accelerator.accumulate(model)``, whose own count goes
+    on when a step is repeated.
+    """
+    kept = list(drawn)
+    try:
+        for batch in kept[:-1]:
+            accelerator.gradient_state._set_sync_gradients(False)
+            with accelerator.no_sync(model):
+                yield batch
+    finally:
+        accelerator.gradient_state._set_sync_gradients(True)
+    yield from kept[-1:]
+
+
+def repeatable(
+    session: Session, function: Callable[[], T], then: Callable[[T], object] | None = None
+) -> Callable[[], None]:
+    """As :meth:`tmd.trainer.Session.repeatable`, for a ``function`` that asks an accelerator.
+
+    In it, iterate over ``session.placed(loader)`` for a prepared ``loader``.
+    """
+
+    def run() -> T:
+        _follow(session)
+        return function()
+
+    return session.repeatable(run, then, getattr(function, "__name__", "evaluation"))
+
+
+def _follow(session: Session) -> None:
+    PartialState().process_index = session.rank
+
+
+def _refuse_broadcasts(loader: Any) -> None:
+    if type(loader).__name__ == "DataLoaderDispatcher":
+        raise ValueError(
+            "rank 0 reads the batches of this loader for all ranks, so a loss of it loses data: "
+            "use DataLoaderConfiguration(dispatch_batches=False)"
+        )

@@ -1,0 +1,112 @@
+"""The loop over batches: what happens at each boundary between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from tmd.trainer.session.repeatable import Repeatables
+from tmd.trainer.session.step_cycle import StepCycle
+from tmd.trainer.state.data import Feed
+from tmd.trainer.state.local import LocalState
+from tmd.trainer.state.placing import DataPlace, Loader
+from tmd.trainer.state.seeds import seed_all
+
+if TYPE_CHECKING:
+    from tmd.trainer.checkpoints.saving import Saving
+
+
+class BatchLoop:
+    """All ``batches()`` calls of a session, one after the other.
+
+    Args:
+        cycle: takes each step from beginning to end.
+        base: returns the seed of the rank held now.
+        place: returns the part of the data that belongs to that rank.
+    """
+
+    def __init__(
+        self, cycle: StepCycle, base: Callable[[], int], place: Callable[[], DataPlace]
+    ) -> None:
+        self._cycle, self._hooks = cycle, cycle.hooks
+        self._base, self._place = base, place
+        self.repeatables = Repeatables(cycle, self._boundary, self._begin)
+        self.saving: Saving | None = None
+        """Checkpoints, if the script asks for them."""
+        self.feed: Feed | None = None
+        """Of the latest call that was not skipped."""
+        self.calls = 0
+        """Number of calls so far."""
+        self.skipped = False
+        """Whether the latest call did not run to its end here."""
+
+    def run(
+        self, loader: Loader, local: LocalState, accumulate: int, partial: bool
+    ) -> Iterator[Any]:
+        """As :meth:`tmd.trainer.Session.batches`."""
+        feed = Feed(loader, self.calls, self._base, self._place)
+        if not self._enter(feed):
+            return
+        while self._stays(feed):
+            try:
+                drawn = feed.several(self._hooks.status.step, accumulate, partial=partial)
+            except StopIteration:
+                if self._hooks.close_feed(feed, local):
+                    self.skipped = False
+                    return
+                continue
+            if self._hooks.finishing:
+                raise RuntimeError(
+                    "another rank has ended training while this rank has batches left: every rank "
+                    "must run the same number of steps"
+                )
+            self._begin()
+            self.repeatables.gave()
+            yield drawn if accumulate > 1 else drawn[0]
+
+    def settle(self) -> None:
+        """Wait for a checkpoint that is still copying the state."""
+        if self.saving is not None:
+            self.saving.checkpoints.settle()
+
+    def _enter(self, feed: Feed) -> bool:
+        """Begin a call; False if the checkpoint to resume from is in a later one."""
+        self.calls += 1
+        self.skipped = self.repeatables.may_run = True
+        if self.saving is not None and self.saving.skips(feed.call):
+            feed.leave()
+            return False
+        self.feed = self._cycle.feed = feed
+        self._hooks.follow(feed)
+        step = None
+        if self.saving is not None:
+            step = self.saving.go_on(feed, self._hooks.rank, self._base())
+        if step is not None:
+            self._hooks.resumed(step)
+        return True
+
+    def _stays(self, feed: Feed) -> bool:
+        """Before a batch: run what is due. Returns whether this worker stays in the call."""
+        self._cycle.check_ended()
+        while self._boundary():
+            if not feed.due:
+                return True
+            if not self.repeatables.run_due(feed) or feed.closed:
+                break
+        feed.leave()
+        return False
+
+    def _boundary(self) -> bool:
+        """Between two steps. Returns false if the present call has to end."""
+        self._cycle.undo()
+        self.settle()
+        return self._hooks.boundary()
+
+    def _begin(self) -> None:
+        """A step begins: seed it, and begin to copy the state if a checkpoint is due."""
+        assert self.feed is not None
+        step, base = self._hooks.status.step, self._base()
+        if self.saving is not None and not self._hooks.shadowing:
+            place = (step, self.feed.position, self._hooks.rank, base)
+            self.saving.checkpoints.at_boundary(*place)
+        seed_all(base, step, "step")
