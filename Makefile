@@ -35,7 +35,7 @@ demo: install
 	$(BIN)/tmd demo $(ARGS)
 
 # A script of the folder 'examples' through the demo's story: drained, killed, compared.
-EXTRA = $(filter accelerate lightning torchtitan transformers,$(NAME))
+EXTRA = $(filter accelerate lightning transformers,$(NAME))
 example: install
 	$(if $(EXTRA),$(INSTALL) --editable ".[$(EXTRA)]")
 	$(BIN)/tmd demo --script examples/$(or $(NAME),nanogpt)/train.py $(ARGS)

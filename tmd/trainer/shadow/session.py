@@ -325,11 +325,9 @@ class ShadowSession:
         self._due = frame.position.due
         if self._at == frame.step:
             if feed.due != self._due:
-                raise Overdue(
-                    f"the rank runs {self._due or 'a step'!r} now, and the script of its shadow "
-                    f"{feed.due or 'a step'!r}: what session.repeatable() returns is to be called "
-                    "whether or not the step counts"
-                )
+                here, there = feed.due or "a step", self._due or "a step"
+                why = f"this script runs {here}, that of the rank {there}"
+                raise Overdue(f"{why}: a shadow must call all repeatable functions")
             return
         if frame.rest is None:
             raise LinkError(f"step {self._at} here, step {frame.step} there, and no tail to jump")
@@ -374,6 +372,8 @@ class ShadowSession:
         if not differing:
             return
         where = f"{' and '.join(differing)} at the start of step {step}"
+        if (first := self._digests.first_unit) is not None:
+            where += f" (first of all {self._units.name(first)})"
         if not self._proved and self._stage is ShadowStage.JUMPING:
             self._copy_whole(where)
             return

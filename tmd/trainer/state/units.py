@@ -21,8 +21,11 @@ from tmd.trainer.state.divided import set_values
 from tmd.trainer.state.dtensors import part
 from tmd.trainer.state.state import Layout, Registry, flatten, params_of, specs, spread, unflatten
 
-BUFFERS, OTHERS = "buffers", "others"
-"""Parts of a digest that are not units."""
+UNITS, BUFFERS, OTHERS = "parameters and optimizer state", "buffers", "others"
+"""Parts of a digest."""
+TRAIL = "trail"
+"""With a digest: eight digits for each unit, of the units up to it. The first that differ name the
+first unit that differs."""
 
 
 class Units:
@@ -44,6 +47,11 @@ class Units:
         self.divided = bool(registry.divided)
         """Whether an optimizer is divided among ranks."""
         self._owner = owned
+
+    def name(self, number: int) -> str:
+        """The name of the parameter in its model; else its number."""
+        found = {id(p): n for m in self._registry.modules for n, p in m.named_parameters()}
+        return found.get(id(self.params[number]), f"parameter {number}")
 
     @property
     def graded(self) -> tuple[int, ...]:
@@ -235,6 +243,7 @@ class UnitDigest:
         self._rest = units.digest_of_rest() if rest is None else rest
         self.version = version
         self._hash = xxhash.xxh3_128()
+        self._trail: list[str] = []
         self._next = 0
 
     @property
@@ -247,12 +256,13 @@ class UnitDigest:
         self._hash.update(msgpack.encode(layout))
         for tensor in tensors:
             self._hash.update(raw(tensor))
+        self._trail.append(f"{self._hash.intdigest() & 0xFFFFFFFF:08x}")
         self._next += 1
 
     def parts(self) -> Digest:
         """The digest, once complete."""
         assert self.complete
-        return {"parameters and optimizer state": self._hash.hexdigest(), **self._rest}
+        return {UNITS: self._hash.hexdigest(), TRAIL: "".join(self._trail), **self._rest}
 
 
 def digest_of_inputs(op: str, inputs: Sequence[Tensor]) -> str:
