@@ -1,8 +1,8 @@
 """Detects from outside the process that a trainer exited, fell silent or stands still.
 
-Five more findings are for people and move no rank, since a new host would not help: a worker was
-killed for memory, its loss is not a number, a due checkpoint failed, a standby is unfit for ranks,
-or it refused one.
+Six more findings are for people and move no rank, since a new host would not help: a worker was
+killed for memory, its loss is not a number, a due checkpoint failed, its script changes a state
+that is not registered, a standby is unfit for ranks, or it refused one.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ HUNG = "trainer.hung"
 OUT_OF_MEMORY = "trainer.out_of_memory"
 NAN_LOSS = "trainer.nan_loss"
 NO_CHECKPOINT = "trainer.no_checkpoint"
+UNREGISTERED = "trainer.unregistered_state"
 UNFIT = "standby.unfit"
 REFUSED = "standby.refused"
-FOR_PEOPLE = {OUT_OF_MEMORY, NAN_LOSS, NO_CHECKPOINT, UNFIT, REFUSED}
+FOR_PEOPLE = {OUT_OF_MEMORY, NAN_LOSS, NO_CHECKPOINT, UNREGISTERED, UNFIT, REFUSED}
 FRESH_S = 10.0
 """A kill for memory this long before an exit by SIGKILL explains the exit."""
 
@@ -114,6 +115,7 @@ class TrainerFindings:
             yield from self._set(HUNG, False, event, "")
             yield from self._set(NAN_LOSS, False, event, "")
             yield from self._set(NO_CHECKPOINT, False, event, "")
+            yield from self._set(UNREGISTERED, False, event, "")
             yield from self._set(UNFIT, False, event, "")
             yield from self._set(REFUSED, False, event, "")
             text = "probably killed by the kernel for lack of memory"
@@ -135,12 +137,13 @@ class TrainerFindings:
         yield from self._set(HUNG, hung, event, f"no step committed for {stands:.0f} s")
         yield from self._loss(event)
         yield from self._checkpoint(event)
-        yield from self._standby(event)
+        yield from self._reported(event)
 
-    def _standby(self, event: WorkerEvent) -> Iterator[Signal]:
+    def _reported(self, event: WorkerEvent) -> Iterator[Signal]:
         status = event.status
         if status is None:
             return
+        yield from self._set(UNREGISTERED, bool(status.unregistered), event, status.unregistered)
         yield from self._set(UNFIT, bool(status.unfit), event, status.unfit)
         refused = status.activity is Activity.REFUSED
         text = f"it refused a rank in plan {status.plan}: {status.detail}"

@@ -94,6 +94,8 @@ class WorkerStatus(Struct, frozen=True):
     """The newest complete checkpoint it knows."""
     missed: MissedCheckpoint | None = None
     """The newest missed checkpoint, until a later one is complete."""
+    unregistered: str = ""
+    """What steps change though the script has not registered it; empty if nothing is known."""
 
     @property
     def unfit(self) -> str:
@@ -107,8 +109,7 @@ class Exit(Struct, frozen=True):
     worker: str
     job: str
     code: int | None
-    """Exit status; negative for a signal, as in :mod:`subprocess`. ``None`` while the kernel still
-    dismantles the process, which may keep its links open."""
+    """Exit status, as in :mod:`subprocess`; ``None`` while the kernel still ends the process."""
     at: float
     """Time at which its end was first seen."""
 

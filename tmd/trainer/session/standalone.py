@@ -133,6 +133,9 @@ class StandaloneHooks:
             step_seconds=seconds,
         )
 
+    def unregistered(self, found: str) -> None:
+        """No daemon raises an alert."""
+
     def shadowed(self) -> None:
         """A standalone script runs no shadow iterations."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -14,6 +15,9 @@ from tmd.trainer.session.trace import Trace
 from tmd.trainer.state.data import Feed
 from tmd.trainer.state.local import LocalState
 from tmd.trainer.state.state import Registry
+from tmd.trainer.state.unregistered import UnregisteredState
+
+log = logging.getLogger("tmd.trainer")
 
 
 class StepCycle:
@@ -42,12 +46,14 @@ class StepCycle:
         self._trains = True
         self._registry: Registry | None = None
         """Set until the first step has checked its modules for extra state."""
+        self._unregistered: UnregisteredState | None = None
         self._scaled = False
         self._last_commit = time.monotonic()
 
     def watch(self, registry: Registry, local: LocalState) -> None:
         """Vote before the optimizers of ``registry``."""
         self._local, self._registry = local, registry
+        self._unregistered = UnregisteredState(registry)
         self._scaled = any(isinstance(o, GradScaler) and o.is_enabled() for o in registry.others)
         self._optimizers.attach(registry.optimizers, registry.faces)
 
@@ -122,7 +128,16 @@ class StepCycle:
         if self.hooks.shadowing:
             return False
         self._trace.write(self.hooks.current)
+        self._look_for_unregistered()
         return True
+
+    def _look_for_unregistered(self) -> None:
+        # All ranks run one script: one of them warns.
+        if self._unregistered is None or self.hooks.rank != 0:
+            return
+        if found := self._unregistered.committed():
+            log.warning(found)
+            self.hooks.unregistered(found)
 
     def spoil(self) -> None:
         """The step is broken."""

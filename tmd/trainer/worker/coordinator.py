@@ -165,10 +165,7 @@ class Coordinator:
 
     def vote(self, local: LocalState, *, trains: bool = True) -> VoteOutcome:
         """Before the optimizer, or after what ``trains`` nothing: whether this step is committed.
-
-        Raises:
-            Interrupted: it is not, and must be repeated.
-        """
+        Raises Interrupted if it must be repeated."""
         if self.idle:
             return VoteOutcome.SHADOW
         if self.status.activity is Activity.STUCK:
@@ -340,12 +337,15 @@ class Coordinator:
         self.advance(local)
 
     def advance(self, local: LocalState) -> None:
-        """Advance by one step, or by what counts as one: a repeatable function, the end of a
-        ``batches()`` call."""
+        """Advance by one step, or by what counts as one: the end of ``batches()``, say."""
         at = self.status.step + 1
         self._reporter.update(step=at, undecided=False, holds=local.ranks_held(at), now=False)
         if self._following is not None:
             self._following.computed(self.status.step)
+
+    def unregistered(self, found: str) -> None:
+        """Steps change a state that is not registered."""
+        self._reporter.update(unregistered=found)
 
     def shadowed(self) -> None:
         """A shadow iteration has ended."""

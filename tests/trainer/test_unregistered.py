@@ -1,0 +1,125 @@
+"""A state that steps change is found if the script has not registered it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import StepLR
+from torch.optim.swa_utils import AveragedModel
+
+from tests.trainer.standalone import Voting
+from tmd.trainer import Session
+from tmd.trainer.state.unregistered import LOOKS
+
+
+class Average:
+    """An average of the weights that a script writes itself."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.kept = copy.deepcopy(model)
+
+    def update(self, model: nn.Module) -> None:
+        with torch.no_grad():
+            for mine, new in zip(self.kept.parameters(), model.parameters(), strict=True):
+                mine.data.mul_(0.9).add_(new.data, alpha=0.1)  # as many do, past autograd
+
+    def state_dict(self) -> dict[str, object]:
+        return dict(self.kept.state_dict())
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        self.kept.load_state_dict(state)
+
+
+class Noting(Voting):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def unregistered(self, found: str) -> None:
+        self.found.append(found)
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+
+def run(
+    act: Callable[[int], object], *, steps: int = LOOKS[0], model: nn.Module, **others: Any
+) -> list[str]:
+    """What is found while ``act`` runs after each step of ``model``."""
+    hooks = Noting()
+    session, optimizer = Session(hooks), SGD(model.parameters(), lr=0.1)
+    session.register(model=model, optimizer=optimizer, **others)
+    for number in session.batches(range(steps)):
+        with session.step():
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        act(number)
+    return hooks.found
+
+
+def test_an_average_of_the_weights_is_found() -> None:
+    model = nn.Linear(2, 2)
+    average = Average(model)
+    (found,) = run(lambda _: average.update(model), model=model)
+    assert found.startswith("steps change Linear, which session.register() does not know")
+
+
+def test_a_registered_average_is_not() -> None:
+    """Registered by itself, or as an object that only contains a model."""
+    model = nn.Linear(2, 2)
+    average, swa = Average(model), AveragedModel(model)
+
+    def update(_: int) -> None:
+        average.update(model)
+        swa.update_parameters(model)
+
+    assert run(update, model=model, average=average, swa=swa) == []
+
+
+def test_an_average_of_torch_is_named_by_its_class() -> None:
+    model = nn.Linear(2, 2)
+    swa = AveragedModel(model)
+    (found,) = run(lambda _: swa.update_parameters(model), model=model)
+    assert "AveragedModel" in found
+
+
+def test_a_scheduler_is_found() -> None:
+    model = nn.Linear(2, 2)
+    scheduler = StepLR(SGD(model.parameters(), lr=0.1), 5)
+    (found,) = run(lambda _: (scheduler.optimizer.step(), scheduler.step()), model=model)
+    assert "StepLR" in found
+
+
+def test_a_model_that_steps_only_read_is_not_found() -> None:
+    model, teacher = nn.Linear(2, 2), nn.Linear(2, 2)
+    assert run(lambda _: teacher(torch.ones(1, 2)), model=model) == []
+
+
+def test_what_begins_to_change_late_is_found_later() -> None:
+    """An average is often kept only after some steps, and is reported once."""
+    model = nn.Linear(2, 2)
+    average = Average(model)
+    found = run(
+        lambda number: number >= 10 and average.update(model), model=model, steps=LOOKS[1] + 5
+    )
+    assert len(found) == 1
+
+
+def test_an_object_that_cannot_be_read_stops_nothing() -> None:
+    class Odd(StepLR):
+        def state_dict(self) -> dict[str, object]:
+            raise OSError("no state")
+
+    model = nn.Linear(2, 2)
+    odd = Odd(SGD(model.parameters(), lr=0.1), 5)
+    assert run(lambda _: odd.optimizer.step(), model=model) == []

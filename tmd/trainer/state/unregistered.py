@@ -1,0 +1,106 @@
+"""Finds models and schedulers that steps change though the script has not registered them.
+
+Such a state stays behind when a rank moves, and no comparison of registered state shows it: an
+averaged copy of the weights, say, that is evaluated or saved at the end.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from tmd.trainer.state.digests import digest_of
+from tmd.trainer.state.dtensors import part
+from tmd.trainer.state.state import Registry
+
+FIRST = 1
+"""Committed steps after which the objects are found."""
+LOOKS = (3, 50)
+"""Committed steps after which they are compared: the second for what begins to change later."""
+SAMPLE = 256
+"""Elements of each tensor that are compared. An average changes all of them."""
+
+log = logging.getLogger("tmd.trainer")
+
+
+class UnregisteredState:
+    """Main thread only. Costs a pass over the interpreter's objects in one step of the job."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        self._steps = 0
+        self._found: list[tuple[weakref.ref[Any], str]] = []
+
+    def committed(self) -> str:
+        """Call after each committed step. Returns what changes without being registered, in words;
+        empty if nothing does, or if this is no step in which it is looked for."""
+        self._steps += 1
+        if self._steps != FIRST and self._steps not in LOOKS:
+            return ""
+        try:
+            return self._begin() if self._steps == FIRST else self._compared()
+        except Exception as error:
+            # Any object of the script may be here, and none may stop the job.
+            log.debug("unregistered state is not looked for: %s", error)
+            self._found = []
+            return ""
+
+    def _begin(self) -> str:
+        self._found = [(weakref.ref(each), _content(each)) for each in self._unknown()]
+        return ""
+
+    def _compared(self) -> str:
+        alive = [(each(), before) for each, before in self._found]
+        changed = [o for o, before in alive if o is not None and _content(o) != before]
+        if not changed:
+            return ""
+        self._found = []
+        kinds = ", ".join(sorted({type(each).__name__ for each in changed}))
+        return (
+            f"steps change {kinds}, which session.register() does not know: it stays behind when "
+            "the rank moves. Name it in register()"
+        )
+
+    def _unknown(self) -> Iterator[object]:
+        """Outermost modules, schedulers and scalers that are not registered."""
+        registry = self._registry
+        # By memory, since a registered object may only contain the module.
+        known = {_memory(t) for t in registry.collect()[1]}
+        others = {id(each) for each in registry.others}
+        objects = gc.get_objects()
+        modules = [o for o in objects if issubclass(type(o), nn.Module)]
+        inner = {id(c) for m in modules for c in nn.Module.modules(m) if c is not m}
+        for module in modules:
+            own = {_memory(t) for t in _tensors(module)}
+            if id(module) not in inner and own and not own & known:
+                yield module
+        for each in objects:
+            kept = issubclass(type(each), (LRScheduler, ReduceLROnPlateau, GradScaler))
+            if kept and id(each) not in others:
+                yield each
+
+
+def _memory(tensor: Tensor) -> int:
+    return part(tensor).untyped_storage().data_ptr()
+
+
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    yield from nn.Module.parameters(module)
+    yield from nn.Module.buffers(module)
+
+
+@torch.no_grad()
+def _content(each: Any) -> str:
+    """What a step may change of it."""
+    if isinstance(each, nn.Module):
+        return digest_of(part(t.detach()).flatten()[:SAMPLE] for t in _tensors(each))
+    numbers = {k: v for k, v in each.state_dict().items() if isinstance(v, int | float)}
+    return repr(sorted(numbers.items()))
