@@ -1,0 +1,128 @@
+"""A Lightning script with accumulation, clipping, a scheduler, validation and checkpoints."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from tmd.campaign.points import Injector
+from tmd.integrations.lightning import TmdStrategy
+from tmd.trainer.state.digests import digest_of
+
+BATCH, ACCUMULATE, EPOCH_STEPS, RANKS = 4, 2, 8, 3
+injector = Injector()
+
+
+class Net(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(16, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Dropout(0.2), nn.Linear(24, 4)
+        )
+
+    def training_step(self, batch: list[Tensor], index: int) -> Tensor:
+        injector.reach("between")
+        injector.reach("forward")
+        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        self.log("loss", loss, sync_dist=True)
+        return loss
+
+    def on_after_backward(self) -> None:
+        injector.reach("backward")
+
+    def validation_step(self, batch: list[Tensor], index: int) -> None:
+        injector.reach("validation")
+        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        self.log("val_loss", loss, sync_dist=True)
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
+
+
+class Lines(Logger):
+    """Appends a line to a file for each call that Lightning makes on rank 0."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def name(self) -> str:
+        return "lines"
+
+    @property
+    def version(self) -> str:
+        return "0"
+
+    @rank_zero_only
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """None are used."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        exact = {name: float(value).hex() for name, value in metrics.items()}
+        with self.path.open("a") as file:
+            file.write(json.dumps({"step": step, **exact}) + "\n")
+
+
+def loader(batches: int, seed: int) -> DataLoader[tuple[Tensor, ...]]:
+    draw = torch.Generator().manual_seed(seed)
+    size = batches * BATCH * RANKS
+    data = TensorDataset(
+        torch.randn(size, 16, generator=draw), torch.randint(4, (size,), generator=draw)
+    )
+    return DataLoader(data, batch_size=BATCH, shuffle=seed == 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=40)
+    args = parser.parse_args()
+    folder = Path(os.environ["TMD_TRACE"])
+    torch.manual_seed(0)
+    strategy = TmdStrategy(bucket_cap_mb=0.001)
+    injector.follow(strategy.session)
+    trainer = pl.Trainer(
+        strategy=strategy,
+        accelerator="cpu",
+        devices=1,
+        num_nodes=RANKS,
+        max_steps=args.steps,
+        accumulate_grad_batches=ACCUMULATE,
+        gradient_clip_val=0.5,
+        log_every_n_steps=1,
+        limit_val_batches=2,
+        val_check_interval=4 * ACCUMULATE,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[
+            ModelCheckpoint(folder / "best", monitor="val_loss", save_top_k=2),
+            ModelCheckpoint(folder / "last", every_n_train_steps=5, save_top_k=-1),
+            EarlyStopping("val_loss", patience=50),
+        ],
+        logger=Lines(folder / "lines.json"),
+    )
+    module = Net()
+    # One batch less than the steps of an epoch need: the last of them has half of its batches.
+    trainer.fit(module, loader(EPOCH_STEPS * ACCUMULATE - 1, 1), loader(2, 2))
+    weights = digest_of([*module.parameters()])
+    (folder / f"weights-{strategy.session.rank}").write_text(weights)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""A Lightning script goes on through a move and losses with the same numbers and files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.e2e.conftest import golden_of
+from tests.e2e.frameworks import need
+from tests.e2e.harness import PACE, ROOT, Golden, Run, running
+from tmd.core.values.model import PlanKind
+from tmd.demo.cluster import workers
+from tmd.embedded import EmbeddedRedis
+
+SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "lightning_script.py")
+STANDBYS = ("s1", "s2")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, compiler: None) -> tuple[Golden, Path]:
+    """The golden run, and its folder of lines and checkpoints."""
+    need("lightning")
+    folder = tmp_path_factory.mktemp("lightning")
+    return golden_of(folder, script=SCRIPT), folder / "trace"
+
+
+async def ends_like(run: Run, undisturbed: tuple[Golden, Path], lost: int) -> None:
+    """Losses, weights, logged lines and checkpoints are those of the undisturbed run."""
+    golden, folder = undisturbed
+    await run.ends_like(golden, lost=lost)
+    lines, golden_lines = lines_of(run.cluster.trace), lines_of(folder)
+    assert lines == golden_lines, f"{lines - golden_lines} instead of {golden_lines - lines}"
+    checkpoints, golden_checkpoints = checkpoints_of(run.cluster.trace), checkpoints_of(folder)
+    assert checkpoints.keys() == golden_checkpoints.keys()
+    for name, checkpoint in checkpoints.items():
+        expected = golden_checkpoints[name]
+        assert checkpoint["loops"] == expected["loops"], name
+        assert checkpoint["global_step"] == expected["global_step"], name
+        for key, tensor in checkpoint["state_dict"].items():
+            assert torch.equal(tensor, expected["state_dict"][key]), f"{name}: {key}"
+
+
+def lines_of(folder: Path) -> Counter[str]:
+    """The logged lines; a line that was logged twice counts as two."""
+    return Counter((folder / "lines.json").read_text().splitlines())
+
+
+def checkpoints_of(folder: Path) -> dict[str, dict]:
+    """All checkpoints, by path. One that is not complete cannot be read."""
+    return {
+        str(path.relative_to(folder)): torch.load(path, weights_only=True)
+        for path in folder.glob("*/*.ckpt")
+    }
+
+
+async def test_rank_0_moves_and_another_rank_is_killed(
+    tmp_path: Path, redis: EmbeddedRedis, undisturbed: tuple[Golden, Path]
+) -> None:
+    """By live shadow, and then by a failover that repeats the step. The model is validated and
+    saved before, between and after them."""
+    faults = [PACE]
+    async with running(tmp_path, redis.url, faults=faults, standby=STANDBYS, script=SCRIPT) as run:
+        await run.reached("between")
+        await run.cluster.drain("h1", soft=True)
+        moved = await run.done("drain")
+        (victim,) = [w for w in workers(await run.cluster.view()) if w.rank == 1]
+        os.kill(victim.pid, signal.SIGKILL)
+        lost = await run.done("trainer")
+
+        assert [m.rank for m in moved.moves] == [0]
+        assert lost.kind is PlanKind.FAILOVER
+        await ends_like(run, undisturbed, lost=1)
+    validated = [json.loads(line) for line in lines_of(run.cluster.trace) if "val_loss" in line]
+    assert len(validated) == 5

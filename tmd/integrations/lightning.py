@@ -1,0 +1,172 @@
+"""PyTorch Lightning on tmd: ``Trainer(strategy=TmdStrategy())``.
+
+The strategy replaces Lightning's fit loop by one that takes its batches from a session. Lightning
+computes and updates in its own way. What a step logs or saves is held back until the step counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+try:
+    import lightning.pytorch as pl
+    from lightning.fabric.plugins.environments import TorchElasticEnvironment
+    from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
+    from lightning.fabric.utilities.seed import reset_seed
+    from lightning.pytorch.strategies import DDPStrategy
+    from lightning.pytorch.utilities.rank_zero import rank_zero_only
+except ImportError as error:
+    raise ImportError(
+        "tmd.integrations.lightning needs PyTorch Lightning: pip install 'tmd[lightning]'"
+    ) from error
+
+import tmd.trainer
+from tmd.integrations.lightning_loop import Effect, HeldLogger, SessionFitLoop
+
+__all__ = ["TmdStrategy"]
+
+
+class TmdStrategy(DDPStrategy):
+    """Distributed data parallel training in which ranks move between machines.
+
+    Call the constructor before anything that reads the rank. It joins the job.
+
+    Args:
+        state: returns what else a step changes, by name: objects with ``state_dict`` and
+            ``load_state_dict``. It is called with the module when training starts.
+        ddp: arguments of ``DistributedDataParallel``.
+    """
+
+    strategy_name = "tmd"
+
+    def __init__(
+        self,
+        state: Callable[[pl.LightningModule], Mapping[str, object]] | None = None,
+        **ddp: Any,
+    ) -> None:
+        self.session = tmd.trainer.join()
+        self.loss: Any = None
+        """Mean loss of the batches of the current step."""
+        self._state = state
+        self._trainer: Any = None
+        self._effects: list[Effect] | None = None
+        """What is held back; ``None`` while nothing is."""
+        self._began = self._leaves = False
+        super().__init__(
+            cluster_environment=_Environment(self.session), process_group_backend="tmd", **ddp
+        )
+        self.set_world_ranks()
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this worker writes for the job: it holds rank 0, and its steps count."""
+        session = self.session
+        return session.rank == 0 and not session.shadowing and not self._leaves
+
+    @property
+    def root_device(self) -> torch.device:
+        assert self.parallel_devices is not None
+        number: int = self.local_rank % len(self.parallel_devices)
+        return torch.device(self.parallel_devices[number])
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return {"num_replicas": self.session.world_size, "rank": self.session.rank}
+
+    def set_world_ranks(self) -> None:
+        """Let Lightning see the rank that is held now."""
+        rank = 0 if self.is_global_zero else self.session.rank or 1
+        rank_zero_only.rank = fabric_rank_zero_only.rank = rank
+
+    def leave(self) -> None:
+        """This worker's rank is another's: nothing that Lightning does at its end is written."""
+        self._leaves = True
+        self.set_world_ranks()
+
+    def setup_distributed(self) -> None:
+        reset_seed()
+        self.set_world_ranks()
+        if not dist.is_initialized():
+            dist.init_process_group("tmd")
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        super().setup(trainer)
+        self._trainer = trainer
+        if trainer.state.fn == "fit":
+            if self._began:
+                raise RuntimeError("tmd runs one Trainer.fit() in a process: start another job")
+            trainer.fit_loop = SessionFitLoop.of(trainer.fit_loop, self)
+
+    def on_train_start(self) -> None:
+        """Register all that a step changes. Called by the fit loop before its first batch."""
+        others: dict[str, Any] = {"lightning": self._trainer.fit_loop.progress}
+        if self.lr_scheduler_configs:
+            others["schedulers"] = [config.scheduler for config in self.lr_scheduler_configs]
+        if getattr(self.precision_plugin, "scaler", None) is not None:
+            others["scaler"] = self.precision_plugin.scaler
+        if self._state is not None:
+            others |= self._state(self.lightning_module)
+        self.session.register(model=self.model, optimizer=self.optimizers, **others)
+        self._began = True
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().training_step(*args, **kwargs)
+        loss = output["loss"] if isinstance(output, Mapping) else output
+        if loss is not None:
+            part = loss.detach() / self._trainer.accumulate_grad_batches
+            self.loss = part if self.loss is None else self.loss + part
+        return output
+
+    # --- collectives and files --------------------------------------------------------------------
+
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        """Wait for all ranks, but not in training, where the loss of a rank would break it."""
+        if not self._began:
+            super().barrier(*args, **kwargs)
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        # A standby that starts alone receives nothing, and another rank's value comes later.
+        alone = not self._began and self.session.shadowing
+        return obj if alone else super().broadcast(obj, src)
+
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        self._do(partial(super().save_checkpoint, *args, **kwargs))
+
+    def remove_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        self._do(partial(super().remove_checkpoint, *args, **kwargs))
+
+    def _do(self, effect: Effect) -> None:
+        if self._effects is None:
+            effect()
+        else:
+            self._effects.append(effect)
+
+    @contextmanager
+    def held(self) -> Iterator[list[Effect]]:
+        """Hold back what is logged, saved or removed in this context; yields the list of it."""
+        loggers, self._effects = self._trainer.loggers, []
+        self._trainer.loggers = [HeldLogger(each, self._effects) for each in loggers]
+        try:
+            yield self._effects
+        finally:
+            self._trainer.loggers, self._effects = loggers, None
+
+
+class _Environment(TorchElasticEnvironment):
+    """Reads the rank from the session, since it changes."""
+
+    def __init__(self, session: tmd.trainer.Session) -> None:
+        super().__init__()
+        self._session = session
+
+    def world_size(self) -> int:
+        return self._session.world_size
+
+    def global_rank(self) -> int:
+        return self._session.rank

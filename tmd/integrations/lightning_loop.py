@@ -1,0 +1,285 @@
+"""The fit loop of :mod:`tmd.integrations.lightning`: epochs of Lightning over batches of a session.
+
+One ``batches`` call is one epoch. A step is Lightning's ``advance`` of each batch of it: the vote
+comes in the optimizer, so what Lightning does after it belongs to a committed step. Validation,
+checkpoints and the end of an epoch contain collectives. They run between two steps, and again if a
+rank is lost meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from itertools import count, islice
+from typing import TYPE_CHECKING, Any
+
+from lightning.fabric.utilities.data import _set_sampler_epoch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loops.fetchers import _DataFetcher
+from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.loop import _Loop
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from torch.utils.data import DistributedSampler
+
+from tmd.integrations.lightning_state import Progress, refuse, refuse_logged, refuse_loops
+from tmd.trainer import StepResult
+
+if TYPE_CHECKING:
+    from tmd.integrations.lightning import TmdStrategy
+
+Effect = Callable[[], object]
+"""Something to write once it counts."""
+
+
+class HeldLogger:
+    """Stands for a logger whose calls are held back."""
+
+    def __init__(self, logger: Any, effects: list[Effect]) -> None:
+        self._logger, self._effects = logger, effects
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._logger, name)
+        if not callable(value) or name == "experiment":
+            return value
+        return lambda *args, **kwargs: self._effects.append(partial(value, *args, **kwargs))
+
+
+class EpochLoop(_TrainingEpochLoop):
+    """Lightning's loop over batches, of which the fit loop calls only the parts."""
+
+    def _broadcast_sigterm_tensor(self) -> None:
+        """No rank has to know of another rank's signal: tmd moves ranks away."""
+
+
+class SessionFitLoop(_FitLoop):
+    """Lightning's loop over epochs, with batches and steps of a session."""
+
+    strategy: TmdStrategy
+    progress: Progress
+    _data_fetcher: Any
+
+    @classmethod
+    def of(cls, loop: _FitLoop, strategy: TmdStrategy) -> SessionFitLoop:
+        """A loop with the configuration of ``loop``, which it replaces."""
+        made = cls.__new__(cls)
+        made.__dict__.update(vars(loop))
+        made.epoch_loop = EpochLoop.__new__(EpochLoop)
+        made.epoch_loop.__dict__.update(vars(loop.epoch_loop))
+        made.strategy, made.progress = strategy, Progress(loop.trainer, made)
+        return made
+
+    def setup_data(self) -> None:
+        if self._combined_loader is None:
+            super().setup_data()
+            refuse(self.trainer)
+            if self._data_fetcher is not None:
+                refuse_loops(self, self._data_fetcher)
+                self._data_fetcher.teardown()
+                self._data_fetcher = _Given(self)
+
+    def run(self) -> None:
+        self.setup_data()
+        if self.skip:
+            return
+        self.reset()
+        self._set_up_validation()
+        self.on_run_start()
+        self.epoch_progress.current.completed = self.epoch_progress.current.processed
+        _forget_restart(self)
+        try:
+            self._run_epochs()
+        except SystemExit:
+            self.strategy.leave()
+            raise
+        self.on_run_end()
+
+    def _run_epochs(self) -> None:
+        session = self.strategy.session
+        between = self._between_steps()
+        assert self._combined_loader is not None
+        (loader,) = self._combined_loader.flattened
+        # A worker that joins late walks past epochs, and then has another state than it began with.
+        for epoch in count(self.epoch_progress.current.processed):
+            if self.done:
+                return
+            _set_sampler_epoch(loader, epoch)
+            accumulate = self.trainer.accumulate_grad_batches
+            batches = _Epoch(loader, self.max_batches, self._is_stopped)
+            for drawn in session.batches(batches, accumulate=accumulate, partial=True):
+                if self._is_due_after(drawn if accumulate > 1 else [drawn]):
+                    between()
+            if not session.skipped and self._in_epoch:
+                between()
+
+    @property
+    def _in_epoch(self) -> bool:
+        """Whether an epoch has begun and not ended."""
+        return self.epoch_progress.current.ready != self.epoch_progress.current.completed
+
+    def _is_stopped(self) -> Any:
+        """Whether training ends within an epoch."""
+        loop, trainer = self.epoch_loop, self.trainer
+        at_limit = loop.max_steps != -1 and loop.global_step >= loop.max_steps
+        return at_limit or (trainer.should_stop and self._can_stop_early)
+
+    # --- a step -----------------------------------------------------------------------------------
+
+    def _is_due_after(self, batches: list[Any]) -> bool:
+        """Run one step; returns whether there is work between it and the next one."""
+        self.strategy.set_world_ranks()
+        self.strategy.loss = None
+        step = self.strategy.session.begin()
+        with self.strategy.held() as effects:
+            step.run(self._train, batches)
+        result = step.end(self.strategy.loss)
+        if result is StepResult.COMMITTED:
+            for effect in effects:
+                effect()
+        last: bool = self.epoch_loop._is_training_done
+        return result is not StepResult.SPOILT and self.progress.pending and not last
+
+    def _train(self, batches: list[Any]) -> None:
+        if not self._in_epoch:
+            self.on_advance_start()
+            self.epoch_loop.reset()
+        fetcher = self._data_fetcher
+        for number, batch in enumerate(batches, 1):
+            fetcher.batch = batch
+            with self._without_checkpoints():
+                self.epoch_loop.advance(fetcher)
+            refuse_logged(self.epoch_loop)
+            if number == len(batches) and self._is_due():
+                self.progress.pending = True
+            else:
+                self.epoch_loop.on_advance_end(fetcher)
+
+    def _is_due(self) -> Any:
+        """Whether collectives are due between this step and the next one."""
+        loop = self.epoch_loop
+        return (
+            loop._is_training_done
+            or loop._should_check_val_fx(self._data_fetcher)
+            or any(
+                each._every_n_train_steps and not loop.global_step % each._every_n_train_steps
+                for each in self._checkpoints
+            )
+        )
+
+    @property
+    def _checkpoints(self) -> list[Any]:
+        return [c for c in self.trainer.callbacks if isinstance(c, ModelCheckpoint)]
+
+    @contextmanager
+    def _without_checkpoints(self) -> Iterator[None]:
+        """They run collectives, so they are called between two steps."""
+        callbacks = self.trainer.callbacks
+        kept = [c for c in callbacks if not isinstance(c, ModelCheckpoint)]
+        self.trainer.callbacks = kept
+        try:
+            yield
+        finally:
+            self.trainer.callbacks = callbacks
+
+    # --- between two steps ------------------------------------------------------------------------
+
+    def _between_steps(self) -> Callable[[], None]:
+        def write(effects: list[Effect]) -> None:
+            self.strategy.set_world_ranks()
+            for effect in effects:
+                effect()
+
+        return self.strategy.session.repeatable(self._finish_step, write, "lightning")
+
+    def _finish_step(self) -> list[Effect]:
+        """Validate, save and end the epoch, as far as due."""
+        self.strategy.set_world_ranks()
+        loader = self.epoch_loop.val_loop._combined_loader
+        for each in [] if loader is None else loader.flattened:
+            if isinstance(sampler := getattr(each, "sampler", None), DistributedSampler):
+                sampler.rank = self.strategy.session.rank
+        module = self.trainer.lightning_module
+        modes = [(each, each.training) for each in module.modules()]
+        with self.strategy.held() as effects:
+            try:
+                self._finish()
+            except BaseException:
+                # The next attempt must not find the half of this one.
+                self.epoch_loop.val_loop._results.reset()
+                self.trainer.training = True
+                self.trainer._logger_connector.reset_results()
+                for each, mode in modes:
+                    each.training = mode
+                raise
+        return effects
+
+    def _finish(self) -> None:
+        in_step = self.progress.pending
+        if in_step:
+            self._save()
+            self.epoch_loop.on_advance_end(self._data_fetcher)
+            self.progress.pending = False
+            self.progress.keep_metrics()
+        if not in_step or self.epoch_loop._is_training_done or self._is_stopped():
+            self.on_advance_end()
+
+    def _save(self) -> None:
+        """Save checkpoints that are due in a step, with the counters of that moment."""
+        counters = self.epoch_loop.batch_progress
+        trackers = (counters.total, counters.current)
+        for tracker in trackers:
+            tracker.completed -= 1
+        for each in self._checkpoints:
+            index = self.epoch_loop.batch_idx
+            each.on_train_batch_end(self.trainer, self.trainer.lightning_module, None, None, index)
+        for tracker in trackers:
+            tracker.completed += 1
+
+    def _set_up_validation(self) -> None:
+        """On all ranks now, since a rank that joins later would do it alone."""
+        if self.trainer.enable_validation:
+            self.trainer.validating = True
+            self.epoch_loop.val_loop.setup_data()
+            self.trainer.training = True
+
+
+class _Given(_DataFetcher):
+    """Gives Lightning the batches that the session has drawn."""
+
+    def __init__(self, loop: SessionFitLoop) -> None:
+        super().__init__()
+        self._loop = loop
+        self.batch: Any = None
+
+    def __next__(self) -> tuple[Any, int, int]:
+        index = self._loop.epoch_loop.batch_idx + 1
+        self.done = index + 1 >= self._loop.max_batches
+        return self.batch, index, 0
+
+
+class _Epoch:
+    """The first batches of a loader, until training stops."""
+
+    def __init__(self, loader: Any, limit: float, stopped: Callable[[], Any]) -> None:
+        self._loader, self._limit, self._stopped = loader, int(limit), stopped
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = islice(self._loader, self._limit)
+        while not self._stopped():
+            try:
+                yield next(batches)
+            except StopIteration:
+                return
+
+
+def _forget_restart(loop: _Loop) -> None:
+    loop._restarting = loop._loaded_from_state_dict = loop._resuming_from_checkpoint = False
+    loop.reset_restart_stage()
+    for child in vars(loop).values():
+        if isinstance(child, _Loop):
+            _forget_restart(child)
