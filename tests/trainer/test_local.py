@@ -1,10 +1,14 @@
 """A poisoned step leaves no trace, and rank-local state survives the loss of its rank."""
 
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tmd.trainer.state.local import LocalState
 from tmd.trainer.state.state import Registry
@@ -31,6 +35,26 @@ def test_undo_puts_buffers_back_and_clears_gradients() -> None:
         assert all(torch.equal(v, before[k]) for k, v in model.named_buffers())
         assert all(p.grad is None for p in model.parameters())
         model(torch.randn(4, 3))
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("group")
+def test_each_step_broadcasts_the_buffers_of_ddp() -> None:
+    """Also one that follows an evaluation, as in a worker that has not run this evaluation."""
+    model = DistributedDataParallel(normed())
+    local = local_of(model)
+    with torch.no_grad():
+        model(torch.randn(4, 3))
+    assert not model.will_sync_module_buffers()
+    local.begin()
+
+    assert model.will_sync_module_buffers()
 
 
 def test_a_lost_ranks_buffers_are_kept_by_its_neighbours() -> None:

@@ -55,6 +55,10 @@ class LocalState:
 
     def begin(self) -> None:
         """Save what a poisoned step would change, at the start of a step."""
+        for wrapper in self._registry.wrappers:
+            # A forward without gradients clears it. After the loss of a rank in an evaluation,
+            # survivors would expect no broadcast of the buffers, and the joiner would begin one.
+            wrapper.require_forward_param_sync = True
         self._saved = {
             name: buffer.clone()
             for name, buffer in self._buffers().items()

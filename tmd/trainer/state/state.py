@@ -14,6 +14,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import torch
 from msgspec import Struct
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from tmd.core.values.errors import StateMismatch
 from tmd.torch_private.optimizers import forget_unscaled
@@ -137,6 +138,8 @@ class Registry:
         self._objects: dict[str, nn.Module | Stateful] = {}
         self.divided: list[Any] = []
         """Optimizers that are divided among ranks; the list object never changes."""
+        self.wrappers: list[DistributedDataParallel] = []
+        """DDP around the registered modules."""
         self._wholes: dict[str, Any] = {}
         self.renew(objects)
 
@@ -144,9 +147,12 @@ class Registry:
         """Replace the registered objects. Raises TypeError."""
         self._objects.clear()
         self._wholes.clear()
+        self.wrappers.clear()
         for name, value in expanded(objects):
             if isinstance(value, nn.Module):
                 refuse_hidden(name, value)
+                if isinstance(value, DistributedDataParallel):
+                    self.wrappers.append(value)
                 self._objects[name] = unwrapped(value)
             elif is_divided(value):
                 self._objects[name], self._wholes[name] = local(value), value
