@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections import Counter
@@ -15,7 +14,7 @@ from tests.e2e.conftest import golden_of
 from tests.e2e.frameworks import need
 from tests.e2e.harness import PACE, ROOT, Golden, Run, running
 from tmd.core.values.model import PlanKind
-from tmd.demo.cluster import workers
+from tmd.demo.cluster import ready, workers
 from tmd.embedded import EmbeddedRedis
 
 SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "lightning_script.py")
@@ -76,5 +75,53 @@ async def test_rank_0_moves_and_another_rank_is_killed(
         assert [m.rank for m in moved.moves] == [0]
         assert lost.kind is PlanKind.FAILOVER
         await ends_like(run, undisturbed, lost=1)
-    validated = [json.loads(line) for line in lines_of(run.cluster.trace) if "val_loss" in line]
-    assert len(validated) == 5
+    assert validations(run.cluster.trace) == 5
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "where",
+    ["validation-1@1", "validation-2@0", "epoch-end-1@0", "epoch-end-4@2", "backward@0"],
+)
+async def test_a_rank_is_lost(
+    where: str, tmp_path: Path, redis: EmbeddedRedis, undisturbed: tuple[Golden, Path]
+) -> None:
+    """In a validation, at the end of an epoch, of the last one, too, and in a step of rank 0."""
+    faults = [PACE, f"{where}:{20 if 'backward' in where else '+'}=kill"]
+    async with running(tmp_path, redis.url, faults=faults, standby=("s1",), script=SCRIPT) as run:
+        await run.reached("between")
+        await run.cluster.until(lambda v: ready(v, 3, 1), "the standby waits")
+        run.let_go("between")
+        await run.done("trainer")
+
+        assert run.fired(where.partition("@")[0])
+        await ends_like(run, undisturbed, lost=1)
+
+
+@pytest.mark.thorough
+async def test_a_hot_standby_takes_a_rank_that_is_lost_in_a_validation(
+    tmp_path: Path, redis: EmbeddedRedis, undisturbed: tuple[Golden, Path]
+) -> None:
+    """It has run the steps and the validations of its rank until then."""
+    faults = [PACE, "validation-4@2:+=kill"]
+    async with running(
+        tmp_path,
+        redis.url,
+        faults=faults,
+        standby=("s1",),
+        more_config="[shadow]\nhot = 1\n",
+        script=SCRIPT,
+    ) as run:
+        await run.cluster.until(
+            lambda v: any(w.shadow and w.shadow.verified for w in workers(v)), "a hot standby"
+        )
+        run.let_go("between")
+        plan = await run.done("trainer")
+
+        assert run.fired("validation-4")
+        assert [m.rank for m in plan.moves] == [2]
+        await ends_like(run, undisturbed, lost=1)
+
+
+def validations(folder: Path) -> int:
+    return sum("val_loss" in line for line in lines_of(folder))

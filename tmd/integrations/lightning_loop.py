@@ -115,7 +115,8 @@ class SessionFitLoop(_FitLoop):
     @property
     def _in_epoch(self) -> bool:
         """Whether an epoch has begun and not ended."""
-        return self.epoch_progress.current.ready != self.epoch_progress.current.completed
+        counters = self.epoch_progress.current
+        return bool(counters.ready != counters.completed)
 
     def _is_stopped(self) -> Any:
         """Whether training ends within an epoch."""

@@ -42,9 +42,13 @@ class Net(pl.LightningModule):
         injector.reach("backward")
 
     def validation_step(self, batch: list[Tensor], index: int) -> None:
-        injector.reach("validation")
+        if not self.trainer.sanity_checking:
+            injector.reach(f"validation-{self.current_epoch}")
         loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
         self.log("val_loss", loss, sync_dist=True)
+
+    def on_train_epoch_end(self) -> None:
+        injector.reach(f"epoch-end-{self.current_epoch}")
 
     def configure_optimizers(self) -> dict[str, Any]:
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
