@@ -35,6 +35,7 @@ async def ends_like(run: Run, undisturbed: tuple[Golden, Path], lost: int) -> No
     await run.ends_like(golden, lost=lost)
     lines, golden_lines = lines_of(run.cluster.trace), lines_of(folder)
     assert lines == golden_lines, f"{lines - golden_lines} instead of {golden_lines - lines}"
+    assert files_of(run.cluster.trace) == files_of(folder)
     checkpoints, golden_checkpoints = checkpoints_of(run.cluster.trace), checkpoints_of(folder)
     assert checkpoints.keys() == golden_checkpoints.keys()
     for name, checkpoint in checkpoints.items():
@@ -48,6 +49,11 @@ async def ends_like(run: Run, undisturbed: tuple[Golden, Path], lost: int) -> No
 def lines_of(folder: Path) -> Counter[str]:
     """The logged lines; a line that was logged twice counts as two."""
     return Counter((folder / "lines.json").read_text().splitlines())
+
+
+def files_of(folder: Path) -> list[str]:
+    """Each write and each removal of a checkpoint, in order."""
+    return (folder / "files.txt").read_text().splitlines()
 
 
 def checkpoints_of(folder: Path) -> dict[str, dict]:
@@ -81,13 +87,21 @@ async def test_rank_0_moves_and_another_rank_is_killed(
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "where",
-    ["validation-1@1", "validation-2@0", "epoch-end-1@0", "epoch-end-4@2", "backward@0"],
+    [
+        "validation-1@1",
+        "validation-2@0",
+        "epoch-end-1@0",
+        "epoch-end-4@2",
+        "backward@0",
+        "broadcast-0@0",
+    ],
 )
 async def test_a_rank_is_lost(
     where: str, tmp_path: Path, redis: EmbeddedRedis, undisturbed: tuple[Golden, Path]
 ) -> None:
-    """In a validation, at the end of an epoch, of the last one, too, and in a step of rank 0."""
-    faults = [PACE, f"{where}:{20 if 'backward' in where else '+'}=kill"]
+    """In a validation, at the end of an epoch, of the last one, too, and in a step of rank 0:
+    in its backward, and when DDP broadcasts buffers, before Lightning's forward."""
+    faults = [PACE, f"{where}:{20 if where[0] == 'b' else '+'}=kill"]
     async with running(tmp_path, redis.url, faults=faults, standby=("s1",), script=SCRIPT) as run:
         await run.reached("between")
         await run.cluster.until(lambda v: ready(v, 3, 1), "the standby waits")

@@ -19,6 +19,7 @@ try:
     from lightning.fabric.plugins.environments import TorchElasticEnvironment
     from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
     from lightning.fabric.utilities.seed import reset_seed
+    from lightning.pytorch.loggers import CSVLogger
     from lightning.pytorch.strategies import DDPStrategy
     from lightning.pytorch.utilities.rank_zero import rank_zero_only
 except ImportError as error:
@@ -28,6 +29,7 @@ except ImportError as error:
 
 import tmd.trainer
 from tmd.integrations.lightning_loop import Effect, HeldLogger, SessionFitLoop
+from tmd.integrations.lightning_state import refuse_loggers
 
 __all__ = ["TmdStrategy"]
 
@@ -40,6 +42,7 @@ class TmdStrategy(DDPStrategy):
     Args:
         state: returns what else a step changes, by name: objects with ``state_dict`` and
             ``load_state_dict``. It is called with the module when training starts.
+        checkpoints: arguments of ``session.checkpoint``, from which the job goes on bit by bit.
         ddp: arguments of ``DistributedDataParallel``.
     """
 
@@ -48,16 +51,17 @@ class TmdStrategy(DDPStrategy):
     def __init__(
         self,
         state: Callable[[pl.LightningModule], Mapping[str, object]] | None = None,
+        checkpoints: Mapping[str, Any] | None = None,
         **ddp: Any,
     ) -> None:
         self.session = tmd.trainer.join()
         self.loss: Any = None
         """Mean loss of the batches of the current step."""
-        self._state = state
+        self._state, self._checkpoints = state, checkpoints
         self._trainer: Any = None
         self._effects: list[Effect] | None = None
         """What is held back; ``None`` while nothing is."""
-        self._began = self._leaves = False
+        self._began = self._leaves = self._writes = False
         super().__init__(
             cluster_environment=_Environment(self.session), process_group_backend="tmd", **ddp
         )
@@ -81,8 +85,15 @@ class TmdStrategy(DDPStrategy):
 
     def set_world_ranks(self) -> None:
         """Let Lightning see the rank that is held now."""
-        rank = 0 if self.is_global_zero else self.session.rank or 1
+        writes = self.is_global_zero
+        rank = 0 if writes else self.session.rank or 1
         rank_zero_only.rank = fabric_rank_zero_only.rank = rank
+        if self._began and writes and not self._writes:
+            for logger in self._trainer.loggers:
+                if isinstance(logger, CSVLogger) and logger._experiment is None:
+                    # It would delete the lines of the folder's former writer.
+                    logger._version = None
+        self._writes = writes
 
     def leave(self) -> None:
         """This worker's rank is another's: nothing that Lightning does at its end is written."""
@@ -93,6 +104,7 @@ class TmdStrategy(DDPStrategy):
         reset_seed()
         self.set_world_ranks()
         if not dist.is_initialized():
+            refuse_loggers(self.lightning_module.trainer)
             dist.init_process_group("tmd")
 
     def setup(self, trainer: pl.Trainer) -> None:
@@ -113,6 +125,8 @@ class TmdStrategy(DDPStrategy):
         if self._state is not None:
             others |= self._state(self.lightning_module)
         self.session.register(model=self.model, optimizer=self.optimizers, **others)
+        if self._checkpoints is not None:
+            self.session.checkpoint(**self._checkpoints)
         self._began = True
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -167,6 +181,9 @@ class _Environment(TorchElasticEnvironment):
 
     def world_size(self) -> int:
         return self._session.world_size
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        """The session knows the number of ranks, whatever ``Trainer`` was told."""
 
     def global_rank(self) -> int:
         return self._session.rank

@@ -22,7 +22,13 @@ from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from torch.utils.data import DistributedSampler
 
-from tmd.integrations.lightning_state import Progress, refuse, refuse_logged, refuse_loops
+from tmd.integrations.lightning_state import (
+    Progress,
+    refuse,
+    refuse_logged,
+    refuse_loops,
+    refuse_resumed,
+)
 from tmd.trainer import StepResult
 
 if TYPE_CHECKING:
@@ -82,6 +88,7 @@ class SessionFitLoop(_FitLoop):
         self.setup_data()
         if self.skip:
             return
+        refuse_resumed(self)
         self.reset()
         self._set_up_validation()
         self.on_run_start()
@@ -137,8 +144,8 @@ class SessionFitLoop(_FitLoop):
         if result is StepResult.COMMITTED:
             for effect in effects:
                 effect()
-        last: bool = self.epoch_loop._is_training_done
-        return result is not StepResult.SPOILT and self.progress.pending and not last
+        due = self.progress.pending and not self.progress.last
+        return due and result is not StepResult.SPOILT
 
     def _train(self, batches: list[Any]) -> None:
         if not self._in_epoch:
@@ -147,11 +154,12 @@ class SessionFitLoop(_FitLoop):
         fetcher = self._data_fetcher
         for number, batch in enumerate(batches, 1):
             fetcher.batch = batch
-            with self._without_checkpoints():
+            with self._undone_if_broken(), self._without_checkpoints():
                 self.epoch_loop.advance(fetcher)
             refuse_logged(self.epoch_loop)
             if number == len(batches) and self._is_due():
                 self.progress.pending = True
+                self.progress.last = bool(self.epoch_loop._is_training_done)
             else:
                 self.epoch_loop.on_advance_end(fetcher)
 
@@ -199,20 +207,26 @@ class SessionFitLoop(_FitLoop):
         for each in [] if loader is None else loader.flattened:
             if isinstance(sampler := getattr(each, "sampler", None), DistributedSampler):
                 sampler.rank = self.strategy.session.rank
-        module = self.trainer.lightning_module
-        modes = [(each, each.training) for each in module.modules()]
-        with self.strategy.held() as effects:
-            try:
-                self._finish()
-            except BaseException:
-                # The next attempt must not find the half of this one.
-                self.epoch_loop.val_loop._results.reset()
-                self.trainer.training = True
-                self.trainer._logger_connector.reset_results()
-                for each, mode in modes:
-                    each.training = mode
-                raise
+        with self.strategy.held() as effects, self._undone_if_broken(modes=True):
+            self._finish()
         return effects
+
+    @contextmanager
+    def _undone_if_broken(self, *, modes: bool = False) -> Iterator[None]:
+        """A repeat must not find the half of what an error has ended. ``modes``: it evaluates."""
+        trainer, module = self.trainer, self.trainer.lightning_module
+        forward = module.forward  # Lightning replaces it for the length of a forward
+        before = [(each, each.training) for each in module.modules()] if modes else []
+        try:
+            yield
+        except BaseException:
+            module.forward = forward
+            self.epoch_loop.val_loop._results.reset()
+            trainer.training = True
+            trainer._logger_connector.reset_results()
+            for each, mode in before:
+                each.training = mode
+            raise
 
     def _finish(self) -> None:
         in_step = self.progress.pending
@@ -221,7 +235,7 @@ class SessionFitLoop(_FitLoop):
             self.epoch_loop.on_advance_end(self._data_fetcher)
             self.progress.pending = False
             self.progress.keep_metrics()
-        if not in_step or self.epoch_loop._is_training_done or self._is_stopped():
+        if not in_step or self.progress.last or self._is_stopped():
             self.on_advance_end()
 
     def _save(self) -> None:

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import (
     Timer,
     WeightAveraging,
 )
+from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loops.fetchers import _DataFetcher, _DataLoaderIterDataFetcher
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.loop import _Loop
@@ -40,6 +41,8 @@ class Progress:
         self._trainer, self._loop = trainer, loop
         self.pending = False
         """Whether the latest step awaits what is done between two steps."""
+        self.last = False
+        """Whether it is the last one of its epoch."""
         self._metrics: dict[str, Tensor] = {}
 
     def keep_metrics(self) -> None:
@@ -59,6 +62,7 @@ class Progress:
             "callbacks": _plain({k: v for k, v in callbacks.items() if v}),
             "metrics": _plain(self._metrics),
             "pending": self.pending,
+            "last": self.last,
             "should_stop": self._trainer.should_stop,
         }
 
@@ -72,7 +76,8 @@ class Progress:
                 known[key].load_state_dict(value)
         self._metrics = _restored(state["metrics"])
         self._trainer._logger_connector._callback_metrics.update(self._metrics)
-        self.pending, self._trainer.should_stop = state["pending"], state["should_stop"]
+        self.pending, self.last = state["pending"], state["last"]
+        self._trainer.should_stop = state["should_stop"]
 
 
 def refuse(trainer: Trainer) -> None:
@@ -93,6 +98,16 @@ def refuse(trainer: Trainer) -> None:
     _raise(reason)
 
 
+def refuse_loggers(trainer: Trainer) -> None:
+    """Refuse a logger that deletes what it finds. Raises MisconfigurationException."""
+    for logger in trainer.loggers:
+        if isinstance(logger, CSVLogger) and logger._version is not None:
+            _raise(
+                "CSVLogger(version=...): a worker that takes rank 0 would delete the lines of the "
+                "former one: let Lightning number the versions"
+            )
+
+
 def refuse_loops(loop: _FitLoop, fetcher: _DataFetcher) -> None:
     """Refuse loaders and intervals that do not fit. Raises MisconfigurationException."""
     trainer = loop.trainer
@@ -109,6 +124,16 @@ def refuse_loops(loop: _FitLoop, fetcher: _DataFetcher) -> None:
     elif trainer.enable_validation and interval % steps and interval != loop.max_batches:
         reason = f"val_check_interval of {interval} batches: {steps} batches are one step"
     _raise(reason)
+
+
+def refuse_resumed(loop: _FitLoop) -> None:
+    """Refuse to begin within an epoch. Raises MisconfigurationException."""
+    counters = loop.epoch_progress.current
+    if loop.is_resuming and counters.started != counters.processed:
+        _raise(
+            "ckpt_path of a checkpoint that was saved within an epoch: give TmdStrategy("
+            "checkpoints=...), or save with ModelCheckpoint(save_on_train_epoch_end=True)"
+        )
 
 
 def refuse_logged(loop: _TrainingEpochLoop) -> None:

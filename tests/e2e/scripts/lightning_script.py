@@ -10,6 +10,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -31,10 +32,13 @@ class Net(pl.LightningModule):
             nn.Linear(16, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Dropout(0.2), nn.Linear(24, 4)
         )
 
+    def forward(self, inputs: Tensor) -> Any:
+        return self.net(inputs)
+
     def training_step(self, batch: list[Tensor], index: int) -> Tensor:
         injector.reach("between")
         injector.reach("forward")
-        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
         self.log("loss", loss, sync_dist=True)
         return loss
 
@@ -44,7 +48,7 @@ class Net(pl.LightningModule):
     def validation_step(self, batch: list[Tensor], index: int) -> None:
         if not self.trainer.sanity_checking:
             injector.reach(f"validation-{self.current_epoch}")
-        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
         self.log("val_loss", loss, sync_dist=True)
 
     def on_train_epoch_end(self) -> None:
@@ -84,6 +88,26 @@ class Lines(Logger):
             file.write(json.dumps({"step": step, **exact}) + "\n")
 
 
+class Counted(TorchCheckpointIO):
+    """Appends a line to a file for each checkpoint that is written or removed."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
+        super().save_checkpoint(checkpoint, path, storage_options)
+        self.note("wrote", path)
+
+    def remove_checkpoint(self, path: Any) -> None:
+        super().remove_checkpoint(path)
+        self.note("removed", path)
+
+    def note(self, what: str, path: Any) -> None:
+        with (self.folder / "files.txt").open("a") as file:
+            file.write(f"{what} {Path(path).relative_to(self.folder)}\n")
+
+
 def loader(batches: int, seed: int) -> DataLoader[tuple[Tensor, ...]]:
     draw = torch.Generator().manual_seed(seed)
     size = batches * BATCH * RANKS
@@ -99,7 +123,7 @@ def main() -> None:
     args = parser.parse_args()
     folder = Path(os.environ["TMD_TRACE"])
     torch.manual_seed(0)
-    strategy = TmdStrategy(bucket_cap_mb=0.001)
+    strategy = TmdStrategy(checkpoint_io=Counted(folder), bucket_cap_mb=0.001)
     injector.follow(strategy.session)
     trainer = pl.Trainer(
         strategy=strategy,

@@ -1,0 +1,200 @@
+"""What the strategy refuses, and how a Lightning job goes on from a checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.e2e.frameworks import need
+
+if TYPE_CHECKING:
+    import lightning.pytorch as pl
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    """A process group of one, and the environment as it was."""
+    need("lightning")
+    before = dict(os.environ)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def small(*, automatic: bool = True, fails_at: int = -1, **logged: Any) -> pl.LightningModule:
+    """A module that logs its loss with the arguments ``logged``, and may fail at a step."""
+    import lightning.pytorch as pl
+
+    class Small(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.2))
+            self.automatic_optimization = automatic
+            self.losses: list[float] = []
+            self.validated = 0
+
+        def training_step(self, batch: list[Tensor], index: int) -> Tensor:
+            if self.global_step == fails_at:
+                raise InterruptedError("as if its machine had failed")
+            loss = self.net(batch[0]).square().mean()
+            self.losses.append(loss.item())
+            self.log("loss", loss, **logged)
+            return loss
+
+        def validation_step(self, batch: list[Tensor], index: int) -> None:
+            self.validated += 1
+            self.log("val_loss", self.net(batch[0]).mean(), sync_dist=True)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.parameters(), lr=0.1)
+
+    return Small()
+
+
+def batches(count: int) -> DataLoader[tuple[Tensor, ...]]:
+    draw = torch.Generator().manual_seed(count)
+    return DataLoader(TensorDataset(torch.randn(2 * count, 4, generator=draw)), batch_size=2)
+
+
+def fit(
+    module: pl.LightningModule,
+    loader: Any = None,
+    *,
+    checkpoints: dict[str, Any] | None = None,
+    ckpt_path: Path | None = None,
+    **arguments: Any,
+) -> pl.Trainer:
+    """Train on six batches for each epoch, one epoch by default."""
+    import lightning.pytorch as pl
+
+    from tmd.integrations.lightning import TmdStrategy
+
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": any("Checkpoint" in str(c) for c in arguments.get("callbacks", [])),
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    torch.manual_seed(0)
+    chosen = {"max_epochs": 1, **quiet, **arguments}
+    strategy = TmdStrategy(checkpoints=checkpoints)
+    trainer = pl.Trainer(strategy=strategy, accelerator="cpu", **chosen)
+    trainer.fit(module, loader or batches(6), batches(2), ckpt_path=ckpt_path, weights_only=True)
+    return trainer
+
+
+def callbacks(name: str, **arguments: Any) -> Callable[[], dict[str, Any]]:
+    """Makes one callback only when the test runs, since Lightning may be missing."""
+
+    def make() -> dict[str, Any]:
+        import lightning.pytorch.callbacks as known
+
+        return {"callbacks": [getattr(known, name)(**arguments)]}
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (callbacks("StochasticWeightAveraging", swa_lrs=0.1), "StochasticWeightAveraging"),
+        (callbacks("GradientAccumulationScheduler", scheduling={0: 2}), "one number"),
+        (lambda: {"max_time": "00:00:01:00"}, "Timer"),
+        (lambda: {"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders"),
+        (lambda: {"val_check_interval": "00:00:00:01"}, "as a time"),
+        (lambda: {"val_check_interval": 3, "accumulate_grad_batches": 2}, "2 batches are one"),
+    ],
+)
+def test_what_cannot_move_is_refused_by_name(
+    make: Callable[[], dict[str, Any]], message: str
+) -> None:
+    """Before the first step."""
+    module = small()
+    with pytest.raises(Exception, match=f"TmdStrategy does not support.*{message}"):
+        fit(module, **make())
+    assert module.losses == []
+
+
+def test_manual_optimization_is_refused() -> None:
+    with pytest.raises(Exception, match="automatic_optimization=False"):
+        fit(small(automatic=False))
+
+
+def test_a_mean_over_an_epoch_is_refused() -> None:
+    """In the first step: a lost rank would take its sum along."""
+    with pytest.raises(Exception, match=r"self.log\('loss', on_epoch=True\)"):
+        fit(small(on_epoch=True))
+
+
+def test_a_loader_without_a_length_is_refused() -> None:
+    with pytest.raises(Exception, match="without a length"):
+        fit(small(), iter([[torch.ones(2, 4)]]))
+
+
+def test_an_interval_of_validation_and_a_limit_are_kept() -> None:
+    """Seven steps of one batch: validation after each third batch of an epoch of five."""
+    module = small()
+    trainer = fit(
+        module,
+        max_epochs=-1,
+        max_steps=7,
+        limit_train_batches=5,
+        val_check_interval=3,
+        num_sanity_val_steps=0,
+    )
+
+    assert len(module.losses) == trainer.global_step == 7
+    assert module.validated == 2
+    assert trainer.current_epoch == 2
+
+
+def test_early_stopping_within_an_epoch_ends_it() -> None:
+    """The end of the epoch comes once, with the validation that stops training."""
+    module = small()
+    stop = callbacks("EarlyStopping", monitor="val_loss", stopping_threshold=1e9)()
+    trainer = fit(module, max_epochs=5, val_check_interval=2, **stop)
+
+    assert len(module.losses) == 2
+    assert trainer.current_epoch == 1
+
+
+def test_a_job_goes_on_from_a_checkpoint_of_the_session(tmp_path: Path) -> None:
+    """In the middle of the second epoch, with the numbers of a run that never stopped."""
+    whole, first, second = small(), small(fails_at=9), small()
+    checkpoints = {"path": tmp_path / "state", "every": 4}
+    fit(whole, max_epochs=3)
+    with pytest.raises(InterruptedError):
+        fit(first, max_epochs=3, checkpoints=checkpoints)
+    fit(second, max_epochs=3, checkpoints=checkpoints)
+
+    assert first.losses == whole.losses[:9]
+    assert second.losses[-9:] == whole.losses[-9:]
+
+
+def test_a_checkpoint_of_lightning_continues_at_the_next_epoch(tmp_path: Path) -> None:
+    """One that was saved within an epoch is refused."""
+    import lightning.pytorch.callbacks as known
+
+    saved = known.ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=4, save_top_k=-1)
+    ended = known.ModelCheckpoint(tmp_path, "{epoch}", save_on_train_epoch_end=True)
+    fit(small(), callbacks=[saved, ended])
+    again = small()
+    trainer = fit(again, max_epochs=2, ckpt_path=tmp_path / "epoch=0.ckpt")
+
+    assert trainer.global_step == 12
+    assert len(again.losses) == 6
+    with pytest.raises(Exception, match="saved within an epoch"):
+        fit(small(), max_epochs=2, ckpt_path=tmp_path / "step=4.ckpt")
