@@ -33,7 +33,9 @@ def alone() -> Iterator[None]:
     os.environ.update(before)
 
 
-def small(*, automatic: bool = True, fails_at: int = -1, **logged: Any) -> pl.LightningModule:
+def small(
+    *, automatic: bool = True, fails_at: int = -1, dropout: float = 0.2, **logged: Any
+) -> pl.LightningModule:
     """A module that logs its loss with the arguments ``logged``, and may fail at a step."""
     import lightning.pytorch as pl
 
@@ -41,7 +43,7 @@ def small(*, automatic: bool = True, fails_at: int = -1, **logged: Any) -> pl.Li
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(0)
-            self.net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.2))
+            self.net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(dropout))
             self.automatic_optimization = automatic
             self.losses: list[float] = []
             self.validated = 0
@@ -90,8 +92,9 @@ def fit(
     }
     torch.manual_seed(0)
     chosen = {"max_epochs": 1, **quiet, **arguments}
-    strategy = TmdStrategy(checkpoints=checkpoints)
-    trainer = pl.Trainer(strategy=strategy, accelerator="cpu", **chosen)
+    if "strategy" not in chosen:
+        chosen["strategy"] = TmdStrategy(checkpoints=checkpoints)
+    trainer = pl.Trainer(accelerator="cpu", devices=1, **chosen)
     trainer.fit(module, loader or batches(6), batches(2), ckpt_path=ckpt_path, weights_only=True)
     return trainer
 
@@ -144,6 +147,71 @@ def test_a_loader_without_a_length_is_refused() -> None:
         fit(small(), iter([[torch.ones(2, 4)]]))
 
 
+HOOKS = (
+    "on_train_start",
+    "on_train_epoch_start",
+    "on_train_batch_start",
+    "on_before_zero_grad",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_train_batch_end",
+    "on_validation_start",
+    "on_validation_batch_end",
+    "on_validation_end",
+    "on_train_epoch_end",
+    "on_train_end",
+)
+
+
+def followed(folder: Path, **arguments: Any) -> tuple[list[tuple[Any, ...]], list[str]]:
+    """Each hook with the counters that it sees, each logged line, and the checkpoints."""
+    import lightning.pytorch as pl
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.loggers import CSVLogger
+
+    seen: list[tuple[Any, ...]] = []
+
+    def noted(name: str) -> Callable[..., None]:
+        def note(_: object, trainer: pl.Trainer, *args: object) -> None:
+            loss = trainer.callback_metrics.get("loss")
+            lr = trainer.optimizers[0].param_groups[0]["lr"]
+            seen.append((name, trainer.current_epoch, trainer.global_step, loss, lr))
+
+        return note
+
+    noting = type("Noting", (pl.Callback,), {name: noted(name) for name in HOOKS})()
+    saved = [
+        ModelCheckpoint(folder / "steps", every_n_train_steps=2, save_top_k=-1),
+        ModelCheckpoint(folder / "best", monitor="val_loss", save_top_k=2, save_last=True),
+    ]
+    module = small(dropout=0.0)
+    fit(
+        module,
+        max_epochs=3,
+        accumulate_grad_batches=4,
+        gradient_clip_val=0.01,
+        log_every_n_steps=1,
+        callbacks=[noting, *saved],
+        logger=CSVLogger(folder),
+        enable_checkpointing=True,
+        **arguments,
+    )
+    lines = (folder / "lightning_logs" / "version_0" / "metrics.csv").read_text().splitlines()
+    files = sorted(str(path.relative_to(folder)) for path in folder.glob("*/*.ckpt"))
+    return seen, [*lines, *files, *(loss.hex() for loss in module.losses)]
+
+
+@pytest.mark.parametrize("interval", [1.0, 4])
+def test_lightning_does_what_it_does_without_tmd(tmp_path: Path, interval: float) -> None:
+    """The same hooks in the same order, counters, lines, checkpoints and losses."""
+    theirs = followed(tmp_path / "plain", val_check_interval=interval, strategy="ddp")
+    dist.destroy_process_group()
+    ours = followed(tmp_path / "tmd", val_check_interval=interval)
+
+    assert ours[1] == theirs[1]
+    assert ours[0] == theirs[0]
+
+
 def test_an_interval_of_validation_and_a_limit_are_kept() -> None:
     """Seven steps of one batch: validation after each third batch of an epoch of five."""
     module = small()
@@ -159,6 +227,19 @@ def test_an_interval_of_validation_and_a_limit_are_kept() -> None:
     assert len(module.losses) == trainer.global_step == 7
     assert module.validated == 2
     assert trainer.current_epoch == 2
+
+
+def test_loader_processes_are_seeded_by_the_rank_held_now() -> None:
+    """``seed_everything(workers=True)`` binds the rank when the loader is built."""
+    from functools import partial
+
+    from lightning.fabric.utilities.seed import pl_worker_init_function
+
+    loader = batches(6)
+    loader.worker_init_fn = partial(pl_worker_init_function, rank=5)
+    trainer = fit(small(), loader)
+
+    assert trainer.train_dataloader.worker_init_fn.keywords == {"rank": 0}
 
 
 def test_early_stopping_within_an_epoch_ends_it() -> None:

@@ -112,7 +112,7 @@ class SessionFitLoop(_FitLoop):
                 return
             _set_sampler_epoch(loader, epoch)
             accumulate = self.trainer.accumulate_grad_batches
-            batches = _Epoch(loader, self.max_batches, self._is_stopped)
+            batches = _Epoch(loader, self, self._is_stopped)
             for drawn in session.batches(batches, accumulate=accumulate, partial=True):
                 if self._is_due_after(drawn if accumulate > 1 else [drawn]):
                     between()
@@ -275,8 +275,8 @@ class _Given(_DataFetcher):
 class _Epoch:
     """The first batches of a loader, until training stops."""
 
-    def __init__(self, loader: Any, limit: float, stopped: Callable[[], Any]) -> None:
-        self._loader, self._limit, self._stopped = loader, int(limit), stopped
+    def __init__(self, loader: Any, loop: SessionFitLoop, stopped: Callable[[], Any]) -> None:
+        self._loader, self._loop, self._stopped = loader, loop, stopped
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -284,7 +284,12 @@ class _Epoch:
         return getattr(self._loader, name)
 
     def __iter__(self) -> Iterator[Any]:
-        batches = islice(self._loader, self._limit)
+        init = getattr(self._loader, "worker_init_fn", None)
+        if isinstance(init, partial) and "rank" in init.keywords:
+            # seed_everything(workers=True) seeds loader processes by the rank.
+            rank = self._loop.strategy.session.rank
+            self._loader.worker_init_fn = partial(init, rank=rank)
+        batches = islice(self._loader, int(self._loop.max_batches))
         while not self._stopped():
             try:
                 yield next(batches)
