@@ -33,6 +33,19 @@ def alone() -> Iterator[None]:
     os.environ.update(before)
 
 
+class Sum:
+    """What a script adds up from step to step."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
+
 def small(
     *, automatic: bool = True, fails_at: int = -1, dropout: float = 0.2, **logged: Any
 ) -> pl.LightningModule:
@@ -47,12 +60,14 @@ def small(
             self.automatic_optimization = automatic
             self.losses: list[float] = []
             self.validated = 0
+            self.sum = Sum()
 
         def training_step(self, batch: list[Tensor], index: int) -> Tensor:
             if self.global_step == fails_at:
                 raise InterruptedError("as if its machine had failed")
             loss = self.net(batch[0]).square().mean()
             self.losses.append(loss.item())
+            self.sum.value += loss.item()
             self.log("loss", loss, **logged)
             return loss
 
@@ -93,7 +108,7 @@ def fit(
     torch.manual_seed(0)
     chosen = {"max_epochs": 1, **quiet, **arguments}
     if "strategy" not in chosen:
-        chosen["strategy"] = TmdStrategy(checkpoints=checkpoints)
+        chosen["strategy"] = TmdStrategy(lambda module: {"sum": module.sum}, checkpoints)
     trainer = pl.Trainer(accelerator="cpu", devices=1, **chosen)
     trainer.fit(module, loader or batches(6), batches(2), ckpt_path=ckpt_path, weights_only=True)
     return trainer
@@ -253,7 +268,8 @@ def test_early_stopping_within_an_epoch_ends_it() -> None:
 
 
 def test_a_job_goes_on_from_a_checkpoint_of_the_session(tmp_path: Path) -> None:
-    """In the middle of the second epoch, with the numbers of a run that never stopped."""
+    """In the middle of the second epoch, with the numbers of a run that never stopped: also
+    those that only the script knows."""
     whole, first, second = small(), small(fails_at=9), small()
     checkpoints = {"path": tmp_path / "state", "every": 4}
     fit(whole, max_epochs=3)
@@ -263,6 +279,7 @@ def test_a_job_goes_on_from_a_checkpoint_of_the_session(tmp_path: Path) -> None:
 
     assert first.losses == whole.losses[:9]
     assert second.losses[-9:] == whole.losses[-9:]
+    assert second.sum.value == whole.sum.value
 
 
 def test_a_checkpoint_of_lightning_continues_at_the_next_epoch(tmp_path: Path) -> None:
