@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from tmd.integrations.lightning import TmdStrategy  # tmd
 
-WINDOW, BATCH_SIZE, ACCUMULATE = 48, 8, 2
+WINDOW, BATCH_SIZE, ACCUMULATE = 32, 8, 2
 
 
 class Windows(Dataset[Tensor]):
@@ -59,7 +59,7 @@ class SourceText(pl.LightningDataModule):
 class CharModel(pl.LightningModule):
     """Predicts the next of 256 characters."""
 
-    def __init__(self, width: int = 128, steps: int = 60) -> None:
+    def __init__(self, width: int = 96, steps: int = 60) -> None:
         super().__init__()
         self.steps = steps
         self.embedding = nn.Embedding(256, width)
