@@ -1,0 +1,123 @@
+"""A ``Trainer`` of transformers goes on through moves and losses with the same numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import golden_of
+from tests.e2e.frameworks import need
+from tests.e2e.harness import PACE, Golden, Run, running
+from tests.marks import thorough
+from tmd.demo.cluster import workers
+from tmd.embedded import EmbeddedRedis
+
+SCRIPT = str(Path(__file__).with_name("transformers_script.py"))
+TRAINS, EVALUATES = 41, 42
+"""Numbers of the session's steps in which the script makes its step 25 and evaluates after it."""
+
+
+@pytest.fixture(scope="module")
+def trainer_golden(compiler: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Golden, Path]:
+    """Results of the undisturbed run, and the folder in which it wrote."""
+    need("transformers")
+    folder = tmp_path_factory.mktemp("transformers_golden")
+    return golden_of(folder, script=SCRIPT), folder / "trace"
+
+
+async def ends_like(run: Run, golden: tuple[Golden, Path], *, lost: int) -> None:
+    """The same losses, evaluations and weights; each line is logged once, each checkpoint is
+    complete and saved once."""
+    await run.ends_like(golden[0], lost=lost)
+    folder = run.cluster.trace
+    for name in ("log", "saves"):
+        assert (folder / name).read_text() == (golden[1] / name).read_text(), name
+    assert files(folder) == files(golden[1])
+    assert [history(each) for each in saved(folder)] == [history(each) for each in saved(golden[1])]
+
+
+def saved(folder: Path) -> list[Path]:
+    return sorted((folder / "out").glob("checkpoint-*"))
+
+
+def files(folder: Path) -> list[str]:
+    """All files of the checkpoints, and what else is in the folder of the trainer."""
+    out = folder / "out"
+    found = [*out.glob("*"), *(file for each in saved(folder) for file in each.glob("*"))]
+    return sorted(str(file.relative_to(out)) for file in found)
+
+
+def history(checkpoint: Path) -> list[tuple[int, str]]:
+    """What a checkpoint knows of earlier logs; without times, which are never equal."""
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    names = ("loss", "eval_loss")
+    return [(each["step"], str([each.get(n) for n in names])) for each in state["log_history"]]
+
+
+async def test_a_drain_of_rank_0_and_a_kill(
+    tmp_path: Path, redis: EmbeddedRedis, trainer_golden: tuple[Golden, Path]
+) -> None:
+    """In one run, with evaluations and a checkpoint between them."""
+    faults = [PACE, f"forward@0:{TRAINS}=wait", f"backward@2:{TRAINS}=kill"]
+    async with running(
+        tmp_path, redis.url, faults=faults, script=SCRIPT, standby=("s1", "s2")
+    ) as run:
+        await run.reached("between")
+        await run.cluster.drain("h1", soft=True)
+        moved = await run.done("drain")
+        run.let_go("between")
+        run.let_go("forward")
+        lost = await run.done("trainer")
+
+        assert [m.rank for m in moved.moves] == [0]
+        assert run.fired("backward")
+        assert [m.rank for m in lost.moves] == [2]
+        await ends_like(run, trainer_golden, lost=1)
+
+
+@pytest.mark.parametrize(
+    ("point", "rank", "step"),
+    [
+        thorough("evaluation", 1, EVALUATES),
+        thorough("evaluation", 0, EVALUATES),
+        thorough("saving", 0, "*"),
+    ],
+    ids=["rank 1 evaluates", "rank 0 evaluates", "rank 0 saves"],
+)
+async def test_a_rank_is_lost_between_two_steps(
+    point: str,
+    rank: int,
+    step: object,
+    tmp_path: Path,
+    redis: EmbeddedRedis,
+    trainer_golden: tuple[Golden, Path],
+) -> None:
+    """The evaluation is run again, and the checkpoint written again by the next rank 0."""
+    faults = [f"{point}@{rank}:{step}=kill"]
+    async with running(tmp_path, redis.url, faults=faults, script=SCRIPT) as run:
+        plan = await run.done("trainer")
+
+        assert run.fired(point)
+        assert [m.rank for m in plan.moves] == [rank]
+        await ends_like(run, trainer_golden, lost=1)
+
+
+@pytest.mark.thorough
+async def test_a_rank_with_a_hot_standby_is_lost(
+    tmp_path: Path, redis: EmbeddedRedis, trainer_golden: tuple[Golden, Path]
+) -> None:
+    """The standby has logged, evaluated and counted along with rank 0, and written nothing."""
+    faults = [PACE, f"forward@0:{TRAINS}=wait", f"evaluation@0:{EVALUATES}=kill"]
+    hot = "[shadow]\nhot = 1\n"
+    async with running(tmp_path, redis.url, faults=faults, script=SCRIPT, more_config=hot) as run:
+        await run.cluster.until(
+            lambda v: any(w.shadow and w.shadow.verified for w in workers(v)), "a hot standby"
+        )
+        run.let_go("between")
+        run.let_go("forward")
+        await run.done("trainer")
+
+        assert run.fired("evaluation")
+        await ends_like(run, trainer_golden, lost=1)

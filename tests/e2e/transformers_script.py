@@ -1,0 +1,130 @@
+"""A script of transformers as its users write it. Only the import of the trainer is changed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+from transformers import EarlyStoppingCallback, GPT2Config, GPT2LMHeadModel, TrainerCallback
+
+from tmd.campaign.points import Injector
+from tmd.integrations.transformers import Trainer, TrainingArguments, session
+from tmd.trainer.state.digests import digest_of
+
+ACCUMULATE, BATCH, EVALUATE, SAVE = 2, 4, 5, 10
+VALUES = ("loss", "grad_norm", "learning_rate", "eval_loss", "eval_accuracy", "epoch")
+
+injector = Injector()
+
+
+class Tokens(Dataset[dict[str, Tensor]]):
+    """Sequences that count up from a random number, with some noise."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        draw = torch.Generator().manual_seed(seed)
+        starts = torch.randint(32, (size, 1), generator=draw)
+        noise = torch.randint(2, (size, 12), generator=draw)
+        self.rows = (starts + torch.arange(12) + noise) % 32
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"input_ids": self.rows[index], "labels": self.rows[index]}
+
+
+class Watch(TrainerCallback):
+    """Writes down what rank 0 logs and saves, and has points for faults."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        if state.is_world_process_zero:
+            exact = {n: float(v).hex() for n, v in logs.items() if n in VALUES}
+            with (self.folder / "log").open("a") as file:
+                file.write(json.dumps({"step": state.global_step, **exact}) + "\n")
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.is_world_process_zero:
+            with (self.folder / "saves").open("a") as file:
+                file.write(f"{state.global_step}\n")
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        injector.reach("between")
+
+    def on_substep_end(self, *_: Any, **__: Any) -> None:
+        injector.reach("forward")
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        injector.reach("backward")
+
+    def on_prediction_step(self, *_: Any, **__: Any) -> None:
+        injector.reach("evaluation")
+
+
+class Saving(Trainer):
+    """Has a point for faults with a part of a checkpoint written."""
+
+    def save_model(self, *args: Any, **named: Any) -> None:
+        super().save_model(*args, **named)
+        injector.reach("saving")
+
+
+def accuracy(results: Any) -> dict[str, float]:
+    """Share of the tokens that are predicted."""
+    guesses = np.argmax(results.predictions, -1)[:, :-1]
+    return {"accuracy": float((guesses == results.label_ids[:, 1:]).mean())}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=40)
+    options = parser.parse_args()
+    folder = Path(os.environ["TMD_TRACE"])
+    torch.manual_seed(0)
+    args = TrainingArguments(
+        output_dir=str(folder / "out"),
+        use_cpu=True,
+        max_steps=options.steps,
+        per_device_train_batch_size=BATCH,
+        per_device_eval_batch_size=BATCH,
+        gradient_accumulation_steps=ACCUMULATE,
+        learning_rate=1e-2,
+        warmup_steps=3,
+        max_grad_norm=0.5,
+        logging_steps=2,
+        eval_strategy="steps",
+        eval_steps=EVALUATE,
+        save_strategy="steps",
+        save_steps=SAVE,
+        save_total_limit=2,
+        load_best_model_at_end=True,
+        report_to="none",
+    )
+    injector.follow(session())
+    config = GPT2Config(vocab_size=32, n_positions=16, n_embd=16, n_layer=1, n_head=2)
+    trainer = Saving(
+        model=GPT2LMHeadModel(config),
+        args=args,
+        # Its last step has one batch instead of two.
+        train_dataset=Tokens(3 * BATCH * (ACCUMULATE * 9 - 1), 1),
+        eval_dataset=Tokens(40, 2),
+        compute_metrics=accuracy,
+        callbacks=[Watch(folder), EarlyStoppingCallback(early_stopping_patience=100)],
+    )
+    result = trainer.train()
+    digest = digest_of([*trainer.model.parameters()])
+    numbers = f"loss {result.training_loss!r} flos {trainer.state.total_flos!r}"
+    (folder / f"weights-{session().rank}").write_text(f"{digest} {numbers}")
+
+
+if __name__ == "__main__":
+    main()

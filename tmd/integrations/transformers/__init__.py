@@ -1,0 +1,19 @@
+"""``Trainer`` and ``TrainingArguments`` of Hugging Face transformers, on a session.
+
+>>> from tmd.integrations.transformers import Trainer, TrainingArguments
+
+docs/start/transformers.md says what they support. ``trainer`` has the loop, ``checkpoints`` the
+folders checkpoint-N, ``progress`` the state that moves with a rank.
+"""
+
+try:
+    from tmd.integrations.transformers.arguments import TrainingArguments, session
+    from tmd.integrations.transformers.trainer import Trainer
+except ModuleNotFoundError as error:
+    if error.name not in ("accelerate", "transformers"):
+        raise
+    raise ImportError(
+        f"tmd.integrations.transformers needs {error.name}: pip install 'tmd[transformers]'"
+    ) from error
+
+__all__ = ["Trainer", "TrainingArguments", "session"]

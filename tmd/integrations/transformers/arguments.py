@@ -1,0 +1,90 @@
+"""The arguments of a trainer, and the session that they join."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch.distributed as dist
+import transformers
+
+import tmd.trainer
+from tmd.trainer import Session
+
+
+@cache
+def session() -> Session:
+    """The session of this process. The first call joins the job and makes the process group."""
+    if dist.is_initialized():
+        raise RuntimeError(
+            "the process group exists already: make TrainingArguments of "
+            "tmd.integrations.transformers before anything else that uses torch.distributed"
+        )
+    joined = tmd.trainer.join()
+    dist.init_process_group("tmd")
+    return joined
+
+
+def shadowing() -> bool:
+    """Whether this process is a standby that runs the steps of a rank."""
+    return bool(session.cache_info().currsize) and session().shadowing
+
+
+@dataclass(repr=False)
+class TrainingArguments(transformers.TrainingArguments):
+    """As in transformers. Made first in a script: it joins the job of this process."""
+
+    session_checkpoints: str = field(
+        default="session",
+        metadata={
+            "help": "Folder in output_dir for checkpoints from which a job goes on bit for bit. "
+            "All ranks must see it. Empty for none."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        session()
+        super().__post_init__()
+        if self.accelerator_config.dispatch_batches is None:
+            self.accelerator_config.dispatch_batches = False
+
+    @property
+    def should_save(self) -> bool:
+        """Whether this process writes checkpoints; never while it shadows."""
+        return bool(super().should_save) and not shadowing()
+
+    @property
+    def should_log(self) -> bool:
+        """Whether this process logs; never while it shadows."""
+        return bool(super().should_log) and not shadowing()
+
+
+def refuse(args: Any, model: Any) -> None:
+    """Refuse what cannot be trained with.
+
+    Raises:
+        TypeError: ``args`` are not those of tmd.
+        ValueError: they ask for what the trainer does not support.
+    """
+    if not isinstance(args, TrainingArguments):
+        raise TypeError("import TrainingArguments from tmd.integrations.transformers, too")
+    accelerates = args.accelerator_config
+    settings = {
+        "fsdp": args.fsdp,
+        "deepspeed": args.deepspeed,
+        "auto_find_batch_size": args.auto_find_batch_size,
+        "eval_on_start": args.eval_on_start,
+        "push_to_hub": args.push_to_hub,
+        "dataloader_persistent_workers": args.dataloader_persistent_workers,
+        "accelerator_config.dispatch_batches": accelerates.dispatch_batches,
+        "accelerator_config.use_seedable_sampler=False": not accelerates.use_seedable_sampler,
+        "train_sampling_strategy='batch_rebalance'": (
+            getattr(args, "train_sampling_strategy", "") == "batch_rebalance"
+        ),
+        "a model that was sharded when it was loaded": (
+            getattr(model, "_device_mesh", None) is not None
+        ),
+    }
+    if refused := [name for name, value in settings.items() if value]:
+        raise ValueError(f"tmd.integrations.transformers does not support {', '.join(refused)}")

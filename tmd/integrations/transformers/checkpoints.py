@@ -1,0 +1,73 @@
+"""The folders checkpoint-N: each is written by rank 0, and has its name once it is complete."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import transformers
+from transformers.trainer_utils import rotate_checkpoints
+
+PARTLY = "partly"
+"""Folder in ``output_dir`` for a checkpoint-N that is not complete."""
+
+
+class Checkpoints(transformers.Trainer):
+    """Saves like a ``Trainer``, but in a function that may be run again."""
+
+    control: Any
+    callback_handler: Any
+    _partly = False
+    """Whether a checkpoint is being written."""
+
+    def _get_output_dir(self, trial: Any) -> str:
+        folder = str(super()._get_output_dir(trial))
+        return os.path.join(folder, PARTLY) if self._partly else folder
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        self.store_flos()
+        self._share_history()
+        state, best = self.state, self.state.best_global_step
+        name = f"checkpoint-{state.global_step}"
+        if best == state.global_step:
+            state.best_model_checkpoint = os.path.join(self._get_output_dir(trial), name)
+        if not self.args.should_save:
+            return
+        self._partly, state.best_global_step = True, None  # else it waits for all ranks
+        try:
+            folder = self._get_output_dir(trial)
+            shutil.rmtree(folder, ignore_errors=True)
+            super()._save_checkpoint(model, trial)
+        finally:
+            self._partly, state.best_global_step = False, best
+        state.save_to_json(os.path.join(folder, name, "trainer_state.json"))
+
+    def _complete_checkpoint(self) -> None:
+        folder, name = self._get_output_dir(None), f"checkpoint-{self.state.global_step}"
+        source, target = os.path.join(folder, PARTLY, name), os.path.join(folder, name)
+        if self.args.should_save and os.path.isdir(source):
+            shutil.rmtree(target, ignore_errors=True)
+            os.replace(source, target)
+            os.rmdir(os.path.dirname(source))
+            limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
+            rotate_checkpoints(folder, limit, best, use_mtime=True)
+
+    def _share_history(self) -> None:
+        """All ranks: a worker that took a rank lacks what was logged before."""
+        history, device = self.state.log_history, self.args.device
+        counts = self.accelerator.gather(torch.tensor([len(history)], device=device)).tolist()
+        if len(set(counts)) == 1:
+            return
+        longest = max(range(len(counts)), key=counts.__getitem__)
+        own = json.dumps(history).encode() if self.args.process_index == longest else b""
+        size = torch.tensor([len(own)], device=device)
+        dist.all_reduce(size)
+        text = torch.zeros(int(size), dtype=torch.uint8, device=device)
+        text[: len(own)] = torch.tensor(list(own), dtype=torch.uint8)[: len(text)]
+        dist.all_reduce(text)
+        if len(history) < counts[longest]:
+            history[:] = json.loads(bytes(text.tolist()))

@@ -1,0 +1,77 @@
+"""The state of a trainer that moves with a rank, besides model, optimizer and scheduler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.trainer_callback import ExportableState
+
+STATE = (
+    "epoch",
+    "global_step",
+    "num_input_tokens_seen",
+    "total_flos",
+    "best_metric",
+    "best_global_step",
+    "best_model_checkpoint",
+)
+CONTROL = (
+    "should_training_stop",
+    "should_epoch_stop",
+    "should_save",
+    "should_evaluate",
+    "should_log",
+)
+OWN = ("_total_loss_scalar", "_globalstep_last_logged")
+
+
+class Tally(nn.Module):
+    """Numbers that differ by rank: buffers, which tmd copies to other hosts before each vote."""
+
+    loss: Tensor
+    flos: Tensor
+    grad_norm: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("loss", torch.zeros(()))
+        self.register_buffer("flos", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("grad_norm", torch.zeros(()))
+
+
+class Progress:
+    """What else a step changes in a trainer, equal on all ranks."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self.values: dict[str, Any] = {"learning_rate": None, "done": 0, "epoch": -1, "gaps": 0}
+        """``done``: batches of ``epoch`` that were trained on. ``gaps``: see `Trainer._measure`."""
+        self.stopped: list[int] = []
+        """The epoch that ended early, and after how many batches."""
+
+    def _exportable(self) -> list[Any]:
+        callbacks = self._trainer.callback_handler.callbacks
+        return [each for each in callbacks if isinstance(each, ExportableState)]
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer = self._trainer
+        return {
+            "values": dict(self.values),
+            "stopped": list(self.stopped),
+            "own": {name: getattr(trainer, name) for name in OWN},
+            "state": {name: getattr(trainer.state, name) for name in STATE},
+            "control": {name: getattr(trainer.control, name) for name in CONTROL},
+            "callbacks": [each.state()["attributes"] for each in self._exportable()],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        trainer = self._trainer
+        self.values, self.stopped = dict(state["values"]), list(state["stopped"])
+        parts = ((trainer, "own"), (trainer.state, "state"), (trainer.control, "control"))
+        changes = [(owner, state[name]) for owner, name in parts]
+        changes += zip(self._exportable(), state["callbacks"], strict=True)
+        for owner, values in changes:
+            for name, value in values.items():
+                setattr(owner, name, value)

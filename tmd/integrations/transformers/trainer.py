@@ -1,0 +1,249 @@
+"""The ``Trainer`` whose steps a session repeats if a rank is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterable
+from math import ceil
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from torch import Tensor
+
+from tmd.integrations.transformers.arguments import TrainingArguments, refuse, session
+from tmd.integrations.transformers.callbacks import Callbacks
+from tmd.integrations.transformers.checkpoints import Checkpoints
+from tmd.integrations.transformers.data import Batches, refuse_data
+from tmd.integrations.transformers.progress import Progress, Tally
+from tmd.trainer import StepResult
+
+BY_METRIC = ("ReduceLROnPlateau", "GreedyLR")
+"""Schedulers that step after an evaluation."""
+
+log = logging.getLogger("tmd.trainer")
+
+
+class Trainer(Checkpoints):
+    """As in transformers, but a standby can take over a rank while it trains."""
+
+    def __init__(self, model: Any = None, args: Any = None, *more: Any, **named: Any) -> None:
+        args = args or TrainingArguments("tmp_trainer")
+        refuse(args, model)
+        self._tally = Tally()
+        self._run: dict[str, Any] = {}
+        self._stops = False
+        self._history = (-1, 0)
+        super().__init__(model, args, *more, **named)
+        old = self.callback_handler
+        what = (old.callbacks, old.model, old.processing_class, old.optimizer, old.lr_scheduler)
+        self.callback_handler = Callbacks(*what)
+
+    # --- numbers that differ by rank --------------------------------------------------------------
+
+    @property
+    def _tr_loss(self) -> Tensor:
+        return self._tally.loss
+
+    @_tr_loss.setter
+    def _tr_loss(self, value: Tensor) -> None:
+        if value is not self._tally.loss:
+            self._tally.loss.copy_(value)
+
+    @property
+    def current_flos(self) -> float:
+        """Floating-point operations of this rank since they were last summed."""
+        return float(self._tally.flos)
+
+    @current_flos.setter
+    def current_flos(self, value: float) -> None:
+        self._tally.flos.fill_(value)
+
+    # --- one rank after another -------------------------------------------------------------------
+
+    def is_world_process_zero(self) -> bool:
+        """Whether this process holds rank 0; never while it shadows."""
+        return bool(super().is_world_process_zero()) and not session().shadowing
+
+    def is_local_process_zero(self) -> bool:
+        """Whether this process reports for its host; never while it shadows."""
+        return bool(super().is_local_process_zero()) and not session().shadowing
+
+    def _take_rank(self) -> None:
+        """Between two steps: be the rank that this worker holds or shadows now."""
+        PartialState().process_index = self.accelerator.state.process_index = session().rank
+        state, new = self.state, self.is_world_process_zero()
+        old, state.is_world_process_zero = state.is_world_process_zero, new
+        state.is_local_process_zero = self.is_local_process_zero()
+        if new and not old:
+            # Progress bars and reporters are made on rank 0 only, when training begins.
+            for each in self.callback_handler.callbacks:
+                if hasattr(each, "_initialized"):
+                    each._initialized = False
+            stops = self.control.should_training_stop
+            self.control = self.callback_handler.on_train_begin(self.args, state, self.control)
+            self.control.should_training_stop = stops
+
+    # --- set-up -----------------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: Any = None, *more: Any, **named: Any) -> Any:
+        """As in transformers. With session checkpoints ``True`` is what happens anyway."""
+        if resume_from_checkpoint is True and self.args.session_checkpoints:
+            resume_from_checkpoint = None
+        return super().train(resume_from_checkpoint, *more, **named)
+
+    def _prepare_for_training(self, max_steps: int, *more: Any, **named: Any) -> Any:
+        model, loader = super()._prepare_for_training(max_steps, *more, **named)
+        args, joined = self.args, session()
+        refuse_data(loader, args)
+        self._total_loss_scalar, self._globalstep_last_logged = 0.0, self.state.global_step
+        self._progress = Progress(self)
+        joined.register(
+            model=[model, self._tally.to(args.device)],
+            optimizer=self.optimizer,
+            scheduler=self.lr_scheduler,
+            progress=self._progress,
+            **({} if self.accelerator.scaler is None else {"scaler": self.accelerator.scaler}),
+        )
+        if args.session_checkpoints and args.save_strategy != "no":
+            by_epoch = ceil(max_steps / self.state.num_train_epochs)
+            every = by_epoch if args.save_strategy == "epoch" else self.state.save_steps
+            joined.checkpoint(os.path.join(args.output_dir, args.session_checkpoints), every=every)
+        self._measure_all = joined.repeatable(self._measure, self._publish, name="transformers")
+        return model, loader
+
+    # --- the loop ---------------------------------------------------------------------------------
+
+    def _run_epoch(self, **run: Any) -> None:
+        self._run, epoch, joined = run, run["epoch"], session()
+        self.control.should_training_stop, self._stops = self._stops, False
+        resumed = run["resume_from_checkpoint"] is not None and epoch == run["epochs_trained"]
+        skip = run["steps_trained_in_current_epoch"] if resumed else 0
+        batches = Batches(run["train_dataloader"], epoch, skip, self._progress)
+        count = self.args.gradient_accumulation_steps
+        for drawn in joined.batches(batches, accumulate=count, partial=True):
+            self._take_rank()
+            step = joined.begin()
+            loss = step.run(self._update, drawn if count > 1 else [drawn], skip)
+            if step.end(loss) is StepResult.SPOILT:
+                continue
+            handler = self.callback_handler
+            self.control = now = handler.on_step_end(self.args, self.state, self.control)
+            self._stop_early()
+            if self._ends or now.should_log or now.should_evaluate or now.should_save:
+                self._measure_all()
+        if joined.skipped:
+            # The rank that this worker took is in a later epoch, which may end training.
+            self._stops = self.control.should_training_stop
+            self.control.should_training_stop = False
+        elif self._progress.values["epoch"] != epoch:
+            log.warning("epoch %d has no batch: training ends", epoch)
+            self.control.should_training_stop = True
+        elif not self._ends:
+            # The length of the data was not known, so nothing was due at their end.
+            self.control = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
+
+    def _update(self, samples: list[Any], skip: int) -> Tensor:
+        """One step: what the loop of transformers does with these batches up to ``on_step_end``."""
+        args, state, handler = self.args, self.state, self.callback_handler
+        run, model, accelerator = self._run, self._run["model"], self.accelerator
+        done = skip + session().position.index + len(samples)
+        samples, items = self.get_batch_samples(iter(samples), len(samples), args.device)
+        self.current_gradient_accumulation_steps = len(samples)
+        total = torch.zeros((), device=args.device)
+        self.control = handler.on_step_begin(args, state, self.control)
+        always = accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False)
+        for number, inputs in enumerate(samples, 1):
+            last = number == len(samples)
+            accelerator.gradient_state._set_sync_gradients(last)
+            with contextlib.nullcontext() if last or always else accelerator.no_sync(model):
+                loss = self.training_step(model, inputs, items)
+            total += loss
+            if args.logging_nan_inf_filter and not torch.isfinite(loss):
+                loss = self._tr_loss / (1 + state.global_step - self._globalstep_last_logged)
+            self._tr_loss += loss
+            self.current_flos += float(self.floating_point_ops(inputs))
+            self._track_num_input_tokens(inputs)
+            if not last:
+                self.control = handler.on_substep_end(args, state, self.control)
+        norm = self._clip_grad_norm(model) if args.max_grad_norm > 0 else None
+        norm = self._get_grad_norm(model, grad_norm=norm)
+        self._tally.grad_norm.fill_(float(norm))
+        self.control = handler.on_pre_optimizer_step(args, state, self.control)
+        self.optimizer.step()
+        self.control = handler.on_optimizer_step(args, state, self.control)
+        rate, by_metric = self._get_learning_rate(), type(self.lr_scheduler).__name__ in BY_METRIC
+        self._progress.values.update(learning_rate=rate, done=done, epoch=run["epoch"])
+        if not (accelerator.optimizer_step_was_skipped or by_metric):
+            self.lr_scheduler.step()
+        model.zero_grad()
+        state.global_step += 1
+        state.epoch = run["epoch"] + done / run["steps_in_epoch"]
+        return total
+
+    @property
+    def _ends(self) -> bool:
+        """Whether the epoch has no further step."""
+        run, progress = self._run, self._progress
+        over = progress.values["done"] >= run["steps_in_epoch"]
+        return over or progress.stopped[:1] == [run["epoch"]]
+
+    def _stop_early(self) -> None:
+        if self.control.should_epoch_stop or self.control.should_training_stop:
+            self._progress.stopped = [self._run["epoch"], session().position.index]
+
+    # --- what gathers from other ranks, between two steps -----------------------------------------
+
+    def _measure(self) -> list[tuple[str, dict[str, Any]]]:
+        """Log, evaluate and save what is due, and keep back what may happen only once."""
+        self._take_rank()
+        handler, progress, history = self.callback_handler, self._progress, self.state.log_history
+        gap = progress.values["gaps"]
+        if self._history[0] == gap:
+            del history[self._history[1] :]  # of an attempt in which a rank was lost
+        self._history = gap, len(history)
+        held: list[tuple[str, dict[str, Any]]] = []
+        handler.held = held
+        try:
+            self._log_save_evaluate()
+            self._stop_early()
+            if self._ends:
+                self.control = handler.on_epoch_end(self.args, self.state, self.control)
+                self._log_save_evaluate()
+                self._stop_early()
+            if self.control.should_training_stop:
+                self.store_flos()
+                self._share_history()
+            progress.values["gaps"] += 1
+            return held
+        finally:
+            handler.held = None
+
+    def _log_save_evaluate(self) -> None:
+        run, names = self._run, ("trial", "epoch", "ignore_keys_for_eval", "start_time")
+        self._maybe_log_save_evaluate(
+            tr_loss=self._tr_loss,
+            grad_norm=self._tally.grad_norm,
+            model=run["model"],
+            learning_rate=self._progress.values["learning_rate"],
+            **{name: run[name] for name in names},
+        )
+
+    def _publish(self, events: Iterable[tuple[str, dict[str, Any]]]) -> None:
+        for event, more in events:
+            if event == "on_save":
+                self._complete_checkpoint()
+            self.callback_handler.release(event, self.args, self.state, self.control, **more)
+
+    def store_flos(self) -> None:
+        """Sum the operations of all ranks, where they can be gathered."""
+        if self.callback_handler.held is not None and not self._partly:
+            super().store_flos()
+
+    def _finalize_training(self, *args: Any, **named: Any) -> Any:
+        if session().shadowing:
+            raise SystemExit(0)  # the rank itself reports
+        self._take_rank()
+        return super()._finalize_training(*args, **named)
