@@ -1,0 +1,126 @@
+"""A script that trains with the ``Trainer`` of transformers itself, or with that of tmd."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+from transformers import EarlyStoppingCallback, GPT2Config, GPT2LMHeadModel, TrainerCallback
+
+import tmd.integrations.transformers as ours
+from tests.e2e.transformers_script import Tokens
+from tmd.trainer.state.digests import digest_of
+
+CASES: dict[str, dict[str, Any]] = {
+    "epochs": {
+        "num_train_epochs": 6,
+        "gradient_accumulation_steps": 3,
+        "logging_strategy": "epoch",
+        "eval_strategy": "epoch",
+        "save_strategy": "epoch",
+        "save_total_limit": 1,
+        "load_best_model_at_end": True,
+    },
+    "steps": {
+        "max_steps": 23,
+        "logging_steps": 4,
+        "logging_first_step": True,
+        "eval_strategy": "steps",
+        "eval_steps": 5,
+        "eval_delay": 6,
+        "save_strategy": "best",
+        "metric_for_best_model": "eval_share",
+        "lr_scheduler_type": "reduce_lr_on_plateau",
+        "lr_scheduler_kwargs": {"patience": 0},
+        "include_num_input_tokens_seen": True,
+    },
+    "mixed": {
+        "num_train_epochs": 2,
+        "logging_steps": 3,
+        "eval_strategy": "epoch",
+        "save_strategy": "steps",
+        "save_steps": 7,
+        "max_grad_norm": 0.0,
+        "dataloader_num_workers": 1,
+    },
+}
+CLOCK = ("runtime", "per_second")
+
+
+def share(results: Any) -> dict[str, float]:
+    return {"share": float(np.mean(np.argmax(results.predictions, -1) == results.label_ids))}
+
+
+class Ragged(Tokens):
+    """Some tokens do not count."""
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        row = self.rows[index]
+        return {"input_ids": row, "labels": torch.where(row % 7 == index % 7, -100, row)}
+
+
+class Stop(TrainerCallback):
+    """Ends all processes in the middle of training, with no word to anyone."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            os._exit(1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("whose", choices=("theirs", "ours"))
+    parser.add_argument("case", choices=CASES)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--stop", type=int, default=0, help="the process ends after this step")
+    options = parser.parse_args()
+    kind = transformers if options.whose == "theirs" else ours
+    args = kind.TrainingArguments(
+        output_dir=str(options.folder / "out"),
+        use_cpu=True,
+        per_device_train_batch_size=4,
+        learning_rate=3e-2,
+        report_to="none",
+        **CASES[options.case],
+    )
+    transformers.set_seed(1)
+    # No dropout: tmd draws its random numbers anew for each step.
+    none = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    config = GPT2Config(vocab_size=32, n_positions=16, n_embd=16, n_layer=1, n_head=2, **none)
+    stops: list[Any] = [EarlyStoppingCallback(1, 0.5)] if options.case == "epochs" else []
+    trainer = kind.Trainer(
+        model=GPT2LMHeadModel(config),
+        args=args,
+        train_dataset=Ragged(82, 1),
+        eval_dataset=Ragged(21, 2),
+        compute_metrics=share,
+        callbacks=[*stops, Stop(options.stop)],
+    )
+    result = trainer.train()
+    logs = [
+        {name: value for name, value in each.items() if not name.endswith(CLOCK)}
+        for each in trainer.state.log_history
+    ]
+    facts = {
+        "logs": logs,
+        "loss": result.training_loss,
+        "weights": digest_of([*trainer.model.parameters()]),
+        "best": trainer.state.best_global_step,
+        "best_checkpoint": Path(trainer.state.best_model_checkpoint or "-").name,
+        "step": trainer.state.global_step,
+    }
+    (options.folder / f"{args.process_index}.json").write_text(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The ``Trainer`` of tmd against the one of transformers itself, without a daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.frameworks import need
+from tests.marks import thorough
+
+SCRIPT = Path(__file__).with_name("plain_script.py")
+ROOT = Path(__file__).parents[2]
+
+
+def train(whose: str, case: str, folder: Path, stop: int = 0) -> list[dict[str, Any]]:
+    """Facts of both ranks, and the checkpoints."""
+    folder.mkdir(exist_ok=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), whose, case, str(folder), "--stop", str(stop)],
+            cwd=ROOT,
+            env={
+                **{k: v for k, v in os.environ.items() if not k.startswith("TMD_")},
+                **common,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": str(ROOT),
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        output, _ = rank.communicate()
+        assert rank.returncode == bool(stop), output.decode()[-4000:]
+    if stop:
+        return []
+    facts = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    saved = sorted(each.name for each in (folder / "out").glob("checkpoint-*"))
+    return [*facts, {"checkpoints": saved}]
+
+
+@pytest.mark.parametrize("case", ["epochs", thorough("steps"), thorough("mixed")])
+def test_it_trains_as_the_original_does(case: str, tmp_path: Path) -> None:
+    """The same losses, evaluations, counts, best checkpoint and weights, on both ranks."""
+    need("transformers")
+    theirs = train("theirs", case, tmp_path / "theirs")
+
+    ours = train("ours", case, tmp_path / "ours")
+
+    assert ours == theirs
+
+
+@pytest.mark.thorough
+def test_it_goes_on_from_a_session_checkpoint(tmp_path: Path) -> None:
+    """A job that ended in the middle of an epoch ends with the numbers of one that did not. It
+    logs again from the checkpoint on."""
+    need("transformers")
+    whole = train("ours", "mixed", tmp_path / "whole")
+    train("ours", "mixed", tmp_path / "halves", stop=12)
+
+    halves = train("ours", "mixed", tmp_path / "halves")
+
+    for facts, like in zip(halves[:2], whole[:2], strict=True):
+        logs, all_logs = facts.pop("logs"), like.pop("logs")
+        assert 0 < len(logs) < len(all_logs)
+        assert logs == all_logs[-len(logs) :]
+    assert halves == whole
