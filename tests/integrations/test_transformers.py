@@ -79,3 +79,70 @@ def test_it_goes_on_from_a_session_checkpoint(tmp_path: Path) -> None:
         assert 0 < len(logs) < len(all_logs)
         assert logs == all_logs[-len(logs) :]
     assert halves == whole
+
+
+REFUSED = """
+import tempfile
+from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import TrainingArguments as Theirs
+from tmd.integrations.transformers import Trainer, TrainingArguments
+
+model = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_positions=8, n_embd=8, n_layer=1, n_head=2))
+folder = tempfile.mkdtemp()
+for kind, settings in (
+    (Theirs, {}),
+    (TrainingArguments, {"auto_find_batch_size": True}),
+    (TrainingArguments, {"eval_on_start": True, "eval_strategy": "steps"}),
+    (TrainingArguments, {"dataloader_persistent_workers": True}),
+    (TrainingArguments, {"accelerator_config": {"dispatch_batches": True}}),
+    (TrainingArguments, {"accelerator_config": {"use_seedable_sampler": False}}),
+):
+    try:
+        Trainer(model, kind(folder, use_cpu=True, report_to="none", **settings))
+    except (TypeError, ValueError) as error:
+        print("refused:", error)
+"""
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TMD_")}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_what_it_cannot_repeat_is_refused_by_name() -> None:
+    need("transformers")
+
+    result = run(REFUSED)
+
+    assert result.returncode == 0, result.stderr
+    said = [line for line in result.stdout.splitlines() if line.startswith("refused:")]
+    assert "import TrainingArguments from tmd.integrations.transformers" in said[0]
+    for line, name in zip(
+        said[1:],
+        (
+            "auto_find_batch_size",
+            "eval_on_start",
+            "dataloader_persistent_workers",
+            "dispatch_batches",
+            "use_seedable_sampler=False",
+        ),
+        strict=True,
+    ):
+        assert name in line
+
+
+@pytest.mark.parametrize("missing", ["transformers", "accelerate"])
+def test_a_missing_package_is_named_with_the_remedy(missing: str) -> None:
+    hidden = f"import sys; sys.modules[{missing!r}] = None\n"
+
+    result = run(f"{hidden}import tmd.integrations.transformers")
+
+    assert result.returncode == 1
+    assert f"needs {missing}: pip install 'tmd[transformers]'" in result.stderr
