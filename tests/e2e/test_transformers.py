@@ -15,8 +15,9 @@ from tmd.demo.cluster import workers
 from tmd.embedded import EmbeddedRedis
 
 SCRIPT = str(Path(__file__).with_name("transformers_script.py"))
-TRAINS, EVALUATES = 41, 42
-"""Numbers of the session's steps in which the script makes its step 25 and evaluates after it."""
+TRAINS, EVALUATES, STOPS = 41, 42, 17
+"""Numbers of the session's steps in which the script makes its step 25, evaluates after it, and
+evaluates after its step 10, the second time."""
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +122,25 @@ async def test_a_rank_with_a_hot_standby_is_lost(
 
         assert run.fired("evaluation")
         await ends_like(run, trainer_golden, lost=1)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("point", ["evaluation", "saving"])
+async def test_a_rank_is_lost_while_training_ends_early(
+    point: str, tmp_path: Path, redis: EmbeddedRedis, compiler: None
+) -> None:
+    """A joiner learns from the state that it takes over that its epoch is the last one."""
+    need("transformers")
+    stops = ("--patience", "1")
+    (folder := tmp_path / "golden").mkdir()
+    golden = golden_of(folder, stops, script=SCRIPT), folder / "trace"
+    faults = [f"{point}@0:{STOPS}=kill"]
+    async with running(
+        tmp_path / "run", redis.url, faults=faults, script=SCRIPT, arguments=stops
+    ) as run:
+        plan = await run.done("trainer")
+
+        assert run.fired(point)
+        assert [m.rank for m in plan.moves] == [0]
+        await ends_like(run, golden, lost=1)
+        assert (golden[1] / "saves").read_text() == "10\n"

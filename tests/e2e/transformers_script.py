@@ -87,6 +87,7 @@ def accuracy(results: Any) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--patience", type=int, default=100, help="evaluations before it ends")
     options = parser.parse_args()
     folder = Path(os.environ["TMD_TRACE"])
     torch.manual_seed(0)
@@ -118,7 +119,7 @@ def main() -> None:
         train_dataset=Tokens(3 * BATCH * (ACCUMULATE * 9 - 1), 1),
         eval_dataset=Tokens(40, 2),
         compute_metrics=accuracy,
-        callbacks=[Watch(folder), EarlyStoppingCallback(early_stopping_patience=100)],
+        callbacks=[Watch(folder), EarlyStoppingCallback(options.patience, 10.0)],
     )
     result = trainer.train()
     digest = digest_of([*trainer.model.parameters()])
