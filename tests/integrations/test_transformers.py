@@ -146,3 +146,14 @@ def test_a_missing_package_is_named_with_the_remedy(missing: str) -> None:
 
     assert result.returncode == 1
     assert f"needs {missing}: pip install 'tmd[transformers]'" in result.stderr
+
+
+def test_a_release_with_another_loop_is_refused() -> None:
+    """Else its own loop would train without any protection."""
+    need("transformers")
+    renamed = "import transformers; del transformers.Trainer._run_epoch\n"
+
+    result = run(f"{renamed}import tmd.integrations.transformers")
+
+    assert result.returncode == 1
+    assert "whose Trainer has no _run_epoch" in result.stderr

@@ -10,6 +10,7 @@ from math import ceil
 from typing import Any
 
 import torch
+import transformers
 from accelerate import PartialState
 from torch import Tensor
 
@@ -20,10 +21,25 @@ from tmd.integrations.transformers.data import Batches, refuse_data
 from tmd.integrations.transformers.progress import Progress, Tally
 from tmd.trainer import StepResult
 
+OVERRIDDEN = (
+    "_prepare_for_training",
+    "_run_epoch",
+    "_maybe_log_save_evaluate",
+    "_save_checkpoint",
+    "_get_output_dir",
+    "_finalize_training",
+)
+"""Private methods of the original, without which nothing would be protected."""
 BY_METRIC = ("ReduceLROnPlateau", "GreedyLR")
 """Schedulers that step after an evaluation."""
 
 log = logging.getLogger("tmd.trainer")
+
+if unknown := [name for name in OVERRIDDEN if not hasattr(transformers.Trainer, name)]:
+    raise ImportError(
+        f"tmd.integrations.transformers cannot use transformers {transformers.__version__}, whose "
+        f"Trainer has no {', '.join(unknown)}: pip install 'tmd[transformers]'"
+    )
 
 
 class Trainer(Checkpoints):
