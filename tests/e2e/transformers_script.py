@@ -111,17 +111,20 @@ def main() -> None:
         report_to="none",
     )
     injector.follow(session())
+    with args.main_process_first():
+        # Its last step of an epoch has one batch instead of two.
+        train_data, held_out = Tokens(3 * BATCH * (ACCUMULATE * 9 - 1), 1), Tokens(40, 2)
     config = GPT2Config(vocab_size=32, n_positions=16, n_embd=16, n_layer=1, n_head=2)
     trainer = Saving(
         model=GPT2LMHeadModel(config),
         args=args,
-        # Its last step has one batch instead of two.
-        train_dataset=Tokens(3 * BATCH * (ACCUMULATE * 9 - 1), 1),
-        eval_dataset=Tokens(40, 2),
+        train_dataset=train_data,
+        eval_dataset=held_out,
         compute_metrics=accuracy,
         callbacks=[Watch(folder), EarlyStoppingCallback(options.patience, 10.0)],
     )
     result = trainer.train()
+    trainer.evaluate()
     digest = digest_of([*trainer.model.parameters()])
     numbers = f"loss {result.training_loss!r} flos {trainer.state.total_flos!r}"
     (folder / f"weights-{session().rank}").write_text(f"{digest} {numbers}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 import transformers
 from torch import Tensor
+from torch.utils.data import IterableDataset
 from transformers import EarlyStoppingCallback, GPT2Config, GPT2LMHeadModel, TrainerCallback
 
 import tmd.integrations.transformers as ours
@@ -51,6 +53,14 @@ CASES: dict[str, dict[str, Any]] = {
         "dataloader_num_workers": 1,
     },
 }
+CASES["stream"] = {
+    "max_steps": 12,
+    "gradient_accumulation_steps": 3,
+    "logging_steps": 2,
+    "eval_strategy": "steps",
+    "eval_steps": 4,
+    "save_strategy": "no",
+}
 CLOCK = ("runtime", "per_second")
 
 
@@ -64,6 +74,14 @@ class Ragged(Tokens):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         row = self.rows[index]
         return {"input_ids": row, "labels": torch.where(row % 7 == index % 7, -100, row)}
+
+
+class Stream(IterableDataset[dict[str, Tensor]]):
+    """Four steps of three batches; its length is not known."""
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        rows = Ragged(96, 1)
+        return (rows[index] for index in range(len(rows)))
 
 
 class Stop(TrainerCallback):
@@ -101,7 +119,7 @@ def main() -> None:
     trainer = kind.Trainer(
         model=GPT2LMHeadModel(config),
         args=args,
-        train_dataset=Ragged(82, 1),
+        train_dataset=Stream() if options.case == "stream" else Ragged(82, 1),
         eval_dataset=Ragged(21, 2),
         compute_metrics=share,
         callbacks=[*stops, Stop(options.stop)],

@@ -53,7 +53,9 @@ def train(whose: str, case: str, folder: Path, stop: int = 0) -> list[dict[str, 
     return [*facts, {"checkpoints": saved}]
 
 
-@pytest.mark.parametrize("case", ["epochs", thorough("steps"), thorough("mixed")])
+@pytest.mark.parametrize(
+    "case", ["epochs", thorough("steps"), thorough("mixed"), thorough("stream")]
+)
 def test_it_trains_as_the_original_does(case: str, tmp_path: Path) -> None:
     """The same losses, evaluations, counts, best checkpoint and weights, on both ranks."""
     need("transformers")
