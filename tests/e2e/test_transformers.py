@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -28,10 +29,16 @@ def trainer_golden(compiler: None, tmp_path_factory: pytest.TempPathFactory) -> 
     return golden_of(folder, script=SCRIPT), folder / "trace"
 
 
-async def ends_like(run: Run, golden: tuple[Golden, Path], *, lost: int) -> None:
+async def ends_like(
+    run: Run,
+    golden: tuple[Golden, Path],
+    *,
+    lost: int,
+    unwritten: Collection[tuple[int, int]] = (),
+) -> None:
     """The same losses, evaluations and weights; each line is logged once, each checkpoint is
     complete and saved once."""
-    await run.ends_like(golden[0], lost=lost)
+    await run.ends_like(golden[0], lost=lost, unwritten=unwritten)
     folder = run.cluster.trace
     for name in ("log", "saves"):
         assert (folder / name).read_text() == (golden[1] / name).read_text(), name
@@ -84,10 +91,12 @@ async def test_a_drain_of_rank_0_and_a_kill(
         thorough("evaluation", 1, EVALUATES),
         thorough("evaluation", 0, EVALUATES),
         thorough("saving", 0, "*"),
+        thorough("after-vote", 1, TRAINS),
+        thorough("after-vote", 1, EVALUATES),
     ],
-    ids=["rank 1 evaluates", "rank 0 evaluates", "rank 0 saves"],
+    ids=["rank 1 evaluates", "rank 0 evaluates", "rank 0 saves", "optimizer", "after evaluating"],
 )
-async def test_a_rank_is_lost_between_two_steps(
+async def test_a_rank_is_lost_in_or_after_a_step(
     point: str,
     rank: int,
     step: object,
@@ -95,14 +104,16 @@ async def test_a_rank_is_lost_between_two_steps(
     redis: EmbeddedRedis,
     trainer_golden: tuple[Golden, Path],
 ) -> None:
-    """The evaluation is run again, and the checkpoint written again by the next rank 0."""
+    """The evaluation is run again, and the checkpoint written again by the next rank 0. After a
+    vote nothing is run again."""
     faults = [f"{point}@{rank}:{step}=kill"]
     async with running(tmp_path, redis.url, faults=faults, script=SCRIPT) as run:
         plan = await run.done("trainer")
 
         assert run.fired(point)
         assert [m.rank for m in plan.moves] == [rank]
-        await ends_like(run, trainer_golden, lost=1)
+        # A rank that dies after its vote leaves no line in the trace.
+        await ends_like(run, trainer_golden, lost=1, unwritten=[(1, TRAINS)])
 
 
 @pytest.mark.thorough
@@ -144,3 +155,28 @@ async def test_a_rank_is_lost_while_training_ends_early(
         assert [m.rank for m in plan.moves] == [0]
         await ends_like(run, golden, lost=1)
         assert (golden[1] / "saves").read_text() == "10\n"
+
+
+@pytest.mark.thorough
+async def test_rank_0_is_lost_before_it_names_the_last_checkpoint(
+    tmp_path: Path, redis: EmbeddedRedis, compiler: None
+) -> None:
+    """After the vote: the other ranks name it and load it. Only what rank 0 would have logged is
+    missing."""
+    need("transformers")
+    stops = ("--patience", "1")
+    (folder := tmp_path / "golden").mkdir()
+    golden = golden_of(folder, stops, script=SCRIPT)
+    faults = [f"after-vote@0:{STOPS}=kill"]
+    async with running(
+        tmp_path / "run", redis.url, faults=faults, script=SCRIPT, arguments=stops
+    ) as run:
+        await run.done("trainer")
+
+        assert run.fired("after-vote")
+        await run.ends_like(golden, lost=1)
+        assert files(run.cluster.trace) == files(folder / "trace")
+        lines = (run.cluster.trace / "log").read_text().splitlines()
+        whole = (folder / "trace" / "log").read_text().splitlines()
+        assert set(lines) < set(whole)
+        assert len(set(lines)) == len(lines)

@@ -147,7 +147,7 @@ def test_a_missing_package_is_named_with_the_remedy(missing: str) -> None:
     result = run(f"{hidden}import tmd.integrations.transformers")
 
     assert result.returncode == 1
-    assert f"needs {missing}: pip install 'tmd[transformers]'" in result.stderr
+    assert f"needs {missing}: run pip install 'tmd[transformers]'" in result.stderr
 
 
 def test_a_release_with_another_loop_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -29,14 +30,19 @@ class Checkpoints(transformers.Trainer):
         return os.path.join(folder, PARTLY) if self._partly else folder
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """All ranks: rank 0 writes, and the others wait: without a daemon there is no vote."""
         self.store_flos()
         self._share_history()
-        state, best = self.state, self.state.best_global_step
+        state = self.state
         name = f"checkpoint-{state.global_step}"
-        if best == state.global_step:
+        if state.best_global_step == state.global_step:
             state.best_model_checkpoint = os.path.join(self._get_output_dir(trial), name)
-        if not self.args.should_save:
-            return
+        if self.args.should_save:
+            self._write_checkpoint(model, trial, name)
+        self.accelerator.wait_for_everyone()
+
+    def _write_checkpoint(self, model: Any, trial: Any, name: str) -> None:
+        state, best = self.state, self.state.best_global_step
         self._partly, state.best_global_step = True, None  # else it waits for all ranks
         try:
             folder = self._get_output_dir(trial)
@@ -45,14 +51,15 @@ class Checkpoints(transformers.Trainer):
         finally:
             self._partly, state.best_global_step = False, best
         state.save_to_json(os.path.join(folder, name, "trainer_state.json"))
+        shutil.rmtree(os.path.join(os.path.dirname(folder), name), ignore_errors=True)
 
     def _complete_checkpoint(self) -> None:
+        """After the vote, on all ranks: rank 0 may be gone by now."""
         folder, name = self._get_output_dir(None), f"checkpoint-{self.state.global_step}"
-        source, target = os.path.join(folder, PARTLY, name), os.path.join(folder, name)
-        if self.args.should_save and os.path.isdir(source):
-            shutil.rmtree(target, ignore_errors=True)
-            os.replace(source, target)
-            os.rmdir(os.path.dirname(source))
+        with contextlib.suppress(FileNotFoundError):  # another rank was faster
+            os.replace(os.path.join(folder, PARTLY, name), os.path.join(folder, name))
+            os.rmdir(os.path.join(folder, PARTLY))
+        if self.args.should_save:
             limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
             rotate_checkpoints(folder, limit, best, use_mtime=True)
 
