@@ -67,6 +67,7 @@ def test_it_trains_as_the_original_does(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(240)  # three jobs, one after the other
 def test_it_goes_on_from_a_session_checkpoint(tmp_path: Path) -> None:
     """A job that ended in the middle of an epoch ends with the numbers of one that did not. It
     logs again from the checkpoint on."""
