@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
+from tmd.core.values.errors import ConfigError
 from tmd.extras import lacking_trainer
 
 LONG = "--check-hash-based-pycs"
@@ -28,6 +29,19 @@ def command_of(script: Sequence[str]) -> tuple[str, ...]:
     if script[0] == "-m" or script[0].endswith(".py"):
         return (sys.executable, *script)
     return tuple(script)
+
+
+def attached(script: Sequence[str]) -> tuple[str, ...]:
+    """``script`` as :mod:`tmd.integrations.auto` runs it.
+
+    Raises:
+        ConfigError: it is no Python file, or it is not there.
+    """
+    if not script[0].endswith(".py"):
+        raise ConfigError(f"--auto runs a Python file, and {script[0]} is none: name train.py, say")
+    if why := _unreadable(Path(script[0])):
+        raise ConfigError(f"--auto: {why}")
+    return ("-m", "tmd.integrations.auto", *script)
 
 
 def missing(command: Sequence[str]) -> str:

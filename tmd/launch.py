@@ -26,7 +26,7 @@ import typer
 from msgspec import Struct
 
 from tmd import wire
-from tmd.command import command_of, missing
+from tmd.command import attached, command_of, missing
 from tmd.config import load
 from tmd.core.planning.restarts import pause_s
 from tmd.core.values.environment import FOREIGN, Slot, announced
@@ -336,17 +336,16 @@ def launch(
     nproc_per_node: Annotated[int, typer.Option(min=1, help="Workers on this host.")] = 1,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="tmd.toml")] = None,
     max_restarts: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            help="How often a worker slot is started again, as a standby.",
-        ),
+        int, typer.Option(min=0, help="How often a worker slot is started again, as a standby.")
     ] = 3,
     restart_delay: Annotated[
         float, typer.Option(min=0, help="Seconds before a first restart; doubled each time.")
     ] = RESTART_S,
     trace: Annotated[Path | None, typer.Option(help="Folder for one line per step.")] = None,
     log_dir: Annotated[Path | None, typer.Option(help="Folder for the workers' output.")] = None,
+    auto: Annotated[
+        bool, typer.Option("--auto", help="Run an unchanged script of transformers or Lightning.")
+    ] = False,
 ) -> None:
     """Start this host's workers of a job. The same command on active and standby hosts.
 
@@ -355,7 +354,7 @@ def launch(
     """
     if why := wrong_name(job):
         raise ConfigError(f"--job: {why}")
-    command = command_of(script)
+    command = command_of(attached(script) if auto else script)
     if why := missing(command):
         typer.echo(printable(f"tmd launch: {why}"), err=True)
         raise typer.Exit(NOT_STARTED)
@@ -374,11 +373,11 @@ def launch(
         trace=trace,
         log_dir=log_dir,
     )
-    log.info("launching", job=job, host=spec.host, command=shlex.join(command))
     raise typer.Exit(_run(spec))
 
 
 def _run(spec: LaunchSpec) -> int:
+    log.info("launching", job=spec.job, host=spec.host, command=shlex.join(spec.command))
     try:
         return Launcher(spec).run()
     except CannotStart as error:

@@ -60,8 +60,13 @@ def epochs_golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
 
 
 def golden_of(
-    folder: Path, arguments: Sequence[str] = (), ranks: int = len(RANKS), script: str = SCRIPT
+    folder: Path,
+    arguments: Sequence[str] = (),
+    ranks: int = len(RANKS),
+    script: str = SCRIPT,
+    runner: Sequence[str] = (),
 ) -> Golden:
     # In a thread: asyncio.run here would take the event loop from the tests.
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, make_golden(folder, arguments, ranks, script)).result()
+        made = make_golden(folder, arguments, ranks, script, runner)
+        return pool.submit(asyncio.run, made).result()

@@ -67,10 +67,14 @@ def weights_of(folder: Path, kind: str = "weights") -> dict[str, str]:
 
 
 async def make_golden(
-    folder: Path, arguments: Sequence[str] = (), ranks: int = len(RANKS), script: str = SCRIPT
+    folder: Path,
+    arguments: Sequence[str] = (),
+    ranks: int = len(RANKS),
+    script: str = SCRIPT,
+    runner: Sequence[str] = (),
 ) -> Golden:
     """Run the job without tmd's control plane."""
-    command = (script, "--steps", str(STEPS), *arguments)
+    command = (*runner, script, "--steps", str(STEPS), *arguments)
     await run_golden(command, ranks, folder / "trace", folder / "log", _prefixes[-1])
     return Golden(read_trace(folder / "trace"), weights_of(folder / "trace"))
 
@@ -210,12 +214,13 @@ async def running(
     active: Sequence[str] = RANKS,
     per_host: int = 1,
     script: str = SCRIPT,
+    runner: Sequence[str] = (),
     prefix: Sequence[str] = (),
 ) -> AsyncIterator[Run]:
     """A cluster that runs the small job; all output is shown if a test fails.
 
     ``rehearse``: whether standbys rehearse without a request. Off, so that a fault for a joiner
-    does not strike in a rehearsal.
+    does not strike in a rehearsal. ``runner``: a module that runs the script.
     """
     marks = folder / "faults"
     await asyncio.to_thread(marks.mkdir, parents=True)
@@ -227,7 +232,7 @@ async def running(
         per_host=per_host,
         prefix=tuple(prefix) or _prefixes[-1],
         standby=tuple(standby),
-        script=(script, "--steps", str(STEPS), *arguments),
+        script=(*runner, script, "--steps", str(STEPS), *arguments),
         silence_s=silence_s,
         max_restarts=max_restarts,
         restart_delay_s=0.0,

@@ -12,7 +12,7 @@ from tests.e2e.harness import PACE, ROOT, Golden, running
 from tests.marks import thorough
 from tmd.embedded import EmbeddedRedis
 
-SCRIPT = str(ROOT / "tests" / "e2e" / "accelerate_script.py")
+SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "accelerate_script.py")
 
 
 @pytest.fixture(scope="module")

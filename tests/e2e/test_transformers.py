@@ -10,12 +10,12 @@ import pytest
 
 from tests.e2e.conftest import golden_of
 from tests.e2e.frameworks import need
-from tests.e2e.harness import PACE, Golden, Run, running
+from tests.e2e.harness import PACE, ROOT, Golden, Run, running
 from tests.marks import thorough
 from tmd.demo.cluster import workers
 from tmd.embedded import EmbeddedRedis
 
-SCRIPT = str(Path(__file__).with_name("transformers_script.py"))
+SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "transformers_script.py")
 TRAINS, EVALUATES, STOPS = 41, 42, 17
 """Numbers of the session's steps in which the script makes its step 25, evaluates after it, and
 evaluates after its step 10, the second time."""

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset
 from transformers import EarlyStoppingCallback, GPT2Config, GPT2LMHeadModel, TrainerCallback
 
 import tmd.integrations.transformers as ours
-from tests.e2e.transformers_script import Tokens
+from tests.e2e.scripts.transformers_script import Tokens
 from tmd.trainer.state.digests import digest_of
 
 CASES: dict[str, dict[str, Any]] = {

@@ -92,6 +92,15 @@ def test_it_runs_after_a_loop_and_between_two(script: Evaluated) -> None:
     assert script.session.position == Position(2)
 
 
+def test_it_runs_after_the_last_step_and_after_the_loop(script: Evaluated) -> None:
+    """All ranks have voted on the end of the loop between the two."""
+    for batch in script.session.batches([2.0]):
+        script.step(batch)
+        script.evaluate()
+    script.evaluate()
+    assert script.reported == [1, 2]
+
+
 def test_a_joiner_runs_what_is_due_before_its_first_batch(script: Evaluated) -> None:
     """It comes from another worker with the position; the script of the joiner never called it."""
     given = []

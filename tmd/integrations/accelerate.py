@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 try:
     from accelerate import Accelerator
-    from accelerate.state import PartialState
+    from accelerate.state import AcceleratorState, PartialState
 except ImportError as error:
     raise ImportError(
         "tmd.integrations.accelerate needs accelerate: run pip install 'tmd[accelerate]'"
@@ -74,7 +74,8 @@ def repeatable(
 
 
 def _follow(session: Session) -> None:
-    PartialState().process_index = session.rank
+    # An accelerator asks a copy.
+    PartialState().process_index = AcceleratorState().process_index = session.rank
 
 
 def _refuse_broadcasts(loader: Any) -> None:

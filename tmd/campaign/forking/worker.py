@@ -22,7 +22,13 @@ DESCRIPTORS = range(3, 4096)
 
 
 def run_script(command: Sequence[str]) -> None:
-    """Equivalent to ``python SCRIPT ARGUMENTS``; ``command`` begins with the interpreter."""
+    """Equivalent to ``python SCRIPT ARGUMENTS`` or ``python -m MODULE ARGUMENTS``; ``command``
+    begins with the interpreter."""
+    if command[1] == "-m":
+        sys.argv = list(command[2:])
+        sys.path.insert(0, str(Path.cwd()))
+        runpy.run_module(command[2], run_name="__main__", alter_sys=True)
+        return
     sys.argv = list(command[1:])
     sys.path.insert(0, str(Path(command[1]).resolve().parent))
     runpy.run_path(command[1], run_name="__main__")

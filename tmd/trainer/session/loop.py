@@ -53,6 +53,7 @@ class BatchLoop:
             except StopIteration:
                 if self._hooks.close_feed(feed, local):
                     self.skipped = False
+                    self.repeatables.passed()
                     return
                 continue
             if self._hooks.finishing:
@@ -61,7 +62,7 @@ class BatchLoop:
                     "must run the same number of steps"
                 )
             self._begin()
-            self.repeatables.gave()
+            self.repeatables.passed()
             yield drawn if accumulate > 1 else drawn[0]
 
     def settle(self) -> None:

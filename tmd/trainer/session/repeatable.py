@@ -61,8 +61,8 @@ class Repeatables:
         self._known[each.name] = each
         return partial(self._call, each.name)
 
-    def gave(self) -> None:
-        """A batch is given out: after its step one of the functions may run."""
+    def passed(self) -> None:
+        """A batch is given out, or a loop has ended: after it one of the functions may run."""
         self._ran = False
 
     def _call(self, name: str) -> None:

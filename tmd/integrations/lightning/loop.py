@@ -22,17 +22,12 @@ from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from torch.utils.data import DistributedSampler
 
-from tmd.integrations.lightning_state import (
-    Progress,
-    refuse,
-    refuse_logged,
-    refuse_loops,
-    refuse_resumed,
-)
+from tmd.integrations.lightning.progress import Progress
+from tmd.integrations.lightning.refused import refuse, refuse_logged, refuse_loops, refuse_resumed
 from tmd.trainer import StepResult
 
 if TYPE_CHECKING:
-    from tmd.integrations.lightning import TmdStrategy
+    from tmd.integrations.lightning.strategy import TmdStrategy
 
 Effect = Callable[[], object]
 """Something to write once it counts."""

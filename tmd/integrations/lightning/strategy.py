@@ -1,6 +1,6 @@
-"""PyTorch Lightning on tmd: ``Trainer(strategy=TmdStrategy())``.
+"""The strategy of a ``Trainer`` that trains on a session.
 
-The strategy replaces Lightning's fit loop by one that takes its batches from a session. Lightning
+It replaces Lightning's fit loop by one that takes its batches from a session. Lightning
 computes and updates in its own way. What a step logs or saves is held back until the step counts.
 """
 
@@ -11,27 +11,19 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
-
-try:
-    import lightning.pytorch as pl
-    from lightning.fabric.plugins.environments import TorchElasticEnvironment
-    from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
-    from lightning.fabric.utilities.seed import reset_seed
-    from lightning.pytorch.loggers import CSVLogger
-    from lightning.pytorch.strategies import DDPStrategy
-    from lightning.pytorch.utilities.rank_zero import rank_zero_only
-except ImportError as error:
-    raise ImportError(
-        "tmd.integrations.lightning needs PyTorch Lightning: pip install 'tmd[lightning]'"
-    ) from error
+from lightning.fabric.plugins.environments import TorchElasticEnvironment
+from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
+from lightning.fabric.utilities.seed import reset_seed
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 import tmd.trainer
-from tmd.integrations.lightning_loop import Effect, HeldLogger, SessionFitLoop
-from tmd.integrations.lightning_state import refuse_loggers
-
-__all__ = ["TmdStrategy"]
+from tmd.integrations.lightning.loop import Effect, HeldLogger, SessionFitLoop
+from tmd.integrations.lightning.refused import refuse_loggers
 
 
 class TmdStrategy(DDPStrategy):

@@ -1,0 +1,95 @@
+"""What ``tmd launch --auto`` refuses, with the reason, instead of training without protection."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.frameworks import need
+from tmd.command import attached
+from tmd.core.values.errors import ConfigError
+
+GROUP = """
+import torch.distributed as dist
+dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+print("trained")
+"""
+OTHER_TRAINER = """
+from transformers import GPT2Config, GPT2LMHeadModel, Seq2SeqTrainer, Seq2SeqTrainingArguments
+args = Seq2SeqTrainingArguments("out", use_cpu=True, report_to="none")
+model = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_embd=8, n_layer=1, n_head=1))
+Seq2SeqTrainer(model, args, train_dataset=[]).train()
+print("trained")
+"""
+STRATEGY = """
+import lightning.pytorch as pl
+pl.Trainer(strategy="fsdp", accelerator="cpu")
+print("trained")
+"""
+OTHER_PACKAGE = """
+import sys, types
+sys.path.insert(0, ".")
+import pytorch_lightning
+print("trained")
+"""
+NOTHING = """
+print("done")
+"""
+FIT = """
+import lightning as L, torch
+from lightning.pytorch.demos.boring_classes import BoringModel
+trainer = L.Trainer(max_steps=2, accelerator="cpu", logger=False, enable_checkpointing=False,
+    enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0)
+trainer.fit(BoringModel())
+print(type(trainer.strategy).__name__)
+"""
+
+
+def run(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+    script = folder / "train.py"
+    script.write_text(text)
+    command = [sys.executable, *attached([str(script)])]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=110)
+
+
+@pytest.mark.parametrize(
+    ("framework", "text", "why"),
+    [
+        ("", GROUP, "this script makes its own process group"),
+        ("transformers", OTHER_TRAINER, "does not know Seq2SeqTrainer of transformers"),
+        ("lightning", STRATEGY, "does not know Trainer(strategy='fsdp')"),
+        ("pytorch_lightning", OTHER_PACKAGE, "write 'import lightning.pytorch as pl'"),
+        ("", NOTHING, "trained with no Trainer of transformers or Lightning"),
+    ],
+    ids=["group", "trainer", "strategy", "package", "nothing"],
+)
+def test_what_is_not_known_is_refused_before_it_trains(
+    framework: str, text: str, why: str, tmp_path: Path
+) -> None:
+    if framework:
+        need(framework)
+    ended = run(tmp_path, text)
+    assert ended.returncode == 1, ended.stderr
+    assert why in ended.stderr
+    assert "trained" not in ended.stdout
+
+
+def test_a_trainer_of_lightning_gets_the_strategy(tmp_path: Path) -> None:
+    need("lightning")
+    ended = run(tmp_path, FIT)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.split()[-1] == "TmdStrategy"
+
+
+def test_help_of_a_script_is_no_failure(tmp_path: Path) -> None:
+    ended = run(tmp_path, "import argparse; argparse.ArgumentParser().parse_args(['--help'])")
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.mark.parametrize(("script", "why"), [("-m", "and -m is none"), ("no.py", "no file no.py")])
+def test_only_a_python_file_can_be_attached_to(script: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        attached([script])

@@ -1,0 +1,103 @@
+"""What Lightning keeps between two steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import (
+    ModelCheckpoint,
+)
+from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.loop import _Loop
+from torch import Tensor
+
+from tmd.integrations.lightning.refused import refuse_unreduced
+
+UNSAVED = ("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation")
+"""Attributes of ``ModelCheckpoint`` that its own state lacks."""
+
+
+class Progress:
+    """Counters of the loops, states of the callbacks and validated metrics; moves with a rank."""
+
+    def __init__(self, trainer: Trainer, loop: _FitLoop) -> None:
+        self._trainer, self._loop = trainer, loop
+        self.pending = False
+        """Whether the latest step awaits what is done between two steps."""
+        self.last = False
+        """Whether it is the last one of its epoch."""
+        self._metrics: dict[str, Tensor] = {}
+
+    def keep_metrics(self) -> None:
+        """Keep what validation has found, which callbacks may use until the next validation."""
+        found = self._trainer._logger_connector._callback_metrics
+        results = self._loop.epoch_loop.val_loop._results.values()
+        names = [metric.meta.name for metric in results]
+        self._metrics = {name: found[name] for name in names if name in found}
+        refuse_unreduced(self._trainer, results)
+
+    def state_dict(self) -> dict[str, Any]:
+        loops = self._loop.state_dict()
+        loops["state_dict"] = {}  # of loaders, whose position is the session's
+        callbacks = {c.state_key: _state_of(c) for c in self._trainer.callbacks}
+        return {
+            "loops": loops,
+            "callbacks": _plain({k: v for k, v in callbacks.items() if v}),
+            "metrics": _plain(self._metrics),
+            "pending": self.pending,
+            "last": self.last,
+            "should_stop": self._trainer.should_stop,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        _load(self._loop, state["loops"])
+        known = {c.state_key: c for c in self._trainer.callbacks}
+        for key, value in _restored(state["callbacks"]).items():
+            if isinstance(known[key], ModelCheckpoint):
+                vars(known[key]).update(value)  # its own method keeps its folder, not the rank's
+            else:
+                known[key].load_state_dict(value)
+        self._metrics = _restored(state["metrics"])
+        self._trainer._logger_connector._callback_metrics.update(self._metrics)
+        self.pending, self.last = state["pending"], state["last"]
+        self._trainer.should_stop = state["should_stop"]
+
+
+def _state_of(callback: Any) -> dict[str, Any]:
+    state = dict(callback.state_dict())
+    if isinstance(callback, ModelCheckpoint):
+        state |= {name: getattr(callback, name) for name in UNSAVED if hasattr(callback, name)}
+    return state
+
+
+def _load(loop: _Loop, state: dict[str, Any], prefix: str = "") -> None:
+    """Set the counters. ``load_state_dict`` would also mark the loops as restarting."""
+    loop._load_from_state_dict(state, prefix)
+    for name, child in vars(loop).items():
+        if isinstance(child, _Loop):
+            _load(child, state, f"{prefix}{name}.")
+
+
+def _plain(value: Any) -> Any:
+    """``value`` with tensors as plain values: their number may change from step to step."""
+    if isinstance(value, Tensor):
+        dtype = str(value.dtype).removeprefix("torch.")
+        return {"tensor": value.detach().cpu().tolist(), "dtype": dtype}
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_plain(item) for item in value)
+    return value
+
+
+def _restored(value: Any) -> Any:
+    """The inverse of :func:`_plain`."""
+    if isinstance(value, dict):
+        if value.keys() == {"tensor", "dtype"}:
+            return torch.tensor(value["tensor"], dtype=getattr(torch, value["dtype"]))
+        return {name: _restored(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_restored(item) for item in value)
+    return value
