@@ -94,6 +94,8 @@ bench: install
 	$(BIN)/python -m bench.layouts
 	$(BIN)/python -m bench.growth
 	$(BIN)/python -m bench.daemon
+	$(MAKE) frameworks
+	$(BIN)/python -m bench.frameworks
 
 bench-peers: install
 	$(BIN)/python -m bench.peers

@@ -53,8 +53,14 @@ def started(
         process.wait()
 
 
-def torchrun(arguments: Sequence[str], ranks: int, folder: Path, within_s: float) -> list[Line]:
-    """Run ``bench.torchrun_train`` to its end; returns its trace.
+def torchrun(
+    arguments: Sequence[str],
+    ranks: int,
+    folder: Path,
+    within_s: float,
+    module: str = "bench.torchrun_train",
+) -> list[Line]:
+    """Run ``module`` to its end; returns its trace.
 
     Raises:
         RuntimeError: it failed or took too long; the message has the end of its output.
@@ -63,7 +69,7 @@ def torchrun(arguments: Sequence[str], ranks: int, folder: Path, within_s: float
     trace, log = folder / "trace", folder / "log"
     command = [
         *(sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--max-restarts=3"),
-        *("--monitor-interval=0.1", f"--nproc-per-node={ranks}", "-m", "bench.torchrun_train"),
+        *("--monitor-interval=0.1", f"--nproc-per-node={ranks}", "-m", module),
         *("--trace", str(trace), *arguments),
     ]
     with started(command, log, OWN_STORE) as process:

@@ -30,7 +30,7 @@ def reached() -> set[str]:
     """Names of all points; of one with a number what comes before that. Scripts of tests may have
     points of their own."""
     found = set()
-    files = [Path(points.__file__), Path(job.__file__), *(ROOT / "tests" / "e2e").glob("*.py")]
+    files = [Path(points.__file__), Path(job.__file__), *(ROOT / "tests" / "e2e").rglob("*.py")]
     for file in files:
         for node in ast.walk(ast.parse(file.read_text())):
             called = node.func if isinstance(node, ast.Call) else None
