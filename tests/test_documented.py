@@ -117,7 +117,8 @@ def test_every_name_of_the_code_resolves() -> None:
         try:
             resolved(name)
         except (ImportError, AttributeError, KeyError) as error:
-            lost.append(f"{name}: {error!r}")
+            if "run pip install 'tmd[" not in str(error):  # there, and its framework is not
+                lost.append(f"{name}: {error!r}")
 
     assert len(named) > 150
     assert lost == []

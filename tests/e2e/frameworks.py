@@ -10,7 +10,7 @@ def need(package: str) -> None:
     """Skip the test if ``package`` is missing. Where CI runs, that is a failure."""
     if find_spec(package) is not None:
         return
-    missing = f"{package} is not installed: run pip install -c constraints.txt '.[{package}]'"
+    missing = f"{package} is not installed: run make frameworks"
     if os.environ.get("CI"):
         pytest.fail(missing)
     pytest.skip(missing)

@@ -61,7 +61,7 @@ def run(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
         ("", GROUP, "this script makes its own process group"),
         ("transformers", OTHER_TRAINER, "does not know Seq2SeqTrainer of transformers"),
         ("lightning", STRATEGY, "does not know Trainer(strategy='fsdp')"),
-        ("pytorch_lightning", OTHER_PACKAGE, "write 'import lightning.pytorch as pl'"),
+        ("lightning", OTHER_PACKAGE, "write 'import lightning.pytorch as pl'"),
         ("", NOTHING, "trained with no Trainer of transformers or Lightning"),
     ],
     ids=["group", "trainer", "strategy", "package", "nothing"],

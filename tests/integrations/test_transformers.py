@@ -143,6 +143,7 @@ def test_what_it_cannot_repeat_is_refused_by_name() -> None:
 
 @pytest.mark.parametrize("missing", ["transformers", "accelerate"])
 def test_a_missing_package_is_named_with_the_remedy(missing: str) -> None:
+    need("transformers")
     hidden = f"import sys; sys.modules[{missing!r}] = None\n"
 
     result = run(f"{hidden}import tmd.integrations.transformers")
