@@ -62,7 +62,7 @@ def load_text() -> dict[str, Tensor]:
 
 
 def get_batch(text: Tensor) -> tuple[Tensor, Tensor]:
-    """Random windows. tmd seeds the generator for each step from the script's seed and the rank."""
+    """Random windows. tmd seeds the generator for each step from this rank's seed and the step."""
     starts = torch.randint(len(text) - BLOCK_SIZE, (BATCH_SIZE,)).tolist()
     windows = torch.stack([text[i : i + BLOCK_SIZE + 1] for i in starts]).long()
     return windows[:, :-1], windows[:, 1:]
@@ -83,7 +83,7 @@ def main() -> None:
 
     session = tmd.trainer.join()  # tmd
     dist.init_process_group("tmd")  # tmd
-    torch.manual_seed(1337)  # tmd: the same on all ranks, instead of 1337 + rank
+    torch.manual_seed(1337 + session.rank)  # a worker that takes a rank gets its seed, too
     data = load_text()
     model = DistributedDataParallel(GPT())
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95))

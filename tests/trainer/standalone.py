@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +46,11 @@ class Script:
         self.model = nn.Linear(1, 1, bias=False)
         nn.init.zeros_(self.model.weight)
         self.optimizers = [SGD(self.model.parameters(), lr=1.0) for _ in range(optimizers)]
-        self.session.register(model=self.model, optimizer=self.optimizers)
+        self.session.register(model=self.model, optimizer=self.optimizers, **self.others())
+
+    def others(self) -> dict[str, Any]:
+        """What else is registered."""
+        return {}
 
     @property
     def weight(self) -> float:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 
 from tests.trainer.standalone import Script
@@ -23,6 +26,10 @@ class Evaluated(Script):
         self.positions: list[Position] = []
         self.runs = 0
         self.evaluate = self.session.repeatable(self._evaluate, self.reported.append)
+
+    def others(self) -> dict[str, Any]:
+        self.total = self.session.counter("total", 0)
+        return {}
 
     def _evaluate(self) -> int:
         self.positions.append(self.session.position)
@@ -118,17 +125,88 @@ def test_a_joiner_runs_what_is_due_before_its_first_batch(script: Evaluated) -> 
     assert given == [4.0]
 
 
-def test_a_joiner_of_an_ended_loop_runs_what_is_due_and_leaves_it(script: Evaluated) -> None:
+def test_a_joiner_of_an_ended_loop_runs_what_is_due_where_the_script_calls_it() -> None:
+    """What its script changes on the way there, the rank had changed before its state was copied;
+    what follows the call it runs like the other ranks."""
+    script = Evaluated()
+    total = script.total
     batches = script.session.batches([2.0, 3.0, 4.0])
     script.step(next(batches))
     assert script.session._cycle.feed is not None
+    total.value = 10  # as the state of the rank that it takes says
     script.session._cycle.feed.seek(Position(0, 3, due="_evaluate", over=True))
 
     assert list(batches) == []
-    script.evaluate()  # of the script, behind the loop: it has run already
-    assert script.reported == [1]
     assert script.session.skipped
+    total.value += 1  # done by the rank already
+    script.evaluate()
+    assert script.reported == [1]
+    assert not script.session.skipped
+    assert total.value == 10
     assert script.session.position == Position(1)
+
+
+def test_a_joiner_that_does_not_call_what_is_due_is_told(script: Evaluated) -> None:
+    """The other ranks wait in it."""
+    batches = script.session.batches([2.0, 3.0])
+    script.step(next(batches))
+    assert script.session._cycle.feed is not None
+    script.session._cycle.feed.seek(Position(0, 2, due="_evaluate", over=True))
+    assert list(batches) == []
+    with pytest.raises(RuntimeError, match=r"was not called after the loop.*session\.skipped"):
+        next(script.session.batches([2.0]))
+
+
+def test_a_change_between_it_and_the_next_batch_is_refused(script: Evaluated) -> None:
+    """A joiner would miss it; on the first run it is an error, and not after the first loss."""
+    for batch in script.session.batches([2.0, 3.0]):
+        script.step(batch)
+        script.total.value += 1
+        script.evaluate()
+    batches = iter(script.session.batches([2.0, 3.0]))
+    script.step(next(batches))
+    script.evaluate()
+    script.total.value += 1
+    with pytest.raises(RuntimeError, match="a worker that joins in that function would miss"):
+        next(batches)
+
+
+def test_after_a_loop_that_was_broken_off_it_belongs_to_no_batch(script: Evaluated) -> None:
+    """Otherwise a joiner would go on with the batches that nobody else trains on."""
+    for batch in script.session.batches([2.0, 3.0, 4.0]):
+        script.step(batch)
+        if script.session.position.index == 2:
+            break
+    script.evaluate()
+    assert script.positions == [Position(0, 2, due="_evaluate", over=True)]
+    assert script.session.position == Position(1)
+
+
+def test_a_loop_that_is_broken_off_after_a_broken_step_is_refused(script: Evaluated) -> None:
+    """The step would be missing."""
+    script.hooks.lost = {0}
+    for batch in script.session.batches([2.0, 3.0]):
+        script.step(batch)
+        break
+    with pytest.raises(RuntimeError, match=r"ask step\.counts before the break"):
+        next(script.session.batches([2.0]))
+
+
+def test_an_optimizer_in_it_is_refused(script: Evaluated) -> None:
+    """The collectives after its vote would be protected by none."""
+    train = script.session.repeatable(lambda: script.optimizers[0].step(), name="train")
+    for batch in script.session.batches([1.0]):
+        script.step(batch)
+        with pytest.raises(RuntimeError, match=r"train in session\.step"):
+            train()
+        break
+
+
+def test_a_call_inside_a_step_is_refused(script: Evaluated) -> None:
+    for _ in script.session.batches([1.0]):
+        with pytest.raises(RuntimeError, match="between two steps"), script.session.step():
+            script.evaluate()
+        break
 
 
 def test_an_error_of_the_function_is_raised(script: Evaluated) -> None:
@@ -140,7 +218,8 @@ def test_an_error_of_the_function_is_raised(script: Evaluated) -> None:
         script.step(batch)
         with pytest.raises(KeyError, match="mistake"):
             wrong()
-        break
+        script.evaluate()
+    assert script.reported == [1], "what failed is not due any more"
 
 
 def test_a_second_one_in_the_same_place_is_refused(script: Evaluated) -> None:
@@ -167,8 +246,9 @@ def test_a_call_before_the_first_loop_is_refused(script: Evaluated) -> None:
 
 def test_it_must_be_known_before_the_loop_and_by_one_name(script: Evaluated) -> None:
     """A joiner must find it, though it joins before its script comes to the call."""
-    with pytest.raises(ValueError, match="pass another name"):
-        script.session.repeatable(script._evaluate)
+    for taken in (script._evaluate, partial(script._evaluate)):
+        with pytest.raises(ValueError, match="empty or taken: pass another name"):
+            script.session.repeatable(taken)
     for batch in script.session.batches([1.0]):
         with pytest.raises(RuntimeError, match="before session\\.batches"):
             script.session.repeatable(lambda: None, name="late")

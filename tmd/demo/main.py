@@ -15,7 +15,7 @@ from rich.console import Console
 
 from tmd import embedded, extras
 from tmd.cli import output
-from tmd.core.values.errors import TmdError
+from tmd.core.values.errors import ConfigError, TmdError
 from tmd.core.values.reasons import in_words
 from tmd.demo.cluster import ClusterSpec, LocalCluster
 from tmd.demo.report import compare, events_of, median_step, read_trace
@@ -42,6 +42,8 @@ def demo(
 ) -> None:
     """Train a small GPT on five simulated hosts; drain one, kill another, compare the losses."""
     extras.need_trainer("tmd demo")
+    if script is not None and seed:
+        raise ConfigError("--seed is for the demo's own script: seed yours in the script")
     console = output.console(markup=True)
     own = (str(SCRIPT), "--seed", str(seed))
     command = (*(own if script is None else (str(script),)), "--steps", str(steps))

@@ -15,7 +15,8 @@ from tmd.fabric import Fabric
 T = TypeVar("T")
 
 STEPPING, CLOSING, REPEATING = 0, 1, 2
-"""Kinds of vote: on a step, on the end of a ``batches()`` call, on a repeatable function."""
+"""Kinds of vote: on a step, on the end of a ``batches()`` call, on a repeatable function. Only the
+first may agree on a switch, which needs a boundary: none may follow the others."""
 
 
 def ticket(membership: Membership) -> int:

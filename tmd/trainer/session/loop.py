@@ -37,8 +37,7 @@ class BatchLoop:
         """Of the latest call that was not skipped."""
         self.calls = 0
         """Number of calls so far."""
-        self.skipped = False
-        """Whether the latest call did not run to its end here."""
+        self._latest: Feed | None = None
 
     def run(
         self, loader: Loader, local: LocalState, accumulate: int, partial: bool
@@ -52,8 +51,8 @@ class BatchLoop:
                 drawn = feed.several(self._hooks.status.step, accumulate, partial=partial)
             except StopIteration:
                 if self._hooks.close_feed(feed, local):
-                    self.skipped = False
-                    self.repeatables.passed()
+                    feed.ended = True
+                    self.repeatables.ready()
                     return
                 continue
             if self._hooks.finishing:
@@ -62,8 +61,17 @@ class BatchLoop:
                     "must run the same number of steps"
                 )
             self._begin()
-            self.repeatables.passed()
-            yield drawn if accumulate > 1 else drawn[0]
+            self.repeatables.ready()
+            try:
+                yield drawn if accumulate > 1 else drawn[0]
+            except GeneratorExit:
+                self._broken_off(feed)
+                raise
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the latest call did not run to its end here."""
+        return self._latest is not None and not self._latest.ended
 
     def settle(self) -> None:
         """Wait for a checkpoint that is still copying the state."""
@@ -71,9 +79,23 @@ class BatchLoop:
             self.saving.checkpoints.settle()
 
     def _enter(self, feed: Feed) -> bool:
-        """Begin a call; False if the checkpoint to resume from is in a later one."""
+        """Begin a call; False if the checkpoint to resume from is in a later one.
+
+        Raises:
+            RuntimeError: the loop before was left where it could not be.
+        """
+        if self._cycle.spoilt:
+            raise RuntimeError(
+                "a loop over session.batches() was left by 'break' after a step that broke, whose "
+                "batch would have come again: ask step.counts before the break"
+            )
+        if (before := self.feed) is not None and before.left and before.due:
+            raise RuntimeError(
+                f"{before.due}() was not called after the loop, but the other ranks run it there: "
+                "call it whether or not session.skipped"
+            )
         self.calls += 1
-        self.skipped = self.repeatables.may_run = True
+        self._latest, self.repeatables.begun = feed, True
         if self.saving is not None and self.saving.skips(feed.call):
             feed.leave()
             return False
@@ -89,13 +111,25 @@ class BatchLoop:
     def _stays(self, feed: Feed) -> bool:
         """Before a batch: run what is due. Returns whether this worker stays in the call."""
         self._cycle.check_ended()
+        self.repeatables.check_unchanged()
         while self._boundary():
             if not feed.due:
                 return True
-            if not self.repeatables.run_due(feed) or feed.closed:
+            if feed.closed:
+                # The script runs it where it calls it, behind the loop.
+                self._cycle.keep()
+                break
+            if not self.repeatables.run_due(feed):
                 break
         feed.leave()
         return False
+
+    def _broken_off(self, feed: Feed) -> None:
+        """The script has left the loop by ``break``, on all ranks after the same step."""
+        if not self._cycle.spoilt and not feed.drawn:
+            feed.close()
+            feed.ended = False
+            self.repeatables.ready()
 
     def _boundary(self) -> bool:
         """Between two steps. Returns false if the present call has to end."""

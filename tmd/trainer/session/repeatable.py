@@ -2,7 +2,8 @@
 
 They are voted on like a step and count as one, so that after a loss all ranks know whether they
 have run. The data position says which of them is due, so that the worker that takes a lost rank
-runs it, too, though its script never came to the call.
+runs it, too: in a loop before its first batch, since its script never came to the call; after a
+loop where its script calls it.
 """
 
 from __future__ import annotations
@@ -24,46 +25,59 @@ class Repeatable(NamedTuple, Generic[T]):
     name: str
     run: Callable[[], T]
     then: Callable[[T], object] | None
-    """Called once with the result, on every worker that holds a rank."""
+    """Called with the result after the vote, on every worker that holds a rank."""
 
 
 class Repeatables:
     """Runs the functions that the script has made repeatable.
 
     ``boundary`` does what can only be done between two steps; it returns false if the present
-    ``batches()`` call has to end. ``seed`` seeds the random numbers of the step.
+    ``batches()`` call has to end. ``begin`` begins a step: it seeds it, and begins a checkpoint.
     """
 
     def __init__(
-        self, cycle: StepCycle, boundary: Callable[[], bool], seed: Callable[[], None]
+        self, cycle: StepCycle, boundary: Callable[[], bool], begin: Callable[[], None]
     ) -> None:
-        self._cycle, self._boundary, self._seed = cycle, boundary, seed
+        self._cycle, self._boundary, self._begin = cycle, boundary, begin
         self._known: dict[str, Repeatable[Any]] = {}
-        self.may_run = False
+        self.begun = False
         """Whether a ``batches()`` call has begun."""
         self._ran = False
-        """Whether one has run since the latest batch was given out."""
+        """Whether one has run since the latest batch was given out, or since the loop ended."""
 
     def add(self, each: Repeatable[Any]) -> Callable[[], None]:
         """Returns what the script calls.
 
         Raises:
-            ValueError: the name is taken.
+            ValueError: the name is missing or taken.
             RuntimeError: a ``batches()`` call has begun.
         """
-        if self.may_run:
+        if self.begun:
             raise RuntimeError("call session.repeatable() before session.batches()")
-        if each.name in self._known:
+        if not each.name or each.name in self._known:
             raise ValueError(
-                f"session.repeatable() got two functions of the name {each.name!r}: pass another "
+                f"session.repeatable(): the name {each.name!r} is empty or taken: pass another "
                 "name=..., the same on all ranks"
             )
         self._known[each.name] = each
         return partial(self._call, each.name)
 
-    def passed(self) -> None:
-        """A batch is given out, or a loop has ended: after it one of the functions may run."""
+    def ready(self) -> None:
+        """A batch was given out, or a loop has ended: one of the functions may run after it."""
         self._ran = False
+
+    def check_unchanged(self) -> None:
+        """Before a batch: a joiner does not run the code between a function and the next batch.
+
+        Raises:
+            RuntimeError: that code has changed a registered object.
+        """
+        if self._ran and not self._cycle.spoilt and self._cycle.has_changed():
+            raise RuntimeError(
+                "a registered object has changed between a function of session.repeatable() and "
+                "the next batch, which a worker that joins in that function would miss: change it "
+                "before the call, or in the function"
+            )
 
     def _call(self, name: str) -> None:
         """The script calls the function ``name``.
@@ -71,13 +85,19 @@ class Repeatables:
         Raises:
             RuntimeError: not between a step and the next batch, or the second one there.
         """
-        if not self.may_run:
-            raise RuntimeError(f"call {name}() inside or after session.batches()")
         feed = self._cycle.feed
-        if feed is None or feed.left or self._cycle.spoilt or self._cycle.hooks.idle:
+        if not self.begun or self._cycle.is_open:
+            raise RuntimeError(
+                f"call {name}() between two steps, inside or after session.batches()"
+            )
+        if feed is None or self._cycle.spoilt or self._cycle.hooks.idle:
             return
-        self._cycle.check_ended()
-        if feed.drawn or self._ran:
+        if feed.left:
+            if feed.due != name:
+                return
+            # The rank had run the code since the loop before its state was copied.
+            self._cycle.take_back()
+        elif feed.drawn or self._ran:
             raise RuntimeError(
                 f"{name}() belongs after a step and before the next batch, once: put all that runs "
                 "there into one function of session.repeatable()"
@@ -87,7 +107,7 @@ class Repeatables:
             feed.due = ""
 
     def run_due(self, feed: Feed) -> bool:
-        """At a boundary: run what is due, if anything.
+        """At a boundary: run what is due, unless this worker is idle or the job ends.
 
         Returns false if the ``batches()`` call has to end instead.
         """
@@ -102,12 +122,18 @@ class Repeatables:
 
     def _attempt(self, each: Repeatable[T], feed: Feed) -> bool:
         """Returns whether it was committed, or run by a shadow."""
-        self._seed()
-        with Step(self._cycle, trains=False) as step:
-            result = each.run()
+        self._begin()
+        try:
+            with Step(self._cycle, trains=False) as step:
+                result = each.run()
+        except BaseException:
+            feed.due = ""
+            raise
         if step.result is StepResult.SPOILT:
             return False
         feed.due, self._ran = "", True
+        feed.left, feed.ended = False, feed.closed
+        self._cycle.keep()
         if step.counts and each.then is not None:
             each.then(result)
         return True

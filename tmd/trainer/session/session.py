@@ -262,15 +262,17 @@ class Session:
         Args:
             function: must depend on registered objects only, and on :attr:`rank`. What its result
                 changes for later steps belongs in it, on registered objects: a best loss, say.
-            then: called once with the result, on every worker that holds a rank: print and save
-                there.
+            then: called with the result after the vote, on every worker that holds a rank: print
+                and save there, without collectives.
             name: the same on all ranks; by default that of ``function``.
 
         Raises:
-            ValueError: the name is taken.
+            ValueError: the name is missing or taken.
             RuntimeError: called after :meth:`batches`.
         """
-        return self._loop.repeatables.add(Repeatable(name or function.__name__, function, then))
+        return self._loop.repeatables.add(
+            Repeatable(name or getattr(function, "__name__", ""), function, then)
+        )
 
     def sampler(self, size: int, batch_size: int, steps: int, seed: int = 0) -> StepSampler:
         """A sampler without state: see :class:`tmd.trainer.state.data.StepSampler`."""

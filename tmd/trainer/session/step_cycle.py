@@ -29,7 +29,9 @@ class StepCycle:
     def __init__(self, hooks: StepHooks, trace: Trace, settle: Callable[[], None]) -> None:
         self.hooks = hooks
         self._trace, self._settle = trace, settle
-        self._optimizers = OptimizerHooks(self.decide, hooks.applying, lambda: hooks.calls)
+        self._optimizers = OptimizerHooks(
+            self._decide_to_apply, hooks.applying, lambda: hooks.calls
+        )
         self._local: LocalState | None = None
         self.feed: Feed | None = None
         """Of the present ``batches`` call."""
@@ -79,6 +81,33 @@ class StepCycle:
         """The step has ended, or the script has failed in it."""
         self._open = False
         self._optimizers.end()
+
+    def keep(self) -> None:
+        """Keep what code that follows may change: :meth:`take_back` and :meth:`has_changed`."""
+        assert self._local is not None
+        self._local.begin()
+
+    def take_back(self) -> None:
+        """Undo what code has changed since :meth:`keep`."""
+        assert self._local is not None
+        self._local.undo()
+
+    def has_changed(self) -> bool:
+        """Whether code has changed a registered object since :meth:`keep`."""
+        assert self._local is not None
+        return self._local.changed()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a step has begun and not ended."""
+        return self._open
+
+    def _decide_to_apply(self) -> None:
+        if self._open and not self._trains:
+            raise RuntimeError(
+                "an optimizer runs in a function of session.repeatable(): train in session.step()"
+            )
+        self.decide()
 
     def decide(self) -> None:
         """Vote, unless this step has voted. Raises Interrupted."""

@@ -129,7 +129,9 @@ class Feed:
         self.due = ""
         """Name of the repeatable function that all ranks run now; empty for none."""
         self.left = False
-        """Whether this worker left the call before its end, since its rank is in a later one."""
+        """Whether this worker left the call before its end, since its rank is past it."""
+        self.ended = False
+        """Whether this worker was in the call at its end."""
         self._opened_at: DataPlace | None = None
         """The place for which the loader was opened."""
 
@@ -152,11 +154,15 @@ class Feed:
 
     def close(self) -> None:
         """End this call on all ranks: the next position is in the call after it."""
-        self._closed = True
+        self._closed = self.ended = True
+        self._count_iteration()
 
     def leave(self) -> None:
         """This worker leaves the call before its end."""
         self.left = True
+        self._count_iteration()
+
+    def _count_iteration(self) -> None:
         if self._epoch is not None:
             self._loader.set_epoch(self._epoch + 1)  # type: ignore[union-attr]
 

@@ -72,6 +72,13 @@ class LocalState:
         self._states = [(o, copy.deepcopy(o.state_dict())) for o in self._registry.others]
         self._steps += 1
 
+    def changed(self) -> bool:
+        """Whether a registered object other than a model has changed since :meth:`begin`."""
+        states = any(not _equal(o.state_dict(), before) for o, before in self._states)
+        values = ({k: group.get(k) for k in before} for group, before in self._values)
+        befores = (before for _, before in self._values)
+        return states or not all(map(_equal, values, befores))
+
     def undo(self) -> None:
         """Remove all traces of a poisoned step before its repeat, even those of code after it.
 
@@ -177,6 +184,16 @@ def _owners(modules: list[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
             for name, buffer in layer.named_buffers(recurse=False):
                 if buffer.numel():
                     yield f"{number}.{path}.{name}" if path else f"{number}.{name}", layer
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal(one[k], other[k]) for k in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return bool(one == other)
 
 
 def _copied(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Derives random numbers from (seed, step, rank), so that no random state ever has to move.
+"""Derives random numbers from (the rank's seed, step), so that no random state ever has to move.
 
 Before each step every common generator is seeded from the seed that the user chose for this rank,
 the number of the step and the purpose. A repeated step, a joiner and a restarted job thereby draw

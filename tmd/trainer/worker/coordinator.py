@@ -179,7 +179,7 @@ class Coordinator:
             local.exchange_copies(status.step, self.rank, status.world_size, self._fabric.shift)
         except LinkError:
             raise Interrupted from None
-        armed = self._arming.begin_vote(lambda later: must_wait(self._fabric, later))
+        armed = self._arming.begin_vote(lambda new: not trains or must_wait(self._fabric, new))
         try:
             kind = STEPPING if trains else REPEATING
             agreed, told = agree(self._fabric, self.status.step, armed, kind, shares)
