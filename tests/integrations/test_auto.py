@@ -35,6 +35,21 @@ sys.path.insert(0, ".")
 import pytorch_lightning
 print("trained")
 """
+LOOP = """
+import importlib.util, torch
+importlib.util.find_spec("transformers")
+weight = torch.nn.Parameter(torch.zeros(1))
+weight.grad = torch.ones(1)
+torch.optim.SGD([weight]).step()
+print("trained")
+"""
+PROBED = """
+import importlib.util
+assert importlib.util.find_spec("transformers")
+import transformers
+print(transformers.Trainer.__module__)
+raise SystemExit
+"""
 NOTHING = """
 print("done")
 """
@@ -59,12 +74,13 @@ def run(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     ("framework", "text", "why"),
     [
         ("", GROUP, "this script makes its own process group"),
-        ("transformers", OTHER_TRAINER, "does not know Seq2SeqTrainer of transformers"),
+        ("transformers", OTHER_TRAINER, "does not know Seq2SeqTrainer"),
         ("lightning", STRATEGY, "does not know Trainer(strategy='fsdp')"),
         ("lightning", OTHER_PACKAGE, "write 'import lightning.pytorch as pl'"),
+        ("", LOOP, "this script calls an optimizer without either"),
         ("", NOTHING, "trained with no Trainer of transformers or Lightning"),
     ],
-    ids=["group", "trainer", "strategy", "package", "nothing"],
+    ids=["group", "trainer", "strategy", "package", "loop", "nothing"],
 )
 def test_what_is_not_known_is_refused_before_it_trains(
     framework: str, text: str, why: str, tmp_path: Path
@@ -82,6 +98,12 @@ def test_a_trainer_of_lightning_gets_the_strategy(tmp_path: Path) -> None:
     ended = run(tmp_path, FIT)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.split()[-1] == "TmdStrategy"
+
+
+def test_a_framework_is_found_though_the_script_has_looked_for_it_before(tmp_path: Path) -> None:
+    need("transformers")
+    ended = run(tmp_path, PROBED)
+    assert ended.stdout.split() == ["tmd.integrations.transformers.trainer"], ended.stderr
 
 
 def test_help_of_a_script_is_no_failure(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD
-from torch.optim.lr_scheduler import StepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR, StepLR
 from torch.optim.swa_utils import AveragedModel
 
 from tests.trainer.standalone import Voting
@@ -98,6 +98,47 @@ def test_a_scheduler_is_found() -> None:
     scheduler = StepLR(SGD(model.parameters(), lr=0.1), 5)
     (found,) = run(lambda _: (scheduler.optimizer.step(), scheduler.step()), model=model)
     assert "StepLR" in found
+
+
+class Wrapper:
+    """A scheduler of a script's own, around one of torch."""
+
+    def __init__(self, inner: StepLR) -> None:
+        self.inner = inner
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state)
+
+
+def test_schedulers_inside_a_registered_one_are_not_found() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    parts = [LinearLR(optimizer, total_iters=2), CosineAnnealingLR(optimizer, 9)]
+    warm = SequentialLR(optimizer, parts, milestones=[2])
+    own = Wrapper(StepLR(SGD(model.parameters(), lr=0.1), 5))
+
+    def step(_: int) -> None:
+        optimizer.step()
+        warm.step()
+        own.inner.optimizer.step()
+        own.inner.step()
+
+    assert run(step, model=model, warm=warm, own=own) == []
+
+
+class Metric(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+
+
+def test_a_metric_is_not_found() -> None:
+    """It has no parameters, and an evaluation begins it anew."""
+    model, metric = nn.Linear(2, 2), Metric()
+    assert run(lambda _: metric.get_buffer("seen").add_(1), model=model) == []
 
 
 def test_a_model_that_steps_only_read_is_not_found() -> None:

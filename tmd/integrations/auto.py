@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any
 
 import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 PAGE = "see docs/start/porting.md for the lines that it needs"
 
@@ -31,27 +32,31 @@ class OnImport(MetaPathFinder):
 
     def __init__(self, actions: dict[str, Callable[[ModuleType], None]]) -> None:
         self._actions = actions
+        self._searching = False
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        action = self._actions.pop(name, None)
-        if action is None:
+        if self._searching or name not in self._actions:
             return None
-        spec = importlib.util.find_spec(name)
+        self._searching = True  # the other finders are asked
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._searching = False
         if spec is not None and spec.loader is not None:
-            _after(spec.loader, action)
+            self._after(spec.loader, name)
         return spec
 
+    def _after(self, loader: Loader, name: str) -> None:
+        execute = loader.exec_module
 
-def _after(loader: Loader, action: Callable[[ModuleType], None]) -> None:
-    execute = loader.exec_module
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            if action := self._actions.pop(name, None):
+                action(module)
 
-    def exec_module(module: ModuleType) -> None:
-        execute(module)
-        action(module)
-
-    loader.exec_module = exec_module  # type: ignore[method-assign]
+        loader.exec_module = exec_module  # type: ignore[method-assign]
 
 
 def _transformers(_: ModuleType) -> None:
@@ -62,14 +67,19 @@ def _transformers(_: ModuleType) -> None:
     train = original.train
 
     def only_ours(self: Any, *args: Any, **named: Any) -> Any:
-        if not isinstance(self, ours.Trainer):
-            raise Unsupported(
-                f"tmd launch --auto does not know {type(self).__name__} of transformers: {PAGE}"
-            )
+        if not isinstance(self, ours.Trainer) or _is_foreign(type(self), ours.Trainer):
+            raise Unsupported(f"tmd launch --auto does not know {type(self).__name__}: {PAGE}")
         return train(self, *args, **named)
 
     original.train = only_ours
     module.Trainer, module.TrainingArguments = ours.Trainer, ours.TrainingArguments
+
+
+def _is_foreign(kind: type, ours: type) -> bool:
+    """Whether an installed package builds on our class, with a state of its own."""
+    above = kind.__mro__[: kind.__mro__.index(ours)]
+    files = (getattr(sys.modules.get(each.__module__), "__file__", None) or "" for each in above)
+    return any("site-packages" in file for file in files)
 
 
 def _lightning(module: Any) -> None:
@@ -106,13 +116,22 @@ ADAPTERS: dict[str, Callable[[ModuleType], None]] = {
 """Module of a framework -> what replaces its parts."""
 
 
-def _guard_groups() -> list[str]:
-    """Only an adapter makes process groups: others would train without protection.
+def _guard() -> list[str]:
+    """Only with an adapter are there process groups and steps: others would be unprotected.
 
     Returns a list to which each group of an adapter is added.
     """
     make = dist.init_process_group
     made: list[str] = []
+
+    def refuse(*_: object) -> None:
+        if not made:
+            raise Unsupported(
+                "tmd launch --auto knows the Trainer of transformers and of Lightning, but this "
+                f"script calls an optimizer without either: {PAGE}"
+            )
+
+    register_optimizer_step_pre_hook(refuse)
 
     def init_process_group(backend: Any = None, *args: Any, **named: Any) -> None:
         if backend != "tmd":
@@ -133,7 +152,7 @@ def main() -> None:
     if not sys.argv:
         raise SystemExit("python -m tmd.integrations.auto: name a script and its arguments")
     sys.meta_path.insert(0, OnImport(dict(ADAPTERS)))
-    made = _guard_groups()
+    made = _guard()
     sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
     runpy.run_path(sys.argv[0], run_name="__main__")
     if not made:

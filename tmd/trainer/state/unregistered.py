@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -66,7 +66,7 @@ class UnregisteredState:
         kinds = ", ".join(sorted({type(each).__name__ for each in changed}))
         return (
             f"steps change {kinds}, which session.register() does not know: it stays behind when "
-            "the rank moves. Name it in register()"
+            "the rank moves. If a later step or a result depends on it, name it in register()"
         )
 
     def _unknown(self) -> Iterator[object]:
@@ -74,18 +74,30 @@ class UnregisteredState:
         registry = self._registry
         # By memory, since a registered object may only contain the module.
         known = {_memory(t) for t in registry.collect()[1]}
-        others = {id(each) for each in registry.others}
+        others = set(_within(registry.others))
         objects = gc.get_objects()
         modules = [o for o in objects if issubclass(type(o), nn.Module)]
         inner = {id(c) for m in modules for c in nn.Module.modules(m) if c is not m}
         for module in modules:
             own = {_memory(t) for t in _tensors(module)}
-            if id(module) not in inner and own and not own & known:
+            # A module without parameters, such as a metric, is no copy of a model.
+            trains = next(nn.Module.parameters(module), None) is not None
+            if id(module) not in inner and trains and not own & known:
                 yield module
         for each in objects:
             kept = issubclass(type(each), (LRScheduler, ReduceLROnPlateau, GradScaler))
             if kept and id(each) not in others:
                 yield each
+
+
+def _within(objects: Iterable[object], depth: int = 3) -> Iterator[int]:
+    """Identities of ``objects`` and of what they hold: one scheduler may chain others."""
+    for each in objects:
+        yield id(each)
+        if depth and isinstance(each, list | tuple):
+            yield from _within(each, depth - 1)
+        elif depth and hasattr(each, "__dict__"):
+            yield from _within([*vars(each).values()], depth - 1)
 
 
 def _memory(tensor: Tensor) -> int:
