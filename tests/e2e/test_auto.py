@@ -25,6 +25,7 @@ def saved(folder: str) -> bytes:
     return Path(folder, "model.safetensors").read_bytes()
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("compiler")
 async def test_an_unchanged_script_is_drained_and_killed(
     tmp_path: Path, redis: EmbeddedRedis

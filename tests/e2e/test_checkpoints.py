@@ -243,6 +243,7 @@ def test_a_job_of_any_layout_resumes_with_the_same_numbers(tmp_path: Path, layou
         assert line["loss"] == whole.trace.commits[place]["loss"], place
 
 
+@pytest.mark.thorough
 async def test_a_rebuilt_standbys_stage_is_in_the_checkpoint(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:

@@ -67,6 +67,7 @@ async def test_a_rank_is_lost_inside_an_evaluation(
         assert [line.split()[0] for line in told] == [str(n) for n in range(1, 9)]
 
 
+@pytest.mark.thorough
 async def test_a_rank_with_a_hot_standby_is_lost_inside_an_evaluation(
     tmp_path: Path, redis: EmbeddedRedis, framework_golden: Golden
 ) -> None:

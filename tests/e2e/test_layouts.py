@@ -171,6 +171,7 @@ async def test_unique_stages_survive_in_their_hot_standbys(
         await run.ends_like(golden, lost=1, unwritten=may_miss([lost]))
 
 
+@pytest.mark.thorough
 async def test_a_standby_rehearses_each_stage_once_and_takes_either(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:

@@ -133,6 +133,7 @@ async def test_a_host_with_unique_states_is_lost(
         assert rolled_back(run, plan) > 0
 
 
+@pytest.mark.thorough
 async def test_a_host_with_a_divided_optimizer_moves_and_is_lost(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.frameworks import need
+from tests.marks import thorough
 from tmd.command import attached
 from tmd.core.values.errors import ConfigError
 
@@ -75,8 +76,8 @@ def run(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
     [
         ("", GROUP, "this script makes its own process group"),
         ("transformers", OTHER_TRAINER, "does not know Seq2SeqTrainer"),
-        ("lightning", STRATEGY, "does not know Trainer(strategy='fsdp')"),
-        ("lightning", OTHER_PACKAGE, "write 'import lightning.pytorch as pl'"),
+        thorough("lightning", STRATEGY, "does not know Trainer(strategy='fsdp')"),
+        thorough("lightning", OTHER_PACKAGE, "write 'import lightning.pytorch as pl'"),
         ("", LOOP, "this script calls an optimizer without either"),
         ("", NOTHING, "trained with no Trainer of transformers or Lightning"),
     ],
@@ -100,6 +101,7 @@ def test_a_trainer_of_lightning_gets_the_strategy(tmp_path: Path) -> None:
     assert ended.stdout.split()[-1] == "TmdStrategy"
 
 
+@pytest.mark.thorough
 def test_a_framework_is_found_though_the_script_has_looked_for_it_before(tmp_path: Path) -> None:
     need("transformers")
     ended = run(tmp_path, PROBED)
