@@ -39,3 +39,18 @@ def test_the_demo_shows_two_events_and_identical_losses(tmp_path: Path, short: P
 def test_an_interrupted_demo_leaves_no_process(number: int, short: Path) -> None:
     """Ctrl-C while it trains, and even kill -9."""
     assert_leaves_nothing(short, *DEMO, interrupted_at="training", by=number)
+
+
+def test_a_script_that_fails_in_the_demo_is_shown(tmp_path: Path, short: Path) -> None:
+    """Its last lines, without those of the daemon, and no process is left."""
+    script = tmp_path / "train.py"
+    script.write_text("import sys\nprint('no such data set')\nsys.exit(3)\n")
+    demo = start(short, "demo", "--script", str(script))
+    output, _ = demo.communicate(timeout=60)
+
+    assert demo.returncode == 1
+    shown = output.splitlines()
+    assert "no such data set" in shown
+    assert "tmd: the demo failed: all launchers have exited" in output
+    assert not any(line.startswith("{") for line in shown)
+    assert left_behind(short) == []

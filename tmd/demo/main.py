@@ -16,6 +16,7 @@ from rich.console import Console
 from tmd import embedded, extras
 from tmd.cli import output
 from tmd.core.values.errors import ConfigError, TmdError
+from tmd.core.values.printable import printable
 from tmd.core.values.reasons import in_words
 from tmd.demo.cluster import ClusterSpec, LocalCluster
 from tmd.demo.report import compare, events_of, median_step, read_trace
@@ -24,6 +25,8 @@ from tmd.demo.story import StoryTimes, play, run_golden
 
 ACTIVE = ("host-1", "host-2", "host-3", "host-4")
 STANDBY = ("host-5",)
+OUTPUT = 20
+"""Lines of a script that failed."""
 SCRIPT = Path(__file__).with_name("train.py")
 
 
@@ -54,10 +57,19 @@ def demo(
             console.print("interrupted; all processes have been stopped")
             raise typer.Exit(130) from None
         except (TimeoutError, RuntimeError) as error:
-            raise TmdError(f"the demo failed: {in_words(error)}") from error
+            raise _failed(error) from error
     if json is not None:
         json.write_bytes(msgspec.json.format(msgspec.json.encode(facts), indent=2))
     raise typer.Exit(0 if well else 1)
+
+
+def _failed(error: Exception) -> TmdError:
+    """Prints the end of what the script wrote, which follows the first line of ``error``."""
+    why, _, log = str(error).partition("\n")
+    written = [line for line in log.splitlines() if not line.startswith("{")]  # not the daemon's
+    for line in written[-OUTPUT:]:
+        typer.echo(printable(line), err=True)
+    return TmdError(f"the demo failed: {why.removesuffix(':') or in_words(error)}")
 
 
 async def _run(
