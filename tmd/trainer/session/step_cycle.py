@@ -64,7 +64,7 @@ class StepCycle:
         assert self._local is not None
         self.check_ended()
         self.outcome, self._open, self._trains = None, True, trains
-        self._local.begin()
+        self._local.begin(trains=trains)
         self._optimizers.begin()
         self._trace.begun()
         self.hooks.begun()
@@ -85,7 +85,7 @@ class StepCycle:
     def keep(self) -> None:
         """Keep what code that follows may change: :meth:`take_back` and :meth:`has_changed`."""
         assert self._local is not None
-        self._local.begin()
+        self._local.keep()
 
     def take_back(self) -> None:
         """Undo what code has changed since :meth:`keep`."""

@@ -53,12 +53,17 @@ class LocalState:
         self._values: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._states: list[tuple[Stateful, dict[str, Any]]] = []
 
-    def begin(self) -> None:
+    def begin(self, *, trains: bool = True) -> None:
         """Save what a poisoned step would change, at the start of a step."""
         for wrapper in self._registry.wrappers:
             # A forward without gradients clears it. After the loss of a rank in an evaluation,
             # survivors would expect no broadcast of the buffers, and the joiner would begin one.
             wrapper.require_forward_param_sync = True
+        self.keep()
+        self._steps += trains
+
+    def keep(self) -> None:
+        """Save what :meth:`undo` restores, and with which :meth:`changed` compares."""
         self._saved = {
             name: buffer.clone()
             for name, buffer in self._buffers().items()
@@ -70,10 +75,9 @@ class LocalState:
             for group in optimizer.param_groups
         ]
         self._states = [(o, copy.deepcopy(o.state_dict())) for o in self._registry.others]
-        self._steps += 1
 
     def changed(self) -> bool:
-        """Whether a registered object other than a model has changed since :meth:`begin`."""
+        """Whether a registered object other than a model has changed since :meth:`keep`."""
         states = any(not _equal(o.state_dict(), before) for o, before in self._states)
         values = ({k: group.get(k) for k in before} for group, before in self._values)
         befores = (before for _, before in self._values)
