@@ -171,6 +171,16 @@ def test_a_change_between_it_and_the_next_batch_is_refused(script: Evaluated) ->
         next(batches)
 
 
+def test_a_change_between_it_and_the_next_loop_is_none_of_its_business(script: Evaluated) -> None:
+    """A joiner runs what stands behind the call there."""
+    for _ in range(2):
+        for batch in script.session.batches([2.0]):
+            script.step(batch)
+        script.evaluate()
+        script.total.value += 1
+    assert script.reported == [1, 2]
+
+
 def test_after_a_loop_that_was_broken_off_it_belongs_to_no_batch(script: Evaluated) -> None:
     """Otherwise a joiner would go on with the batches that nobody else trains on."""
     for batch in script.session.batches([2.0, 3.0, 4.0]):

@@ -44,6 +44,8 @@ class Repeatables:
         """Whether a ``batches()`` call has begun."""
         self._ran = False
         """Whether one has run since the latest batch was given out, or since the loop ended."""
+        self._binds = False
+        """Whether nothing may change before the next batch."""
 
     def add(self, each: Repeatable[Any]) -> Callable[[], None]:
         """Returns what the script calls.
@@ -64,15 +66,15 @@ class Repeatables:
 
     def ready(self) -> None:
         """A batch was given out, or a loop has ended: one of the functions may run after it."""
-        self._ran = False
+        self._ran = self._binds = False
 
     def check_unchanged(self) -> None:
-        """Before a batch: a joiner does not run the code between a function and the next batch.
+        """Before a batch: a joiner does not run the code between a function in the loop and that.
 
         Raises:
             RuntimeError: that code has changed a registered object.
         """
-        if self._ran and not self._cycle.spoilt and self._cycle.has_changed():
+        if self._binds and not self._cycle.spoilt and self._cycle.has_changed():
             raise RuntimeError(
                 "a registered object has changed between a function of session.repeatable() and "
                 "the next batch, which a worker that joins in that function would miss: change it "
@@ -133,7 +135,9 @@ class Repeatables:
             return False
         feed.due, self._ran = "", True
         feed.left, feed.ended = False, feed.closed
-        self._cycle.keep()
+        self._binds = not feed.closed  # after a loop a joiner runs what follows
+        if self._binds:
+            self._cycle.keep()
         if step.counts and each.then is not None:
             each.then(result)
         return True
