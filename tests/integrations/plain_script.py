@@ -44,7 +44,7 @@ CASES: dict[str, dict[str, Any]] = {
         "include_num_input_tokens_seen": True,
     },
     "mixed": {
-        "num_train_epochs": 2,
+        "num_train_epochs": 3,
         "logging_steps": 3,
         "eval_strategy": "epoch",
         "save_strategy": "steps",
@@ -95,6 +95,19 @@ class Stop(TrainerCallback):
             os._exit(1)
 
 
+class Ask(TrainerCallback):
+    """Ends training after the first step of an epoch, and evaluates when streamed data end."""
+
+    def __init__(self, case: str) -> None:
+        self.case = case
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_training_stop |= self.case == "mixed" and (state.epoch or 0) >= 2
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_evaluate |= self.case == "stream"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("whose", choices=("theirs", "ours"))
@@ -122,7 +135,7 @@ def main() -> None:
         train_dataset=Stream() if options.case == "stream" else Ragged(82, 1),
         eval_dataset=Ragged(21, 2),
         compute_metrics=share,
-        callbacks=[*stops, Stop(options.stop)],
+        callbacks=[*stops, Stop(options.stop), Ask(options.case)],
     )
     result = trainer.train()
     logs = [

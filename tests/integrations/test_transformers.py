@@ -99,6 +99,7 @@ for kind, settings in (
     (TrainingArguments, {"dataloader_persistent_workers": True}),
     (TrainingArguments, {"accelerator_config": {"dispatch_batches": True}}),
     (TrainingArguments, {"accelerator_config": {"use_seedable_sampler": False}}),
+    (TrainingArguments, {"optim": "lomo"}),
 ):
     try:
         Trainer(model, kind(folder, use_cpu=True, report_to="none", **settings))
@@ -107,10 +108,10 @@ for kind, settings in (
 """
 
 
-def run(code: str) -> subprocess.CompletedProcess[str]:
+def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TMD_")}
     return subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", code, *map(str, arguments)],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -135,29 +136,93 @@ def test_what_it_cannot_repeat_is_refused_by_name() -> None:
             "dataloader_persistent_workers",
             "dispatch_batches",
             "use_seedable_sampler=False",
+            "optim='lomo'",
         ),
         strict=True,
     ):
         assert name in line
 
 
-@pytest.mark.parametrize("missing", ["transformers", "accelerate"])
-def test_a_missing_package_is_named_with_the_remedy(missing: str) -> None:
+IMPORTS = """
+import sys
+import accelerate
+import transformers
+
+def attempt():
+    for name in [each for each in sys.modules if each.startswith("tmd.integrations.transformers")]:
+        del sys.modules[name]
+    try:
+        import tmd.integrations.transformers
+    except ImportError as error:
+        print(error)
+
+for missing in ("transformers", "accelerate"):
+    kept, sys.modules[missing] = sys.modules[missing], None
+    attempt()
+    sys.modules[missing] = kept
+del transformers.Trainer._run_epoch
+attempt()
+"""
+
+
+def test_a_missing_package_or_another_release_is_named_with_the_remedy() -> None:
+    """With another loop it would train without any protection."""
     need("transformers")
-    hidden = f"import sys; sys.modules[{missing!r}] = None\n"
 
-    result = run(f"{hidden}import tmd.integrations.transformers")
+    result = run(IMPORTS)
 
-    assert result.returncode == 1
-    assert f"needs {missing}: run pip install 'tmd[transformers]'" in result.stderr
+    assert result.returncode == 0, result.stderr
+    *missing, other = result.stdout.splitlines()
+    for name, line in zip(("transformers", "accelerate"), missing, strict=True):
+        assert f"needs {name}: run pip install 'tmd[transformers]'" in line
+    assert "whose Trainer has no _run_epoch" in other
 
 
-def test_a_release_with_another_loop_is_refused() -> None:
-    """Else its own loop would train without any protection."""
+RESUMED = """
+import sys
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback
+from transformers.trainer_callback import ExportableState
+from tmd.integrations.transformers import Trainer, TrainingArguments
+
+class Count(TrainerCallback, ExportableState):
+    steps = 0
+
+    def state(self):
+        return {"args": {}, "attributes": {"steps": self.steps}}
+
+    def on_train_begin(self, args, state, control, **_):
+        self.steps = 0
+        control.should_epoch_stop = True
+
+    def on_step_end(self, args, state, control, **_):
+        self.steps += 1
+        # As on a worker that takes rank 0.
+        state.is_world_process_zero = state.global_step != 3
+
+folder, resumed = sys.argv[1:]
+args = TrainingArguments(
+    folder, use_cpu=True, report_to="none", disable_tqdm=True, save_steps=2, num_train_epochs=3,
+    per_device_train_batch_size=1, logging_strategy="no",
+)
+torch.manual_seed(0)
+model = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_positions=8, n_embd=8, n_layer=1, n_head=2))
+rows = [{"input_ids": torch.tensor([i, 1]), "labels": torch.tensor([i, 1])} for i in range(2)]
+count = Count()
+trainer = Trainer(model, args, train_dataset=rows, callbacks=[count])
+trainer.train(resume_from_checkpoint=resumed or None)
+print(count.steps, trainer.state.global_step)
+"""
+
+
+def test_a_worker_that_takes_rank_0_keeps_the_state_of_callbacks(tmp_path: Path) -> None:
+    """Although ``on_train_begin`` is called there. A job that begins with a checkpoint-N does not
+    go on from the session checkpoints of this one, which count its epochs otherwise."""
     need("transformers")
-    renamed = "import transformers; del transformers.Trainer._run_epoch\n"
+    first = run(RESUMED, tmp_path, "")
 
-    result = run(f"{renamed}import tmd.integrations.transformers")
+    second = run(RESUMED, tmp_path, tmp_path / "checkpoint-2")
 
-    assert result.returncode == 1
-    assert "whose Trainer has no _run_epoch" in result.stderr
+    assert first.stdout.splitlines()[-1] == "6 6", first.stderr
+    assert second.returncode == 1
+    assert "is of a job that began with no checkpoint: begin so again" in second.stderr

@@ -73,6 +73,8 @@ def refuse(args: Any, model: Any) -> None:
     settings = {
         "fsdp": args.fsdp,
         "deepspeed": args.deepspeed,
+        f"optim={args.optim.value!r}": args.optim
+        in ("lomo", "adalomo"),  # they update in backward()
         "auto_find_batch_size": args.auto_find_batch_size,
         "eval_on_start": args.eval_on_start,
         "push_to_hub": args.push_to_hub,

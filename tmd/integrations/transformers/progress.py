@@ -42,10 +42,13 @@ class Tally(nn.Module):
 
 
 class Progress:
-    """What else a step changes in a trainer, equal on all ranks."""
+    """What else a step changes in a trainer, equal on all ranks.
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+    ``begun``: the checkpoint-N from which training began. Epochs and batches are counted from it.
+    """
+
+    def __init__(self, trainer: Any, begun: str) -> None:
+        self._trainer, self._begun = trainer, begun
         self.values: dict[str, Any] = {"learning_rate": None, "done": 0, "epoch": -1, "gaps": 0}
         """``done``: batches of ``epoch`` that were trained on. ``gaps``: see `Trainer._measure`."""
         self.stopped: list[int] = []
@@ -58,6 +61,7 @@ class Progress:
     def state_dict(self) -> dict[str, Any]:
         trainer = self._trainer
         return {
+            "begun": self._begun,
             "values": dict(self.values),
             "stopped": list(self.stopped),
             "own": {name: getattr(trainer, name) for name in OWN},
@@ -67,6 +71,14 @@ class Progress:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["begun"] != self._begun:
+            began = (
+                f"resume_from_checkpoint={state['begun']!r}" if state["begun"] else "no checkpoint"
+            )
+            raise RuntimeError(
+                f"the session checkpoint is of a job that began with {began}: begin so again to go "
+                "on from it, or choose a new output_dir or session_checkpoints"
+            )
         trainer = self._trainer
         self.values, self.stopped = dict(state["values"]), list(state["stopped"])
         parts = ((trainer, "own"), (trainer.state, "state"), (trainer.control, "control"))

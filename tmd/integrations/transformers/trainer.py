@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import os
 from collections.abc import Iterable
@@ -13,6 +14,8 @@ import torch
 import transformers
 from accelerate import PartialState
 from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from transformers import optimization
 
 from tmd.integrations.transformers.arguments import TrainingArguments, refuse, session
 from tmd.integrations.transformers.callbacks import Callbacks
@@ -30,7 +33,7 @@ OVERRIDDEN = (
     "_finalize_training",
 )
 """Private methods of the original, without which nothing would be protected."""
-BY_METRIC = ("ReduceLROnPlateau", "GreedyLR")
+BY_METRIC = (ReduceLROnPlateau, getattr(optimization, "GreedyLR", ReduceLROnPlateau))
 """Schedulers that step after an evaluation."""
 
 log = logging.getLogger("tmd.trainer")
@@ -50,12 +53,10 @@ class Trainer(Checkpoints):
         refuse(args, model)
         self._tally = Tally()
         self._run: dict[str, Any] = {}
-        self._stops = False
+        self._stops: bool | None = None
         self._history = (-1, 0)
         super().__init__(model, args, *more, **named)
-        old = self.callback_handler
-        what = (old.callbacks, old.model, old.processing_class, old.optimizer, old.lr_scheduler)
-        self.callback_handler = Callbacks(*what)
+        self.callback_handler.__class__ = Callbacks
 
     # --- numbers that differ by rank --------------------------------------------------------------
 
@@ -98,9 +99,9 @@ class Trainer(Checkpoints):
             for each in self.callback_handler.callbacks:
                 if hasattr(each, "_initialized"):
                     each._initialized = False
-            stops = self.control.should_training_stop
+            moved = copy.deepcopy(self._progress.state_dict())
             self.control = self.callback_handler.on_train_begin(self.args, state, self.control)
-            self.control.should_training_stop = stops
+            self._progress.load_state_dict(moved)
 
     # --- set-up -----------------------------------------------------------------------------------
 
@@ -110,12 +111,12 @@ class Trainer(Checkpoints):
             resume_from_checkpoint = None
         return super().train(resume_from_checkpoint, *more, **named)
 
-    def _prepare_for_training(self, max_steps: int, *more: Any, **named: Any) -> Any:
-        model, loader = super()._prepare_for_training(max_steps, *more, **named)
+    def _prepare_for_training(self, max_steps: int, loader: Any, resumed: Any) -> Any:
+        model, loader = super()._prepare_for_training(max_steps, loader, resumed)
         args, joined = self.args, session()
         refuse_data(loader, args)
         self._total_loss_scalar, self._globalstep_last_logged = 0.0, self.state.global_step
-        self._progress = Progress(self)
+        self._progress = Progress(self, os.path.normpath(resumed) if resumed else "")
         joined.register(
             model=[model, self._tally.to(args.device)],
             optimizer=self.optimizer,
@@ -134,8 +135,14 @@ class Trainer(Checkpoints):
 
     def _run_epoch(self, **run: Any) -> None:
         self._run, epoch, joined = run, run["epoch"], session()
-        self.control.should_training_stop, self._stops = self._stops, False
+        if self._stops is not None:
+            # An epoch that this worker only walked past: the state that it took over decides.
+            self.control.should_training_stop, self._stops = self._stops, None
         resumed = run["resume_from_checkpoint"] is not None and epoch == run["epochs_trained"]
+        for _ in range(epoch if resumed else 0):
+            # Positions count calls: the number of a call is always that of the epoch.
+            for _ in joined.batches([]):
+                pass
         skip = run["steps_trained_in_current_epoch"] if resumed else 0
         batches = Batches(run["train_dataloader"], epoch, skip, self._progress)
         count = self.args.gradient_accumulation_steps
@@ -151,15 +158,17 @@ class Trainer(Checkpoints):
             if self._ends or now.should_log or now.should_evaluate or now.should_save:
                 self._measure_all()
         if joined.skipped:
-            # The rank that this worker took is in a later epoch, which may end training.
-            self._stops = self.control.should_training_stop
-            self.control.should_training_stop = False
+            self._measure_all()  # it runs only if a rank was lost in it behind the loop
         elif self._progress.values["epoch"] != epoch:
             log.warning("epoch %d has no batch: training ends", epoch)
             self.control.should_training_stop = True
         elif not self._ends:
             # The length of the data was not known, so nothing was due at their end.
-            self.control = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
+            self._measure_all()
+        if joined.skipped:
+            # The rank that this worker took is in a later epoch, which may end training.
+            self._stops = self.control.should_training_stop
+            self.control.should_training_stop = False
 
     def _update(self, samples: list[Any], skip: int) -> Tensor:
         """One step: what the loop of transformers does with these batches up to ``on_step_end``."""
@@ -190,7 +199,7 @@ class Trainer(Checkpoints):
         self.control = handler.on_pre_optimizer_step(args, state, self.control)
         self.optimizer.step()
         self.control = handler.on_optimizer_step(args, state, self.control)
-        rate, by_metric = self._get_learning_rate(), type(self.lr_scheduler).__name__ in BY_METRIC
+        rate, by_metric = self._get_learning_rate(), isinstance(self.lr_scheduler, BY_METRIC)
         self._progress.values.update(learning_rate=rate, done=done, epoch=run["epoch"])
         if not (accelerator.optimizer_step_was_skipped or by_metric):
             self.lr_scheduler.step()
@@ -225,10 +234,11 @@ class Trainer(Checkpoints):
         try:
             self._log_save_evaluate()
             self._stop_early()
-            if self._ends:
+            if self._ends or session().position.over:
                 self.control = handler.on_epoch_end(self.args, self.state, self.control)
                 self._log_save_evaluate()
                 self._stop_early()
+                self.control.should_epoch_stop = False
             if self.control.should_training_stop:
                 self.store_flos()
                 self._share_history()
