@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 from typing import Any
@@ -69,12 +68,7 @@ class Checkpoints(transformers.Trainer):
         counts = self.accelerator.gather(torch.tensor([len(history)], device=device)).tolist()
         if len(set(counts)) == 1:
             return
-        longest = max(range(len(counts)), key=counts.__getitem__)
-        own = json.dumps(history).encode() if self.args.process_index == longest else b""
-        size = torch.tensor([len(own)], device=device)
-        dist.all_reduce(size)
-        text = torch.zeros(int(size), dtype=torch.uint8, device=device)
-        text[: len(own)] = torch.tensor(list(own), dtype=torch.uint8)[: len(text)]
-        dist.all_reduce(text)
-        if len(history) < counts[longest]:
-            history[:] = json.loads(bytes(text.tolist()))
+        # Not a broadcast: a standby that shadows its source has another history, and another size.
+        histories: list[Any] = [None] * len(counts)
+        dist.all_gather_object(histories, history)
+        history[:] = max(histories, key=len)
