@@ -107,6 +107,27 @@ for kind, settings in (
         print("refused:", error)
 """
 
+IMPORTS = """
+import sys
+import accelerate
+import transformers
+
+def attempt():
+    for name in [each for each in sys.modules if each.startswith("tmd.integrations.transformers")]:
+        del sys.modules[name]
+    try:
+        import tmd.integrations.transformers
+    except ImportError as error:
+        print("refused:", error)
+
+for missing in ("transformers", "accelerate"):
+    kept, sys.modules[missing] = sys.modules[missing], None
+    attempt()
+    sys.modules[missing] = kept
+del transformers.Trainer._run_epoch
+attempt()
+"""
+
 
 def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("TMD_")}
@@ -120,16 +141,19 @@ def run(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_what_it_cannot_repeat_is_refused_by_name() -> None:
+@pytest.fixture(scope="module")
+def said() -> list[str]:
+    """The reasons, all from one process, since it takes seconds to import transformers."""
     need("transformers")
-
-    result = run(REFUSED)
-
+    result = run(REFUSED + IMPORTS)
     assert result.returncode == 0, result.stderr
-    said = [line for line in result.stdout.splitlines() if line.startswith("refused:")]
+    return [line for line in result.stdout.splitlines() if line.startswith("refused:")]
+
+
+def test_what_it_cannot_repeat_is_refused_by_name(said: list[str]) -> None:
     assert "import TrainingArguments from tmd.integrations.transformers" in said[0]
     for line, name in zip(
-        said[1:],
+        said[1:-3],
         (
             "auto_find_batch_size",
             "eval_on_start",
@@ -143,36 +167,10 @@ def test_what_it_cannot_repeat_is_refused_by_name() -> None:
         assert name in line
 
 
-IMPORTS = """
-import sys
-import accelerate
-import transformers
-
-def attempt():
-    for name in [each for each in sys.modules if each.startswith("tmd.integrations.transformers")]:
-        del sys.modules[name]
-    try:
-        import tmd.integrations.transformers
-    except ImportError as error:
-        print(error)
-
-for missing in ("transformers", "accelerate"):
-    kept, sys.modules[missing] = sys.modules[missing], None
-    attempt()
-    sys.modules[missing] = kept
-del transformers.Trainer._run_epoch
-attempt()
-"""
-
-
-def test_a_missing_package_or_another_release_is_named_with_the_remedy() -> None:
+def test_a_missing_package_or_another_release_is_named_with_the_remedy(said: list[str]) -> None:
     """With another loop it would train without any protection."""
-    need("transformers")
+    *missing, other = said[-3:]
 
-    result = run(IMPORTS)
-
-    assert result.returncode == 0, result.stderr
-    *missing, other = result.stdout.splitlines()
     for name, line in zip(("transformers", "accelerate"), missing, strict=True):
         assert f"needs {name}: run pip install 'tmd[transformers]'" in line
     assert "whose Trainer has no _run_epoch" in other

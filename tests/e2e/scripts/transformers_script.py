@@ -86,7 +86,7 @@ def accuracy(results: Any) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--patience", type=int, default=100, help="evaluations before it ends")
     options = parser.parse_args()
     folder = Path(os.environ["TMD_TRACE"])
