@@ -32,6 +32,12 @@ class Net(pl.LightningModule):
             nn.Linear(16, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Dropout(0.2), nn.Linear(24, 4)
         )
 
+    def prepare_data(self) -> None:
+        self.prepared = True
+
+    def setup(self, stage: str) -> None:
+        assert self.prepared, "prepare_data runs on each worker before setup"
+
     def forward(self, inputs: Tensor) -> Any:
         return self.net(inputs)
 

@@ -6,9 +6,13 @@ computes and updates in its own way. What a step logs or saves is held back unti
 
 from __future__ import annotations
 
+import fcntl
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -19,6 +23,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_z
 from lightning.fabric.utilities.seed import reset_seed
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 import tmd.trainer
@@ -95,8 +100,10 @@ class TmdStrategy(DDPStrategy):
     def setup_distributed(self) -> None:
         reset_seed()
         self.set_world_ranks()
+        trainer = self.lightning_module.trainer
+        trainer._data_connector.prepare_data = partial(_prepare_data, trainer)
         if not dist.is_initialized():
-            refuse_loggers(self.lightning_module.trainer)
+            refuse_loggers(trainer)
             dist.init_process_group("tmd")
 
     def setup(self, trainer: pl.Trainer) -> None:
@@ -162,6 +169,19 @@ class TmdStrategy(DDPStrategy):
             yield self._effects
         finally:
             self._trainer.loggers, self._effects = loggers, None
+
+
+def _prepare_data(trainer: pl.Trainer) -> None:
+    """Call the hooks on each worker, one worker of a machine at a time.
+
+    Lightning calls them on one worker, and lets the others wait in a group of Gloo. A standby has
+    none, and needs the data as well.
+    """
+    with (Path(tempfile.gettempdir()) / f"tmd-prepare-data-{os.getuid()}").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if trainer.datamodule is not None:
+            call._call_lightning_datamodule_hook(trainer, "prepare_data")
+        call._call_lightning_module_hook(trainer, "prepare_data")
 
 
 class _Environment(TorchElasticEnvironment):
