@@ -227,6 +227,20 @@ def test_lightning_does_what_it_does_without_tmd(tmp_path: Path, interval: float
     assert ours[0] == theirs[0]
 
 
+def test_two_callbacks_that_save_in_one_validation_have_files_of_their_own(
+    tmp_path: Path,
+) -> None:
+    """The second one finds the first one's name taken, though nothing is written yet."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    saved = [ModelCheckpoint(tmp_path, monitor="val_loss", mode=mode) for mode in ("min", "max")]
+    fit(small(), max_epochs=3, callbacks=saved)
+
+    paths = {each.best_model_path for each in saved}
+    assert len(paths) == 2
+    assert {str(path) for path in tmp_path.iterdir()} == paths
+
+
 def test_an_interval_of_validation_and_a_limit_are_kept() -> None:
     """Seven steps of one batch: validation after each third batch of an epoch of five."""
     module = small()

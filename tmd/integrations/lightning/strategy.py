@@ -21,6 +21,7 @@ import torch.distributed as dist
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
 from lightning.fabric.utilities.seed import reset_seed
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer import call
@@ -58,6 +59,8 @@ class TmdStrategy(DDPStrategy):
         self._trainer: Any = None
         self._effects: list[Effect] | None = None
         """What is held back; ``None`` while nothing is."""
+        self._will_exist: dict[str, bool] = {}
+        """Path of each checkpoint whose write or removal is held back -> whether it is written."""
         self._began = self._leaves = self._writes = False
         super().__init__(
             cluster_environment=_Environment(self.session), process_group_backend="tmd", **ddp
@@ -126,6 +129,10 @@ class TmdStrategy(DDPStrategy):
         self.session.register(model=self.model, optimizer=self.optimizers, **others)
         if self._checkpoints is not None:
             self.session.checkpoint(**self._checkpoints)
+        for each in self._trainer.checkpoint_callbacks:
+            if isinstance(each, ModelCheckpoint):
+                exists: Any = partial(self._file_exists, each.file_exists)
+                each.file_exists = exists
         self._began = True
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -148,27 +155,34 @@ class TmdStrategy(DDPStrategy):
         alone = not self._began and self.session.shadowing
         return obj if alone else super().broadcast(obj, src)
 
-    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        self._do(partial(super().save_checkpoint, *args, **kwargs))
+    def save_checkpoint(self, checkpoint: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        save = super().save_checkpoint
+        self._do(partial(save, checkpoint, filepath, *args, **kwargs), filepath, written=True)
 
-    def remove_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        self._do(partial(super().remove_checkpoint, *args, **kwargs))
+    def remove_checkpoint(self, filepath: Any) -> None:
+        self._do(partial(super().remove_checkpoint, filepath), filepath, written=False)
 
-    def _do(self, effect: Effect) -> None:
+    def _do(self, effect: Effect, path: Any, *, written: bool) -> None:
         if self._effects is None:
             effect()
         else:
             self._effects.append(effect)
+            self._will_exist[str(path)] = written
+
+    def _file_exists(self, ask: Callable[..., bool], filepath: Any, trainer: pl.Trainer) -> bool:
+        """``ModelCheckpoint.file_exists``, as if what is held back had been done."""
+        known = self._will_exist.get(str(filepath))
+        return ask(filepath, trainer) if known is None else known
 
     @contextmanager
     def held(self) -> Iterator[list[Effect]]:
         """Hold back what is logged, saved or removed in this context; yields the list of it."""
-        loggers, self._effects = self._trainer.loggers, []
+        loggers, self._effects, self._will_exist = self._trainer.loggers, [], {}
         self._trainer.loggers = [HeldLogger(each, self._effects) for each in loggers]
         try:
             yield self._effects
         finally:
-            self._trainer.loggers, self._effects = loggers, None
+            self._trainer.loggers, self._effects, self._will_exist = loggers, None, {}
 
 
 def _prepare_data(trainer: pl.Trainer) -> None:
