@@ -157,6 +157,25 @@ def test_a_mean_over_an_epoch_is_refused() -> None:
         fit(small(on_epoch=True))
 
 
+def test_a_monitored_value_of_training_moves_with_a_rank() -> None:
+    """A worker that takes a rank between a step and its checkpoint decides on it."""
+    stop = callbacks("EarlyStopping", monitor="loss", patience=100)()
+    module = small(sync_dist=True)
+    progress = fit(module, **stop).fit_loop.progress
+
+    (kept,) = [v for k, v in progress.state_dict()["metrics"].items() if k == "loss"]
+    assert kept["tensor"] == module.losses[-1]
+
+
+def test_a_monitored_value_of_one_rank_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import lightning.pytorch as pl
+
+    stop = callbacks("EarlyStopping", monitor="loss", patience=100)()
+    monkeypatch.setattr(pl.Trainer, "world_size", 2)
+    with pytest.raises(Exception, match="monitor='loss': log it with sync_dist=True"):
+        fit(small(), limit_val_batches=0, **stop)
+
+
 def test_a_loader_without_a_length_is_refused() -> None:
     with pytest.raises(Exception, match="without a length"):
         fit(small(), iter([[torch.ones(2, 4)]]))

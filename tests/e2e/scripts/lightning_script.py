@@ -46,6 +46,7 @@ class Net(pl.LightningModule):
         injector.reach("forward")
         loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
         self.log("loss", loss, sync_dist=True)
+        self.log("number", float(self.global_step), sync_dist=True, logger=False)
         return loss
 
     def on_after_backward(self) -> None:
@@ -147,6 +148,7 @@ def main() -> None:
         callbacks=[
             ModelCheckpoint(folder / "best", monitor="val_loss", save_top_k=2),
             ModelCheckpoint(folder / "last", every_n_train_steps=5, save_top_k=-1),
+            ModelCheckpoint(folder / "latest", monitor="number", mode="max", every_n_train_steps=4),
             EarlyStopping("val_loss", patience=50),
         ],
         logger=Lines(folder / "lines.json"),

@@ -157,6 +157,7 @@ class SessionFitLoop(_FitLoop):
                 self.progress.last = bool(self.epoch_loop._is_training_done)
             else:
                 self.epoch_loop.on_advance_end(fetcher)
+        self.progress.keep_metrics()
 
     def _is_due(self) -> Any:
         """Whether collectives are due between this step and the next one."""

@@ -6,21 +6,19 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import (
-    ModelCheckpoint,
-)
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.loop import _Loop
 from torch import Tensor
 
-from tmd.integrations.lightning.refused import refuse_unreduced
+from tmd.integrations.lightning.refused import monitors, refuse_unreduced
 
 UNSAVED = ("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation")
 """Attributes of ``ModelCheckpoint`` that its own state lacks."""
 
 
 class Progress:
-    """Counters of the loops, states of the callbacks and validated metrics; moves with a rank."""
+    """Counters of the loops, states of the callbacks and metrics; moves with a rank."""
 
     def __init__(self, trainer: Trainer, loop: _FitLoop) -> None:
         self._trainer, self._loop = trainer, loop
@@ -31,12 +29,14 @@ class Progress:
         self._metrics: dict[str, Tensor] = {}
 
     def keep_metrics(self) -> None:
-        """Keep what validation has found, which callbacks may use until the next validation."""
+        """Keep what validation has found and what a callback monitors: they use it later, too."""
         found = self._trainer._logger_connector._callback_metrics
-        results = self._loop.epoch_loop.val_loop._results.values()
-        names = [metric.meta.name for metric in results]
-        self._metrics = {name: found[name] for name in names if name in found}
-        refuse_unreduced(self._trainer, results)
+        loop = self._loop.epoch_loop
+        names = monitors(self._trainer) | self._metrics.keys()
+        for results in (loop.val_loop._results.values(), loop._results.values()):
+            refuse_unreduced(self._trainer, results)
+        names |= {metric.meta.name for metric in loop.val_loop._results.values()}
+        self._metrics = {name: found[name] for name in sorted(names & found.keys())}
 
     def state_dict(self) -> dict[str, Any]:
         loops = self._loop.state_dict()
@@ -59,6 +59,7 @@ class Progress:
                 vars(known[key]).update(value)  # its own method keeps its folder, not the rank's
             else:
                 known[key].load_state_dict(value)
+        self._loop.epoch_loop._results.reset()  # else values of a step before come first
         self._metrics = _restored(state["metrics"])
         self._trainer._logger_connector._callback_metrics.update(self._metrics)
         self.pending, self.last = state["pending"], state["last"]

@@ -92,13 +92,19 @@ def refuse_logged(loop: _TrainingEpochLoop) -> None:
             _raise(f"self.log({metric.meta.name!r}, on_epoch=True) in training: log each step")
 
 
+def monitors(trainer: Trainer) -> set[str]:
+    """Names of the metrics that callbacks and schedulers decide on."""
+    found = {getattr(c, "monitor", None) for c in trainer.callbacks}
+    found |= {c.monitor for c in trainer.lr_scheduler_configs if c.reduce_on_plateau}
+    return {name for name in found if isinstance(name, str)}
+
+
 def refuse_unreduced(trainer: Trainer, results: Any) -> None:
     """Refuse a decision on a value that each rank has for itself."""
-    monitors = {getattr(c, "monitor", None) for c in trainer.callbacks}
-    monitors |= {c.monitor for c in trainer.lr_scheduler_configs if c.reduce_on_plateau}
+    monitored = monitors(trainer)
     for metric in results:
         alone = metric.is_tensor and not metric.meta.sync.should and trainer.world_size > 1
-        if alone and metric.meta.name in monitors:
+        if alone and metric.meta.name in monitored:
             _raise(f"monitor={metric.meta.name!r}: log it with sync_dist=True")
 
 
