@@ -89,6 +89,7 @@ def batches(count: int) -> DataLoader[tuple[Tensor, ...]]:
 def fit(
     module: pl.LightningModule,
     loader: Any = None,
+    validated: Any = None,
     *,
     checkpoints: dict[str, Any] | None = None,
     ckpt_path: Path | None = None,
@@ -110,7 +111,13 @@ def fit(
     if "strategy" not in chosen:
         chosen["strategy"] = TmdStrategy(lambda module: {"sum": module.sum}, checkpoints)
     trainer = pl.Trainer(accelerator="cpu", devices=1, **chosen)
-    trainer.fit(module, loader or batches(6), batches(2), ckpt_path=ckpt_path, weights_only=True)
+    trainer.fit(
+        module,
+        loader or batches(6),
+        validated or batches(2),
+        ckpt_path=ckpt_path,
+        weights_only=True,
+    )
     return trainer
 
 
@@ -130,6 +137,7 @@ def callbacks(name: str, **arguments: Any) -> Callable[[], dict[str, Any]]:
     [
         (callbacks("StochasticWeightAveraging", swa_lrs=0.1), "StochasticWeightAveraging"),
         (callbacks("GradientAccumulationScheduler", scheduling={0: 2}), "one number"),
+        (callbacks("ModelCheckpoint", save_last="link"), "save_last='link'"),
         (lambda: {"max_time": "00:00:01:00"}, "Timer"),
         (lambda: {"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders"),
         (lambda: {"val_check_interval": "00:00:00:01"}, "as a time"),
@@ -174,6 +182,23 @@ def test_a_monitored_value_of_one_rank_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(pl.Trainer, "world_size", 2)
     with pytest.raises(Exception, match="monitor='loss': log it with sync_dist=True"):
         fit(small(), limit_val_batches=0, **stop)
+
+
+def test_the_rest_of_an_epoch_that_a_hook_skips_is_refused() -> None:
+    module = small()
+    module.on_train_batch_start = lambda batch, index: -1
+    with pytest.raises(Exception, match="on_train_batch_start that returns -1"):
+        fit(module)
+
+
+def test_a_logger_has_its_own_type_in_a_step(tmp_path: Path) -> None:
+    from lightning.pytorch.loggers import CSVLogger
+
+    module, seen = small(), []
+    module.on_after_backward = lambda: seen.append(isinstance(module.logger, CSVLogger))
+    fit(module, logger=CSVLogger(tmp_path), limit_train_batches=1)
+
+    assert seen == [True]
 
 
 def test_a_loader_without_a_length_is_refused() -> None:
@@ -283,11 +308,13 @@ def test_loader_processes_are_seeded_by_the_rank_held_now() -> None:
 
     from lightning.fabric.utilities.seed import pl_worker_init_function
 
-    loader = batches(6)
-    loader.worker_init_fn = partial(pl_worker_init_function, rank=5)
-    trainer = fit(small(), loader)
+    loaders = batches(6), batches(2)
+    for loader in loaders:
+        loader.worker_init_fn = partial(pl_worker_init_function, rank=5)
+    trainer = fit(small(), *loaders)
 
     assert trainer.train_dataloader.worker_init_fn.keywords == {"rank": 0}
+    assert trainer.val_dataloaders.worker_init_fn.keywords == {"rank": 0}
 
 
 def test_early_stopping_within_an_epoch_ends_it() -> None:

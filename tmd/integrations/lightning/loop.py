@@ -23,7 +23,13 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from torch.utils.data import DistributedSampler
 
 from tmd.integrations.lightning.progress import Progress
-from tmd.integrations.lightning.refused import refuse, refuse_logged, refuse_loops, refuse_resumed
+from tmd.integrations.lightning.refused import (
+    refuse,
+    refuse_logged,
+    refuse_loops,
+    refuse_resumed,
+    refuse_skipped,
+)
 from tmd.trainer import StepResult
 
 if TYPE_CHECKING:
@@ -38,6 +44,11 @@ class HeldLogger:
 
     def __init__(self, logger: Any, effects: list[Effect]) -> None:
         self._logger, self._effects = logger, effects
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """Scripts ask for the type of a logger."""
+        return type(self._logger)
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._logger, name)
@@ -107,7 +118,7 @@ class SessionFitLoop(_FitLoop):
                 return
             _set_sampler_epoch(loader, epoch)
             accumulate = self.trainer.accumulate_grad_batches
-            batches = _Epoch(loader, self, self._is_stopped)
+            batches = _Epoch(loader, self)
             for drawn in session.batches(batches, accumulate=accumulate, partial=True):
                 if self._is_due_after(drawn if accumulate > 1 else [drawn]):
                     between()
@@ -150,7 +161,7 @@ class SessionFitLoop(_FitLoop):
         for number, batch in enumerate(batches, 1):
             fetcher.batch = batch
             with self._undone_if_broken(), self._without_checkpoints():
-                self.epoch_loop.advance(fetcher)
+                self._advance(fetcher)
             refuse_logged(self.epoch_loop)
             if number == len(batches) and self._is_due():
                 self.progress.pending = True
@@ -158,6 +169,13 @@ class SessionFitLoop(_FitLoop):
             else:
                 self.epoch_loop.on_advance_end(fetcher)
         self.progress.keep_metrics()
+
+    def _advance(self, fetcher: Any) -> None:
+        try:
+            self.epoch_loop.advance(fetcher)
+        except StopIteration:
+            refuse_skipped(self.epoch_loop)
+            raise
 
     def _is_due(self) -> Any:
         """Whether collectives are due between this step and the next one."""
@@ -201,6 +219,7 @@ class SessionFitLoop(_FitLoop):
         self.strategy.set_world_ranks()
         loader = self.epoch_loop.val_loop._combined_loader
         for each in [] if loader is None else loader.flattened:
+            _seed_by_rank(each, self.strategy.session.rank)
             if isinstance(sampler := getattr(each, "sampler", None), DistributedSampler):
                 sampler.rank = self.strategy.session.rank
         with self.strategy.held() as effects, self._undone_if_broken(modes=True):
@@ -271,8 +290,8 @@ class _Given(_DataFetcher):
 class _Epoch:
     """The first batches of a loader, until training stops."""
 
-    def __init__(self, loader: Any, loop: SessionFitLoop, stopped: Callable[[], Any]) -> None:
-        self._loader, self._loop, self._stopped = loader, loop, stopped
+    def __init__(self, loader: Any, loop: SessionFitLoop) -> None:
+        self._loader, self._loop = loader, loop
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -280,17 +299,20 @@ class _Epoch:
         return getattr(self._loader, name)
 
     def __iter__(self) -> Iterator[Any]:
-        init = getattr(self._loader, "worker_init_fn", None)
-        if isinstance(init, partial) and "rank" in init.keywords:
-            # seed_everything(workers=True) seeds loader processes by the rank.
-            rank = self._loop.strategy.session.rank
-            self._loader.worker_init_fn = partial(init, rank=rank)
+        _seed_by_rank(self._loader, self._loop.strategy.session.rank)
         batches = islice(self._loader, int(self._loop.max_batches))
-        while not self._stopped():
+        while not self._loop._is_stopped():
             try:
                 yield next(batches)
             except StopIteration:
                 return
+
+
+def _seed_by_rank(loader: Any, rank: int) -> None:
+    """``seed_everything(workers=True)`` seeds loader processes by the rank of that moment."""
+    init = getattr(loader, "worker_init_fn", None)
+    if isinstance(init, partial) and "rank" in init.keywords:
+        loader.worker_init_fn = partial(init, rank=rank)
 
 
 def _forget_restart(loop: _Loop) -> None:

@@ -38,6 +38,8 @@ def refuse(trainer: Trainer) -> None:
                 reason = f"{type(callback).__name__}: {why}"
         if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:
             reason = "ModelCheckpoint(train_time_interval=...): use every_n_train_steps"
+        if isinstance(callback, ModelCheckpoint) and callback.save_last == "link":
+            reason = "ModelCheckpoint(save_last='link'): give save_last=True"
     if not trainer.lightning_module.automatic_optimization:
         reason = "automatic_optimization=False: let Lightning call the optimizer"
     elif trainer.reload_dataloaders_every_n_epochs:
@@ -83,6 +85,13 @@ def refuse_resumed(loop: _FitLoop) -> None:
             "ckpt_path of a checkpoint that was saved within an epoch: give TmdStrategy("
             "checkpoints=...), or save with ModelCheckpoint(save_on_train_epoch_end=True)"
         )
+
+
+def refuse_skipped(loop: _TrainingEpochLoop) -> None:
+    """Refuse the batch that was not started, and the rest of its epoch. Raises."""
+    counters = loop.batch_progress.current
+    if counters.started < counters.ready:
+        _raise("on_train_batch_start that returns -1: give limit_train_batches")
 
 
 def refuse_logged(loop: _TrainingEpochLoop) -> None:
