@@ -40,7 +40,7 @@ class TmdStrategy(DDPStrategy):
     Args:
         state: returns what else a step changes, by name: objects with ``state_dict`` and
             ``load_state_dict``. It is called with the module when training starts.
-        checkpoints: arguments of ``session.checkpoint``, from which the job goes on bit by bit.
+        checkpoints: arguments of ``session.checkpoint``, from which the job goes on bit for bit.
         ddp: arguments of ``DistributedDataParallel``.
     """
 
