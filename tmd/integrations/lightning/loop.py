@@ -122,7 +122,8 @@ class SessionFitLoop(_FitLoop):
             for drawn in session.batches(batches, accumulate=accumulate, partial=True):
                 if self._is_due_after(drawn if accumulate > 1 else [drawn]):
                     between()
-            if not session.skipped and self._in_epoch:
+            # Does nothing on a worker that walks past, unless the other ranks run it now.
+            if session.skipped or self._in_epoch:
                 between()
 
     @property
