@@ -76,6 +76,7 @@ def test_a_digest_is_taken_in_one_window_without_a_pause() -> None:
 
             assert s.ear.first(DigestCheck).parts.keys() == {
                 "parameters and optimizer state",
+                "trail",
                 "buffers",
                 "others",
             }

@@ -12,6 +12,7 @@ from tests.trainer.scripts import Averaged, Scheduled, Script, normed
 from tests.trainer.tailing import Pair, pair
 from tmd.core.values.errors import LinkError, StateMismatch
 from tmd.trainer.shadow.receiver import Differs, ShadowLost
+from tmd.trainer.state.units import UNITS
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -49,8 +50,8 @@ def once(pair: Pair, act: Callable[[Script], None]) -> int:
 @pytest.mark.parametrize(
     ("act", "part"),
     [
-        (flip_parameter, "parameters and optimizer state"),
-        (flip_moment, "parameters and optimizer state"),
+        (flip_parameter, UNITS),
+        (flip_moment, UNITS),
         (flip_buffer, "buffers"),
     ],
 )
@@ -65,7 +66,8 @@ def test_a_flipped_bit_is_found_at_the_next_boundary(
         error = p.come_apart()
 
         assert isinstance(error, Differs)
-        assert f"rank 0: {part} at the start of step {at} differ" in str(error)
+        assert f"rank 0: {part} at the start of step {at}" in str(error)
+        assert ("(first of all 0.weight)" in str(error)) == (part == UNITS)
         assert p.joiner.following.status().verified is None
 
 

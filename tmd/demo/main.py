@@ -65,11 +65,11 @@ def demo(
 
 def _failed(error: Exception) -> TmdError:
     """Prints the end of what the script wrote, which follows the first line of ``error``."""
-    why, _, log = str(error).partition("\n")
+    why, _, log = in_words(error).partition("\n")
     written = [line for line in log.splitlines() if not line.startswith("{")]  # not the daemon's
     for line in written[-OUTPUT:]:
         typer.echo(printable(line), err=True)
-    return TmdError(f"the demo failed: {why.removesuffix(':') or in_words(error)}")
+    return TmdError(f"the demo failed: {why.removesuffix(':')}")
 
 
 async def _run(
