@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import frameworks_train, rivals
-from bench.measure import Report, each, in_turn, options, summary
+from bench.measure import Report, in_turn, options, paired
 from tmd import embedded
 from tmd.demo.cluster import ClusterSpec, LocalCluster
 
@@ -59,16 +59,14 @@ def facts(trace: Path, warm: int) -> Facts:
 
 def tell(report: Report, runs: dict[str, Facts], framework: str) -> dict[str, Any]:
     """Rows and the target of one framework; returns the figures."""
-    found = {side: runs[f"{framework} {side}"] for side in RUNS}
-    ours, theirs = each(found["tmd"], "step_s"), each(found["gloo"], "step_s")
-    report.row(f"{framework} on tmd: step", ours, "adapter, session, vote, tmd backend")
-    report.row(f"{framework} on Gloo: step", theirs, "its own DDP under torchrun")
-    pairs = zip(found["tmd"], found["gloo"], strict=False)
-    by_pair = summary(a["step_s"] / b["step_s"] for a, b in pairs)
-    report.row(f"{framework}: tmd/Gloo by repeat", by_pair, "a ratio, not seconds")
-    ratio = ours["median"] / theirs["median"] if ours["n"] and theirs["n"] else None
+    figures = paired(runs[f"{framework} tmd"], runs[f"{framework} gloo"])
+    report.row(f"{framework} on tmd: step", figures["tmd"], "adapter, session, vote, tmd backend")
+    report.row(f"{framework} on Gloo: step", figures["gloo"], "its own DDP under torchrun")
+    by_repeat = figures["ratio by repeat"]
+    report.row(f"{framework}: tmd/Gloo by repeat", by_repeat, "a ratio, not seconds")
+    ratio = figures["ratio of medians"]
     report.target(f"step of {framework} on tmd / on Gloo <= {LIMIT}", ratio, LIMIT, at_least=False)
-    return {"tmd": ours, "gloo": theirs, "ratio of medians": ratio, "ratio by repeat": by_pair}
+    return figures
 
 
 RUNS = {"tmd": under_tmd, "gloo": under_gloo}

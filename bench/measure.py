@@ -19,6 +19,7 @@ from rich.table import Table
 RESULTS = Path("bench/results")
 WIDTH = 110
 T = TypeVar("T")
+Figures = dict[str, Any]
 
 
 def options(name: str, about: str | None, repeats: int = 5) -> argparse.ArgumentParser:
@@ -77,6 +78,15 @@ def _cpu() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
+
+
+def paired(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> Figures:
+    """Steps on tmd and on Gloo, from runs that took turns: both, and their ratio as a whole and by
+    repeat."""
+    tmd, gloo = each(ours, "step_s"), each(theirs, "step_s")
+    ratio = tmd["median"] / gloo["median"] if tmd["n"] and gloo["n"] else None
+    by_repeat = summary(a["step_s"] / b["step_s"] for a, b in zip(ours, theirs, strict=False))
+    return {"tmd": tmd, "gloo": gloo, "ratio of medians": ratio, "ratio by repeat": by_repeat}
 
 
 class Report:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import rivals
-from bench.measure import Report, each, in_turn, options, summary
+from bench.measure import Report, each, in_turn, options, paired
 from tmd import embedded
 from tmd.demo import train
 from tmd.demo.cluster import ClusterSpec, LocalCluster
@@ -57,17 +57,15 @@ def facts(lines: list[rivals.Line], args: argparse.Namespace) -> Facts:
 
 def tell(report: Report, runs: dict[str, Facts]) -> dict[str, Any]:
     """Rows and the target; returns the figures."""
-    ours, theirs = each(runs["tmd"], "step_s"), each(runs["gloo"], "step_s")
-    report.row("tmd: step", ours, "session, vote, tmd backend")
-    report.row("gloo: step", theirs, "plain DDP under torchrun")
-    pairs = zip(runs["tmd"], runs["gloo"], strict=False)
-    by_pair = summary(a["step_s"] / b["step_s"] for a, b in pairs)
-    report.row("tmd/gloo by repeat", by_pair, "a ratio, not seconds")
+    figures = paired(runs["tmd"], runs["gloo"])
+    report.row("tmd: step", figures["tmd"], "session, vote, tmd backend")
+    report.row("gloo: step", figures["gloo"], "plain DDP under torchrun")
+    report.row("tmd/gloo by repeat", figures["ratio by repeat"], "a ratio, not seconds")
     losses = {name: each(found, "loss").get("median") for name, found in runs.items()}
     report.progress(f"last loss of rank 0: {losses}")
-    ratio = ours["median"] / theirs["median"] if ours["n"] and theirs["n"] else None
+    ratio = figures["ratio of medians"]
     report.target(f"step of tmd / gloo <= {LIMIT}", ratio, LIMIT, at_least=False)
-    return {"tmd": ours, "gloo": theirs, "ratio of medians": ratio, "ratio by repeat": by_pair}
+    return figures
 
 
 RUNS = {"tmd": under_tmd, "gloo": under_gloo}

@@ -143,6 +143,12 @@ class Run:
         )
         return [(w, verdict) for w in workers(view) for verdict in w.rehearsed]
 
+    async def shadowed(self) -> ClusterView:
+        """Wait until a standby shadows a rank with equal digests."""
+        return await self.cluster.until(
+            lambda v: any(w.shadow and w.shadow.verified for w in workers(v)), "a hot standby"
+        )
+
     async def plans(self, count: int) -> tuple[MigrationPlan, ...]:
         """The first ``count`` final plans, once they exist."""
         view = await self.cluster.until(

@@ -11,7 +11,6 @@ from tests.e2e.conftest import golden_of
 from tests.e2e.harness import PACE, Golden, running
 from tests.marks import thorough
 from tmd.core.values.model import PlanKind
-from tmd.demo.cluster import workers
 from tmd.embedded import EmbeddedRedis
 
 SCRIPT = framework.__file__
@@ -76,9 +75,7 @@ async def test_a_rank_with_a_hot_standby_is_lost_inside_an_evaluation(
     async with running(
         tmp_path, redis.url, faults=faults, script=SCRIPT, more_config="[shadow]\nhot = 1\n"
     ) as run:
-        await run.cluster.until(
-            lambda v: any(w.shadow and w.shadow.verified for w in workers(v)), "a hot standby"
-        )
+        await run.shadowed()
         run.let_go("between")
         run.let_go("forward")
         await run.done("trainer")

@@ -24,9 +24,7 @@ HOT = "[shadow]\nhot = 1\n"
 
 async def hot(run: Run) -> None:
     """Wait until a standby shadows a rank with equal digests, then let the job run."""
-    await run.cluster.until(
-        lambda v: any(w.shadow and w.shadow.verified for w in workers(v)), "a hot standby"
-    )
+    await run.shadowed()
     let_go(run)
 
 

@@ -247,9 +247,7 @@ async def test_a_hot_standby_is_asked_for_a_rank_of_another_stage(
         active=("h1", "h2", "h3", "h4"),
         script=script("pipeline"),
     ) as run:
-        view = await run.cluster.until(
-            lambda v: any(w.shadow and w.shadow.verified for w in workers(v)), "a hot standby"
-        )
+        view = await run.shadowed()
         await run.cluster.lose("h1")
         lost = await run.done()
 

@@ -126,9 +126,7 @@ async def test_a_hot_standby_takes_a_rank_that_is_lost_in_a_validation(
         more_config="[shadow]\nhot = 1\n",
         script=SCRIPT,
     ) as run:
-        await run.cluster.until(
-            lambda v: any(w.shadow and w.shadow.verified for w in workers(v)), "a hot standby"
-        )
+        await run.shadowed()
         run.let_go("between")
         plan = await run.done("trainer")
 

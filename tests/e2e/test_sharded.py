@@ -98,9 +98,7 @@ async def test_a_lost_shard_survives_in_its_hot_standby(
         arguments=SHARDED,
         more_config="[shadow]\nhot = 1\n",
     ) as run:
-        await run.cluster.until(
-            lambda v: any(w.shadow and w.shadow.verified for w in workers(v)), "a hot standby"
-        )
+        await run.shadowed()
         run.let_go("between")
         plan = await run.done("trainer")
 

@@ -12,7 +12,6 @@ from tests.e2e.conftest import golden_of
 from tests.e2e.frameworks import need
 from tests.e2e.harness import PACE, ROOT, Golden, Run, running
 from tests.marks import thorough
-from tmd.demo.cluster import workers
 from tmd.embedded import EmbeddedRedis
 
 SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "transformers_script.py")
@@ -124,9 +123,7 @@ async def test_a_rank_with_a_hot_standby_is_lost(
     faults = [PACE, f"forward@0:{TRAINS}=wait", f"evaluation@0:{EVALUATES}=kill"]
     hot = "[shadow]\nhot = 1\n"
     async with running(tmp_path, redis.url, faults=faults, script=SCRIPT, more_config=hot) as run:
-        await run.cluster.until(
-            lambda v: any(w.shadow and w.shadow.verified for w in workers(v)), "a hot standby"
-        )
+        await run.shadowed()
         run.let_go("between")
         run.let_go("forward")
         await run.done("trainer")

@@ -20,6 +20,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+KNOWN = "tmd launch --auto knows the Trainer of transformers and of Lightning, but this script"
 PAGE = "see docs/start/porting.md for the lines that it needs"
 
 
@@ -126,19 +127,13 @@ def _guard() -> list[str]:
 
     def refuse(*_: object) -> None:
         if not made:
-            raise Unsupported(
-                "tmd launch --auto knows the Trainer of transformers and of Lightning, but this "
-                f"script calls an optimizer without either: {PAGE}"
-            )
+            raise Unsupported(f"{KNOWN} calls an optimizer without either: {PAGE}")
 
     register_optimizer_step_pre_hook(refuse)
 
     def init_process_group(backend: Any = None, *args: Any, **named: Any) -> None:
         if backend != "tmd":
-            raise Unsupported(
-                "tmd launch --auto knows the Trainer of transformers and of Lightning, but this "
-                f"script makes its own process group: {PAGE}"
-            )
+            raise Unsupported(f"{KNOWN} makes its own process group: {PAGE}")
         make(backend, *args, **named)
         made.append("tmd")
 

@@ -84,8 +84,8 @@ def to_rehearse(
 
     The role that it is built for comes first, then the most frequent one; never rank 0 if another
     rank has its role, since scripts print and save there. A suspect standby is tried again only for
-    a request, or if it refused a planned move. After a refused
-    move it rehearses a different rank first, since the fault may lie with the source of that move.
+    a request, or if it refused a planned move. After a refused move it rehearses a different rank
+    first, since the fault may lie with the source of that move.
     """
     suspect = any(v.suspect and v.refused_rank is None for v in status.rehearsed)
     refused = {v.refused_rank for v in status.rehearsed}

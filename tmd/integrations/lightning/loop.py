@@ -20,7 +20,6 @@ from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
-from torch.utils.data import DistributedSampler
 
 from tmd.integrations.lightning.progress import Progress
 from tmd.integrations.lightning.refused import (
@@ -221,8 +220,7 @@ class SessionFitLoop(_FitLoop):
         loader = self.epoch_loop.val_loop._combined_loader
         for each in [] if loader is None else loader.flattened:
             _seed_by_rank(each, self.strategy.session.rank)
-            if isinstance(sampler := getattr(each, "sampler", None), DistributedSampler):
-                sampler.rank = self.strategy.session.rank
+            self.strategy.session.placed(each)
         with self.strategy.held() as effects, self._undone_if_broken(modes=True):
             self._finish()
         return effects

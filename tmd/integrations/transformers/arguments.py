@@ -73,8 +73,8 @@ def refuse(args: Any, model: Any) -> None:
     settings = {
         "fsdp": args.fsdp,
         "deepspeed": args.deepspeed,
-        f"optim={args.optim.value!r}": args.optim
-        in ("lomo", "adalomo"),  # they update in backward()
+        # They update parameters in backward(), before the vote.
+        f"optim={args.optim.value!r}": args.optim in ("lomo", "adalomo"),
         "auto_find_batch_size": args.auto_find_batch_size,
         "eval_on_start": args.eval_on_start,
         "push_to_hub": args.push_to_hub,

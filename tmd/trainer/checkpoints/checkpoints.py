@@ -88,11 +88,8 @@ class Checkpoints:
     def at_boundary(self, step: int, position: Position, rank: int, seed: int) -> None:
         """``step`` begins; the state must not change before :meth:`settle`."""
         again, self._at = step == self._at, step
-        if (
-            again
-            or step == 0
-            or not is_due(step, self._order.every, first=position.index == 0 or position.over)
-        ):
+        first = position.index == 0 or position.over
+        if again or step == 0 or not is_due(step, self._order.every, first=first):
             return
         if self._thread is not None and self._thread.is_alive() and not self._waits:
             self._misses(step, "the previous checkpoint is still being written")

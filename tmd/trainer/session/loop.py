@@ -128,7 +128,6 @@ class BatchLoop:
         """The script has left the loop by ``break``, on all ranks after the same step."""
         if not self._cycle.spoilt and not feed.drawn:
             feed.close()
-            feed.ended = False
             self.repeatables.ready()
 
     def _boundary(self) -> bool:

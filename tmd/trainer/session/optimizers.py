@@ -18,6 +18,7 @@ class OptimizerHooks:
         vote: called before each optimizer runs; votes once per step.
         applying: called after the vote, when the optimizer is about to run.
         calls: number of collectives and messages that the script has called.
+        in_step: whether a step has begun and not ended.
     """
 
     def __init__(
@@ -25,9 +26,9 @@ class OptimizerHooks:
         vote: Callable[[], None],
         applying: Callable[[torch.optim.Optimizer], None],
         calls: Callable[[], int],
+        in_step: Callable[[], bool],
     ) -> None:
-        self._vote, self._applying, self._calls = vote, applying, calls
-        self._in_step = False
+        self._vote, self._applying, self._calls, self._in_step = vote, applying, calls, in_step
         self._ran_at: int | None = None
         """Number of calls when the latest optimizer of this step ended; ``None`` before that."""
         self._seen: set[int] = set()
@@ -45,11 +46,7 @@ class OptimizerHooks:
 
     def begin(self) -> None:
         """A step begins."""
-        self._in_step, self._ran_at = True, None
-
-    def end(self) -> None:
-        """The step is over."""
-        self._in_step = False
+        self._ran_at = None
 
     def _before(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -64,7 +61,7 @@ class OptimizerHooks:
                 changed = (args[0], lambda: loss, *args[2:]), kwargs
             else:
                 changed = args, {**kwargs, "closure": lambda: loss}
-        if self._in_step and self._ran_at not in (None, self._calls()):
+        if self._in_step() and self._ran_at not in (None, self._calls()):
             raise RuntimeError(
                 f"{type(optimizer).__name__} runs after collectives or messages that followed "
                 "another optimizer of the same step: if a rank is lost in them, some parameters "
@@ -72,7 +69,7 @@ class OptimizerHooks:
                 "unscale and clip the gradients of all; or give each optimizer a batch and a "
                 "session.step() of its own"
             )
-        if self._in_step and id(optimizer) not in self._seen:
+        if self._in_step() and id(optimizer) not in self._seen:
             self._seen.add(id(optimizer))
             _warn_without_gradients(optimizer)
         self._vote()

@@ -30,7 +30,7 @@ class StepCycle:
         self.hooks = hooks
         self._trace, self._settle = trace, settle
         self._optimizers = OptimizerHooks(
-            self._decide_to_apply, hooks.applying, lambda: hooks.calls
+            self._decide_to_apply, hooks.applying, lambda: hooks.calls, lambda: self._open
         )
         self._local: LocalState | None = None
         self.feed: Feed | None = None
@@ -80,7 +80,6 @@ class StepCycle:
     def close(self) -> None:
         """The step has ended, or the script has failed in it."""
         self._open = False
-        self._optimizers.end()
 
     def keep(self) -> None:
         """Keep what code that follows may change: :meth:`take_back` and :meth:`has_changed`."""

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from tmd.trainer.state.digests import Digest
-from tmd.trainer.state.units import TRAIL, UNITS
-
-DIGITS = 8
-"""Of each unit in a trail."""
+from tmd.trainer.state.units import DIGITS, TRAIL, UNITS
 
 
 class DigestComparison:

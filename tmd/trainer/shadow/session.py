@@ -238,7 +238,7 @@ class ShadowSession:
     def voted(self, agreed: int, *, trained: bool) -> None:
         """A step of its own is committed, with the ticket of a switch, or 0 for none.
 
-        If it ``trained`` nothing, such as an evaluation, it proves nothing.
+        ``trained``: whether an optimizer ran in it. An evaluation proves nothing.
         """
         if trained and (self._first_own is None or self._first_own < self._since):
             self._first_own = self._at

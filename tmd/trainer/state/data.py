@@ -154,7 +154,7 @@ class Feed:
 
     def close(self) -> None:
         """End this call on all ranks: the next position is in the call after it."""
-        self._closed = self.ended = True
+        self._closed = True
         self._count_iteration()
 
     def leave(self) -> None:

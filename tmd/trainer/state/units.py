@@ -23,9 +23,9 @@ from tmd.trainer.state.state import Layout, Registry, flatten, params_of, specs,
 
 UNITS, BUFFERS, OTHERS = "parameters and optimizer state", "buffers", "others"
 """Parts of a digest."""
-TRAIL = "trail"
-"""With a digest: eight digits for each unit, of the units up to it. The first that differ name the
-first unit that differs."""
+TRAIL, DIGITS = "trail", 8
+"""Part of a digest with so many hexadecimal digits for each unit, of the units up to it. The first
+that differ name the first unit that differs."""
 
 
 class Units:
@@ -256,7 +256,7 @@ class UnitDigest:
         self._hash.update(msgpack.encode(layout))
         for tensor in tensors:
             self._hash.update(raw(tensor))
-        self._trail.append(f"{self._hash.intdigest() & 0xFFFFFFFF:08x}")
+        self._trail.append(self._hash.hexdigest()[-DIGITS:])
         self._next += 1
 
     def parts(self) -> Digest:

@@ -164,7 +164,7 @@ class Coordinator:
         self._parts.migration.begun()
 
     def vote(self, local: LocalState, *, trains: bool = True) -> VoteOutcome:
-        """Before the optimizer, or after what ``trains`` nothing: whether this step is committed.
+        """Whether this step is committed. If it ``trains``, an optimizer runs next.
         Raises Interrupted if it must be repeated."""
         if self.idle:
             return VoteOutcome.SHADOW
