@@ -43,9 +43,14 @@ def train(whose: str, case: str, folder: Path, stop: int = 0) -> list[dict[str, 
         )
         for rank in range(2)
     ]
-    for rank in ranks:
-        output, _ = rank.communicate()
-        assert rank.returncode == bool(stop), output.decode()[-4000:]
+    try:
+        for rank in ranks:
+            output, _ = rank.communicate(timeout=100)
+            assert rank.returncode == bool(stop), output.decode()[-4000:]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
     if stop:
         return []
     facts = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]

@@ -13,7 +13,7 @@ from tmd.trainer.session import environment
 @pytest.fixture(autouse=True)
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process as `tmd launch` starts it, which has just imported `tmd.trainer`."""
-    for name in environment.MAY_CHANGE:
+    for name in (*environment.MAY_CHANGE, "WORLD_SIZE"):
         monkeypatch.setenv(name, "7")
     monkeypatch.setenv("TMD_SOCKET", "/nowhere")
     environment.watch()
