@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -71,16 +72,22 @@ def test_waiting_for_the_own_device_counts_as_work():
 
 
 class Event:
-    """An event of a slow device."""
+    """What a slow device has to do first."""
 
-    def synchronize(self):
+    def __bool__(self):
+        return True
+
+    def wait(self):
         self.took = compute()
+
+    def aside(self):
+        return nullcontext()
 
 
 def test_staging_separates_device_time_from_waiting():
     wait_timer, event = WaitTimer(), Event()
     staged = HostCopies([torch.ones(2)], (), wait_timer)
-    staged._queued.append(event)  # type: ignore[arg-type]
+    staged.queued = event
     begin = wait_timer.read()
     with wait_timer, staged:
         pass

@@ -43,7 +43,7 @@ class Group(CollectiveGroup):
                 self._mailbox.send(standing, dstRank, header, view(inputs[0]))
 
         def job() -> None:
-            self._runner.guarded(work, OutputRequest("send", (), tensors), act)
+            self._runner.guarded(work, OutputRequest("send", (), tensors, staged.queued), act)
 
         # In the sandbox the operations of a group begin in the script's order.
         sandboxed = self._fabric.standing is None
@@ -70,21 +70,28 @@ class Group(CollectiveGroup):
         objects = under_way()
         if objects:
             empty(tensors)
-        request = OutputRequest(kind, tensors, (), f"/{source}/{tag}", objects)
+        staged = HostCopies(tensors, (), self._fabric.blocked)
+        request = OutputRequest(kind, tensors, (), staged.queued, f"/{source}/{tag}", objects)
         if self._fabric.standing is None:
             job = lambda: self._runner.guarded(work, request, lambda _: None)  # noqa: E731
             self._runner.lane.run(job, inline=False)
         else:
             self._runner.guarded(
-                work, request, lambda standing: self._post(standing, request, source, tag, work)
+                work,
+                request,
+                lambda standing: self._post(standing, request, staged, source, tag, work),
             )
         return self._begun(work)
 
     def _post(
-        self, standing: EpochView, request: OutputRequest, source: int, tag: int, work: Work
+        self,
+        standing: EpochView,
+        request: OutputRequest,
+        staged: HostCopies,
+        source: int,
+        tag: int,
+        work: Work,
     ) -> bool:
-        (tensor,) = request.outputs
-        staged = HostCopies([tensor], (), self._fabric.blocked)
         (host,), _ = staged.__enter__()
         awaited = ExitStack()
 
@@ -93,13 +100,13 @@ class Group(CollectiveGroup):
                 if error is None:
                     staged.__exit__(None, None, None)
                     work.source = sender
-                    self._runner.mirror(request.op, request.outputs, request.channel)
+                    self._runner.mirror(request.op, [host], request.channel)
             finally:
                 awaited.close()
             work.finish(self._runner.judged(error))
 
         deadline = time.monotonic() + self._runner.patience
-        code = dtype_code(tensor.dtype)
+        code = dtype_code(host.dtype)
         wanted = Wanted(source, tag, standing, code, view(host), deliver, deadline)
         awaited.enter_context(self._awaited)
         try:

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from tmd.core.values.errors import LinkError
+from tmd.fabric import device
 from tmd.fabric.collectives.on_tensors import Body
 from tmd.fabric.collectives.op import Op
+from tmd.fabric.device import Queued
 from tmd.fabric.epoch_view import EpochView
 from tmd.fabric.fabric import Fabric
 from tmd.fabric.frame import FrameHeader, FrameKind
@@ -21,7 +23,7 @@ from tmd.fabric.grouping import GroupView
 from tmd.fabric.link import Link
 from tmd.fabric.memory import Scratch
 from tmd.fabric.objects import empty
-from tmd.fabric.sandbox import Neutral
+from tmd.fabric.sandbox import Neutral, OutputSource
 from tmd.fabric.serial_executor import SerialExecutor
 from tmd.fabric.staging import HostCopies
 from tmd.fabric.work import Work
@@ -49,6 +51,8 @@ class OutputRequest:
     op: str
     outputs: Sequence[Tensor]
     inputs: Sequence[Tensor]
+    queued: Queued = device.NOTHING
+    """What the caller's stream had queued on the tensors' device when it called."""
     channel: str = ""
     """Within the group: operations of other channels may overtake this one."""
     objects: bool = False
@@ -88,7 +92,7 @@ class Runner:
     def _perform(self, call: CollectiveCall, staged: HostCopies, work: Work) -> None:
         self.fabric.calls.ran += 1
         op = call.kind.name.lower()
-        request = OutputRequest(op, call.outputs, call.inputs, objects=call.objects)
+        request = OutputRequest(op, call.outputs, call.inputs, staged.queued, objects=call.objects)
         self.guarded(work, request, lambda standing: self._communicate(call, staged, standing))
 
     def guarded(
@@ -105,10 +109,7 @@ class Runner:
                 if act(standing) is False:
                     return
             elif sandbox is not None:
-                name = self.view.name + request.channel
-                sandbox.source.outputs(request.op, name, request.outputs, request.inputs)
-                if request.objects and isinstance(sandbox.source, Neutral):
-                    empty(request.outputs)
+                self._simulate(sandbox.source, request)
             else:
                 error = RuntimeError("the fabric has neither a rank nor a sandbox")
         except LinkError as e:
@@ -120,6 +121,13 @@ class Runner:
                 standing.poison(f"rank {standing.rank} failed in {request.op}: {e!r}")
             error = e
         work.finish(error)
+
+    def _simulate(self, source: OutputSource, request: OutputRequest) -> None:
+        name = self.view.name + request.channel
+        with device.after(request.queued):
+            source.outputs(request.op, name, request.outputs, request.inputs)
+            if request.objects and isinstance(source, Neutral):
+                empty(request.outputs)
 
     def judged(self, error: LinkError | None) -> LinkError | None:
         """The error that ``wait`` raises for an operation aborted by ``error``."""
@@ -145,7 +153,7 @@ class Runner:
                 self.fabric.tap.given(call.kind.name.lower(), self.view.name, inputs)
             call.body(op, outputs, inputs)
         self.fabric.counters.bytes += sum(t.nbytes for t in outputs)
-        self.mirror(call.kind.name.lower(), call.outputs)
+        self.mirror(call.kind.name.lower(), staged.outputs)
 
     def _header(self, call: CollectiveCall, standing: EpochView) -> FrameHeader:
         # A joiner has not counted along: numbering restarts with each epoch.

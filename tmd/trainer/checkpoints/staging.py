@@ -15,6 +15,7 @@ import torch
 from msgspec import msgpack
 from torch import Tensor
 
+from tmd.fabric import device
 from tmd.trainer.checkpoints.naming import OWN, Names, Path
 from tmd.trainer.state.data import Position
 from tmd.trainer.state.dtensors import part
@@ -32,6 +33,7 @@ class StagedState:
         """Copies in host memory, by name; of a distributed tensor, only this rank's part."""
         self._waiting: list[dict[Path, Tensor]] = []
         self._copying = threading.Lock()
+        self._queued = device.current().queued(names.units.params)
         self.broken: Exception | None = None
         """Why the copy failed."""
         for path, value in {**names.besides(rank), **private(names, rank, seed)}.items():
@@ -43,7 +45,7 @@ class StagedState:
 
     def advance(self) -> bool:
         """Copy one unit; returns whether more remain."""
-        with self._copying:
+        with self._copying, device.after(self._queued):
             if not self._waiting:
                 return False
             try:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tmd.fabric import device
 from tmd.trainer.protocol.frames import Envelope, Frame, specs_of
 
 Entry = tuple[Envelope, Tensor]
@@ -104,4 +105,4 @@ class Outbox:
             if self._held + size > self._bound:
                 return None
             self._held += size
-        return torch.empty(size, dtype=torch.uint8)
+        return device.current().host_memory((size,), torch.uint8)

@@ -8,6 +8,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from tmd.fabric import device
 from tmd.trainer.state.dtensors import part
 
 Digest = dict[str, str]
@@ -49,5 +50,5 @@ def groups(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def raw(tensor: Tensor) -> memoryview:
-    flat = part(tensor).cpu().contiguous().reshape(-1)
+    flat = device.current().on_host(part(tensor)).contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")

@@ -17,6 +17,7 @@ from msgspec import msgpack
 from torch import Tensor, nn
 
 from tmd.core.planning.failover import HOLDER_OFFSETS
+from tmd.fabric import device
 from tmd.torch_private.fsdp import forget_gathered
 from tmd.torch_private.modules import keeps_statistics
 from tmd.trainer.state.state import Registry, Stateful
@@ -205,5 +206,5 @@ def _copied(value: Any) -> Any:
 
 
 def _bytes(tensor: Tensor) -> bytes:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    flat = device.current().on_host(tensor.detach()).contiguous().reshape(-1)
     return bytes(flat.view(torch.uint8).numpy().data)

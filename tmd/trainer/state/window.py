@@ -8,15 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+
+from torch import Tensor
+
+from tmd.fabric import device
+from tmd.fabric.device import Queued
 
 
 class Window:
     """Opened and closed by the main thread; other threads read the parameters in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, parameters: Callable[[], Iterable[Tensor]] = tuple) -> None:
+        """``parameters``: what is read in the window, for its devices."""
+        self._parameters = parameters
         self._reading = threading.Lock()
         self._version: int | None = None
+        self._queued: Queued = device.NOTHING
 
     @property
     def version(self) -> int | None:
@@ -25,6 +33,7 @@ class Window:
 
     def open(self, version: int) -> None:
         """The parameters are those of the start of step ``version`` until :meth:`close`."""
+        self._queued = device.current().queued(self._parameters())
         self._version = version
 
     def close(self) -> None:
@@ -36,6 +45,15 @@ class Window:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[int | None]:
-        """Keep the window open for one piece; yields ``None`` if it is closed."""
+        """Keep the window open for one piece; yields ``None`` if it is closed.
+
+        A device has then done what the main thread had queued when it opened the window, and what
+        is read within the context has been read at its end.
+        """
         with self._reading:
-            yield self._version
+            version = self._version
+            if version is None:
+                yield None
+                return
+            with device.after(self._queued):
+                yield version

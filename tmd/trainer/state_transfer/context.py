@@ -48,4 +48,5 @@ class RankContext:
         state = RankState(fabric, registry, units, wrapped, local)
         fit, verification = Fit(fabric, state, several=several), StateVerification()
         transfer = StateTransfer(fabric, state, fit, verification)
-        return cls(fabric, limits, units, Window(), state, fit, verification, transfer)
+        window = Window(lambda: units.params)
+        return cls(fabric, limits, units, window, state, fit, verification, transfer)

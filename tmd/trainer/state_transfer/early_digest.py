@@ -12,6 +12,8 @@ import logging
 import threading
 from collections.abc import Callable
 
+from tmd.fabric import device
+from tmd.fabric.device import Queued
 from tmd.trainer.state.digests import Digest
 from tmd.trainer.state.units import UnitDigest, Units, whole_digest
 
@@ -28,12 +30,14 @@ class EarlyDigest:
         self._changing = threading.Lock()
         self._step: int | None = None
         """The step at whose start the parameters are; ``None`` while they may change."""
+        self._queued: Queued = device.NOTHING
         self._work: _Work | None = None
 
     def stand(self, step: int) -> None:
         """The parameters are those at the start of ``step`` until :meth:`forget`."""
         if self._step != step:
             self.forget()
+            self._queued = device.current().queued(self._units.params)
             self._step = step
 
     def begin(self) -> None:
@@ -42,7 +46,7 @@ class EarlyDigest:
             if self._step is None or self._work is not None:
                 return
             try:
-                self._work = _Work(self._units, self._step)
+                self._work = _Work(self._units, self._step, self._queued)
             except RuntimeError as error:
                 log.info("no early digest: %s", error)
 
@@ -84,10 +88,11 @@ class _Work:
         RuntimeError: no thread can be started.
     """
 
-    def __init__(self, units: Units, step: int) -> None:
+    def __init__(self, units: Units, step: int, queued: Queued) -> None:
         self.step = step
         self.cancelled = False
         self._units = units
+        self._queued = queued
         self._digest = self._begun()
         self._thread = threading.Thread(target=self._run, name="tmd-early-digest", daemon=True)
         self._thread.start()
@@ -118,5 +123,6 @@ class _Work:
         return UnitDigest(self._units, self.step, rest={})
 
     def _take(self, digest: UnitDigest) -> None:
-        while not (self.cancelled or digest.complete):
-            digest.advance()
+        with device.after(self._queued):
+            while not (self.cancelled or digest.complete):
+                digest.advance()

@@ -1,0 +1,150 @@
+"""The device that holds a script's tensors: what is queued on it, and copies to host memory.
+
+A script only queues work on a GPU, in streams that are unordered unless an event orders them (CUDA
+C++ Programming Guide, "Streams"). A thread of the runtime that reads or writes the script's tensors
+first waits for an event of the script's stream. It copies in a stream of its own, so that the copy
+neither waits for the script's later work nor delays it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Queued(Protocol):
+    """What one thread has queued on the devices of some tensors; false if it is nothing."""
+
+    def __bool__(self) -> bool: ...
+
+    def wait(self) -> None:
+        """Block until it is done."""
+        ...
+
+    def aside(self) -> AbstractContextManager[None]:
+        """What this thread queues on these devices within the context goes to a stream of its own.
+
+        At the end of the context it is done.
+        """
+        ...
+
+
+class Device(Protocol):
+    """Streams and memory of the devices of this process."""
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether ``tensor`` is outside of host memory."""
+        ...
+
+    def queued(self, tensors: Iterable[Tensor]) -> Queued:
+        """What the streams of this thread have queued on the devices of ``tensors`` by now."""
+        ...
+
+    def host_memory(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """An uninitialised tensor in host memory, page-locked if a device is in use."""
+        ...
+
+    def on_host(self, tensor: Tensor) -> Tensor:
+        """``tensor`` itself if it is in host memory, else a copy there."""
+        ...
+
+
+class _Nothing:
+    def __bool__(self) -> bool:
+        return False
+
+    def wait(self) -> None:
+        pass
+
+    def aside(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class _CudaQueued:
+    def __init__(self, places: Iterable[torch.device]) -> None:
+        self._events: dict[torch.device, torch.cuda.Event] = {}
+        for place in places:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(place))
+            self._events[place] = event
+
+    def __bool__(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        for event in self._events.values():
+            event.synchronize()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        streams = [_own_stream(place) for place in self._events]
+        with ExitStack() as stack:
+            for stream in streams:
+                stack.enter_context(torch.cuda.stream(stream))
+            yield
+            for stream in streams:
+                stream.synchronize()
+
+
+class _OwnStreams(threading.local):
+    def __init__(self) -> None:
+        self.by_device: dict[torch.device, torch.cuda.Stream] = {}
+
+
+_own_streams = _OwnStreams()
+
+
+def _own_stream(place: torch.device) -> torch.cuda.Stream:
+    streams = _own_streams.by_device
+    if place not in streams:
+        streams[place] = torch.cuda.Stream(place)  # type: ignore[no-untyped-call]
+    return streams[place]
+
+
+class Cuda:
+    """NVIDIA GPUs, or none."""
+
+    def holds(self, tensor: Tensor) -> bool:
+        return tensor.is_cuda
+
+    def queued(self, tensors: Iterable[Tensor]) -> Queued:
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return NOTHING
+        places = {tensor.device for tensor in tensors if tensor.is_cuda}
+        return _CudaQueued(places) if places else NOTHING
+
+    def host_memory(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return torch.empty(tuple(shape), dtype=dtype, pin_memory=in_use)
+
+    def on_host(self, tensor: Tensor) -> Tensor:
+        return tensor.cpu()
+
+
+NOTHING = _Nothing()
+_current: Device = Cuda()
+
+
+@contextmanager
+def after(queued: Queued) -> Iterator[None]:
+    """What this thread queues within the context comes after ``queued``, in a stream of its own;
+    at the end of the context it is done."""
+    queued.wait()
+    with queued.aside():
+        yield
+
+
+def current() -> Device:
+    """The devices of this process."""
+    return _current
+
+
+def use(device: Device) -> None:
+    """Replace the devices of this process, before it joins a job."""
+    global _current
+    _current = device
