@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -16,23 +17,87 @@ INNER = {
 }
 """Class of Accelerate or torchtitan -> attribute with the optimizers or schedulers that it wraps.
 ``AcceleratedOptimizer`` never calls ``torch.optim.Optimizer.__init__``, so it has no hooks."""
+CHAIN = "chained_optimizers"
+"""Attribute of Megatron's ``ChainedOptimizer`` with the optimizers that it calls in turn."""
+PARTS_OF_A_STEP = ("prepare_grads", "step_with_ready_grads")
+"""Methods that all optimizers of Megatron have and those of torch lack."""
 
 
 def expanded(objects: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """What keeps the state: members of lists by number, and what frameworks wrap."""
     for name, value in objects.items():
-        inner = _inner(value)
+        inner = _inner(name, value)
         if isinstance(inner, list | tuple):
             yield from expanded({f"{name}[{i}]": item for i, item in enumerate(inner)})
         elif inner is not None:
             yield name, inner
 
 
-def _inner(value: Any) -> Any:
+def _inner(name: str, value: Any) -> Any:
+    if isinstance(getattr(value, CHAIN, None), list | tuple) or _is_megatron(value):
+        return list(_of_megatron(name, value))
     for kind in type(value).__mro__:
         if kind.__name__ in INNER and not kind.__module__.startswith("torch."):
             return getattr(value, INNER[kind.__name__])
     return value
+
+
+def _is_megatron(value: object) -> bool:
+    return all(callable(getattr(value, each, None)) for each in PARTS_OF_A_STEP)
+
+
+def _of_megatron(name: str, value: Any) -> Iterator[torch.optim.Optimizer]:
+    """The optimizers of torch that one of Megatron runs.
+
+    Raises:
+        TypeError: a state outside of them would stay behind, or there are none.
+    """
+    found = [each for each in _links(value) if each is not None]
+    if not found:
+        raise TypeError(
+            f"register({name}=...): {type(value).__name__} has no optimizer on this rank, so that "
+            "no step would vote: give each rank a parameter that is trained"
+        )
+    kinds = {kind.__name__ for each in (value, *found) for kind in type(each).__mro__}
+    divided = sorted(kind for kind in kinds if kind.endswith("DistributedOptimizer"))
+    if divided:
+        raise TypeError(
+            f"register({name}=...): {divided[0]} divides its state among ranks and gathers the "
+            "parameters after the vote: leave out use_distributed_optimizer, or the layer-wise one"
+        )
+    for each in found:
+        yield _of_link(name, each)
+
+
+def _links(value: Any) -> Iterator[Any]:
+    """The optimizers at the ends of nested chains; ``None`` for one without parameters here."""
+    chained = getattr(value, CHAIN, None)
+    if chained is not None:
+        for each in chained:
+            yield from _links(each)
+    else:
+        # A rank whose parameters are all frozen, or belong to others, has a wrapper of nothing.
+        yield None if getattr(value, "optimizer", value) is None else value
+
+
+def _of_link(name: str, value: Any) -> torch.optim.Optimizer:
+    if isinstance(value, torch.optim.Optimizer):
+        return value
+    inner, kind = getattr(value, "optimizer", None), type(value).__name__
+    if not _is_megatron(value) or not isinstance(inner, torch.optim.Optimizer):
+        raise TypeError(
+            f"register({name}=...): {kind} in {CHAIN} is neither an optimizer of torch nor one of "
+            "Megatron around one: name the optimizers of torch that it runs"
+        )
+    if getattr(value, "grad_scaler", None) is not None or any(
+        getattr(value, "fp32_from_float16_groups", ())
+    ):
+        raise TypeError(
+            f"register({name}=...): {kind} keeps a loss scale, or 32-bit weights from which it "
+            "writes the model after each step, where no shadow can follow: train in 32 bits "
+            "(neither --fp16 nor --bf16), or in torch.autocast with optimizers of torch"
+        )
+    return inner
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
