@@ -75,6 +75,18 @@ def with_workers() -> DataLoader[object]:
     return DataLoader(dataset(), batch_size=4, shuffle=True, num_workers=1)
 
 
+def shuffled_by_its_own_generator() -> DataLoader[object]:
+    own = torch.Generator().manual_seed(3)
+    return DataLoader(dataset(), batch_size=4, shuffle=True, generator=own)
+
+
+def augmented_by_its_own_generator() -> DataLoader[object]:
+    """The generator also seeds the processes."""
+    own = torch.Generator().manual_seed(3)
+    data = Augmented(torch.arange(32.0))
+    return DataLoader(data, batch_size=4, shuffle=True, num_workers=1, generator=own)
+
+
 LOADERS = (
     shuffled,
     sampled,
@@ -84,11 +96,31 @@ LOADERS = (
     augmented_in_another_order,
     iterable,
     with_workers,
+    shuffled_by_its_own_generator,
+    augmented_by_its_own_generator,
 )
 
 
+def stateful(**settings: Any) -> DataLoader[object]:
+    """A loader with a state of its own. Random numbers are drawn in its process, too."""
+    with_state = pytest.importorskip(
+        "torchdata.stateful_dataloader",
+        reason="needs torchdata: pip install --no-deps torchdata",
+    )
+    data = Augmented(torch.arange(32.0))
+    torch.manual_seed(5)  # its sampler draws a seed when it is built
+    loader: DataLoader[object] = with_state.StatefulDataLoader(
+        data, batch_size=4, shuffle=True, **settings
+    )
+    return loader
+
+
+def stateful_by_processes() -> DataLoader[object]:
+    return stateful(num_workers=2)
+
+
 @pytest.mark.parametrize("index", [0, 3])
-@pytest.mark.parametrize("make", LOADERS)
+@pytest.mark.parametrize("make", [*LOADERS, stateful, stateful_by_processes])
 def test_a_joiner_reaches_the_same_data_position(make: object, index: int) -> None:
     """After ``seek`` a fresh feed gives the same batches as the old one."""
     assert callable(make)
@@ -99,6 +131,58 @@ def test_a_joiner_reaches_the_same_data_position(make: object, index: int) -> No
     torch.rand(3)
 
     assert drawn(joiner, range(index, 8)) == straight[index:]
+
+
+def test_the_generator_of_a_loader_gives_each_call_an_order_of_its_own() -> None:
+    """The first is that of the loader alone. A joiner that skips it has that of the second call."""
+    loader, alone = shuffled_by_its_own_generator(), shuffled_by_its_own_generator()
+    orders = [
+        drawn(Feed(loader, call, lambda: 1, lambda: DataPlace(0, 1)), range(8)) for call in (0, 1)
+    ]
+    joiner = shuffled_by_its_own_generator()
+    drawn(feed_of(joiner), range(3))
+    later = drawn(Feed(joiner, 1, lambda: 1, lambda: DataPlace(0, 1)), range(8))
+
+    assert orders[0] == [batch.tolist() for (batch,) in alone]
+    assert orders[0] != orders[1] == later
+
+
+def test_the_state_of_a_loader_would_not_reach_the_same_data() -> None:
+    """Why batches are drawn and dropped: the state holds no random numbers of loader processes."""
+    straight = stateful(num_workers=1)
+    batches = iter(straight)
+    for _ in range(3):
+        next(batches)
+    state = straight.state_dict()  # type: ignore[attr-defined]
+    (expected,) = next(batches)
+    again = stateful(num_workers=1)
+    again.load_state_dict(state)  # type: ignore[attr-defined]
+    (found,) = next(iter(again))
+
+    assert torch.equal(found[:, 0], expected[:, 0])
+    assert not torch.equal(found[:, 1], expected[:, 1])
+
+
+def test_a_loader_that_begins_elsewhere_only_once_is_refused() -> None:
+    """Iterated again it begins at its start. A function that loads the state is accepted."""
+    straight = drawn(feed_of(stateful()), range(8))
+    before = stateful()
+    feed = feed_of(before)
+    drawn(feed, range(2))
+    state = before.state_dict()  # type: ignore[attr-defined]
+
+    def loaded(place: DataPlace | None = None) -> DataLoader[object]:
+        loader = stateful()
+        loader.load_state_dict(state)  # type: ignore[attr-defined]
+        return loader
+
+    with pytest.raises(ValueError, match="StatefulDataLoader was given a state by load_state_dict"):
+        feed_of(loaded()).next(0)
+    joiner = Feed(loaded, 0, lambda: 1, lambda: DataPlace(0, 1))
+    drawn(joiner, range(2))
+    joiner.seek(Position(0, 1))
+    indices = [[pair[0] for pair in batch] for batch in drawn(joiner, range(1, 6))]  # type: ignore[index]
+    assert indices == [[pair[0] for pair in batch] for batch in straight[3:]]  # type: ignore[index]
 
 
 def test_a_repeated_step_gets_its_batches_again() -> None:

@@ -16,7 +16,12 @@ import torch
 from msgspec import Struct
 from torch.utils.data import Sampler
 
-from tmd.trainer.state.loading import SeededIndex, loads_in_turn, seeded_workers
+from tmd.trainer.state.loading import (
+    SeededIndex,
+    loads_in_turn,
+    seed_own_generators,
+    seeded_workers,
+)
 from tmd.trainer.state.placing import DataPlace, Loader, is_function, placed
 from tmd.trainer.state.seeds import mixed, seed_all
 
@@ -256,6 +261,7 @@ class Feed:
         loader = placed(self._loader, self._opened_at)
         if self._epoch is not None:
             self._loader.set_epoch(self._epoch)  # type: ignore[union-attr]
+        seed_own_generators(loader, self.call)
         sampler = getattr(loader, "sampler", None)
         steps = sampler if isinstance(sampler, StepSampler) else None
         skip = index if steps is None else 0

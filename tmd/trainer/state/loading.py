@@ -1,4 +1,5 @@
-"""Seeds random numbers in loader processes as a function of the batch.
+"""Seeds random numbers in loader processes as a function of the batch, and the generators that a
+script gives to a loader as a function of the ``batches()`` call.
 
 A loader process is seeded once, when it starts. A joiner's starts in the middle of an epoch and
 would draw other numbers for the same batch. So the first index of each batch carries a seed, which
@@ -11,11 +12,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeGuard
+from weakref import WeakKeyDictionary
 
+import torch
 from torch.utils.data import DataLoader
 
 from tmd.torch_private.loaders import before_each_batch
-from tmd.trainer.state.seeds import seed_generators
+from tmd.trainer.state.placing import pieces
+from tmd.trainer.state.seeds import mixed, seed_generators
+
+_seed_of: WeakKeyDictionary[torch.Generator, int] = WeakKeyDictionary()
+"""The seed that the script has given to a generator of its own."""
 
 
 class SeededIndex(int):
@@ -31,6 +38,20 @@ class SeededIndex(int):
 
 def has_processes(loader: object) -> TypeGuard[DataLoader[Any]]:
     return isinstance(loader, DataLoader) and loader.num_workers > 0
+
+
+def seed_own_generators(loader: object, call: int) -> None:
+    """Seed the generators of ``loader`` and of its samplers as in any iteration for ``call``.
+
+    An iteration draws its order from them, and the next one would have another order: after an
+    earlier iteration, or none, a joiner would meet other batches than its rank. The first call has
+    the order of the seed that the script has chosen.
+    """
+    found = (getattr(each, "generator", None) for each in pieces(loader))
+    for generator in {id(g): g for g in found if isinstance(g, torch.Generator)}.values():
+        own = _seed_of.setdefault(generator, generator.initial_seed())
+        seed = own if call == 0 else mixed(own, call, "order")
+        generator.manual_seed(seed & (2**63 - 1))
 
 
 @contextmanager

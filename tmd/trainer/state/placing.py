@@ -29,11 +29,18 @@ def placed(loader: Loader, place: DataPlace) -> Iterable[Any]:
 
     Raises:
         ValueError: the loader divides the data among another number of ranks, or was divided for
-            one rank in a way that cannot be changed.
+            one rank in a way that cannot be changed, or begins elsewhere when iterated again.
     """
     if is_function(loader):
         return loader(place)
-    for each in _pieces(loader):
+    if getattr(loader, "next_iter_state", None) is not None:
+        raise ValueError(
+            f"{type(loader).__name__} was given a state by load_state_dict, from which only its "
+            "next iteration begins, but a joiner or a roll-back iterates it again: resume by "
+            "session.checkpoint(), or pass a function that builds the loader and loads the state: "
+            "session.batches(lambda place: make_loader(place.part, place.parts, state))"
+        )
+    for each in pieces(loader):
         if isinstance(each, DistributedSampler):
             _check(each, each.num_replicas, place)
             each.rank = place.part
@@ -60,7 +67,8 @@ def is_function(loader: Loader) -> TypeGuard[Callable[[DataPlace], Iterable[Any]
     return callable(loader) and not any(hasattr(loader, n) for n in ("__iter__", "__getitem__"))
 
 
-def _pieces(loader: object) -> Iterator[Any]:
+def pieces(loader: object) -> Iterator[Any]:
+    """The loader, its data set and its samplers; ``None`` for what it lacks."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     yield loader
     yield getattr(loader, "dataset", None)
