@@ -1,8 +1,8 @@
 """Detects from outside the process that a trainer exited, fell silent or stands still.
 
-Six more findings are for people and move no rank, since a new host would not help: a worker was
+Seven more findings are for people and move no rank, since a new host would not help: a worker was
 killed for memory, its loss is not a number, a due checkpoint failed, its script changes a state
-that is not registered, a standby is unfit for ranks, or it refused one.
+that is not registered or keeps an old rank, a standby is unfit for ranks, or it refused one.
 """
 
 from __future__ import annotations
@@ -34,9 +34,18 @@ OUT_OF_MEMORY = "trainer.out_of_memory"
 NAN_LOSS = "trainer.nan_loss"
 NO_CHECKPOINT = "trainer.no_checkpoint"
 UNREGISTERED = "trainer.unregistered_state"
+RANK_KEPT = "trainer.rank_kept"
 UNFIT = "standby.unfit"
 REFUSED = "standby.refused"
-FOR_PEOPLE = {OUT_OF_MEMORY, NAN_LOSS, NO_CHECKPOINT, UNREGISTERED, UNFIT, REFUSED}
+FOR_PEOPLE = {
+    OUT_OF_MEMORY,
+    NAN_LOSS,
+    NO_CHECKPOINT,
+    UNREGISTERED,
+    RANK_KEPT,
+    UNFIT,
+    REFUSED,
+}
 FRESH_S = 10.0
 """A kill for memory this long before an exit by SIGKILL explains the exit."""
 
@@ -116,6 +125,7 @@ class TrainerFindings:
             yield from self._set(NAN_LOSS, False, event, "")
             yield from self._set(NO_CHECKPOINT, False, event, "")
             yield from self._set(UNREGISTERED, False, event, "")
+            yield from self._set(RANK_KEPT, False, event, "")
             yield from self._set(UNFIT, False, event, "")
             yield from self._set(REFUSED, False, event, "")
             text = "probably killed by the kernel for lack of memory"
@@ -144,6 +154,7 @@ class TrainerFindings:
         if status is None:
             return
         yield from self._set(UNREGISTERED, bool(status.unregistered), event, status.unregistered)
+        yield from self._set(RANK_KEPT, bool(status.rank_kept), event, status.rank_kept)
         yield from self._set(UNFIT, bool(status.unfit), event, status.unfit)
         refused = status.activity is Activity.REFUSED
         text = f"it refused a rank in plan {status.plan}: {status.detail}"

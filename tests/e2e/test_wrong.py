@@ -66,3 +66,16 @@ async def test_an_average_that_is_not_registered_is_named(
 
         assert "steps change AveragedModel, which session.register() does not know" in message
         assert set((await run.cluster.finished(60)).values()) == {0}
+
+
+@pytest.mark.thorough
+async def test_a_rank_that_the_script_keeps_is_named(tmp_path: Path, redis: EmbeddedRedis) -> None:
+    """No number shows it: the loop only prints by ``master``, which is of the start."""
+    wrongly = ["--wrong", "master"]
+    async with running(tmp_path, redis.url, faults=[PACE], arguments=wrongly, script=SCRIPT) as run:
+        message = await alerted(run, "trainer.rank_kept")
+        run.let_go("between")
+
+        assert "wrong.py:" in message
+        assert "decides by 'master', which line" in message
+        assert set((await run.cluster.finished(60)).values()) == {0}

@@ -18,7 +18,7 @@ import tmd.trainer
 from tmd.campaign.job import injector
 from tmd.trainer.state.digests import digest_of
 
-WAYS = ("counter", "prefetch", "seed", "average")
+WAYS = ("counter", "prefetch", "seed", "average", "master")
 
 
 def main() -> None:
@@ -46,6 +46,8 @@ def main() -> None:
     own = cycle(DataLoader(data, batch_size=8))
     ahead: list[Tensor] = next(own)  # drawn before the step that uses it
 
+    master = dist.get_rank() == 0  # the rank may move
+
     for batch in session.batches(loader):
         with session.step() as step:
             inputs, targets = batch
@@ -63,6 +65,8 @@ def main() -> None:
         count += 1  # noqa: SIM113
         if args.wrong == "average":
             average.update_parameters(net)
+        if master and args.wrong == "master":
+            print(step.counts)
         injector.reach("between")
     if not session.shadowing:
         weights = digest_of([*net.parameters()])

@@ -14,9 +14,11 @@ from tmd_detectors.trainer import (
     NAN_LOSS,
     NO_CHECKPOINT,
     OUT_OF_MEMORY,
+    RANK_KEPT,
     REFUSED,
     STALLED,
     UNFIT,
+    UNREGISTERED,
     Kills,
     TrainerConfig,
     TrainerDetector,
@@ -240,6 +242,24 @@ def test_an_exit_clears_the_missed_checkpoint_of_the_worker(see):
     see(speaks(structs.replace(STATUS, missed=MissedCheckpoint(10, "No space left on device", 1))))
 
     assert see(ends(0)) == [(NO_CHECKPOINT, State.CLEARED)]
+
+
+# --- the script -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "code"), [("unregistered", UNREGISTERED), ("rank_kept", RANK_KEPT)]
+)
+def test_what_a_script_does_wrong_is_for_people_and_ends_with_its_worker(field, code):
+    wrong = structs.replace(STATUS, **{field: "train.py:7 is wrong"})
+    findings = TrainerFindings(CONFIG)
+
+    (signal,) = findings.observe(speaks(wrong), 0.0)
+    (end,) = findings.observe(ends(0), 1.0)
+
+    assert (signal.code, signal.severity) == (code, Severity.WARNING)
+    assert signal.message == "train.py:7 is wrong"
+    assert (end.code, end.state) == (code, State.CLEARED)
 
 
 # --- standbys -------------------------------------------------------------------------------------

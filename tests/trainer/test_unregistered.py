@@ -41,8 +41,8 @@ class Noting(Voting):
         super().__init__()
         self.found: list[str] = []
 
-    def unregistered(self, found: str) -> None:
-        self.found.append(found)
+    def warn(self, **found: str) -> None:
+        self.found += found.values()
 
 
 @pytest.fixture(autouse=True)

@@ -75,8 +75,7 @@ class WorkerStatus(Struct, frozen=True):
     """Copies in its memory for a rollback."""
     pace: Pace | None = None
     """Set while it holds a rank and has run enough steps to compare itself with its peers."""
-    waiting: bool = False
-    """Blocked in a collective: other ranks are late."""
+    waiting: bool = False  # blocked in a collective: other ranks are late
     links_opened: int = 0
     rss_bytes: int = 0
     detail: str = ""
@@ -95,7 +94,8 @@ class WorkerStatus(Struct, frozen=True):
     missed: MissedCheckpoint | None = None
     """The newest missed checkpoint, until a later one is complete."""
     unregistered: str = ""
-    """What steps change though the script has not registered it; empty if nothing is known."""
+    rank_kept: str = ""
+    """What steps change unregistered; where the loop decides by an old rank; empty if unknown."""
 
     @property
     def unfit(self) -> str:

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import atexit
 import gc
+import logging
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import Any, TypeVar, cast
 
 from torch import nn
@@ -20,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tmd.core.values.snapshots import wanted_every
 from tmd.trainer.session.hooks import StepHooks
+from tmd.trainer.session.kept_rank import kept_rank
 from tmd.trainer.session.loop import BatchLoop
 from tmd.trainer.session.optimizers import refuse_repeated
 from tmd.trainer.session.repeatable import Repeatable
@@ -36,6 +40,8 @@ from tmd.trainer.state.unwrapping import Counter
 
 Built = TypeVar("Built")
 T = TypeVar("T")
+
+log = logging.getLogger("tmd.trainer")
 
 
 class Session:
@@ -57,6 +63,8 @@ class Session:
         self._build: Callable[[Session], object] | None = None
         self._awaited = False
         """Whether the objects that are being built still have to be registered."""
+        self._searched = False
+        """Whether the script was searched for a kept rank."""
         self.built: Any = None
         """Return value of the latest call of the function given to :meth:`build`."""
 
@@ -319,7 +327,17 @@ class Session:
         """
         if self._registry is None or self._local is None:
             raise RuntimeError("call session.register(model=..., optimizer=...) before batches()")
+        self._look_for_kept_rank(sys._getframe(1))
         return self._loop.run(loader, self._local, accumulate, partial)
+
+    def _look_for_kept_rank(self, caller: FrameType) -> None:
+        # All ranks run one script: one of them warns.
+        if self._searched or self.shadowing or self.rank != 0:
+            return
+        self._searched = True
+        if found := kept_rank(caller, self):
+            log.warning(found)
+            self._hooks.warn(rank_kept=found)
 
     def step(self) -> Step:
         """Context of one training step; the optimizer is called inside it.

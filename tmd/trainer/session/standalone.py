@@ -133,7 +133,7 @@ class StandaloneHooks:
             step_seconds=seconds,
         )
 
-    def unregistered(self, found: str) -> None:
+    def warn(self, **found: str) -> None:
         """No daemon raises an alert."""
 
     def shadowed(self) -> None:

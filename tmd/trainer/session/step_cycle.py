@@ -165,7 +165,7 @@ class StepCycle:
             return
         if found := self._unregistered.committed():
             log.warning(found)
-            self.hooks.unregistered(found)
+            self.hooks.warn(unregistered=found)
 
     def spoil(self) -> None:
         """The step is broken."""

@@ -343,9 +343,9 @@ class Coordinator:
         if self._following is not None:
             self._following.computed(self.status.step)
 
-    def unregistered(self, found: str) -> None:
-        """Steps change a state that is not registered."""
-        self._reporter.update(unregistered=found)
+    def warn(self, **found: str) -> None:
+        """The script was found to be wrong: fields of the status, in words."""
+        self._reporter.update(None, now=True, **found)
 
     def shadowed(self) -> None:
         """A shadow iteration has ended."""
