@@ -62,6 +62,11 @@ CASES["stream"] = {
     "eval_steps": 4,
     "save_strategy": "no",
 }
+CASES["limit"] = {
+    "lr_scheduler_type": "constant",
+    "logging_steps": 1000,
+    "save_strategy": "steps",
+}
 CLOCK = ("runtime", "per_second")
 
 
@@ -115,6 +120,7 @@ def main() -> None:
     parser.add_argument("case", choices=CASES)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--stop", type=int, default=0, help="the process ends after this step")
+    parser.add_argument("--more", type=json.loads, default={}, help="more arguments")
     options = parser.parse_args()
     kind = transformers if options.whose == "theirs" else ours
     args = kind.TrainingArguments(
@@ -124,6 +130,7 @@ def main() -> None:
         learning_rate=3e-2,
         report_to="none",
         **CASES[options.case],
+        **options.more,
     )
     transformers.set_seed(1)
     # No dropout: tmd draws its random numbers anew for each step.

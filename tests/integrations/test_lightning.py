@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -340,6 +341,48 @@ def test_a_job_goes_on_from_a_checkpoint_of_the_session(tmp_path: Path) -> None:
     assert first.losses == whole.losses[:9]
     assert second.losses[-9:] == whole.losses[-9:]
     assert second.sum.value == whole.sum.value
+
+
+def wait_for(checkpoint: Path) -> None:
+    """It is written beside training. At its end a process waits for it."""
+    for _ in range(1000):
+        if checkpoint.exists():
+            return
+        time.sleep(0.01)
+    raise TimeoutError(checkpoint)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("limit", "raised", "every"),
+    [({"max_epochs": 2}, {"max_epochs": 3}, 15), ({"max_steps": 6}, {"max_steps": 9}, 7)],
+    ids=["epochs", "steps"],
+)
+def test_a_job_with_a_raised_limit_goes_on_from_the_end_of_the_former_one(
+    limit: dict[str, int], raised: dict[str, int], every: int, tmp_path: Path
+) -> None:
+    """With the numbers of a job that never ended, if that end was the end of an epoch."""
+    whole, first, second = small(), small(), small()
+    checkpoints = {"path": tmp_path / "state", "every": every}
+    arguments: list[dict[str, Any]] = [{"max_epochs": -1, **each} for each in (limit, raised)]
+    fit(whole, **arguments[1])
+    fit(first, **arguments[0], checkpoints=checkpoints)
+    wait_for(tmp_path / "state" / f"step-{every:08}")
+    trainer = fit(second, **arguments[1], checkpoints=checkpoints)
+
+    assert first.losses + second.losses == whole.losses
+    assert trainer.global_step == len(whole.losses)
+    assert second.sum.value == whole.sum.value
+
+
+def test_a_limit_that_ended_a_job_within_an_epoch_is_not_raised(tmp_path: Path) -> None:
+    """The job had dropped the rest of the epoch, so that its numbers would be those of no job."""
+    checkpoints = {"path": tmp_path / "state", "every": 5}
+    fit(small(), max_epochs=-1, max_steps=4, checkpoints=checkpoints)
+    wait_for(tmp_path / "state" / "step-00000005")
+
+    with pytest.raises(Exception, match="of the end of a job of 4 steps, within an epoch"):
+        fit(small(), max_epochs=-1, max_steps=9, checkpoints=checkpoints)
 
 
 def test_a_checkpoint_of_lightning_continues_at_the_next_epoch(tmp_path: Path) -> None:

@@ -19,8 +19,10 @@ SCRIPT = Path(__file__).with_name("plain_script.py")
 ROOT = Path(__file__).parents[2]
 
 
-def train(whose: str, case: str, folder: Path, stop: int = 0) -> list[dict[str, Any]]:
-    """Facts of both ranks, and the checkpoints."""
+def train(
+    whose: str, case: str, folder: Path, stop: int = 0, **more: object
+) -> list[dict[str, Any]]:
+    """Facts of both ranks, and the checkpoints. ``more``: arguments besides those of ``case``."""
     folder.mkdir(exist_ok=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -28,7 +30,10 @@ def train(whose: str, case: str, folder: Path, stop: int = 0) -> list[dict[str, 
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks = [
         subprocess.Popen(
-            [sys.executable, str(SCRIPT), whose, case, str(folder), "--stop", str(stop)],
+            [
+                *(sys.executable, str(SCRIPT), whose, case, str(folder)),
+                *("--stop", str(stop), "--more", json.dumps(more)),
+            ],
             cwd=ROOT,
             env={
                 **{k: v for k, v in os.environ.items() if not k.startswith("TMD_")},
@@ -87,6 +92,33 @@ def test_it_goes_on_from_a_session_checkpoint(tmp_path: Path) -> None:
         assert 0 < len(logs) < len(all_logs)
         assert logs == all_logs[-len(logs) :]
     assert halves == whole
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(240)  # three jobs, one after the other
+def test_a_job_of_more_epochs_goes_on_from_the_end_of_one_of_fewer(tmp_path: Path) -> None:
+    """From a session checkpoint of the last step, with the weights of a job that never ended."""
+    need("transformers")
+    whole = train("ours", "limit", tmp_path / "whole", num_train_epochs=2, save_steps=11)
+    train("ours", "limit", tmp_path / "parts", num_train_epochs=1, save_steps=11)
+    (newest,) = (tmp_path / "parts" / "out" / "session").iterdir()
+
+    parts = train("ours", "limit", tmp_path / "parts", num_train_epochs=2, save_steps=11)
+
+    assert newest.name == "step-00000011"
+    assert parts[0]["step"] == whole[0]["step"] == 22
+    assert [facts["weights"] for facts in parts[:2]] == [facts["weights"] for facts in whole[:2]]
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(240)
+def test_a_limit_that_ended_a_job_within_an_epoch_is_not_raised(tmp_path: Path) -> None:
+    """The job had dropped the rest of the epoch, so that its numbers would be those of no job."""
+    need("transformers")
+    train("ours", "limit", tmp_path, max_steps=4, save_steps=4)
+
+    with pytest.raises(AssertionError, match="of the end of a job of 4 steps, within an epoch"):
+        train("ours", "limit", tmp_path, max_steps=9, save_steps=4)
 
 
 REFUSED = """

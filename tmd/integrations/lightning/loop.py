@@ -131,6 +131,13 @@ class SessionFitLoop(_FitLoop):
         counters = self.epoch_progress.current
         return bool(counters.ready != counters.completed)
 
+    @property
+    def ended_within_epoch(self) -> bool:
+        """Whether the limit of steps has ended training before the end of an epoch."""
+        loop = self.epoch_loop
+        at_limit = loop.max_steps != -1 and loop.global_step >= loop.max_steps
+        return bool(at_limit and loop.batch_idx + 1 < self.max_batches)
+
     def _is_stopped(self) -> Any:
         """Whether training ends within an epoch."""
         loop, trainer = self.epoch_loop, self.trainer

@@ -9,6 +9,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.loop import _Loop
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
 from tmd.integrations.lightning.refused import monitors, refuse_unreduced
@@ -49,9 +50,18 @@ class Progress:
             "pending": self.pending,
             "last": self.last,
             "should_stop": self._trainer.should_stop,
+            "limit": self._loop.max_steps,
+            "within": self._loop.ended_within_epoch,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        limit, now = state["limit"], self._loop.max_steps
+        if state["within"] and not -1 < now <= limit:
+            raise MisconfigurationException(
+                f"the session checkpoint is of the end of a job of {limit} steps, within an epoch, "
+                "whose other batches further steps would lack: remove that checkpoint, so that an "
+                "earlier one is used, or end jobs with an epoch"
+            )
         _load(self._loop, state["loops"])
         known = {c.state_key: c for c in self._trainer.callbacks}
         for key, value in _restored(state["callbacks"]).items():

@@ -62,6 +62,8 @@ class Progress:
         trainer = self._trainer
         return {
             "begun": self._begun,
+            "limit": trainer.state.max_steps,
+            "steps_in_epoch": self._steps_in_epoch,
             "values": dict(self.values),
             "stopped": list(self.stopped),
             "own": {name: getattr(trainer, name) for name in OWN},
@@ -69,6 +71,28 @@ class Progress:
             "control": {name: getattr(trainer.control, name) for name in CONTROL},
             "callbacks": [each.state()["attributes"] for each in self._exportable()],
         }
+
+    @property
+    def _steps_in_epoch(self) -> int:
+        return int(self._trainer._run.get("steps_in_epoch", 0))
+
+    def _goes_on(self, state: dict[str, Any]) -> bool:
+        """Whether ``state`` is of the end of a job that had fewer steps to make than this one.
+
+        Raises:
+            RuntimeError: it ended within an epoch.
+        """
+        steps, limit = self._trainer.state.max_steps, state["limit"]
+        if not limit <= state["state"]["global_step"] < steps:
+            return False
+        length = state["steps_in_epoch"]
+        if state["values"]["done"] < length or length != self._steps_in_epoch:
+            raise RuntimeError(
+                f"the session checkpoint is of the end of a job of {limit} steps, within an epoch, "
+                f"whose other batches the steps up to {steps} would lack: remove that checkpoint, "
+                "so that an earlier one is used, or end jobs with an epoch"
+            )
+        return True
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["begun"] != self._begun:
@@ -79,7 +103,7 @@ class Progress:
                 f"the session checkpoint is of a job that began with {began}: begin so again to go "
                 "on from it, or choose a new output_dir or session_checkpoints"
             )
-        trainer = self._trainer
+        trainer, goes_on = self._trainer, self._goes_on(state)
         self.values, self.stopped = dict(state["values"]), list(state["stopped"])
         parts = ((trainer, "own"), (trainer.state, "state"), (trainer.control, "control"))
         changes = [(owner, state[name]) for owner, name in parts]
@@ -87,3 +111,5 @@ class Progress:
         for owner, values in changes:
             for name, value in values.items():
                 setattr(owner, name, value)
+        if goes_on:
+            trainer.control.should_training_stop, self.stopped = False, []
