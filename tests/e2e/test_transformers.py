@@ -15,9 +15,9 @@ from tests.marks import thorough
 from tmd.embedded import EmbeddedRedis
 
 SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "transformers_script.py")
-TRAINS, EVALUATES, STOPS = 41, 42, 17
+TRAINS, EVALUATES, STOPS, STREAMED = 41, 42, 17, 11
 """Numbers of the session's steps in which the script makes its step 25, evaluates after it, and
-evaluates after its step 10, the second time."""
+evaluates after its step 10, the second time, and in which streamed data have ended."""
 
 
 @pytest.fixture(scope="module")
@@ -177,3 +177,29 @@ async def test_rank_0_is_lost_before_it_names_the_last_checkpoint(
         whole = (folder / "trace" / "log").read_text().splitlines()
         assert set(lines) < set(whole)
         assert len(set(lines)) == len(lines)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("point", "rank", "step"),
+    [("epoch-end", 1, "+"), ("evaluation", 0, STREAMED), ("after-vote", 1, STREAMED)],
+    ids=["rank 1 ends the epoch", "rank 0 evaluates after it", "after the vote on it"],
+)
+async def test_a_rank_is_lost_at_the_end_of_streamed_data(
+    point: str, rank: int, step: object, tmp_path: Path, redis: EmbeddedRedis, compiler: None
+) -> None:
+    """Nobody knew before that the epoch ended there: its end comes behind the loop, where a joiner
+    runs it as the others do."""
+    need("transformers")
+    streams = ("--stream",)
+    (folder := tmp_path / "golden").mkdir()
+    golden = golden_of(folder, streams, script=SCRIPT), folder / "trace"
+    faults = [f"{point}@{rank}:{step}=kill"]
+    async with running(
+        tmp_path / "run", redis.url, faults=faults, script=SCRIPT, arguments=streams
+    ) as run:
+        plan = await run.done("trainer")
+
+        assert run.fired(point)
+        assert [m.rank for m in plan.moves] == [rank]
+        await ends_like(run, golden, lost=1)

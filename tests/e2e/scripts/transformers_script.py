@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 from transformers import EarlyStoppingCallback, GPT2Config, GPT2LMHeadModel, TrainerCallback
 
 from tmd.campaign.points import Injector
@@ -40,11 +41,19 @@ class Tokens(Dataset[dict[str, Tensor]]):
         return {"input_ids": self.rows[index], "labels": self.rows[index]}
 
 
+class Stream(IterableDataset[dict[str, Tensor]]):
+    """Six steps; its length is not known."""
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        rows = Tokens(3 * BATCH * ACCUMULATE * 6, 1)
+        return (rows[index] for index in range(len(rows)))
+
+
 class Watch(TrainerCallback):
     """Writes down what rank 0 logs and saves, and has points for faults."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, streams: bool) -> None:
+        self.folder, self.streams = folder, streams
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if state.is_world_process_zero:
@@ -65,6 +74,10 @@ class Watch(TrainerCallback):
 
     def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
         injector.reach("backward")
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        injector.reach("epoch-end")
+        control.should_evaluate |= self.streams
 
     def on_prediction_step(self, *_: Any, **__: Any) -> None:
         injector.reach("evaluation")
@@ -88,6 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--patience", type=int, default=100, help="evaluations before it ends")
+    parser.add_argument("--stream", action="store_true", help="data of unknown length")
     options = parser.parse_args()
     folder = Path(os.environ["TMD_TRACE"])
     torch.manual_seed(0)
@@ -118,10 +132,13 @@ def main() -> None:
     trainer = Saving(
         model=GPT2LMHeadModel(config),
         args=args,
-        train_dataset=train_data,
+        train_dataset=Stream() if options.stream else train_data,
         eval_dataset=held_out,
         compute_metrics=accuracy,
-        callbacks=[Watch(folder), EarlyStoppingCallback(options.patience, 10.0)],
+        callbacks=[
+            Watch(folder, streams=options.stream),
+            EarlyStoppingCallback(options.patience, 10.0),
+        ],
     )
     result = trainer.train()
     trainer.evaluate()
