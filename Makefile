@@ -27,9 +27,9 @@ $(VENV)/.docs-installed: $(VENV)/.installed
 	$(INSTALL) --editable ".[docs]"
 	@touch $@
 
-# The frameworks of tmd.integrations. Without them their tests skip.
+# The frameworks of tmd.integrations, and a loader of torchdata. Without them their tests skip.
 frameworks: install
-	$(INSTALL) --editable ".[accelerate,lightning,transformers]"
+	$(INSTALL) --editable ".[accelerate,lightning,transformers]" torchdata
 
 demo: install
 	$(BIN)/tmd demo $(ARGS)

@@ -3,12 +3,14 @@
 import os
 from collections.abc import Iterable, Iterator
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+from tests.e2e.frameworks import need
 from tmd.trainer.state.data import Feed, Position, StepSampler
 from tmd.trainer.state.placing import DataPlace
 
@@ -103,10 +105,8 @@ LOADERS = (
 
 def stateful(**settings: Any) -> DataLoader[object]:
     """A loader with a state of its own. Random numbers are drawn in its process, too."""
-    with_state = pytest.importorskip(
-        "torchdata.stateful_dataloader",
-        reason="needs torchdata: pip install --no-deps torchdata",
-    )
+    need("torchdata")
+    with_state = import_module("torchdata.stateful_dataloader")
     data = Augmented(torch.arange(32.0))
     torch.manual_seed(5)  # its sampler draws a seed when it is built
     loader: DataLoader[object] = with_state.StatefulDataLoader(
