@@ -90,6 +90,7 @@ bench: install
 	$(BIN)/python -m bench.downtime
 	$(BIN)/python -m bench.pause
 	$(BIN)/python -m bench.steady
+	$(BIN)/python -m bench.passing
 	$(BIN)/python -m bench.snapshots
 	$(BIN)/python -m bench.layouts
 	$(BIN)/python -m bench.growth

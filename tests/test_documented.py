@@ -6,6 +6,7 @@ import ast
 import importlib
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from docs.generate.parts import MARKER, PARTS, filled
 from docs.generate.pictures import FOLDER, PICTURES
 from tmd.core.planning import migration
 from tmd.core.worker import transitions
+from tmd.fabric.generations import states
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -32,7 +34,14 @@ def page(name: str) -> str:
     return filled(PAGES[name])
 
 
-@pytest.mark.parametrize("table", [migration.TABLE, transitions.TABLE], ids=["plan", "worker"])
+TABLES: dict[str, Any] = {
+    "plan": migration.TABLE,
+    "worker": transitions.TABLE,
+    "generation": states.TABLE,
+}
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 def test_the_table_of_a_machine_is_its_table(table) -> None:
     """Each legal transition stands on the page, and no other does."""
     shown = re.findall(r"^\| (.+?) \| \w: (.+?) \| (.+?) \|$", page("how/machines.md"), re.M)
@@ -40,9 +49,7 @@ def test_the_table_of_a_machine_is_its_table(table) -> None:
     events = {event for row in table.values() for event in row}
 
     assert {row for row in shown if row[1] in events and row[0] in {*table}} >= legal
-    assert len(shown) == sum(
-        len(row) for each in (migration.TABLE, transitions.TABLE) for row in each.values()
-    )
+    assert len(shown) == sum(len(row) for each in TABLES.values() for row in each.values())
 
 
 @pytest.mark.parametrize("name", sorted(PICTURES))

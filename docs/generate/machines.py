@@ -1,4 +1,4 @@
-"""The two state machines as tables and pictures, from the tables in ``tmd.core``."""
+"""The state machines as tables and pictures, from the tables in the code."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from tmd.core.planning import migration
 from tmd.core.planning.directives import Directive
 from tmd.core.values.model import Activity, Phase
 from tmd.core.worker import responses, transitions
+from tmd.fabric.generations import states
+from tmd.fabric.generations.states import GenerationState
 
 StateName = TypeVar("StateName", bound=StrEnum)
 Event = TypeVar("Event", bound=StrEnum)
@@ -39,6 +41,17 @@ ACTIVITIES = {
     Activity.LEFT: (880, 440),
     Activity.STUCK: (620, 520),
     Activity.SYNCED: (340, 520),
+}
+
+
+GENERATIONS = {
+    GenerationState.BUILDING: (100, 100),
+    GenerationState.READY: (360, 100),
+    GenerationState.LIVE: (620, 100),
+    GenerationState.DISCARDED: (230, 280),
+    GenerationState.RETIRED: (500, 280),
+    GenerationState.ABORTED: (760, 280),
+    GenerationState.FREED: (500, 440),
 }
 
 
@@ -87,6 +100,14 @@ def worker_table() -> str:
 
 def worker_picture() -> str:
     return _picture("The activities of a worker", transitions.TABLE, ACTIVITIES)
+
+
+def generation_table() -> str:
+    return transition_table(states.TABLE, "state")
+
+
+def generation_picture() -> str:
+    return _picture("The states of a generation", states.TABLE, GENERATIONS)
 
 
 def response_table() -> str:

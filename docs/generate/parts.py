@@ -41,6 +41,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "plugins": plugins,
     "plan-table": machines.plan_table,
     "worker-table": machines.worker_table,
+    "generation-table": machines.generation_table,
     "response-table": machines.response_table,
     "xids": codes.xids,
     "sxids": codes.sxids,

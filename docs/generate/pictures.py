@@ -15,6 +15,7 @@ FOLDER = Path(__file__).parents[1] / "pictures"
 PICTURES: dict[str, Callable[[], str]] = {
     "plan": machines.plan_picture,
     "worker": machines.worker_picture,
+    "generation": machines.generation_picture,
     **{name: partial(sequences.picture, name) for name in sequences.PAGES},
     **figures.PICTURES,
 }

@@ -1,0 +1,291 @@
+"""Inner groups in generations, on communicators that hang and fail as those of NCCL do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count, product
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tests.fabric.fake_nccl import Cluster
+from tmd.core.values.errors import IllegalTransition
+from tmd.core.values.model import Member, Membership
+from tmd.fabric.generations.generations import HUNG_LIMIT, Generations, _at_once
+from tmd.fabric.generations.states import TABLE, GenerationEvent, GenerationState, transition
+from tmd.fabric.grouping import GroupView
+
+pytestmark = pytest.mark.timeout(120)
+
+WORLD, PAIR = GroupView("world", (0, 1, 2)), GroupView("pair", (0, 1))
+VIEWS = (WORLD, PAIR)
+SOON_S = 20.0
+"""Far longer than anything here takes that does not hang."""
+SHORT_S = 0.05
+"""How long a test waits for what hangs."""
+
+
+@pytest.mark.parametrize(("state", "event"), [*product(GenerationState, GenerationEvent)])
+def test_a_cell_of_the_table(state: GenerationState, event: GenerationEvent) -> None:
+    """What the table has happens, and all else is refused."""
+    after = TABLE[state].get(event)
+    if after is None:
+        with pytest.raises(IllegalTransition, match=f"'{event}' cannot happen"):
+            transition(state, event)
+    else:
+        assert transition(state, event) is after
+
+
+class Job:
+    """Three ranks in one process, each with its generations."""
+
+    def __init__(self) -> None:
+        self.cluster = Cluster()
+        self.names = (f"w{number}" for number in count())
+        self.workers: dict[str, Generations] = {}
+        self.epoch = 0
+        self.holders = [self.fresh() for _ in WORLD.ranks]
+        self.build(self.holders)
+        self.switch()
+
+    def fresh(self) -> str:
+        """A new worker."""
+        name = next(self.names)
+        self.workers[name] = Generations(self.cluster.builder(name))
+        return name
+
+    def build(self, holders: list[str]) -> None:
+        """Begin to build the next epoch on all its workers."""
+        self.epoch += 1
+        self.coming = list(holders)
+        members = tuple(Member(worker=w, host=w, address="") for w in holders)
+        membership = Membership(epoch=self.epoch, members=members)
+        for rank, worker in enumerate(holders):
+            views = [view for view in VIEWS if rank in view.ranks]
+            self.workers[worker].prepare(views, membership)
+        for leaver in self.leavers():
+            self.workers[leaver].prepare([], membership)
+
+    def leavers(self) -> list[str]:
+        """Workers that give their rank away, and will have no group."""
+        return [w for w in self.holders if w not in {*self.coming, *self.cluster.dead}]
+
+    def switch(self) -> None:
+        """All are ready, switch, and free what they no longer use."""
+        for worker in self.coming:
+            assert self.workers[worker].wait(SOON_S), self.workers[worker].refusal
+        concerned = [*self.coming, *self.leavers()]
+        for worker in concerned:
+            self.workers[worker].switch(self.epoch)
+        self.holders = self.coming
+        self.sums()
+        for worker in concerned:
+            self.workers[worker].reap()
+
+    def launch(self, *, without: str = "") -> list[tuple[torch.Tensor, torch.Tensor, object]]:
+        """An all-reduce in each group, on all workers: value, expected sum, handle."""
+        launched = []
+        for rank, worker in enumerate(self.holders):
+            for view in VIEWS:
+                if rank not in view.ranks or worker == without:
+                    continue
+                value = torch.full((2,), float(2**rank))
+                expected = torch.full((2,), float(sum(2**r for r in view.ranks)))
+                generation = self.workers[worker].live(view.name)
+                assert generation is not None
+                handle = generation.inner.backend.allreduce([value])
+                launched.append((value, expected, handle))
+        return launched
+
+    def sums(self) -> None:
+        """Each group computes with its present members."""
+        for value, expected, handle in self.launch():
+            handle.wait()  # type: ignore[attr-defined]
+            assert torch.equal(value, expected)
+
+    def survivors(self, lost: str) -> list[str]:
+        return [worker for worker in self.holders if worker != lost]
+
+
+@contextmanager
+def job() -> Iterator[Job]:
+    made = Job()
+    try:
+        yield made
+    finally:
+        made.cluster.end()
+
+
+def test_only_groups_whose_members_change_are_built_anew() -> None:
+    with job() as j:
+        first = j.holders[0]
+        before = {view.name: j.workers[first].live(view.name) for view in VIEWS}
+        j.build([j.holders[0], j.holders[1], j.fresh()])
+        j.switch()
+
+        assert j.workers[first].live("pair") is before["pair"]
+        assert j.workers[first].live("world") is not before["world"]
+        assert before["world"].state is GenerationState.FREED
+        assert j.cluster.open == 3 + 2, "one communicator for each rank of each group"
+
+
+def test_training_goes_on_while_the_next_generation_is_built() -> None:
+    with job() as j:
+        j.cluster.hanging_builds.add((j.holders[0], "world"))
+        j.build([*j.holders[:2], j.fresh()])
+        for _ in range(3):
+            j.sums()
+        assert not j.workers[j.holders[0]].wait(SHORT_S)
+        with pytest.raises(IllegalTransition, match="are not ready"):
+            j.workers[j.holders[0]].switch(j.epoch)
+        j.sums()
+
+
+def test_a_build_that_fails_says_why_and_harms_nothing() -> None:
+    with job() as j:
+        j.cluster.failing_builds.add((j.holders[1], "world"))
+        j.build([*j.holders[:2], j.fresh()])
+        refused = j.workers[j.holders[1]]
+        assert not refused.wait(SOON_S)
+        assert "unhandled system error" in refused.refusal
+        for worker in j.coming:
+            j.workers[worker].discard()
+        j.sums()
+
+
+def test_a_worker_refuses_to_build_once_builds_hang_in_it() -> None:
+    with job() as j:
+        stuck = j.holders[0]
+        j.cluster.hanging_builds.add((stuck, "world"))
+        for _ in range(HUNG_LIMIT):
+            j.build([*j.holders[:2], j.fresh()])
+            for worker in j.coming:
+                j.workers[worker].discard()
+        assert j.workers[stuck].hung == HUNG_LIMIT
+        with pytest.raises(RuntimeError, match="2 builds of communicators hang in this worker"):
+            j.build([*j.holders[:2], j.fresh()])
+        j.sums()
+
+
+def test_a_hundred_losses_none_of_which_hangs() -> None:
+    """Work runs in all groups when a rank dies; survivors abort, and build with another worker."""
+    with job() as j:
+        for number in range(50):
+            lost = j.holders[number % 3]
+            j.cluster.lose(lost)
+            broken = j.launch(without=lost)
+            for worker in j.survivors(lost):
+                assert j.workers[worker].abort(SOON_S) == ()
+            for _, _, handle in broken:
+                assert handle.wait()  # type: ignore[attr-defined]
+            j.build([j.fresh() if w == lost else w for w in j.holders])
+            j.switch()
+
+        assert j.cluster.aborts >= 100
+        assert j.cluster.in_one_order()
+
+
+def test_aborting_one_group_after_the_other_would_hang() -> None:
+    """So the fake shows why all are aborted at once."""
+    with job() as j:
+        lost, worker = j.holders[2], j.holders[0]
+        other = j.holders[1]
+        j.cluster.lose(lost)
+        j.cluster.lose(other)
+        for view in VIEWS:
+            generation = j.workers[worker].live(view.name)
+            assert generation is not None
+            generation.inner.backend.allreduce([torch.ones(1)])
+        world = j.workers[worker].live("world")
+        assert world is not None
+
+        assert _at_once({"world": world.inner.abort}, SHORT_S) == ("world",)
+        assert j.workers[worker].abort(SOON_S) == ()
+
+
+def test_an_abort_that_hangs_is_named() -> None:
+    with job() as j:
+        lost, worker = j.holders[2], j.holders[0]
+        j.cluster.lose(lost)
+        j.cluster.hanging_aborts.add((worker, "pair"))
+        assert j.workers[worker].abort(SHORT_S) == ("pair",)
+
+
+def test_a_build_that_ends_after_it_was_dropped_is_freed() -> None:
+    with job() as j:
+        joiner = j.fresh()
+        j.build([*j.holders[:2], joiner])
+        built = j.workers[joiner]
+        for worker in j.coming:
+            assert j.workers[worker].wait(SOON_S)
+            j.workers[worker].discard()
+            j.workers[worker].reap()
+        assert built.live("world") is None
+        assert j.cluster.open == 3 + 2
+
+
+class Life(RuleBasedStateMachine):
+    """Moves, losses, failed and hung builds and aborts in any order; the job always goes on."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.job = Job()
+
+    @rule(rank=st.integers(0, 2))
+    def moves(self, rank: int) -> None:
+        job = self.job
+        job.build([job.fresh() if r == rank else w for r, w in enumerate(job.holders)])
+        job.sums()
+        job.switch()
+
+    @rule(rank=st.integers(0, 2), who=st.integers(0, 2), hangs=st.booleans())
+    def cannot_move(self, rank: int, who: int, hangs: bool) -> None:
+        """The build of one worker fails or hangs: the move is dropped."""
+        job = self.job
+        holders = [job.fresh() if r == rank else w for r, w in enumerate(job.holders)]
+        if hangs and job.workers[holders[who]].hung:
+            return  # the next one would make it refuse moves
+        faults = job.cluster.hanging_builds if hangs else job.cluster.failing_builds
+        fault = (holders[who], "world")
+        faults.add(fault)
+        job.build(holders)
+        job.sums()
+        assert not job.workers[holders[who]].wait(SHORT_S if hangs else SOON_S)
+        for worker in holders:
+            job.workers[worker].discard()
+            job.workers[worker].reap()
+        faults.discard(fault)
+        # Those that wait for a member for ever are given up with their workers.
+        for each, worker in enumerate(holders):
+            if job.workers[worker].hung and worker in job.holders:
+                self.lose(each)
+
+    @rule(rank=st.integers(0, 2))
+    def lose(self, rank: int) -> None:
+        job = self.job
+        lost = job.holders[rank]
+        job.cluster.lose(lost)
+        broken = job.launch(without=lost)
+        for worker in job.survivors(lost):
+            assert job.workers[worker].abort(SOON_S) == ()
+        assert all(handle.wait() for *_, handle in broken)  # type: ignore[attr-defined]
+        job.build([job.fresh() if w == lost else w for w in job.holders])
+        job.switch()
+
+    @invariant()
+    def computes(self) -> None:
+        if hasattr(self, "job"):
+            self.job.sums()
+            assert self.job.cluster.in_one_order()
+
+    def teardown(self) -> None:
+        if hasattr(self, "job"):
+            self.job.cluster.end()
+
+
+TestLife = Life.TestCase
+TestLife.settings = settings(max_examples=25, stateful_step_count=12, deadline=None)
