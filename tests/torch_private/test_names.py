@@ -175,3 +175,20 @@ def test_compiled_code_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     meshes.forget_compiled()
 
     assert calls == [1]
+
+
+def test_what_is_saved_beside_parameters() -> None:
+    """``_buffers``, ``_non_persistent_buffers_set`` and ``get_extra_state``."""
+
+    class Counts(nn.Module):
+        def get_extra_state(self) -> object:
+            return None
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False), Counts())
+    model.register_buffer("passing", torch.ones(1), persistent=False)
+    model.register_buffer("missing", None)
+    params = dict(model.named_parameters())
+    whole = {k: v for k, v in model.state_dict(keep_vars=True).items() if k not in params}
+
+    assert dict(modules.saved_beside_params(model)) == whole
+    assert len(whole) == 4

@@ -51,6 +51,23 @@ def checkpoints(
     )
 
 
+def test_a_hook_of_a_state_dict_is_not_called() -> None:
+    """It may gather from other ranks, which are elsewhere when this rank names its state."""
+
+    def gather(*_: object) -> None:
+        raise AssertionError("the hook was called")
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model.register_state_dict_post_hook(gather)
+    registry = Registry({"model": model, "optimizer": SGD(model.parameters(), lr=0.1)})
+    names = Names(registry, all_different(1))
+
+    beside = {path for path in names.besides(0) if path[0] == "model"}
+    assert beside == {
+        ("model", f"1.{name}") for name in ("running_mean", "running_var", "num_batches_tracked")
+    }
+
+
 def due(of: Checkpoints, step: int, rank: int = 0) -> None:
     of.at_boundary(step, Position(0, step), rank, seed=1)
     of.settle()

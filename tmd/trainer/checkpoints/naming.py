@@ -18,6 +18,7 @@ import xxhash
 from torch import Tensor, nn
 
 from tmd.core.values.errors import StateMismatch
+from tmd.torch_private.modules import saved_beside_params
 from tmd.trainer.state.replicas import Partition
 from tmd.trainer.state.state import Registry
 from tmd.trainer.state.units import Units
@@ -167,11 +168,9 @@ class Names:
 
 
 def _beside_params(name: str, module: nn.Module) -> dict[Path, Any]:
-    """Entries of ``state_dict()`` other than parameters."""
-    params = {plain(fqn) for fqn, _ in module.named_parameters(remove_duplicate=False)}
-    # Not detached, which is slow for distributed parameters.
-    held = ((plain(fqn), value) for fqn, value in module.state_dict(keep_vars=True).items())
-    return {(name, fqn): value for fqn, value in held if fqn not in params}
+    """Entries of ``state_dict()`` other than parameters, without its hooks: some split a fused
+    parameter, and gather it for that from ranks that are elsewhere now."""
+    return {(name, plain(fqn)): value for fqn, value in saved_beside_params(module)}
 
 
 def prefix(keeper: int) -> Path:
