@@ -57,6 +57,24 @@ def test_each_step_broadcasts_the_buffers_of_ddp() -> None:
     assert model.will_sync_module_buffers()
 
 
+@pytest.mark.usefixtures("group")
+def test_an_evaluation_leaves_nothing_gathered() -> None:
+    """FSDP2 keeps what it gathers for a backward pass, which an evaluation does not have."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    model = nn.Linear(4, 4)
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    local = local_of(model)
+    with torch.no_grad():
+        model(torch.randn(2, 4))
+    assert not isinstance(model.weight, DTensor)
+    local.release()
+
+    assert isinstance(model.weight, DTensor)
+
+
 def test_a_lost_ranks_buffers_are_kept_by_its_neighbours() -> None:
     """A joiner adopts at step 5 what rank 0 copies to others before the vote of step 4."""
     models = [normed() for _ in range(3)]

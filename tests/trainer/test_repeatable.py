@@ -9,6 +9,7 @@ import pytest
 
 from tests.trainer.standalone import Script
 from tmd.trainer.state.data import Position
+from tmd.trainer.state.local import LocalState
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +46,19 @@ class Evaluated(Script):
 @pytest.fixture
 def script() -> Evaluated:
     return Evaluated()
+
+
+def test_only_what_it_gathered_is_released(
+    script: Evaluated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a training step nothing is gathered."""
+    released: list[int] = []
+    monkeypatch.setattr(LocalState, "release", lambda _: released.append(script.runs))
+    for batch in script.session.batches([2.0, 3.0]):
+        script.step(batch)
+        script.evaluate()
+
+    assert released == [1, 2]
 
 
 def test_it_is_voted_on_and_reported_once(script: Evaluated) -> None:

@@ -140,6 +140,8 @@ class StepCycle:
         assert self.feed is not None
         assert self._local is not None
         self.close()
+        if not self._trains:
+            self._local.release()
         if self.outcome is VoteOutcome.SHADOW:
             self.feed.commit()
             self.hooks.shadowed()

@@ -84,6 +84,11 @@ class LocalState:
         befores = (before for _, before in self._values)
         return states or not all(map(_equal, values, befores))
 
+    def release(self) -> None:
+        """Release what FSDP2 keeps after a forward pass without a backward pass: a worker that
+        joins now would gather it, and the other ranks would not."""
+        forget_gathered(self._registry.modules)
+
     def undo(self) -> None:
         """Remove all traces of a poisoned step before its repeat, even those of code after it.
 
