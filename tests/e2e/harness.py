@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
@@ -43,12 +44,12 @@ _prefixes: list[tuple[str, ...]] = [()]
 
 
 @contextmanager
-def forked(*, compiler: bool) -> Iterator[None]:
-    """Start launchers and workers by fork in this context. ``compiler``: with torch's compiler."""
-    with fork_server(compiler=compiler) as prefix:
+def forked(**options: Any) -> Iterator[tuple[str, ...]]:
+    """Start launchers and workers by fork in this context. ``options``: as of ``fork_server``."""
+    with fork_server(**options) as prefix:
         _prefixes.append(prefix)
         try:
-            yield
+            yield prefix
         finally:
             _prefixes.pop()
 

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,31 +19,39 @@ from tmd.lifeline import die_with_parent
 
 CLIENT = Path(__file__).with_name("client.py")
 COMPILER = "TMD_FORK_COMPILER"
+FIRST = "TMD_FORK_FIRST"
+"""Environment of the server: a module that it imports before all others; may be empty."""
 NETWORK = "TMD_FORK_NETWORK"
 """Environment of a new process: the network namespace that it enters."""
 
 
 @contextmanager
-def fork_server(*, compiler: bool) -> Iterator[tuple[str, ...]]:
-    """Yields the prefix of a command that is to be started by fork. ``compiler``: with torch's
-    compiler.
+def fork_server(
+    *, compiler: bool, python: str = sys.executable, first: str = ""
+) -> Iterator[tuple[str, ...]]:
+    """Yields the prefix of a command that is to be started by fork.
+
+    Args:
+        compiler: whether with torch's compiler.
+        python: the interpreter of all processes.
+        first: a module that is imported before all others; none if empty.
 
     Raises:
         RuntimeError: the server did not start.
     """
     with tempfile.TemporaryDirectory(prefix="tmd-fork-") as folder:  # short: for a Unix socket
         address = Path(folder, "s")
-        with _served(address, compiler):
+        with _served(python, address, {COMPILER: str(compiler), FIRST: first}):
             yield (sys.executable, "-IS", str(CLIENT), str(address))
 
 
 @contextmanager
-def _served(address: Path, compiler: bool) -> Iterator[None]:
+def _served(python: str, address: Path, more: Mapping[str, str]) -> Iterator[None]:
     server = subprocess.Popen(
-        (sys.executable, "-P", "-m", "tmd.campaign.forking.server", str(address)),
+        (python, "-P", "-m", "tmd.campaign.forking.server", str(address)),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1", COMPILER: str(compiler)},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **more},
         process_group=0,
         preexec_fn=die_with_parent,
     )

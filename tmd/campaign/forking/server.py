@@ -6,6 +6,7 @@ Ends with its standard input.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import random
@@ -18,10 +19,12 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
-from tmd.campaign.forking import COMPILER, NETWORK
+from tmd.campaign.forking import COMPILER, FIRST, NETWORK
 from tmd.campaign.forking.client import STATUS
 from tmd.campaign.forking.worker import ForkedWorker, run_script
 
+if os.environ[FIRST]:
+    importlib.import_module(os.environ[FIRST])
 if os.environ[COMPILER] == "True":
     import torch.distributed.fsdp  # noqa: F401 - imports the compiler
 else:
