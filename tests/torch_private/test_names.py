@@ -60,6 +60,40 @@ def test_fsdp2_gathers_again_what_was_forgotten() -> None:
 
 
 @pytest.mark.usefixtures("world")
+def test_fsdp2_forgets_the_order_of_a_forward_pass() -> None:
+    """``_comm_ctx``, ``_state_ctx``, ``_modules_to_run_forward`` and ``_post_forward_indices``.
+
+    A chunked loss calls a part of what is sharded together, which is never complete then.
+    """
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    class Part(nn.Sequential):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            first: Any = self[0]
+            return torch.as_tensor(first(inputs))
+
+    layers: list[Any] = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    fully_shard(layers)
+    model: Any = Part(*layers)
+    assert isinstance(fully_shard(model), FSDPModule)
+    fsdp.forget_gathered([model])  # before the first pass
+    with torch.no_grad():
+        model(torch.ones(1, 2))
+    states = [m._get_fsdp_state() for m in (model, layers[0])]
+    order = states[0]._comm_ctx.post_forward_order
+    assert order
+    fsdp.forget_gathered([model])
+
+    assert states[0]._comm_ctx.post_forward_order == []
+    for state in states:
+        assert not state._modules_to_run_forward
+        assert state._state_ctx.iter_forward_root is None
+        assert not any(group._post_forward_indices for group in fsdp.param_groups(state))
+    model(torch.ones(1, 2)).sum().backward()
+    assert model[0].weight.grad is not None
+
+
+@pytest.mark.usefixtures("world")
 def test_a_zero_optimizer_broadcasts_what_it_owns() -> None:
     """``_overlap_with_ddp`` and ``_sync_params``."""
     model = nn.Linear(2, 2)

@@ -10,10 +10,10 @@ from torch import nn
 
 
 def forget_gathered(modules: Iterable[nn.Module]) -> None:
-    """Make FSDP2 gather again what it gathered in a step that was broken off.
+    """Make FSDP2 forget a forward pass that no backward pass has followed to its end.
 
-    FSDP2 takes gathered parameters for valid until a backward pass has used them, and in the
-    middle of a forward pass it does not release them.
+    It takes gathered parameters for valid until then, and in the middle of a forward pass it does
+    not release them. The next backward pass would gather in advance by the order of both passes.
     """
     # A script that uses FSDP2 has imported it; importing it here would cost others a second.
     sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
@@ -22,9 +22,15 @@ def forget_gathered(modules: Iterable[nn.Module]) -> None:
     for module in (each for root in modules for each in root.modules()):
         if isinstance(module, sharded):
             part: Any = module
-            for group in param_groups(part._get_fsdp_state()):
+            state = part._get_fsdp_state()
+            for group in param_groups(state):
                 group._training_state = type(group._training_state).IDLE
                 group._all_gather_result = None
+                group._post_forward_indices.clear()
+            state._modules_to_run_forward.clear()
+            state._state_ctx.iter_forward_root = None
+            state._state_ctx.post_backward_final_callback_queued = False
+            getattr(state._comm_ctx, "post_forward_order", []).clear()  # made by the first pass
             part.reshard()
 
 
