@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -12,29 +14,33 @@ from tests.e2e.conftest import golden_of
 from tests.e2e.frameworks import torchtitan
 from tests.e2e.harness import PACE, ROOT, Golden, forked, running
 from tests.marks import thorough
+from tmd.demo.report import read_trace
 from tmd.embedded import EmbeddedRedis
 
 SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "torchtitan_script.py")
-STEPS = 16
+REFUSED = str(ROOT / "tests" / "e2e" / "scripts" / "torchtitan_refused.py")
 HOSTS = ("h1", "h2")
+TRAINS, VALIDATES = 22, 18
+"""Numbers of the session's steps that train and validate, behind its first snapshot."""
+
+Goldens = Callable[[str], tuple[Golden, Path]]
+"""Layout -> results of the undisturbed run, and the folder in which it wrote."""
 
 
 @pytest.fixture(scope="module", autouse=True)
-def titan() -> Iterator[None]:
+def titan() -> Iterator[tuple[str, ...]]:
     """Workers are forks of a process that has imported torchtitan."""
     python = torchtitan()
-    with forked(compiler=True, python=python, first="tmd.integrations.torchtitan"):
-        yield
+    with forked(compiler=True, python=python, first="tmd.integrations.torchtitan") as prefix:
+        yield prefix
 
 
 def arguments(layout: str) -> tuple[str, ...]:
-    return ("--steps", str(STEPS), "--layout", layout)
+    return ("--steps", "22", "--layout", layout)
 
 
 @pytest.fixture(scope="module")
-def goldens(tmp_path_factory: pytest.TempPathFactory):
-    """By layout: results of the undisturbed run, and the folder in which it wrote."""
-
+def goldens(titan: object, tmp_path_factory: pytest.TempPathFactory) -> Goldens:
     @cache
     def golden(layout: str) -> tuple[Golden, Path]:
         folder = tmp_path_factory.mktemp(f"{layout}_golden")
@@ -43,13 +49,22 @@ def goldens(tmp_path_factory: pytest.TempPathFactory):
     return golden
 
 
+def logged(folder: Path) -> list[str]:
+    return (folder / "log").read_text().splitlines()
+
+
+def checkpoints(folder: Path) -> list[str]:
+    """All files of the checkpoints."""
+    return sorted(str(f.relative_to(folder)) for f in (folder / "checkpoint").glob("**/*"))
+
+
 @pytest.mark.parametrize("layout", ["fsdp", thorough("ddp")])
 async def test_a_drain_of_rank_0_and_a_kill(
-    layout: str, tmp_path: Path, redis: EmbeddedRedis, goldens
+    layout: str, tmp_path: Path, redis: EmbeddedRedis, goldens: Goldens
 ) -> None:
-    """In one run, with validations and a checkpoint between them."""
+    """In one run, with validations and checkpoints between them."""
     golden, folder = goldens(layout)
-    faults = [PACE, "forward@0:14=wait", "backward@1:14=kill"]
+    faults = [PACE, f"forward@0:{TRAINS}=wait", f"backward@1:{TRAINS}=kill"]
     async with running(
         tmp_path,
         redis.url,
@@ -70,10 +85,77 @@ async def test_a_drain_of_rank_0_and_a_kill(
         assert run.fired("backward")
         assert [m.rank for m in lost.moves] == [1]
         await run.ends_like(golden, lost=1)
-        assert (run.cluster.trace / "log").read_text() == (folder / "log").read_text()
+        assert logged(run.cluster.trace) == logged(folder)
         assert checkpoints(run.cluster.trace) == checkpoints(folder)
 
 
-def checkpoints(folder: Path) -> list[str]:
-    """All files of the checkpoints."""
-    return sorted(str(f.relative_to(folder)) for f in (folder / "checkpoint").glob("**/*"))
+@pytest.mark.thorough
+@pytest.mark.parametrize("layout", ["fsdp", "ddp"])
+@pytest.mark.parametrize(
+    ("point", "rank", "step"),
+    [("evaluation", 1, VALIDATES), ("evaluation", 0, VALIDATES), ("after-vote", 1, TRAINS)],
+)
+async def test_a_rank_is_lost_in_a_validation_or_after_a_vote(
+    point: str,
+    rank: int,
+    step: int,
+    layout: str,
+    tmp_path: Path,
+    redis: EmbeddedRedis,
+    goldens: Goldens,
+) -> None:
+    """The validation is run again. After a vote torchtitan calls no collective any more."""
+    golden, folder = goldens(layout)
+    async with running(
+        tmp_path,
+        redis.url,
+        faults=[f"{point}@{rank}:{step}=kill"],
+        script=SCRIPT,
+        arguments=arguments(layout),
+        active=HOSTS,
+    ) as run:
+        plan = await run.done("trainer")
+
+        assert run.fired(point)
+        assert [m.rank for m in plan.moves] == [rank]
+        await run.ends_like(golden, lost=1, unwritten=[(1, TRAINS)])
+        # A worker that takes rank 0 back to a snapshot does not know what the former one logged.
+        again = layout == "fsdp" and rank == 0
+        assert sorted(set(logged(run.cluster.trace))) == sorted(logged(folder))
+        assert again or len(logged(run.cluster.trace)) == len(logged(folder))
+
+
+@pytest.mark.thorough
+def test_a_job_goes_on_from_a_checkpoint(tmp_path: Path, goldens: Goldens) -> None:
+    golden, folder = goldens("fsdp")
+    first, _ = sorted((folder / "checkpoint").iterdir())
+    shutil.copytree(first, tmp_path / "trace" / "checkpoint" / first.name)
+    again = golden_of(tmp_path, arguments("fsdp"), len(HOSTS), SCRIPT)
+
+    assert again.weights == golden.weights
+    lines = logged(tmp_path / "trace")
+    assert 0 < len(lines) < len(logged(folder))
+    assert lines == logged(folder)[-len(lines) :]
+    losses = {key: line["loss"] for key, line in read_trace(tmp_path / "trace").commits.items()}
+    assert losses.items() <= {k: v["loss"] for k, v in golden.trace.commits.items()}.items()
+
+
+def test_what_is_not_supported_is_refused_by_name(titan: tuple[str, ...], tmp_path: Path) -> None:
+    command = (*titan, torchtitan(), REFUSED)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+
+    assert done.returncode == 0, done.stderr
+    names = [line.partition(": ")[0] for line in done.stdout.splitlines()]
+    assert names == [
+        "parallelism.pipeline_parallel_degree",
+        "parallelism.expert_parallel_degree",
+        "CUDA graphs",
+        "training.enable_cpu_offload",
+        "compile.enable_async_tensor_parallel",
+        "comm.mode='torchcomms'",
+        "metrics.save_for_all_ranks",
+        "the profiler",
+        "checkpoint.initial_load_path",
+        "checkpoint.load_step",
+        "the trainer of Other.Config",
+    ]

@@ -7,8 +7,9 @@ from typing import Any
 
 from torchtitan.components.quantization.utils import has_quantization
 
+PREFIX = "tmd.integrations.torchtitan does not support"
 SAVING = {
-    "initial_load_path": "load it into model_parts before train()",
+    "initial_load_path": "load it in a subclass, after __init__, unless session.shadowing",
     "load_only": "leave checkpoint.enable out",
     "create_seed_checkpoint": "make it without tmd",
     "exclude_from_loading": "all that is registered is loaded",
@@ -20,7 +21,7 @@ SAVING = {
 def refuse(config: Any) -> None:
     """Refuse by name what would train wrongly or was not tried. Raises ValueError."""
     for name, remedy in (*_training(config), *_saving(config.checkpoint)):
-        raise ValueError(f"tmd.integrations.torchtitan does not support {name}: {remedy}")
+        raise ValueError(f"{PREFIX} {name}: {remedy}")
 
 
 def _training(config: Any) -> Iterator[tuple[str, str]]:
@@ -33,7 +34,10 @@ def _training(config: Any) -> Iterator[tuple[str, str]]:
     if parallel.expert_parallel_degree > 1:
         yield "parallelism.expert_parallel_degree", "give 1, and FSDP divides the experts"
     if not training.disable_cuda_graphs:
-        yield "CUDA graphs: a graph does not notice a loss", "give training.disable_cuda_graphs"
+        yield (
+            "CUDA graphs",
+            "a graph does not notice a loss: give training.disable_cuda_graphs=True",
+        )
     if training.enable_cpu_offload:
         yield "training.enable_cpu_offload", "leave it out"
     if config.compile.enable_async_tensor_parallel:

@@ -18,7 +18,7 @@ from torchtitan.observability import structured_logger
 from torchtitan.tools.logging import logger
 
 import tmd.trainer
-from tmd.integrations.torchtitan.refused import refuse
+from tmd.integrations.torchtitan.refused import PREFIX, refuse
 from tmd.trainer import DataPlace
 
 Calls = list[partial[Any]]
@@ -141,7 +141,8 @@ class Trainer(original.Trainer):
                 config_dict=config.to_dict(),
             )
         for each in logs:
-            name, step = each.func.__name__, each.keywords.get("step", self.step)
+            name: str = each.func.__name__
+            step: int = self.step
             if step > self._logged.get(name, 0):
                 self._logged[name] = step
                 each()
@@ -155,8 +156,8 @@ def protected(config: original.Trainer.Config) -> Trainer.Config:
     """
     if type(config) is not original.Trainer.Config:
         raise ValueError(
-            f"protected() knows the Trainer of torchtitan, not {type(config).__qualname__}: let "
-            "that trainer be a subclass of tmd.integrations.torchtitan.Trainer"
+            f"{PREFIX} the trainer of {type(config).__qualname__}: let it be a subclass of "
+            "tmd.integrations.torchtitan.Trainer"
         )
     return Trainer.Config(**{each.name: getattr(config, each.name) for each in fields(config)})
 
