@@ -1,16 +1,18 @@
 # CI calls the same verbs. Everything happens in a virtual environment of its own.
 VENV ?= .venv
 PYTHON ?= python3
-BIN := $(VENV)/bin
+BIN = $(VENV)/bin
 # Where pip may find a CPU build of torch, if its usual index has none: an index URL.
 TORCH_INDEX ?=
 # Any other version than the pinned one is for 'make compat'.
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 COMPAT ?= 2.11.0 2.15.0
-PIP := $(BIN)/python -m pip --disable-pip-version-check
-INSTALL := $(PIP) install --quiet --constraint $(VENV)/constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+# torchtitan needs older packages than the other frameworks.
+TITAN ?= .venv-torchtitan
+PIP = $(BIN)/python -m pip --disable-pip-version-check
+INSTALL = $(PIP) install --quiet --constraint $(VENV)/constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: install frameworks demo example test thorough compat lint docs proof fuzz audit bench bench-peers clean
+.PHONY: install frameworks torchtitan demo example test thorough compat lint docs proof fuzz audit bench bench-peers clean
 
 install: $(VENV)/.installed
 
@@ -31,14 +33,26 @@ $(VENV)/.docs-installed: $(VENV)/.installed
 frameworks: install
 	$(INSTALL) --editable ".[accelerate,lightning,transformers]" torchdata
 
+torchtitan: $(TITAN)/.installed
+
+# torchtitan imports triton, which a CPU build of torch does not bring.
+$(TITAN)/.installed: VENV := $(TITAN)
+$(TITAN)/.installed: pyproject.toml constraints.txt constraints-torchtitan.txt
+	$(PYTHON) -m venv $(TITAN)
+	awk -F== 'NR == FNR { own[$$1] } NR == FNR || !($$1 in own)' \
+		constraints-torchtitan.txt constraints.txt >$(TITAN)/constraints.txt
+	$(INSTALL) "torch==$(TORCH)+cpu" 2>/dev/null || $(INSTALL) torch
+	$(INSTALL) --editable ".[torchtitan,embedded]" triton
+	@touch $@
+
 demo: install
 	$(BIN)/tmd demo $(ARGS)
 
 # A script of the folder 'examples' through the demo's story: drained, killed, compared.
 EXTRA = $(filter accelerate lightning transformers,$(NAME))
-example: install
+example: $(if $(filter torchtitan,$(NAME)),torchtitan,install)
 	$(if $(EXTRA),$(INSTALL) --editable ".[$(EXTRA)]")
-	$(BIN)/tmd demo --script examples/$(or $(NAME),nanogpt)/train.py $(ARGS)
+	$(if $(filter torchtitan,$(NAME)),$(TITAN)/bin,$(BIN))/tmd demo --script examples/$(or $(NAME),nanogpt)/train.py $(ARGS)
 
 # Two files at a time: a fault test mostly waits, for processes that start and leases that lapse.
 # In the order of the folders: long files last would leave one of the two without work.
@@ -83,7 +97,9 @@ fuzz: install
 audit:
 	$(PYTHON) -m venv $(VENV)-audit
 	$(VENV)-audit/bin/python -m pip --disable-pip-version-check install --quiet pip-audit
-	$(VENV)-audit/bin/pip-audit --strict --no-deps --disable-pip --requirement constraints.txt
+	for pins in constraints.txt constraints-torchtitan.txt; do \
+		$(VENV)-audit/bin/pip-audit --strict --no-deps --disable-pip --requirement $$pins || exit 1; \
+	done
 
 bench: install
 	$(BIN)/python -m bench.collectives
@@ -102,4 +118,4 @@ bench-peers: install
 	$(BIN)/python -m bench.peers
 
 clean:
-	rm -rf $(VENV) $(VENV)-audit $(VENV)-torch-* build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-audit $(VENV)-torch-* $(TITAN) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
