@@ -62,7 +62,7 @@ def checkpoints(folder: Path) -> list[str]:
 async def test_a_drain_of_rank_0_and_a_kill(
     layout: str, tmp_path: Path, redis: EmbeddedRedis, goldens: Goldens
 ) -> None:
-    """In one run, with validations and checkpoints between them."""
+    """In one run, with validations and checkpoints between them. The drained host stands by."""
     golden, folder = goldens(layout)
     faults = [PACE, f"forward@0:{TRAINS}=wait", f"backward@1:{TRAINS}=kill"]
     async with running(
@@ -72,7 +72,6 @@ async def test_a_drain_of_rank_0_and_a_kill(
         script=SCRIPT,
         arguments=arguments(layout),
         active=HOSTS,
-        standby=("s1", "s2"),
     ) as run:
         await run.reached("between")
         await run.cluster.drain("h1", soft=True)
