@@ -19,7 +19,13 @@ from tmd.embedded import EmbeddedRedis
 
 SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "torchtitan_script.py")
 REFUSED = str(ROOT / "tests" / "e2e" / "scripts" / "torchtitan_refused.py")
-HOSTS = ("h1", "h2")
+HOSTS = {
+    "fsdp": ("h1", "h2"),
+    "ddp": ("h1", "h2"),
+    "hsdp": ("h1", "h2", "h3", "h4"),
+    "tp": ("h1", "h2", "h3", "h4"),
+}
+"""By layout. Tensor parallel is in pairs, over which FSDP2 divides again."""
 TRAINS, VALIDATES = 22, 18
 """Numbers of the session's steps that train and validate, behind its first snapshot."""
 
@@ -44,7 +50,7 @@ def goldens(titan: object, tmp_path_factory: pytest.TempPathFactory) -> Goldens:
     @cache
     def golden(layout: str) -> tuple[Golden, Path]:
         folder = tmp_path_factory.mktemp(f"{layout}_golden")
-        return golden_of(folder, arguments(layout), len(HOSTS), SCRIPT), folder / "trace"
+        return golden_of(folder, arguments(layout), len(HOSTS[layout]), SCRIPT), folder / "trace"
 
     return golden
 
@@ -58,7 +64,7 @@ def checkpoints(folder: Path) -> list[str]:
     return sorted(str(f.relative_to(folder)) for f in (folder / "checkpoint").glob("**/*"))
 
 
-@pytest.mark.parametrize("layout", ["fsdp", thorough("ddp")])
+@pytest.mark.parametrize("layout", ["fsdp", thorough("ddp"), thorough("hsdp"), thorough("tp")])
 async def test_a_drain_of_rank_0_and_a_kill(
     layout: str, tmp_path: Path, redis: EmbeddedRedis, goldens: Goldens
 ) -> None:
@@ -71,7 +77,7 @@ async def test_a_drain_of_rank_0_and_a_kill(
         faults=faults,
         script=SCRIPT,
         arguments=arguments(layout),
-        active=HOSTS,
+        active=HOSTS[layout],
     ) as run:
         await run.reached("between")
         await run.cluster.drain("h1", soft=True)
@@ -111,7 +117,7 @@ async def test_a_rank_is_lost_in_a_validation_or_after_a_vote(
         faults=[f"{point}@{rank}:{step}=kill"],
         script=SCRIPT,
         arguments=arguments(layout),
-        active=HOSTS,
+        active=HOSTS[layout],
     ) as run:
         plan = await run.done("trainer")
 
@@ -129,7 +135,7 @@ def test_a_job_goes_on_from_a_checkpoint(tmp_path: Path, goldens: Goldens) -> No
     golden, folder = goldens("fsdp")
     first, _ = sorted((folder / "checkpoint").iterdir())
     shutil.copytree(first, tmp_path / "trace" / "checkpoint" / first.name)
-    again = golden_of(tmp_path, arguments("fsdp"), len(HOSTS), SCRIPT)
+    again = golden_of(tmp_path, arguments("fsdp"), len(HOSTS["fsdp"]), SCRIPT)
 
     assert again.weights == golden.weights
     lines = logged(tmp_path / "trace")

@@ -12,6 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tmd.trainer.state.local import LocalState
 from tmd.trainer.state.state import Registry
+from tmd.trainer.state.units import Units
 
 
 def local_of(model: nn.Module, **others: object) -> LocalState:
@@ -73,6 +74,31 @@ def test_an_evaluation_leaves_nothing_gathered() -> None:
     local.release()
 
     assert isinstance(model.weight, DTensor)
+
+
+@pytest.mark.usefixtures("group")
+def test_of_a_distributed_buffer_only_the_own_part_is_touched() -> None:
+    """The fake group computes nothing: a collective would leave garbage."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+
+    model = nn.Linear(2, 2)
+    own = torch.ones(2)
+    mesh = init_device_mesh("cpu", (2,))
+    model.register_buffer("spread", DTensor.from_local(own, mesh, [Shard(0)], run_check=False))
+    registry = Registry({"model": model})
+    local, units = LocalState(registry), Units(registry)
+    local.begin()
+    layout, values = units.rest()
+    kept = [value.clone() for value in values]
+    own.fill_(5)
+    local.undo()
+    undone = own.clone()
+    own.fill_(7)
+    units.place_rest(layout, kept)
+
+    assert [type(value) for value in values] == [torch.Tensor]
+    assert undone.tolist() == own.tolist() == [1.0, 1.0]
 
 
 def test_a_lost_ranks_buffers_are_kept_by_its_neighbours() -> None:

@@ -133,10 +133,15 @@ def configured(options: argparse.Namespace) -> Trainer.Config:
     training, parallel = config.training, config.parallelism
     parallel.spmd_backend = "partial_dtensor"
     training.steps, training.seq_len, training.disable_cuda_graphs = options.steps, LENGTH, True
-    training.local_batch_size, training.global_batch_size = BATCH, BATCH * ACCUMULATE * ranks
+    parts = ranks // 2 if options.layout == "tp" else ranks
+    training.local_batch_size, training.global_batch_size = BATCH, BATCH * ACCUMULATE * parts
     training.mixed_precision_param = "float32"
     if options.layout == "ddp":
         parallel.data_parallel_replicate_degree, parallel.data_parallel_shard_degree = ranks, 1
+    elif options.layout == "hsdp":
+        parallel.data_parallel_replicate_degree = 2
+    elif options.layout == "tp":
+        parallel.tensor_parallel_degree = 2
     config.debug.seed, config.debug.enable_structured_logging = 0, False
     config.checkpoint = CheckpointManager.Config(enable=True, interval=SAVE, keep_latest_k=2)
     return config
@@ -149,7 +154,7 @@ def _text(sample: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--layout", choices=("fsdp", "ddp"), default="fsdp")
+    parser.add_argument("--layout", choices=("fsdp", "ddp", "hsdp", "tp"), default="fsdp")
     init_logger()
     config = protected(configured(parser.parse_args()))
     trainer = Watched(config)

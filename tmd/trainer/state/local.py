@@ -20,6 +20,7 @@ from tmd.core.planning.failover import HOLDER_OFFSETS
 from tmd.fabric import device
 from tmd.torch_private.fsdp import forget_gathered
 from tmd.torch_private.modules import keeps_statistics
+from tmd.trainer.state.dtensors import part
 from tmd.trainer.state.state import Registry, Stateful
 
 SMALL = 64 << 10
@@ -168,10 +169,10 @@ class LocalState:
     def _buffers(self) -> dict[str, Tensor]:
         """Looked up each time: a script may replace the tensor of a buffer."""
         return {
-            f"{number}.{name}": buffer
+            f"{number}.{name}": own
             for number, module in enumerate(self._registry.modules)
             for name, buffer in module.named_buffers()
-            if buffer.numel()
+            if (own := part(buffer)).numel()
         }
 
     def _is_watched(self, name: str, buffer: Tensor) -> bool:

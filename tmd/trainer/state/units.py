@@ -229,7 +229,7 @@ class Units:
     def _buffers(self) -> Iterator[tuple[str, Tensor]]:
         for number, module in enumerate(self._registry.modules):
             for name, buffer in module.named_buffers():
-                yield f"{number}.{name}", buffer
+                yield f"{number}.{name}", part(buffer)
 
 
 class UnitDigest:
