@@ -45,7 +45,8 @@ def passing_group(rank: int) -> dist.ProcessGroup:
     group = PassingGroup(fabric, "passing", range(RANKS), generations)
     generations.prepare([group.view], membership)
     if not generations.wait(LONGEST_S):
-        raise RuntimeError(generations.refusal)
+        why = generations.refusal or f"nothing after {LONGEST_S:g} s"
+        raise RuntimeError(f"the group on Gloo was not built: {why}")
     generations.switch(membership.epoch)
     return group
 
@@ -119,7 +120,9 @@ def main() -> int:
         theirs.close()
         try:
             if not ours.poll(LONGEST_S):
-                raise RuntimeError(f"no figures after {LONGEST_S:g} s")
+                raise RuntimeError(
+                    f"no figures after {LONGEST_S:g} s: give fewer --repeats or a smaller --width"
+                )
             found, same = ours.recv()
         finally:
             for rank in ranks:

@@ -123,6 +123,16 @@ STEADY = [
     Row("step with session and vote", "steady", ("tmd",)),
     Row("step of plain DDP on Gloo", "steady", ("gloo",)),
     Row("ratio, pair by pair", "steady", ("ratio by repeat",), "times", digits=2),
+    *(
+        Row(f"{name}: {label}", "frameworks", (key, column), unit, digits=digits)
+        for key, name in (("transformers", "Trainer of transformers"), ("lightning", "Lightning"))
+        for label, column, unit, digits in (
+            ("step with the adapter", "tmd", "s", 3),
+            ("step on Gloo", "gloo", "s", 3),
+            ("ratio, pair by pair", "ratio by repeat", "times", 2),
+        )
+    ),
+    Row("DDP through a passing group on Gloo to Gloo itself", "passing", ("ratio",), "times"),
     Row("step of FSDP2 with a snapshot every ten steps", "snapshots", ("snapshots",)),
     Row("step of FSDP2 without", "snapshots", ("none",)),
     Row("ratio, repeat by repeat", "snapshots", ("ratio by repeat",), "times", digits=2),

@@ -1,6 +1,6 @@
 """A job on a modelled device: no access to a tensor of the script is left without an order.
 
-Training runs in a stream that is not the default one, as FSDP2's and those of many scripts do.
+Training runs in a stream other than the default one, as in FSDP2 and in many scripts.
 """
 
 from __future__ import annotations

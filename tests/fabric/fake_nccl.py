@@ -40,8 +40,11 @@ class Cluster:
     hanging_aborts: set[tuple[str, str]] = field(default_factory=set)
     aborts: int = 0
     """Aborts that have ended."""
-    launches: dict[str, list[tuple[Key, int]]] = field(default_factory=lambda: defaultdict(list))
-    """By worker: what it has launched, in order."""
+    began: set[tuple[str, str, int]] = field(default_factory=set)
+    """Builds that have begun: worker, group, epoch."""
+    building: set[str] = field(default_factory=set)
+    overlapped: list[str] = field(default_factory=list)
+    """Workers that have begun a build while another one ran that does not hang."""
     open: int = 0
     """Communicators that are built and not closed."""
     ended: bool = False
@@ -77,17 +80,6 @@ class Cluster:
             return made
 
         return build
-
-    def in_one_order(self) -> bool:
-        """Whether each two workers have launched what both take part in in the same order."""
-        for one, ours in self.launches.items():
-            for other, theirs in self.launches.items():
-                common = set(ours) & set(theirs)
-                if one < other and [x for x in ours if x in common] != [
-                    x for x in theirs if x in common
-                ]:
-                    return False
-        return True
 
     def arrives(self, key: Key, worker: str, members: tuple[str, ...]) -> bool:
         """A member builds; returns when all do."""
@@ -137,11 +129,18 @@ class FakeNccl:
         cluster, place = self._cluster, (self._worker, self.key[1])
         if place in cluster.failing_builds:
             raise RuntimeError("unhandled system error")
-        if place in cluster.hanging_builds:
-            with cluster.changed:
-                cluster.wait_for(lambda: False)
-        if not cluster.arrives(self.key, self._worker, self._members):
-            raise RuntimeError("the test has ended")
+        with cluster.changed:
+            cluster.began.add((*place, self.key[0]))
+            cluster.changed.notify_all()
+            if self._worker in cluster.building:
+                cluster.overlapped.append(self._worker)
+            cluster.building.add(self._worker)
+            cluster.wait_for(lambda: place not in cluster.hanging_builds)
+        try:
+            if not cluster.arrives(self.key, self._worker, self._members):
+                raise RuntimeError("the test has ended")
+        finally:
+            cluster.building.discard(self._worker)
         with cluster.changed:
             cluster.open += 1
 
@@ -152,7 +151,6 @@ class FakeNccl:
                 raise RuntimeError("NCCL communicator was aborted")
             number, self._launched = self._launched, self._launched + 1
             self._pending += 1
-            self._cluster.launches[self._worker].append((self.key, number))
             work = Work(tensors, WaitTimer())
             self._queue.put((number, tensors[0], work))
         return work

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FunctionType
 
 import pytest
 import torch
@@ -13,12 +14,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.fabric.circle import Circle, at_once, circle, member, sync
+from tests.fabric.fake_nccl import Cluster
 from tmd.core.values.model import Membership
 from tmd.fabric import Fabric
 from tmd.fabric.generations.generations import Generations
 from tmd.fabric.generations.gloo import GlooInner, builder
 from tmd.fabric.generations.passing import PassingGroup
 from tmd.fabric.generations.states import GenerationState
+from tmd.fabric.objects import NONE
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -210,14 +213,113 @@ def test_an_error_of_the_inner_group_reaches_the_caller() -> None:
             group.allgather([[torch.ones(2)] * (SIZE + 1)], [torch.ones(2)])
 
 
-def test_no_call_waits_for_a_lock_that_an_abort_holds() -> None:
+def test_no_call_waits_for_an_abort() -> None:
     """An abort may hang; calls of other threads complete meanwhile."""
     with passing() as p:
         fabric = p.circle.fabrics[0]
-        inner, released = p.inner(fabric), threading.Event()
-        inner.abort = released.wait  # type: ignore[method-assign,assignment]
+        inner, inside, released = p.inner(fabric), threading.Event(), threading.Event()
+
+        def abort() -> None:
+            inside.set()
+            released.wait()
+
+        inner.abort = abort  # type: ignore[method-assign]
+        beside = threading.Thread(target=p.generations[fabric.worker].abort, args=(SOON_S,))
+        beside.start()
         try:
-            assert p.generations[fabric.worker].abort(0.01) == ("0",)
+            assert inside.wait(SOON_S)
             assert p.groups[fabric.worker].allreduce([torch.ones(2)]).wait()
+            assert beside.is_alive()
         finally:
             released.set()
+            beside.join()
+
+
+def test_a_coalesced_block_waits_for_what_it_has_called() -> None:
+    with passing() as p:
+        device = torch.device("cpu")
+
+        def run(fabric: Fabric) -> Tensor:
+            group, own = p.groups[fabric.worker], torch.ones(1000)
+            group._start_coalescing(device)
+            group.allreduce_coalesced([own])
+            group._end_coalescing(device).wait()
+            return own
+
+        assert all(torch.equal(own, torch.full((1000,), 3.0)) for own in p.circle.each(run))
+
+
+class Broken:
+    """A backend of an inner group in which a peer has ended."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def allreduce(self, *_: object) -> None:
+        raise self._error
+
+
+def test_a_peer_that_ends_during_a_call_ends_no_survivor() -> None:
+    """NCCL reports it in the call, before any link does. The vote drops the step."""
+    with passing() as p:
+        fabric = p.circle.fabrics[0]
+        p.inner(fabric)._backend = Broken(dist.DistBackendError("remote process exited"))
+        assert p.groups[fabric.worker].allreduce([torch.ones(2)]).wait()
+        assert fabric.poisoned
+        assert "remote process exited" in fabric.poison_reason
+
+
+def test_a_mistake_of_a_script_ends_it_and_frees_the_others() -> None:
+    with passing() as p:
+        fabric = p.circle.fabrics[0]
+        p.inner(fabric)._backend = Broken(ValueError("not that shape"))
+        with pytest.raises(ValueError, match="not that shape"):
+            p.groups[fabric.worker].allreduce([torch.ones(2)])
+        assert fabric.poisoned, "the other ranks would wait for it"
+
+
+def test_an_object_after_an_abort_is_none() -> None:
+    """A size without a sender may be any number."""
+    with passing() as p:
+        fabric = p.circle.fabrics[1]
+        group = p.groups[fabric.worker]
+        p.generations[fabric.worker].abort(SOON_S)
+        fabric.poison("a rank is lost")
+
+        def broadcast_object_list() -> Tensor:
+            size = torch.full((1,), 123456789)
+            opts = dist.BroadcastOptions()
+            opts.rootRank = 0
+            group.broadcast([size], opts).wait()
+            return size
+
+        # The group finds by the caller's name and module that this is a part of an object.
+        scope = {**globals(), "__name__": dist.distributed_c10d.__name__, "group": group}
+        call = FunctionType(
+            broadcast_object_list.__code__, scope, closure=broadcast_object_list.__closure__
+        )
+        assert call().item() == len(NONE)
+
+
+def test_work_that_runs_when_a_member_is_lost_completes() -> None:
+    """On a model of NCCL, whose calls return at once and hang without a peer."""
+    with circle(2) as c:
+        cluster = Cluster()
+        made = {f.worker: Generations(cluster.builder(f.worker)) for f in c.fabrics}
+        groups = {f.worker: PassingGroup(f, "0", range(2), made[f.worker]) for f in c.fabrics}
+        try:
+            for worker, generations in made.items():
+                generations.prepare([groups[worker].view], c.membership)
+            for generations in made.values():
+                assert generations.wait(SOON_S)
+                generations.switch(1)
+            survivor, lost = c.fabrics
+            cluster.lose(lost.worker)
+            work = groups[survivor.worker].allreduce([torch.ones(2)])
+            assert not work.is_completed()
+            survivor.poison("a rank is lost")
+            assert made[survivor.worker].abort(SOON_S) == ()
+            assert work.wait()
+            assert groups[survivor.worker].allreduce([torch.ones(2)]).wait()
+        finally:
+            cluster.end()

@@ -80,6 +80,9 @@ class Event:
     def wait(self):
         self.took = compute()
 
+    def precede(self):
+        pass
+
     def aside(self):
         return nullcontext()
 

@@ -74,7 +74,7 @@ class Source:
         self.script = script
         self.looks = looks
         self.units = Units(script.registry())
-        self.window = Window()
+        self.window = Window(lambda: self.units.params)
         self.mirror: ShadowSource | None = None
         self.step = 0
         self.call = 0

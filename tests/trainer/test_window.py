@@ -14,7 +14,7 @@ PATIENCE = 20.0
 
 
 def test_an_open_window_names_the_step_of_the_parameters() -> None:
-    window = Window()
+    window = Window(tuple)
     assert window.version is None
     for version in (3, 4):
         window.open(version)
@@ -29,7 +29,7 @@ def test_an_open_window_names_the_step_of_the_parameters() -> None:
 
 def test_close_waits_for_the_piece_in_hand() -> None:
     """The version is removed before the wait, so that no reader begins another piece."""
-    window = Window()
+    window = Window(tuple)
     window.open(1)
     inside, done = threading.Event(), threading.Event()
     order: list[str] = []
@@ -60,7 +60,7 @@ def test_close_waits_for_the_piece_in_hand() -> None:
 
 def test_a_reader_that_comes_again_finds_it_closed() -> None:
     """It may take the lock before the main thread does; only one piece is waited for."""
-    window = Window()
+    window = Window(tuple)
     window.open(1)
     inside = threading.Event()
     stop = threading.Event()
@@ -88,7 +88,7 @@ def test_a_reader_that_comes_again_finds_it_closed() -> None:
 
 
 def test_an_error_of_a_reader_releases_the_window() -> None:
-    window = Window()
+    window = Window(tuple)
     window.open(1)
     with pytest.raises(ValueError, match="mine"), window.reading():
         raise ValueError("mine")

@@ -1,7 +1,7 @@
 """A device that is only a model: its memory is host memory, and its work runs at once.
 
 It records which stream each operation of torch would run in, and what it accesses. So a run on CPUs
-takes the ways that copies of a GPU's tensors take, and an access that no event orders is found.
+uses the code for the tensors of a GPU, and an access that no event orders is found.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class Twin(device.Cuda):
             return device.NOTHING
         return TwinQueued(self, self.recorder.moment(self._thread.stream))
 
-    def host_memory(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def host_memory(
+        self, shape: Sequence[int], dtype: torch.dtype, *, locked: bool = False
+    ) -> Tensor:
         self.staged += 1
         made = torch.empty(tuple(shape), dtype=dtype)
         self._memory.discard(memory_of(made))
@@ -74,6 +76,10 @@ class Twin(device.Cuda):
             yield
         finally:
             self._thread.stream = before
+
+    @property
+    def current_stream(self) -> str:
+        return self._thread.stream
 
     def synchronize(self) -> None:
         """Wait for the current stream."""
@@ -155,6 +161,9 @@ class TwinQueued:
 
     def wait(self) -> None:
         self._twin.recorder.finish(self._moment)
+
+    def precede(self) -> None:
+        self._twin.recorder.follow(self._twin.current_stream, self._moment)
 
     @contextmanager
     def aside(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ from tmd.trainer.checkpoints.naming import Names
 from tmd.trainer.checkpoints.staging import StagedState
 from tmd.trainer.protocol.frames import Unit
 from tmd.trainer.protocol.outbox import Outbox
+from tmd.trainer.session.optimizers import OptimizerHooks
 from tmd.trainer.state.data import Position
 from tmd.trainer.state.replicas import all_different
 from tmd.trainer.state.state import Registry
@@ -77,10 +78,34 @@ def snapshot(script: Script) -> Callable[[], object]:
     return copy
 
 
-@pytest.mark.parametrize("reader", [checkpoint, digest, snapshot])
-def test_a_reader_beside_training_is_ordered_with_it(
-    reader: Callable[[Script], Callable[[], object]],
-) -> None:
+READERS = [checkpoint, digest, snapshot]
+Reader = Callable[[Script], Callable[[], object]]
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_step_may_run_in_a_stream_of_its_own(reader: Reader, ordered: bool) -> None:
+    """The boundary is in the default stream, which the session lets wait for the optimizer's."""
+    twin = Twin()
+    with twin.installed(), twin.training():
+        with twin.stream("training"):
+            script = Script()
+        hooks = OptimizerHooks(
+            vote=lambda: None, applying=lambda _: None, calls=lambda: 0, in_step=lambda: True
+        )
+        hooks.attach([script.optimizer], [script.optimizer])
+        with twin.stream("training"):
+            script.train()
+        if ordered:
+            hooks.precede()
+        with ThreadPoolExecutor(1) as beside:
+            beside.submit(reader(script)).result()
+
+    assert (twin.recorder.races == []) is ordered
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_reader_beside_training_is_ordered_with_it(reader: Reader) -> None:
     twin = Twin()
     with twin.installed(), twin.training(), twin.stream("training"):
         script = Script()

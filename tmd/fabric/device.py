@@ -26,6 +26,10 @@ class Queued(Protocol):
         """Block until it is done."""
         ...
 
+    def precede(self) -> None:
+        """Let what this thread queues from now on in its current streams come after it."""
+        ...
+
     def aside(self) -> AbstractContextManager[None]:
         """What this thread queues on these devices within the context goes to a stream of its own.
 
@@ -45,8 +49,14 @@ class Device(Protocol):
         """What the streams of this thread have queued on the devices of ``tensors`` by now."""
         ...
 
-    def host_memory(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """An uninitialised tensor in host memory, page-locked if a device is in use."""
+    def host_memory(
+        self, shape: Sequence[int], dtype: torch.dtype, *, locked: bool = False
+    ) -> Tensor:
+        """An uninitialised tensor in host memory.
+
+        ``locked``: page-locked if a device is in use, for fast copies. torch rounds its size up to
+        a power of two and keeps the memory, so it is only for what is used again and again.
+        """
         ...
 
     def on_host(self, tensor: Tensor) -> Tensor:
@@ -59,6 +69,9 @@ class _Nothing:
         return False
 
     def wait(self) -> None:
+        pass
+
+    def precede(self) -> None:
         pass
 
     def aside(self) -> AbstractContextManager[None]:
@@ -79,6 +92,10 @@ class _CudaQueued:
     def wait(self) -> None:
         for event in self._events.values():
             event.synchronize()
+
+    def precede(self) -> None:
+        for place, event in self._events.items():
+            torch.cuda.current_stream(place).wait_event(event)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -118,9 +135,11 @@ class Cuda:
         places = {tensor.device for tensor in tensors if tensor.is_cuda}
         return _CudaQueued(places) if places else NOTHING
 
-    def host_memory(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        return torch.empty(tuple(shape), dtype=dtype, pin_memory=in_use)
+    def host_memory(
+        self, shape: Sequence[int], dtype: torch.dtype, *, locked: bool = False
+    ) -> Tensor:
+        pinned = locked and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        return torch.empty(tuple(shape), dtype=dtype, pin_memory=pinned)
 
     def on_host(self, tensor: Tensor) -> Tensor:
         return tensor.cpu()

@@ -63,5 +63,5 @@ def _host(tensor: Tensor) -> Tensor:
     # `.data` leaves autograd and its version counters unchanged, as a C++ backend does.
     data, devices = tensor.data, device.current()
     if devices.holds(data):
-        return devices.host_memory(data.shape, data.dtype).copy_(data)
+        return devices.host_memory(data.shape, data.dtype, locked=True).copy_(data)
     return data.contiguous() if not data.is_conj() and not data.is_neg() else data.clone()

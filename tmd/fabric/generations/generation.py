@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections.abc import Callable
 
 from tmd.core.values.model import Membership
-from tmd.fabric.generations.inner import Inner
+from tmd.core.values.reasons import in_words
+from tmd.fabric.generations.inner import Build, Inner
 from tmd.fabric.generations.states import GenerationEvent, GenerationState, transition
 from tmd.fabric.grouping import GroupView
 
 Members = tuple[str, ...]
 """Workers by rank in the group."""
+
+log = logging.getLogger("tmd.trainer")
 
 
 def members_of(view: GroupView, membership: Membership) -> Members:
@@ -18,7 +23,7 @@ def members_of(view: GroupView, membership: Membership) -> Members:
 
 
 class Generation:
-    """A group of fixed ``members`` from epoch ``epoch`` on. Thread-safe."""
+    """A group of fixed ``members`` from the epoch of ``membership`` on. Thread-safe."""
 
     def __init__(self, view: GroupView, membership: Membership) -> None:
         self.name = view.name
@@ -27,6 +32,7 @@ class Generation:
         self.state = GenerationState.BUILDING
         self.failure = ""
         """Why it could not be built."""
+        self._view, self._membership = view, membership
         self._inner: Inner | None = None
         self._changing = threading.Lock()
 
@@ -36,17 +42,23 @@ class Generation:
         assert self._inner is not None
         return self._inner
 
-    def built(self, inner: Inner) -> None:
-        """The build has ended, perhaps after the generation was dropped."""
+    def build(self, build: Build) -> None:
+        """Build the inner group, for which this thread may wait long. An error is stored."""
+        try:
+            inner = build(self._view, self._membership)
+        except BaseException as error:
+            log.warning("group %s of epoch %d: %s", self.name, self.epoch, error)
+            self.fail(in_words(error))
+            return
         with self._changing:
             self._inner = inner
             if self.state is GenerationState.BUILDING:
                 self.state = transition(self.state, GenerationEvent.BUILT)
                 return
-        self.close()
+        self.close()  # it was dropped meanwhile
 
-    def failed(self, why: str) -> None:
-        """The build has ended with an error."""
+    def fail(self, why: str) -> None:
+        """It cannot be built."""
         with self._changing:
             self.failure = why
             if self.state is GenerationState.BUILDING:
@@ -64,10 +76,21 @@ class Generation:
                 self.state = transition(self.state, GenerationEvent.DROPPED)
 
     def close(self) -> None:
-        """Free it, if it is no longer in use and has been built."""
+        """Free it, if it has been built or never will be. Never raises: training goes on."""
         with self._changing:
+            if self.state is GenerationState.FREED or not (self._inner or self.failure):
+                return
+            self.state = transition(self.state, GenerationEvent.CLOSED)
             inner, self._inner = self._inner, None
-            if inner is not None or self.failure:
-                self.state = transition(self.state, GenerationEvent.CLOSED)
         if inner is not None:
-            inner.close()
+            self._harmless(inner.close, "free")
+
+    def abort(self) -> None:
+        """End what runs in it. May hang; never raises."""
+        self._harmless(self.inner.abort, "abort")
+
+    def _harmless(self, act: Callable[[], None], what: str) -> None:
+        try:
+            act()
+        except Exception as error:
+            log.warning("cannot %s group %s of epoch %d: %s", what, self.name, self.epoch, error)

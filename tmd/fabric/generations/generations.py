@@ -8,60 +8,71 @@ in a thread of its own: aborting one may wait for another.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 from tmd.core.values.errors import IllegalTransition
 from tmd.core.values.model import Membership
-from tmd.core.values.reasons import in_words
 from tmd.fabric.generations.generation import Generation, members_of
 from tmd.fabric.generations.inner import Build
 from tmd.fabric.generations.states import GenerationEvent, GenerationState
 from tmd.fabric.grouping import GroupView
 
+BUILD_S = 120.0
+"""A build that was given up counts as hung after this time. The next one waits for it so long."""
 HUNG_LIMIT = 2
-"""Builds that may hang in a worker before it refuses to build another."""
+"""Hung builds after which a worker takes part in no further planned move."""
+IN_USE = (GenerationState.LIVE, GenerationState.RETIRED)
 
-log = logging.getLogger("tmd.trainer")
 
-
-class _Next:
+class _Preparation:
     """The generations of a coming epoch. Owns the thread that builds them."""
 
     def __init__(
-        self, build: Build, membership: Membership, found: list[tuple[GroupView, Generation]]
+        self,
+        epoch: int,
+        generations: Sequence[Generation],
+        build: Build,
+        former: _Preparation | None,
+        patience_s: float,
     ) -> None:
-        self.epoch = membership.epoch
-        self.by_name = {view.name: generation for view, generation in found}
-        self._build, self._membership, self._found = build, membership, found
+        self.epoch = epoch
+        self.by_name = {generation.name: generation for generation in generations}
         self.over = threading.Event()
-        """Set once all are built, one has failed, or the rest was dropped."""
-        self.thread = threading.Thread(target=self._run, name="tmd-generations", daemon=True)
+        """Set once all are built, one has failed, or this preparation was dropped."""
+        self.hung = False
+        """Whether its thread was waited for in vain."""
+        self._build, self._former, self._patience_s = build, former, patience_s
+        self._thread = threading.Thread(target=self._run, name="tmd-generations", daemon=True)
+        self._thread.start()
 
     def _run(self) -> None:
-        try:
-            for view, generation in self._found:
-                if generation.state is not GenerationState.BUILDING:
-                    continue
-                if self.over.is_set():
-                    generation.failed("it was not begun")
-                    continue
-                self._build_one(view, generation)
-        finally:
-            self.over.set()
+        if self._former is not None:
+            self._former.await_end(self._patience_s)
+            self._former = None
+        for generation in self.by_name.values():
+            if generation.state is not GenerationState.BUILDING:
+                continue
+            if self.over.is_set():
+                generation.fail("an earlier group failed, or the preparation was dropped")
+                continue
+            generation.build(self._build)
+            if generation.failure:
+                self.over.set()
+        self.over.set()
 
-    def _build_one(self, view: GroupView, generation: Generation) -> None:
-        try:
-            generation.built(self._build(view, self._membership))
-        except Exception as error:
-            log.warning("group %s of epoch %d: %s", view.name, self.epoch, error)
-            generation.failed(in_words(error))
-            self.over.set()
+    def await_end(self, seconds: float) -> None:
+        """Wait for its thread, which may be inside a build."""
+        self._thread.join(seconds)
+        self.hung = self._thread.is_alive()
 
     @property
-    def refusal(self) -> str:
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def failure(self) -> str:
         """Why it can never be switched to; empty if it can, or may later."""
         return next((g.failure for g in self.by_name.values() if g.failure), "")
 
@@ -72,17 +83,19 @@ class _Next:
 
 
 class Generations:
-    """``build`` makes the inner groups of this worker. The main thread switches; :meth:`abort` may
-    be called by any thread."""
+    """``build`` makes the inner groups of this worker. The main thread switches; any thread may
+    call :meth:`abort`."""
 
-    def __init__(self, build: Build) -> None:
-        self._build = build
+    def __init__(self, build: Build, *, build_s: float = BUILD_S) -> None:
+        self._build, self._build_s = build, build_s
         self._live: dict[str, Generation] = {}
-        self._next: _Next | None = None
-        self._over: list[Generation] = []
-        """Generations that are no longer used, and not freed yet."""
-        self._left: list[_Next] = []
-        """Dropped ones whose thread may hang in a build."""
+        self._next: _Preparation | None = None
+        self._abandoned: list[_Preparation] = []
+        """Dropped preparations whose thread has not ended."""
+        self._to_free: list[Generation] = []
+        self._aborts: dict[Generation, threading.Thread] = {}
+        """Aborts that have not ended."""
+        self._refusal = "nothing is prepared"
         self._changing = threading.RLock()
 
     def live(self, name: str) -> Generation | None:
@@ -91,30 +104,27 @@ class Generations:
         return self._live.get(name)
 
     @property
-    def hung(self) -> int:
-        """Builds that were given up and have not ended."""
-        self._left = [each for each in self._left if each.thread.is_alive()]
-        return len(self._left)
+    def moves(self) -> bool:
+        """Whether this worker may take part in planned moves: few builds hang in it."""
+        with self._changing:
+            self._abandoned = [each for each in self._abandoned if each.running]
+            return sum(each.hung for each in self._abandoned) < HUNG_LIMIT
 
     def prepare(self, views: Sequence[GroupView], membership: Membership) -> None:
         """Begin to build what ``membership`` needs, in the background.
 
-        A group whose members stay keeps its generation. An earlier preparation is dropped.
+        A group whose members stay keeps its generation. An earlier preparation is dropped, and its
+        build is waited for before the next one begins. A worker that leaves has no ``views``.
 
         Raises:
-            RuntimeError: too many builds hang in this worker, or no thread can be started.
+            RuntimeError: no thread can be started.
         """
         with self._changing:
-            self.discard()
-            if self.hung >= HUNG_LIMIT:
-                raise RuntimeError(
-                    f"{self.hung} builds of communicators hang in this worker, so it takes part in "
-                    "no further move: restart it"
-                )
-            found = [(view, self._kept(view, membership)) for view in views]
-            coming = _Next(self._build, membership, found)
-            coming.thread.start()
-            self._next = coming
+            self._drop("another epoch is prepared")
+            found = [self._kept(view, membership) for view in views]
+            former = self._abandoned[-1] if self._abandoned else None
+            self._next = _Preparation(membership.epoch, found, self._build, former, self._build_s)
+            self._refusal = ""
 
     def _kept(self, view: GroupView, membership: Membership) -> Generation:
         old = self._live.get(view.name)
@@ -130,94 +140,92 @@ class Generations:
 
     @property
     def refusal(self) -> str:
-        """Why the prepared epoch can never be switched to; empty if it can, or may later."""
-        return "" if self._next is None else self._next.refusal
+        """Why no preparation can be switched to; empty if one can, or may later."""
+        coming = self._next
+        return self._refusal if coming is None else coming.failure
 
     def switch(self, epoch: int) -> None:
-        """Use the generations of ``epoch`` from now on. What they replace is freed by :meth:`reap`.
+        """Use the generations of ``epoch`` from now on, in the main thread.
+
+        What this worker has called in the generations before is done: its device was waited for.
+        They are freed by :meth:`reap`, since other members may still use them.
 
         Raises:
-            IllegalTransition: they are not ready; nothing has changed.
+            IllegalTransition: those of ``epoch`` are not ready; nothing has changed.
         """
         with self._changing:
             coming = self._next
             if coming is None or coming.epoch != epoch or not coming.ready:
                 raise IllegalTransition(f"the generations of epoch {epoch} are not ready")
             before, self._live, self._next = self._live, coming.by_name, None
+            self._refusal = "nothing is prepared"
             for generation in self._live.values():
                 if generation.state is GenerationState.READY:
                     generation.happens(GenerationEvent.SWITCHED_TO)
             for old in before.values():
-                if old is self._live.get(old.name):
-                    continue
-                if old.state is GenerationState.LIVE:
+                if old.state is GenerationState.LIVE and old is not self._live.get(old.name):
                     old.happens(GenerationEvent.REPLACED)
-                    self._over.append(old)
+                    self._to_free.append(old)
 
     def discard(self) -> None:
-        """Drop what is prepared. A build that runs is given up."""
+        """Drop what is prepared. A build that runs is left to itself."""
         with self._changing:
-            coming, self._next = self._next, None
-            if coming is None:
-                return
-            coming.over.set()
-            mine = [g for g in coming.by_name.values() if g is not self._live.get(g.name)]
-            for generation in mine:
+            self._drop("the preparation was dropped")
+
+    def _drop(self, why: str) -> None:
+        coming, self._next = self._next, None
+        if coming is None:
+            return
+        self._refusal = why
+        coming.over.set()
+        for generation in coming.by_name.values():
+            if generation is not self._live.get(generation.name):
                 generation.drop()
-            self._over += mine
-            self._left.append(coming)
+                self._to_free.append(generation)
+        self._abandoned.append(coming)
 
     def abort(self, within_s: float) -> tuple[str, ...]:
         """A member is lost: end what runs in all groups, and drop what is prepared.
 
-        Returns the groups whose abort has not ended within ``within_s`` seconds. Their collectives
-        may never end, so that only the end of this process frees its main thread.
+        Returns the groups whose abort, of this call or an earlier one, has not ended within
+        ``within_s`` seconds. Their collectives may never end, so that only the end of this process
+        frees its main thread.
         """
         with self._changing:
-            lost = [g for g in self._live.values() if g.state is GenerationState.LIVE]
-            for generation in lost:
+            self._drop("a member is lost")
+            used = {*self._live.values(), *self._to_free}
+            for generation in (each for each in used if each.state in IN_USE):
                 generation.happens(GenerationEvent.LOST)
-            self._over += lost
-            self.discard()
-        return _at_once({g.name: g.inner.abort for g in lost}, within_s)
+                self._aborts[generation] = threading.Thread(
+                    target=generation.abort, name=f"tmd-abort-{generation.name}", daemon=True
+                )
+                if generation not in self._to_free:
+                    self._to_free.append(generation)
+            for thread in self._aborts.values():
+                if thread.ident is None:
+                    thread.start()
+            aborts = dict(self._aborts)
+        deadline = time.monotonic() + within_s
+        for thread in aborts.values():
+            thread.join(max(deadline - time.monotonic(), 0))
+        return tuple(each.name for each, thread in aborts.items() if thread.is_alive())
 
     def reap(self) -> None:
-        """Free what is no longer used on any member, as after the first commit of a new epoch."""
+        """Free what no member uses any longer, as after the first commit of a new epoch.
+
+        What is still being built or aborted is freed by a later call.
+        """
         with self._changing:
-            over, self._over = self._over, []
-        for generation in over:
-            generation.close()
-            if generation.state is not GenerationState.FREED:
-                self._over.append(generation)  # its build has not ended
+            self._aborts = {g: thread for g, thread in self._aborts.items() if thread.is_alive()}
+            for generation in self._to_free:
+                if generation not in self._aborts:
+                    generation.close()
+            self._to_free = [
+                each for each in self._to_free if each.state is not GenerationState.FREED
+            ]
 
     def close(self, within_s: float) -> tuple[str, ...]:
-        """End all; returns the groups that hang."""
+        """End all; returns the groups that hang, which keep what they have."""
         hung = self.abort(within_s)
         self.reap()
         return hung
-
-
-def _at_once(calls: dict[str, Callable[[], None]], within_s: float) -> tuple[str, ...]:
-    """Run all, each in a thread; returns the names of those that have not ended in time."""
-    threads = {
-        name: threading.Thread(target=_harmless, args=(name, call), name=f"tmd-abort-{name}")
-        for name, call in calls.items()
-    }
-    for thread in threads.values():
-        thread.daemon = True
-        thread.start()
-    deadline = time.monotonic() + within_s
-    for thread in threads.values():
-        thread.join(max(deadline - time.monotonic(), 0))
-    return tuple(_alive(threads.items()))
-
-
-def _alive(threads: Iterable[tuple[str, threading.Thread]]) -> Iterable[str]:
-    return (name for name, thread in threads if thread.is_alive())
-
-
-def _harmless(name: str, call: Callable[[], None]) -> None:
-    try:
-        call()
-    except Exception as error:
-        log.warning("the abort of group %s: %s", name, error)

@@ -31,7 +31,7 @@ class Inner(Protocol):
         ...
 
     def close(self) -> None:
-        """Free its memory and threads. Nothing runs in it."""
+        """Free its memory and threads. Nothing runs in it, or it was aborted."""
         ...
 
 

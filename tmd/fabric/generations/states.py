@@ -46,7 +46,8 @@ TABLE: dict[GenerationState, dict[GenerationEvent, GenerationState]] = {
         GenerationEvent.REPLACED: GenerationState.RETIRED,
         GenerationEvent.LOST: GenerationState.ABORTED,
     },
-    GenerationState.RETIRED: _OVER,
+    # A collective that was called before the switch may still run in it.
+    GenerationState.RETIRED: {**_OVER, GenerationEvent.LOST: GenerationState.ABORTED},
     GenerationState.DISCARDED: _OVER,
     GenerationState.ABORTED: _OVER,
     GenerationState.FREED: {},

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+from tmd.fabric import device
+from tmd.fabric.device import Queued
+
 log = logging.getLogger("tmd.trainer")
 
 
@@ -31,6 +34,8 @@ class OptimizerHooks:
         self._vote, self._applying, self._calls, self._in_step = vote, applying, calls, in_step
         self._ran_at: int | None = None
         """Number of calls when the latest optimizer of this step ended; ``None`` before that."""
+        self._applied: list[Queued] = []
+        """What the optimizers of this step have queued on a device."""
         self._seen: set[int] = set()
         """Optimizers that have run in a step, by identity."""
 
@@ -47,6 +52,17 @@ class OptimizerHooks:
     def begin(self) -> None:
         """A step begins."""
         self._ran_at = None
+        self._applied.clear()
+
+    def precede(self) -> None:
+        """Let later work of this thread come after what optimizers have queued in other streams.
+
+        Whoever copies or compares the state waits for work of the stream that is current at the
+        boundary, and a script may choose its own stream inside the step.
+        """
+        for queued in self._applied:
+            queued.precede()
+        self._applied.clear()
 
     def _before(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -76,8 +92,10 @@ class OptimizerHooks:
         self._applying(optimizer)
         return changed
 
-    def _after(self, *_: object) -> None:
+    def _after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         self._ran_at = self._calls()
+        params = (p for group in optimizer.param_groups for p in group["params"])
+        self._applied.append(device.current().queued(params))
 
 
 def refuse_repeated(optimizers: Iterable[torch.optim.Optimizer]) -> None:

@@ -140,6 +140,7 @@ class StepCycle:
         assert self.feed is not None
         assert self._local is not None
         self.close()
+        self._optimizers.precede()
         if not self._trains:
             self._local.release()
         if self.outcome is VoteOutcome.SHADOW:

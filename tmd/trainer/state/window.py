@@ -19,7 +19,7 @@ from tmd.fabric.device import Queued
 class Window:
     """Opened and closed by the main thread; other threads read the parameters in it."""
 
-    def __init__(self, parameters: Callable[[], Iterable[Tensor]] = tuple) -> None:
+    def __init__(self, parameters: Callable[[], Iterable[Tensor]]) -> None:
         """``parameters``: what is read in the window, for its devices."""
         self._parameters = parameters
         self._reading = threading.Lock()

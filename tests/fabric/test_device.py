@@ -1,0 +1,103 @@
+"""How copies use streams and events, on a stand-in for ``torch.cuda`` that lists the calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from tmd.fabric import device
+
+GPU = torch.device("cuda", 0)
+
+
+class Cuda:
+    """Streams by name; ``said`` is what happened, in order."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.current = "script"
+        self.streams = 0
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def current_stream(self, place: torch.device) -> Any:
+        name = self.current
+        return SimpleNamespace(
+            name=name, wait_event=lambda event: self.said.append(f"{name} waits for {event.of}")
+        )
+
+    def Event(self) -> Any:
+        event = SimpleNamespace(of="nothing")
+
+        def record(stream: Any) -> None:
+            event.of = stream.name
+            self.said.append(f"event in {stream.name}")
+
+        event.record = record
+        event.synchronize = lambda: self.said.append(f"host waits for {event.of}")
+        return event
+
+    def Stream(self, place: torch.device) -> Any:
+        self.streams += 1
+        name = f"own {self.streams}"
+        wait = lambda: self.said.append(f"host waits for {name}")  # noqa: E731
+        return SimpleNamespace(name=name, synchronize=wait)
+
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        before, self.current = self.current, stream.name
+        yield
+        self.current = before
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    fake = Cuda()
+    for name in ("is_initialized", "current_stream", "Event", "Stream", "stream"):
+        monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
+    monkeypatch.setattr(device, "_own_streams", device._OwnStreams())
+    return fake
+
+
+def on_gpu() -> Tensor:
+    return cast(Tensor, SimpleNamespace(is_cuda=True, device=GPU))
+
+
+def test_a_copy_comes_after_the_caller_in_a_stream_of_its_own(cuda: Cuda) -> None:
+    queued = device.Cuda().queued([on_gpu(), on_gpu(), torch.ones(1)])
+    with device.after(queued):
+        cuda.said.append(f"copy in {cuda.current}")
+    with queued.aside():
+        cuda.said.append(f"copy in {cuda.current}")
+
+    assert cuda.said == [
+        "event in script",
+        "host waits for script",
+        "copy in own 1",
+        "host waits for own 1",
+        "copy in own 1",
+        "host waits for own 1",
+    ]
+    assert cuda.current == "script"
+
+
+def test_later_work_can_come_after_another_stream(cuda: Cuda) -> None:
+    with cuda.stream(SimpleNamespace(name="optimizer")):
+        queued = device.Cuda().queued([on_gpu()])
+    queued.precede()
+    assert cuda.said == ["event in optimizer", "script waits for optimizer"]
+
+
+def test_tensors_in_host_memory_need_no_event(cuda: Cuda) -> None:
+    queued = device.Cuda().queued([torch.ones(1)])
+    assert not queued
+    with device.after(queued):
+        queued.precede()
+    assert cuda.said == []
