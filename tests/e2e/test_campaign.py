@@ -90,6 +90,7 @@ def test_a_job_that_runs_out_of_steps_is_followed_by_another(tmp_path: Path, sho
     assert {e["steps"] for e in told["endings"]} == {200}
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(200)
 def test_the_embedded_redis_serves_without_a_redis_server(
     tmp_path: Path, short: Path, monkeypatch: pytest.MonkeyPatch

@@ -4,6 +4,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.conftest import golden_of
 from tests.e2e.harness import LONG, PACE, running
 from tmd.core.values.model import Phase, PlanKind
@@ -14,6 +16,7 @@ from tmd.embedded import EmbeddedRedis
 LOADED = (*LONG, "--loaders", "2")
 
 
+@pytest.mark.thorough
 async def test_loader_processes_draw_the_same_numbers_on_every_host(
     tmp_path: Path, redis: EmbeddedRedis
 ) -> None:
