@@ -94,6 +94,47 @@ def test_fsdp2_forgets_the_order_of_a_forward_pass() -> None:
 
 
 @pytest.mark.usefixtures("world")
+@pytest.mark.parametrize(
+    "lost_at", [("pre_backward", 1), ("pre_backward", 2), ("post_backward", 1)]
+)
+def test_fsdp2_reduces_again_after_a_broken_backward_pass(
+    monkeypatch: pytest.MonkeyPatch, lost_at: tuple[str, int]
+) -> None:
+    """``_training_state`` of a state, ``fsdp_params``, ``_unsharded_param`` and
+    ``unsharded_accumulated_grad``."""
+    from torch.distributed.fsdp import fully_shard
+
+    model: Any = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    for part in (*model, model):
+        fully_shard(part)
+
+    def passed() -> list[torch.Tensor]:
+        model.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        return [p.grad.full_tensor() for p in model.parameters()]
+
+    expected = passed()
+    (group,) = fsdp.param_groups(model[0]._get_fsdp_state())
+    (name, number), calls = lost_at, []
+    original = getattr(type(group), name)
+
+    def lost(group: Any, *args: Any) -> None:
+        calls.append(group)
+        if len(calls) == number:
+            raise RuntimeError("a rank was lost")
+        original(group, *args)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(type(group), name, lost)
+        with pytest.raises(RuntimeError, match="a rank was lost"):
+            passed()
+    fsdp.forget_gathered([model])
+    fsdp.forget_gradients([model])
+
+    assert all(map(torch.equal, passed(), expected))
+
+
+@pytest.mark.usefixtures("world")
 def test_a_zero_optimizer_broadcasts_what_it_owns() -> None:
     """``_overlap_with_ddp`` and ``_sync_params``."""
     model = nn.Linear(2, 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
@@ -14,24 +14,32 @@ def forget_gathered(modules: Iterable[nn.Module]) -> None:
 
     It takes gathered parameters for valid until then, and in the middle of a forward pass it does
     not release them. The next backward pass would gather in advance by the order of both passes.
+    After an exception in a backward pass, the next forward pass would count as a part of it, and
+    would add no hooks: gradients would not be reduced.
     """
-    # A script that uses FSDP2 has imported it; importing it here would cost others a second.
-    sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
-    if sharded is None:
-        return
-    for module in (each for root in modules for each in root.modules()):
-        if isinstance(module, sharded):
-            part: Any = module
-            state = part._get_fsdp_state()
-            for group in param_groups(state):
-                group._training_state = type(group._training_state).IDLE
-                group._all_gather_result = None
-                group._post_forward_indices.clear()
-            state._modules_to_run_forward.clear()
-            state._state_ctx.iter_forward_root = None
-            state._state_ctx.post_backward_final_callback_queued = False
-            getattr(state._comm_ctx, "post_forward_order", []).clear()  # made by the first pass
-            part.reshard()
+    for part in _sharded(modules):
+        state = part._get_fsdp_state()
+        for group in param_groups(state):
+            group._training_state = type(group._training_state).IDLE
+            group._all_gather_result = None
+            group._post_forward_indices.clear()
+        state._training_state = type(state._training_state).IDLE
+        state._modules_to_run_forward.clear()
+        state._state_ctx.iter_forward_root = None
+        state._state_ctx.post_backward_final_callback_queued = False
+        getattr(state._comm_ctx, "post_forward_order", []).clear()  # made by the first pass
+        part.reshard()
+
+
+def forget_gradients(modules: Iterable[nn.Module]) -> None:
+    """Remove gradients that FSDP2 has not reduced. The next backward pass would add to them."""
+    for part in _sharded(modules):
+        for group in param_groups(part._get_fsdp_state()):
+            group._partial_reduce_output = None
+            for param in group.fsdp_params:
+                param.unsharded_accumulated_grad = None
+                if hasattr(param, "_unsharded_param"):  # made by the first pass
+                    param._unsharded_param.grad = None
 
 
 def param_groups(state: Any) -> list[Any]:
@@ -40,3 +48,11 @@ def param_groups(state: Any) -> list[Any]:
     if groups is None:
         groups = [state._fsdp_param_group]
     return [group for group in groups if group is not None]
+
+
+def _sharded(modules: Iterable[nn.Module]) -> Iterator[Any]:
+    """The modules that FSDP2 divides, with those inside of others."""
+    # A script that uses FSDP2 has imported it; importing it here would cost others a second.
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    if kind is not None:
+        yield from (each for root in modules for each in root.modules() if isinstance(each, kind))

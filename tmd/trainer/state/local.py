@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tmd.core.planning.failover import HOLDER_OFFSETS
 from tmd.fabric import device
-from tmd.torch_private.fsdp import forget_gathered
+from tmd.torch_private.fsdp import forget_gathered, forget_gradients
 from tmd.torch_private.modules import keeps_statistics
 from tmd.trainer.state.dtensors import part
 from tmd.trainer.state.state import Registry, Stateful
@@ -97,6 +97,7 @@ class LocalState:
         but does not skip.
         """
         forget_gathered(self._registry.modules)
+        forget_gradients(self._registry.modules)
         buffers = self._buffers()
         for name, saved in self._saved.items():
             buffers[name].data.copy_(saved)
