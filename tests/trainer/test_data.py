@@ -147,6 +147,26 @@ def test_the_generator_of_a_loader_gives_each_call_an_order_of_its_own() -> None
     assert orders[0] != orders[1] == later
 
 
+def test_a_joiner_has_the_order_of_a_script_that_seeds_before_each_call() -> None:
+    """It runs the code before an earlier call, but opens no loader for it."""
+
+    def orders(*opened: int) -> list[list[list[float]]]:
+        own = torch.Generator()
+        found: list[list[list[float]]] = []
+        loader = DataLoader(dataset(), batch_size=4, shuffle=True, generator=own)
+        for call in range(3):
+            own.manual_seed(100 + call)
+            if call in opened:
+                feed = Feed(loader, call, lambda: 1, lambda: DataPlace(0, 1))
+                drawn(feed, range(8))
+                feed.seek(Position(call, 0))  # a repeat opens the loader again
+                found.append(drawn(feed, range(8)))
+        return found
+
+    assert orders(0, 1, 2)[1:] == orders(1, 2)
+    assert orders(0, 1, 2)[2:] == orders(2)
+
+
 def test_the_state_of_a_loader_would_not_reach_the_same_data() -> None:
     """Why batches are drawn and dropped: the state holds no random numbers of loader processes."""
     straight = stateful(num_workers=1)

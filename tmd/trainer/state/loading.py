@@ -21,8 +21,8 @@ from tmd.torch_private.loaders import before_each_batch
 from tmd.trainer.state.placing import pieces
 from tmd.trainer.state.seeds import mixed, seed_generators
 
-_seed_of: WeakKeyDictionary[torch.Generator, int] = WeakKeyDictionary()
-"""The seed that the script has given to a generator of its own."""
+_seeds: WeakKeyDictionary[torch.Generator, tuple[int, int]] = WeakKeyDictionary()
+"""For a generator of the script: the seed from the script, and the one set here since."""
 
 
 class SeededIndex(int):
@@ -49,9 +49,13 @@ def seed_own_generators(loader: object, call: int) -> None:
     """
     found = (getattr(each, "generator", None) for each in pieces(loader))
     for generator in {id(g): g for g in found if isinstance(g, torch.Generator)}.values():
-        own = _seed_of.setdefault(generator, generator.initial_seed())
-        seed = own if call == 0 else mixed(own, call, "order")
-        generator.manual_seed(seed & (2**63 - 1))
+        held = generator.initial_seed()
+        own, ours = _seeds.get(generator, (held, held))
+        if held != ours:
+            own = held  # the script has seeded again
+        seed = (own if call == 0 else mixed(own, call, "order")) & (2**63 - 1)
+        _seeds[generator] = own, seed
+        generator.manual_seed(seed)
 
 
 @contextmanager
