@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from torch.distributed.checkpoint import FileSystemReader
 
 from tests.e2e.conftest import golden_of
 from tests.e2e.frameworks import torchtitan
@@ -134,6 +135,8 @@ async def test_a_rank_is_lost_in_a_validation_or_after_a_vote(
 def test_a_job_goes_on_from_a_checkpoint(tmp_path: Path, goldens: Goldens) -> None:
     golden, folder = goldens("fsdp")
     first, _ = sorted((folder / "checkpoint").iterdir())
+    names = FileSystemReader(first).read_metadata().state_dict_metadata
+    assert "model.layers.0.attention.wo.weight" in names
     shutil.copytree(first, tmp_path / "trace" / "checkpoint" / first.name)
     again = golden_of(tmp_path, arguments("fsdp"), len(HOSTS["fsdp"]), SCRIPT)
 
@@ -161,6 +164,9 @@ def test_what_is_not_supported_is_refused_by_name(titan: tuple[str, ...], tmp_pa
         "metrics.save_for_all_ranks",
         "the profiler",
         "checkpoint.initial_load_path",
+        "checkpoint.initial_load_in_hf",
+        "checkpoint.enable_first_step_checkpoint",
         "checkpoint.load_step",
         "the trainer of Other.Config",
+        "nothing is refused",
     ]

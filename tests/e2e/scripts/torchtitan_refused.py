@@ -11,7 +11,7 @@ from tmd.integrations.torchtitan.refused import PREFIX, refuse
 
 # isort: split
 from torchtitan import trainer
-from torchtitan.models.llama3.config_registry import llama3_debugmodel
+from torchtitan.models.llama3.config_registry import llama3_8b, llama3_debugmodel
 
 
 class Other(trainer.Trainer):
@@ -40,6 +40,8 @@ def main() -> None:
         ("metrics", "save_for_all_ranks", True),
         ("profiler", "enable_profiling", True),
         ("checkpoint", "initial_load_path", "/elsewhere"),
+        ("checkpoint", "initial_load_in_hf", True),
+        ("checkpoint", "enable_first_step_checkpoint", True),
         ("checkpoint", "load_step", 3),
     ):
         config = llama3_debugmodel()
@@ -48,6 +50,9 @@ def main() -> None:
         setattr(getattr(config, section), name, value)
         check(refuse, config)
     check(protected, Other.Config(model_spec=config.model_spec))
+    config = llama3_8b()  # the example of docs/start/torchtitan.md
+    config.training.disable_cuda_graphs, config.profiler.enable_profiling = True, False
+    check(refuse, config)
 
 
 if __name__ == "__main__":

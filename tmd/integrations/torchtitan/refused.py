@@ -8,11 +8,14 @@ from typing import Any
 from torchtitan.components.quantization.utils import has_quantization
 
 PREFIX = "tmd.integrations.torchtitan does not support"
+LOADING = "load the weights in a subclass, after __init__, unless session.shadowing"
 SAVING = {
-    "initial_load_path": "load it in a subclass, after __init__, unless session.shadowing",
+    "initial_load_path": LOADING,
+    "initial_load_in_hf": LOADING,  # without a path it loads from hf_assets_path
     "load_only": "leave checkpoint.enable out",
     "create_seed_checkpoint": "make it without tmd",
     "exclude_from_loading": "all that is registered is loaded",
+    "enable_first_step_checkpoint": "leave it out, and give an interval",
     "last_save_in_hf": "convert the last checkpoint when the job has ended",
 }
 """Options of checkpoints -> what to do instead."""

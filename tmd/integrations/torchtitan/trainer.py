@@ -50,7 +50,15 @@ class Trainer(original.Trainer):
         return super().init_distributed()
 
     def train(self) -> None:
-        """Train to the last step of the config, or to the end of the data."""
+        """Train to the last step of the config, or to the end of the data.
+
+        Raises:
+            ValueError: an override of the config asks for something that is not supported.
+        """
+        # torchtitan applies overrides while it builds.
+        refuse(self.config)
+        if self.config.checkpoint.enable:
+            raise ValueError(f"{PREFIX} an override of checkpoint: set it in the config itself")
         self._register()
         session, count = self.session, self.gradient_accumulation_steps
         validate = session.repeatable(self._validate, self._publish, name="validation")
@@ -79,8 +87,9 @@ class Trainer(original.Trainer):
             if isinstance(module, FSDPModule):
                 # Only NCCL multiplies in a reduction, by what torchtitan sets to one.
                 module.set_force_sum_reduction_for_comms(True)
+        (model,) = self.model_parts  # a pipeline, which has several, is refused
         self.session.register(
-            model=self.model_parts,
+            model=model,
             optimizer=self.optimizers,
             scheduler=self.lr_schedulers,
             trainer=self,
