@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import linecache
+import logging
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +19,8 @@ from tmd.trainer import Session
 from tmd.trainer.session.kept_rank import kept_rank
 
 ROOT = Path(__file__).parents[2]
+GIVEN_UP = "the script is not searched for a kept rank"
+"""Logged if the search has failed."""
 
 
 class Noting(Voting):
@@ -113,6 +117,16 @@ KEPT = {
                     self.log()
         Trainer(session).train()
         """,
+    "beside a variable of a function": """
+        master = session.rank == 0
+        def say(number):
+            master = number > 3
+            print(master)
+        for number in session.batches(range(1)):
+            say(number)
+            if master:
+                print(number)
+        """,
     "a writer of one rank": """
         writer = print if session.rank == 0 else None
         for number in session.batches(range(1)):
@@ -162,6 +176,49 @@ SANE = {
             if full:
                 print(number)
         """,
+    "set anew in the loop, and used by a helper": """
+        master = session.rank == 0
+        def say(number):
+            if master:
+                print(number)
+        for number in session.batches(range(1)):
+            master = session.rank == 0
+            say(number)
+        """,
+    "set anew by a function": """
+        master = session.rank == 0
+        def refresh():
+            global master
+            master = session.rank == 0
+        for number in session.batches(range(1)):
+            refresh()
+            if master:
+                print(number)
+        """,
+    "set anew by a method": """
+        class Trainer:
+            def __init__(self):
+                self.refresh()
+            def refresh(self):
+                self.master = session.rank == 0
+            def train(self):
+                for number in session.batches(range(1)):
+                    self.refresh()
+                    if self.master:
+                        print(number)
+        Trainer().train()
+        """,
+    "a place in a mesh": """
+        class Mesh:
+            def get_rank(self):
+                return 0
+        first = Mesh().get_rank() == 0
+        mesh = Mesh()
+        second = mesh.get_rank() == 0
+        for number in session.batches(range(1)):
+            if first or second:
+                print(number)
+        """,
     "a function that asks": """
         def master():
             return session.rank == 0
@@ -186,8 +243,10 @@ def test_the_lines_are_those_of_the_script() -> None:
 
 
 @pytest.mark.parametrize("source", SANE.values(), ids=SANE)
-def test_other_uses_of_the_rank_are_not(source: str) -> None:
+def test_other_uses_of_the_rank_are_not(source: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "tmd.trainer")
     assert run(source) == []
+    assert GIVEN_UP not in caplog.text
 
 
 SCRIPTS = [
@@ -199,18 +258,31 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_scripts_that_are_ported_well_are_not_named(script: Path) -> None:
+def test_scripts_that_are_ported_well_are_not_named(
+    script: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "tmd.trainer")
     lines = script.read_text().splitlines()
     session = Session(Voting())
     for number in (n for n, line in enumerate(lines, 1) if ".batches(" in line):
         code = SimpleNamespace(co_filename=str(script))
         frame = SimpleNamespace(f_code=code, f_lineno=number, f_globals={}, f_locals={})
         assert kept_rank(frame, session) == ""  # type: ignore[arg-type]
+    assert GIVEN_UP not in caplog.text
 
 
 def test_a_standby_does_not_search() -> None:
     """Its rank of the moment says nothing, and the worker of rank 0 runs the same script."""
     assert run(KEPT["a flag"], shadowing=True) == []
+
+
+def test_a_search_that_fails_stops_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "tmd.trainer")
+    monkeypatch.setattr(ast, "parse", lambda _: 1 / 0)
+    assert run(KEPT["a flag"]) == []
+    assert GIVEN_UP in caplog.text
 
 
 def test_a_file_that_cannot_be_read_stops_nothing() -> None:

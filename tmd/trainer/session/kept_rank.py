@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+GET_RANK = ("get_rank", "dist.get_rank", "torch.distributed.get_rank")
 ENVIRONMENT = ("getenv", "os.getenv", "environ.get", "os.environ.get")
 
 log = logging.getLogger("tmd.trainer")
@@ -78,9 +79,13 @@ class _Script:
             _hide_bound(each, known)
             self._learn(each, known, start)
         region = [n for n in _statements(scope) if n.lineno >= start]
-        names = {name for node in region for name in _stored(node)}
-        uses = list(_uses(region, {k: v for k, v in known.items() if k not in names}))
-        for helper in self._helpers(region, methods):
+        helpers = self._helpers(region, methods)
+        renewed = {name for node in region for name in _stored(node)}
+        for name in renewed.union(*map(_stored_outside, helpers)):
+            known.pop(name, None)
+            shared.pop(name, None)
+        uses = list(_uses(region, known))
+        for helper in helpers:
             visible = dict(shared)
             _hide_bound(helper, visible)
             uses += _uses([helper], visible)
@@ -138,7 +143,7 @@ class _Script:
             case ast.Attribute(attr="rank"):
                 return self._is_session(ast.unparse(value.value))
             case ast.Call(func=ast.Name("get_rank") | ast.Attribute(attr="get_rank")):
-                return True
+                return ast.unparse(value.func) in GET_RANK
             case ast.Call(args=[ast.Constant("RANK"), *_]):
                 return ast.unparse(value.func) in ENVIRONMENT
             case ast.Subscript(slice=ast.Constant("RANK")):
@@ -212,6 +217,13 @@ def _stored(node: ast.AST) -> Iterator[str]:
     for each in ast.walk(node):
         if isinstance(each, ast.Name | ast.Attribute) and isinstance(each.ctx, ast.Store):
             yield ast.unparse(each)
+
+
+def _stored_outside(function: ast.AST) -> Iterator[str]:
+    """Names beyond ``function`` that it sets."""
+    declared = (n for n in ast.walk(function) if isinstance(n, ast.Global | ast.Nonlocal))
+    outer = {name for node in declared for name in node.names}
+    return (name for name in _stored(function) if "." in name or name in outer)
 
 
 def _hide_bound(function: ast.AST, known: Known) -> None:
