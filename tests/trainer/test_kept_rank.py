@@ -48,7 +48,8 @@ def run(source: str, *, shadowing: bool = False) -> list[str]:
     text = textwrap.dedent(source)
     name = "/script/train.py"
     linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-    exec(compile(text, name, "exec"), {"session": session, "dist": dist, "__name__": "__main__"})
+    names = {"session": session, "hooks": hooks, "dist": dist, "__name__": "__main__"}
+    exec(compile(text, name, "exec"), names)
     return hooks.found
 
 
@@ -271,9 +272,28 @@ def test_scripts_that_are_ported_well_are_not_named(
     assert GIVEN_UP not in caplog.text
 
 
-def test_a_standby_does_not_search() -> None:
-    """Its rank of the moment says nothing, and the worker of rank 0 runs the same script."""
+def test_a_standby_does_not_warn() -> None:
+    """The worker of rank 0 runs the same script, and warns."""
     assert run(KEPT["a flag"], shadowing=True) == []
+
+
+def test_a_worker_that_takes_rank_0_warns_once() -> None:
+    """The alert of the former one has ended with it."""
+    found = run(
+        """
+        master = session.rank == 0
+        for number in session.batches(range(1)):
+            session.step()
+            assert not hooks.found
+            hooks.shadowing = False
+            session.step()
+            session.step()
+            if master:
+                print(number)
+        """,
+        shadowing=True,
+    )
+    assert len(found) == 1
 
 
 def test_a_search_that_fails_stops_nothing(

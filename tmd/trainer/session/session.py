@@ -14,7 +14,6 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from types import FrameType
 from typing import Any, TypeVar, cast
 
 from torch import nn
@@ -63,8 +62,9 @@ class Session:
         self._build: Callable[[Session], object] | None = None
         self._awaited = False
         """Whether the objects that are being built still have to be registered."""
-        self._searched = False
-        """Whether the script was searched for a kept rank."""
+        self._rank_kept: str | None = None
+        """Where the loop decides by an old rank; ``None`` before the search, empty if nowhere, or
+        once it is reported."""
         self.built: Any = None
         """Return value of the latest call of the function given to :meth:`build`."""
 
@@ -327,15 +327,15 @@ class Session:
         """
         if self._registry is None or self._local is None:
             raise RuntimeError("call session.register(model=..., optimizer=...) before batches()")
-        self._look_for_kept_rank(sys._getframe(1))
+        if self._rank_kept is None:
+            self._rank_kept = kept_rank(sys._getframe(1), self)
+        self._warn_of_kept_rank()
         return self._loop.run(loader, self._local, accumulate, partial)
 
-    def _look_for_kept_rank(self, caller: FrameType) -> None:
-        # All ranks run one script: one of them warns.
-        if self._searched or self.shadowing or self.rank != 0:
-            return
-        self._searched = True
-        if found := kept_rank(caller, self):
+    def _warn_of_kept_rank(self) -> None:
+        # All ranks run one script: the worker that holds rank 0 warns, and then one that takes it.
+        if self._rank_kept and self.rank == 0 and not self.shadowing:
+            found, self._rank_kept = self._rank_kept, ""
             log.warning(found)
             self._hooks.warn(rank_kept=found)
 
@@ -348,6 +348,7 @@ class Session:
         """
         if self._registry is None or self._loop.feed is None:
             raise RuntimeError("session.step() belongs inside 'for batch in session.batches(...)'")
+        self._warn_of_kept_rank()
         return Step(self._cycle)
 
     def begin(self) -> Step:
