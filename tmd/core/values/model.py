@@ -94,8 +94,8 @@ class WorkerStatus(Struct, frozen=True):
     missed: MissedCheckpoint | None = None
     """The newest missed checkpoint, until a later one is complete."""
     unregistered: str = ""
-    rank_kept: str = ""
-    """What steps change unregistered; where the loop decides by an old rank; empty if unknown."""
+    """What steps change although it is not registered; empty if unknown."""
+    rank_kept: str = ""  # where the script's loop decides by an old rank; empty if unknown
 
     @property
     def unfit(self) -> str:

@@ -24,8 +24,8 @@ from tmd.trainer.state.state import Layout, Registry, flatten, params_of, specs,
 UNITS, BUFFERS, OTHERS = "parameters and optimizer state", "buffers", "others"
 """Parts of a digest."""
 TRAIL, DIGITS = "trail", 8
-"""Part of a digest with so many hexadecimal digits for each unit, of the units up to it. The first
-that differ name the first unit that differs."""
+"""Part of a digest. After each unit the digest so far is cut to ``DIGITS`` hexadecimal digits;
+the first difference names the unit."""
 
 
 class Units:

@@ -344,7 +344,7 @@ class Coordinator:
             self._following.computed(self.status.step)
 
     def warn(self, **found: str) -> None:
-        """The script was found to be wrong: fields of the status, in words."""
+        """Report a mistake found in the script; ``found`` maps a status field to its message."""
         self._reporter.update(None, now=True, **found)
 
     def shadowed(self) -> None:
