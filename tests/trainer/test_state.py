@@ -183,3 +183,22 @@ def test_a_state_that_is_neither_parameter_nor_buffer_is_refused() -> None:
 
     with pytest.raises(TypeError, match=r"Scales at 1 has extra state \(get_extra_state\)"):
         Registry({"model": model})
+
+
+def test_what_a_module_saves_by_itself_is_refused_unless_it_is_a_buffer() -> None:
+    class Counts(nn.Linear):
+        count: int | None = None
+
+        def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+            super()._save_to_state_dict(destination, prefix, keep_vars)
+            if self.count is not None:
+                destination[prefix + "count"] = torch.tensor(self.count)
+
+    counts = Counts(1, 1)
+    Registry({"model": nn.Sequential(nn.LazyBatchNorm1d(), counts)})
+    counts.count = 3
+
+    with pytest.raises(TypeError, match="Counts at 1 saves count by _save_to_state_dict"):
+        Registry({"model": nn.Sequential(nn.Linear(1, 1), counts)})
+    counts.requires_grad_(False)  # as a quantized layer under adapters
+    Registry({"model": nn.Sequential(nn.Linear(1, 1), counts)})

@@ -23,3 +23,19 @@ def saved_beside_params(module: nn.Module) -> Iterator[tuple[str, Any]]:
                 yield start + name, buffer
         if type(each).get_extra_state is not nn.Module.get_extra_state:
             yield f"{start}_extra_state", each.get_extra_state()
+
+
+def saves_more(module: nn.Module) -> list[str]:
+    """Names in ``state_dict()`` that only a ``_save_to_state_dict`` of the module's class adds.
+
+    None if all parameters are frozen: a quantized layer saves constants, which every worker has
+    from the same file.
+    """
+    own = type(module)._save_to_state_dict
+    trains = [param.requires_grad for param in module.parameters(recurse=False)]
+    if own.__module__.partition(".")[0] == "torch" or (trains and not any(trains)):
+        return []
+    found: dict[str, Any] = {}
+    own(module, found, "", True)
+    known = {*module._parameters, *module._buffers, "_extra_state"}
+    return [name for name in found if name not in known]

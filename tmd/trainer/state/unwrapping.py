@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tmd.torch_private.modules import saves_more
+
 INNER = {
     "AcceleratedOptimizer": "optimizer",
     "AcceleratedScheduler": "scheduler",
@@ -113,6 +115,11 @@ def refuse_hidden(name: str, module: nn.Module) -> None:
             raise TypeError(
                 f"register({name}=...): {type(each).__name__} at {path or 'the top'} has extra "
                 "state (get_extra_state), which cannot move: keep it in buffers"
+            )
+        if more := saves_more(each):
+            raise TypeError(
+                f"register({name}=...): {type(each).__name__} at {path or 'the top'} saves "
+                f"{', '.join(more)} by _save_to_state_dict, which cannot move: keep it in buffers"
             )
 
 
