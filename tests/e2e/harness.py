@@ -166,6 +166,20 @@ class Run:
         view = await self.cluster.until(lambda v: bool(found(v)), f"a plan {cause} is done", 40)
         return found(view)[0]
 
+    async def drain_rank_0(self) -> MigrationPlan:
+        """Drain the host of rank 0, which stands by afterwards, while the job is slowed down."""
+        await self.reached("between")
+        await self.cluster.drain("h1", soft=True)
+        return await self.done("drain")
+
+    async def drain_and_loss(self) -> tuple[list[int], list[int]]:
+        """Drain rank 0, then let the job run into a fault; returns the ranks moved by each."""
+        drained = await self.drain_rank_0()
+        self.let_go("between")
+        self.let_go("forward")
+        lost = await self.done("trainer")
+        return [m.rank for m in drained.moves], [m.rank for m in lost.moves]
+
     async def ends_like(
         self, golden: Golden, *, lost: int = 0, unwritten: Collection[tuple[int, int]] = ()
     ) -> None:

@@ -33,9 +33,7 @@ async def test_a_drain_of_rank_0_and_a_loss_change_no_number(
     async with running(
         tmp_path, redis.url, faults=faults, script=SCRIPT, standby=("s1", "s2")
     ) as run:
-        await run.reached("between")
-        await run.cluster.drain("h1", soft=True)
-        await run.done("drain")
+        await run.drain_rank_0()
         run.let_go("forward")
         await run.done("trainer")
 

@@ -71,9 +71,7 @@ async def test_rank_0_moves_and_another_rank_is_killed(
     saved before, between and after them."""
     faults = [PACE]
     async with running(tmp_path, redis.url, faults=faults, standby=STANDBYS, script=SCRIPT) as run:
-        await run.reached("between")
-        await run.cluster.drain("h1", soft=True)
-        moved = await run.done("drain")
+        moved = await run.drain_rank_0()
         (victim,) = [w for w in workers(await run.cluster.view()) if w.rank == 1]
         os.kill(victim.pid, signal.SIGKILL)
         lost = await run.done("trainer")

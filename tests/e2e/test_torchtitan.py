@@ -80,16 +80,8 @@ async def test_a_drain_of_rank_0_and_a_kill(
         arguments=arguments(layout),
         active=HOSTS[layout],
     ) as run:
-        await run.reached("between")
-        await run.cluster.drain("h1", soft=True)
-        moved = await run.done("drain")
-        run.let_go("between")
-        run.let_go("forward")
-        lost = await run.done("trainer")
-
-        assert [m.rank for m in moved.moves] == [0]
+        assert await run.drain_and_loss() == ([0], [1])
         assert run.fired("backward")
-        assert [m.rank for m in lost.moves] == [1]
         await run.ends_like(golden, lost=1)
         assert logged(run.cluster.trace) == logged(folder)
         assert checkpoints(run.cluster.trace) == checkpoints(folder)

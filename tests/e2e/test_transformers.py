@@ -24,8 +24,13 @@ evaluates after its step 10, the second time, and in which streamed data have en
 def trainer_golden(compiler: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Golden, Path]:
     """Results of the undisturbed run, and the folder in which it wrote."""
     need("transformers")
-    folder = tmp_path_factory.mktemp("transformers_golden")
-    return golden_of(folder, script=SCRIPT), folder / "trace"
+    return undisturbed(tmp_path_factory.mktemp("transformers_golden"))
+
+
+def undisturbed(folder: Path, *arguments: str) -> tuple[Golden, Path]:
+    """Results of a run without faults, and the folder in which it wrote."""
+    folder.mkdir(exist_ok=True)
+    return golden_of(folder, arguments, script=SCRIPT), folder / "trace"
 
 
 async def ends_like(
@@ -71,16 +76,8 @@ async def test_a_drain_of_rank_0_and_a_kill(
     async with running(
         tmp_path, redis.url, faults=faults, script=SCRIPT, standby=("s1", "s2")
     ) as run:
-        await run.reached("between")
-        await run.cluster.drain("h1", soft=True)
-        moved = await run.done("drain")
-        run.let_go("between")
-        run.let_go("forward")
-        lost = await run.done("trainer")
-
-        assert [m.rank for m in moved.moves] == [0]
+        assert await run.drain_and_loss() == ([0], [2])
         assert run.fired("backward")
-        assert [m.rank for m in lost.moves] == [2]
         await ends_like(run, trainer_golden, lost=1)
 
 
@@ -140,8 +137,7 @@ async def test_a_rank_is_lost_while_training_ends_early(
     """A joiner learns from the state that it takes over that its epoch is the last one."""
     need("transformers")
     stops = ("--patience", "1")
-    (folder := tmp_path / "golden").mkdir()
-    golden = golden_of(folder, stops, script=SCRIPT), folder / "trace"
+    golden = undisturbed(tmp_path / "golden", *stops)
     faults = [f"{point}@0:{STOPS}=kill"]
     async with running(
         tmp_path / "run", redis.url, faults=faults, script=SCRIPT, arguments=stops
@@ -162,8 +158,7 @@ async def test_rank_0_is_lost_before_it_names_the_last_checkpoint(
     missing."""
     need("transformers")
     stops = ("--patience", "1")
-    (folder := tmp_path / "golden").mkdir()
-    golden = golden_of(folder, stops, script=SCRIPT)
+    golden, folder = undisturbed(tmp_path / "golden", *stops)
     faults = [f"after-vote@0:{STOPS}=kill"]
     async with running(
         tmp_path / "run", redis.url, faults=faults, script=SCRIPT, arguments=stops
@@ -172,9 +167,9 @@ async def test_rank_0_is_lost_before_it_names_the_last_checkpoint(
 
         assert run.fired("after-vote")
         await run.ends_like(golden, lost=1)
-        assert files(run.cluster.trace) == files(folder / "trace")
+        assert files(run.cluster.trace) == files(folder)
         lines = (run.cluster.trace / "log").read_text().splitlines()
-        whole = (folder / "trace" / "log").read_text().splitlines()
+        whole = (folder / "log").read_text().splitlines()
         assert set(lines) < set(whole)
         assert len(set(lines)) == len(lines)
 
@@ -188,12 +183,11 @@ async def test_rank_0_is_lost_before_it_names_the_last_checkpoint(
 async def test_a_rank_is_lost_at_the_end_of_streamed_data(
     point: str, rank: int, step: object, tmp_path: Path, redis: EmbeddedRedis, compiler: None
 ) -> None:
-    """Nobody knew before that the epoch ended there: its end comes behind the loop, where a joiner
-    runs it as the others do."""
+    """The length of the data is unknown, so the end of the epoch is found after the loop. A joiner
+    runs it there, like the other ranks."""
     need("transformers")
     streams = ("--stream",)
-    (folder := tmp_path / "golden").mkdir()
-    golden = golden_of(folder, streams, script=SCRIPT), folder / "trace"
+    golden = undisturbed(tmp_path / "golden", *streams)
     faults = [f"{point}@{rank}:{step}=kill"]
     async with running(
         tmp_path / "run", redis.url, faults=faults, script=SCRIPT, arguments=streams

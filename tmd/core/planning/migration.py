@@ -12,7 +12,6 @@ from enum import StrEnum
 
 from msgspec import structs
 
-from tmd.core.values.errors import IllegalTransition
 from tmd.core.values.limits import PlanLimits
 from tmd.core.values.model import (
     FINAL,
@@ -29,6 +28,7 @@ from tmd.core.values.model import (
     Strategy,
     WorkerStatus,
 )
+from tmd.core.values.tables import next_state
 
 
 class PlanEvent(StrEnum):
@@ -104,9 +104,8 @@ def transition(
     Raises:
         IllegalTransition: the table has no such event in the plan's phase.
     """
-    phase = TABLE[plan.phase].get(event)
-    if phase is None:
-        raise IllegalTransition(f"plan {plan.id}: '{event}' cannot happen in phase {plan.phase}")
+    refusal = f"plan {plan.id}: '{event}' cannot happen in phase {plan.phase}"
+    phase = next_state(TABLE, plan.phase, event, refusal)
     return structs.replace(
         plan, phase=phase, timeline=(*plan.timeline, Mark(phase, now)), outcome=outcome
     )

@@ -2,7 +2,7 @@
 
 TmdError
 ├── ConfigError         the user's configuration is wrong; the message names key, place and remedy
-├── IllegalTransition   a bug in tmd: an event that the phase table does not allow; nothing changed
+├── IllegalTransition   a bug in tmd: an event that a state table does not allow; nothing changed
 ├── StaleLease          a newer leader exists; the caller must stop acting
 ├── Conflict            the record changed meanwhile; read again and decide again
 ├── StoreUnavailable    Redis cannot be reached; decisions wait, training continues
@@ -28,7 +28,7 @@ class ConfigError(TmdError):
 
 
 class IllegalTransition(TmdError):
-    """An event the phase table does not allow. The plan is unchanged."""
+    """An event that a state table does not allow. Nothing has changed."""
 
 
 class StaleLease(TmdError):

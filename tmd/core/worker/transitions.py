@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from tmd.core.values.errors import IllegalTransition
 from tmd.core.values.model import Activity
+from tmd.core.values.tables import next_state
 
 
 class WorkerTransition(StrEnum):
@@ -88,7 +88,5 @@ def transition(activity: Activity, event: WorkerTransition) -> Activity:
     Raises:
         IllegalTransition: the table has no such event for ``activity``.
     """
-    after = TABLE[activity].get(event)
-    if after is None:
-        raise IllegalTransition(f"'{event}' cannot happen to a worker that is {activity}")
-    return after
+    refusal = f"'{event}' cannot happen to a worker that is {activity}"
+    return next_state(TABLE, activity, event, refusal)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from tmd.core.values.errors import IllegalTransition
+from tmd.core.values.tables import next_state
 
 
 class GenerationState(StrEnum):
@@ -60,7 +60,5 @@ def transition(state: GenerationState, event: GenerationEvent) -> GenerationStat
     Raises:
         IllegalTransition: the table has no such event for ``state``.
     """
-    after = TABLE[state].get(event)
-    if after is None:
-        raise IllegalTransition(f"'{event}' cannot happen to a generation that is {state}")
-    return after
+    refusal = f"'{event}' cannot happen to a generation that is {state}"
+    return next_state(TABLE, state, event, refusal)
