@@ -1,6 +1,6 @@
-"""Whatever copies or digests a script's state beside training is ordered with its streams.
+"""Threads that copy or digest a script's state beside training are ordered with its streams.
 
-Nothing here waits for the device, as a script that reads no loss does.
+The script here never waits for its device, like one that reads no loss.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class Generations:
 
     @property
     def moves(self) -> bool:
-        """Whether this worker may take part in planned moves: few builds hang in it."""
+        """Whether it may take part in planned moves: fewer than ``HUNG_LIMIT`` builds hang."""
         with self._changing:
             self._abandoned = [each for each in self._abandoned if each.running]
             return sum(each.hung for each in self._abandoned) < HUNG_LIMIT

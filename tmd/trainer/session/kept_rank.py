@@ -1,10 +1,9 @@
-"""Finds a script that decides by an answer about its rank which it got before its loop.
+"""Finds the line where a script's loop still decides by the rank that it read before the loop.
 
-A worker's rank changes while the job runs. A script that has asked once, as in
-``master = rank == 0``, goes on to log and save by that answer: after a move nobody may, or two. No
-comparison of numbers shows it. So the source of the file with the loop is read once, and nothing is
-watched while steps run. What is not seen: an answer that is passed to a function or an object, and
-one that another file keeps.
+A worker's rank changes while the job runs. A script that sets ``master = rank == 0`` once goes on
+to log and save by it. After a move no worker logs, or two do, and no comparison of numbers shows
+it. So the source of the file with the loop is parsed once, and nothing is watched while steps run.
+The search does not see a value that is passed to a function or an object, or kept in another file.
 """
 
 from __future__ import annotations

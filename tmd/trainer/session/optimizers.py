@@ -57,8 +57,8 @@ class OptimizerHooks:
     def precede(self) -> None:
         """Let later work of this thread come after what optimizers have queued in other streams.
 
-        Whoever copies or compares the state waits for work of the stream that is current at the
-        boundary, and a script may choose its own stream inside the step.
+        Threads that copy or compare the state wait only for the stream that is current at the
+        boundary, and a script may choose another one inside the step.
         """
         for queued in self._applied:
             queued.precede()
