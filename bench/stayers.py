@@ -57,7 +57,7 @@ def views(rank: int, size: int) -> tuple[GroupView, ...]:
 def begin(number: int, _: int, __: object) -> Member:
     """Be somebody whom others can call."""
     fabric = Fabric(f"w{number:02d}", KEY)
-    _parts[number] = Part(fabric, [], Arming(lambda epoch, plan: None))
+    _parts[number] = Part(fabric, [], Arming.of(fabric, lambda epoch, plan, refusal: None))
     return member(fabric)
 
 

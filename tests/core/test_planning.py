@@ -256,6 +256,29 @@ def test_a_joiner_that_does_not_take_over_in_time_is_replaced() -> None:
 # --- a plan under way -----------------------------------------------------------------------------
 
 
+def test_a_member_that_cannot_switch_ends_a_move_at_once() -> None:
+    """It says why; the others may be armed, so they disarm first."""
+    scene = moving(Phase.READY)
+    plan = live(scene.record)
+    scene.says(
+        "h1", Activity.TRAINING, rank=1, epoch=1, step=STEP, plan=plan.id, detail="out of memory"
+    )
+    after = live(steered(scene))
+
+    assert after.phase is Phase.DISARM
+    assert after.outcome == "rank 1 cannot switch: out of memory"
+
+
+@pytest.mark.parametrize("changes", [{"plan": "earlier"}, {"armed": 2}])
+def test_a_remark_of_a_member_ends_no_move(changes: dict[str, object]) -> None:
+    """About an earlier plan, or of a rank that is armed."""
+    scene = moving(Phase.READY)
+    about = {"plan": live(scene.record).id, "detail": "out of memory", **changes}
+    scene.says("h1", Activity.TRAINING, rank=1, epoch=1, step=STEP, **about)
+
+    assert live(steered(scene)).phase is Phase.READY
+
+
 def test_a_switch_makes_the_new_membership_that_of_the_job() -> None:
     """One worker that knows the vote is enough."""
     scene = moving(Phase.READY)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tmd.core.values.model import Membership
 from tmd.fabric.generations.generation import members_of
+from tmd.fabric.generations.inner import Wanted
 from tmd.fabric.grouping import GroupView
 from tmd.fabric.wait_timer import WaitTimer
 from tmd.fabric.work import Work
@@ -69,18 +70,6 @@ class Cluster:
         self.changed.wait_for(lambda: self.ended or condition())
         return not self.ended
 
-    def builder(self, worker: str) -> Callable[[GroupView, Membership], FakeNccl]:
-        """The function that builds the communicators of a worker."""
-        owned: list[FakeNccl] = []
-
-        def build(view: GroupView, membership: Membership) -> FakeNccl:
-            made = FakeNccl(self, worker, view, membership, owned)
-            made.initialize()
-            owned.append(made)
-            return made
-
-        return build
-
     def arrives(self, key: Key, worker: str, members: tuple[str, ...]) -> bool:
         """A member builds; returns when all do."""
         with self.changed:
@@ -94,6 +83,23 @@ class Cluster:
             given[worker] = value.clone()
             self.changed.notify_all()
             return given
+
+
+class FakeKind:
+    """Builds the communicators of a worker. A build cannot be called off, as with NCCL."""
+
+    def __init__(self, cluster: Cluster, worker: str) -> None:
+        self._cluster, self._worker = cluster, worker
+        self._owned: list[FakeNccl] = []
+
+    def takes(self, tensor: Tensor) -> bool:
+        return True
+
+    def build(self, view: GroupView, membership: Membership, wanted: Wanted) -> FakeNccl:
+        made = FakeNccl(self._cluster, self._worker, view, membership, self._owned)
+        made.initialize()
+        self._owned.append(made)
+        return made
 
 
 class FakeNccl:
@@ -121,9 +127,6 @@ class FakeNccl:
     @property
     def backend(self) -> FakeNccl:
         return self
-
-    def takes(self, tensor: Tensor) -> bool:
-        return True
 
     def initialize(self) -> None:
         cluster, place = self._cluster, (self._worker, self.key[1])

@@ -31,7 +31,7 @@ def allreduce(c: Circle, fabric: Fabric, *, wait: bool = True) -> bool:
 
 def die(fabric: Fabric) -> None:
     """As the kernel does it for a killed process: links are cut and the port is closed."""
-    fabric.close()
+    fabric.close(orderly=False)
 
 
 @pytest.mark.parametrize("inline", [True, False])
@@ -77,13 +77,9 @@ def test_a_death_poisons_all_ranks_and_all_suspect_the_dead_worker() -> None:
         c.group()
         c.allreduce()
         dead, survivors = c.fabrics[2], [f for f in c.fabrics if f.worker != "w2"]
-        noticed: list[str] = []
-        for fabric in survivors:
-            fabric.on_poison = lambda w=fabric.worker: noticed.append(w)
         threading.Timer(0.05, die, [dead]).start()
         assert c.each(lambda f: allreduce(c, f), survivors) == [True] * 4
         assert [f.suspects for f in survivors] == [("w2",)] * 4
-        assert sorted(noticed) == ["w0", "w1", "w3", "w4"]
 
 
 def test_an_abandoned_epoch_spreads_without_suspects() -> None:
@@ -125,13 +121,11 @@ def test_vote_raises_if_a_voter_dies() -> None:
         assert c.fabrics[0].suspects == ("w2",)
 
 
-def test_on_poison_is_called_once() -> None:
+def test_the_first_reason_stays() -> None:
     with circle(2) as c:
-        calls: list[int] = []
-        c.fabrics[0].on_poison = lambda: calls.append(1)
-        for _ in range(3):
-            c.fabrics[0].poison("enough")
-        assert calls == [1]
+        for reason in ("enough", "again"):
+            c.fabrics[0].poison(reason)
+        assert c.fabrics[0].poison_reason == "enough"
 
 
 def test_a_receive_whose_sender_died_before_its_first_message_ends() -> None:
@@ -255,15 +249,13 @@ def worker(rank: int, size: int, pipe: Connection) -> None:
     members = tuple(Member(f"p{i}", "here", a) for i, a in enumerate(pipe.recv()))
     fabric.enter(Membership(1, members), rank)
     group = Group(fabric, "0", range(size))
-    noticed: list[float] = []
-    fabric.on_poison = lambda: noticed.append(time.time())
     count = 0
     while not fabric.poisoned:
         group.allreduce([torch.ones(100_000)], sync()).wait()
         count += 1
         if count == 20:
             pipe.send("running")
-    pipe.send((noticed[0], fabric.suspects))
+    pipe.send(fabric.suspects)
     pipe.recv()
     fabric.close()
 
@@ -283,13 +275,10 @@ def test_killed_process_unblocks_the_others() -> None:
         for here, _ in pipes:
             here.send(addresses)
         assert [here.recv() for here, _ in pipes] == ["running"] * size
-        at = time.time()
         os.kill(processes[1].pid or 0, signal.SIGKILL)
         for i in (0, 2):
             assert pipes[i][0].poll(20)
-            noticed, suspects = pipes[i][0].recv()
-            assert suspects == ("p1",)
-            assert noticed - at < 1.0
+            assert pipes[i][0].recv() == ("p1",)
         for i in (0, 2):
             pipes[i][0].send("done")
             processes[i].join(10)

@@ -14,6 +14,7 @@ from tmd.fabric.counters import LinkCounters
 from tmd.fabric.dial import Caller
 from tmd.fabric.epoch_view import EpochView
 from tmd.fabric.inbox import KEPT, Inbox, Message, Wanted
+from tmd.fabric.link_watch import LinkWatch
 from tmd.fabric.mailbox import Mailbox
 from tmd.fabric.raw import PARKED
 
@@ -24,7 +25,13 @@ def message(tag: int, size: int) -> Message:
 
 def epoch() -> EpochView:
     return EpochView(
-        Membership(1, ()), 0, Caller("w0", KEY), {}, LinkCounters(), on_break=lambda _: None
+        Membership(1, ()),
+        0,
+        Caller("w0", KEY),
+        {},
+        LinkCounters(),
+        LinkWatch(lambda: None),
+        lambda _: None,
     )
 
 
@@ -55,17 +62,21 @@ def test_messages_that_nobody_asked_for_are_read_up_to_a_bound() -> None:
 
 
 def test_raw_links_that_nobody_accepts_are_kept_up_to_a_number() -> None:
-    """The oldest is dropped, and its caller sees that."""
+    """Of each purpose, so that they crowd out no other. The oldest is dropped, and its caller sees
+    that."""
     with circle(2) as pair:
         here, there = pair.fabrics
-        links = [here.connect(member(there), f"state/{n}", timeout=5) for n in range(PARKED + 1)]
+        other = here.connect(member(there), "shadow", timeout=5)
+        links = [here.connect(member(there), "state", timeout=5) for _ in range(PARKED + 1)]
         with pytest.raises(LinkError):
             links[0].recv_frame(10)
-        kept = [there.accept(f"state/{n}", timeout=5, cancel=lambda: False) for n in (1, PARKED)]
-        for n, link in enumerate(kept):
+        found = [
+            there.accept(name, timeout=5, cancel=lambda: False) for name in ("shadow", "state")
+        ]
+        for n, link in enumerate(found):
             link.send_frame(b"%d" % n)
-        assert [bytes(links[n].recv_frame(10)) for n in (1, PARKED)] == [b"0", b"1"]
-        for link in (*links, *kept):
+        assert [bytes(link.recv_frame(10)) for link in (other, links[1])] == [b"0", b"1"]
+        for link in (other, *links, *found):
             link.close()
 
 

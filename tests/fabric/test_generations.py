@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count, product
 
@@ -13,7 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tests.fabric.fake_nccl import Cluster
+from tests.fabric.fake_nccl import Cluster, FakeKind
 from tmd.core.values.errors import IllegalTransition
 from tmd.core.values.model import Member, Membership
 from tmd.fabric.generations.generations import HUNG_LIMIT, Generations
@@ -56,7 +58,7 @@ class Job:
     def fresh(self) -> str:
         """A new worker."""
         name = next(self.names)
-        self.workers[name] = Generations(self.cluster.builder(name), build_s=SHORT_S)
+        self.workers[name] = Generations(FakeKind(self.cluster, name), build_s=SHORT_S)
         return name
 
     def build(self, holders: list[str]) -> None:
@@ -64,28 +66,46 @@ class Job:
         self.epoch += 1
         self.coming = list(holders)
         members = tuple(Member(worker=w, host=w, address="") for w in holders)
-        membership = Membership(epoch=self.epoch, members=members)
+        self.prepared = Membership(epoch=self.epoch, members=members)
         for rank, worker in enumerate(holders):
             views = [view for view in VIEWS if rank in view.ranks]
-            self.workers[worker].prepare(views, membership)
-        for leaver in self.leavers():
-            self.workers[leaver].prepare([], membership)
+            self.workers[worker].prepare(views, self.prepared)
 
     def leavers(self) -> list[str]:
-        """Workers that give their rank away, and will have no group."""
+        """Workers that give their rank away."""
         return [w for w in self.holders if w not in {*self.coming, *self.cluster.dead}]
 
     def switch(self) -> None:
         """All are ready, switch, and free what they no longer use."""
-        concerned = [*self.coming, *self.leavers()]
-        for worker in concerned:
+        for worker in self.coming:
             assert self.workers[worker].wait(SOON_S), self.workers[worker].refusal
-        for worker in concerned:
-            self.workers[worker].switch(self.epoch)
-        self.holders = self.coming
+        for worker in self.coming:
+            self.workers[worker].switch(self.prepared)
+        leavers = self.leavers()
+        for worker in leavers:
+            self.workers[worker].leave()
+        self.holders, self.held = self.coming, self.prepared
         self.sums()
-        for worker in concerned:
+        for worker in (*self.coming, *leavers):
             self.workers[worker].reap()
+
+    def drop(self) -> None:
+        """The move is called off."""
+        for worker in self.coming:
+            self.workers[worker].discard(self.prepared.epoch)
+
+    def lose(self, lost: str) -> list[tuple[torch.Tensor, torch.Tensor, object]]:
+        """A rank dies while work runs, which is returned; survivors end it."""
+        self.cluster.lose(lost)
+        broken = self.launch(without=lost)
+        for worker in self.survivors(lost):
+            assert self.abort(worker) == ()
+        return broken
+
+    def abort(self, worker: str, within_s: float = SOON_S) -> tuple[str, ...]:
+        """A worker notices a loss; returns its groups that hang."""
+        self.workers[worker].lose(self.held.epoch)
+        return self.workers[worker].await_aborts(within_s)
 
     def launch(self, *, without: str = "") -> list[tuple[torch.Tensor, torch.Tensor, object]]:
         """An all-reduce in each group, on all workers: value, expected sum, handle."""
@@ -142,7 +162,7 @@ def test_training_goes_on_while_the_next_generation_is_built() -> None:
             j.sums()
         assert not j.workers[j.holders[0]].wait(SHORT_S)
         with pytest.raises(IllegalTransition, match="are not ready"):
-            j.workers[j.holders[0]].switch(j.epoch)
+            j.workers[j.holders[0]].switch(j.prepared)
         j.sums()
 
 
@@ -153,8 +173,7 @@ def test_a_build_that_fails_says_why_and_harms_nothing() -> None:
         refused = j.workers[j.holders[1]]
         assert not refused.wait(SOON_S)
         assert "unhandled system error" in refused.refusal
-        for worker in j.coming:
-            j.workers[worker].discard()
+        j.drop()
         j.sums()
 
 
@@ -164,14 +183,13 @@ def test_a_worker_in_which_builds_hang_moves_no_more_but_recovers() -> None:
         stuck = j.holders[0]
         j.cluster.hanging_builds.add((stuck, "world"))
         for _ in range(HUNG_LIMIT + 1):
-            assert j.workers[stuck].moves
+            assert not j.workers[stuck].obstacle
             j.build([*j.holders[:2], j.fresh()])
             with j.cluster.changed:
                 # The next preparation has waited for this one before it begins to build.
                 j.cluster.changed.wait_for(lambda: (stuck, "world", j.epoch) in j.cluster.began)
-            for worker in j.coming:
-                j.workers[worker].discard()
-        assert not j.workers[stuck].moves
+            j.drop()
+        assert "hang" in j.workers[stuck].obstacle
         j.sums()
 
         j.cluster.hanging_builds.clear()
@@ -182,17 +200,16 @@ def test_a_worker_in_which_builds_hang_moves_no_more_but_recovers() -> None:
 def test_a_build_that_was_given_up_is_waited_for_before_the_next() -> None:
     """Two at once may wait for each other."""
     with job() as j:
-        slow = Generations(j.cluster.builder("slow"), build_s=SOON_S)
+        slow = Generations(FakeKind(j.cluster, "slow"), build_s=SOON_S)
         j.workers["slow"] = slow
         holders = [*j.holders[:2], "slow"]
         j.cluster.hanging_builds.add(("slow", "world"))
         j.build(holders)
         with j.cluster.changed:
             j.cluster.changed.wait_for(lambda: ("slow", "world", j.epoch) in j.cluster.began)
-        for worker in j.coming:
-            j.workers[worker].discard()
+        j.drop()
         j.build(holders)
-        assert slow.moves, "it is slow, and does not hang"
+        assert not slow.obstacle, "it is slow, and does not hang"
         with j.cluster.changed:
             j.cluster.hanging_builds.clear()
             j.cluster.changed.notify_all()
@@ -205,11 +222,7 @@ def test_fifty_losses_with_a_hundred_aborts_none_of_which_hangs() -> None:
     with job() as j:
         for number in range(50):
             lost = j.holders[number % 3]
-            j.cluster.lose(lost)
-            broken = j.launch(without=lost)
-            for worker in j.survivors(lost):
-                assert j.workers[worker].abort(SOON_S) == ()
-            for _, _, handle in broken:
+            for _, _, handle in j.lose(lost):
                 assert handle.wait()  # type: ignore[attr-defined]
             j.build([j.fresh() if w == lost else w for w in j.holders])
             j.switch()
@@ -236,7 +249,7 @@ def test_aborting_one_group_after_the_other_would_hang() -> None:
         alone.start()
         alone.join(SHORT_S)
         assert alone.is_alive()
-        assert j.workers[worker].abort(SOON_S) == ()
+        assert j.abort(worker) == ()
 
 
 def test_an_abort_that_hangs_is_named() -> None:
@@ -245,8 +258,79 @@ def test_an_abort_that_hangs_is_named() -> None:
         j.cluster.lose(lost)
         j.cluster.hanging_aborts.add((worker, "pair"))
         for _ in range(2):
-            assert j.workers[worker].abort(SHORT_S) == ("pair",)
+            assert j.abort(worker, SHORT_S) == ("pair",)
         assert j.workers[worker].close(SHORT_S) == ("pair",), "and nothing waits for it"
+
+
+def test_an_abort_that_takes_too_long_is_reported() -> None:
+    """The worker ends then: its main thread may wait for ever."""
+    with job() as j:
+        reported: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
+        hangs = Generations(FakeKind(j.cluster, "hangs"), abort_s=SHORT_S, on_hung=reported.put)
+        j.workers["hangs"] = hangs
+        j.build([*j.holders[:2], "hangs"])
+        j.switch()
+        j.cluster.hanging_aborts.add(("hangs", "world"))
+        hangs.lose(j.held.epoch)
+        assert reported.get(timeout=SOON_S) == ("world",)
+
+
+def test_a_loss_in_another_epoch_ends_nothing() -> None:
+    """Its report may come when the survivors have already built their groups anew."""
+    with job() as j:
+        former = j.held.epoch
+        j.build([*j.holders[:2], j.fresh()])
+        j.switch()
+        for worker in j.holders:
+            j.workers[worker].lose(former)
+        j.sums()
+        assert j.cluster.aborts == 0
+
+
+def test_a_group_without_a_generation_is_built_when_it_is_first_used() -> None:
+    """As at the start of a job, before the script has made its groups."""
+    with job() as j:
+        late = GroupView("late", (0, 1))
+        pair = [j.workers[worker] for worker in j.holders[:2]]
+        with ThreadPoolExecutor() as threads:
+            inner = [each.result(SOON_S) for each in [threads.submit(w.of, late) for w in pair]]
+        assert all(each is pair[n].of(late) for n, each in enumerate(inner))
+        for worker in pair:
+            worker.lose(j.held.epoch)
+        assert [worker.of(late) for worker in pair] == [None, None]
+
+
+def test_a_loss_ends_the_wait_for_a_build() -> None:
+    """Its other members may never come."""
+    with job() as j, ThreadPoolExecutor() as threads:
+        worker = j.workers[j.holders[0]]
+        waiting = threads.submit(worker.of, GroupView("late", (0, 1)))
+        with j.cluster.changed:
+            j.cluster.changed.wait_for(
+                lambda: (j.holders[0], "late", j.held.epoch) in j.cluster.began
+            )
+        worker.lose(j.held.epoch)
+        assert waiting.result(SOON_S) is None
+
+
+def test_what_was_prepared_in_a_recovery_is_used_once_it_is_built() -> None:
+    """Its epoch begins before that."""
+    with job() as j, ThreadPoolExecutor() as threads:
+        lost = j.holders[2]
+        j.lose(lost)
+        late = j.fresh()
+        j.cluster.hanging_builds.add((late, "world"))
+        j.build([*j.holders[:2], late])
+        for worker in j.coming:
+            j.workers[worker].enter(j.prepared)
+        waiting = [threads.submit(j.workers[worker].of, WORLD) for worker in j.coming]
+        with j.cluster.changed:
+            j.cluster.hanging_builds.clear()
+            j.cluster.changed.notify_all()
+        assert all(each.result(SOON_S) is not None for each in waiting)
+        assert j.workers[late].of(WORLD) is waiting[2].result()
+        for worker in j.coming:
+            j.workers[worker].reap()
 
 
 def test_a_build_that_ends_after_it_was_dropped_is_freed() -> None:
@@ -256,8 +340,8 @@ def test_a_build_that_ends_after_it_was_dropped_is_freed() -> None:
         j.build([*j.holders[:2], late])
         dropped = j.workers[late]._next
         assert dropped is not None
+        j.drop()
         for worker in j.coming:
-            j.workers[worker].discard()
             j.workers[worker].reap()
         with j.cluster.changed:
             j.cluster.hanging_builds.clear()
@@ -289,11 +373,12 @@ def test_what_cannot_be_freed_does_not_keep_the_rest() -> None:
 
 def test_without_a_preparation_the_reason_is_named() -> None:
     with job() as j:
-        made = j.workers[j.holders[0]]
+        worker = j.holders[0]
+        made = j.workers[worker]
         assert not made.wait(SOON_S)
         assert made.refusal == "nothing is prepared"
         j.build(j.holders)
-        assert made.abort(SOON_S) == ()
+        assert j.abort(worker) == ()
         assert not made.wait(SOON_S)
         assert made.refusal == "a member is lost"
 
@@ -323,8 +408,8 @@ class Life(RuleBasedStateMachine):
         job.build(holders)
         job.sums()
         assert not job.workers[holders[who]].wait(SHORT_S if hangs else SOON_S)
+        job.drop()
         for worker in holders:
-            job.workers[worker].discard()
             job.workers[worker].reap()
         faults.discard(fault)
 
@@ -332,11 +417,7 @@ class Life(RuleBasedStateMachine):
     def lose(self, rank: int) -> None:
         job = self.job
         lost = job.holders[rank]
-        job.cluster.lose(lost)
-        broken = job.launch(without=lost)
-        for worker in job.survivors(lost):
-            assert job.workers[worker].abort(SOON_S) == ()
-        assert all(handle.wait() for *_, handle in broken)  # type: ignore[attr-defined]
+        assert all(handle.wait() for *_, handle in job.lose(lost))  # type: ignore[attr-defined]
         job.build([job.fresh() if w == lost else w for w in job.holders])
         job.switch()
 

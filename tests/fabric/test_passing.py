@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType
 
@@ -14,11 +15,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.fabric.circle import Circle, at_once, circle, member, sync
-from tests.fabric.fake_nccl import Cluster
+from tests.fabric.fake_nccl import Cluster, FakeKind
+from tests.fabric.test_sandbox import Recorder
 from tmd.core.values.model import Membership
 from tmd.fabric import Fabric
 from tmd.fabric.generations.generations import Generations
-from tmd.fabric.generations.gloo import GlooInner, builder
+from tmd.fabric.generations.gloo import GlooInner, GlooKind
 from tmd.fabric.generations.passing import PassingGroup
 from tmd.fabric.generations.states import GenerationState
 from tmd.fabric.objects import NONE
@@ -30,37 +32,31 @@ SOON_S = 20.0
 
 
 class Passing:
-    """Three ranks whose groups pass to Gloo."""
+    """Three ranks whose groups pass tensors of floats to Gloo."""
 
     def __init__(self, c: Circle) -> None:
-        self.circle, self.store = c, dist.HashStore()
+        self.circle = c
         self.groups: dict[str, PassingGroup] = {}
-        self.generations: dict[str, Generations] = {}
-        for fabric in c.fabrics:
+        for rank, fabric in enumerate(c.fabrics):
             self.add(fabric)
-        self.build(c.membership)
-        self.switch(c.membership)
+            fabric.generations.enter(c.membership)
+            assert fabric.rank == rank
 
     def add(self, fabric: Fabric) -> None:
-        made = Generations(builder(self.store, fabric.worker, Tensor.is_floating_point))
-        self.generations[fabric.worker] = made
-        self.groups[fabric.worker] = PassingGroup(fabric, "0", range(SIZE), made)
+        fabric.pass_to(Generations(GlooKind(fabric, Tensor.is_floating_point)))
+        self.groups[fabric.worker] = PassingGroup(fabric, "0", range(SIZE))
 
-    def build(self, membership: Membership) -> None:
-        for each in membership.members:
-            group = self.groups[each.worker]
-            self.generations[each.worker].prepare([group.view], membership)
-
-    def switch(self, membership: Membership) -> None:
-        for each in membership.members:
-            assert self.generations[each.worker].wait(SOON_S)
-            self.generations[each.worker].switch(membership.epoch)
+    def build(self, membership: Membership, fabrics: Sequence[Fabric]) -> None:
+        """Build the next epoch beside the present one, whose rank r is ``fabrics[r]``."""
+        done: queue.SimpleQueue[str] = queue.SimpleQueue()
+        for rank, fabric in enumerate(fabrics):
+            fabric.build_ahead(membership, rank, done.put)
+        assert [done.get(timeout=SOON_S) for _ in fabrics] == [""] * len(fabrics)
 
     def inner(self, fabric: Fabric) -> GlooInner:
-        generation = self.generations[fabric.worker].live("0")
-        assert generation is not None
-        assert isinstance(generation.inner, GlooInner)
-        return generation.inner
+        inner = fabric.generations.of(self.groups[fabric.worker].view)
+        assert isinstance(inner, GlooInner)
+        return inner
 
 
 @contextmanager
@@ -163,23 +159,51 @@ def test_ddp_goes_on_in_the_next_generation() -> None:
             return grad.clone()
 
         expected = torch.full((4, 4), 2.0)  # the mean of the ranks' inputs
-        p.build(later)
+        new = [*old[:2], joiner]
+        p.build(later, new)
         for step in range(2):
             found = at_once([lambda f=f, r=r: gradient(f, r) for r, f in enumerate(old)])
             assert all(torch.equal(each, expected) for each in found), f"step {step}"
             gradient(joiner, 2)  # DDP settles the order of its gradients in the first step
 
         inner = p.inner(old[0])
-        p.switch(later)
-        new = [*old[:2], joiner]
         old[2].switch(later, None)
-        at_once([lambda f=f, r=r: f.switch(later, r) for r, f in enumerate(new[:2])])
-        joiner.enter(later, 2)
+        at_once([lambda f=f, r=r: f.switch(later, r) for r, f in enumerate(new)])
         assert p.inner(old[0]) is not inner
         found = at_once([lambda f=f, r=r: gradient(f, r) for r, f in enumerate(new)])
         assert all(torch.equal(each, expected) for each in found)
-        p.generations[old[0].worker].reap()
+        old[0].generations.reap()
         assert inner.closed
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES, ids=lambda each: each.__name__)
+def test_a_shadow_gets_what_an_inner_group_computes(collective: Collective) -> None:
+    """The same frames as from tmd's own algorithms, before the script can change the outputs."""
+    with passing() as p:
+        taps = {fabric: Recorder() for fabric in p.circle.fabrics}
+        for fabric, tap in taps.items():
+            fabric.tap = tap
+
+        def run(fabric: Fabric, dtype: torch.dtype) -> None:
+            own = (torch.arange(6) + 10 * p.circle.fabrics.index(fabric)).to(dtype)
+            for out in collective(p.groups[fabric.worker], own):
+                out.zero_()
+
+        p.circle.each(lambda fabric: run(fabric, torch.float32))
+        by_gloo = {fabric: (tap.put_in[:], tap.tape[:]) for fabric, tap in taps.items()}
+        for tap in taps.values():
+            tap.put_in.clear()
+            tap.tape.clear()
+        p.circle.each(lambda fabric: run(fabric, torch.int64))
+
+        for fabric, tap in taps.items():
+            ours = [plain(tap.put_in), plain(tap.tape)]
+            assert [plain(each) for each in by_gloo[fabric]] == ours
+            assert ours[1], "it mirrors something"
+
+
+def plain(frames: list[tuple[str, str, list[Tensor]]]) -> list[object]:
+    return [(op, group, [each.tolist() for each in tensors]) for op, group, tensors in frames]
 
 
 def test_a_sandbox_calls_no_inner_group() -> None:
@@ -195,8 +219,10 @@ def test_calls_of_an_aborted_generation_complete_without_a_result() -> None:
     with passing() as p:
         fabric = p.circle.fabrics[0]
         own = torch.ones(2)
-        assert p.generations[fabric.worker].abort(SOON_S) == ()
-        generation = p.generations[fabric.worker].live("0")
+        p.circle.each(p.inner)
+        fabric.generations.lose(1)
+        assert fabric.generations.await_aborts(SOON_S) == ()
+        generation = fabric.generations.live("0")
         assert generation is not None
         assert generation.state is GenerationState.ABORTED
         work = p.groups[fabric.worker].allreduce([own])
@@ -208,6 +234,7 @@ def test_calls_of_an_aborted_generation_complete_without_a_result() -> None:
 def test_an_error_of_the_inner_group_reaches_the_caller() -> None:
     """While the generation is live it is a mistake of the script."""
     with passing() as p:
+        p.circle.each(p.inner)
         group = p.groups[p.circle.fabrics[0].worker]
         with pytest.raises((RuntimeError, ValueError), match=r"(?i)invalid|size|must"):
             group.allgather([[torch.ones(2)] * (SIZE + 1)], [torch.ones(2)])
@@ -217,22 +244,21 @@ def test_no_call_waits_for_an_abort() -> None:
     """An abort may hang; calls of other threads complete meanwhile."""
     with passing() as p:
         fabric = p.circle.fabrics[0]
-        inner, inside, released = p.inner(fabric), threading.Event(), threading.Event()
+        inner, *_ = p.circle.each(p.inner)
+        inside, released = threading.Event(), threading.Event()
 
         def abort() -> None:
             inside.set()
             released.wait()
 
-        inner.abort = abort  # type: ignore[method-assign]
-        beside = threading.Thread(target=p.generations[fabric.worker].abort, args=(SOON_S,))
-        beside.start()
+        inner.abort = abort
+        fabric.generations.lose(1)
         try:
             assert inside.wait(SOON_S)
             assert p.groups[fabric.worker].allreduce([torch.ones(2)]).wait()
-            assert beside.is_alive()
+            assert fabric.generations.await_aborts(0.0) == ("0",)
         finally:
             released.set()
-            beside.join()
 
 
 def test_a_coalesced_block_waits_for_what_it_has_called() -> None:
@@ -263,7 +289,7 @@ def test_a_peer_that_ends_during_a_call_ends_no_survivor() -> None:
     """NCCL reports it in the call, before any link does. The vote drops the step."""
     with passing() as p:
         fabric = p.circle.fabrics[0]
-        p.inner(fabric)._backend = Broken(dist.DistBackendError("remote process exited"))
+        p.circle.each(p.inner)[0]._backend = Broken(dist.DistBackendError("remote process exited"))
         assert p.groups[fabric.worker].allreduce([torch.ones(2)]).wait()
         assert fabric.poisoned
         assert "remote process exited" in fabric.poison_reason
@@ -272,7 +298,7 @@ def test_a_peer_that_ends_during_a_call_ends_no_survivor() -> None:
 def test_a_mistake_of_a_script_ends_it_and_frees_the_others() -> None:
     with passing() as p:
         fabric = p.circle.fabrics[0]
-        p.inner(fabric)._backend = Broken(ValueError("not that shape"))
+        p.circle.each(p.inner)[0]._backend = Broken(ValueError("not that shape"))
         with pytest.raises(ValueError, match="not that shape"):
             p.groups[fabric.worker].allreduce([torch.ones(2)])
         assert fabric.poisoned, "the other ranks would wait for it"
@@ -283,7 +309,6 @@ def test_an_object_after_an_abort_is_none() -> None:
     with passing() as p:
         fabric = p.circle.fabrics[1]
         group = p.groups[fabric.worker]
-        p.generations[fabric.worker].abort(SOON_S)
         fabric.poison("a rank is lost")
 
         def broadcast_object_list() -> Tensor:
@@ -305,20 +330,19 @@ def test_work_that_runs_when_a_member_is_lost_completes() -> None:
     """On a model of NCCL, whose calls return at once and hang without a peer."""
     with circle(2) as c:
         cluster = Cluster()
-        made = {f.worker: Generations(cluster.builder(f.worker)) for f in c.fabrics}
-        groups = {f.worker: PassingGroup(f, "0", range(2), made[f.worker]) for f in c.fabrics}
+        for fabric in c.fabrics:
+            fabric.pass_to(Generations(FakeKind(cluster, fabric.worker)))
+            fabric.generations.enter(c.membership)
+        groups = {f.worker: PassingGroup(f, "0", range(2)) for f in c.fabrics}
         try:
-            for worker, generations in made.items():
-                generations.prepare([groups[worker].view], c.membership)
-            for generations in made.values():
-                assert generations.wait(SOON_S)
-                generations.switch(1)
+            c.each(lambda f: f.generations.of(groups[f.worker].view))
             survivor, lost = c.fabrics
             cluster.lose(lost.worker)
             work = groups[survivor.worker].allreduce([torch.ones(2)])
             assert not work.is_completed()
+            assert survivor.waiting
             survivor.poison("a rank is lost")
-            assert made[survivor.worker].abort(SOON_S) == ()
+            survivor.settle()
             assert work.wait()
             assert groups[survivor.worker].allreduce([torch.ones(2)]).wait()
         finally:

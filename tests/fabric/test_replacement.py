@@ -13,7 +13,7 @@ import torch
 from tests.fabric.circle import KEY, PATIENCE, Circle, circle, member
 from tmd.core.values.errors import LinkError
 from tmd.core.values.model import Membership
-from tmd.fabric import EpochView, Fabric, GroupTable, GroupView, Link, Neutral
+from tmd.fabric import EpochView, Fabric, Group, GroupTable, GroupView, Link, Neutral
 from tmd.fabric.inbox import Inbox
 from tmd.fabric.topology import neighbours
 
@@ -397,38 +397,47 @@ def test_an_unreachable_peer_is_left_to_the_first_operation() -> None:
         assert c.fabrics[0].call_ahead(new, 0, timeout=5, cancel=lambda: False) == 0
 
 
-def test_a_message_that_arrives_while_an_epoch_is_entered_is_read_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+class CountedReaders(Group):
+    """A group that records the links it reads, and runs ``meanwhile`` when an epoch ends."""
+
+    readers: list[str]
+    meanwhile: Callable[[], None]
+
+    def attach(self, link: Link) -> None:
+        self.readers.append(link.peer)
+        super().attach(link)
+
+    def abandon(self, standing: EpochView) -> None:
+        super().abandon(standing)
+        self.meanwhile()
+
+
+def test_a_message_that_arrives_while_an_epoch_is_entered_is_read_once() -> None:
     """Two readers of one link would take bytes from each other."""
     with circle(2) as c:
-        c.group()
         sender, receiver = c.fabrics
         later = Membership(epoch=2, members=c.membership.members)
-        readers: list[str] = []
-        abort, attach = receiver._abort, c.of(receiver).attach
+        c.groups["0"] = {}
+        c.add_to("0", sender, range(2))
+        group = CountedReaders(receiver, "0", range(2))
+        c.groups["0"][receiver.worker] = group
+        group.readers, sent = [], []
 
-        def meanwhile(standing: EpochView) -> None:
+        def meanwhile() -> None:
             """Between entering the new epoch and taking over what waited for it."""
-            monkeypatch.setattr(receiver, "_abort", abort)
-            abort(standing)
-            c.of(sender).send([torch.ones(3)], 1, 0).wait()
             present = receiver.standing
-            assert present is not None
+            if sent or present is None:
+                return
+            sent.append(c.of(sender).send([torch.ones(3)], 1, 0).wait())
             with present.changed:
                 here = [k for k in present.links if k.lane == "messages"]
                 assert here or present.changed.wait(PATIENCE)
 
-        def counted(link: Link) -> None:
-            readers.append(link.peer)
-            attach(link)
-
+        group.meanwhile = meanwhile
         sender.enter(later, 0)
-        monkeypatch.setattr(receiver, "_abort", meanwhile)
-        monkeypatch.setattr(c.of(receiver), "attach", counted)
         receiver.enter(later, 1)
         tensor = torch.zeros(3)
-        c.of(receiver).recv([tensor], 0, 0).wait()
-
-        assert readers == ["w0"]
+        assert group.recv([tensor], 0, 0).wait()
+        assert sent == [True]
+        assert group.readers == ["w0"]
         assert tensor.tolist() == [1.0] * 3

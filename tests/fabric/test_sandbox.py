@@ -77,6 +77,10 @@ class Recorder:
         self.put_in: list[tuple[str, str, list[Tensor]]] = []
         self.observed: list[object] = []
 
+    @property
+    def follows(self) -> bool:
+        return True
+
     def given(self, op: str, group: str, inputs: Sequence[Tensor]) -> None:
         self.put_in.append((op, group, [t.clone() for t in inputs]))
 

@@ -1,5 +1,7 @@
 """Disarming must never be reported while a vote may use the arm, nor after such a vote."""
 
+from collections.abc import Callable
+
 from tmd.core.planning.directives import Arm, Train
 from tmd.core.values.model import Activity, Membership, WorkerStatus
 from tmd.trainer.protocol.step_vote import ticket
@@ -10,6 +12,31 @@ def order(epoch: int) -> Arm:
     return Arm(plan=f"p{epoch}", membership=Membership(epoch=epoch, members=()), moves=())
 
 
+class Reports:
+    """An :class:`Arming` whose groups are built at once, and what it reports."""
+
+    def __init__(self, *, refusal: str | None = "") -> None:
+        """``refusal``: the outcome of each build; ``None`` if it does not end by itself."""
+        self.told: list[tuple[int, str, str]] = []
+        self.dropped: list[int] = []
+        self.done: Callable[[str], None] = lambda _: None
+        self._refusal = refusal
+        self.arming = Arming(
+            lambda epoch, plan, why: self.told.append((epoch, plan, why)),
+            self._build,
+            self.dropped.append,
+        )
+
+    def _build(self, order: Arm, done: Callable[[str], None]) -> None:
+        self.done = done
+        if self._refusal is not None:
+            done(self._refusal)
+
+    @property
+    def epochs(self) -> list[int]:
+        return [epoch for epoch, _, _ in self.told]
+
+
 def nobody(later: Membership) -> bool:
     """No joiner is gone."""
     return False
@@ -17,7 +44,7 @@ def nobody(later: Membership) -> bool:
 
 def test_an_armed_epoch_that_wins_the_vote_is_followed_once() -> None:
     """The outcome names the directive; afterwards nothing is armed."""
-    arming = Arming(lambda epoch, plan: None)
+    arming = Reports().arming
     arming.arm(order(2))
 
     assert arming.begin_vote(nobody) == ticket(order(2).membership)
@@ -27,60 +54,101 @@ def test_an_armed_epoch_that_wins_the_vote_is_followed_once() -> None:
 
 def test_disarming_during_a_vote_is_reported_after_it() -> None:
     """Else the leader could drop a plan whose switch is already being voted."""
-    told: list[int] = []
-    arming = Arming(lambda epoch, plan: told.append(epoch))
+    reports = Reports()
+    arming = reports.arming
     arming.arm(order(2))
     arming.begin_vote(nobody)
     arming.disarm()
-    before = list(told)
+    before = list(reports.told)
     outcome = arming.end_vote(0)
 
-    assert before == [2]
+    assert before == [(2, "p2", "")]
     assert outcome is None
-    assert told == [2, 0]
+    assert reports.epochs == [2, 0]
 
 
 def test_a_vote_that_switches_wins_over_a_late_disarm() -> None:
     """Others have switched: this rank must too, and never reports that it was disarmed."""
-    told: list[int] = []
-    arming = Arming(lambda epoch, plan: told.append(epoch))
+    reports = Reports()
+    arming = reports.arming
     arming.arm(order(2))
     arming.begin_vote(nobody)
     arming.disarm()
 
     assert arming.end_vote(ticket(order(2).membership)) == order(2)
-    assert told == [2]
+    assert reports.epochs == [2]
 
 
 def test_a_voted_switch_cannot_be_disarmed_before_the_boundary() -> None:
     """Between the vote and the boundary the optimizer runs: the plan of a rank that reported
     "disarmed" meanwhile would be dropped, and the rank would be alone in its epoch."""
-    told: list[tuple[int, str]] = []
-    arming = Arming(lambda epoch, plan: told.append((epoch, plan)))
+    reports = Reports()
+    arming = reports.arming
     status = WorkerStatus("w", "job", 2, "", 1, Activity.TRAINING, epoch=1)
     arming.arm(order(2))
     arming.begin_vote(nobody)
     arming.end_vote(ticket(order(2).membership))
     arming.obey(Train(membership=Membership(1, ()), rank=0, dropped="p2"), status)
     arming.obey(order(2), status)
-    before = list(told)
+    before = list(reports.told)
     arming.switched()
     arming.arm(order(3))
 
-    assert before == [(2, "p2")]
-    assert told == [(2, "p2"), (3, "p3")]
+    assert before == [(2, "p2", "")]
+    assert reports.told == [(2, "p2", ""), (3, "p3", "")]
     assert arming.begin_vote(nobody) == ticket(order(3).membership)
 
 
 def test_a_rank_that_knows_of_a_dead_joiner_does_not_vote_for_it() -> None:
     """The leader does not know it yet; the rank stays armed until the leader disarms it."""
-    told: list[int] = []
-    arming = Arming(lambda epoch, plan: told.append(epoch))
+    reports = Reports()
+    arming = reports.arming
     arming.arm(order(2))
     asked = arming.begin_vote(lambda later: later.epoch == 2)
     outcome = arming.end_vote(0)
 
     assert asked == 0
     assert outcome is None
-    assert told == [2]
+    assert reports.epochs == [2]
     assert arming.begin_vote(nobody) == ticket(order(2).membership)
+
+
+def test_a_rank_is_armed_once_its_groups_are_built() -> None:
+    reports = Reports(refusal=None)
+    reports.arming.arm(order(2))
+    before = list(reports.told)
+    asked = reports.arming.begin_vote(nobody)
+    reports.arming.end_vote(0)
+    reports.done("")
+
+    assert before == []
+    assert asked == 0
+    assert reports.told == [(2, "p2", "")]
+    assert reports.arming.begin_vote(nobody) == ticket(order(2).membership)
+
+
+def test_a_rank_whose_groups_cannot_be_built_says_why() -> None:
+    """The leader drops the plan; the directive, which repeats, starts no second build."""
+    reports = Reports(refusal="out of memory")
+    reports.arming.arm(order(2))
+    reports.arming.arm(order(2))
+
+    assert reports.told == [(0, "p2", "out of memory")]
+    assert reports.arming.begin_vote(nobody) == 0
+
+
+def test_what_is_built_is_dropped_with_its_plan() -> None:
+    """Not while a vote may still switch to it."""
+    reports = Reports(refusal=None)
+    reports.arming.arm(order(2))
+    reports.arming.disarm("p2")
+    reports.done("")
+    assert (reports.dropped, reports.told) == ([2], [(0, "p2", "")])
+
+    reports = Reports()
+    reports.arming.arm(order(2))
+    reports.arming.begin_vote(nobody)
+    reports.arming.disarm("p2")
+    assert reports.dropped == []
+    reports.arming.end_vote(0)
+    assert reports.dropped == [2]

@@ -22,10 +22,13 @@ from msgspec import structs
 import tmd.fabric
 from tmd.campaign import fault_actions
 from tmd.campaign.places import FAULTS, FOLDER, ORDERS, RELAY
-from tmd.core.values.model import Member
+from tmd.core.values.model import Member, Membership
 from tmd.fabric.collectives.op import Op
 from tmd.fabric.dial import Caller
 from tmd.fabric.frame import FrameKind
+from tmd.fabric.generations.gloo import GlooKind
+from tmd.fabric.generations.passing import PassingGroup
+from tmd.fabric.generations.ring import RingKind
 from tmd.fabric.runner import CollectiveCall, Runner
 from tmd.trainer.protocol import frames
 from tmd.trainer.session.session import Session
@@ -109,6 +112,9 @@ class Injector:
         _before(Arming, "arm", lambda *_: self.reach("arming"))
         _before(ShadowSource, "_next_unit", lambda *_: self.reach("showing"))
         _before(ShadowSource, "output", lambda *_: self.reach("mirroring"))
+        _before(RingKind, "build", self._building)
+        _before(GlooKind, "build", self._building)
+        _before(PassingGroup, "_pass", lambda *_: self.reach("passing"))
         _before(Recovery, "rejoin", lambda *_: self.reach("synced"))
         _before(Leaving, "wait", lambda *_: self.reach("left"))
 
@@ -167,6 +173,9 @@ class Injector:
             lines = (folder / ORDERS).read_text().splitlines()
             self._ordered = [ArmedFault.parse(line) for line in lines]
             self._orders_of = version
+
+    def _building(self, kind: object, view: object, membership: Membership, *_: object) -> None:
+        self.reach(f"building-{membership.epoch}")
 
     def _before_vote(self, fabric: tmd.fabric.Fabric, *_: object) -> None:
         self._fabric = fabric

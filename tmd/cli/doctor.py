@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,6 +58,7 @@ def examine(settings: Settings) -> Iterator[Point]:
     yield _folder("socket folder", settings.host.socket.parent)
     yield _folder("state folder", settings.host.state_dir)
     yield _ports(settings.host.advertise)
+    yield _collectives()
     yield from _detectors(settings)
 
 
@@ -136,6 +138,22 @@ def _ports(address: str) -> Point:
         text = f"{address} is reachable from this host only; set [host] advertise"
         return Point("ports", False, False, text)
     return Point("ports", True, True, f"workers can listen on {address}")
+
+
+def _collectives() -> Point:
+    """Who would carry the collectives of GPU tensors in a worker with this environment."""
+    name = "collectives"
+    if find_spec("torch") is None:
+        remedy = "run 'tmd doctor' where the training scripts run"
+        return Point(name, True, False, f"torch is not installed in this environment: {remedy}")
+    from tmd.fabric.generations.carriers import cuda_facts
+    from tmd.fabric.generations.choice import choose
+
+    try:
+        choice = choose(os.environ, cuda_facts())
+    except ConfigError as error:
+        return Point(name, False, False, str(error))
+    return Point(name, True, False, f"{choice.carrier}: {choice.reason}")
 
 
 def _detectors(settings: Settings) -> Iterator[Point]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import sys
 from typing import Any
 
 import torch.distributed as dist
 
 from tmd.fabric.fabric import Fabric
+from tmd.fabric.generations.passing import PassingGroup
 from tmd.fabric.group import Group
 from tmd.fabric.rank_remap import teach
 from tmd.fabric.rendezvous import publish_environment
@@ -40,9 +42,10 @@ def install(fabric: Fabric) -> None:
 
 def _leave() -> None:
     """Clean up at the end of the process if the script has not destroyed its groups."""
+    crashed = getattr(sys, "last_value", None) is not None
     for fabric in (_Behind.installed, _Behind.solo):
         if fabric is not None:
-            fabric.close()
+            fabric.close(orderly=not crashed)
 
 
 def register() -> None:
@@ -62,7 +65,8 @@ def _create(options: Any, backend_options: Any = None) -> Group:
         fabric = _Behind.solo
     if fabric is None:
         raise RuntimeError("a tmd group was created without a default group of tmd")
-    group = Group if fabric is _Behind.installed else SoloGroup
+    passing = PassingGroup if fabric.generations.kind is not None else Group
+    group = passing if fabric is _Behind.installed else SoloGroup
     return group(
         fabric,
         str(options.group_id),

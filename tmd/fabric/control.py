@@ -16,11 +16,8 @@ from tmd.core.values.errors import LinkError
 from tmd.fabric.collectives.doubling import recursive_doubling
 from tmd.fabric.collectives.op import Op
 from tmd.fabric.epoch_view import EpochView
-from tmd.fabric.frame import FrameHeader, FrameKind
+from tmd.fabric.frame import SHIFT, VOTE, FrameHeader, FrameKind
 from tmd.fabric.memory import Scratch
-
-VOTE = "@vote"
-SHIFT = "@shift"
 
 _SIZE = Struct("<Q")
 MAX_SHIFT = 1 << 40

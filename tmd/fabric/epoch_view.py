@@ -17,6 +17,7 @@ from tmd.fabric.counters import LinkCounters
 from tmd.fabric.dial import Caller
 from tmd.fabric.handshake import LinkPurpose
 from tmd.fabric.link import Link
+from tmd.fabric.link_watch import LinkWatch
 from tmd.fabric.topology import dials
 from tmd.fabric.transfer import PeerLost
 
@@ -63,7 +64,8 @@ class EpochView:
         caller: Caller,
         links: Links,
         counters: LinkCounters,
-        on_break: Callable[[EpochView], None],
+        watch: LinkWatch,
+        on_poison: Callable[[EpochView], None],
     ) -> None:
         self.membership = membership
         self.rank = rank
@@ -75,13 +77,19 @@ class EpochView:
         self.reason = ""
         self._caller = caller
         self._counters = counters
-        self._on_break = on_break
+        self._watch, self._on_poison = watch, on_poison
         self._suspects: tuple[str, ...] = ()
         self._settled = threading.Event()
+        for key, link in links.items():
+            watch.opened(key.group, link)
 
     @property
     def epoch(self) -> int:
         return self.membership.epoch
+
+    @property
+    def size(self) -> int:
+        return self.membership.size
 
     @property
     def suspects(self) -> tuple[str, ...]:
@@ -122,6 +130,7 @@ class EpochView:
                 surplus.close()
             self._counters.count_link(key.group, key.worker)
             self.changed.notify_all()
+        self._watch.opened(key.group, link)
         return True
 
     def _dial(self, key: LinkKey, member: Member) -> Link:
@@ -179,10 +188,10 @@ class EpochView:
             self.changed.notify_all()
         for link in links:
             link.sever()
+        self._on_poison(self)
         if suspect:
             self._suspects = self._root_cause(suspect)
         self._settled.set()
-        self._on_break(self)
         return True
 
     def blame(self, error: LinkError) -> None:
@@ -190,15 +199,25 @@ class EpochView:
         suspect = error.worker if isinstance(error, PeerLost) else ""
         self.poison(str(error), suspect)
 
-    def close_silently(self) -> None:
-        """Abandon the epoch without notifying this process."""
+    def close_silently(self, *, orderly: bool = True) -> None:
+        """Abandon the epoch without notifying this process.
+
+        ``orderly``: peers may still need what was sent, and must not take this for a loss.
+        """
         with self.changed:
+            orderly &= not self.poisoned
             self.poisoned = True
             self._settled.set()
-            links = list(self.links.values())
+            links = list(self.links.items())
             self.changed.notify_all()
-        for link in links:
+        for key, link in links:
+            if orderly:
+                self._watch.leaves(key.group, link)
             link.sever()
+
+    def has(self, link: Link) -> bool:
+        """Whether ``link`` is one of this epoch."""
+        return any(each is link for _, each in self.member_links())
 
     def hand_over(self) -> Links:
         """Hand the links to the next epoch; no operation may run."""

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from math import inf
 
 from tmd.core.values.errors import LinkError
 from tmd.core.values.model import Member, Membership
 from tmd.fabric import coalescing
 from tmd.fabric.admission import Admission
-from tmd.fabric.control import SHIFT, VOTE, Control
+from tmd.fabric.control import Control
 from tmd.fabric.counters import CallCounter, LinkCounters
 from tmd.fabric.dial import Caller
 from tmd.fabric.epoch_view import PROBE_PERIOD, EpochView, LinkKey, Links, put
-from tmd.fabric.grouping import Groups, GroupTable, GroupView, Participant, edges
+from tmd.fabric.frame import SHIFT, VOTE
+from tmd.fabric.generations.generations import Generations
+from tmd.fabric.grouping import Groups, GroupTable, GroupView, Participant
 from tmd.fabric.handshake import LinkHello, LinkPurpose, Seal
 from tmd.fabric.link import Link
+from tmd.fabric.link_watch import LinkWatch
+from tmd.fabric.links_ahead import LinksAhead
 from tmd.fabric.listener import Listener
 from tmd.fabric.rank_remap import turn
 from tmd.fabric.raw import RawLinks
 from tmd.fabric.sandbox import Neutral, OutputSource, Sandbox
 from tmd.fabric.tap import Tap
-from tmd.fabric.topology import dials
 from tmd.fabric.wait_timer import WaitTimer
 
 DRAIN = 60.0
+CLOSE_S = 5.0
 
 
 class Fabric:
@@ -38,8 +41,8 @@ class Fabric:
     def __init__(self, worker: str, key: bytes, *, host: str = "127.0.0.1") -> None:
         self.worker = worker
         self.counters = LinkCounters()
-        self.on_poison: Callable[[], None] | None = None
         self.tap: Tap | None = None
+        self.generations = Generations()
         self.calls = CallCounter()
         self.blocked = WaitTimer()
         self._sandbox: Sandbox | None = None
@@ -48,7 +51,9 @@ class Fabric:
         self._caller = Caller(worker, key)
         self._raw = RawLinks()
         self._admission = Admission(self._raw, self.counters)
+        self._ahead = LinksAhead(self._caller, self._admission)
         self._control = Control()
+        self._watch = LinkWatch(lambda: self.standing)
         self._listener = Listener(host, key, worker, self._admit)
         self.address = f"{host}:{self._listener.port}"
 
@@ -71,28 +76,24 @@ class Fabric:
     @property
     def rank(self) -> int | None:
         """The rank that it holds, or assumes in the sandbox."""
-        standing, sandbox = self.standing, self._sandbox
-        if standing is not None:
-            return standing.rank
-        return sandbox.rank if sandbox is not None else None
+        place = self.standing or self._sandbox
+        return None if place is None else place.rank
 
     @property
     def size(self) -> int | None:
-        standing, sandbox = self.standing, self._sandbox
-        if standing is not None:
-            return standing.membership.size
-        return sandbox.size if sandbox is not None else None
+        place = self.standing or self._sandbox
+        return None if place is None else place.size
 
     @property
     def waiting(self) -> bool:
         """Whether a thread waits for other workers, and not for this worker's own device."""
-        busy = any(group.busy for group in self._groups) or self._control.busy
+        busy = self._groups.busy or self._control.busy
         return (busy or self.blocked.level > 0) and self.blocked.own == 0
 
     @property
     def quiet(self) -> bool:
         """Whether no operation runs or is queued, and no message is expected."""
-        return not any(group.busy or group.awaits for group in self._groups)
+        return self._groups.quiet
 
     def groups(self) -> tuple[GroupView, ...]:
         """The groups of the rank that it holds or assumes."""
@@ -120,6 +121,10 @@ class Fabric:
 
     # --- change of epoch -----------------------------------------------------------------------
 
+    def pass_to(self, generations: Generations) -> None:
+        """Let inner groups carry collectives, before there are groups or a rank."""
+        self.generations, self._watch.enabled = generations, True
+
     def enter(self, membership: Membership, rank: int) -> None:
         """Assume ``rank`` of ``membership`` without preparation.
 
@@ -133,15 +138,11 @@ class Fabric:
             # Silently: it is not a fault, but waiting threads must wake up.
             old.close_silently()
         self.drain()
+        self.generations.enter(membership)
         self._turn(rank, changed=self._replace(membership, rank, {}))
 
     def prepare(
-        self,
-        membership: Membership,
-        rank: int,
-        *,
-        timeout: float,
-        cancel: Callable[[], bool],
+        self, membership: Membership, rank: int, *, timeout: float, cancel: Callable[[], bool]
     ) -> int:
         """As a joiner, open the links of ``rank`` in a future ``membership`` from the sandbox.
 
@@ -150,32 +151,26 @@ class Fabric:
         if self._sandbox is None:
             raise ValueError("only a worker in the sandbox can prepare to join")
         self.sandbox(self._sandbox.source, rank, membership.size)
-        opened = 0
-        try:
-            for group, peer in edges(self._groups.of(rank), membership, rank):
-                if cancel():
-                    raise LinkError("the preparation was cancelled")
-                self._open_ahead(group, peer, membership.epoch, timeout)
-                opened += 1
-        except LinkError:
-            self.discard(membership.epoch)
-            raise
+        views = self._groups.of(rank)
+        opened = self._ahead.open_all(views, membership, rank, timeout, cancel)
+        self.generations.prepare(views, membership)
         return opened
+
+    def build_ahead(self, later: Membership, rank: int, done: Callable[[str], None]) -> None:
+        """Build the inner groups of ``rank`` in a future epoch: :meth:`Generations.prepare`."""
+        self.generations.prepare(self._groups.of(rank), later, done)
 
     def call_ahead(
         self, membership: Membership, rank: int, *, timeout: float, cancel: Callable[[], bool]
     ) -> int:
         """In a recovery, open the links of ``rank`` that this worker dials; return how many.
 
-        A link that fails is left to the first operation of the new epoch.
+        A link that fails is left to the first operation of the new epoch. Inner groups are built in
+        the background.
         """
-        opened = 0
-        with suppress(LinkError):
-            for group, peer in edges(self._groups.of(rank), membership, rank):
-                if dials(self.worker, peer.worker) and not cancel():
-                    self._open_ahead(group, peer, membership.epoch, timeout)
-                    opened += 1
-        return opened
+        views = self._groups.of(rank)
+        self.generations.prepare(views, membership)
+        return self._ahead.dial(views, membership, rank, timeout, cancel)
 
     def switch(self, membership: Membership, rank: int | None) -> None:
         """At a step boundary, continue in ``membership`` as ``rank``, or go to the sandbox.
@@ -193,6 +188,8 @@ class Fabric:
             kept = old.hand_over() if old is not None else {}
             changed = self._replace(membership, rank, kept, lasts=lasts)
         self._turn(rank, changed=changed)
+        if why := self.generations.follow(membership):
+            self.poison(why)
 
     def misses(self, later: Membership) -> bool:
         """Whether a worker that opened links for the ``later`` epoch is gone."""
@@ -204,8 +201,7 @@ class Fabric:
         standing = self.standing
         if standing is None:
             return False
-        pairs = enumerate(zip(standing.membership.members, later.members, strict=True))
-        moved = frozenset(rank for rank, (before, after) in pairs if before != after)
+        moved = standing.membership.moved(later)
         return any(group.owes(standing, moved) for group in self._groups)
 
     @property
@@ -216,6 +212,7 @@ class Fabric:
     def discard(self, epoch: int) -> None:
         """Drop the preparations for a future ``epoch``."""
         self._admission.discard(epoch)
+        self.generations.discard(epoch)
 
     def sandbox(self, source: OutputSource, rank: int, size: int) -> None:
         """Stop communicating: outputs come from ``source``; groups report ``rank`` of ``size``."""
@@ -224,8 +221,9 @@ class Fabric:
             self._sandbox = Sandbox(source, rank, size)
         if old is not None:
             old.close_silently()
-            self._abort(old)
+            self._groups.abandon(old)
         self.drain()
+        self.generations.leave()
         if old is not None:
             old.close()
         self._turn(rank, changed=self._groups.assume(rank))
@@ -246,8 +244,10 @@ class Fabric:
                 if surplus is not None:
                     surplus.close()
             for key in [k for k in links if k.worker not in workers]:
+                self._watch.leaves(key.group, links[key])  # it may still be in its last step
                 links.pop(key).close()
-            standing = EpochView(membership, rank, self._caller, links, self.counters, self._broken)
+            seen_by = (self.counters, self._watch, self._poisoned)
+            standing = EpochView(membership, rank, self._caller, links, *seen_by)
             if lasts and old is not None:
                 standing.since = old.since
             # Before new links are admitted: they go to groups by name, into the same table.
@@ -261,17 +261,20 @@ class Fabric:
                 for group in self._groups:
                     group.carry(old, standing)
             else:
-                self._abort(old)
+                self._groups.abandon(old)
             old.close()
         for key, link in fresh:
             self._attach(key, link)
         return changed
 
+    def settle(self) -> None:
+        """Wait for what inner groups run. Only then does :attr:`poisoned` show an abort."""
+        with self.blocked:
+            self._groups.settle()
+
     def drain(self) -> None:
         """Wait for all operations called so far. Raises LinkError if one never ends."""
-        for group in self._groups:
-            if not group.drain(DRAIN):
-                raise LinkError(f"group {group.view.name} is still inside an operation")
+        self._groups.drain(DRAIN)
 
     # --- abandoning the epoch ------------------------------------------------------------------
 
@@ -296,14 +299,9 @@ class Fabric:
         standing = self.standing
         return standing.suspects if standing is not None else ()
 
-    def _broken(self, standing: EpochView) -> None:
-        self._abort(standing)
-        if standing is self.standing and self.on_poison is not None:
-            self.on_poison()
-
-    def _abort(self, standing: EpochView) -> None:
-        for group in self._groups:
-            group.abandon(standing)
+    def _poisoned(self, standing: EpochView) -> None:
+        self.generations.lose(standing.epoch)
+        self._groups.abandon(standing)
 
     # --- the runtime's own messages among the ranks ----------------------------------------------
 
@@ -356,10 +354,6 @@ class Fabric:
         if key.lane == LinkPurpose.MESSAGES and group is not None:
             group.attach(link)
 
-    def _open_ahead(self, group: str, peer: Member, epoch: int, timeout: float) -> None:
-        link = self._caller.dial(peer, group, LinkPurpose.COLLECTIVE, epoch, timeout=timeout)
-        self._admission.keep(epoch, LinkKey(group, LinkPurpose.COLLECTIVE, peer.worker), link)
-
     # --- groups --------------------------------------------------------------------------------
 
     def join(self, group: Participant) -> None:
@@ -383,16 +377,21 @@ class Fabric:
         if standing is not None:
             standing.drop(group.view.name)
 
-    def close(self) -> None:
-        """Stop listening, close all links and end the groups; idempotent."""
+    def close(self, *, orderly: bool = True) -> None:
+        """Stop listening, close all links and end the groups; idempotent.
+
+        ``orderly``: whether peers that watch the links may take the end for a regular one.
+        """
         # First: no later caller may reach this worker.
         self._listener.close()
         standing = self.standing
+        self._watch.close()
         if standing is not None:
-            standing.close_silently()
-            self._abort(standing)
+            standing.close_silently(orderly=orderly)
+            self._groups.abandon(standing)
+        self.generations.close(CLOSE_S)
         for group in self._groups:
-            group.drain(5.0)
+            group.drain(CLOSE_S)
             group.shutdown()
         if standing is not None:
             standing.close()

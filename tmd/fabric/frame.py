@@ -14,6 +14,10 @@ from tmd.core.values.errors import LinkError
 
 _LAYOUT = Struct("<QQBBHiQ")
 HEADER_SIZE = _LAYOUT.size
+VOTE, SHIFT = "@vote", "@shift"
+"""The groups of the runtime's own messages, which contain every rank."""
+BYE = b"\xff" * HEADER_SIZE
+"""In place of a header: the sender closes the link in good order."""
 
 
 class FrameKind(IntEnum):

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from tmd.core.values.errors import LinkError
 from tmd.core.values.model import Member, Membership
-from tmd.fabric.control import VOTE
 from tmd.fabric.epoch_view import EpochView
+from tmd.fabric.frame import VOTE
 from tmd.fabric.link import Link
 from tmd.fabric.topology import neighbours
 
@@ -75,6 +76,7 @@ class Participant(Protocol):
     @property
     def awaits(self) -> bool: ...
     def assume(self, view: GroupView) -> None: ...
+    def settle(self) -> None: ...
     def drain(self, timeout: float) -> bool: ...
     def attach(self, link: Link) -> None: ...
     def abandon(self, standing: EpochView) -> None: ...
@@ -94,6 +96,32 @@ class Groups:
 
     def __iter__(self) -> Iterator[Participant]:
         return iter(list(self._groups))
+
+    @property
+    def busy(self) -> bool:
+        """Whether an operation runs or is queued."""
+        return any(group.busy for group in self)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no operation runs or is queued, and no message is expected."""
+        return not any(group.busy or group.awaits for group in self)
+
+    def settle(self) -> None:
+        """Wait until inner groups have ended what was called so far."""
+        for group in self:
+            group.settle()
+
+    def drain(self, timeout: float) -> None:
+        """Wait for all operations called so far. Raises LinkError if one takes longer."""
+        for group in self:
+            if not group.drain(timeout):
+                raise LinkError(f"group {group.view.name} is still inside an operation")
+
+    def abandon(self, standing: EpochView) -> None:
+        """Complete the operations that wait in the ended ``standing``."""
+        for group in self:
+            group.abandon(standing)
 
     @property
     def views(self) -> tuple[GroupView, ...]:

@@ -143,6 +143,9 @@ class Identity(dist.ProcessGroup):
         """Whether a posted receive is not complete."""
         return self._awaited.level > 0
 
+    def settle(self) -> None:
+        """Wait for operations that an inner group runs; here there is none."""
+
     def drain(self, timeout: float) -> bool:
         """Wait for collectives and sends; ``False`` after ``timeout``."""
         return self._runner.lane.drain(timeout) and self._mailbox.drain(timeout)

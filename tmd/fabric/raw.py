@@ -12,6 +12,7 @@ from tmd.core.values.errors import LinkError
 from tmd.fabric.link import Link
 
 PARKED = 64
+"""Links that wait for each purpose; one whose caller was not expected must not crowd out others."""
 SLICE = 0.05
 """How often ``cancel`` is polled while waiting."""
 
@@ -29,8 +30,10 @@ class RawLinks:
         with self._arrived:
             if self._closed:
                 return link.close()
-            if len(self._parked) >= PARKED:
-                self._parked.popleft()[1].close()
+            alike = [entry for entry in self._parked if entry[0] == purpose]
+            if len(alike) >= PARKED:
+                self._parked.remove(alike[0])
+                alike[0][1].close()
             self._parked.append((purpose, link))
             self._arrived.notify_all()
 

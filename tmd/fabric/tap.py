@@ -11,6 +11,11 @@ from torch import Tensor
 class Tap(Protocol):
     """Receives the inputs and outputs of every operation of this rank."""
 
+    @property
+    def follows(self) -> bool:
+        """Whether anybody receives them now, or may from the next step on."""
+        ...
+
     def given(self, op: str, group: str, inputs: Sequence[Tensor]) -> None:
         """A collective is about to communicate; the next output of ``group`` is its result."""
         ...

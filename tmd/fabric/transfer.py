@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from socket import MSG_DONTWAIT
 
 from tmd.core.values.errors import LinkError
-from tmd.fabric.frame import HEADER_SIZE, check
+from tmd.fabric.frame import BYE, HEADER_SIZE, check
 from tmd.fabric.link import Link
 
 
@@ -67,9 +67,15 @@ def receive(link: Link, expected: bytes, into: memoryview) -> None:
     # The header is checked before more is read: the rest may be another message.
     while have < HEADER_SIZE:
         have += receive_some(link, head[have:])
-    check(head, expected, link.peer)
+    _check(link, expected)
     while have < HEADER_SIZE + len(into):
         have += receive_some(link, into[have - HEADER_SIZE :])
+
+
+def _check(link: Link, expected: bytes) -> None:
+    if link.head == BYE:
+        raise PeerLost(link.peer, _CLOSED)
+    check(link.head, expected, link.peer)
 
 
 def receive_some(link: Link, into: memoryview) -> int:
@@ -144,7 +150,7 @@ def _with_header(
 ) -> Iterator[memoryview | None]:
     if expected is not None:
         yield inp.head
-        check(inp.head, expected, inp.peer)
+        _check(inp, expected)
     for view in arrivals:
         # An empty buffer is full at once; reading into it would look like the end of the stream.
         if view is None or len(view):

@@ -65,7 +65,9 @@ class Work(TorchWork):
         with self._guard:
             if self._future is not None:
                 return self._future
-            self._future = Future()
+            # A future without devices refuses tensors of a device.
+            places = {t.device for t in self._outputs if t.device.type != "cpu"}
+            self._future = Future(devices=sorted(places, key=str))
             completed = self._completed
         if completed:
             self._settle(self._future)

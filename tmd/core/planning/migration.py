@@ -36,6 +36,7 @@ class PlanEvent(StrEnum):
 
     JOINERS_READY = "joiners ready"
     JOINER_LOST = "joiner lost or refused"
+    MEMBER_REFUSED = "a member cannot switch"
     DEADLINE = "deadline"
     SWITCHED = "the vote switched"
     DISARMED = "all disarmed"
@@ -57,6 +58,7 @@ TABLE: dict[Phase, dict[PlanEvent, Phase]] = {
     Phase.READY: {
         PlanEvent.SWITCHED: Phase.SWITCH,
         PlanEvent.JOINER_LOST: Phase.DISARM,
+        PlanEvent.MEMBER_REFUSED: Phase.DISARM,
         PlanEvent.DEADLINE: Phase.DISARM,
         PlanEvent.MEMBER_LOST: Phase.ABORTED,
         PlanEvent.JOB_ENDED: Phase.ABORTED,
@@ -185,6 +187,8 @@ def planned_event(
             lost = _joiner_trouble(plan, facts, age, limits)
             if lost:
                 return PlanEvent.JOINER_LOST, lost
+            if refused := _refusal(plan, facts):
+                return PlanEvent.MEMBER_REFUSED, refused
             if age > limits.ready_s:
                 return PlanEvent.DEADLINE, f"not switched within {limits.ready_s:g} s"
         case Phase.DISARM:
@@ -300,6 +304,15 @@ def _switched(plan: MigrationPlan, facts: PlanFacts) -> bool:
         facts.epoch(m.worker) >= plan.new.epoch or facts.doing(m.worker, Activity.LEFT, plan.id)
         for m in parties
     )
+
+
+def _refusal(plan: MigrationPlan, facts: PlanFacts) -> str:
+    """Why a member cannot arm; empty if all have armed or may still."""
+    for rank, member in enumerate(plan.old.members):
+        status = facts.status.get(member.worker)
+        if status is not None and status.plan == plan.id and not status.armed and status.detail:
+            return f"rank {rank} cannot switch: {status.detail}"
+    return ""
 
 
 def _disarmed(plan: MigrationPlan, facts: PlanFacts, worker: str) -> bool:

@@ -36,6 +36,11 @@ class Membership(Struct, frozen=True):
                 return rank
         return None
 
+    def moved(self, later: Membership) -> frozenset[int]:
+        """Ranks that have another owner in ``later``."""
+        pairs = enumerate(zip(self.members, later.members, strict=True))
+        return frozenset(rank for rank, (before, after) in pairs if before != after)
+
     def replaced(self, changes: dict[int, Member], epoch: int) -> Membership:
         """The membership of ``epoch`` in which each rank of ``changes`` has its new owner."""
         members = tuple(changes.get(rank, m) for rank, m in enumerate(self.members))

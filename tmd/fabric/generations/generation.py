@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from tmd.core.values.model import Membership
 from tmd.core.values.reasons import in_words
-from tmd.fabric.generations.inner import Build, Inner
+from tmd.fabric.generations.inner import Inner, InnerKind
 from tmd.fabric.generations.states import GenerationEvent, GenerationState, transition
 from tmd.fabric.grouping import GroupView
 
@@ -32,6 +32,8 @@ class Generation:
         self.state = GenerationState.BUILDING
         self.failure = ""
         """Why it could not be built."""
+        self.settled = threading.Event()
+        """Set once it is built, cannot be built, or was dropped."""
         self._view, self._membership = view, membership
         self._inner: Inner | None = None
         self._changing = threading.Lock()
@@ -42,18 +44,25 @@ class Generation:
         assert self._inner is not None
         return self._inner
 
-    def build(self, build: Build) -> None:
+    @property
+    def wanted(self) -> bool:
+        """Whether it is being built or used; other members may still build it."""
+        return self.state not in OVER
+
+    def build(self, kind: InnerKind) -> None:
         """Build the inner group, for which this thread may wait long. An error is stored."""
         try:
-            inner = build(self._view, self._membership)
+            inner = kind.build(self._view, self._membership, lambda: self.wanted)
         except BaseException as error:
-            log.warning("group %s of epoch %d: %s", self.name, self.epoch, error)
+            if self.wanted:
+                log.warning("group %s of epoch %d: %s", self.name, self.epoch, error)
             self.fail(in_words(error))
             return
         with self._changing:
             self._inner = inner
             if self.state is GenerationState.BUILDING:
                 self.state = transition(self.state, GenerationEvent.BUILT)
+                self.settled.set()
                 return
         self.close()  # it was dropped meanwhile
 
@@ -61,8 +70,15 @@ class Generation:
         """It cannot be built."""
         with self._changing:
             self.failure = why
-            if self.state is GenerationState.BUILDING:
-                self.state = transition(self.state, GenerationEvent.DROPPED)
+        self.drop()
+
+    def use(self) -> Inner | None:
+        """Wait until it is built, and use it from now on; ``None`` if it cannot be used."""
+        self.settled.wait()
+        with self._changing:
+            if self.state is GenerationState.READY:
+                self.state = transition(self.state, GenerationEvent.SWITCHED_TO)
+            return self._inner if self.state in IN_USE else None
 
     def happens(self, event: GenerationEvent) -> None:
         """Raises IllegalTransition if the table does not allow ``event``."""
@@ -74,6 +90,7 @@ class Generation:
         with self._changing:
             if self.state in (GenerationState.BUILDING, GenerationState.READY):
                 self.state = transition(self.state, GenerationEvent.DROPPED)
+                self.settled.set()
 
     def close(self) -> None:
         """Free it, if it has been built or never will be. Never raises: training goes on."""
@@ -94,3 +111,8 @@ class Generation:
             act()
         except Exception as error:
             log.warning("cannot %s group %s of epoch %d: %s", what, self.name, self.epoch, error)
+
+
+IN_USE = (GenerationState.LIVE, GenerationState.RETIRED)
+"""States in which its operations may run."""
+OVER = (GenerationState.DISCARDED, GenerationState.ABORTED, GenerationState.FREED)

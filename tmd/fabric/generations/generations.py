@@ -1,96 +1,76 @@
 """All groups of this worker in their current generation, and the next one while it is built.
 
-Order matters here. Inner groups are built one after another, in the order in which the script made
-the groups, on all members: several at once may wait for each other. A loss first marks all
-generations as aborted, so that no later call waits, and then aborts all inner groups at once, each
-in a thread of its own: aborting one may wait for another.
+Order matters here. The generations of a coming epoch are built one after another, in the order in
+which the script made the groups, on all members: several at once may wait for each other. A group
+without a generation, as at the start of a job, gets one when it is first used, which is in the same
+order on all members. A loss first marks all generations as aborted, so that no later call waits,
+and then aborts all inner groups at once, each in a thread of its own: aborting one may wait for
+another.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
 
 from tmd.core.values.errors import IllegalTransition
 from tmd.core.values.model import Membership
-from tmd.fabric.generations.generation import Generation, members_of
-from tmd.fabric.generations.inner import Build
+from tmd.fabric.generations.generation import IN_USE, Generation, members_of
+from tmd.fabric.generations.inner import Inner, InnerKind
+from tmd.fabric.generations.preparation import Preparation
 from tmd.fabric.generations.states import GenerationEvent, GenerationState
 from tmd.fabric.grouping import GroupView
 
 BUILD_S = 120.0
 """A build that was given up counts as hung after this time. The next one waits for it so long."""
+BUILT_S = 30.0
+"""Longest wait at a switch for inner groups that all other members have built."""
+ABORT_S = 30.0
+"""Longest time that aborts may take. Collectives of a hung one may never end."""
 HUNG_LIMIT = 2
 """Hung builds after which a worker takes part in no further planned move."""
-IN_USE = (GenerationState.LIVE, GenerationState.RETIRED)
+
+log = logging.getLogger("tmd.trainer")
 
 
-class _Preparation:
-    """The generations of a coming epoch. Owns the thread that builds them."""
+def _warn(hung: tuple[str, ...]) -> None:
+    log.error("the aborts of %s hang: their collectives may never end", ", ".join(hung))
 
-    def __init__(
-        self,
-        epoch: int,
-        generations: Sequence[Generation],
-        build: Build,
-        former: _Preparation | None,
-        patience_s: float,
-    ) -> None:
-        self.epoch = epoch
-        self.by_name = {generation.name: generation for generation in generations}
-        self.over = threading.Event()
-        """Set once all are built, one has failed, or this preparation was dropped."""
-        self.hung = False
-        """Whether its thread was waited for in vain."""
-        self._build, self._former, self._patience_s = build, former, patience_s
-        self._thread = threading.Thread(target=self._run, name="tmd-generations", daemon=True)
-        self._thread.start()
 
-    def _run(self) -> None:
-        if self._former is not None:
-            self._former.await_end(self._patience_s)
-            self._former = None
-        for generation in self.by_name.values():
-            if generation.state is not GenerationState.BUILDING:
-                continue
-            if self.over.is_set():
-                generation.fail("an earlier group failed, or the preparation was dropped")
-                continue
-            generation.build(self._build)
-            if generation.failure:
-                self.over.set()
-        self.over.set()
-
-    def await_end(self, seconds: float) -> None:
-        """Wait for its thread, which may be inside a build."""
-        self._thread.join(seconds)
-        self.hung = self._thread.is_alive()
-
-    @property
-    def running(self) -> bool:
-        return self._thread.is_alive()
-
-    @property
-    def failure(self) -> str:
-        """Why it can never be switched to; empty if it can, or may later."""
-        return next((g.failure for g in self.by_name.values() if g.failure), "")
-
-    @property
-    def ready(self) -> bool:
-        usable = (GenerationState.READY, GenerationState.LIVE)
-        return self.over.is_set() and all(g.state in usable for g in self.by_name.values())
+def _ignore(failure: str) -> None:
+    pass
 
 
 class Generations:
-    """``build`` makes the inner groups of this worker. The main thread switches; any thread may
-    call :meth:`abort`."""
+    """The inner groups of one worker. The main thread changes epochs; any thread may call
+    :meth:`lose` and :meth:`of`.
 
-    def __init__(self, build: Build, *, build_s: float = BUILD_S) -> None:
-        self._build, self._build_s = build, build_s
+    Args:
+        kind: builds the inner groups; ``None``: tmd's own algorithms do all collectives.
+        build_s: see :data:`BUILD_S`.
+        abort_s: see :data:`ABORT_S`.
+        on_hung: called with the groups whose abort has not ended within ``abort_s``.
+    """
+
+    def __init__(
+        self,
+        kind: InnerKind | None = None,
+        *,
+        build_s: float = BUILD_S,
+        abort_s: float = ABORT_S,
+        on_hung: Callable[[tuple[str, ...]], None] = _warn,
+    ) -> None:
+        self.kind = kind
+        self._build_s, self._abort_s, self._on_hung = build_s, abort_s, on_hung
+        self._held: Membership | None = None
+        """The membership whose generations are used; ``None`` in the sandbox and after a loss."""
         self._live: dict[str, Generation] = {}
-        self._next: _Preparation | None = None
-        self._abandoned: list[_Preparation] = []
+        self._next: Preparation | None = None
+        self._abandoned: list[Preparation] = []
         """Dropped preparations whose thread has not ended."""
         self._to_free: list[Generation] = []
         self._aborts: dict[Generation, threading.Thread] = {}
@@ -98,40 +78,76 @@ class Generations:
         self._refusal = "nothing is prepared"
         self._changing = threading.RLock()
 
+    # --- use -----------------------------------------------------------------------------------
+
+    def takes(self, tensor: Tensor) -> bool:
+        """Whether inner groups communicate tensors like this one."""
+        return self.kind is not None and self.kind.takes(tensor)
+
+    def of(self, view: GroupView) -> Inner | None:
+        """The inner group of a group, once it is built; ``None`` if a member is lost."""
+        with self._changing:
+            if self._held is None:
+                return None
+            generation = self._live.get(view.name)
+            fresh = generation is None or generation.state is GenerationState.FREED
+            if generation is None or fresh:
+                generation = self._live[view.name] = Generation(view, self._held)
+        if fresh:
+            Preparation(generation.epoch, [generation], self.kind, None, 0.0, _ignore).start()
+        return generation.use()
+
     def live(self, name: str) -> Generation | None:
-        """The generation that the collectives of a group use, perhaps aborted; ``None`` before the
-        first."""
+        """The generation that a group uses, perhaps aborted; ``None`` before the first."""
         return self._live.get(name)
 
+    def failure(self, name: str) -> str:
+        """Why the group has no inner group; empty if it has one, or may have."""
+        generation = self._live.get(name)
+        return "" if generation is None else generation.failure
+
+    # --- the next epoch --------------------------------------------------------------------------
+
     @property
-    def moves(self) -> bool:
-        """Whether it may take part in planned moves: fewer than ``HUNG_LIMIT`` builds hang."""
+    def obstacle(self) -> str:
+        """Why this worker takes part in no planned move; empty if it does."""
         with self._changing:
             self._abandoned = [each for each in self._abandoned if each.running]
-            return sum(each.hung for each in self._abandoned) < HUNG_LIMIT
+            hung = sum(each.hung for each in self._abandoned)
+        return f"{hung} earlier builds of groups hang" if hung >= HUNG_LIMIT else ""
 
-    def prepare(self, views: Sequence[GroupView], membership: Membership) -> None:
+    def prepare(
+        self,
+        views: Sequence[GroupView],
+        membership: Membership,
+        done: Callable[[str], None] = _ignore,
+    ) -> None:
         """Begin to build what ``membership`` needs, in the background.
 
-        A group whose members stay keeps its generation. An earlier preparation is dropped, and its
-        build is waited for before the next one begins. A worker that leaves has no ``views``.
+        ``done`` is called, in any thread, with the reason why it cannot be built, or with an empty
+        one once it is built; it is not called if the preparation is dropped.
+
+        A group whose members stay keeps its generation. After a loss nothing is kept. An earlier
+        preparation is dropped, and its build is waited for before the next one begins.
 
         Raises:
             RuntimeError: no thread can be started.
         """
         with self._changing:
             self._drop("another epoch is prepared")
-            found = [self._kept(view, membership) for view in views]
             former = self._abandoned[-1] if self._abandoned else None
-            self._next = _Preparation(membership.epoch, found, self._build, former, self._build_s)
-            self._refusal = ""
+            fresh = [
+                Generation(view, membership) for view in views if self._changes(view, membership)
+            ]
+            coming = Preparation(membership.epoch, fresh, self.kind, former, self._build_s, done)
+            self._next, self._refusal = coming, ""
+        # Not under the lock: it may call ``done`` at once.
+        coming.start()
 
-    def _kept(self, view: GroupView, membership: Membership) -> Generation:
-        old = self._live.get(view.name)
-        alike = old is not None and old.members == members_of(view, membership)
-        if old is not None and alike and old.state is GenerationState.LIVE:
-            return old
-        return Generation(view, membership)
+    def _changes(self, view: GroupView, later: Membership) -> bool:
+        if self.kind is None:
+            return False
+        return self._held is None or members_of(view, self._held) != members_of(view, later)
 
     def wait(self, seconds: float) -> bool:
         """Wait for the end of the preparation; returns whether it is ready to be switched to."""
@@ -144,77 +160,156 @@ class Generations:
         coming = self._next
         return self._refusal if coming is None else coming.failure
 
-    def switch(self, epoch: int) -> None:
-        """Use the generations of ``epoch`` from now on, in the main thread.
+    def switch(self, membership: Membership) -> None:
+        """Use the generations of ``membership`` from now on, in the main thread.
 
         What this worker has called in the generations before is done: its device was waited for.
         They are freed by :meth:`reap`, since other members may still use them.
 
         Raises:
-            IllegalTransition: those of ``epoch`` are not ready; nothing has changed.
+            IllegalTransition: those of the epoch are not ready; nothing has changed.
         """
         with self._changing:
             coming = self._next
-            if coming is None or coming.epoch != epoch or not coming.ready:
-                raise IllegalTransition(f"the generations of epoch {epoch} are not ready")
-            before, self._live, self._next = self._live, coming.by_name, None
+            ready = coming is not None and coming.epoch == membership.epoch and coming.ready
+            if coming is None or not ready:
+                if self.kind is not None:
+                    epoch = membership.epoch
+                    raise IllegalTransition(f"the generations of epoch {epoch} are not ready")
+                self._held = membership
+                return
+            self._next, self._held = None, membership
             self._refusal = "nothing is prepared"
-            for generation in self._live.values():
-                if generation.state is GenerationState.READY:
-                    generation.happens(GenerationEvent.SWITCHED_TO)
-            for old in before.values():
-                if old.state is GenerationState.LIVE and old is not self._live.get(old.name):
-                    old.happens(GenerationEvent.REPLACED)
-                    self._to_free.append(old)
+            for generation in coming.by_name.values():
+                generation.happens(GenerationEvent.SWITCHED_TO)
+                self._retire(generation.name)
+            self._live.update(coming.by_name)
 
-    def discard(self) -> None:
-        """Drop what is prepared. A build that runs is left to itself."""
+    def follow(self, membership: Membership) -> str:
+        """Like :meth:`switch`, but returns why not; empty if it was done.
+
+        The members have voted once theirs were built. A joiner's may be built a moment later.
+        """
+        if self.kind is not None and not self.wait(BUILT_S):
+            why = self.refusal or f"they take longer than {BUILT_S:.0f} s"
+            return f"the groups of epoch {membership.epoch} are not built: {why}"
+        self.switch(membership)
+        return ""
+
+    def enter(self, membership: Membership) -> None:
+        """Use new generations only: at the start, and after a loss.
+
+        Those that are prepared for this epoch may still be built. A call waits for its own.
+        """
         with self._changing:
-            self._drop("the preparation was dropped")
+            coming, self._next = self._next, None
+            for name in list(self._live):
+                self._retire(name)
+            self._held = membership
+            if coming is not None and coming.epoch == membership.epoch:
+                self._live.update(coming.by_name)
+                self._abandoned.append(coming)
+            elif coming is not None:
+                self._give_up(coming, "another epoch was entered")
+
+    def leave(self) -> None:
+        """This worker holds no rank any more. What is prepared stays."""
+        with self._changing:
+            for name in list(self._live):
+                self._retire(name)
+            self._held = None
+
+    def part(self, name: str) -> None:
+        """The script has destroyed a group, on all its members."""
+        with self._changing:
+            self._retire(name)
+        self.reap()
+
+    def _retire(self, name: str) -> None:
+        old = self._live.pop(name, None)
+        if old is None:
+            return
+        if old.state is GenerationState.LIVE:
+            old.happens(GenerationEvent.REPLACED)
+        old.drop()
+        if old not in self._to_free:
+            self._to_free.append(old)
+
+    def discard(self, epoch: int) -> None:
+        """Drop what is prepared for ``epoch``. A build that runs is left to itself."""
+        with self._changing:
+            if self._next is not None and self._next.epoch == epoch:
+                self._drop("the preparation was dropped")
 
     def _drop(self, why: str) -> None:
         coming, self._next = self._next, None
-        if coming is None:
-            return
-        self._refusal = why
-        coming.over.set()
-        for generation in coming.by_name.values():
-            if generation is not self._live.get(generation.name):
-                generation.drop()
-                self._to_free.append(generation)
+        if coming is not None:
+            self._refusal = why
+            self._give_up(coming, why)
+
+    def _give_up(self, coming: Preparation, why: str) -> None:
+        coming.give_up(why)
+        self._to_free += coming.by_name.values()
         self._abandoned.append(coming)
 
-    def abort(self, within_s: float) -> tuple[str, ...]:
-        """A member is lost: end what runs in all groups, and drop what is prepared.
+    # --- a loss ----------------------------------------------------------------------------------
 
-        Returns the groups whose abort, of this call or an earlier one, has not ended within
-        ``within_s`` seconds. Their collectives may never end, so that only the end of this process
-        frees its main thread.
+    def lose(self, epoch: int) -> None:
+        """A member of ``epoch`` is lost: end what runs in all groups, and drop what is prepared.
+
+        Returns at once; see :meth:`await_aborts`. Without effect in any other epoch.
         """
         with self._changing:
+            if self._held is None or self._held.epoch != epoch:
+                return
+            self._held = None
             self._drop("a member is lost")
-            used = {*self._live.values(), *self._to_free}
-            for generation in (each for each in used if each.state in IN_USE):
+            fresh = self._abort_all()
+        if fresh:
+            threading.Thread(target=self._watch_aborts, name="tmd-aborts", daemon=True).start()
+
+    def _abort_all(self) -> bool:
+        """Begin to abort what is used; returns whether there is something new to abort."""
+        fresh = []
+        for generation in {*self._live.values(), *self._to_free}:
+            generation.drop()
+            if generation.state in IN_USE:
                 generation.happens(GenerationEvent.LOST)
-                self._aborts[generation] = threading.Thread(
+                thread = threading.Thread(
                     target=generation.abort, name=f"tmd-abort-{generation.name}", daemon=True
                 )
-                if generation not in self._to_free:
-                    self._to_free.append(generation)
-            for thread in self._aborts.values():
-                if thread.ident is None:
-                    thread.start()
+                self._aborts[generation] = thread
+                fresh.append(thread)
+        for thread in fresh:
+            thread.start()
+        return bool(fresh)
+
+    def _watch_aborts(self) -> None:
+        hung = self.await_aborts(self._abort_s)
+        if hung:
+            self._on_hung(hung)
+
+    def await_aborts(self, within_s: float) -> tuple[str, ...]:
+        """Wait for all aborts; returns the groups whose abort has not ended after ``within_s``.
+
+        Their collectives may never end, so that only the end of this process frees its main thread.
+        """
+        with self._changing:
             aborts = dict(self._aborts)
         deadline = time.monotonic() + within_s
         for thread in aborts.values():
             thread.join(max(deadline - time.monotonic(), 0))
         return tuple(each.name for each, thread in aborts.items() if thread.is_alive())
 
+    # --- the end ---------------------------------------------------------------------------------
+
     def reap(self) -> None:
         """Free what no member uses any longer, as after the first commit of a new epoch.
 
         What is still being built or aborted is freed by a later call.
         """
+        if not self._to_free:
+            return
         with self._changing:
             self._aborts = {g: thread for g, thread in self._aborts.items() if thread.is_alive()}
             for generation in self._to_free:
@@ -226,6 +321,12 @@ class Generations:
 
     def close(self, within_s: float) -> tuple[str, ...]:
         """End all; returns the groups that hang, which keep what they have."""
-        hung = self.abort(within_s)
+        with self._changing:
+            self._drop("the worker has ended")
+            self._held = None
+            self._abort_all()
+            for name in list(self._live):
+                self._retire(name)
+        hung = self.await_aborts(within_s)
         self.reap()
         return hung

@@ -11,27 +11,25 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tmd.core.values.model import Membership
+from tmd.fabric.fabric import Fabric
 from tmd.fabric.generations.generation import members_of
-from tmd.fabric.generations.inner import Build
+from tmd.fabric.generations.inner import Wanted
+from tmd.fabric.generations.link_store import meeting
 from tmd.fabric.grouping import GroupView
-from tmd.torch_private.c10d import Store
 
 TIMEOUT = timedelta(seconds=30)
 
 
 class GlooInner:
-    """A group of Gloo for the tensors that ``takes`` accepts."""
+    """A group of Gloo."""
 
-    def __init__(self, backend: Any, takes: Callable[[Tensor], bool]) -> None:
-        self._backend, self._takes = backend, takes
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
         self.closed = False
 
     @property
     def backend(self) -> Any:
         return self._backend
-
-    def takes(self, tensor: Tensor) -> bool:
-        return tensor.device.type == "cpu" and self._takes(tensor)
 
     def abort(self) -> None:
         """Nothing: a call of Gloo ends with its other members, or after its time-out."""
@@ -40,13 +38,17 @@ class GlooInner:
         self.closed, self._backend = True, None
 
 
-def builder(store: Store, worker: str, takes: Callable[[Tensor], bool] = lambda _: True) -> Build:
-    """The function that builds the groups of ``worker``; their members meet in ``store``."""
+class GlooKind:
+    """Builds the groups of the worker of ``fabric``, for CPU tensors that ``takes`` wants."""
 
-    def build(view: GroupView, membership: Membership) -> GlooInner:
+    def __init__(self, fabric: Fabric, takes: Callable[[Tensor], bool] = lambda _: True) -> None:
+        self._fabric, self._takes = fabric, takes
+
+    def takes(self, tensor: Tensor) -> bool:
+        return tensor.device.type == "cpu" and self._takes(tensor)
+
+    def build(self, view: GroupView, membership: Membership, wanted: Wanted) -> GlooInner:
         members = members_of(view, membership)
-        place = dist.PrefixStore(f"{membership.epoch}/{view.name}", store)
-        rank = members.index(worker)
-        return GlooInner(dist.ProcessGroupGloo(place, rank, len(members), TIMEOUT), takes)
-
-    return build
+        rank = members.index(self._fabric.worker)
+        with meeting(self._fabric, view, membership, wanted) as store:
+            return GlooInner(dist.ProcessGroupGloo(store, rank, len(members), TIMEOUT))

@@ -10,17 +10,19 @@ from torch import Tensor
 from tmd.core.values.model import Membership
 from tmd.fabric.grouping import GroupView
 
+Wanted = Callable[[], bool]
+"""Whether what is being built is still wanted."""
+
 
 class Inner(Protocol):
     """A group of fixed members."""
 
     @property
     def backend(self) -> Any:
-        """The ``torch.distributed`` backend, with the collectives."""
-        ...
+        """The ``torch.distributed`` backend with the collectives; ``None`` if they are tmd's own.
 
-    def takes(self, tensor: Tensor) -> bool:
-        """Whether it communicates tensors like this one. tmd's own algorithms do the others."""
+        A work of the backend is complete once its device is done with it.
+        """
         ...
 
     def abort(self) -> None:
@@ -35,5 +37,18 @@ class Inner(Protocol):
         ...
 
 
-Build = Callable[[GroupView, Membership], Inner]
-"""Builds the inner group of this worker. It waits for the other members, and may raise or hang."""
+class InnerKind(Protocol):
+    """Builds the inner groups of one worker."""
+
+    def takes(self, tensor: Tensor) -> bool:
+        """Whether inner groups communicate tensors like this one. tmd's own algorithms do the
+        others."""
+        ...
+
+    def build(self, view: GroupView, membership: Membership, wanted: Wanted) -> Inner:
+        """Build this worker's part of a group. It waits for the other members, and may hang.
+
+        Raises:
+            Exception: it cannot be built, or is no longer ``wanted``.
+        """
+        ...

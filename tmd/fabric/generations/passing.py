@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tmd.fabric.fabric import Fabric
-from tmd.fabric.generations.generation import Generation
-from tmd.fabric.generations.generations import IN_USE, Generations
-from tmd.fabric.generations.states import GenerationState
+from tmd.fabric import device
+from tmd.fabric.collectives.on_tensors import Body
+from tmd.fabric.frame import FrameKind
+from tmd.fabric.generations.inner import Inner
 from tmd.fabric.group import Group
 from tmd.fabric.objects import under_way
 from tmd.fabric.untraced import untraced
@@ -45,6 +47,25 @@ PARTS = (torch.int64, torch.uint8)
 """Types of the parts of an object."""
 
 
+class Call(NamedTuple):
+    """A collective as the script has called it, and the group that carries it; ``None`` if a member
+    is lost."""
+
+    inner: Inner | None
+    name: str
+    args: Sequence[Any]
+    named: dict[str, Any]
+
+
+class _Mirrored(threading.local):
+    """The call of this thread whose tensors are to be mirrored."""
+
+    call: Call | None = None
+
+
+_mirrored = _Mirrored()
+
+
 class PassingGroup(Group):
     """A :class:`Group` whose collectives an inner group carries, if it can carry their tensors.
 
@@ -52,61 +73,143 @@ class PassingGroup(Group):
     without a result: the vote drops the step.
     """
 
-    def __init__(
-        self,
-        fabric: Fabric,
-        name: str,
-        ranks: Sequence[int],
-        generations: Generations,
-        **options: Any,
-    ) -> None:
-        super().__init__(fabric, name, ranks, **options)
-        self._generations = generations
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._running: deque[tuple[Any, Tensor]] = deque()
+        """Operations of inner groups that may not have ended, with one of their tensors."""
+        super().__init__(*args, **options)
 
-    def _carrier(self, args: Sequence[Any]) -> Generation | None:
-        """The generation that carries a call; ``None`` if tmd's own algorithms do."""
-        generation = self._generations.live(self.view.name)
+    # --- calls ---------------------------------------------------------------------------------
+
+    def _passes(self, args: Sequence[Any]) -> bool:
+        """Whether an inner group carries a call."""
         first = next(_tensors(args), None)
-        if generation is None or first is None or self._fabric.standing is None:
-            return None
-        if first.dtype in PARTS and under_way():
-            # An abort would leave sizes undefined; tmd's own way makes them those of None.
-            return None
-        aborted = generation.state is GenerationState.ABORTED
-        return generation if aborted or generation.inner.takes(first) else None
+        if first is None or not self._fabric.generations.takes(first):
+            return False
+        # An abort would leave the size of an object undefined; tmd's own way makes it that of None.
+        return self._fabric.standing is not None and not (first.dtype in PARTS and under_way())
 
-    def _pass(self, generation: Generation, name: str, args: Any, named: Any) -> Any:
-        work = self._carried(generation, name, args, named)
+    def _inner(self) -> Inner | None:
+        """The inner group; ``None`` if a member is lost. It may have to be built first."""
+        generations = self._fabric.generations
+        with self._fabric.blocked:
+            inner = generations.of(self.view)
+        if inner is None and (why := generations.failure(self.view.name)):
+            self._fabric.poison(f"group {self.view.name} cannot be built: {why}")
+        return inner
+
+    def _pass(self, call: Call) -> Any:
+        work = self._carried(call)
         if work is None:
-            work = Work(list(_tensors(args[:1])), self._fabric.blocked)
+            work = Work(list(_tensors(call.args[:1])), self._fabric.blocked)
             work.finish()
+        else:
+            while self._running and self._running[0][0].is_completed():
+                self._running.popleft()
+            self._running.append((work, next(_tensors(call.args))))
         self._fabric.calls.ran += 1
-        return self._begun(work)
+        return work
 
-    def _carried(self, generation: Generation, name: str, args: Any, named: Any) -> Any:
+    def _carried(self, call: Call) -> Any:
         """The running operation; ``None`` if a member is lost."""
+        if call.inner is None or self._fabric.poisoned:
+            return None
         try:
-            if generation.state in IN_USE:
-                return getattr(generation.inner.backend, name)(*args, **named)
+            return getattr(call.inner.backend, call.name)(*call.args, **call.named)
         except Exception as error:
             # A peer's end may show here before any link reports it. Only a mistake of the script
             # may end this process, and the other ranks must not wait for it.
             poisoned = self._fabric.poisoned
-            self._fabric.poison(f"rank {self._fabric.rank} failed in {name}: {error!r}")
-            lost = poisoned or isinstance(error, dist.DistError)
-            if not lost and generation.state in IN_USE:
+            self._fabric.poison(f"rank {self._fabric.rank} failed in {call.name}: {error!r}")
+            if not poisoned and not isinstance(error, dist.DistError):
                 raise
         return None
+
+    # --- mirrored calls --------------------------------------------------------------------------
+
+    def _submit(
+        self,
+        kind: FrameKind,
+        body: Body,
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        opts: Any,
+        **rest: Any,
+    ) -> Work:
+        call, _mirrored.call = _mirrored.call, None
+        if call is None:
+            return super()._submit(kind, body, outputs, inputs, opts, **rest)
+        return self._begun(self._mirror(call, kind.name.lower(), outputs, inputs, opts))
+
+    def _mirror(
+        self, call: Call, op: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any
+    ) -> Work:
+        """Run ``call``, and complete once the shadows have a copy of its outputs: the script may
+        change them as soon as it has them."""
+        tap, work = self._fabric.tap, Work(outputs, self._fabric.blocked)
+        assert tap is not None
+        tap.given(op, self.view.name, inputs)
+        queued = device.current().queued(outputs)
+        passed = self._pass(call)
+
+        def copy() -> None:
+            try:
+                with queued.aside():
+                    passed.wait()
+                    if not self._fabric.poisoned:
+                        self._runner.mirror(op, outputs)
+            except Exception as error:
+                self._fabric.poison(f"{op} of group {self.view.name} failed: {error!r}")
+            work.finish()
+
+        # In the order of the calls, as a shadow expects the outputs.
+        self._runner.lane.run(copy, inline=not getattr(opts, "asyncOp", True))
+        return work
+
+    # --- called by the fabric --------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        return super().busy or any(not work.is_completed() for work, _ in list(self._running))
+
+    def settle(self) -> None:
+        """Wait for what inner groups run. If a member is lost, its abort ends them."""
+        last: Tensor | None = None
+        while self._running:
+            work, last = self._running.popleft()
+            try:
+                work.wait()
+            except Exception as error:
+                self._fabric.poison(f"group {self.view.name}: {error!r}")
+        if last is not None:
+            # A device only notes that it has to wait.
+            device.current().queued([last]).wait()
+
+    def drain(self, timeout: float) -> bool:
+        self.settle()
+        return super().drain(timeout)
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._fabric.generations.part(self.view.name)
 
 
 def _passing(name: str, inner: str) -> Any:
     own: Callable[..., Any] = getattr(Group, name)
 
     def collective(self: PassingGroup, *args: Any, **named: Any) -> Any:
-        generation = self._carrier(args)
-        if generation is None:
+        if not self._passes(args):
             return own(self, *args, **named)
-        return self._pass(generation, inner, args, named)
+        found = self._inner()
+        if found is not None and found.backend is None:
+            return own(self, *args, **named)
+        call = Call(found, inner, args, named)
+        if self._fabric.tap is None or not self._fabric.tap.follows:
+            return self._begun(self._pass(call))
+        _mirrored.call = call
+        try:
+            return own(self, *args, **named)
+        finally:
+            _mirrored.call = None
 
     return untraced(collective)
 

@@ -111,6 +111,10 @@ class ShadowSources:
 
     # --- tap: the threads of the groups -----------------------------------------------------------
 
+    @property
+    def follows(self) -> bool:
+        return bool(self._mirrors)
+
     def given(self, op: str, group: str, inputs: Sequence[Tensor]) -> None:
         """A collective begins; operations of a group run in sequence."""
         if any(mirror.tries for mirror in self._mirrors):

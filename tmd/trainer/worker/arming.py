@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from tmd.core.planning.directives import Arm, Directive, Train, Wait
 from tmd.core.values.model import Membership, WorkerStatus
+from tmd.core.values.reasons import in_words
 from tmd.core.worker.responses import Response, respond
 from tmd.fabric import Fabric
 from tmd.trainer.protocol.step_vote import ticket
@@ -30,16 +31,42 @@ def must_wait(fabric: Fabric, later: Membership) -> bool:
 
 
 class Arming:
-    """Calls ``tell(epoch, plan)`` at each change: armed for ``epoch``, or 0."""
+    """Calls ``tell(epoch, plan, refusal)`` at each change: armed for ``epoch``, or 0.
 
-    def __init__(self, tell: Callable[[int, str], None]) -> None:
-        self._tell = tell
+    ``build(order, done)`` begins to build the groups of the epoch of an order, and calls ``done``
+    with the reason why they cannot be built, or an empty one; ``discard(epoch)`` drops them.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[[int, str, str], None],
+        build: Callable[[Arm, Callable[[str], None]], None],
+        discard: Callable[[int], None],
+    ) -> None:
+        self._tell, self._build, self._discard = tell, build, discard
         self._lock = threading.Lock()
+        self._building: Arm | None = None
         self._arm: Arm | None = None
         self._voted: Arm | None = None
         self._voting = False
         self._won = False
         self._dropped = ""
+
+    @classmethod
+    def of(cls, fabric: Fabric, tell: Callable[[int, str, str], None]) -> Arming:
+        """The arming of the worker of ``fabric``, whose groups are built beside training."""
+
+        def build(order: Arm, done: Callable[[str], None]) -> None:
+            rank = order.membership.rank_of(fabric.worker)
+            obstacle = fabric.generations.obstacle
+            if rank is None or obstacle:
+                return done("" if rank is None else obstacle)
+            try:
+                fabric.build_ahead(order.membership, rank, done)
+            except RuntimeError as error:  # the system refuses a thread
+                done(in_words(error))
+
+        return cls(tell, build, fabric.generations.discard)
 
     def obey(self, directive: Directive, status: WorkerStatus) -> None:
         """Arm or disarm under ``directive``."""
@@ -54,11 +81,24 @@ class Arming:
                 pass
 
     def arm(self, order: Arm) -> None:
-        """Be ready for the epoch of ``order`` from the next vote."""
+        """Be ready for the epoch of ``order`` from the next vote after its groups are built."""
         with self._lock:
-            if not self._won and self._arm != order:
-                self._arm = order
-                self._tell(order.membership.epoch, order.plan)
+            if self._won or order in (self._arm, self._building):
+                return
+            self._building = order
+        self._build(order, lambda refusal: self._built(order, refusal))
+
+    def _built(self, order: Arm, refusal: str) -> None:
+        with self._lock:
+            if self._won or self._building != order:
+                return
+            if refusal:
+                # It stays what is being built, so that the order is not tried again.
+                log.warning("not ready for epoch %d: %s", order.membership.epoch, refusal)
+                self._tell(0, order.plan, refusal)
+                return
+            self._building, self._arm = None, order
+            self._tell(order.membership.epoch, order.plan, "")
 
     def disarm(self, plan: str = "") -> None:
         """Be ready for no epoch; report it at once, or after the running vote.
@@ -67,12 +107,19 @@ class Arming:
         vote that switched it is not: the next report shows the new epoch.
         """
         with self._lock:
-            if self._won or (self._arm is None and not plan):
+            if self._won:
                 return
-            self._arm = None
-            self._dropped = plan
-            if not self._voting:
-                self._tell(0, plan)
+            if self._building is not None:
+                self._discard(self._building.membership.epoch)
+                self._building = None
+            if self._arm is None and not plan:
+                return
+            armed, self._arm, self._dropped = self._arm, None, plan
+            if self._voting:
+                return
+            if armed is not None:
+                self._discard(armed.membership.epoch)
+            self._tell(0, plan, "")
 
     def begin_vote(self, must_wait: Callable[[Membership], bool]) -> int:
         """The ticket to vote for, 0 for none. Arming does not change until :meth:`end_vote`.
@@ -97,7 +144,9 @@ class Arming:
                 self._dropped = ""
                 return voted
             if self._arm is None and (voted is not None or self._dropped):
-                self._tell(0, self._dropped)
+                if voted is not None:
+                    self._discard(voted.membership.epoch)
+                self._tell(0, self._dropped, "")
             self._dropped = ""
             return None
 

@@ -10,7 +10,6 @@ Hazard: the agent's thread calls :meth:`Coordinator.obey`, and no other method.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 
 import torch
@@ -48,13 +47,13 @@ class Coordinator:
     """The hooks of a managed job. Owns fabric and agent from :meth:`start` on."""
 
     _agent: Agent
+    _arming: Arming
     _fabric: Fabric
     _limits: ShadowLimits
     _pacing: Pacing
 
     def __init__(self, status: WorkerStatus) -> None:
         self._reporter = StatusReporter(status)
-        self._arming = Arming(self._reporter.report_armed)
         self._switch: Arm | None = None
         self._warmup = Warmup()
         self._known: WorkerParts | None = None
@@ -69,6 +68,7 @@ class Coordinator:
         """
         self._agent, self._fabric, self._limits = agent, fabric, limits
         self._pacing = Pacing(fabric.blocked)
+        self._arming = Arming.of(fabric, self._reporter.report_armed)
         self._reporter.open(agent, fabric)
         self._watchdog = PeerWatchdog.over(fabric)
         self._watchdog.start()
@@ -171,7 +171,8 @@ class Coordinator:
         if self.status.activity is Activity.STUCK:
             # Another attempt with the same batch: the previous one broke.
             raise Interrupted
-        if self.poisoned or self._is_refuted():
+        self._fabric.settle()
+        if self.poisoned or self._parts.recovery.is_refuted():
             raise Interrupted
         status = self.status
         shares = (self._parts.snapshots.share, *self._pacing.shares(status))
@@ -197,19 +198,6 @@ class Coordinator:
         else:
             self._parts.snapshots.heard(told[0])
         return VoteOutcome.COMMIT
-
-    def _is_refuted(self) -> bool:
-        """Before a vote: wait for the verification of a state held on trust; returns whether it
-        failed. No rank continues with such a step."""
-        began = time.monotonic()
-        if not self._context.verification.pending:
-            return False
-        why = self._context.verification.verdict()
-        waited = time.monotonic() - began
-        self._reporter.update(timings={**self.status.timings, "proof": waited}, now=False)
-        if why:
-            self._fabric.poison(why)
-        return bool(why)
 
     def verdict(self) -> Verdict:
         """Verdict on a copy of the state at this boundary: :meth:`StateVerification.later`."""
@@ -256,7 +244,7 @@ class Coordinator:
             return False
         if self.finishing:
             return True
-        if self._is_refuted():
+        if self._parts.recovery.is_refuted():
             return False
         try:
             agree(self._fabric, self.status.step, 0, CLOSING)
@@ -340,6 +328,7 @@ class Coordinator:
         """Advance by one step, or by what counts as one: the end of ``batches()``, say."""
         at = self.status.step + 1
         self._reporter.update(step=at, undecided=False, holds=local.ranks_held(at), now=False)
+        self._fabric.generations.reap()
         if self._following is not None:
             self._following.computed(self.status.step)
 

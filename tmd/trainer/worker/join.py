@@ -16,6 +16,7 @@ from tmd import fabric, joining
 from tmd.core.values.environment import ranked, true
 from tmd.core.values.errors import ConfigError
 from tmd.core.values.model import Activity, WorkerStatus
+from tmd.fabric.generations.carriers import carry
 from tmd.robust_futex import Held
 from tmd.trainer.session import environment
 from tmd.trainer.session.session import Session
@@ -33,7 +34,8 @@ def join() -> Session:
     Call once, before ``torch.distributed.init_process_group("tmd")``.
 
     Raises:
-        ConfigError: ``TMD_SOCKET`` is set but another variable is missing.
+        ConfigError: ``TMD_SOCKET`` is set but another variable is missing, or ``TMD_CUDA`` asks
+            for what this machine lacks.
         TmdError: the daemon does not answer, or rejects this worker.
     """
     joining.mark()
@@ -55,6 +57,7 @@ def join() -> Session:
     welcome = agent.introduce()
     endpoint = fabric.Fabric(status.worker, welcome.key, host=_host())
     restarted = os.environ.get("TMD_RESTARTS", "0") != "0"
+    carry(endpoint)
     coordinator.start(agent, endpoint, welcome.shadow, restarted=restarted)
     fabric.install(endpoint)
     environment.settle(_place(endpoint, status.world_size), seen)

@@ -59,6 +59,19 @@ class Recovery:
         """Whether a decision was received that the next boundary must carry out."""
         return self._resolved is not None
 
+    def is_refuted(self) -> bool:
+        """Before a vote: wait for the verification of a state held on trust; returns whether it
+        failed. No rank continues with such a step."""
+        if not self._verification.pending:
+            return False
+        began = time.monotonic()
+        why = self._verification.verdict()
+        timings = {**self._reporter.status.timings, "proof": time.monotonic() - began}
+        self._reporter.update(timings=timings, now=False)
+        if why:
+            self._fabric.poison(why)
+        return bool(why)
+
     def halt(self, *, undecided: bool) -> None:
         """Report that the step broke, and whether its gradients are complete."""
         # First: the reported snapshots must not change afterwards.

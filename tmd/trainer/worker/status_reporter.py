@@ -128,9 +128,10 @@ class StatusReporter:
         """Report the snapshots in this worker's memory."""
         self.update(kept=kept, now=False)
 
-    def report_armed(self, epoch: int, plan: str) -> None:
-        """Report that the worker is armed for ``epoch`` of ``plan``, or for nothing (0)."""
-        self.update(armed=epoch, plan=plan, timings={})
+    def report_armed(self, epoch: int, plan: str, refusal: str) -> None:
+        """Report that the worker is armed for ``epoch`` of ``plan``, or for nothing (0), and why it
+        cannot be."""
+        self.update(armed=epoch, plan=plan, detail=refusal, timings={})
 
 
 def _place(status: WorkerStatus) -> tuple[Activity, int, int]:

@@ -1,0 +1,148 @@
+"""Jobs whose collectives inner groups carry: built beside training, switched, and built anew."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import LONG, PACE, Golden, Run, history, live_plan, running, weights_of
+from tests.marks import thorough
+from tmd import embedded
+from tmd.core.values.model import Activity, Phase, PlanKind
+from tmd.demo.cluster import workers
+from tmd.demo.report import read_trace
+from tmd.embedded import EmbeddedRedis
+
+GATE = "data@0:5=wait"
+"""Rank 0 waits here, and so do all ranks, until a drain was requested."""
+
+
+@pytest.fixture
+def ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tmd's own algorithms behind generations, in all processes of a test."""
+    monkeypatch.setenv("TMD_CPU", "ring")
+
+
+@pytest.fixture
+def gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMD_CPU", "gloo")
+
+
+async def drain_requested(run: Run) -> None:
+    """Drain rank 1's host, and let the job run."""
+    await run.reached("data")
+    await run.cluster.until(
+        lambda v: any(w.activity is Activity.STANDBY for w in workers(v)), "a standby waits"
+    )
+    await run.cluster.drain("h2")
+    await run.in_phase(Phase.PREPARE)
+    run.let_go("data")
+
+
+async def steps_after(run: Run, count: int) -> None:
+    """Wait until rank 0 has committed ``count`` more steps."""
+
+    def step(view: object) -> int:
+        return max((w.step for w in workers(view) if w.rank == 0), default=0)  # type: ignore[arg-type]
+
+    first = step(await run.cluster.view())
+    await run.cluster.until(lambda v: step(v) >= first + count, f"{count} more steps")
+
+
+@pytest.mark.usefixtures("ring")
+@pytest.mark.parametrize("place", ["backward", thorough("forward"), thorough("in-vote")])
+async def test_a_loss_builds_all_groups_anew(
+    place: str, tmp_path: Path, redis: EmbeddedRedis, golden: Golden
+) -> None:
+    faults = [f"{place}@1:8=kill", "building-2@*:*=pace"]
+    async with running(tmp_path, redis.url, faults=faults) as run:
+        plan = await run.done()
+
+        assert run.fired(place)
+        assert run.fired("building-2")
+        assert plan.kind is PlanKind.FAILOVER
+        run.let_go("building-2")
+        await run.ends_like(golden, lost=1)
+
+
+@pytest.mark.usefixtures("ring")
+async def test_a_move_waits_for_its_groups_and_training_does_not(
+    tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """The joiner's build takes long: no rank arms, and all train on."""
+    faults = [GATE, PACE, "building-2@s1:*=wait"]
+    async with running(tmp_path, redis.url, faults=faults, arguments=LONG) as run:
+        await drain_requested(run)
+        await run.reached("building-2")
+        view = await run.in_phase(Phase.READY)
+        await steps_after(run, 5)
+        plan = live_plan(await run.cluster.view())
+        run.let_go("building-2")
+        done = await run.done("drain")
+
+        assert not any(w.armed for w in workers(view))
+        assert plan is not None
+        assert plan.phase is Phase.READY
+        assert done.id == plan.id
+        await run.ends_like(long_golden)
+
+
+@pytest.mark.usefixtures("ring")
+async def test_a_rank_that_cannot_build_drops_the_move(
+    tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """It says why at once; training does not notice, and the move is tried again."""
+    faults = [GATE, PACE, "building-2@0:*=raise"]
+    async with running(tmp_path, redis.url, faults=faults, arguments=LONG) as run:
+        await drain_requested(run)
+        first, *_ = await run.plans(1)
+        done = await run.done("drain")
+
+        assert run.fired("building-2")
+        assert first.phase is Phase.ABORTED
+        assert "rank 0 cannot switch" in first.outcome
+        assert done.kind is PlanKind.PLANNED
+        await run.ends_like(long_golden)
+
+
+@pytest.mark.usefixtures("ring")
+@pytest.mark.thorough
+@pytest.mark.parametrize("who", ["s1", "0"])
+async def test_a_death_while_groups_are_built_beside_training(
+    who: str, tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """Of the joiner: the next standby. Of a rank that stays: a failover."""
+    faults = [GATE, PACE, f"building-2@{who}:*=kill"]
+    async with running(
+        tmp_path, redis.url, faults=faults, arguments=LONG, standby=("s1", "s2")
+    ) as run:
+        await drain_requested(run)
+        done = await run.done("drain" if who == "s1" else "trainer")
+
+        assert run.fired("building-2")
+        assert history(await run.cluster.view())[0].phase is Phase.ABORTED
+        assert done.kind is (PlanKind.PLANNED if who == "s1" else PlanKind.FAILOVER)
+        await run.ends_like(long_golden, lost=1)
+
+
+@pytest.mark.usefixtures("gloo")
+async def test_a_shadow_follows_ranks_whose_collectives_gloo_carries(
+    tmp_path: Path, redis: EmbeddedRedis
+) -> None:
+    """The outputs of an inner group are mirrored. Gloo sums in another order than tmd, so the
+    oracle is an undisturbed job on Gloo."""
+    with embedded.redis() as other:
+        folder = tmp_path / "undisturbed"
+        async with running(folder, other.url, standby=(), arguments=LONG) as run:
+            assert set((await run.cluster.finished(60)).values()) == {0}
+            golden = Golden(read_trace(run.cluster.trace), weights_of(run.cluster.trace))
+    faults = [GATE, PACE, "receiving@*:*=kill", "passing@*:*=pace"]
+    async with running(tmp_path, redis.url, faults=faults, arguments=LONG) as run:
+        await drain_requested(run)
+        plan = await run.done("drain")
+        run.let_go("passing")
+
+        assert run.fired("passing")
+        assert not run.fired("receiving"), "it got the state as a live shadow"
+        assert plan.kind is PlanKind.PLANNED
+        assert "live shadow" in plan.how
+        await run.ends_like(golden)

@@ -1,0 +1,62 @@
+"""Who carries collectives follows from the environment and the hardware."""
+
+import pytest
+
+from tmd.core.values.errors import ConfigError
+from tmd.fabric.generations.choice import Carrier, CudaFacts, choose
+
+GPUS = CudaFacts(devices=8, nccl=(2, 29, 7))
+NO_GPU = CudaFacts(devices=0, nccl=None)
+
+
+def test_nccl_carries_where_there_are_gpus() -> None:
+    choice = choose({}, GPUS)
+    assert choice.carrier is Carrier.NCCL
+    assert choice.reason == "8 GPUs and NCCL 2.29.7"
+
+
+def test_without_a_gpu_tmd_carries_everything() -> None:
+    assert choose({}, NO_GPU) == (Carrier.OWN, "torch finds no GPU")
+
+
+def test_staging_can_be_chosen() -> None:
+    assert choose({"TMD_CUDA": "staged"}, GPUS) == (Carrier.OWN, "TMD_CUDA=staged")
+
+
+@pytest.mark.parametrize(
+    ("version", "remedy"),
+    [
+        ((2, 26, 1), "NCCL 2.26.1 may hang when a peer is lost: install 2.26.2 or later"),
+        ((2, 28, 3), "NCCL 2.28.3 may crash when a peer is lost: install 2.28.9 or later"),
+        ((2, 28, 8), "NCCL 2.28.8 may crash when a peer is lost: install 2.28.9 or later"),
+    ],
+)
+def test_a_version_that_does_not_survive_a_loss_is_not_used(
+    version: tuple[int, ...], remedy: str
+) -> None:
+    """It is staged then, unless NCCL is asked for: that is an error."""
+    facts = GPUS._replace(nccl=version)
+    assert choose({}, facts) == (Carrier.OWN, remedy)
+    with pytest.raises(ConfigError, match="TMD_CUDA=nccl, but NCCL"):
+        choose({"TMD_CUDA": "nccl"}, facts)
+
+
+@pytest.mark.parametrize("version", [(2, 26, 2), (2, 28, 2), (2, 28, 9)])
+def test_other_versions_are_used(version: tuple[int, ...]) -> None:
+    assert choose({}, GPUS._replace(nccl=version)).carrier is Carrier.NCCL
+
+
+def test_a_build_without_nccl_is_named() -> None:
+    with pytest.raises(ConfigError, match="this build of torch has no NCCL"):
+        choose({"TMD_CUDA": "nccl"}, GPUS._replace(nccl=None))
+
+
+@pytest.mark.parametrize("name", ["TMD_CUDA", "TMD_CPU"])
+def test_an_unknown_value_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}=mpi: it must be one of"):
+        choose({name: "mpi"}, GPUS)
+
+
+@pytest.mark.parametrize("carrier", [Carrier.RING, Carrier.GLOO])
+def test_tests_choose_for_the_cpu(carrier: Carrier) -> None:
+    assert choose({"TMD_CPU": carrier}, NO_GPU) == (carrier, f"TMD_CPU={carrier}")

@@ -1,0 +1,109 @@
+"""The end of a peer is noticed although nobody reads its links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.fabric.circle import Circle, member
+from tests.fabric.test_abort import die
+from tests.trainer.wire import Facts
+from tmd.core.values.errors import LinkError
+from tmd.core.values.model import Membership
+from tmd.fabric.generations.generations import Generations
+from tmd.fabric.generations.ring import RingKind
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@contextmanager
+def watched(size: int) -> Iterator[Circle]:
+    """Ranks that have voted once, and then read nothing."""
+    made = Circle(size)
+    try:
+        for fabric in made.fabrics:
+            fabric.pass_to(Generations(RingKind(fabric)))
+        later = Membership(epoch=2, members=made.membership.members)
+        made.membership = later
+        made.each(lambda f: f.enter(later, made.fabrics.index(f)))
+        made.each(lambda f: f.reduce_min([1]))
+        yield made
+    finally:
+        made.close()
+
+
+def test_a_death_poisons_ranks_that_compute() -> None:
+    with watched(3) as c:
+        survivors = c.fabrics[:2]
+        die(c.fabrics[2])
+        Facts().until(lambda: all(f.poisoned for f in survivors))
+        assert [f.suspects for f in survivors] == [("w2",)] * 2
+
+
+def test_a_rank_that_ends_in_good_order_breaks_nothing() -> None:
+    """Others may still be behind. The next loss shows that its end was not taken for one."""
+    with watched(4) as c:
+        done, watches, _, dead = c.fabrics
+        done.close()
+        die(dead)
+        Facts().until(lambda: watches.poisoned)
+        assert watches.suspects == ("w3",)
+
+
+def test_a_vote_that_was_sent_before_the_end_is_read() -> None:
+    with watched(2) as c:
+        first, second = c.fabrics
+        voted = c.each(lambda f: f.reduce_min([2]) and (f is not first or f.close()))
+        assert voted == [None, True]
+        with pytest.raises(LinkError, match="w0"):
+            second.reduce_min([3])
+        assert second.suspects == ("w0",)
+
+
+def test_a_rank_that_gives_its_place_away_breaks_nothing() -> None:
+    """It switches before the others do."""
+    with watched(4) as c:
+        leaver, watches, _, dead = c.fabrics
+        leaver.switch(c.membership, None)
+        die(dead)
+        Facts().until(lambda: watches.poisoned)
+        assert watches.suspects == ("w3",)
+
+
+def test_a_rank_whose_peers_switch_first_breaks_nothing() -> None:
+    """It gives its place away, and is still in the last step of its epoch."""
+    with watched(4) as c:
+        stayer, _, leaver, dead = c.fabrics
+        joiner = c.standby("joiner", rank=2)
+        later = c.membership.replaced({2: member(joiner)}, 3)
+        stayer.generations.prepare([], later)
+        stayer.switch(later, 0)
+        die(dead)
+        Facts().until(lambda: leaver.poisoned)
+        assert leaver.suspects == ("w3",)
+
+
+def test_a_link_of_an_epoch_that_is_over_says_nothing() -> None:
+    with watched(3) as c:
+        survivors, dead = c.fabrics[:2], c.fabrics[2]
+        later = Membership(epoch=3, members=c.membership.members[:2])
+        c.each(lambda f: f.enter(later, c.fabrics.index(f)), survivors)
+        c.each(lambda f: f.reduce_min([1]), survivors)
+        die(dead)
+        die(survivors[1])
+        Facts().until(lambda: survivors[0].poisoned)
+        assert survivors[0].suspects == ("w1",)
+
+
+def test_without_inner_groups_nothing_is_watched() -> None:
+    """An operation that runs notices the end itself."""
+    c = Circle(2)
+    try:
+        c.each(lambda f: f.reduce_min([1]))
+        die(c.fabrics[1])
+        with pytest.raises(LinkError):
+            c.fabrics[0].reduce_min([1])
+    finally:
+        c.close()

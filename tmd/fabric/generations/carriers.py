@@ -1,0 +1,75 @@
+"""Makes what :mod:`tmd.fabric.generations.choice` has chosen."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+
+from tmd.fabric.fabric import Fabric
+from tmd.fabric.generations.choice import Carrier, Choice, CudaFacts, choose
+from tmd.fabric.generations.generations import ABORT_S, Generations
+from tmd.fabric.generations.gloo import GlooKind
+from tmd.fabric.generations.inner import InnerKind
+from tmd.fabric.generations.ring import RingKind
+
+HUNG_CODE = 70
+"""Exit code of a worker whose collectives cannot be ended (``EX_SOFTWARE``)."""
+
+log = logging.getLogger("tmd.trainer")
+
+
+def cuda_facts() -> CudaFacts:
+    """What torch finds here. It does not initialise CUDA."""
+    devices = torch.cuda.device_count()
+    has_nccl = devices > 0 and dist.is_nccl_available()
+    return CudaFacts(devices, _nccl_version() if has_nccl else None)
+
+
+def _nccl_version() -> tuple[int, ...]:
+    return tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+
+
+def carry(fabric: Fabric, environment: Mapping[str, str] = os.environ) -> Choice:
+    """Let the chosen inner groups carry the collectives of ``fabric``, before it has groups.
+
+    Raises:
+        ConfigError: see :func:`choose`.
+    """
+    choice = choose(environment, cuda_facts())
+    kind = _kind(choice.carrier, fabric)
+    if kind is not None:
+        fabric.pass_to(Generations(kind, on_hung=_end_process))
+        log.info("collectives are carried by %s: %s", choice.carrier, choice.reason)
+    return choice
+
+
+def _kind(carrier: Carrier, fabric: Fabric) -> InnerKind | None:
+    match carrier:
+        case Carrier.NCCL:
+            from tmd.fabric.generations.nccl import NcclKind, apply_settings
+
+            apply_settings()
+            return NcclKind(fabric)
+        case Carrier.RING:
+            return RingKind(fabric)
+        case Carrier.GLOO:
+            return GlooKind(fabric)
+        case Carrier.OWN:
+            return None
+
+
+def _end_process(hung: tuple[str, ...]) -> None:
+    """One loss more is better than a job that waits for this worker."""
+    log.critical(
+        "the groups %s could not be ended within %.0f s: this worker ends, and a standby takes "
+        "its rank",
+        ", ".join(hung),
+        ABORT_S,
+    )
+    sys.stderr.flush()
+    os._exit(HUNG_CODE)

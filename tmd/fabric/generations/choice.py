@@ -1,0 +1,85 @@
+"""Who carries the collectives of this process: decided from the environment and the hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import NamedTuple
+
+from tmd.core.values.errors import ConfigError
+
+CUDA, CPU = "TMD_CUDA", "TMD_CPU"
+"""Variables: ``auto``, ``nccl`` or ``staged`` for tensors of a GPU; ``own``, and for tests ``ring``
+or ``gloo``, for those of the CPU."""
+OLDEST = (2, 26, 2)
+"""Older versions may hang in an abort (nccl issue 1013, pytorch issue 119797)."""
+CRASHING = ((2, 28, 3), (2, 28, 8))
+"""First and last version that may crash in an abort."""
+
+
+class Carrier(StrEnum):
+    OWN = "own"
+    """tmd's own algorithms; tensors of a GPU are staged through host memory."""
+    NCCL = "nccl"
+    RING = "ring"
+    """tmd's own algorithms, behind generations."""
+    GLOO = "gloo"
+
+
+class Choice(NamedTuple):
+    carrier: Carrier
+    reason: str
+
+
+class CudaFacts(NamedTuple):
+    """What torch finds on this machine."""
+
+    devices: int
+    nccl: tuple[int, ...] | None
+    """Version of NCCL; ``None`` if torch was built without."""
+
+
+def choose(environment: Mapping[str, str], facts: CudaFacts) -> Choice:
+    """The carrier of the collectives of this process, and why.
+
+    Raises:
+        ConfigError: a variable has another value, or asks for what this machine lacks.
+    """
+    cuda = _value(environment, CUDA, "auto", ("auto", "nccl", "staged"))
+    cpu = _value(environment, CPU, "own", ("own", "ring", "gloo"))
+    if cpu != "own":
+        return Choice(Carrier(cpu), f"{CPU}={cpu}")
+    if cuda == "staged":
+        return Choice(Carrier.OWN, f"{CUDA}=staged")
+    refusal = _refusal(facts)
+    if refusal and cuda == "nccl":
+        raise ConfigError(f"{CUDA}=nccl, but {refusal}")
+    if refusal:
+        return Choice(Carrier.OWN, refusal)
+    return Choice(Carrier.NCCL, f"{facts.devices} GPUs and NCCL {_shown(facts.nccl or ())}")
+
+
+def _refusal(facts: CudaFacts) -> str:
+    """Why NCCL cannot be used; empty if it can."""
+    if facts.devices == 0:
+        return "torch finds no GPU"
+    if facts.nccl is None:
+        return "this build of torch has no NCCL: install one with CUDA"
+    shown = f"NCCL {_shown(facts.nccl)}"
+    if facts.nccl < OLDEST:
+        return f"{shown} may hang when a peer is lost: install {_shown(OLDEST)} or later"
+    if CRASHING[0] <= facts.nccl <= CRASHING[1]:
+        after = (*CRASHING[1][:2], CRASHING[1][2] + 1)
+        return f"{shown} may crash when a peer is lost: install {_shown(after)} or later"
+    return ""
+
+
+def _value(environment: Mapping[str, str], name: str, default: str, known: tuple[str, ...]) -> str:
+    value = environment.get(name, "") or default
+    if value not in known:
+        raise ConfigError(f"{name}={value}: it must be one of {', '.join(known)}")
+    return value
+
+
+def _shown(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

@@ -1,0 +1,275 @@
+"""Where the members of an inner group meet: a store of torch over links, for one build.
+
+The group's first rank keeps the values and serves the others. No other process is needed, and the
+loss of this one ends only the build. A build begins once all members have come: then none waits for
+long inside a call that cannot be cancelled.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+from msgspec import msgpack
+from xxhash import xxh64_hexdigest
+
+from tmd.core.values.errors import LinkError
+from tmd.core.values.model import Member, Membership
+from tmd.fabric.fabric import Fabric
+from tmd.fabric.generations.generation import members_of
+from tmd.fabric.generations.inner import Wanted
+from tmd.fabric.grouping import GroupView
+from tmd.fabric.link import Link
+from tmd.torch_private.c10d import Store
+
+LIMIT = 1 << 20
+"""Largest request or reply in bytes."""
+DIAL_S = 2.0
+AGAIN_S = 0.05
+"""Pause after a member that keeps the values was not ready for a call."""
+LOOK_S = 0.1
+"""How often a waiting thread looks whether the build is still wanted."""
+TIMEOUT = timedelta(minutes=5)
+HERE = "here/"
+"""Prefix of the keys by which members say that they have come."""
+
+Ask = Callable[[str, Sequence[Any]], Any]
+
+
+class Board:
+    """Values by key. Thread-safe."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+
+    def answer(self, request: str, arguments: Sequence[Any]) -> Any:
+        """Carry out the request of a member.
+
+        Raises:
+            LookupError: a key is missing after the time-out of the request.
+            LinkError: the build is not wanted any more.
+        """
+        match request, arguments:
+            case "set", (str(key), bytes(value)):
+                return self._put(key, value)
+            case "add", (str(key), int(amount)):
+                with self._changed:
+                    total = int(self._values.get(key, b"0")) + amount
+                    self._put(key, str(total).encode())
+                return total
+            case "swap", (str(key), bytes(expected), bytes(desired)):
+                with self._changed:
+                    present = self._values.get(key)
+                    if present == expected or (present is None and not expected):
+                        self._put(key, desired)
+                    return self._values.get(key, expected)
+            case "wait", (list(keys) | tuple(keys), float(seconds)):
+                return self._await(keys, seconds)
+            case "check", (list(keys) | tuple(keys),):
+                return all(key in self._values for key in keys)
+            case "delete", (str(key),):
+                with self._changed:
+                    return self._values.pop(key, None) is not None
+            case "count", ():
+                return len(self._values)
+        raise LinkError(f"the store has no request {request!r} with {len(arguments)} arguments")
+
+    def _put(self, key: str, value: bytes) -> None:
+        with self._changed:
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def _await(self, keys: Sequence[str], seconds: float) -> list[bytes]:
+        deadline = time.monotonic() + seconds
+        with self._changed:
+            while not all(key in self._values for key in keys):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    missing = [key for key in keys if key not in self._values]
+                    raise LookupError(f"no {missing[0]} in the store after {seconds} s")
+                if not self._wanted():
+                    raise LinkError("the build was dropped")
+                self._changed.wait(min(left, LOOK_S))
+            return [self._values[key] for key in keys]
+
+    def serve(self, link: Link) -> None:
+        """Answer one member until it hangs up."""
+        with suppress(LinkError):
+            while True:
+                request, *arguments = msgpack.decode(link.recv_frame(LIMIT))
+                try:
+                    reply: tuple[bool, Any] = (True, self.answer(request, arguments))
+                except LookupError as error:
+                    reply = (False, str(error.args[0]))
+                link.send_frame(msgpack.encode(reply))
+        link.close()
+
+
+class LinkStore(Store):
+    """One member's view of the values, in torch's interface.
+
+    ``ask`` carries out a request. Once the store is closed it is empty and keeps nothing: a backend
+    may ask again when it ends.
+    """
+
+    def __init__(self, ask: Ask) -> None:
+        super().__init__()
+        self._ask = ask
+        self._patience = TIMEOUT
+        self._closed = False
+
+    def set(self, key: str, value: bytes | str) -> None:
+        if not self._closed:
+            self._ask("set", (key, value.encode() if isinstance(value, str) else value))
+
+    def get(self, key: str) -> bytes:
+        """Wait for a value. Raises RuntimeError after the time-out."""
+        return self._wait([key], self._patience)[0]
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Wait until all keys exist. Raises RuntimeError after the time-out."""
+        self._wait(keys, timeout or self._patience)
+
+    def _wait(self, keys: list[str], timeout: timedelta) -> list[bytes]:
+        if self._closed:
+            raise RuntimeError(f"the store that had {keys[0]} is closed")
+        try:
+            found: list[bytes] = self._ask("wait", (keys, timeout.total_seconds()))
+        except LookupError as error:
+            raise RuntimeError(error.args[0]) from None
+        return found
+
+    def add(self, key: str, amount: int) -> int:
+        return 0 if self._closed else int(self._ask("add", (key, amount)))
+
+    def compare_set(self, key: str, expected: bytes | str, desired: bytes | str) -> bytes:
+        pair = [v.encode() if isinstance(v, str) else v for v in (expected, desired)]
+        return pair[0] if self._closed else bytes(self._ask("swap", (key, *pair)))
+
+    def check(self, keys: list[str]) -> bool:
+        return not self._closed and bool(self._ask("check", (keys,)))
+
+    def delete_key(self, key: str) -> bool:
+        return not self._closed and bool(self._ask("delete", (key,)))
+
+    def num_keys(self) -> int:
+        return 0 if self._closed else int(self._ask("count", ()))
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._patience = timeout
+
+    def close(self) -> None:
+        self._closed = True
+
+
+@contextmanager
+def meeting(
+    fabric: Fabric, view: GroupView, membership: Membership, wanted: Wanted
+) -> Iterator[LinkStore]:
+    """The store of one build, once all members of the group are here.
+
+    Raises:
+        LinkError: the build is no longer ``wanted``, or the first rank is gone.
+    """
+    members = members_of(view, membership)
+    # An epoch may be prepared again with another joiner.
+    place = xxh64_hexdigest("/".join(members).encode())
+    purpose = f"generation/{membership.epoch}/{view.name}/{place}"
+    if fabric.worker == members[0]:
+        keeping = _kept(fabric, purpose, wanted)
+    else:
+        keeping = _called(fabric, membership, members[0], purpose, wanted)
+    with keeping as ask:
+        store = LinkStore(ask)
+        try:
+            _await_all(ask, [f"{HERE}{worker}" for worker in members], wanted)
+            yield store
+        finally:
+            store.close()
+
+
+def _await_all(ask: Ask, keys: Sequence[str], wanted: Wanted) -> None:
+    while wanted():
+        with suppress(LookupError):
+            ask("wait", (keys, 10 * LOOK_S))
+            return
+    raise LinkError("the build was dropped")
+
+
+@contextmanager
+def _kept(fabric: Fabric, purpose: str, wanted: Wanted) -> Iterator[Ask]:
+    """Keep the values here, and serve the other members until each has hung up."""
+    board, over = Board(wanted), threading.Event()
+    board.answer("set", (f"{HERE}{fabric.worker}", b""))
+
+    def admit() -> None:
+        with suppress(LinkError):
+            while True:
+                link = fabric.accept(purpose, cancel=lambda: over.is_set() or not wanted())
+                threading.Thread(
+                    target=board.serve, args=(link,), name="tmd-store-link", daemon=True
+                ).start()
+
+    threading.Thread(target=admit, name="tmd-store", daemon=True).start()
+    try:
+        yield board.answer
+    finally:
+        over.set()  # all members have called by now, or the build has failed
+
+
+@contextmanager
+def _called(
+    fabric: Fabric, membership: Membership, keeper: str, purpose: str, wanted: Wanted
+) -> Iterator[Ask]:
+    """Ask the worker that keeps the values."""
+    member = next(m for m in membership.members if m.worker == keeper)
+    link = _dialled(fabric, member, purpose, wanted)
+    asking = threading.Lock()
+
+    def ask(request: str, arguments: Sequence[Any]) -> Any:
+        with asking:
+            good, answer = _asked(link, (request, *arguments), wanted)
+        if not good:
+            raise LookupError(answer)
+        return answer
+
+    try:
+        yield ask
+    finally:
+        link.close()
+
+
+def _dialled(fabric: Fabric, keeper: Member, purpose: str, wanted: Wanted) -> Link:
+    """A link on which the keeper has answered. It may not listen yet, but then it is about to."""
+    pause = threading.Event()
+    while wanted():
+        link: Link | None = None
+        try:
+            link = fabric.connect(keeper, purpose, timeout=DIAL_S)
+            _asked(link, ("set", f"{HERE}{fabric.worker}", b""), wanted)
+            return link
+        except LinkError:
+            if link is not None:
+                link.close()
+            pause.wait(AGAIN_S)
+    raise LinkError("the build was dropped")
+
+
+def _asked(link: Link, request: Sequence[Any], wanted: Wanted) -> tuple[bool, Any]:
+    """Send a request, and wait for the reply, which a keeper may give much later."""
+    link.send_frame(msgpack.encode(request))
+    poll = select.poll()
+    with link.in_use() as sock:
+        poll.register(sock, select.POLLIN)
+        while not poll.poll(LOOK_S * 1000):
+            if not wanted():
+                raise LinkError("the build was dropped")
+    good, answer = msgpack.decode(link.recv_frame(LIMIT))
+    return good, answer

@@ -1,0 +1,91 @@
+"""NCCL as an inner group.
+
+Not yet run on a GPU. The settings below avoid what is known to hang or to end a process when a peer
+is lost; each names its source.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tmd.core.values.model import Membership
+from tmd.fabric.fabric import Fabric
+from tmd.fabric.generations.generation import members_of
+from tmd.fabric.generations.inner import Wanted
+from tmd.fabric.generations.link_store import meeting
+from tmd.fabric.grouping import GroupView
+
+TIMEOUT = timedelta(hours=1)
+"""The watch of the links notices a loss; torch's own time-out would end the process."""
+SETTINGS = {
+    # torch's watchdog ends the process on an error or a time-out (pytorch issues 126544, 155916).
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+    # It sleeps four times as long with the lock of its list of works held.
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1",
+    # Rings connect while a communicator is built, and not in the first collective.
+    "NCCL_RUNTIME_CONNECT": "0",
+    # In-switch reductions order their sums by topology, and their aborts hang (nccl issue 1777).
+    "NCCL_NVLS_ENABLE": "0",
+}
+
+
+def apply_settings() -> None:
+    """Set what is not set, before the first group of NCCL is built."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+
+
+class NcclInner:
+    """A group of NCCL."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self._aborted = False
+
+    @property
+    def backend(self) -> Any:
+        return self._backend
+
+    def abort(self) -> None:
+        self._aborted = True
+        self._backend.abort()
+
+    def close(self) -> None:
+        backend, self._backend = self._backend, None
+        if not self._aborted:
+            backend.shutdown()
+
+
+class NcclKind:
+    """Builds the groups of the worker of ``fabric``, for tensors of its GPU."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
+        self._device: torch.device | None = None
+
+    def takes(self, tensor: Tensor) -> bool:
+        if tensor.is_cuda:
+            # Threads that build have no device of their own.
+            self._device = tensor.device
+        return tensor.is_cuda
+
+    def build(self, view: GroupView, membership: Membership, wanted: Wanted) -> NcclInner:
+        members = members_of(view, membership)
+        rank = members.index(self._fabric.worker)
+        device = self._device or torch.device("cuda", torch.cuda.current_device())
+        torch.cuda.set_device(device)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = TIMEOUT
+        with meeting(self._fabric, view, membership, wanted) as store:
+            backend = dist.ProcessGroupNCCL(store, rank, len(members), options)
+            backend.eager_connect_single_device(device)
+        return NcclInner(backend)

@@ -1,0 +1,91 @@
+"""The generations of a coming epoch, while they are built."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from tmd.fabric.generations.generation import Generation
+from tmd.fabric.generations.inner import InnerKind
+from tmd.fabric.generations.states import GenerationState
+
+
+class Preparation:
+    """Owns the thread that builds ``generations``, one after another.
+
+    Args:
+        kind: builds the inner groups.
+        former: a dropped preparation whose build must end first.
+        patience_s: how long to wait for it.
+        done: called in the thread with the reason why not all could be built, or with an empty
+            one; not called if the preparation was given up.
+    """
+
+    def __init__(
+        self,
+        epoch: int,
+        generations: Sequence[Generation],
+        kind: InnerKind | None,
+        former: Preparation | None,
+        patience_s: float,
+        done: Callable[[str], None],
+    ) -> None:
+        self.epoch = epoch
+        self.by_name = {generation.name: generation for generation in generations}
+        self.over = threading.Event()
+        """Set once all are built, one has failed, or this preparation was dropped."""
+        self.hung = False
+        """Whether its thread was waited for in vain."""
+        self._kind, self._former, self._patience_s = kind, former, patience_s
+        self._done = done
+        self._given_up = ""
+        self._thread = threading.Thread(target=self._run, name="tmd-generations", daemon=True)
+
+    def start(self) -> None:
+        """Begin to build. Raises RuntimeError if there is no thread."""
+        if self.by_name:
+            self._thread.start()
+        else:
+            self._run()
+
+    def give_up(self, why: str) -> None:
+        """Nothing of it will be used. A build that runs is left to itself."""
+        self._given_up = why
+        self.over.set()
+        for generation in self.by_name.values():
+            generation.drop()
+
+    def _run(self) -> None:
+        if self._former is not None:
+            self._former.await_end(self._patience_s)
+            self._former = None
+        for generation in self.by_name.values():
+            if self.over.is_set():
+                generation.fail("an earlier group failed, or the preparation was dropped")
+            elif self._kind is not None:
+                generation.build(self._kind)
+            if generation.failure:
+                self.over.set()
+        self.over.set()
+        if not self._given_up:
+            self._done(self.failure)
+
+    def await_end(self, seconds: float) -> None:
+        """Wait for its thread, which may be inside a build."""
+        self._thread.join(seconds)
+        self.hung = self._thread.is_alive()
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def failure(self) -> str:
+        """Why it can never be switched to; empty if it can, or may later."""
+        return next((g.failure for g in self.by_name.values() if g.failure), "")
+
+    @property
+    def ready(self) -> bool:
+        """Whether all are built, and none was used or given up."""
+        states = {each.state for each in self.by_name.values()}
+        return self.over.is_set() and not self._given_up and states <= {GenerationState.READY}
