@@ -84,7 +84,7 @@ def main() -> None:
         data, batch_size=args.batch, sampler=sampler, num_workers=args.loader_workers
     )
 
-    gpt = GPT(args.width, args.depth, args.heads, args.context)
+    gpt = GPT(args.width, args.depth, args.heads, args.context).to(args.device)
     model = DistributedDataParallel(gpt, gradient_as_bucket_view=True)
     run = torch.compile(model) if args.compile else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
@@ -94,8 +94,8 @@ def main() -> None:
     for tokens, targets in session.batches(loader):  # tmd
         with session.step() as step:  # tmd
             optimizer.zero_grad()
-            logits = run(tokens)
-            loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+            logits = run(tokens.to(args.device))
+            loss = functional.cross_entropy(logits.flatten(0, 1), targets.to(args.device).flatten())
             loss.backward()
             optimizer.step()
             scheduler.step()
@@ -113,6 +113,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--lr", type=float, default=3e-4)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu", help="such as cuda:0; of this worker's host")
     parser.add_argument("--compile", action="store_true", help="compile the model")
     parser.add_argument("--loader-workers", type=int, default=0, help="processes that load data")
     return parser.parse_args()
