@@ -4,6 +4,8 @@ PYTHON ?= python3
 BIN = $(VENV)/bin
 # Where pip may find a CPU build of torch, if its usual index has none: an index URL.
 TORCH_INDEX ?=
+# The CPU build is the same library without gigabytes of CUDA packages. Empty: the usual one.
+TORCH_BUILD ?= +cpu
 # Any other version than the pinned one is for 'make compat'.
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 COMPAT ?= 2.11.0 2.15.0
@@ -12,15 +14,14 @@ TITAN ?= .venv-torchtitan
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 INSTALL = $(PIP) install --quiet --constraint $(VENV)/constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: install frameworks torchtitan demo example test thorough compat lint docs proof fuzz audit bench bench-peers clean
+.PHONY: install frameworks torchtitan demo example test thorough gpu-test compat lint docs proof fuzz audit bench bench-peers clean
 
 install: $(VENV)/.installed
 
-# The CPU build first: it is the same library without gigabytes of CUDA packages.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt >$(VENV)/constraints.txt
-	$(INSTALL) "torch==$(TORCH)+cpu" 2>/dev/null || $(INSTALL) torch
+	$(INSTALL) "torch==$(TORCH)$(TORCH_BUILD)" 2>/dev/null || $(INSTALL) torch
 	$(INSTALL) --editable ".[trainer,embedded,test,lint]"
 	@touch $@
 
@@ -63,6 +64,11 @@ test: install
 # Variants of fault tests for which 'make test' has no time.
 thorough: install
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m thorough $(ARGS)
+
+# Needs a GPU: the tests of NCCL and of copies of a device's tensors.
+gpu-test:
+	$(MAKE) install VENV=$(VENV)-gpu TORCH_BUILD=
+	$(VENV)-gpu/bin/python -m pytest -m gpu tests $(ARGS)
 
 # The tests on the lowest torch that pyproject.toml allows and on the newest one, each in an
 # environment of its own: .venv-torch-VERSION.
@@ -118,4 +124,4 @@ bench-peers: install
 	$(BIN)/python -m bench.peers
 
 clean:
-	rm -rf $(VENV) $(VENV)-audit $(VENV)-torch-* $(TITAN) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-audit $(VENV)-torch-* $(VENV)-gpu $(TITAN) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

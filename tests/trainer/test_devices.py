@@ -25,6 +25,7 @@ def test_a_worker_without_a_gpu_names_none() -> None:
     assert devices_of([nn.Linear(2, 2), nn.ReLU()]) == ()
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_nvml_knows_the_gpu_by_that_name() -> None:
     (name,) = devices_of([nn.Linear(2, 2, device="cuda")])
