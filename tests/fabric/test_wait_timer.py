@@ -74,6 +74,8 @@ def test_waiting_for_the_own_device_counts_as_work():
 class Event:
     """What a slow device has to do first."""
 
+    done = False
+
     def __bool__(self):
         return True
 

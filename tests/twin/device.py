@@ -153,6 +153,8 @@ class Twin(device.Cuda):
 class TwinQueued:
     """An event of the twin's stream."""
 
+    done = True
+
     def __init__(self, twin: Twin, moment: Moment) -> None:
         self._twin, self._moment = twin, moment
 

@@ -22,6 +22,11 @@ class Queued(Protocol):
 
     def __bool__(self) -> bool: ...
 
+    @property
+    def done(self) -> bool:
+        """Whether the devices have done it; does not block."""
+        ...
+
     def wait(self) -> None:
         """Block until it is done."""
         ...
@@ -65,6 +70,8 @@ class Device(Protocol):
 
 
 class _Nothing:
+    done = True
+
     def __bool__(self) -> bool:
         return False
 
@@ -88,6 +95,10 @@ class _CudaQueued:
 
     def __bool__(self) -> bool:
         return True
+
+    @property
+    def done(self) -> bool:
+        return all(e.query() for e in self._events.values())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
         for event in self._events.values():

@@ -87,7 +87,7 @@ class Fabric:
     @property
     def waiting(self) -> bool:
         """Whether a thread waits for other workers, and not for this worker's own device."""
-        busy = self._groups.busy or self._control.busy
+        busy = self._groups.waiting or self._control.busy
         return (busy or self.blocked.level > 0) and self.blocked.own == 0
 
     @property
@@ -269,8 +269,7 @@ class Fabric:
 
     def settle(self) -> None:
         """Wait for what inner groups run. Only then does :attr:`poisoned` show an abort."""
-        with self.blocked:
-            self._groups.settle()
+        self._groups.settle()
 
     def drain(self) -> None:
         """Wait for all operations called so far. Raises LinkError if one never ends."""

@@ -74,6 +74,8 @@ class Participant(Protocol):
     @property
     def busy(self) -> bool: ...
     @property
+    def waits(self) -> bool: ...
+    @property
     def awaits(self) -> bool: ...
     def assume(self, view: GroupView) -> None: ...
     def settle(self) -> None: ...
@@ -98,9 +100,9 @@ class Groups:
         return iter(list(self._groups))
 
     @property
-    def busy(self) -> bool:
-        """Whether an operation runs or is queued."""
-        return any(group.busy for group in self)
+    def waiting(self) -> bool:
+        """Whether an operation waits for other ranks, as far as known."""
+        return any(group.waits for group in self)
 
     @property
     def quiet(self) -> bool:

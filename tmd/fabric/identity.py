@@ -139,6 +139,11 @@ class Identity(dist.ProcessGroup):
         return self._runner.lane.busy
 
     @property
+    def waits(self) -> bool:
+        """Whether an operation may wait for other ranks."""
+        return self.busy
+
+    @property
     def awaits(self) -> bool:
         """Whether a posted receive is not complete."""
         return self._awaited.level > 0

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tmd.fabric import device
 from tmd.fabric.collectives.on_tensors import Body
+from tmd.fabric.device import Queued
 from tmd.fabric.frame import FrameKind
 from tmd.fabric.generations.inner import Inner
 from tmd.fabric.group import Group
@@ -57,6 +58,20 @@ class Call(NamedTuple):
     named: dict[str, Any]
 
 
+class Running(NamedTuple):
+    """An operation of an inner group that may not have ended."""
+
+    work: Any
+    queued: Queued
+    """What the script had queued on its device before."""
+    tensor: Tensor
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for other ranks: this rank's own device has come to it."""
+        return self.queued.done and not self.work.is_completed()
+
+
 class _Mirrored(threading.local):
     """The call of this thread whose tensors are to be mirrored."""
 
@@ -74,8 +89,8 @@ class PassingGroup(Group):
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        self._running: deque[tuple[Any, Tensor]] = deque()
-        """Operations of inner groups that may not have ended, with one of their tensors."""
+        self._running: deque[Running] = deque()
+        self._listing = threading.Lock()
         super().__init__(*args, **options)
 
     # --- calls ---------------------------------------------------------------------------------
@@ -98,14 +113,18 @@ class PassingGroup(Group):
         return inner
 
     def _pass(self, call: Call) -> Any:
+        tensors = list(_tensors(call.args))
+        queued = device.current().queued(tensors)
+        self._fabric.blocked.called()
         work = self._carried(call)
         if work is None:
             work = Work(list(_tensors(call.args[:1])), self._fabric.blocked)
             work.finish()
         else:
-            while self._running and self._running[0][0].is_completed():
-                self._running.popleft()
-            self._running.append((work, next(_tensors(call.args))))
+            with self._listing:
+                while self._running and self._running[0].work.is_completed():
+                    self._running.popleft()
+                self._running.append(Running(work, queued, tensors[0]))
         self._fabric.calls.ran += 1
         return work
 
@@ -169,20 +188,33 @@ class PassingGroup(Group):
 
     @property
     def busy(self) -> bool:
-        return super().busy or any(not work.is_completed() for work, _ in list(self._running))
+        return super().busy or any(not each.work.is_completed() for each in list(self._running))
+
+    @property
+    def waits(self) -> bool:
+        return super().busy or any(each.waits for each in list(self._running))
 
     def settle(self) -> None:
         """Wait for what inner groups run. If a member is lost, its abort ends them."""
-        last: Tensor | None = None
-        while self._running:
-            work, last = self._running.popleft()
-            try:
-                work.wait()
-            except Exception as error:
-                self._fabric.poison(f"group {self.view.name}: {error!r}")
-        if last is not None:
+        with self._listing:
+            running, self._running = self._running, deque()
+        if not running:
+            return
+        blocked, latest = self._fabric.blocked, running[-1]
+        if latest.queued:
+            with blocked.computing():
+                latest.queued.wait()
+        with blocked:
+            for each in running:
+                self._await(each.work)
             # A device only notes that it has to wait.
-            device.current().queued([last]).wait()
+            device.current().queued([latest.tensor]).wait()
+
+    def _await(self, work: Any) -> None:
+        try:
+            work.wait()
+        except Exception as error:
+            self._fabric.poison(f"group {self.view.name}: {error!r}")
 
     def drain(self, timeout: float) -> bool:
         self.settle()
