@@ -8,19 +8,17 @@ Whatever else a script trains with is refused with the reason, before its first 
 from __future__ import annotations
 
 import functools
-import importlib
 import logging
 import runpy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch.distributed as dist
+import wrapt
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 TRAINERS = "the Trainer of transformers, Lightning or torchtitan"
@@ -47,38 +45,6 @@ class Attachment:
 
 
 attachment = Attachment()
-
-
-class OnImport(MetaPathFinder):
-    """Calls a function with each of some modules, once it has been imported."""
-
-    def __init__(self, actions: dict[str, Callable[[ModuleType], None]]) -> None:
-        self._actions = actions
-        self._searching = False
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if self._searching or name not in self._actions:
-            return None
-        self._searching = True  # the other finders are asked
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._searching = False
-        if spec is not None and spec.loader is not None:
-            self._after(spec.loader, name)
-        return spec
-
-    def _after(self, loader: Loader, name: str) -> None:
-        execute = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            if action := self._actions.pop(name, None):
-                action(module)
-
-        loader.exec_module = exec_module  # type: ignore[method-assign]
 
 
 def _before(owner: type, name: str, check: Callable[..., object]) -> None:
@@ -204,9 +170,8 @@ def main() -> None:
     sys.argv = sys.argv[1:]
     if not sys.argv:
         raise SystemExit("python -m tmd.integrations.auto: name a script and its arguments")
-    for name in ADAPTERS.keys() & sys.modules.keys():
-        ADAPTERS[name](sys.modules[name])
-    sys.meta_path.insert(0, OnImport(dict(ADAPTERS)))
+    for name, attach in ADAPTERS.items():
+        wrapt.register_post_import_hook(attach, name)
     _guard()
     if sys.argv[0] == "-m":
         sys.argv = sys.argv[1:]
