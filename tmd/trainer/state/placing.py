@@ -41,8 +41,7 @@ def placed(loader: Loader, place: DataPlace) -> Iterable[Any]:
             "session.checkpoint(), or pass a function that builds the loader and loads the state: "
             "session.batches(lambda place: make_loader(place.part, place.parts, state))"
         )
-    if isinstance(loader, DataLoader):
-        _seed_by_part(loader, place.part)
+    _seed_by_part(getattr(loader, "base_dataloader", loader), place.part)
     for each in pieces(loader):
         if isinstance(each, DistributedSampler):
             _check(each, each.num_replicas, place)
@@ -82,8 +81,10 @@ def pieces(loader: object) -> Iterator[Any]:
         batch_sampler = getattr(batch_sampler, "batch_sampler", None)
 
 
-def _seed_by_part(loader: DataLoader[Any], part: int) -> None:
+def _seed_by_part(loader: object, part: int) -> None:
     """Lightning and transformers seed loader processes by the rank at the time of building."""
+    if not isinstance(loader, DataLoader):
+        return
     init = loader.worker_init_fn
     if isinstance(init, partial) and isinstance(init.keywords.get("rank"), int):
         loader.worker_init_fn = partial(init, rank=part)
