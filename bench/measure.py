@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.table import Table
 
+from tmd import embedded
+
 RESULTS = Path("bench/results")
 WIDTH = 110
 T = TypeVar("T")
@@ -66,6 +68,7 @@ def machine() -> dict[str, object]:
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
         "load_before": os.getloadavg()[0],
+        "redis": embedded.find_binary() or "fakeredis, in the process of the benchmark",
         "kernel": platform.release(),
         "python": platform.python_version(),
         "torch": metadata.version("torch"),

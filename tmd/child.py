@@ -78,11 +78,6 @@ class Child:
         assert self._process.stdin is not None
         os.write(self._process.stdin.fileno(), said)
 
-    def hang_up(self) -> None:
-        """Close its stdin."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-
     async def read(self) -> bytes:
         """Bytes from its stdout; empty once all writers have closed it."""
         assert self._process.stdout is not None

@@ -35,11 +35,15 @@ def attached(script: Sequence[str]) -> tuple[str, ...]:
     """``script`` as :mod:`tmd.integrations.auto` runs it.
 
     Raises:
-        ConfigError: it is no Python file, or it is not there.
+        ConfigError: it is neither a Python file nor ``-m MODULE``, or it is not there.
     """
-    if not script[0].endswith(".py"):
-        raise ConfigError(f"--auto runs a Python file, and {script[0]} is none: name train.py, say")
-    if why := _unreadable(Path(script[0])):
+    if script[0] == "-m":
+        why = _missing_module(script[1] if len(script) > 1 else "")
+    elif script[0].endswith(".py"):
+        why = _unreadable(Path(script[0]))
+    else:
+        why = f"{script[0]} is neither a Python file nor -m MODULE: name train.py, say"
+    if why:
         raise ConfigError(f"--auto: {why}")
     return ("-m", "tmd.integrations.auto", *script)
 

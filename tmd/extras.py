@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 from tmd.core.values.errors import ConfigError
 
-TRAINER = ("torch", "numpy", "xxhash")
+TRAINER = ("torch", "numpy", "wrapt", "xxhash")
 """Packages of the ``trainer`` extra."""
 
 

@@ -344,7 +344,7 @@ def launch(
     trace: Annotated[Path | None, typer.Option(help="Folder for one line per step.")] = None,
     log_dir: Annotated[Path | None, typer.Option(help="Folder for the workers' output.")] = None,
     auto: Annotated[
-        bool, typer.Option("--auto", help="Run an unchanged script of transformers or Lightning.")
+        bool, typer.Option("--auto", help="Run an unchanged script of a known framework.")
     ] = False,
 ) -> None:
     """Start this host's workers of a job. The same command on active and standby hosts.

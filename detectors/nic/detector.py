@@ -83,6 +83,9 @@ class NicDetector(Detector):
     name: ClassVar[str] = "nic"
     Config: ClassVar[type[DetectorConfig]] = NicConfig
 
+    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+        self._patience_s = patience_s
+
     def supported(self) -> str | None:
         folder = Path("/sys/class/net")
         return None if folder.is_dir() else f"there is no {folder}: mount sysfs"
@@ -93,7 +96,7 @@ class NicDetector(Detector):
         findings, probe, misses = NicFindings(config.rules()), NicProbe(config.request()), 0
         try:
             while True:
-                snapshot = await probe.read(PATIENCE_S)
+                snapshot = await probe.read(self._patience_s)
                 if snapshot is None:
                     misses += 1
                     if misses == MISSES:

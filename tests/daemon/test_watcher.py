@@ -35,7 +35,7 @@ def watching(tmp_path):
         return LoadedDetector(detector, DetectorConfig(), Strategy.ACT, origin, folder)
 
     @asynccontextmanager
-    async def run(*detectors, store=None, roster=None):
+    async def run(*detectors, store=None, roster=None, **more):
         store = store or MemoryStore()
         journal = Journal(None)
         watcher = Watcher(
@@ -46,6 +46,7 @@ def watching(tmp_path):
             store.client(),
             StoreHealth(),
             journal,
+            **more,
         )
         task = asyncio.create_task(watcher.run())
         try:
@@ -332,10 +333,9 @@ async def test_unlimited_signals_are_rate_limited_without_delaying_the_gravest(w
         assert watcher.board.alerts[-1].severity is Severity.FATAL
 
 
-async def test_what_waits_for_the_disk_is_bounded_and_the_newest_is_kept(watching, monkeypatch):
+async def test_what_waits_for_the_disk_is_bounded_and_the_newest_is_kept(watching):
     """With more alerts than the disk can write, the oldest are dropped."""
-    monkeypatch.setattr("tmd.daemon.watcher.UNWRITTEN", 100)
-    async with watching() as (watcher, store):
+    async with watching(unwritten=100) as (watcher, store):
         for number in range(60):
             signal = structs.replace(SIGNAL, entity=f"gpu:{number}")
             watcher.fold(signal, "d", Strategy.OBSERVE)

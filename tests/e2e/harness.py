@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -20,7 +22,7 @@ from tmd.core.values.model import (
     Rehearsal,
     WorkerStatus,
 )
-from tmd.demo.cluster import ClusterSpec, LocalCluster, ready, workers
+from tmd.demo.cluster import ClusterSpec, LocalCluster, host_of, ready, workers
 from tmd.demo.report import DemoTrace, read_trace
 from tmd.demo.story import run_golden
 from tmd.testing.clients import until
@@ -37,7 +39,8 @@ PACE = "between@0:3=pace"
 """From here on rank 0 slows all ranks down until a fact has come."""
 STOP_AND_COPY = "[shadow]\nenabled = false\n"
 """No live shadow: a joiner is ready while the job waits at its gate."""
-
+RUNNER = ("-m", "tmd.integrations.auto")
+"""What ``tmd launch --auto`` makes of its command: :func:`tmd.command.attached`."""
 
 _prefixes: list[tuple[str, ...]] = [()]
 """Prefixes of the command of a process that is started by fork, the innermost last."""
@@ -177,6 +180,24 @@ class Run:
         drained = await self.drain_rank_0()
         self.let_go("between")
         self.let_go("forward")
+        lost = await self.done("trainer")
+        return [m.rank for m in drained.moves], [m.rank for m in lost.moves]
+
+    async def drain_and_kill(self) -> tuple[list[int], list[int]]:
+        """Drain the host of rank 0, then kill rank 1; returns the ranks moved by each.
+
+        For a script without points for faults: it must have steps left after both.
+        """
+        await self.cluster.until(
+            lambda v: any(w.step >= 2 for w in workers(v) if w.activity is Activity.TRAINING),
+            "the job trains",
+        )
+        await self.cluster.drain("h1", soft=True)
+        drained = await self.done("drain")
+        await self.cluster.undrain("h1")
+        victim = host_of(await self.cluster.view(), 1)
+        assert victim is not None
+        os.kill(victim.workers[-1].pid, signal.SIGKILL)
         lost = await self.done("trainer")
         return [m.rank for m in drained.moves], [m.rank for m in lost.moves]
 

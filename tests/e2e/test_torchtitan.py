@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -13,13 +15,30 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from tests.e2e.conftest import golden_of
 from tests.e2e.frameworks import torchtitan
-from tests.e2e.harness import PACE, ROOT, Golden, forked, running
+from tests.e2e.harness import PACE, ROOT, RUNNER, Golden, forked, running
 from tests.marks import thorough
 from tmd.demo.report import read_trace
 from tmd.embedded import EmbeddedRedis
 
 SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "torchtitan_script.py")
+UNCHANGED = str(ROOT / "tests" / "e2e" / "scripts" / "unchanged_torchtitan.py")
 REFUSED = str(ROOT / "tests" / "e2e" / "scripts" / "torchtitan_refused.py")
+VENDOR = """
+from dataclasses import dataclass
+from torchtitan.trainer import Trainer
+class VendorTrainer(Trainer):
+    @dataclass(kw_only=True, slots=True)
+    class Config(Trainer.Config):
+        pass
+"""
+FOREIGN = """
+import sys
+sys.path.insert(0, sys.path[0] + "/site-packages")
+from torchtitan.models.llama3.config_registry import llama3_debugmodel
+from vendor import VendorTrainer
+VendorTrainer.Config(model_spec=llama3_debugmodel().model_spec).build()
+print("trained")
+"""
 HOSTS = {
     "fsdp": ("h1", "h2"),
     "ddp": ("h1", "h2"),
@@ -162,3 +181,73 @@ def test_what_is_not_supported_is_refused_by_name(titan: tuple[str, ...], tmp_pa
         "the trainer of Other.Config",
         "nothing is refused",
     ]
+
+
+def run_alone(command: tuple[str, ...], folder: Path) -> subprocess.CompletedProcess[str]:
+    """An unchanged script as the only worker of a job."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        timeout=60,
+        env={**os.environ, **place, **rendezvous},
+    )
+
+
+def test_an_unchanged_script_gets_the_trainer(titan: tuple[str, ...], tmp_path: Path) -> None:
+    """``--auto`` refuses a script that ends without it. CUDA graphs are on by default."""
+    script = ("-m", Path(UNCHANGED).stem, "--steps", "2", "--out", str(tmp_path))
+    done = run_alone((*titan, torchtitan(), *RUNNER, *script), Path(UNCHANGED).parent)
+
+    assert done.returncode == 0, done.stderr
+    assert "runs without CUDA graphs" in done.stdout
+    assert (tmp_path / "weights-0").exists()
+
+
+@pytest.mark.thorough
+def test_a_trainer_of_another_package_is_refused(titan: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "vendor.py").write_text(VENDOR)
+    (tmp_path / "train.py").write_text(FOREIGN)
+    done = run_alone((*titan, torchtitan(), *RUNNER, "train.py"), tmp_path)
+
+    assert done.returncode == 1, done.stderr
+    assert "does not know VendorTrainer" in done.stderr
+    assert "trained" not in done.stdout
+
+
+@pytest.mark.thorough
+async def test_an_unchanged_script_is_drained_and_killed(
+    tmp_path: Path, redis: EmbeddedRedis
+) -> None:
+    """Its losses, and the weights that it writes. No worker has imported torchtitan before it."""
+
+    def arguments(folder: Path) -> tuple[str, ...]:
+        folder.mkdir(parents=True)
+        return "--steps", "120", "--out", str(folder)
+
+    def written(folder: Path) -> dict[str, str]:
+        return {file.name: file.read_text() for file in folder.glob("weights-*")}
+
+    straight, disturbed, hosts = tmp_path / "straight", tmp_path / "disturbed", HOSTS["fsdp"]
+    with forked(compiler=True, python=torchtitan()):
+        (tmp_path / "golden").mkdir()
+        golden = golden_of(tmp_path / "golden", arguments(straight), len(hosts), UNCHANGED, RUNNER)
+        async with running(
+            tmp_path / "run",
+            redis.url,
+            script=UNCHANGED,
+            runner=RUNNER,
+            arguments=arguments(disturbed),
+            active=hosts,
+        ) as run:
+            assert await run.drain_and_kill() == ([0], [1])
+            await run.ends_like(golden, lost=1)
+    assert written(straight).keys() == {"weights-0", "weights-1"}
+    assert written(straight) == written(disturbed)

@@ -44,6 +44,22 @@ weight.grad = torch.ones(1)
 torch.optim.SGD([weight]).step()
 print("trained")
 """
+ACCELERATOR = """
+from accelerate import Accelerator
+Accelerator(cpu=True)
+print("trained")
+"""
+OWN_LOOP = """
+import torch
+from accelerate import Accelerator
+from transformers import TrainingArguments
+args = TrainingArguments("out", use_cpu=True, report_to="none")
+model = torch.nn.Linear(1, 1)
+model, optimizer = Accelerator().prepare(model, torch.optim.SGD(model.parameters()))
+model(torch.ones(1, 1)).sum().backward()
+optimizer.step()
+print("trained")
+"""
 PROBED = """
 import importlib.util
 assert importlib.util.find_spec("transformers")
@@ -78,10 +94,12 @@ def run(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
         ("transformers", OTHER_TRAINER, "does not know Seq2SeqTrainer"),
         thorough("lightning", STRATEGY, "does not know Trainer(strategy='fsdp')"),
         thorough("lightning", OTHER_PACKAGE, "write 'import lightning.pytorch as pl'"),
-        ("", LOOP, "this script calls an optimizer without either"),
-        ("", NOTHING, "trained with no Trainer of transformers or Lightning"),
+        ("accelerate", ACCELERATOR, "add the lines of docs/start/accelerate.md"),
+        thorough("transformers", OWN_LOOP, "this script calls an optimizer without one"),
+        ("", LOOP, "this script calls an optimizer without one"),
+        ("", NOTHING, "did not train with the Trainer of transformers, Lightning or torchtitan"),
     ],
-    ids=["group", "trainer", "strategy", "package", "loop", "nothing"],
+    ids=["group", "trainer", "strategy", "package", "accelerator", "own", "loop", "nothing"],
 )
 def test_what_is_not_known_is_refused_before_it_trains(
     framework: str, text: str, why: str, tmp_path: Path
@@ -113,7 +131,16 @@ def test_help_of_a_script_is_no_failure(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-@pytest.mark.parametrize(("script", "why"), [("-m", "and -m is none"), ("no.py", "no file no.py")])
-def test_only_a_python_file_can_be_attached_to(script: str, why: str) -> None:
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        (["-m"], "-m is given nothing"),
+        (["-m", "nowhere.train"], "there is no module nowhere"),
+        (["no.py"], "no file no.py"),
+        (["train.sh"], "train.sh is neither a Python file nor -m MODULE"),
+    ],
+    ids=" ".join,
+)
+def test_only_python_that_is_there_can_be_attached_to(script: list[str], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        attached([script])
+        attached(script)

@@ -132,10 +132,9 @@ def test_the_kit_finds_a_broken_config(broken, said):
 
 
 @pytest.mark.parametrize(("broken", "said"), [(NoReason, "no reason"), (Slow, "took")])
-def test_the_kit_finds_a_broken_supported(broken, said, monkeypatch):
-    monkeypatch.setattr(kit, "QUICK_S", 0.01)
+def test_the_kit_finds_a_broken_supported(broken, said):
     with pytest.raises(BrokenContract, match=said):
-        kit.check_supported(broken())
+        kit.check_supported(broken(), within_s=0.01)
 
 
 @pytest.mark.parametrize(
@@ -149,12 +148,11 @@ def test_the_kit_finds_a_broken_supported(broken, said, monkeypatch):
         (Litters, "leaves tasks behind"),
     ],
 )
-async def test_the_kit_finds_a_broken_watch(broken, said, monkeypatch):
-    monkeypatch.setattr(kit, "CLOSE_S", 0.1)
+async def test_the_kit_finds_a_broken_watch(broken, said):
     detector = broken()
     try:
         with pytest.raises(BrokenContract, match=said):
-            await kit.check_watch(detector)
+            await kit.check_watch(detector, close_s=0.1)
     finally:
         for task in getattr(detector, "tasks", ()):
             task.cancel()

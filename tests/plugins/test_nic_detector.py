@@ -99,25 +99,23 @@ async def test_a_hanging_reader_is_reported_and_abandoned(tmp_path):
     assert [p.up for p in well.ports] == [True]
 
 
-async def test_two_hung_readings_are_a_finding_about_the_reading(tmp_path, monkeypatch):
+async def test_two_hung_readings_are_a_finding_about_the_reading(tmp_path):
     tree = Tree(tmp_path)
     port = tree.rdma("mlx5_0", tree.pci("0000:00/0000:00:01.0"))
     place = tree.sys / port / "state"
     place.unlink()
     os.mkfifo(place)
-    monkeypatch.setattr("tmd_detectors.nic.detector.PATIENCE_S", 0.3)
     roots = {"sys_root": str(tree.sys), "proc_root": str(tree.proc)}
     context = Context(poll_s=0.01, **roots)
-    async with aclosing(NicDetector().watch(context)) as signals:
+    async with aclosing(NicDetector(patience_s=0.3).watch(context)) as signals:
         signal = await anext(signals)
 
     assert (signal.code, signal.entity) == ("nic.unreadable", "host")
     assert signal.severity is Severity.WARNING
 
 
-async def test_hanging_readings_do_not_slow_down_the_polls_without_bound(tmp_path, monkeypatch):
+async def test_hanging_readings_do_not_slow_down_the_polls_without_bound(tmp_path):
     """If the pause doubled up to 256 polls, a port that is down would be reported 20 min late."""
-    monkeypatch.setattr("tmd_detectors.nic.detector.PATIENCE_S", 0.01)
     context = Context(poll_s=5.0, sys_root=str(tmp_path), proc_root=str(tmp_path))
     pauses = []
     enough = asyncio.Event()
@@ -129,7 +127,7 @@ async def test_hanging_readings_do_not_slow_down_the_polls_without_bound(tmp_pat
             await asyncio.Event().wait()
 
     context.sleep = sleep  # type: ignore[method-assign]
-    async with aclosing(NicDetector().watch(context)) as signals:
+    async with aclosing(NicDetector(patience_s=0.01).watch(context)) as signals:
         raised = await anext(signals)
         rest = asyncio.create_task(anext(signals))
         await enough.wait()

@@ -13,6 +13,7 @@ from tests.trainer.wire import Ear, linked
 from tmd.core.values.limits import ShadowLimits
 from tmd.fabric import Link
 from tmd.trainer.protocol.frames import Begin, Boundary
+from tmd.trainer.shadow.source import SourcePace
 
 FAST = ShadowLimits(copy_mb_s=1e6)
 UNREAD = 8 << 10
@@ -27,8 +28,15 @@ def wide() -> nn.Module:
 class Show(Source):
     """A rank that is shadowed, and the frames at the joiner's end."""
 
-    def __init__(self, script: Script, near: Link, far: Link, limits: ShadowLimits) -> None:
-        super().__init__(script, looks=False)
+    def __init__(
+        self,
+        script: Script,
+        near: Link,
+        far: Link,
+        limits: ShadowLimits,
+        pace: SourcePace | None = None,
+    ) -> None:
+        super().__init__(script, looks=False, pace=pace)
         self.ear = Ear(far)
         self.shown = self.show(near, limits)
 
@@ -61,11 +69,12 @@ def show(
     *,
     trained: int = 0,
     buffer: int | None = None,
+    pace: SourcePace | None = None,
 ) -> Iterator[Show]:
     script = script or Script(1)
     script.train(range(100, 100 + trained))
     with linked(buffer=buffer) as (near, far):
-        made = Show(script, near, far, limits)
+        made = Show(script, near, far, limits, pace)
         try:
             yield made
         finally:

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-import pytest
 from msgspec import msgpack
 from torch import Tensor
 
@@ -23,15 +22,13 @@ from tmd.core.values.errors import LinkError, StateMismatch, TmdError
 from tmd.core.values.limits import ShadowLimits
 from tmd.core.values.model import Membership
 from tmd.fabric import Fabric, Link, Neutral
-from tmd.trainer.protocol import frames
 from tmd.trainer.protocol.frames import Begin, Boundary, Frame, ShadowRequest, Tail, Unit
 from tmd.trainer.protocol.offers import Offer
-from tmd.trainer.shadow import source as source_module
 from tmd.trainer.shadow.meter import Meter
 from tmd.trainer.shadow.receiver import Arrival, ShadowReceiver
 from tmd.trainer.shadow.replay import ReplaySession
 from tmd.trainer.shadow.session import ShadowSession
-from tmd.trainer.shadow.source import ShadowSource
+from tmd.trainer.shadow.source import ShadowSource, SourcePace
 from tmd.trainer.state.data import Feed, Position
 from tmd.trainer.state.digests import digest_of
 from tmd.trainer.state.placing import DataPlace
@@ -46,12 +43,12 @@ Picture = dict[str, str]
 
 
 class Clock:
-    """Replaces :mod:`time` where the source meters its copy."""
+    """By which the source meters its copy."""
 
     def __init__(self) -> None:
         self.now = 0.0
 
-    def monotonic(self) -> float:
+    def read(self) -> float:
         return self.now
 
     def let_one_out(self) -> None:
@@ -69,8 +66,11 @@ def picture(script: Script, units: Units) -> Picture:
 class Source:
     """A rank that trains, and is shadowed from :meth:`show` on. Main thread."""
 
-    def __init__(self, script: Script, *, looks: bool = True) -> None:
+    def __init__(
+        self, script: Script, *, looks: bool = True, pace: SourcePace | None = None
+    ) -> None:
         """``looks``: whether it keeps a picture of each step."""
+        self._pace = pace
         self.script = script
         self.looks = looks
         self.units = Units(script.registry())
@@ -86,7 +86,7 @@ class Source:
 
     def show(self, link: Link, limits: ShadowLimits = LIMITS) -> ShadowSource:
         self.mirror = ShadowSource(
-            link, ShadowRequest("plan", 0), self.units, self.window, limits, Meter()
+            link, ShadowRequest("plan", 0), self.units, self.window, limits, Meter(), self._pace
         )
         shown = self.mirror
         self.script.before = lambda number: shown.before_optimizer(self.step, number)
@@ -268,7 +268,8 @@ class Pair:
     ) -> None:
         self.clock = clock
         self._near = near
-        self.source = Source(make(1))
+        pace = SourcePace(idle_s=0.002, check_every=1, clock=clock.read)
+        self.source = Source(make(1), pace=pace)
         script = make(2)
         script.train(range(100, 102))
         self.joiner = Joiner(script, far, kind)
@@ -376,10 +377,7 @@ def pair(
 ) -> Iterator[Pair]:
     """``make(seed)`` builds the script; the source has ``trained`` steps behind it."""
     clock = Clock()
-    with pytest.MonkeyPatch.context() as patch, linked() as (near, far):
-        patch.setattr(source_module, "time", clock)
-        patch.setattr(source_module, "IDLE_S", 0.002)
-        patch.setattr(frames, "CHECK_EVERY", 1)
+    with linked() as (near, far):
         made = Pair(make, near, far, clock, kind)
         try:
             made.source.train(trained)

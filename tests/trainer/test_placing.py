@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -49,6 +50,20 @@ def shard(processes: int = 3) -> DataLoader[int]:
 
 def numbers(loader: object) -> list[list[int]]:
     return [batch.tolist() for batch in loader]  # type: ignore[attr-defined]
+
+
+def init(number: int, rank: int) -> None:
+    """Stands for a function of a script."""
+
+
+def test_processes_of_a_loader_are_told_the_rank_held_now() -> None:
+    """If ``worker_init_fn`` was given a rank when the loader was built."""
+    loader: DataLoader[Any] = DataLoader(DATA, worker_init_fn=partial(init, rank=7))  # type: ignore[arg-type]
+    for part in (2, 0):
+        placed(loader, DataPlace(part, 3))
+
+        assert isinstance(loader.worker_init_fn, partial)
+        assert loader.worker_init_fn.keywords == {"rank": part}
 
 
 def test_a_shard_is_the_rank_s_own_wherever_it_was_built() -> None:

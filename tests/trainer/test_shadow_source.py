@@ -24,7 +24,7 @@ from tmd.trainer.protocol.frames import (
     Tail,
     Unit,
 )
-from tmd.trainer.shadow import source as source_module
+from tmd.trainer.shadow.source import SourcePace
 from tmd.trainer.state.data import Position
 
 pytestmark = pytest.mark.timeout(60)
@@ -68,19 +68,17 @@ def test_all_units_arrive_before_outputs() -> None:
 def test_a_digest_is_taken_in_one_window_without_a_pause() -> None:
     """With many units and short steps the thread must not sleep between two of them."""
     script = Script(1, build=lambda: nn.Sequential(*(nn.Linear(6, 6) for _ in range(30))))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source_module, "IDLE_S", PATIENCE)
-        with show(script) as s:
-            s.arrive()
-            s.begin()
+    with show(script, pace=SourcePace(idle_s=PATIENCE)) as s:
+        s.arrive()
+        s.begin()
 
-            assert s.ear.first(DigestCheck).parts.keys() == {
-                "parameters and optimizer state",
-                "trail",
-                "buffers",
-                "others",
-            }
-            s.commit()
+        assert s.ear.first(DigestCheck).parts.keys() == {
+            "parameters and optimizer state",
+            "trail",
+            "buffers",
+            "others",
+        }
+        s.commit()
 
 
 def test_the_first_boundary_waits_for_operations_under_way() -> None:
@@ -213,18 +211,17 @@ def test_the_whole_copy_waits_until_all_is_copied() -> None:
 
 def test_the_whole_copy_gives_up_when_the_joiner_stops_reading() -> None:
     """Training continues; the joiner learns that it was too slow."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source_module, "STALLED_S", 0.05)
-        with show(Script(1, build=wide), trained=2, buffer=UNREAD) as s:
-            s.ear.may_read.clear()
-            s.ear.say(Begin(whole=True))
-            s.until_over(lambda: s.train(1))
-            s.train(2)
-            s.ear.end()
+    pace = SourcePace(stalled_s=0.05)
+    with show(Script(1, build=wide), trained=2, buffer=UNREAD, pace=pace) as s:
+        s.ear.may_read.clear()
+        s.ear.say(Begin(whole=True))
+        s.until_over(lambda: s.train(1))
+        s.train(2)
+        s.ear.end()
 
-            assert s.window.version is None
-            assert s.ear.of(Boundary) == []
-            assert s.ear.of(Dropped) == [Dropped("the joiner does not take the state", final=True)]
+        assert s.window.version is None
+        assert s.ear.of(Boundary) == []
+        assert s.ear.of(Dropped) == [Dropped("the joiner does not take the state", final=True)]
 
 
 def test_the_whole_copy_ends_with_the_joiner() -> None:

@@ -34,8 +34,6 @@ from tmd.plugin import DetectorConfig, WorkerEvent
 
 log = structlog.get_logger("tmd.watcher")
 
-UNWRITTEN = 10_000
-"""Alerts on their way to the journal; beyond this, the oldest are dropped."""
 BATCH = 100
 RESTART_S = (1.0, 60.0)
 ASK_S = 10.0
@@ -120,7 +118,9 @@ class Watcher:
         store: Store,
         store_health: StoreHealth,
         journal: Journal,
+        unwritten: int = 10_000,
     ) -> None:
+        """``unwritten``: alerts on their way to the journal; beyond it, the oldest are dropped."""
         self.board = triage.Board()
         self.news: Counter[Severity] = Counter()
         self._host = host
@@ -131,7 +131,7 @@ class Watcher:
         self._store = store
         self._store_health = store_health
         self._journal = journal
-        self._unwritten: deque[Alert] = deque(maxlen=UNWRITTEN)
+        self._unwritten: deque[Alert] = deque(maxlen=unwritten)
         self.posted = WakeEvent()
         """Rings when there may be alerts to publish."""
         self._count = 0

@@ -1,86 +1,100 @@
 """Runs a training script unchanged: its framework gets the adapter when it is imported.
 
 ``tmd launch --auto script.py`` starts ``python -m tmd.integrations.auto script.py``. It knows the
-frameworks whose adapter needs no line in the script: the ``Trainer`` of transformers and that of
-Lightning. Whatever else a script trains with is refused with the reason, before its first step.
+frameworks whose adapter needs no line in the script: those with a ``Trainer``, which owns the loop.
+Whatever else a script trains with is refused with the reason, before its first step.
 """
 
 from __future__ import annotations
 
-import importlib
+import functools
+import logging
 import runpy
 import sys
-from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch.distributed as dist
+import wrapt
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-KNOWN = "tmd launch --auto knows the Trainer of transformers and of Lightning, but this script"
+TRAINERS = "the Trainer of transformers, Lightning or torchtitan"
 PAGE = "see docs/start/porting.md for the lines that it needs"
+
+log = logging.getLogger("tmd.trainer")
 
 
 class Unsupported(RuntimeError):
     """The script trains in a way that cannot be protected without a change."""
 
 
-class OnImport(MetaPathFinder):
-    """Calls a function with each of some modules, once it has been imported."""
+class Attachment:
+    """What has become of the script so far."""
 
-    def __init__(self, actions: dict[str, Callable[[ModuleType], None]]) -> None:
-        self._actions = actions
-        self._searching = False
+    grouped = False
+    """Whether an adapter has made the process group."""
+    trains = False
+    """Whether a trainer of an adapter has begun to train."""
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if self._searching or name not in self._actions:
-            return None
-        self._searching = True  # the other finders are asked
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._searching = False
-        if spec is not None and spec.loader is not None:
-            self._after(spec.loader, name)
-        return spec
+    def begin(self, *_: object, **__: object) -> None:
+        """A trainer of an adapter begins to train."""
+        self.trains = True
 
-    def _after(self, loader: Loader, name: str) -> None:
-        execute = loader.exec_module
 
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            if action := self._actions.pop(name, None):
-                action(module)
+attachment = Attachment()
 
-        loader.exec_module = exec_module  # type: ignore[method-assign]
+
+def _before(owner: type, name: str, check: Callable[..., object]) -> None:
+    """Call ``check`` with the same arguments before each call of a method."""
+    method = getattr(owner, name)
+
+    @functools.wraps(method)
+    def checked(*args: Any, **named: Any) -> Any:
+        check(*args, **named)
+        return method(*args, **named)
+
+    setattr(owner, name, checked)
+
+
+def _refuse_foreign(kind: type, ours: type) -> None:
+    """Refuse a trainer without our class, or one of a package that builds on it, with a state of
+    its own."""
+    above = kind.__mro__[: kind.__mro__.index(ours)] if issubclass(kind, ours) else (kind,)
+    files = (getattr(sys.modules.get(each.__module__), "__file__", None) or "" for each in above)
+    if not issubclass(kind, ours) or any("site-packages" in file for file in files):
+        raise Unsupported(f"tmd launch --auto does not know {kind.__name__}: {PAGE}")
 
 
 def _transformers(_: ModuleType) -> None:
     from tmd.integrations import transformers as ours
 
     module: Any = sys.modules["transformers"]  # its import may put another one in its place
-    original = module.Trainer
-    train = original.train
 
-    def only_ours(self: Any, *args: Any, **named: Any) -> Any:
-        if not isinstance(self, ours.Trainer) or _is_foreign(type(self), ours.Trainer):
-            raise Unsupported(f"tmd launch --auto does not know {type(self).__name__}: {PAGE}")
-        return train(self, *args, **named)
+    def only_ours(trainer: Any, *_: object, **__: object) -> None:
+        _refuse_foreign(type(trainer), ours.Trainer)
 
-    original.train = only_ours
+    _before(module.Trainer, "__init__", only_ours)
+    _before(module.Trainer, "train", attachment.begin)
     module.Trainer, module.TrainingArguments = ours.Trainer, ours.TrainingArguments
 
 
-def _is_foreign(kind: type, ours: type) -> bool:
-    """Whether an installed package builds on our class, with a state of its own."""
-    above = kind.__mro__[: kind.__mro__.index(ours)]
-    files = (getattr(sys.modules.get(each.__module__), "__file__", None) or "" for each in above)
-    return any("site-packages" in file for file in files)
+def _torchtitan(_: ModuleType) -> None:
+    from tmd.integrations import torchtitan as ours
+
+    def only_ours(trainer: Any) -> None:
+        _refuse_foreign(type(trainer), ours.Trainer)
+        training = trainer.config.training
+        if not training.disable_cuda_graphs:
+            log.warning("this job runs without CUDA graphs, which do not notice the loss of a rank")
+            trainer.config.training = replace(training, disable_cuda_graphs=True)
+
+    _before(ours.Trainer, "init_distributed", only_ours)
+    _before(ours.Trainer, "train", attachment.begin)
+    module: Any = sys.modules["torchtitan.trainer"]
+    module.Trainer = ours.Trainer
 
 
 def _lightning(module: Any) -> None:
@@ -100,6 +114,18 @@ def _lightning(module: Any) -> None:
         make(self, *args, **named)
 
     trainer.__init__ = with_strategy
+    _before(trainer, "fit", attachment.begin)
+
+
+def _accelerate(module: Any) -> None:
+    def only_in_a_trainer(*_: object, **__: object) -> None:
+        if not attachment.grouped:
+            raise Unsupported(
+                "tmd launch --auto cannot see where a step of a loop around an Accelerator begins "
+                "and ends: add the lines of docs/start/accelerate.md, and leave out --auto"
+            )
+
+    _before(module.Accelerator, "__init__", only_in_a_trainer)
 
 
 def _other_lightning(module: ModuleType) -> None:
@@ -110,51 +136,51 @@ def _other_lightning(module: ModuleType) -> None:
 
 
 ADAPTERS: dict[str, Callable[[ModuleType], None]] = {
+    "accelerate": _accelerate,
     "transformers": _transformers,
     "lightning.pytorch": _lightning,
     "pytorch_lightning": _other_lightning,
+    "torchtitan": _torchtitan,
 }
 """Module of a framework -> what replaces its parts."""
 
 
-def _guard() -> list[str]:
-    """Only with an adapter are there process groups and steps: others would be unprotected.
-
-    Returns a list to which each group of an adapter is added.
-    """
+def _guard() -> None:
+    """Only with an adapter are there process groups and steps: others would be unprotected."""
     make = dist.init_process_group
-    made: list[str] = []
+    refusal = f"tmd launch --auto knows {TRAINERS}, but this script"
 
     def refuse(*_: object) -> None:
-        if not made:
-            raise Unsupported(f"{KNOWN} calls an optimizer without either: {PAGE}")
+        if not attachment.trains:
+            raise Unsupported(f"{refusal} calls an optimizer without one: {PAGE}")
 
     register_optimizer_step_pre_hook(refuse)
 
     def init_process_group(backend: Any = None, *args: Any, **named: Any) -> None:
         if backend != "tmd":
-            raise Unsupported(f"{KNOWN} makes its own process group: {PAGE}")
+            raise Unsupported(f"{refusal} makes its own process group: {PAGE}")
         make(backend, *args, **named)
-        made.append("tmd")
+        attachment.grouped = True
 
     dist.init_process_group = init_process_group
-    return made
 
 
 def main() -> None:
-    """Run the script that the arguments name. Raises Unsupported."""
+    """Run the script that the arguments name, or the module after ``-m``. Raises Unsupported."""
     sys.argv = sys.argv[1:]
     if not sys.argv:
         raise SystemExit("python -m tmd.integrations.auto: name a script and its arguments")
-    sys.meta_path.insert(0, OnImport(dict(ADAPTERS)))
-    made = _guard()
-    sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
-    runpy.run_path(sys.argv[0], run_name="__main__")
-    if not made:
-        raise Unsupported(
-            f"{sys.argv[0]} has ended and trained with no Trainer of transformers or Lightning: "
-            f"{PAGE}"
-        )
+    for name, attach in ADAPTERS.items():
+        wrapt.register_post_import_hook(attach, name)
+    _guard()
+    if sys.argv[0] == "-m":
+        sys.argv = sys.argv[1:]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(sys.argv[0]).resolve().parent)
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    if not attachment.grouped:
+        raise Unsupported(f"{sys.argv[0]} has ended and did not train with {TRAINERS}: {PAGE}")
 
 
 if __name__ == "__main__":

@@ -87,14 +87,14 @@ def check_config(detector: Detector) -> None:
     )
 
 
-def check_supported(detector: Detector) -> None:
+def check_supported(detector: Detector, within_s: float = QUICK_S) -> None:
     """``supported()`` gives a reason or ``None``, and soon."""
     started = time.monotonic()
     reason = detector.supported()
     took = time.monotonic() - started
     if reason is not None and (not isinstance(reason, str) or not reason.strip()):
         raise BrokenContract(f"supported() of {detector.name} gives {reason!r}, no reason")
-    if took > QUICK_S:
+    if took > within_s:
         raise BrokenContract(f"supported() of {detector.name} took {took:.1f} s")
 
 
@@ -123,14 +123,16 @@ def check_import(point: EntryPoint) -> None:
         raise BrokenContract(f"{point.name} imports {done.stdout.strip()}")
 
 
-async def check_watch(detector: Detector, config: DetectorConfig | None = None) -> None:
-    """``watch()`` can be started and closed; it yields signals only, and leaves no task."""
+async def check_watch(
+    detector: Detector, config: DetectorConfig | None = None, close_s: float = CLOSE_S
+) -> None:
+    """``watch()`` can be started and closed in time; it yields signals only, and leaves no task."""
     with tempfile.TemporaryDirectory() as folder:
         chosen = config if config is not None else detector.Config()
-        await _watched(detector, FakeContext(chosen, state_dir=Path(folder)))
+        await _watched(detector, FakeContext(chosen, state_dir=Path(folder)), close_s)
 
 
-async def _watched(detector: Detector, context: FakeContext) -> None:
+async def _watched(detector: Detector, context: FakeContext, close_s: float) -> None:
     before = asyncio.all_tasks()
     signals = cast("AsyncGenerator[Signal, None]", detector.watch(context))
     if not hasattr(signals, "aclose"):
@@ -143,7 +145,7 @@ async def _watched(detector: Detector, context: FakeContext) -> None:
     except StopAsyncIteration:
         raise BrokenContract(f"watch() of {detector.name} ends; it should go on") from None
     finally:
-        await _closed(detector, signals, [first, idle])
+        await _closed(detector, signals, [first, idle], close_s)
     if shown is not None:
         _check_signal(detector, shown)
     left = asyncio.all_tasks() - before
@@ -152,10 +154,13 @@ async def _watched(detector: Detector, context: FakeContext) -> None:
 
 
 async def _closed(
-    detector: Detector, signals: AsyncGenerator[Signal, None], tasks: list[asyncio.Future[Any]]
+    detector: Detector,
+    signals: AsyncGenerator[Signal, None],
+    tasks: list[asyncio.Future[Any]],
+    close_s: float,
 ) -> None:
     try:
-        async with asyncio.timeout(CLOSE_S):
+        async with asyncio.timeout(close_s):
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -16,8 +16,9 @@ STATUS = struct.Struct("!i")
 
 
 def is_known(command: list[str]) -> bool:
-    """Whether it is a launcher, or a script of the undisturbed run."""
-    return command[1:5] == ["-P", "-m", "tmd.cli", "launch"] or command[1].endswith(".py")
+    """Whether it is a launcher, or a script or module of the undisturbed run."""
+    launches = command[1:5] == ["-P", "-m", "tmd.cli", "launch"]
+    return launches or command[1] == "-m" or command[1].endswith(".py")
 
 
 def ask(server: socket.socket, command: list[str]) -> None:

@@ -135,7 +135,7 @@ def become(order: ForkOrder) -> None:
     os.environ.clear()
     os.environ.update(order.env)
     random.seed()
-    if order.command[1].endswith(".py"):
+    if order.command[1] != "-P":
         run_script(order.command)
         return
     sys.argv = ["tmd", *order.command[4:]]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import count, islice
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from lightning.fabric.utilities.data import _set_sampler_epoch
@@ -21,6 +21,7 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
+from tmd.integrations.epoch import Epoch
 from tmd.integrations.lightning.progress import Progress
 from tmd.integrations.lightning.refused import (
     refuse,
@@ -115,9 +116,9 @@ class SessionFitLoop(_FitLoop):
         for epoch in count(self.epoch_progress.current.processed):
             if self.done:
                 return
-            _set_sampler_epoch(loader, epoch)
             accumulate = self.trainer.accumulate_grad_batches
-            batches = _Epoch(loader, self)
+            begin, limit = partial(_set_sampler_epoch, loader, epoch), int(self.max_batches)
+            batches = Epoch(session, loader, begin, lambda _: self._is_stopped(), limit=limit)
             for drawn in session.batches(batches, accumulate=accumulate, partial=True):
                 if self._is_due_after(drawn if accumulate > 1 else [drawn]):
                     between()
@@ -226,7 +227,6 @@ class SessionFitLoop(_FitLoop):
         self.strategy.set_world_ranks()
         loader = self.epoch_loop.val_loop._combined_loader
         for each in [] if loader is None else loader.flattened:
-            _seed_by_rank(each, self.strategy.session.rank)
             self.strategy.session.placed(each)
         with self.strategy.held() as effects, self._undone_if_broken(modes=True):
             self._finish()
@@ -291,34 +291,6 @@ class _Given(_DataFetcher):
         index = self._loop.epoch_loop.batch_idx + 1
         self.done = index + 1 >= self._loop.max_batches
         return self.batch, index, 0
-
-
-class _Epoch:
-    """The first batches of a loader, until training stops."""
-
-    def __init__(self, loader: Any, loop: SessionFitLoop) -> None:
-        self._loader, self._loop = loader, loop
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self._loader, name)
-
-    def __iter__(self) -> Iterator[Any]:
-        _seed_by_rank(self._loader, self._loop.strategy.session.rank)
-        batches = islice(self._loader, int(self._loop.max_batches))
-        while not self._loop._is_stopped():
-            try:
-                yield next(batches)
-            except StopIteration:
-                return
-
-
-def _seed_by_rank(loader: Any, rank: int) -> None:
-    """``seed_everything(workers=True)`` seeds loader processes by the rank of that moment."""
-    init = getattr(loader, "worker_init_fn", None)
-    if isinstance(init, partial) and "rank" in init.keywords:
-        loader.worker_init_fn = partial(init, rank=rank)
 
 
 def _forget_restart(loop: _Loop) -> None:

@@ -9,9 +9,9 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.loop import _Loop
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
+from tmd.integrations.epoch import refuse_rest
 from tmd.integrations.lightning.refused import monitors, refuse_unreduced
 
 UNSAVED = ("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation")
@@ -57,11 +57,7 @@ class Progress:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         limit, now = state["limit"], self._loop.max_steps
         if state["within"] and not -1 < now <= limit:
-            raise MisconfigurationException(
-                f"the session checkpoint is of the end of a job of {limit} steps, within an epoch, "
-                "whose other batches further steps would lack: remove that checkpoint, so that an "
-                "earlier one is used, or end jobs with an epoch"
-            )
+            refuse_rest(limit)
         _load(self._loop, state["loops"])
         known = {c.state_key: c for c in self._trainer.callbacks}
         for key, value in _restored(state["callbacks"]).items():

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers.trainer_callback import ExportableState
 
+from tmd.integrations.epoch import refuse_rest
+
 STATE = (
     "epoch",
     "global_step",
@@ -87,11 +89,7 @@ class Progress:
             return False
         length = state["steps_in_epoch"]
         if state["values"]["done"] < length or length != self._steps_in_epoch:
-            raise RuntimeError(
-                f"the session checkpoint is of the end of a job of {limit} steps, within an epoch, "
-                f"whose other batches the steps up to {steps} would lack: remove that checkpoint, "
-                "so that an earlier one is used, or end jobs with an epoch"
-            )
+            refuse_rest(limit)
         return True
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

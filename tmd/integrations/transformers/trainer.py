@@ -7,6 +7,7 @@ import copy
 import logging
 import os
 from collections.abc import Iterable
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -17,10 +18,11 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from transformers import optimization
 
+from tmd.integrations.epoch import Epoch
 from tmd.integrations.transformers.arguments import TrainingArguments, refuse, session
 from tmd.integrations.transformers.callbacks import Callbacks
 from tmd.integrations.transformers.checkpoints import Checkpoints
-from tmd.integrations.transformers.data import Batches, refuse_data
+from tmd.integrations.transformers.data import refuse_data, set_epoch
 from tmd.integrations.transformers.progress import Progress, Tally
 from tmd.trainer import StepResult
 
@@ -144,7 +146,11 @@ class Trainer(Checkpoints):
             for _ in joined.batches([]):
                 pass
         skip = run["steps_trained_in_current_epoch"] if resumed else 0
-        batches = Batches(run["train_dataloader"], epoch, skip, self._progress)
+        loader, progress = run["train_dataloader"], self._progress
+        # Accelerate's own iterator synchronises generators and reads one batch ahead.
+        plain = getattr(loader, "base_dataloader", loader)
+        begin = partial(set_epoch, loader, epoch)
+        batches = Epoch(joined, plain, begin, lambda n: progress.stopped == [epoch, n], skip)
         count = self.args.gradient_accumulation_steps
         for drawn in joined.batches(batches, accumulate=count, partial=True):
             self._take_rank()

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, auto
 
+from msgspec import Struct
 from torch import Tensor
 
 from tmd.core.values.errors import LinkError
@@ -39,10 +40,6 @@ from tmd.trainer.state.state import flatten
 from tmd.trainer.state.units import UnitDigest, Units, whole_digest
 from tmd.trainer.state.window import Window
 
-IDLE_S = 0.02
-"""Interval at which an idle sender looks for work."""
-STALLED_S = 5.0
-"""A joiner that takes no unit for this time during a whole copy is dropped."""
 WHOLE_S = 60.0
 """Longest time that training waits for a whole copy."""
 NO_STEP = -1
@@ -51,6 +48,18 @@ ENDING_S = 2.0
 BEHIND = "the joiner does not keep up: too many bytes wait for it"
 
 log = logging.getLogger("tmd.trainer")
+
+
+class SourcePace(Struct, frozen=True):
+    """When a source looks, and by which clock."""
+
+    idle_s: float = 0.02
+    """Interval at which an idle sender looks for work."""
+    stalled_s: float = 5.0
+    """A joiner that takes no unit for this time during a whole copy is dropped."""
+    check_every: int = frames.CHECK_EVERY
+    """Steps between two digests."""
+    clock: Callable[[], float] = time.monotonic
 
 
 class SourceStage(Enum):
@@ -74,7 +83,9 @@ class ShadowSource:
         window: Window,
         limits: ShadowLimits,
         meter: Meter,
+        pace: SourcePace | None = None,
     ) -> None:
+        self._pace = pace or SourcePace()
         self.plan = follow.plan
         self._link = link
         self._units = units
@@ -155,7 +166,7 @@ class ShadowSource:
     def wait_until_taken(self, cancelled: Callable[[], bool]) -> bool:
         """After the switch: whether the joiner has assumed the rank from its shadow."""
         while not self.over and not cancelled():
-            if self._took.wait(IDLE_S):
+            if self._took.wait(self._pace.idle_s):
                 self.drop("the rank was taken over")
                 return True
         self.drop("the rank was not taken over")
@@ -214,7 +225,7 @@ class ShadowSource:
 
     def _announce(self, step: int, position: Position, quiet: bool, *, with_rest: bool) -> None:
         # A joiner of a plan may get the rank at any vote, so each of its steps is compared.
-        check = not self._settled or bool(self.plan) or step % frames.CHECK_EVERY == 0
+        check = not self._settled or bool(self.plan) or step % self._pace.check_every == 0
         layout, tensors = self._units.rest() if with_rest else (None, [])
         graded = self._units.graded if with_rest else ()
         self._put(Boundary(step, position, layout, graded, check, quiet), tensors)
@@ -231,17 +242,17 @@ class ShadowSource:
     def _wait_for_whole_copy(self) -> None:
         """The parameters do not change, since this thread, their only writer, waits here."""
         self._whole.clear()
-        seen, since = -1, time.monotonic()
+        seen, since = -1, self._pace.clock()
         patience = since + WHOLE_S
         self._window.open(NO_STEP)
         try:
             self.wake()
             while self._copied < len(self._units) and not self.over:
                 if self._copied != seen:
-                    seen, since = self._copied, time.monotonic()
-                elif time.monotonic() > min(since + STALLED_S, patience):
+                    seen, since = self._copied, self._pace.clock()
+                elif self._pace.clock() > min(since + self._pace.stalled_s, patience):
                     self.drop("the joiner does not take the state", final=True)
-                self._whole.wait(IDLE_S)
+                self._whole.wait(self._pace.idle_s)
         finally:
             self._window.close()
 
@@ -274,14 +285,14 @@ class ShadowSource:
                 frames.send(self._link, *entry)
                 self._outbox.back(entry[1])
             elif not self._advance_digest():
-                self._outbox.wait(IDLE_S)
+                self._outbox.wait(self._pace.idle_s)
         return entry is not None
 
     def _unit(self) -> tuple[frames.Envelope, Tensor] | None:
         """The next unit to send; ``None`` if there is none now."""
         if self._stage is not SourceStage.COPYING or self._copied == len(self._units):
             return None
-        if self._tails and time.monotonic() < self._ready_at:
+        if self._tails and self._pace.clock() < self._ready_at:
             return None
         with self._window.reading() as version:
             return None if version is None else self._next_unit(version)
@@ -292,7 +303,7 @@ class ShadowSource:
         if entry is None:
             self.drop(BEHIND, final=True)
             return None
-        self._ready_at = max(time.monotonic(), self._ready_at) + entry[1].numel() / self._rate
+        self._ready_at = max(self._pace.clock(), self._ready_at) + entry[1].numel() / self._rate
         # Within the window: the tail of this step must include a copied unit.
         self._copied += 1
         if self._copied == len(self._units):

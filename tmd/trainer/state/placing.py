@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple, TypeGuard, cast
 
-from torch.utils.data import DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
 
 
 class DataPlace(NamedTuple):
@@ -24,8 +25,8 @@ Loader = Iterable[Any] | Callable[[DataPlace], Iterable[Any]]
 def placed(loader: Loader, place: DataPlace) -> Iterable[Any]:
     """The loader for ``place``: built by the given function, or the given one, divided anew.
 
-    Samplers of torch and shards of Accelerate are divided anew. A function is called with
-    ``place``.
+    Samplers of torch and shards of Accelerate are divided anew, and a ``worker_init_fn`` that was
+    given a rank gets another one. A function is called with ``place``.
 
     Raises:
         ValueError: the loader divides the data among another number of ranks, or was divided for
@@ -40,6 +41,7 @@ def placed(loader: Loader, place: DataPlace) -> Iterable[Any]:
             "session.checkpoint(), or pass a function that builds the loader and loads the state: "
             "session.batches(lambda place: make_loader(place.part, place.parts, state))"
         )
+    _seed_by_part(getattr(loader, "base_dataloader", loader), place.part)
     for each in pieces(loader):
         if isinstance(each, DistributedSampler):
             _check(each, each.num_replicas, place)
@@ -77,6 +79,15 @@ def pieces(loader: object) -> Iterator[Any]:
         yield batch_sampler
         yield getattr(batch_sampler, "sampler", None)
         batch_sampler = getattr(batch_sampler, "batch_sampler", None)
+
+
+def _seed_by_part(loader: object, part: int) -> None:
+    """Lightning and transformers seed loader processes by the rank at the time of building."""
+    if not isinstance(loader, DataLoader):
+        return
+    init = loader.worker_init_fn
+    if isinstance(init, partial) and isinstance(init.keywords.get("rank"), int):
+        loader.worker_init_fn = partial(init, rank=part)
 
 
 def _is_shard(value: object) -> bool:

@@ -1,0 +1,63 @@
+"""One epoch of a framework's loader, as ``Session.batches`` takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count, islice
+from typing import Any, NoReturn
+
+from tmd.trainer import Session
+
+
+class Epoch:
+    """The same batches as often as it is iterated, for the rank held at that time.
+
+    Args:
+        loader: a loader of torch, or one that is divided like it.
+        begin: prepares the loader for this epoch.
+        ends: whether training ends before the batch of this number, which counts from ``skip``.
+        skip: number of batches to leave out.
+        limit: number of the batch at which the epoch ends; ``None`` for that of the loader.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        loader: Any,
+        begin: Callable[[], object],
+        ends: Callable[[int], object],
+        skip: int = 0,
+        limit: int | None = None,
+    ) -> None:
+        self._session, self._loader, self._begin, self._ends = session, loader, begin, ends
+        self._skip, self._limit = skip, limit
+
+    def __getattr__(self, name: str) -> Any:
+        """A session looks for the samplers and generators of the loader."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._begin()
+        batches = islice(self._session.placed(self._loader), self._skip, self._limit)
+        for number in count():
+            if self._ends(number):
+                return
+            try:
+                yield next(batches)
+            except StopIteration:
+                return
+
+
+def refuse_rest(limit: int) -> NoReturn:
+    """A session checkpoint ends within an epoch, at a limit of steps that is no longer given.
+
+    Raises:
+        RuntimeError: always.
+    """
+    raise RuntimeError(
+        f"the session checkpoint is of the end of a job of {limit} steps, within an epoch, whose "
+        "other batches further steps would lack: remove that checkpoint, so that an earlier one is "
+        "used, or end jobs with an epoch"
+    )
