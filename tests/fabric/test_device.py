@@ -23,9 +23,13 @@ class Cuda:
         self.said: list[str] = []
         self.current = "script"
         self.streams = 0
+        self.capturing = False
 
     def is_initialized(self) -> bool:
         return True
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.capturing
 
     def current_stream(self, place: torch.device) -> Any:
         name = self.current
@@ -60,7 +64,8 @@ class Cuda:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     fake = Cuda()
-    for name in ("is_initialized", "current_stream", "Event", "Stream", "stream"):
+    names = ("is_initialized", "is_current_stream_capturing", "current_stream")
+    for name in (*names, "Event", "Stream", "stream"):
         monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
     monkeypatch.setattr(device, "_own_streams", device._OwnStreams())
     return fake
@@ -93,6 +98,14 @@ def test_later_work_can_come_after_another_stream(cuda: Cuda) -> None:
         queued = device.Cuda().queued([on_gpu()])
     queued.precede()
     assert cuda.said == ["event in optimizer", "script waits for optimizer"]
+
+
+def test_a_collective_in_a_cuda_graph_is_refused(cuda: Cuda) -> None:
+    """A replay would use a communicator that a change of members has freed."""
+    cuda.capturing = True
+    with pytest.raises(RuntimeError, match="switch CUDA graphs off"):
+        device.Cuda().queued([on_gpu()])
+    assert not device.Cuda().queued([torch.ones(1)])
 
 
 def test_tensors_in_host_memory_need_no_event(cuda: Cuda) -> None:

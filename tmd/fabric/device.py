@@ -51,7 +51,12 @@ class Device(Protocol):
         ...
 
     def queued(self, tensors: Iterable[Tensor]) -> Queued:
-        """What the streams of this thread have queued on the devices of ``tensors`` by now."""
+        """What the streams of this thread have queued on the devices of ``tensors`` by now.
+
+        Raises:
+            RuntimeError: they are recording a CUDA graph, which would replay an operation on a
+                communicator that is gone after a change of members.
+        """
         ...
 
     def host_memory(
@@ -144,7 +149,14 @@ class Cuda:
         if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return NOTHING
         places = {tensor.device for tensor in tensors if tensor.is_cuda}
-        return _CudaQueued(places) if places else NOTHING
+        if not places:
+            return NOTHING
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                "a collective of tmd was called while a CUDA graph is captured: capture only what "
+                "does not communicate, or switch CUDA graphs off in the script or its framework"
+            )
+        return _CudaQueued(places)
 
     def host_memory(
         self, shape: Sequence[int], dtype: torch.dtype, *, locked: bool = False
