@@ -23,7 +23,7 @@ PAGES = {path.relative_to(DOCS).as_posix(): path.read_text() for path in DOCS.rg
 README = (ROOT / "README.md").read_text()
 WRITTEN = {**PAGES, "README.md": README}
 LAYOUTS = PAGES["guarantees/layouts.md"]
-DOTTED = re.compile(r"`((?:tmd|tmd_detectors|tmd_policies|tmd_systemd)(?:\.\w+)+)`")
+DOTTED = re.compile(r"`((?:tmd|tmd_detectors|tmd_policies|tmd_systemd|tmd_monitoring)(?:\.\w+)+)`")
 NO_NAMES = {"tmd.detectors", "tmd.policies", "tmd.toml", "tmd.service"}
 """Groups of entry points, and files."""
 PACKAGES = ("tmd", "detectors", "policies")
@@ -134,7 +134,7 @@ def test_every_name_of_the_code_resolves() -> None:
 def test_every_file_that_is_named_exists() -> None:
     """Paths of the repository in backticks lead somewhere."""
     pattern = re.compile(
-        r"`((?:tmd|detectors|policies|docs|tests|bench|examples|systemd)/[\w/.-]+)`"
+        r"`((?:tmd|detectors|policies|docs|tests|bench|examples|systemd|monitoring)/[\w/.-]+)`"
     )
     named = {path for text in WRITTEN.values() for path in pattern.findall(text)}
 

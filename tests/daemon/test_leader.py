@@ -14,6 +14,7 @@ from tmd_policies.replace_failed import ReplaceFailed
 from tests.daemon.tasks import running
 from tests.plugins.clusters import finding
 from tmd.core.planning.election import Lease
+from tmd.core.planning.goodput import LossCause
 from tmd.core.values.breaker_state import Breaker
 from tmd.core.values.errors import StaleLease
 from tmd.core.values.limits import PlanLimits
@@ -374,3 +375,37 @@ async def test_a_live_plan_changes_no_report_of_a_gap(scene):
 
     assert (await scene.record).plan is not None
     assert scene.reported == []
+
+
+# --- metrics --------------------------------------------------------------------------------------
+
+
+async def test_the_leader_counts_the_time_that_a_loss_costs(scene):
+    """From the last commit to the failover, and then while it recovers."""
+    await scene.report("h2", stands_s=1.5)
+    await scene.end("h1", -9)
+    await scene.leader.turn()
+    await asyncio.sleep(2.0)
+    await scene.leader.turn()
+    await asyncio.sleep(3.0)
+    await scene.leader.turn()
+
+    assert scene.leader.counter.lost == pytest.approx(
+        {("job", LossCause.INTERRUPTED_STEP): 3.0, ("job", LossCause.FAILOVER): 10.0}
+    )
+
+
+async def test_only_the_leader_has_a_view_for_its_metrics(scene):
+    """Not without Redis either: old facts would look like new ones."""
+    views = []
+    async with running(scene.leader):
+        await until(lambda: scene.leader.view is not None, every_s=0.1, within_s=60)
+        scene.data.fall_away()
+        await until(lambda: scene.leader.view is None, every_s=0.1, within_s=60)
+        scene.data.away = False
+        await until(lambda: scene.leader.view is not None, every_s=0.1, within_s=60)
+        views.append(scene.leader.view)
+        scene.candidate.lease = Lease(epoch=EPOCH)
+        await until(lambda: scene.leader.view is None, every_s=0.1, within_s=60)
+
+    assert [h.host for h in views[0].hosts] == ["h1", "h2", "h3"]

@@ -28,6 +28,7 @@ from tmd.core.values.model import ClusterView, JobRecord, Severity, Signal, Stat
 from tmd.core.values.reasons import in_words
 from tmd.core.values.view_checks import left_alone
 from tmd.daemon.bus import Store, WakeEvent
+from tmd.daemon.counters import JobCounter
 from tmd.daemon.policy_runner import guarded, rulings
 from tmd.daemon.records import Records
 from tmd.daemon.store_health import StoreHealth
@@ -134,6 +135,9 @@ class Leader:
     ) -> None:
         """``report`` raises findings about jobs on the leader's host."""
         self.bell = candidate.elected
+        self.view: ClusterView | None = None
+        """The cluster at the latest turn, while this daemon leads and Redis answers."""
+        self.counter = JobCounter()
         self._store = store
         self._config = config
         self._candidate = candidate
@@ -156,10 +160,12 @@ class Leader:
             patience = self._config.poll_s
             if not self._candidate.leading:
                 self._note_gaps({}, "this host no longer leads")
+                self._follow()
             else:
                 try:
                     patience = await self.turn()
                 except StoreUnavailable as error:
+                    self.view = None
                     await self._store_health.failed(StoreLoop.DECIDING, error)
                     continue
                 except StaleLease as error:
@@ -176,8 +182,10 @@ class Leader:
         view = await guarded(
             await self._store.snapshot(), self._store, self._config.holder, self._config.breaker
         )
+        self.view = view
         names = {r.job for r in view.jobs}
         names |= {w.job for h in view.hosts for w in h.workers}
+        self.counter.keep(names)
         patience = self._config.poll_s
         for job in sorted(names):
             patience = min(patience, await self._decide(view, job))
@@ -185,6 +193,11 @@ class Leader:
             del self._seen[gone]
         self._note_gaps(self._unprotected(view), "a fit standby joined, or the job ended")
         return patience
+
+    def _follow(self) -> None:
+        """Leave the cluster's metrics to the leader."""
+        self.view = None
+        self.counter.pause()
 
     def _unprotected(self, view: ClusterView) -> dict[str, str]:
         """Per job, why no fit standby covers some rank; a live plan keeps the earlier reason."""
@@ -211,6 +224,8 @@ class Leader:
         limits = self._config.limits
         for _ in range(MOST_REVISIONS):
             record = next((r for r in view.jobs if r.job == job), None)
+            if record is not None:
+                self.counter.look(record, view, asyncio.get_running_loop().time())
             age = self._age(view, record, job)
             after = self._next(view, record, job, age)
             if after is record or after is None:
@@ -221,6 +236,7 @@ class Leader:
                 raise StaleLease("the lease expired while deciding")
             await self._store.put_job(after, expected=expected)
             self._log_decision(record, after)
+            self.counter.wrote(record, after, view)
             view = structs.replace(view, jobs=(*(r for r in view.jobs if r.job != job), after))
         ahead = [limit - age for limit in structs.astuple(limits) if limit > age]
         return min(ahead, default=self._config.poll_s) + 0.001
