@@ -12,7 +12,7 @@ TITAN ?= .venv-torchtitan
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 INSTALL = $(PIP) install --quiet --constraint $(VENV)/constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: install frameworks torchtitan demo example test thorough compat lint docs proof fuzz audit bench bench-peers clean
+.PHONY: install frameworks torchtitan demo example test thorough compat lint docs dist proof fuzz audit bench bench-peers clean
 
 install: $(VENV)/.installed
 
@@ -21,6 +21,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt >$(VENV)/constraints.txt
 	$(INSTALL) "torch==$(TORCH)+cpu" 2>/dev/null || $(INSTALL) torch
+	@# Up to 0.1.0 the distribution was called tmd: its entry points would be there twice.
+	$(PIP) uninstall --quiet --yes tmd
 	$(INSTALL) --editable ".[trainer,embedded,test,lint]"
 	@touch $@
 
@@ -81,6 +83,10 @@ lint: install $(VENV)/.docs-installed
 # The documentation, into site/. A link that leads nowhere is an error.
 docs: install $(VENV)/.docs-installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+# The wheel and the source distribution, into dist/. Needs no network.
+dist: install
+	$(BIN)/python -m build --no-isolation --outdir dist .
 
 # The state machines of the control plane for a long time: hundreds of thousands of events.
 proof: install

@@ -15,6 +15,7 @@ from docs.generate.parts import MARKER, PARTS, filled
 from docs.generate.pictures import FOLDER, PICTURES
 from tmd.core.planning import migration
 from tmd.core.worker import transitions
+from tmd.extras import DISTRIBUTION
 from tmd.fabric.generations import states
 
 ROOT = Path(__file__).parents[1]
@@ -124,7 +125,7 @@ def test_every_name_of_the_code_resolves() -> None:
         try:
             resolved(name)
         except (ImportError, AttributeError, KeyError) as error:
-            if "run pip install 'tmd[" not in str(error):  # there, and its framework is not
+            if "run pip install 'tmd" not in str(error):  # there, and its framework is not
                 lost.append(f"{name}: {error!r}")
 
     assert len(named) > 150
@@ -297,7 +298,7 @@ def test_every_detector_and_policy_is_named() -> None:
     from tmd.plugin import DETECTOR_GROUP, POLICY_GROUP
 
     points = [p for group in (DETECTOR_GROUP, POLICY_GROUP) for p in installed(group)]
-    names = {p.name for p in points if p.dist is not None and p.dist.name == "tmd"}
+    names = {p.name for p in points if p.dist is not None and p.dist.name == DISTRIBUTION}
 
     assert len(names) > 10
     assert [n for n in sorted(names) if f"\n| `{n}` |" not in PAGES["operate/detectors.md"]] == []
