@@ -12,7 +12,7 @@ TITAN ?= .venv-torchtitan
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 INSTALL = $(PIP) install --quiet --constraint $(VENV)/constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: install frameworks torchtitan demo example test thorough compat lint docs dist proof fuzz audit bench bench-peers clean
+.PHONY: install frameworks torchtitan demo example test thorough compat lint docs dist deb proof fuzz audit bench bench-peers clean
 
 install: $(VENV)/.installed
 
@@ -87,6 +87,12 @@ docs: install $(VENV)/.docs-installed
 # The wheel and the source distribution, into dist/. Needs no network.
 dist: install
 	$(BIN)/python -m build --no-isolation --outdir dist .
+
+# A Debian package of the daemon with all that it depends on, into dist/.
+deb: dist
+	PATH=$(abspath $(BIN)):$$PATH packaging/deb/build \
+		dist/tmd_trainmover-$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' tmd/__init__.py)-py3-none-any.whl \
+		dist --constraint constraints.txt
 
 # The state machines of the control plane for a long time: hundreds of thousands of events.
 proof: install

@@ -135,7 +135,7 @@ def test_every_name_of_the_code_resolves() -> None:
 def test_every_file_that_is_named_exists() -> None:
     """Paths of the repository in backticks lead somewhere."""
     pattern = re.compile(
-        r"`((?:tmd|detectors|policies|docs|tests|bench|examples|systemd|monitoring)/[\w/.-]+)`"
+        r"`((?:tmd|detectors|policies|docs|tests|bench|examples|systemd|monitoring|packaging)/[\w/.-]+)`"
     )
     named = {path for text in WRITTEN.values() for path in pattern.findall(text)}
 
