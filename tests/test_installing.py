@@ -358,12 +358,13 @@ def test_the_wheel_has_every_file_of_every_package(wheel: Path) -> None:
     """Also those that are not Python: scenarios, tables, pages, units, rules."""
     folders = {"tmd": "tmd", "detectors": "tmd_detectors", "policies": "tmd_policies"}
     folders |= {"systemd": "tmd_systemd", "monitoring": "tmd_monitoring"}
-    tracked = subprocess.run(
-        ["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split()
-    wanted = {
-        "/".join((folders[top], rest)) for top, _, rest in (f.partition("/") for f in tracked)
-    }
+    files = [
+        (top, file.relative_to(ROOT / top))
+        for top in folders
+        for file in (ROOT / top).rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    ]
+    wanted = {f"{folders[top]}/{file}" for top, file in files}
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
 
