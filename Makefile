@@ -44,6 +44,7 @@ $(TITAN)/.installed: pyproject.toml constraints.txt constraints-torchtitan.txt
 	awk -F== 'NR == FNR { own[$$1] } NR == FNR || !($$1 in own)' \
 		constraints-torchtitan.txt constraints.txt >$(TITAN)/constraints.txt
 	$(INSTALL) "torch==$(TORCH)+cpu" 2>/dev/null || $(INSTALL) torch
+	$(PIP) uninstall --quiet --yes tmd
 	$(INSTALL) --editable ".[torchtitan,embedded]" triton
 	@touch $@
 

@@ -24,6 +24,7 @@ from tmd.core.values.model import (
     ClusterView,
     Exit,
     HostStatus,
+    JobState,
     Phase,
     Rehearsal,
     State,
@@ -409,6 +410,17 @@ async def test_a_record_of_a_later_version_is_left_alone_and_reported(scene, cha
     assert "other" in scene.data.records
     assert [(s.entity, s.state) for s in found] == [("job:job", State.RAISED)]
     assert "update tmd on this host" in found[0].message
+
+
+async def test_a_job_that_has_ended_is_not_formed_over_a_record_of_a_later_version(scene):
+    await write_later(scene, v=RECORD_VERSION + 1, state=JobState.FINISHED)
+    before = dict(scene.data.records)
+    for host in ("h1", "h2"):
+        scene.workers[host] = worker_status(f"{host}/job/0.b")
+        await scene.put(host)
+    await scene.leader.turn()
+
+    assert scene.data.records == before
 
 
 async def test_a_record_that_can_be_read_again_ends_the_report(scene):

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +82,7 @@ def _made(make: Callable[[], str]) -> str:
     """The text, or why there is none: one that fails must not cost the others."""
     try:
         return make()
-    except (TmdError, OSError, ValueError, subprocess.SubprocessError) as error:
+    except (TmdError, OSError, ValueError, HTTPException, subprocess.SubprocessError) as error:
         return f"cannot be had: {in_words(error)}\n"
 
 
@@ -145,7 +146,8 @@ def _metrics(settings: Settings) -> str:
     if settings.http.address is None:
         return "off: [http] listen names no port\n"
     host, port = settings.http.address
-    place = "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
+    host = f"[{host}]" if ":" in host else host
+    place = "127.0.0.1" if host in ("0.0.0.0", "[::]", "") else host
     direct = build_opener(ProxyHandler({}))
     with direct.open(f"http://{place}:{port}/metrics", timeout=COMMAND_S) as response:
         return str(response.read().decode())

@@ -268,6 +268,9 @@ class Leader:
     def _next(
         self, view: ClusterView, record: JobRecord | None, job: str, age: float
     ) -> JobRecord | None:
+        if record is not None and record.is_too_new:
+            self._log_once(job, f"not deciding: {too_new(job)}")
+            return record
         if record is None or record.state in ENDED:
             formed = form(view, job, before=record)
             if formed is None and (why := unformed(view, job)):
