@@ -31,7 +31,7 @@ from tmd.daemon import lua, redis_errors
 from tmd.daemon.bus import Topic
 from tmd.daemon.codec import Codec, paired, text
 from tmd.daemon.job_records import LaterRecord, read_record
-from tmd.daemon.redis_client import connect
+from tmd.daemon.redis_client import connect, disconnect
 from tmd.daemon.statuses import read_hosts
 
 ALERTS_KEPT = 100_000
@@ -291,7 +291,7 @@ class RedisStore:
             raise StoreUnavailable(redis_errors.explained(error, self._place)) from error
 
     async def close(self) -> None:
-        await self._redis.aclose()
+        await disconnect(self._redis)
 
     async def _wake(self) -> None:
         await self._ask(self._redis.publish(self._key("wake"), Topic.ALL.value))
