@@ -13,6 +13,7 @@ import typer
 from tmd.cli.common import ConfigOption, say_once, with_store
 from tmd.cli.output import say
 from tmd.core.values.errors import StoreUnavailable, TmdError
+from tmd.core.values.reasons import in_words
 from tmd.core.values.requests import DrainRequest
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def sync(
             except (StoreUnavailable, SlurmError) as error:
                 if once or dry_run:
                     raise
-                say_once(f"tmd: {error}; trying again", printed)
+                say_once(f"tmd: {in_words(error)}; trying again", printed)
             if once or dry_run:
                 return
             await asyncio.sleep(every)
