@@ -14,7 +14,7 @@ TITAN ?= .venv-torchtitan
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 INSTALL = $(PIP) install --quiet --constraint $(VENV)/constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: install frameworks torchtitan demo example test thorough gpu-test compat lint docs proof fuzz audit bench bench-peers clean
+.PHONY: install frameworks torchtitan demo example test thorough gpu-test compat lint docs dist deb proof fuzz audit bench bench-peers clean
 
 install: $(VENV)/.installed
 
@@ -22,6 +22,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt >$(VENV)/constraints.txt
 	$(INSTALL) "torch==$(TORCH)$(TORCH_BUILD)" 2>/dev/null || $(INSTALL) torch
+	@# Up to 0.1.0 the distribution was called tmd: its entry points would be there twice.
+	$(PIP) uninstall --quiet --yes tmd
 	$(INSTALL) --editable ".[trainer,embedded,test,lint]"
 	@touch $@
 
@@ -43,6 +45,7 @@ $(TITAN)/.installed: pyproject.toml constraints.txt constraints-torchtitan.txt
 	awk -F== 'NR == FNR { own[$$1] } NR == FNR || !($$1 in own)' \
 		constraints-torchtitan.txt constraints.txt >$(TITAN)/constraints.txt
 	$(INSTALL) "torch==$(TORCH)+cpu" 2>/dev/null || $(INSTALL) torch
+	$(PIP) uninstall --quiet --yes tmd
 	$(INSTALL) --editable ".[torchtitan,embedded]" triton
 	@touch $@
 
@@ -87,6 +90,16 @@ lint: install $(VENV)/.docs-installed
 # The documentation, into site/. A link that leads nowhere is an error.
 docs: install $(VENV)/.docs-installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+# The wheel and the source distribution, into dist/. Needs no network.
+dist: install
+	$(BIN)/python -m build --no-isolation --outdir dist .
+
+# A Debian package of the daemon with all that it depends on, into dist/.
+deb: dist
+	PATH=$(abspath $(BIN)):$$PATH packaging/deb/build \
+		dist/tmd_trainmover-$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' tmd/__init__.py)-py3-none-any.whl \
+		dist --constraint constraints.txt
 
 # The state machines of the control plane for a long time: hundreds of thousands of events.
 proof: install

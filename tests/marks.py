@@ -1,5 +1,7 @@
-"""Parameters that a quick run leaves out."""
+"""Parameters that a quick run leaves out, and programs that a test needs."""
 
+import os
+import shutil
 from typing import Any
 
 import pytest
@@ -8,3 +10,14 @@ import pytest
 def thorough(*values: Any) -> Any:
     """A variant for ``make thorough``."""
     return pytest.param(*values, marks=pytest.mark.thorough)
+
+
+def program(name: str, package: str) -> str:
+    """A program that a test needs; its absence is an error only in CI."""
+    found = shutil.which(name)
+    if found is None:
+        missing = f"no {name}: install the package {package}"
+        if os.environ.get("CI"):
+            pytest.fail(missing)
+        pytest.skip(missing)
+    return found

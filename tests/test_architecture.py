@@ -48,6 +48,7 @@ def test_every_package_is_packaged() -> None:
         "detectors": "tmd_detectors",
         "policies": "tmd_policies",
         "systemd": "tmd_systemd",
+        "monitoring": "tmd_monitoring",
     }
     found = {
         ".".join((folders[place], *f.parent.relative_to(ROOT / place).parts))

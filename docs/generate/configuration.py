@@ -13,6 +13,7 @@ from msgspec import structs
 
 from tmd.config import SECTIONS
 from tmd.daemon.plugins import installed
+from tmd.extras import DISTRIBUTION
 from tmd.plugin import DETECTOR_GROUP, POLICY_GROUP
 from tmd.schema import Section
 from tmd.sections import DetectorSection
@@ -46,7 +47,7 @@ def every_key() -> list[Key]:
     found += _keys("detectors.NAME", DetectorSection)
     for group, table in ((DETECTOR_GROUP, "detectors"), (POLICY_GROUP, "policies")):
         for point in installed(group):
-            if point.dist is not None and point.dist.name == "tmd":
+            if point.dist is not None and point.dist.name == DISTRIBUTION:
                 found += _keys(f"{table}.{point.name}", point.load().Config)
     return found
 

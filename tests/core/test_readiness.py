@@ -7,7 +7,7 @@ from msgspec import structs
 
 from tests.values import member, plan, record
 from tmd.core.planning.planned_moves import obstacle
-from tmd.core.planning.readiness import unprotected
+from tmd.core.planning.readiness import Readiness, readiness, unprotected
 from tmd.core.values.model import (
     Activity,
     ClusterView,
@@ -108,3 +108,19 @@ def test_a_standby_that_failed_in_this_move_before_is_not_counted():
     again = structs.replace(RECORD, history=(before,))
 
     assert "it failed as joiner of this move before" in hindered(standby("h3"), of=again)
+
+
+def test_standbys_are_counted_by_what_is_known_of_them():
+    """Ranks without a fit standby are counted also while a plan is live."""
+    proved = Rehearsal(step=1, seconds=1.0)
+    refused = Rehearsal(step=1, seconds=1.0, refusal="other bits", suspect=True)
+    live = structs.replace(RECORD, plan=plan(RECORD.membership, phase=Phase.PREPARE))
+    hosts = (
+        standby("h3", rehearsed=(proved,)),
+        standby("h4"),
+        standby("h5"),
+        standby("h6", rehearsed=(refused,)),
+    )
+
+    assert readiness(ClusterView(hosts=hosts), live) == Readiness(1, 2, 1, ())
+    assert readiness(ClusterView(hosts=hosts[3:]), live) == Readiness(0, 0, 1, (0, 1))

@@ -44,6 +44,36 @@ def encrypted(binary: str, folder: Path, name: str = "127.0.0.1") -> Iterator[tu
         yield port, certificate
 
 
+@contextlib.contextmanager
+def sentinel_of(binary: str, folder: Path, master: int, certificate: Path) -> Iterator[int]:
+    """A TLS-only Sentinel that names the server at port ``master`` as ``tmd``; yields its port."""
+    port, log_file = _free_port(), folder / "sentinel.log"
+    config = folder / "sentinel.conf"
+    config.write_text(
+        f"""port 0
+tls-port {port}
+bind 127.0.0.1
+dir {folder}
+tls-cert-file {certificate}
+tls-key-file {certificate.with_suffix(".key")}
+tls-ca-cert-file {certificate}
+tls-auth-clients no
+tls-replication yes
+sentinel monitor tmd 127.0.0.1 {master} 1
+"""
+    )
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(
+            [binary, str(config), "--sentinel"], stdout=log, stderr=subprocess.STDOUT
+        )
+    try:
+        _await_port(process, port, log_file)
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
 def _certificate(folder: Path, name: str) -> tuple[Path, Path]:
     openssl = shutil.which("openssl")
     if openssl is None:

@@ -74,7 +74,9 @@ def test_a_server_that_does_not_start_is_a_clear_error(tmp_path):
 
 def test_a_server_in_this_process_must_know_the_commands_of_the_store(monkeypatch):
     """The error comes at once and names what is missing."""
-    pytest.importorskip("fakeredis", reason="needs fakeredis: pip install 'tmd[embedded]'")
+    pytest.importorskip(
+        "fakeredis", reason="needs fakeredis: pip install 'tmd-trainmover[embedded]'"
+    )
     monkeypatch.setattr(lua, "LATER", "redis.call('XLATER', KEYS[1])", raising=False)
     with pytest.raises(ConfigError, match="lacks XLATER; install redis-server"), embedded.fake():
         pass

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from tests.daemon.tasks import running
+from tmd.core.values.model import RECORD_VERSION
 from tmd.daemon.agents import AgentServer, AgentSocket
 from tmd.daemon.executor import Executor
 from tmd.daemon.records import Records
@@ -58,6 +59,18 @@ async def test_a_record_of_an_older_leader_changes_nothing(data, executor, recor
     await executor.turn()
 
     assert executor._records.jobs["job"].revision == 4
+
+
+async def test_a_record_of_a_later_version_is_neither_obeyed_nor_replaced(data, executor, record):
+    """The known record stays in force: the workers get no new order."""
+    await data.client().put_job(record(revision=4, lease_epoch=8), expected=0)
+    await executor.turn()
+    later = record(revision=5, lease_epoch=9, v=RECORD_VERSION + 1)
+    await data.client().put_job(later, expected=4)
+    await executor.turn()
+
+    assert executor._records.jobs["job"].revision == 4
+    assert await data.client().jobs() == (later,)
 
 
 async def test_a_wake_up_acts_at_once_and_a_missed_one_after_a_period(data, executor, record):

@@ -14,14 +14,17 @@ from tmd_policies.replace_failed import ReplaceFailed
 from tests.daemon.tasks import running
 from tests.plugins.clusters import finding
 from tmd.core.planning.election import Lease
+from tmd.core.planning.goodput import LossCause
 from tmd.core.values.breaker_state import Breaker
 from tmd.core.values.errors import StaleLease
 from tmd.core.values.limits import PlanLimits
 from tmd.core.values.model import (
+    RECORD_VERSION,
     Activity,
     ClusterView,
     Exit,
     HostStatus,
+    JobState,
     Phase,
     Rehearsal,
     State,
@@ -374,3 +377,100 @@ async def test_a_live_plan_changes_no_report_of_a_gap(scene):
 
     assert (await scene.record).plan is not None
     assert scene.reported == []
+
+
+# --- other versions -------------------------------------------------------------------------------
+
+
+async def write_later(scene, **changes):
+    """A newer leader writes the record; ``changes`` may be what this version cannot decode."""
+    record = await scene.record
+    later = structs.replace(record, revision=record.revision + 1)
+    for name, value in changes.items():
+        structs.force_setattr(later, name, value)
+    await scene.store.put_job(later, expected=record.revision)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"v": RECORD_VERSION + 1}, {"state": "hibernating"}], ids=["newer", "undecodable"]
+)
+async def test_a_record_of_a_later_version_is_left_alone_and_reported(scene, changes):
+    """Even a loss changes nothing, and the job is not formed anew; other jobs are decided upon."""
+    await write_later(scene, **changes)
+    before = dict(scene.data.records)
+    await scene.end("h2", -9)
+    for name in ("h4", "h5"):
+        scene.workers[name] = worker_status(f"{name}/other/0.a", job="other")
+        await scene.put(name)
+    await scene.leader.turn()
+    await scene.leader.turn()
+    found = [s for s in scene.reported if s.code == "job.record_too_new"]
+
+    assert scene.data.records["job"] == before["job"]
+    assert "other" in scene.data.records
+    assert [(s.entity, s.state) for s in found] == [("job:job", State.RAISED)]
+    assert "update tmd on this host" in found[0].message
+
+
+async def test_a_job_that_has_ended_is_not_formed_over_a_record_of_a_later_version(scene):
+    await write_later(scene, v=RECORD_VERSION + 1, state=JobState.FINISHED)
+    before = dict(scene.data.records)
+    for host in ("h1", "h2"):
+        scene.workers[host] = worker_status(f"{host}/job/0.b")
+        await scene.put(host)
+    await scene.leader.turn()
+
+    assert scene.data.records == before
+
+
+async def test_a_record_that_can_be_read_again_ends_the_report(scene):
+    await write_later(scene, v=RECORD_VERSION + 1)
+    await scene.leader.turn()
+    await write_later(scene, v=RECORD_VERSION)
+    await scene.leader.turn()
+
+    states = [s.state for s in scene.reported if s.code == "job.record_too_new"]
+    assert states == [State.RAISED, State.CLEARED]
+
+
+async def test_a_leader_writes_its_version_into_a_record(scene):
+    """Also into one that an older leader wrote."""
+    await write_later(scene, v=0)
+    await scene.end("h1", -9)
+    await scene.leader.turn()
+
+    assert (await scene.record).v == RECORD_VERSION
+
+
+# --- metrics --------------------------------------------------------------------------------------
+
+
+async def test_the_leader_counts_the_time_that_a_loss_costs(scene):
+    """From the last commit to the failover, and then while it recovers."""
+    await scene.report("h2", stands_s=1.5)
+    await scene.end("h1", -9)
+    await scene.leader.turn()
+    await asyncio.sleep(2.0)
+    await scene.leader.turn()
+    await asyncio.sleep(3.0)
+    await scene.leader.turn()
+
+    assert scene.leader.counter.lost == pytest.approx(
+        {("job", LossCause.INTERRUPTED_STEP): 3.0, ("job", LossCause.FAILOVER): 10.0}
+    )
+
+
+async def test_only_the_leader_has_a_view_for_its_metrics(scene):
+    """Not without Redis either: old facts would look like new ones."""
+    views = []
+    async with running(scene.leader):
+        await until(lambda: scene.leader.view is not None, every_s=0.1, within_s=60)
+        scene.data.fall_away()
+        await until(lambda: scene.leader.view is None, every_s=0.1, within_s=60)
+        scene.data.away = False
+        await until(lambda: scene.leader.view is not None, every_s=0.1, within_s=60)
+        views.append(scene.leader.view)
+        scene.candidate.lease = Lease(epoch=EPOCH)
+        await until(lambda: scene.leader.view is None, every_s=0.1, within_s=60)
+
+    assert [h.host for h in views[0].hosts] == ["h1", "h2", "h3"]

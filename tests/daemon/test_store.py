@@ -58,6 +58,24 @@ async def test_an_undecodable_host_status_does_not_affect_others(store):
         assert view.unread == ("h2",)
 
 
+async def test_a_record_of_a_later_version_does_not_affect_others(store, record):
+    """It is named and kept; everything else is read, also in the next snapshot."""
+    later = record(revision=3)
+    structs.force_setattr(later, "state", "hibernating")
+    await store.put_job(later, expected=0)
+    await store.put_job(record(job="other"), expected=0)
+    for _ in range(2):
+        view = await store.snapshot()
+
+        assert [r.job for r in view.jobs] == ["other"]
+        assert view.unread_jobs == ("job",)
+    assert [r.job for r in await store.jobs()] == ["other"]
+    assert not await store.restore_job(record(revision=2))
+    with pytest.raises(Conflict):
+        await store.put_job(record(), expected=0)
+    assert (await store.snapshot()).unread_jobs == ("job",)
+
+
 async def next_topic(wakes):
     async with asyncio.timeout(5):
         return await anext(wakes)

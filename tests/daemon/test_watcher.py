@@ -313,9 +313,9 @@ async def test_a_detector_that_flaps_is_heard_at_a_rate(watching):
     """Its log, journal and stream are rate-limited, and other detectors are not delayed."""
     async with watching(Flapping(), Once()) as (watcher, _):
         await asyncio.sleep(0.01)
-        at_once = watcher.news[Severity.FATAL]
+        at_once = watcher.counter.total(Severity.FATAL)
         await asyncio.sleep(60)
-        later = watcher.news[Severity.FATAL] - at_once
+        later = watcher.counter.total(Severity.FATAL) - at_once
 
         assert at_once <= 2 * (BURST + 2) + 1
         assert later == pytest.approx(2 * 60 * PER_SECOND, rel=0.05)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections import Counter
 from contextlib import asynccontextmanager, suppress
 
 import aiohttp
@@ -13,19 +12,17 @@ import msgspec
 import pytest
 import structlog
 from msgspec import structs
-from prometheus_client.parser import text_string_to_metric_families
 
-from tests import values
 from tests.daemon.tasks import running
 from tests.values import alert
 from tmd.config import Log
 from tmd.core.alerts import store_health
 from tmd.core.planning.election import Lease
-from tmd.core.values.checkpoints import MissedCheckpoint, SavedCheckpoint
 from tmd.core.values.errors import ConfigError
-from tmd.core.values.model import Activity, HostStatus, Mark, Phase, PlanKind, Severity
+from tmd.core.values.model import Activity, HostStatus, Severity
 from tmd.daemon import logs
 from tmd.daemon.bus import state_of
+from tmd.daemon.counters import AlertCounter, JobCounter
 from tmd.daemon.logs import BURST
 from tmd.daemon.web.connections import ConnectionLimits
 from tmd.daemon.web.parts import Local, Parts
@@ -69,15 +66,6 @@ class Served:
         async with self.client.post(path, json=body or {}, **options) as response:
             return response.status, await response.json()
 
-    async def metrics(self):
-        async with self.client.get("/metrics") as response:
-            text = await response.text()
-        return {
-            (sample.name, *sample.labels.values()): sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-        }
-
 
 @asynccontextmanager
 async def serving(store=None, token=TOKEN, serving_trainers=True, patience=None):
@@ -85,9 +73,17 @@ async def serving(store=None, token=TOKEN, serving_trainers=True, patience=None)
     served = Served(store)
 
     def local():
-        lease = Lease(epoch=7, until=asyncio.get_running_loop().time() + 5)
-        alerts = Counter({Severity.FATAL: 3})
-        return Local("h1", serving_trainers, True, lease, alerts, served.store_state)
+        return Local(
+            cluster="c",
+            status=HostStatus("h1", "i"),
+            serving=serving_trainers,
+            leading=False,
+            lease=Lease(),
+            alerts=AlertCounter(),
+            jobs=JobCounter(),
+            view=None,
+            store=served.store_state,
+        )
 
     parts = Parts(
         store.client(), local, None if token is None else Secret(token), frozenset({"node7"})
@@ -109,24 +105,6 @@ async def serving(store=None, token=TOKEN, serving_trainers=True, patience=None)
 async def served():
     async with serving() as one:
         yield one
-
-
-@pytest.fixture
-def plan(record):
-    """A function that makes a finished migration."""
-
-    def make(number, kind=PlanKind.FAILOVER, phase=Phase.DONE):
-        begin = Phase.RECOVER if kind is PlanKind.FAILOVER else Phase.PREPARE
-        middle = Phase.SYNC if kind is PlanKind.FAILOVER else Phase.SWITCH
-        return values.plan(
-            record().membership,
-            id=f"job-{number}",
-            kind=kind,
-            phase=phase,
-            timeline=(Mark(begin, 10.0), Mark(middle, 11.0), Mark(phase, 11.5)),
-        )
-
-    return make
 
 
 async def fill(store, record):
@@ -197,59 +175,18 @@ async def test_events_come_in_pages(served):
     assert end == {"events": [], "next": rest["next"]}
 
 
-async def test_metrics_cover_cluster_and_daemon(served, record, plan):
-    """A migration is counted once, however often it is scraped."""
-    history = (plan(2), plan(3, PlanKind.PLANNED), plan(4, phase=Phase.ABORTED))
-    await fill(served.store, record(history=history))
-    await served.metrics()
-    found = await served.metrics()
-
-    assert found["tmd_hosts", "active"] == 2
-    assert found["tmd_ranks", "job", "running"] == 2
-    assert (found["tmd_step", "job", "1"], found["tmd_step_seconds", "job", "1"]) == (42, 0.25)
-    assert found["tmd_alerts_raised", "degraded"] == 1
-    assert found["tmd_alerts_total", "fatal"] == 3
-    assert found["tmd_migrations_total", "failover", "done"] == 1
-    assert found["tmd_migrations_total", "failover", "aborted"] == 1
-    assert found["tmd_migrations_total", "planned", "done"] == 1
-    assert (found["tmd_downtime_seconds_total",], found["tmd_pause_seconds_total",]) == (1.5, 0.5)
-    assert found["tmd_plans", "prepare"] == 0
-    assert (found["tmd_leader",], found["tmd_lease_epoch",]) == (1, 7)
-    assert found["tmd_store_reachable",] == 1
-
-
-async def test_metrics_include_checkpoints_if_there_are_any(served, record):
-    """The newest known one, and the number of failed ones since."""
-    await fill(served.store, record())
-    none = await served.metrics()
-    await speak(served.store, missed=MissedCheckpoint(20, "No space left", 2))
-    failing = await served.metrics()
-    saved = SavedCheckpoint(10, 1.0, "c")
-    await speak(served.store, missed=MissedCheckpoint(20, "No space left", 1), saved=saved)
-    later = await served.metrics()
-    await speak(served.store, saved=SavedCheckpoint(30, 2.0, "c"))
-    whole = await served.metrics()
-
-    assert not [name for name in none if "checkpoint" in name[0]]
-    step, missed = ("tmd_checkpoint_step", "job"), ("tmd_checkpoints_missed", "job")
-    assert (step in failing, failing[missed]) == (False, 2)
-    assert (later[step], later[missed]) == (10, 1)
-    assert (whole[step], whole[missed]) == (30, 0)
-
-
-async def test_metrics_continue_without_the_store(served, record, plan):
-    """Counts are kept; a record that returns is not counted again."""
-    await fill(served.store, record(history=(plan(2),)))
-    before = await served.metrics()
+@pytest.mark.parametrize(
+    ("accept", "answered"),
+    [("", "text/plain"), ("application/openmetrics-text", "application/openmetrics-text")],
+)
+async def test_metrics_need_no_redis_and_come_in_both_formats(served, accept, answered):
     served.store.fall_away()
-    away = await served.metrics()
-    served.store.away = False
-    after = await served.metrics()
+    async with served.client.get("/metrics", headers={"Accept": accept}) as response:
+        text = await response.text()
 
-    counted = ("tmd_migrations_total", "failover", "done")
-    assert before[counted] == away[counted] == after[counted] == 1
-    assert away["tmd_store_reachable",] == 0
-    assert ("tmd_hosts", "active") not in away
+    assert (response.status, response.content_type) == (200, answered)
+    assert "tmd_store_reachable 1.0" in text
+    assert text.endswith("# EOF\n") == bool(accept)
 
 
 async def test_the_page_loads_and_runs_only_its_own_content(served):

@@ -96,7 +96,9 @@ def test_the_embedded_redis_serves_without_a_redis_server(
     tmp_path: Path, short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kinds that need a separate server process are skipped by name, with the remedy."""
-    pytest.importorskip("fakeredis", reason="needs fakeredis: pip install 'tmd[embedded]'")
+    pytest.importorskip(
+        "fakeredis", reason="needs fakeredis: pip install 'tmd-trainmover[embedded]'"
+    )
     file, facts = tmp_path / "file.toml", tmp_path / "facts.json"
     file.write_text(NO_SERVER)
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -209,7 +209,7 @@ def test_a_missing_package_or_another_release_is_named_with_the_remedy(said: lis
     *missing, other = said[-3:]
 
     for name, line in zip(("transformers", "accelerate"), missing, strict=True):
-        assert f"needs {name}: run pip install 'tmd[transformers]'" in line
+        assert f"needs {name}: run pip install 'tmd-trainmover[transformers]'" in line
     assert "whose Trainer has no _run_epoch" in other
 
 

@@ -25,6 +25,7 @@ from tmd.cli import (
     observing,
     operating,
     policies,
+    slurm,
     standbys,
     status,
     xids,
@@ -99,7 +100,9 @@ app.command()(doctor.doctor)
 app.command()(installing.man)
 app.add_typer(observing.detectors, name="detectors")
 app.add_typer(inspecting.config, name="config")
+app.add_typer(installing.monitoring, name="monitoring")
 app.add_typer(policies.policy, name="policy")
+app.add_typer(slurm.slurm, name="slurm")
 app.add_typer(standbys.standby, name="standby")
 app.add_typer(installing.systemd, name="systemd")
 app.add_typer(xids.xid, name="xid")

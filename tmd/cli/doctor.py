@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from msgspec import Struct
@@ -35,7 +35,15 @@ class Point(Struct, frozen=True):
     text: str
 
 
-def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
+BundleOption = Annotated[
+    Path | None,
+    typer.Option(help="Also write what a support engineer asks for into this file (.tar.gz)."),
+]
+
+
+def doctor(
+    config: ConfigOption = None, as_json: JsonOption = False, bundle: BundleOption = None
+) -> None:
     """Report what this host can do and observe. Exit status 1 if something required fails."""
     from tmd.config import find_file, load
 
@@ -47,6 +55,11 @@ def doctor(config: ConfigOption = None, as_json: JsonOption = False) -> None:
         for point in points:
             mark = "ok  " if point.ok else "FAIL" if point.needed else "no  "
             say(f"{mark}  {point.name:<20}  {point.text}".rstrip())
+    if bundle is not None:
+        from tmd.cli import bundle as bundles
+
+        names = bundles.write(bundle, settings, points)
+        say(f"wrote {bundle} without secrets: {', '.join(names)}", err=True)
     if any(point.needed and not point.ok for point in points):
         raise typer.Exit(1)
 

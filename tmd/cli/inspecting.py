@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -117,15 +118,17 @@ def show(
     file = find_file(config)
     in_file = read_file(file)
     named = variables()
+    for path, line in toml_of(settings):
+        say(f"{line}  # {_origin(path, in_file, str(file), named)}" if origin and path else line)
+
+
+def toml_of(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The effective configuration: the path of each key, empty for other lines, and the line."""
     for section, values in _sections(settings).items():
-        say(f"[{section}]")
-        path = tuple(section.split("."))
+        yield (), f"[{section}]"
         for key, value in values.items():
-            line = f"{key} = {_toml(value)}"
-            if origin:
-                line += f"  # {_origin((*path, key), in_file, str(file), named)}"
-            say(line)
-        say("")
+            yield (*section.split("."), key), f"{key} = {_toml(value)}"
+        yield (), ""
 
 
 def _sections(settings: Settings) -> dict[str, dict[str, Any]]:

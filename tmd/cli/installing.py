@@ -1,4 +1,4 @@
-"""Verbs that install: config init, systemd install, man."""
+"""Verbs that install: config init, systemd install, monitoring install, man."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from tmd.cli.inspecting import config
 from tmd.cli.output import say, say_lines, say_page
 
 systemd = typer.Typer(help="Run the daemon as a systemd service.", no_args_is_help=True)
+
+monitoring = typer.Typer(help="Watch tmd with Prometheus and Grafana.", no_args_is_help=True)
 
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite existing files.")]
 DryRunOption = Annotated[
@@ -88,6 +90,26 @@ def install(
     say("Next: tmd man --to /usr/local/share/man")
     say("      systemctl daemon-reload && systemctl enable --now tmd")
     say("      journalctl -u tmd -f")
+
+
+@monitoring.command("install")
+def install_monitoring(
+    to: Annotated[Path, typer.Option(help="Folder for the files.")],
+    docs: Annotated[
+        str, typer.Option(help="Address of tmd's documentation, to which each alert links.")
+    ] = shipped.DOCUMENTATION,
+    force: ForceOption = False,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Write alert rules for Prometheus and a dashboard for Grafana."""
+    to = to.absolute()
+    _write(shipped.monitoring(to, docs), force=force, dry_run=dry_run)
+    if dry_run:
+        return
+    if docs == shipped.DOCUMENTATION:
+        say(f"The runbook links lead to {docs}: --docs sets the address of your documentation")
+    say(f"Next: name {to / 'tmd-alerts.yml'} under rule_files of prometheus.yml and reload it,")
+    say(f"      and import {to / 'tmd-dashboard.json'} into Grafana")
 
 
 def man(

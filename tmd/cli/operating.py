@@ -161,7 +161,11 @@ async def _until_empty(store: RedisStore, host: str, *, timeout_s: float) -> Non
     stuck_since: float | None = None
     try:
         async with asyncio.timeout(timeout_s):
-            while records := holdings(view := await snapshot_when_back(store, printed)).get(host):
+            while True:
+                view = await snapshot_when_back(store, printed)
+                _refuse_unreadable(view)
+                if not (records := holdings(view).get(host)):
+                    break
                 for record in records:
                     _show_progress(record, printed)
                 why, now = _obstacles(view, host), time.monotonic()
@@ -175,6 +179,17 @@ async def _until_empty(store: RedisStore, host: str, *, timeout_s: float) -> Non
             "'tmd status' shows what it waits for"
         ) from None
     say(f"{host} holds no ranks")
+
+
+def _refuse_unreadable(view: ClusterView) -> None:
+    """Whether a host is empty is not known while some record cannot be read."""
+    from tmd.core.values.view_checks import too_new
+
+    if view.unread_jobs:
+        raise TmdError(
+            f"{too_new(view.unread_jobs[0])}; the drain remains requested, and whether the host "
+            "still holds ranks of that job is not known here"
+        )
 
 
 async def _unless_stuck(store: RedisStore, host: str) -> None:

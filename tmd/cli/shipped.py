@@ -13,6 +13,10 @@ from tmd.core.values.reasons import os_reason
 
 PACKAGE = "tmd_systemd"
 """The folder ``systemd`` of the source tree."""
+MONITORING = "tmd_monitoring"
+"""The folder ``monitoring`` of the source tree."""
+DOCUMENTATION = "https://docs.example"
+"""The address that the shipped alert rules give for the documentation."""
 SECRET = "secret"
 """The file of the cluster's secret."""
 FOLDER = "/etc/tmd"
@@ -32,9 +36,9 @@ class File(Struct, frozen=True):
     mode: int
 
 
-def text_of(name: str) -> str:
+def text_of(name: str, package: str = PACKAGE) -> str:
     """The shipped file ``name``."""
-    return (resources.files(PACKAGE) / name).read_text()
+    return (resources.files(package) / name).read_text()
 
 
 def configuration(folder: Path, secret: str) -> tuple[File, ...]:
@@ -44,6 +48,21 @@ def configuration(folder: Path, secret: str) -> tuple[File, ...]:
         File(folder / "tmd.toml", settings, 0o644),
         File(folder / SECRET, secret + "\n", 0o600),
         File(folder / "redis.acl", text_of("redis.acl"), 0o600),
+    )
+
+
+def monitoring(folder: Path, documentation: str) -> tuple[File, ...]:
+    """The alert rules of Prometheus, whose runbook is at ``documentation``, and the dashboard.
+
+    Raises:
+        ConfigError: ``documentation`` is no address.
+    """
+    if not re.fullmatch(r"(https?|file)://[^\s\"'\\]+", documentation):
+        raise ConfigError(f"--docs {documentation!a}: give the address of the documentation")
+    rules = text_of("tmd-alerts.yml", MONITORING).replace(DOCUMENTATION, documentation.rstrip("/"))
+    return (
+        File(folder / "tmd-alerts.yml", rules, 0o644),
+        File(folder / "tmd-dashboard.json", text_of("tmd-dashboard.json", MONITORING), 0o644),
     )
 
 

@@ -76,6 +76,8 @@ def render(view: ClusterView, cluster: str, leader: str) -> Group:
     """The view as tables for a terminal."""
     from rich.console import Group
 
+    from tmd.core.values.view_checks import too_new, unreadable_jobs
+
     led = f"led by {leader.partition('#')[0]}" if leader else "no leader"
     paused = "   PAUSED: no new migrations" if view.paused else ""
     parts: list[RenderableType] = [
@@ -85,6 +87,7 @@ def render(view: ClusterView, cluster: str, leader: str) -> Group:
     if view.breaker.open:
         words = f"CIRCUIT BREAKER OPEN: {view.breaker.reason}; 'tmd resume' closes it"
         parts.append(cell(words, "bold red"))
+    parts += [cell(too_new(job), "bold red") for job in unreadable_jobs(view)]
     for record in view.jobs:
         parts += _job(view, record)
     alerts = _alerts(view)
@@ -100,8 +103,9 @@ def _hosts(view: ClusterView) -> Table:
         add(shown, host.host, role, str(len(host.workers)), str(len(host.alerts)), heard)
     known = {h.host for h in view.hosts}
     members = {m.host for r in view.jobs for m in r.membership.members}
-    for name in sorted((members | roles.keys()) - known):
-        add(shown, name, "silent", "-", "-", "-", style="red")
+    for name in sorted((members | roles.keys() | {*view.unread}) - known):
+        role = "another version" if name in view.unread else "silent"
+        add(shown, name, role, "-", "-", "-", style="red")
     return shown
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -73,23 +74,37 @@ class Codec:
         what = FORGED.format(kind.__name__)
         return StoreUnavailable(f"{what}; delete its key: redis-cli DEL '{self._place}{key}'")
 
-    def named(self, pairs: Pairs, kind: type[T], name_of: Callable[[T], str]) -> dict[str, T]:
+    def named(
+        self,
+        pairs: Pairs,
+        kind: type[Any],
+        name_of: Callable[[T], str],
+        read: Callable[[bytes], T] | None = None,
+    ) -> dict[str, T]:
         """Values of ``pairs`` by name: those that members wrote and stored under their name.
 
-        A sealed value that was copied to another name counts as forged.
+        A sealed value that was copied to another name counts as forged. ``read`` decodes what is
+        not simply a ``kind``.
         """
+        read = read or partial(decoded, kind=kind)
         before = self._known.get(kind, {})
         known = {
-            pair: before[pair] if pair in before else self._opened(*pair, kind, name_of)
+            pair: before[pair] if pair in before else self._opened(*pair, kind, name_of, read)
             for pair in pairs
         }
         self._known[kind] = known
         return {name: value for (name, _), value in known.items() if value is not None}
 
     def _opened(
-        self, name: str, value: bytes, kind: type[T], name_of: Callable[[T], str]
+        self,
+        name: str,
+        value: bytes,
+        kind: type[Any],
+        name_of: Callable[[T], str],
+        read: Callable[[bytes], T],
     ) -> T | None:
-        found = self.opened(value, kind)
+        body = self.body(value, kind)
+        found = None if body is None else read(body)
         if found is not None and name_of(found) != name:
             self.note_forged(kind, value)
             return None

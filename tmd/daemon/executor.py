@@ -11,6 +11,7 @@ from tmd.core.alerts.store_health import StoreLoop
 from tmd.core.planning.election import Receipt
 from tmd.core.values.errors import StoreUnavailable
 from tmd.core.values.model import JobRecord
+from tmd.core.values.view_checks import too_new
 from tmd.daemon.agents import AgentServer
 from tmd.daemon.bus import Store, WakeEvent
 from tmd.daemon.records import Records
@@ -59,7 +60,9 @@ class Executor:
                 case Receipt.OLDER:
                     lost.append(self._records.jobs[record.job])
                 case Receipt.REFUSED:
-                    self._log_refusal(record)
+                    self._log_refusal(record, "record of an older leader refused")
+                case Receipt.TOO_NEW:
+                    self._log_refusal(record, too_new(record.job))
                 case Receipt.NEW | Receipt.KNOWN:
                     self._refused.pop(record.job, None)
         self._agents.push()
@@ -67,9 +70,7 @@ class Executor:
             if await self._store.restore_job(record):
                 log.warning("record restored", job=record.job, revision=record.revision)
 
-    def _log_refusal(self, record: JobRecord) -> None:
+    def _log_refusal(self, record: JobRecord, why: str) -> None:
         if self._refused.get(record.job) != record.lease_epoch:
             self._refused[record.job] = record.lease_epoch
-            log.warning(
-                "record of an older leader refused", job=record.job, lease_epoch=record.lease_epoch
-            )
+            log.warning(why, job=record.job, lease_epoch=record.lease_epoch)

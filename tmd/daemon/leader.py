@@ -21,13 +21,22 @@ from tmd.core.planning.deadlines import Seen, seen
 from tmd.core.planning.election import Answer, Granted, Lease, next_attempt, updated
 from tmd.core.planning.migration import is_live
 from tmd.core.planning.planning import ENDED, form, steer, unformed
-from tmd.core.planning.readiness import NO_FIT_STANDBY, unprotected
+from tmd.core.planning.readiness import NO_FIT_STANDBY, RECORD_TOO_NEW, unprotected
 from tmd.core.values.errors import Conflict, StaleLease, StoreUnavailable
 from tmd.core.values.limits import PlanLimits, ShadowGoals
-from tmd.core.values.model import ClusterView, JobRecord, Severity, Signal, State, Verdict
+from tmd.core.values.model import (
+    RECORD_VERSION,
+    ClusterView,
+    JobRecord,
+    Severity,
+    Signal,
+    State,
+    Verdict,
+)
 from tmd.core.values.reasons import in_words
-from tmd.core.values.view_checks import left_alone
+from tmd.core.values.view_checks import left_alone, too_new, unreadable_jobs
 from tmd.daemon.bus import Store, WakeEvent
+from tmd.daemon.counters import JobCounter
 from tmd.daemon.policy_runner import guarded, rulings
 from tmd.daemon.records import Records
 from tmd.daemon.store_health import StoreHealth
@@ -39,7 +48,15 @@ MOST_REVISIONS = 16
 """Per job and turn: a guard against decisions that never settle."""
 
 
+OVER = {
+    NO_FIT_STANDBY: "a fit standby joined, or the job ended",
+    RECORD_TOO_NEW: "the record can be read again",
+}
+"""Why a finding of the leader has ended."""
+
 RaiseFinding = Callable[[Signal], None]
+Finding = tuple[str, str]
+"""Code and job of a finding of the leader."""
 
 
 class LeaderConfig(Struct, frozen=True):
@@ -134,6 +151,9 @@ class Leader:
     ) -> None:
         """``report`` raises findings about jobs on the leader's host."""
         self.bell = candidate.elected
+        self.view: ClusterView | None = None
+        """The cluster at the latest turn, while this daemon leads and Redis answers."""
+        self.counter = JobCounter()
         self._store = store
         self._config = config
         self._candidate = candidate
@@ -142,8 +162,7 @@ class Leader:
         self._seen: dict[str, Seen] = {}
         self._logged: dict[str, str] = {}
         self._report = report
-        self._gaps: dict[str, str] = {}
-        """Open findings: job -> what it lacks."""
+        self._findings: dict[Finding, str] = {}
 
     def adopt(self, policies: Sequence[Policy]) -> None:
         """Use these policies from the next turn on."""
@@ -155,11 +174,13 @@ class Leader:
         while True:
             patience = self._config.poll_s
             if not self._candidate.leading:
-                self._note_gaps({}, "this host no longer leads")
+                self._note_findings({}, "this host no longer leads")
+                self._follow()
             else:
                 try:
                     patience = await self.turn()
                 except StoreUnavailable as error:
+                    self.view = None
                     await self._store_health.failed(StoreLoop.DECIDING, error)
                     continue
                 except StaleLease as error:
@@ -176,58 +197,80 @@ class Leader:
         view = await guarded(
             await self._store.snapshot(), self._store, self._config.holder, self._config.breaker
         )
+        self.view = view
         names = {r.job for r in view.jobs}
         names |= {w.job for h in view.hosts for w in h.workers}
+        self.counter.keep(names)
         patience = self._config.poll_s
-        for job in sorted(names):
+        later = unreadable_jobs(view)
+        for job in sorted(names.difference(view.unread_jobs)):
             patience = min(patience, await self._decide(view, job))
         for gone in self._seen.keys() - names:
             del self._seen[gone]
-        self._note_gaps(self._unprotected(view), "a fit standby joined, or the job ended")
+        self._note_findings(
+            {
+                **self._unprotected(view),
+                **{(RECORD_TOO_NEW, job): too_new(job) for job in later},
+            }
+        )
         return patience
 
-    def _unprotected(self, view: ClusterView) -> dict[str, str]:
+    def _follow(self) -> None:
+        """Leave the cluster's metrics to the leader."""
+        self.view = None
+        self.counter.pause()
+
+    def _unprotected(self, view: ClusterView) -> dict[Finding, str]:
         """Per job, why no fit standby covers some rank; a live plan keeps the earlier reason."""
         lacking = {}
         for record in view.jobs:
-            gap = unprotected(view, record)
+            gap, finding = unprotected(view, record), (NO_FIT_STANDBY, record.job)
             if gap is not None:
-                lacking[record.job] = gap.sentence
-            elif is_live(record.plan) and record.job in self._gaps:
-                lacking[record.job] = self._gaps[record.job]
+                lacking[finding] = gap.sentence
+            elif is_live(record.plan) and finding in self._findings:
+                lacking[finding] = self._findings[finding]
         return lacking
 
-    def _note_gaps(self, lacking: dict[str, str], over: str) -> None:
-        """Report new or changed gaps, and clear those that closed, with the reason ``over``."""
-        for job in self._gaps.keys() - lacking.keys():
-            self._report(_gap(job, State.CLEARED, over))
-        for job, why in lacking.items():
-            if self._gaps.get(job) != why:
-                self._report(_gap(job, State.RAISED, why))
-        self._gaps = lacking
+    def _note_findings(self, found: dict[Finding, str], over: str = "") -> None:
+        """Report new or changed findings, and clear those that ended, with the reason ``over``."""
+        for finding in self._findings.keys() - found.keys():
+            self._report(_signal(finding, State.CLEARED, over or OVER[finding[0]]))
+        for finding, why in found.items():
+            if self._findings.get(finding) != why:
+                self._report(_signal(finding, State.RAISED, why))
+        self._findings = found
 
     async def _decide(self, view: ClusterView, job: str) -> float:
         """Write revisions of ``job`` until the view requires no further one."""
         limits = self._config.limits
         for _ in range(MOST_REVISIONS):
             record = next((r for r in view.jobs if r.job == job), None)
+            if record is not None:
+                self.counter.look(record, view, asyncio.get_running_loop().time())
             age = self._age(view, record, job)
             after = self._next(view, record, job, age)
             if after is record or after is None:
                 break
             expected = record.revision if record else 0
-            after = structs.replace(after, lease_epoch=self._candidate.lease.epoch)
+            after = self._signed(after)
             if not self._candidate.leading:
                 raise StaleLease("the lease expired while deciding")
             await self._store.put_job(after, expected=expected)
             self._log_decision(record, after)
+            self.counter.wrote(record, after, view)
             view = structs.replace(view, jobs=(*(r for r in view.jobs if r.job != job), after))
         ahead = [limit - age for limit in structs.astuple(limits) if limit > age]
         return min(ahead, default=self._config.poll_s) + 0.001
 
+    def _signed(self, record: JobRecord) -> JobRecord:
+        return structs.replace(record, lease_epoch=self._candidate.lease.epoch, v=RECORD_VERSION)
+
     def _next(
         self, view: ClusterView, record: JobRecord | None, job: str, age: float
     ) -> JobRecord | None:
+        if record is not None and record.is_too_new:
+            self._log_once(job, f"not deciding: {too_new(job)}")
+            return record
         if record is None or record.state in ENDED:
             formed = form(view, job, before=record)
             if formed is None and (why := unformed(view, job)):
@@ -288,5 +331,6 @@ def _plan_id(record: JobRecord) -> str:
     return record.plan.id if record.plan else ""
 
 
-def _gap(job: str, state: State, message: str) -> Signal:
-    return Signal(NO_FIT_STANDBY, f"job:{job}", Severity.WARNING, state, message, job=job)
+def _signal(finding: Finding, state: State, message: str) -> Signal:
+    code, job = finding
+    return Signal(code, f"job:{job}", Severity.WARNING, state, message, job=job)

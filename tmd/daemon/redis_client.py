@@ -6,8 +6,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from redis.asyncio import Redis
+from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
+from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
 
 from tmd.core.values.errors import ConfigError
@@ -17,6 +18,10 @@ MISREAD = (
     "redis://user:password@host:6379/0, and in the password %2F for '/', %40 for '@', %3A for ':'"
 )
 """Shows no part of the URL: the password may be in the part that cannot be parsed."""
+
+
+SENTINEL = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
+"""Schemes of a server that Sentinels name, and of the server itself."""
 
 
 def connect(url: str, timeout_s: float) -> Redis:
@@ -35,12 +40,12 @@ def connect(url: str, timeout_s: float) -> Redis:
         parts = urlsplit(url)
     except ValueError:
         raise ConfigError(MISREAD) from None
-    if parts.scheme == "redis+sentinel":
+    if parts.scheme in SENTINEL:
         return _sentinel(url, options)
     if parts.scheme not in ("redis", "rediss", "unix"):
         raise ConfigError(
             "[redis] url: the scheme is unknown; "
-            "use redis://, rediss://, unix:// or redis+sentinel://"
+            "use redis://, rediss://, unix://, redis+sentinel:// or rediss+sentinel://"
         )
     try:
         return Redis.from_url(url, **options)
@@ -48,8 +53,21 @@ def connect(url: str, timeout_s: float) -> Redis:
         raise ConfigError(MISREAD) from None
 
 
+async def disconnect(client: Redis) -> None:
+    """Close all connections of ``client``, also those to the Sentinels."""
+    await client.aclose()
+    pool = client.connection_pool
+    if isinstance(pool, SentinelConnectionPool):
+        for each in pool.sentinel_manager.sentinels:
+            await each.aclose()
+
+
 def _sentinel(url: str, options: dict[str, Any]) -> Redis:
-    """``redis+sentinel://[user:password@]host:port,host:port/service[/db]``."""
+    """``redis+sentinel://[user:password@]host:port,host:port/service[/db][?option=value]``.
+
+    With ``rediss`` both the Sentinels and the server are asked with TLS; the options are those of a
+    URL of one server.
+    """
     parts = urlsplit(url)
     login, _, hosts = parts.netloc.rpartition("@")
     service, _, db = parts.path.strip("/").partition("/")
@@ -60,6 +78,7 @@ def _sentinel(url: str, options: dict[str, Any]) -> Redis:
         pairs = [place.partition(":") for place in hosts.split(",")]
         places = [(host, int(port or 26379)) for host, _, port in pairs]
         number = int(db or 0)
+        options = options | _of_query(SENTINEL[parts.scheme], parts.query)
     except ValueError:
         raise ConfigError(MISREAD) from None
     sentinel = Sentinel(places, sentinel_kwargs=options, **options)  # type: ignore[no-untyped-call]
@@ -67,3 +86,11 @@ def _sentinel(url: str, options: dict[str, Any]) -> Redis:
         service, db=number, username=user or None, password=password or None
     )
     return client
+
+
+def _of_query(scheme: str, query: str) -> dict[str, Any]:
+    """The options that the end of a URL sets, and whether TLS is used."""
+    found: dict[str, Any] = dict(parse_url(f"{scheme}://host?{query}"))
+    for name in ("host", "connection_class"):
+        found.pop(name, None)
+    return {**found, "ssl": True} if scheme == "rediss" else found

@@ -143,11 +143,14 @@ class Service:
 
         def local() -> Local:
             return Local(
-                host=settings.host.name,
+                cluster=settings.cluster.name,
+                status=self.publisher.status(),
                 serving=self.agents.listening.is_set(),
                 leading=self.candidate.leading,
                 lease=self.candidate.lease,
-                alerts=self.watcher.news,
+                alerts=self.watcher.counter,
+                jobs=self.leader.counter,
+                view=self.leader.view,
                 store=self.store_health.state,
             )
 

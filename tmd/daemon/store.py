@@ -30,7 +30,8 @@ from tmd.core.values.requests import DrainRequest, HealthyRequest, RehearsalRequ
 from tmd.daemon import lua, redis_errors
 from tmd.daemon.bus import Topic
 from tmd.daemon.codec import Codec, paired, text
-from tmd.daemon.redis_client import connect
+from tmd.daemon.job_records import LaterRecord, read_record
+from tmd.daemon.redis_client import connect, disconnect
 from tmd.daemon.statuses import read_hosts
 
 ALERTS_KEPT = 100_000
@@ -84,7 +85,7 @@ class RedisStore:
         opened = self._codec.demanded
         return ClusterView(
             **self._read_hosts(hosts),
-            jobs=self._records(jobs),
+            **self._read_jobs(jobs),
             drains=self._requests(drains, DrainRequest),
             rehearsals=self._requests(rehearsals, RehearsalRequest),
             paused=bool(paused),
@@ -101,14 +102,21 @@ class RedisStore:
         return {"hosts": hosts, "unread": unread}
 
     def _requests(self, reply: Sequence[bytes], kind: type[Request]) -> tuple[Request, ...]:
-        found = self._codec.named(paired(reply), kind, lambda r: r.host)
+        found: dict[str, Request] = self._codec.named(paired(reply), kind, lambda r: r.host)
         return tuple(found[host] for host in sorted(found))
 
-    def _records(self, reply: Sequence[bytes]) -> tuple[JobRecord, ...]:
+    def _read_jobs(self, reply: Sequence[bytes]) -> dict[str, Any]:
+        records = self._records(reply)
+        return {
+            "jobs": tuple(r for r in records if isinstance(r, JobRecord)),
+            "unread_jobs": tuple(r.job for r in records if isinstance(r, LaterRecord)),
+        }
+
+    def _records(self, reply: Sequence[bytes]) -> tuple[JobRecord | LaterRecord, ...]:
         """All records or an error: a skipped one would look like a job that has not formed yet."""
         stored = {text(n): rest for n, *rest in zip(*[iter(reply)] * 4, strict=True)}
         pairs = [(name, record) for name, (_, _, record) in stored.items()]
-        found = self._codec.named(pairs, JobRecord, lambda r: r.job)
+        found = self._codec.named(pairs, JobRecord, lambda r: r.job, read_record)
         for name, (revision, fence, _) in stored.items():
             # The values that the scripts compare are outside the seal.
             counts = found.get(name) and text(revision) == str(found[name].revision)
@@ -118,7 +126,7 @@ class RedisStore:
 
     async def jobs(self) -> tuple[JobRecord, ...]:
         records = await self._run(lua.JOBS, ["jobs"])
-        return self._records(records)
+        return tuple(r for r in self._records(records) if isinstance(r, JobRecord))
 
     async def clock(self) -> float:
         """Wall-clock seconds of the server, for display."""
@@ -244,7 +252,9 @@ class RedisStore:
 
     async def healthy_requests(self) -> tuple[HealthyRequest, ...]:
         reply = await self._run(lua.FIELDS, ["healthy"])
-        found = self._codec.named(paired(reply), HealthyRequest, lambda r: r.id)
+        found: dict[str, HealthyRequest] = self._codec.named(
+            paired(reply), HealthyRequest, lambda r: r.id
+        )
         return tuple(sorted(found.values(), key=lambda r: (r.at, r.id)))
 
     async def healthy_served(self, request: HealthyRequest) -> None:
@@ -281,7 +291,7 @@ class RedisStore:
             raise StoreUnavailable(redis_errors.explained(error, self._place)) from error
 
     async def close(self) -> None:
-        await self._redis.aclose()
+        await disconnect(self._redis)
 
     async def _wake(self) -> None:
         await self._ask(self._redis.publish(self._key("wake"), Topic.ALL.value))

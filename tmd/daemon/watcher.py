@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -26,6 +26,7 @@ from tmd.core.values.model import Alert, Severity, Signal, State, Strategy
 from tmd.core.values.reasons import in_words
 from tmd.core.values.requests import HealthyRequest
 from tmd.daemon.bus import Store, WakeEvent
+from tmd.daemon.counters import AlertCounter
 from tmd.daemon.journal import Journal
 from tmd.daemon.plugins import LoadedDetector
 from tmd.daemon.roster import Roster
@@ -122,7 +123,7 @@ class Watcher:
     ) -> None:
         """``unwritten``: alerts on their way to the journal; beyond it, the oldest are dropped."""
         self.board = triage.Board()
-        self.news: Counter[Severity] = Counter()
+        self.counter = AlertCounter()
         self._host = host
         self._incarnation = incarnation
         self._watched = {loaded.origin.name: Watched(loaded) for loaded in detectors}
@@ -218,16 +219,10 @@ class Watcher:
 
     def declare_healthy(self, request: HealthyRequest) -> None:
         """Take in an operator's request."""
-        self._note(
-            *triage.declared_healthy(
-                self.board,
-                self._host,
-                request.code,
-                by=request.by,
-                request=request.id,
-                now=time.time(),
-            )
+        board, news = triage.declared_healthy(
+            self.board, self._host, request.code, by=request.by, request=request.id, now=time.time()
         )
+        self._note(board, news)
 
     def terms(self) -> dict[str, tuple[Strategy, Rules]]:
         """The strategy of each enabled detector, and when its findings count."""
@@ -248,7 +243,7 @@ class Watcher:
                 severity=alert.severity.value,
                 message=alert.message,
             )
-            self.news[alert.severity] += 1
+            self.counter.add(alert)
             self._unwritten.append(alert)
         if news:
             self.posted.ring()

@@ -17,7 +17,7 @@ try:
     from accelerate.state import AcceleratorState, PartialState
 except ImportError as error:
     raise ImportError(
-        "tmd.integrations.accelerate needs accelerate: run pip install 'tmd[accelerate]'"
+        "tmd.integrations.accelerate needs accelerate: run pip install 'tmd-trainmover[accelerate]'"
     ) from error
 
 from tmd.trainer import Session

@@ -18,6 +18,7 @@ from tmd.core.values.errors import Conflict, StaleLease, StoreUnavailable
 from tmd.core.values.model import Alert, ClusterView, HostStatus, JobRecord
 from tmd.core.values.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon.bus import Topic
+from tmd.daemon.job_records import LaterRecord, read_record
 from tmd.daemon.statuses import read_hosts
 
 
@@ -99,6 +100,7 @@ class MemoryClient:
             hosts=tuple(read.found.values()),
             unread=read.unread,
             jobs=await self.jobs(),
+            unread_jobs=tuple(r.job for r in self._records() if isinstance(r, LaterRecord)),
             drains=tuple(store.drains[h] for h in sorted(store.drains)),
             rehearsals=tuple(store.rehearsals[h] for h in sorted(store.rehearsals)),
             paused=store.paused,
@@ -107,8 +109,11 @@ class MemoryClient:
 
     async def jobs(self) -> tuple[JobRecord, ...]:
         await self._reach()
+        return tuple(r for r in self._records() if isinstance(r, JobRecord))
+
+    def _records(self) -> list[JobRecord | LaterRecord]:
         records = self._store.records
-        return tuple(json.decode(records[j], type=JobRecord) for j in sorted(records))
+        return [read_record(records[job]) for job in sorted(records)]
 
     async def put_host(self, status: HostStatus, *, ttl_s: float, wake: bool) -> None:
         now = await self._reach()
@@ -161,7 +166,7 @@ class MemoryClient:
 
     def _revision(self, job: str) -> int:
         stored = self._store.records.get(job)
-        return json.decode(stored, type=JobRecord).revision if stored else 0
+        return read_record(stored).revision if stored else 0
 
     def _write(self, record: JobRecord, fence: int) -> None:
         self._store.records[record.job] = json.encode(record)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from tmd.core.values.breaker_state import Breaker
 from tmd.core.values.checkpoints import MissedCheckpoint, SavedCheckpoint
+from tmd.core.values.demands import Urgency as Urgency
+from tmd.core.values.demands import Verdict as Verdict
 from tmd.core.values.membership import Member as Member
 from tmd.core.values.membership import Membership as Membership
 from tmd.core.values.pace import Pace
@@ -220,28 +222,6 @@ class HostStatus(Struct, frozen=True):
 # --- the leader's decisions -----------------------------------------------------------------------
 
 
-class Urgency(StrEnum):
-    FAILED = "failed"  # the worker is dead or must be treated as dead: failover
-    DRAIN = "drain"  # the worker can hand over its rank: planned replacement
-
-
-class Verdict(Struct, frozen=True):
-    """A policy's demand, and its reason."""
-
-    job: str
-    worker: str
-    urgency: Urgency
-    cause: str
-    """Code of the alert or the request: ``trainer.exited``, ``drain``."""
-    reason: str
-    """A sentence for people."""
-    policy: str = ""
-    leave: bool = False
-    """Drain only: the leaver exits after the move instead of returning to the pool."""
-    request: str = ""
-    """Drain only: id of the drain request."""
-
-
 class PlanKind(StrEnum):
     PLANNED = "planned"
     FAILOVER = "failover"
@@ -333,6 +313,10 @@ class JobState(StrEnum):
     FAILED = "failed"
 
 
+RECORD_VERSION = 1
+"""Grows when an older tmd must not act on a record, since it would miss what a field means."""
+
+
 class JobRecord(Struct, frozen=True):
     """The agreed facts about one job; one key, changed by compare-and-set."""
 
@@ -352,8 +336,17 @@ class JobRecord(Struct, frozen=True):
     history: tuple[MigrationPlan, ...] = ()
     """Final plans, newest last, a bounded number."""
     detail: str = ""
-    shadows: tuple[ShadowAssignment, ...] = ()
+    # Stored under the name that it has had since 0.1.0, so that either version reads the other's.
+    shadows: tuple[ShadowAssignment, ...] = field(default=(), name="understudies")
     """Standbys that shadow a rank now."""
+    v: int = 1
+    """:data:`RECORD_VERSION` of the leader that wrote it. A record that is too new is left alone:
+    nothing is decided about the job, no order is derived from it, and it is not written."""
+
+    @property
+    def is_too_new(self) -> bool:
+        """Whether a later version of tmd wrote it, whose records mean something else."""
+        return self.v > RECORD_VERSION
 
     @property
     def parties(self) -> tuple[Member, ...]:
@@ -387,6 +380,8 @@ class ClusterView(Struct, frozen=True):
     breaker: Breaker = Breaker()
     unread: tuple[str, ...] = ()
     """Hosts whose heartbeats have another version."""
+    unread_jobs: tuple[str, ...] = ()
+    """Jobs whose records have another version, so that they are not among ``jobs``."""
 
     def workers(self, job: str) -> dict[str, WorkerStatus]:
         """Statuses of all workers of ``job`` on hosts with a heartbeat."""

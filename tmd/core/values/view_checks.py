@@ -28,7 +28,19 @@ def unknown_host(view: ClusterView, host: str) -> str:
 
 def left_alone(record: JobRecord, view: ClusterView) -> str:
     """Why nothing is decided about the job, in a sentence; empty if it can be."""
+    if record.is_too_new:
+        return too_new(record.job)
     hosts = sorted({m.host for m in record.parties} & set(view.unread))
     if not hosts:
         return ""
     return f"{', '.join(hosts)} cannot be understood: update tmd here, or there"
+
+
+def too_new(job: str) -> str:
+    """Says that the record of ``job`` is left alone."""
+    return f"a later version of tmd wrote the record of job {job}: update tmd on this host"
+
+
+def unreadable_jobs(view: ClusterView) -> tuple[str, ...]:
+    """Jobs whose records are left alone since a later version of tmd wrote them."""
+    return tuple(sorted({*view.unread_jobs, *(r.job for r in view.jobs if r.is_too_new)}))

@@ -1,182 +1,92 @@
-"""Prometheus metrics of the cluster, as the store shows it, and of this daemon.
+"""Prometheus metrics of this host. The leader adds those of the cluster and its jobs.
 
-Computed for each scrape. Only finished migrations, each counted once, are remembered.
+Computed for each scrape, without a request to Redis.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry
 from prometheus_client import exposition as prometheus
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tmd import __version__
-from tmd.core.planning.migration import is_live
-from tmd.core.values.checkpoints import newest
-from tmd.core.values.model import (
-    FINAL,
-    ClusterView,
-    JobRecord,
-    MigrationPlan,
-    Phase,
-    PlanKind,
-    Severity,
-)
+from tmd.core.values.model import HostStatus
+from tmd.daemon.counters import AlertCounter
+from tmd.daemon.web.cluster_metrics import counted, of_cluster
+from tmd.daemon.web.families import JOB, gauge
 from tmd.daemon.web.parts import Local
 
 
-class Account:
-    """Migrations that have ended since this daemon started, each counted once."""
-
-    def __init__(self) -> None:
-        self.ended: Counter[tuple[str, str]] = Counter()
-        """(kind, outcome) -> number."""
-        self.downtime_s = 0.0
-        self.pause_s = 0.0
-        self._seen: dict[str, None] = {}
-
-    def take(self, jobs: Iterable[JobRecord]) -> None:
-        shown = {f"{r.job}/{p.id}": p for r in jobs for p in r.history if p.phase in FINAL}
-        for name, plan in shown.items():
-            if name not in self._seen:
-                self._count(plan)
-        # A record that is missing for a moment is not counted again when it returns.
-        self._seen = dict.fromkeys([*self._seen, *shown])
-        for name in [n for n in self._seen if n not in shown][:-1000]:
-            del self._seen[name]
-
-    def _count(self, plan: MigrationPlan) -> None:
-        self.ended[plan.kind.value, plan.phase.value] += 1
-        if plan.phase is not Phase.DONE or not plan.timeline:
-            return
-        begin = Phase.SWITCH if plan.kind is PlanKind.PLANNED else plan.timeline[0].phase
-        times = [mark.at for mark in plan.timeline if mark.phase is begin]
-        if not times:
-            return
-        seconds = max(0.0, plan.timeline[-1].at - times[0])
-        if plan.kind is PlanKind.PLANNED:
-            self.pause_s += seconds
-        else:
-            self.downtime_s += seconds
-
-
-def exposition(view: ClusterView | None, local: Local, account: Account) -> tuple[bytes, str]:
-    """The Prometheus text and its content type; ``view`` is ``None`` without a store."""
+def exposition(local: Local, accept: str = "") -> tuple[bytes, str]:
+    """The text in the format that the ``Accept`` header asks for, and its content type."""
     registry = CollectorRegistry(auto_describe=False)
-    if view is not None:
-        account.take(view.jobs)
-    registry.register(_Collector(view, local, account, asyncio.get_running_loop().time()))
-    return prometheus.generate_latest(registry), prometheus.CONTENT_TYPE_LATEST
+    registry.register(_Collector(local, asyncio.get_running_loop().time()))
+    encode, content_type = prometheus.choose_encoder(accept)
+    return encode(registry), content_type
 
 
 class _Collector(Collector):
-    def __init__(
-        self, view: ClusterView | None, local: Local, account: Account, now: float
-    ) -> None:
-        self._view = view
+    def __init__(self, local: Local, now: float) -> None:
         self._local = local
-        self._account = account
         self._now = now
 
     def describe(self) -> Iterator[Metric]:
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        yield from _of_daemon(self._local, self._view is not None, self._now)
-        yield from _of_account(self._account)
-        if self._view is not None:
-            yield from _of_hosts(self._view)
-            yield from _of_jobs(self._view)
+        local = self._local
+        yield from _of_daemon(local, self._now)
+        yield from _of_alerts(local.status, local.alerts)
+        yield from _of_workers(local.status)
+        yield from counted(local.jobs)
+        if local.view is not None:
+            yield from of_cluster(local.view)
 
 
-def _of_daemon(local: Local, reachable: bool, now: float) -> Iterator[Metric]:
-    yield _gauge("tmd_build_info", "Version of the daemon.", {(__version__,): 1.0}, "version")
-    yield _gauge("tmd_store_reachable", "Whether Redis answers this daemon.", {(): reachable})
-    yield _gauge("tmd_leader", "Whether this daemon leads.", {(): local.leading})
-    yield _gauge("tmd_lease_epoch", "This daemon's newest lease epoch.", {(): local.lease.epoch})
+def _of_daemon(local: Local, now: float) -> Iterator[Metric]:
+    yield InfoMetricFamily("tmd_build", "Version of the daemon.", {"version": __version__})
+    role = "standby" if local.status.standby else "active"
+    host = {"cluster": local.cluster, "host": local.status.host, "role": role}
+    yield InfoMetricFamily("tmd_host", "This host.", host)
+    reachable = not local.store.causes
+    yield gauge("tmd_store_reachable", "Whether Redis serves this daemon.", {(): reachable})
+    leads = {(local.cluster,): local.leading}
+    yield gauge("tmd_leader", "Whether this daemon leads.", leads, "cluster")
+    yield gauge("tmd_lease_epoch", "This daemon's newest lease epoch.", {(): local.lease.epoch})
     left = max(0.0, local.lease.until - now) if local.leading else 0.0
-    yield _gauge("tmd_lease_remaining_seconds", "Time left on the lease.", {(): left})
-    alerts = CounterMetricFamily(
-        "tmd_alerts_total", "Alerts raised, worsened or cleared on this host.", labels=["severity"]
+    yield gauge("tmd_lease_remaining_seconds", "Time left on the lease.", {(): left})
+
+
+def _of_alerts(status: HostStatus, alerts: AlertCounter) -> Iterator[Metric]:
+    raised = Counter((status.host, a.code, a.severity.value) for a in status.alerts)
+    text = "Findings that are raised now on this host."
+    yield gauge("tmd_alerts_raised", text, raised, "host", "code", "severity")
+    total = CounterMetricFamily(
+        "tmd_alerts",
+        "Alerts that this host raised, worsened or cleared since its daemon started.",
+        labels=["host", "code", "severity", "state"],
     )
-    for severity in Severity:
-        alerts.add_metric([severity.value], local.alerts[severity])
-    yield alerts
+    for (code, severity, state), number in alerts.counts.items():
+        total.add_metric([status.host, code, severity.value, state.value], number)
+    yield total
 
 
-def _of_account(account: Account) -> Iterator[Metric]:
-    ended = CounterMetricFamily(
-        "tmd_migrations_total", "Migrations that have ended.", labels=["kind", "outcome"]
-    )
-    for labels, number in account.ended.items():
-        ended.add_metric(labels, number)
-    yield ended
-    yield CounterMetricFamily(
-        "tmd_downtime_seconds_total",
-        "From the plan of a failover to the first step committed after it.",
-        account.downtime_s,
-    )
-    yield CounterMetricFamily(
-        "tmd_pause_seconds_total",
-        "From a planned switch to the report of its first commit: an upper bound of the pause.",
-        account.pause_s,
-    )
-
-
-def _of_hosts(view: ClusterView) -> Iterator[Metric]:
-    standby = sum(h.standby for h in view.hosts)
-    roles = {("active",): len(view.hosts) - standby, ("standby",): standby}
-    yield _gauge("tmd_hosts", "Hosts with a current heartbeat.", roles, "role")
-    yield _gauge("tmd_drains", "Drain requests.", {(): len(view.drains)})
-    yield _gauge("tmd_paused", "Whether new migrations are held back.", {(): view.paused})
-    raised = Counter(alert.severity for host in view.hosts for alert in host.alerts)
-    levels = {(severity.value,): raised[severity] for severity in Severity}
-    yield _gauge("tmd_alerts_raised", "Open alerts in the cluster.", levels, "severity")
-
-
-def _of_jobs(view: ClusterView) -> Iterator[Metric]:
-    ranks, epochs, steps, paces = {}, {}, {}, {}
-    plans: Counter[Phase] = Counter(r.plan.phase for r in view.jobs if r.plan and is_live(r.plan))
-    for record in view.jobs:
-        ranks[record.job, record.state.value] = record.world_size
-        epochs[(record.job,)] = record.membership.epoch
-        workers = view.workers(record.job)
-        for rank, member in enumerate(record.membership.members):
-            worker = workers.get(member.worker)
-            if worker is not None:
-                steps[record.job, str(rank)] = worker.step
-                paces[record.job, str(rank)] = worker.step_seconds
-    live = {(phase.value,): plans[phase] for phase in Phase if phase not in FINAL}
-    yield _gauge("tmd_ranks", "Ranks of a job.", ranks, "job", "state")
-    yield _gauge("tmd_epoch", "Group epoch of a job.", epochs, "job")
-    yield _gauge("tmd_step", "Steps that a rank has committed.", steps, "job", "rank")
-    yield _gauge("tmd_step_seconds", "Duration of a rank's latest step.", paces, "job", "rank")
-    yield _gauge("tmd_plans", "Live migration plans.", live, "phase")
-    yield from _of_checkpoints(view)
-
-
-def _of_checkpoints(view: ClusterView) -> Iterator[Metric]:
-    steps, missed = {}, {}
-    for record in view.jobs:
-        known = view.workers(record.job).values()
-        saved = newest(w.saved for w in known)
-        if saved is not None:
-            steps[(record.job,)] = saved.step
-        vain = [w.missed.count for w in known if w.missed]
-        if saved is not None or vain:
-            missed[(record.job,)] = max(vain, default=0)
-    yield _gauge("tmd_checkpoint_step", "Step of the newest complete checkpoint.", steps, "job")
-    text = "Consecutive failed checkpoints, the most of any rank."
-    yield _gauge("tmd_checkpoints_missed", text, missed, "job")
-
-
-def _gauge(name: str, text: str, values: Mapping[Any, float], *labels: str) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=labels)
-    for place, value in values.items():
-        family.add_metric(place, float(value))
-    return family
+def _of_workers(status: HostStatus) -> Iterator[Metric]:
+    activities = Counter((w.job, w.activity.value) for w in status.workers)
+    text = "Workers of this host by what they do."
+    yield gauge("tmd_workers", text, activities, JOB, "activity")
+    ranks = {(w.job, str(w.rank)): w for w in status.workers if w.rank is not None}
+    steps = {key: w.step for key, w in ranks.items()}
+    text = "Steps that a rank of this host has committed."
+    yield gauge("tmd_rank_step", text, steps, JOB, "rank")
+    paces = {key: w.step_seconds for key, w in ranks.items()}
+    text = "Duration of the latest step of a rank of this host."
+    yield gauge("tmd_rank_step_seconds", text, paces, JOB, "rank")
+    lags = {(w.job, str(w.shadow.rank)): w.shadow.lag_s for w in status.workers if w.shadow}
+    text = "Time by which a standby of this host lags behind the rank that it shadows."
+    yield gauge("tmd_shadow_lag_seconds", text, lags, JOB, "rank")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +11,9 @@ from msgspec import Struct
 
 from tmd.core.alerts.store_health import StoreState
 from tmd.core.planning.election import Lease
-from tmd.core.values.model import Severity
+from tmd.core.values.model import ClusterView, HostStatus
 from tmd.daemon.bus import Store
+from tmd.daemon.counters import AlertCounter, JobCounter
 from tmd.daemon.web.guard import RequestProblem
 from tmd.schema import Secret
 
@@ -21,13 +21,17 @@ from tmd.schema import Secret
 class Local(Struct, frozen=True):
     """The current state of this daemon."""
 
-    host: str
+    cluster: str
+    status: HostStatus
+    """The current heartbeat."""
     serving: bool
     """Whether trainers can connect."""
     leading: bool
     lease: Lease
-    alerts: Counter[Severity]
-    """Alerts published by this daemon since it started."""
+    alerts: AlertCounter
+    jobs: JobCounter
+    view: ClusterView | None
+    """The leader's latest view of the cluster; ``None`` on any other host, and without Redis."""
     store: StoreState
     """The latest results of its loops' requests to Redis."""
 

@@ -7,13 +7,11 @@ import hashlib
 import re
 from importlib import resources
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
-from tmd.core.values.errors import StoreUnavailable
-from tmd.core.values.model import ClusterView
 from tmd.daemon.bus import state_of
 from tmd.daemon.web.guard import RequestProblem
-from tmd.daemon.web.metrics import Account, exposition
+from tmd.daemon.web.metrics import exposition
 from tmd.daemon.web.parts import PARTS, Refused, answer
 
 PAGE_LIMIT = 1000
@@ -68,22 +66,11 @@ def cursor_of(text: str) -> str:
     return text
 
 
-class Metrics:
-    """Keeps what must be counted once across scrapes."""
-
-    def __init__(self) -> None:
-        self._account = Account()
-
-    async def get(self, request: web.Request) -> web.Response:
-        """Metrics of the cluster and this daemon; without the store, of this daemon alone."""
-        parts = request.app[PARTS]
-        view: ClusterView | None = None
-        try:
-            view = await parts.store.snapshot()
-        except StoreUnavailable:
-            view = None
-        body, content_type = exposition(view, parts.local(), self._account)
-        return web.Response(body=body, headers={"Content-Type": content_type})
+async def metrics(request: web.Request) -> web.Response:
+    """Metrics of this daemon, and of the cluster if it leads. A scrape does not use Redis."""
+    accept = request.headers.get(hdrs.ACCEPT, "")
+    body, content_type = exposition(request.app[PARTS].local(), accept)
+    return web.Response(body=body, headers={hdrs.CONTENT_TYPE: content_type})
 
 
 class Page:

@@ -15,7 +15,7 @@ from tmd.daemon.web import acting
 from tmd.daemon.web.connections import ConnectionLimits, Connections
 from tmd.daemon.web.guard import RequestProblem, misnamed
 from tmd.daemon.web.parts import PARTS, Parts, Refused, complaint
-from tmd.daemon.web.reading import Metrics, Page, events, healthz, readyz, state
+from tmd.daemon.web.reading import Page, events, healthz, metrics, readyz, state
 from tmd.daemon.web.stream import Streams
 
 log = structlog.get_logger("tmd.web")
@@ -23,7 +23,7 @@ log = structlog.get_logger("tmd.web")
 LARGEST_BODY = 16 * 1024
 MOST_READS, MOST_CHANGES = 16, 8
 """Most concurrent requests. With the streams, fewer than the connections: a probe gets in."""
-PROBES = frozenset({"/healthz", "/readyz"})
+PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 """Paths that do not use Redis, so they are not counted."""
 STREAM = "/v1/stream"
 
@@ -95,12 +95,12 @@ def application(parts: Parts) -> web.Application:
     middlewares = [_attended, _errors, _named, _places()]
     app = web.Application(client_max_size=LARGEST_BODY, middlewares=middlewares)
     app[PARTS] = parts
-    streams, metrics, page = Streams(), Metrics(), Page()
+    streams, page = Streams(), Page()
     app.on_shutdown.append(streams.close)
     app.router.add_get("/", page.get)
     app.router.add_get("/healthz", healthz)
     app.router.add_get("/readyz", readyz)
-    app.router.add_get("/metrics", metrics.get)
+    app.router.add_get("/metrics", metrics)
     app.router.add_get("/v1/state", state)
     app.router.add_get("/v1/events", events)
     app.router.add_get("/v1/stream", streams.get)

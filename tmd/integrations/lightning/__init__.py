@@ -10,7 +10,7 @@ except ModuleNotFoundError as error:
     if error.name not in ("lightning", "lightning.pytorch"):
         raise
     raise ImportError(
-        "tmd.integrations.lightning needs lightning: run pip install 'tmd[lightning]'"
+        "tmd.integrations.lightning needs lightning: run pip install 'tmd-trainmover[lightning]'"
     ) from error
 
 __all__ = ["TmdStrategy"]

@@ -9,7 +9,7 @@ try:
     import torchtitan  # noqa: F401
 except ImportError as error:
     raise ImportError(
-        "tmd.integrations.torchtitan needs torchtitan: run pip install 'tmd[torchtitan]'"
+        "tmd.integrations.torchtitan needs torchtitan: run pip install 'tmd-trainmover[torchtitan]'"
     ) from error
 
 from tmd.integrations.torchtitan import cpu

@@ -13,7 +13,8 @@ except ModuleNotFoundError as error:
     if error.name not in ("accelerate", "transformers"):
         raise
     raise ImportError(
-        f"tmd.integrations.transformers needs {error.name}: run pip install 'tmd[transformers]'"
+        f"tmd.integrations.transformers needs {error.name}: "
+        "run pip install 'tmd-trainmover[transformers]'"
     ) from error
 
 __all__ = ["Trainer", "TrainingArguments", "session"]

@@ -43,7 +43,7 @@ log = logging.getLogger("tmd.trainer")
 if unknown := [name for name in OVERRIDDEN if not hasattr(transformers.Trainer, name)]:
     raise ImportError(
         f"tmd.integrations.transformers cannot use transformers {transformers.__version__}, whose "
-        f"Trainer has no {', '.join(unknown)}: pip install 'tmd[transformers]'"
+        f"Trainer has no {', '.join(unknown)}: pip install 'tmd-trainmover[transformers]'"
     )
 
 

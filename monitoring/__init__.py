@@ -1,0 +1,1 @@
+"""Files for Prometheus and Grafana; the wheel has them as the package ``tmd_monitoring``."""

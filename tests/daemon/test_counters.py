@@ -1,0 +1,112 @@
+"""What a daemon counts for its metrics."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from tests.values import alert, failover, plan, record, worker
+from tmd.core.planning.goodput import LossCause
+from tmd.core.values.model import ClusterView, Mark, Phase, PlanKind, Severity, State
+from tmd.daemon.counters import (
+    BUCKETS_S,
+    MOST_CODES,
+    OTHER_CODES,
+    AlertCounter,
+    Histogram,
+    JobCounter,
+)
+
+RECORD = record("h1", "h2")
+NOBODY = ClusterView()
+
+
+def in_plan(under_way):
+    return structs.replace(RECORD, plan=under_way)
+
+
+def test_alerts_are_counted_by_code_severity_and_state():
+    counter = AlertCounter()
+    for state in (State.RAISED, State.CLEARED, State.RAISED):
+        counter.add(alert(code="nic.down", severity=Severity.FATAL, state=state))
+
+    assert counter.counts == {
+        ("nic.down", Severity.FATAL, State.RAISED): 2,
+        ("nic.down", Severity.FATAL, State.CLEARED): 1,
+    }
+    assert (counter.total(Severity.FATAL), counter.total(Severity.INFO)) == (3, 0)
+
+
+def test_a_plug_in_that_invents_codes_does_not_fill_the_memory():
+    counter = AlertCounter()
+    for number in range(MOST_CODES + 50):
+        counter.add(alert(code=f"own.{number}"))
+    counter.add(alert(code="own.0"))
+
+    counted = {code: n for (code, _, _), n in counter.counts.items()}
+    assert len(counted) == MOST_CODES + 1
+    assert (counted[OTHER_CODES], counted["own.0"]) == (50, 2)
+
+
+def test_a_bucket_holds_what_is_at_most_its_bound():
+    histogram = Histogram()
+    for seconds in (0.0, BUCKETS_S[0], BUCKETS_S[0] * 1.01, BUCKETS_S[-1] + 1):
+        histogram.observe(seconds)
+    counts = [count for _, count in histogram.buckets()]
+
+    assert counts[:2] == [2, 3]
+    assert counts[-2:] == [3, 4]
+    assert [bound for bound, _ in histogram.buckets()][-1] == "+Inf"
+    assert histogram.sum_s == pytest.approx(BUCKETS_S[0] * 2.01 + BUCKETS_S[-1] + 1)
+
+
+def test_a_standstill_is_counted_while_it_lasts():
+    """In seconds of all ranks; a hold of hours shows before it is over."""
+    counter = JobCounter()
+    holding = in_plan(failover(RECORD))
+    for now in (100.0, 101.0, 104.0):
+        counter.look(holding, NOBODY, now)
+    counter.look(RECORD, NOBODY, 105.0)
+    counter.look(RECORD, NOBODY, 200.0)
+
+    assert counter.lost == {("job", LossCause.FAILOVER): 10.0}
+
+
+def test_time_in_which_another_daemon_leads_is_not_counted():
+    counter = JobCounter()
+    recovering = in_plan(failover(RECORD))
+    counter.look(recovering, NOBODY, 0.0)
+    counter.pause()
+    counter.look(recovering, NOBODY, 50.0)
+    counter.look(recovering, NOBODY, 51.0)
+
+    assert counter.lost == {("job", LossCause.FAILOVER): 2.0}
+
+
+def test_a_written_revision_counts_phases_ends_and_losses():
+    counter = JobCounter()
+    begun = plan(RECORD.membership, phase=Phase.PREPARE, timeline=(Mark(Phase.PREPARE, 1.0),))
+    done = structs.replace(
+        begun,
+        phase=Phase.DONE,
+        timeline=(*begun.timeline, Mark(Phase.READY, 3.0), Mark(Phase.DONE, 3.5)),
+    )
+    counter.wrote(RECORD, in_plan(begun), NOBODY)
+    counter.wrote(in_plan(begun), in_plan(done), NOBODY)
+    lost = structs.replace(failover(RECORD, worker("h2")), id="job-3")
+    counter.wrote(in_plan(done), in_plan(lost), NOBODY)
+
+    assert counter.ended == {(PlanKind.PLANNED, Phase.DONE): 1}
+    sums = {phase: h.sum_s for (_, phase), h in counter.phases.items()}
+    assert sums == {Phase.PREPARE: 2.0, Phase.READY: 0.5}
+    assert counter.lost == {("job", LossCause.INTERRUPTED_STEP): 0.0}
+
+
+def test_a_job_that_is_gone_is_forgotten():
+    counter = JobCounter()
+    counter.look(in_plan(failover(RECORD)), NOBODY, 0.0)
+    counter.look(in_plan(failover(RECORD)), NOBODY, 1.0)
+    counter.keep({"other"})
+    counter.look(in_plan(failover(RECORD)), NOBODY, 9.0)
+
+    assert counter.lost == {}

@@ -1,0 +1,196 @@
+"""The bundle for support: everything that is asked for, and no secret."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tarfile
+import urllib.parse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.test_cli import tmd
+from tests.values import alert
+from tmd.cli import bundle, scrubbing
+from tmd.config import load, parse
+from tmd.core.values.model import HostStatus
+from tmd.daemon.store import open_store
+from tmd.schema import MASK
+
+CANARY = "canary7f3a"
+PASSWORD = f"{CANARY}/pass@word"
+PLANTED = {
+    "cluster secret": f"{CANARY}-of-the-cluster-0123456789",
+    "http token": f"{CANARY}-of-http-0123456789abcdef",
+    "webhook": f"{CANARY}-path",
+    "header": f"{CANARY}-header",
+    "own": f"{CANARY}-own",
+    "unit": f"{CANARY}-in-a-unit",
+}
+PEM = f"-----BEGIN RSA PRIVATE KEY-----\n{CANARY}\n-----END RSA PRIVATE KEY-----"
+SAYS = f"""#!/bin/sh
+echo 'program {{name}} ran'
+echo 'Environment=TMD_REDIS__URL=redis://tmd:{PLANTED["unit"]}@h/0 "TMD_LOG__LEVEL={CANARY}"'
+echo 'Authorization: Bearer {PLANTED["unit"]}'
+echo 'sent with {PLANTED["header"]} and {PLANTED["cluster secret"]}'
+echo 'mysql://root:{PLANTED["unit"]}@db api_key: "{PLANTED["unit"]}" db_password={PLANTED["unit"]}'
+printf '%s\\n' '{PEM}'
+"""
+
+
+@pytest.fixture
+def host(redis_url: str, tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """A configuration with a secret in every place that may hold one, and programs that print
+    secrets; the configuration file and an environment."""
+    for name in ("cluster secret", "http token"):
+        file = tmp_path / name.replace(" ", "-")
+        file.write_text(PLANTED[name] + "\n")
+        file.chmod(0o600)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("journalctl", "systemctl", "nvidia-smi"):
+        (programs / name).write_text(SAYS.format(name=name))
+        (programs / name).chmod(0o755)
+    config = tmp_path / "tmd.toml"
+    config.write_text(f"""
+[cluster]
+name = "bundle-{os.getpid()}"
+secret_file = "{tmp_path}/cluster-secret"
+[http]
+token_file = "{tmp_path}/http-token"
+[webhook]
+url = "https://hooks.example/T0/{PLANTED["webhook"]}"
+headers = {{ Authorization = "Bearer {PLANTED["header"]}" }}
+[host]
+name = "h1"
+state_dir = "{tmp_path}/state"
+socket = "{tmp_path}/s/trainers.sock"
+[[detectors.exec.checks]]
+name = "own"
+command = ["/bin/true", "--token={PLANTED["own"]}"]
+""")
+    config.chmod(0o600)
+    address = redis_url.removeprefix("redis://")
+    url = f"redis://nobody:{urllib.parse.quote(PASSWORD, safe='')}@{address}"
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    return config, {"TMD_REDIS__URL": url, "PATH": path, "TMD_EXAMPLE": CANARY}
+
+
+def contents(file: Path) -> dict[str, str]:
+    with tarfile.open(file) as archive:
+        return {
+            member.name.removeprefix("tmd-bundle/"): archive.extractfile(member).read().decode()
+            for member in archive.getmembers()
+        }
+
+
+def test_no_secret_is_in_the_bundle(host: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    """Planted in files, the environment, units, logs, and in the password that Redis refuses."""
+    config, environment = host
+    file = tmp_path / "bundle.tar.gz"
+    done = tmd("doctor", "--bundle", file, "-c", config, env=environment)
+    found = contents(file)
+
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert {name for name, text in found.items() if CANARY in text} == set()
+    assert CANARY not in done.stdout + done.stderr
+    assert "program journalctl ran" in found["journal.txt"]
+    assert MASK in found["journal.txt"]
+    assert MASK in found["configuration.toml"]
+    assert f"wrote {file} without secrets" in done.stderr
+
+
+def test_the_bundle_has_what_support_asks_for(redis_url: str, tmp_path: Path) -> None:
+    """Also a secret that an alert quotes is removed."""
+    config, secret = tmp_path / "tmd.toml", PLANTED["cluster secret"]
+    config.write_text(f'[cluster]\nname = "b{os.urandom(4).hex()}"\n[redis]\nurl = "{redis_url}"\n')
+    environment = {"TMD_CLUSTER__SECRET": secret, "TMD_HOST__STATE_DIR": str(tmp_path / "state")}
+
+    async def fill() -> None:
+        settings, _ = parse(
+            {
+                "cluster": {"name": load(config).cluster.name, "secret": secret},
+                "redis": {"url": redis_url},
+            }
+        )
+        assert settings is not None
+        store = open_store(settings)
+        try:
+            await store.put_host(HostStatus("h1", "i"), ttl_s=60, wake=False)
+            await store.publish_alert(alert(id="h1-9", message=f"check said {secret}!"))
+        finally:
+            await store.close()
+
+    asyncio.run(fill())
+    file = tmp_path / "bundle.tar.gz"
+    tmd("doctor", "--json", "--bundle", file, "-c", config, env=environment)
+    found = contents(file)
+    about, state = json.loads(found["about.json"]), json.loads(found["state.json"])
+
+    assert sorted(found) == sorted(
+        [
+            "about.json",
+            "doctor.json",
+            "configuration.toml",
+            "state.json",
+            "alerts.json",
+            "metrics.txt",
+            *bundle.COMMANDS,
+        ]
+    )
+    assert "TMD_CLUSTER__SECRET" in about["variables"]
+    assert any(package.startswith("redis ") for package in about["packages"])
+    assert [h["host"] for h in state["hosts"]] == ["h1"]
+    assert [a["message"] for a in json.loads(found["alerts.json"])] == [f"check said {MASK}!"]
+    assert any(point["name"] == "redis" for point in json.loads(found["doctor.json"]))
+
+
+def test_a_bundle_overwrites_no_file(host: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    config, environment = host
+    file = tmp_path / "mine"
+    file.write_text("mine")
+    done = tmd("doctor", "--bundle", file, "-c", config, env=environment)
+
+    assert done.returncode == 2
+    assert "name another file" in done.stderr
+    assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("Authorization: Basic Y2FuYXJ5N2YzYQ==\nnext", "next"),
+        ("redis://:canary7f3a@h:1/0 refused", "refused"),
+        ("redis://u:canary7f3a:@/@h/0 refused", "refused"),
+        ('{"token": "canary7f3a", "rank": 3}', '"rank": 3'),
+        ("password=canary7f3a user=me", "user=me"),
+        ("export TMD_WEBHOOK__URL='https://h/canary7f3a x' # set", "# set"),
+        ("MYSQL_PASSWORD: canary7f3a\nrank: 1", "rank: 1"),
+        (f"{PEM}\nafter", "after"),
+        ("-----BEGIN PRIVATE KEY-----\ncanary7f3a cut off", MASK),
+        ('secret_file = "/etc/tmd/secret"', "/etc/tmd/secret"),
+    ],
+)
+def test_what_looks_like_a_secret_is_removed(text: str, kept: str) -> None:
+    """Without knowing it; the rest of the line stays."""
+    left = scrubbing.scrubbed(text, ())
+
+    assert "canary7f3a" not in left
+    assert "Y2FuYXJ5" not in left
+    assert kept in left
+
+
+def test_each_form_of_a_known_secret_is_removed() -> None:
+    """As it is, as an address quotes it, and as one that was quoted."""
+    given: dict[str, Any] = {"redis": {"url": "redis://u:a%2Fb%40cdef@h:1/0"}}
+    settings, problems = parse(given)
+    assert settings is not None, problems
+    secrets = scrubbing.secrets_of(settings)
+
+    assert {"a%2Fb%40cdef", "a/b@cdef"} <= secrets
+    assert scrubbing.scrubbed("it was a/b@cdef and a%2Fb%40cdef", secrets) == (
+        f"it was {MASK} and {MASK}"
+    )

@@ -1,0 +1,296 @@
+"""Slurm and tmd agree about drained hosts; with a real slurmctld and two real slurmd."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.marks import program
+from tests.test_cli import tmd
+from tests.values import alert
+from tmd.config import parse
+from tmd.core.planning.slurm import SINFO_FORMAT, nodes_of
+from tmd.core.values.model import ClusterView, HostStatus, Severity, Strategy
+from tmd.daemon.store import open_store
+
+ROOT = Path(__file__).parents[1]
+SLURM = ROOT / "examples" / "slurm"
+WITHIN_S = 30.0
+FAULT = alert(code="nvml.ecc", severity=Severity.FATAL, strategy=Strategy.ACT, message="row 'x'")
+SECRET = "0123456789abcdef0123456789abcdef"
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+@contextmanager
+def started(*command: str | Path, log: Path, **environment: str) -> Iterator[None]:
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [*map(str, command)], stdout=out, stderr=out, env={**os.environ, **environment}
+        )
+        try:
+            yield
+        finally:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Two nodes; the environment in which the commands of Slurm find them."""
+    for name, package in (("munged", "munge"), ("slurmctld", "slurm-wlm"), ("slurmd", "slurm-wlm")):
+        program(name, package)
+    folder = tmp_path_factory.mktemp("slurm")
+    munge = folder / "munge"
+    munge.mkdir(mode=0o700)
+    (munge / "key").write_bytes(os.urandom(64))
+    (munge / "key").chmod(0o600)
+    (folder / "state").mkdir()
+    (folder / "spool").mkdir()
+    control, *nodes = free_ports(3)
+    me, host = getpass.getuser(), socket.gethostname()
+    lines = [
+        "ClusterName=t",
+        f"SlurmctldHost={host}(127.0.0.1)",
+        f"SlurmUser={me}",
+        f"SlurmdUser={me}",
+        f"SlurmctldPort={control}",
+        "AuthType=auth/munge",
+        f"AuthInfo=socket={munge}/socket",
+        "CredType=cred/munge",
+        f"StateSaveLocation={folder}/state",
+        f"SlurmdSpoolDir={folder}/spool/%n",
+        f"SlurmctldPidFile={folder}/control.pid",
+        f"SlurmdPidFile={folder}/%n.pid",
+        *("ProctrackType=proctrack/pgid", "TaskPlugin=task/none", "SelectType=select/linear"),
+        *("ReturnToService=2", "MpiDefault=none"),
+        *(
+            f"NodeName=n{number} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=1"
+            for number, port in enumerate(nodes, start=1)
+        ),
+        "PartitionName=all Nodes=n1,n2 Default=YES State=UP",
+        "PartitionName=again Nodes=n1,n2 State=UP",
+    ]
+    (folder / "slurm.conf").write_text("\n".join(lines) + "\n")
+    found = {"SLURM_CONF": str(folder / "slurm.conf")}
+    own = [f"--{name}={munge}/{name.partition('-')[0]}" for name in ("key-file", "socket")]
+    own += [f"--pid-file={munge}/pid", f"--log-file={munge}/log", f"--seed-file={munge}/seed"]
+    with ExitStack() as stack:
+        enter = stack.enter_context
+        enter(started("munged", "--foreground", "--force", *own, log=folder / "munged"))
+        until(lambda: (munge / "socket").exists(), folder)
+        enter(started("slurmctld", "-D", log=folder / "control", **found))
+        for name in ("n1", "n2"):
+            enter(started("slurmd", "-D", "-N", name, log=folder / name, **found))
+        until(lambda: [n.state for n in sinfo(found)] == ["idle", "idle"], folder)
+        yield found
+
+
+def until(condition: Any, logs: Path) -> None:
+    """Slurm has no event for it, so it is asked again."""
+    end = time.monotonic() + WITHIN_S
+    while not condition():
+        if time.monotonic() > end:
+            pytest.fail(
+                "\n".join(
+                    p.read_text(errors="replace") for p in logs.glob("[cnm]*[0-9dl]") if p.is_file()
+                )
+            )
+        time.sleep(0.05)
+
+
+def sinfo(found: dict[str, str]) -> list[Any]:
+    done = subprocess.run(
+        ["sinfo", "--Node", "--noheader", "--format", SINFO_FORMAT],
+        env={**os.environ, **found},
+        capture_output=True,
+        text=True,
+    )
+    return sorted(nodes_of(done.stdout), key=lambda n: n.name)
+
+
+def scontrol(found: dict[str, str], *arguments: str) -> None:
+    subprocess.run(["scontrol", *arguments], env={**os.environ, **found}, check=True)
+
+
+@pytest.fixture
+def sync(cluster: dict[str, str], redis_url: str, tmp_path: Path) -> Iterator[Any]:
+    """A function that runs the verb once, and one that changes and reads the store of tmd."""
+    name = f"slurm{os.urandom(4).hex()}"
+    config = tmp_path / "tmd.toml"
+    config.write_text(f'[cluster]\nname = "{name}"\n[redis]\nurl = "{redis_url}"\n')
+    settings, _ = parse({"cluster": {"name": name, "secret": SECRET}, "redis": {"url": redis_url}})
+    assert settings is not None
+
+    def told(*hosts: HostStatus) -> ClusterView:
+        async def ask() -> ClusterView:
+            store = open_store(settings)
+            try:
+                for host in hosts:
+                    await store.put_host(host, ttl_s=300, wake=False)
+                return await store.snapshot()
+            finally:
+                await store.close()
+
+        return asyncio.run(ask())
+
+    def run(*options: str) -> str:
+        environment = {**cluster, "TMD_CLUSTER__SECRET": SECRET}
+        done = tmd("slurm", "sync", "-c", config, *options, env=environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    yield run, told
+    for node in sinfo(cluster):
+        if node.is_drained:
+            scontrol(cluster, "update", f"NodeName={node.name}", "State=UNDRAIN")
+
+
+def test_slurm_takes_the_example_of_a_job_with_a_spare(
+    cluster: dict[str, str], tmp_path: Path
+) -> None:
+    """All its options; of two nodes, one is the spare."""
+    done = subprocess.run(
+        ["sbatch", "--test-only", "--nodes=2", str(SLURM / "train.sbatch")],
+        env={**os.environ, **cluster},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    text = (SLURM / "train.sbatch").read_text()
+
+    assert done.returncode == 0, done.stderr
+    assert "to start at" in done.stderr
+    assert re.findall(r"^(#SBATCH|srun) --no-kill\b", text, re.MULTILINE) == ["#SBATCH", "srun"]
+    subprocess.run(["bash", "-n", str(SLURM / "train.sbatch")], check=True)
+
+
+def test_drains_go_one_way_and_findings_the_other(cluster: dict[str, str], sync: Any) -> None:
+    """Each is taken back when its cause is over; nothing comes back as an echo."""
+    run, told = sync
+    told(HostStatus("n1", "i"), HostStatus("n2", "i", alerts=(FAULT,)))
+    scontrol(cluster, "update", "NodeName=n1", "State=DRAIN", "Reason=disk | swap")
+    planned = run("--dry-run")
+    untouched = told().drains, sinfo(cluster)[1].state
+    run("--once")
+    view, nodes = told(), sinfo(cluster)
+    again = run("--once")
+    scontrol(cluster, "update", "NodeName=n1", "State=RESUME")
+    told(HostStatus("n2", "i"))
+    run("--once")
+    over, after = told(), sinfo(cluster)
+
+    assert planned.splitlines() == [
+        "would drain host n1: slurm: disk | swap",
+        "would drain node n2: tmd: nvml.ecc: row 'x'",
+    ]
+    assert untouched == ((), "idle")
+    assert [(d.host, d.by) for d in view.drains] == [("n1", "slurm: disk | swap")]
+    assert (nodes[1].state, nodes[1].reason) == ("drained", "tmd: nvml.ecc: row 'x'")
+    assert again == ""
+    assert over.drains == ()
+    assert [n.state for n in after] == ["idle", "idle"]
+
+
+@pytest.fixture
+def check(cluster: dict[str, str], tmp_path: Path) -> Any:
+    """A function that runs the health check on n2, with a detector whose check ends as given."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "tmd").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tmd.cli "$@"\n')
+    (programs / "tmd").chmod(0o755)
+    config = tmp_path / "tmd.toml"
+
+    def run(status: int, more: str = "") -> Any:
+        names = ("host", "nic", "nvml", "straggler", "trainer", "xid")
+        off = "".join(f"[detectors.{name}]\nenabled = false\n" for name in names)
+        script = tmp_path / "own"
+        script.write_text(f"""#!/bin/sh\necho '{{"message": "m"}}'\nexit {status}\n""")
+        script.chmod(0o755)
+        own = f'[[detectors.exec.checks]]\nname = "own"\ncommand = ["{script}"]\n'
+        config.write_text(off + own + more)
+        path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+        environment = {"PATH": path, "TMD_CONFIG": str(config), "SLURMD_NODENAME": "n2"}
+        subprocess.run(
+            [str(SLURM / "health-check")],
+            env={**os.environ, **cluster, **environment, "SCAN_SECONDS": "1"},
+            check=True,
+        )
+        return sinfo(cluster)[1]
+
+    return run
+
+
+def test_the_health_check_drains_a_node_that_fails_and_takes_it_back(check: Any) -> None:
+    """It says what was found."""
+    failed = check(2)
+    healthy = check(0)
+
+    assert (failed.state, failed.reason) == ("drained", "tmd scan: exec.own")
+    assert not failed.is_ours
+    assert healthy.state == "idle"
+
+
+def test_a_wrong_configuration_drains_no_node(check: Any) -> None:
+    """It ends with the status of a failure, too."""
+    assert check(2, "[nonsense]\n").state == "idle"
+
+
+@pytest.mark.thorough
+def test_a_node_that_still_runs_a_job_is_drained_as_well(
+    cluster: dict[str, str], sync: Any, tmp_path: Path
+) -> None:
+    """That is the case that matters: the ranks move, the job goes on."""
+    run, told = sync
+    told(HostStatus("n1", "i"))
+    environment = {**os.environ, **cluster}
+    submitted = subprocess.run(
+        ["sbatch", "--parsable", "-w", "n1", "-o", "/dev/null", "--wrap", "sleep 300"],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    try:
+        until(lambda: sinfo(cluster)[0].state == "allocated", tmp_path)
+        scontrol(cluster, "update", "NodeName=n1", "State=DRAIN", "Reason=soon")
+        run("--once")
+        state = sinfo(cluster)[0].state
+    finally:
+        subprocess.run(["scancel", submitted], env=environment, check=True)
+
+    assert state == "draining"
+    assert [d.by for d in told().drains] == ["slurm: soon"]
+
+
+def test_without_slurm_the_verb_says_where_to_run_it(redis_url: str, tmp_path: Path) -> None:
+    config = tmp_path / "tmd.toml"
+    config.write_text(f'[cluster]\nname = "none"\n[redis]\nurl = "{redis_url}"\n')
+    environment = {"TMD_CLUSTER__SECRET": SECRET, "PATH": str(tmp_path)}
+    done = tmd("slurm", "sync", "--once", "-c", config, env=environment)
+
+    assert done.returncode == 1
+    assert "no sinfo in PATH" in done.stderr

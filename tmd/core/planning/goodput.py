@@ -1,0 +1,134 @@
+"""Attributes training time that a job loses to a cause. Pure; the leader sums it up.
+
+Lost time is counted in seconds of rank time: a job of 8 ranks that stands still for one second
+loses 8 rank seconds. Work that is done again counts as lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+from itertools import pairwise
+from statistics import median
+
+from msgspec import Struct
+
+from tmd.core.planning.migration import PlanFacts, is_live
+from tmd.core.planning.standbys import candidates, takes
+from tmd.core.values.model import (
+    FINAL,
+    ClusterView,
+    JobRecord,
+    JobState,
+    MigrationPlan,
+    Phase,
+    PlanKind,
+)
+
+
+class LossCause(StrEnum):
+    """Why a job makes no progress."""
+
+    PLANNED_MOVE = "planned_move"  # from the vote that switched to the first commit: an upper bound
+    INTERRUPTED_STEP = "interrupted_step"  # from the last commit before a loss to its failover
+    FAILOVER = "failover"  # from the plan of a failover to the first commit after it
+    HOLD = "hold"  # a failover waits for a standby
+    REPEATED_STEPS = "repeated_steps"  # committed steps that are run again after a rollback
+
+
+class Loss(Struct, frozen=True):
+    """Lost time of one cause."""
+
+    cause: LossCause
+    rank_seconds: float
+
+
+class PhaseTime(Struct, frozen=True):
+    """Duration of a phase of a plan that has left it."""
+
+    kind: PlanKind
+    phase: Phase
+    seconds: float
+
+
+def standstill(record: JobRecord, view: ClusterView) -> LossCause | None:
+    """Why no rank of the job makes progress now; ``None`` if they may."""
+    plan = record.plan
+    if plan is None or not is_live(plan) or record.state is not JobState.RUNNING:
+        return None
+    if plan.kind is PlanKind.PLANNED:
+        return LossCause.PLANNED_MOVE if plan.phase is Phase.SWITCH else None
+    holds = plan.phase is Phase.RECOVER and _waits_for_standby(record, plan, view)
+    return LossCause.HOLD if holds else LossCause.FAILOVER
+
+
+def losses(before: JobRecord | None, after: JobRecord, view: ClusterView) -> tuple[Loss, ...]:
+    """Time that is known to be lost once the record becomes ``after``; see also ``standstill``."""
+    plan = after.plan
+    if plan is None or plan.kind is not PlanKind.FAILOVER or not is_live(plan):
+        return ()
+    earlier = None if before is None else before.plan
+    same = earlier is not None and earlier.id == plan.id
+    found = []
+    if not same:
+        stood = _since_last_commit(after, plan, view)
+        found.append(Loss(LossCause.INTERRUPTED_STEP, stood * after.world_size))
+    if plan.rollback is not None and not (same and earlier and earlier.rollback):
+        seconds = plan.rollback.repeats * _step_seconds(after, view)
+        found.append(Loss(LossCause.REPEATED_STEPS, seconds * after.world_size))
+    return tuple(found)
+
+
+def phases_left(before: JobRecord | None, after: JobRecord) -> tuple[PhaseTime, ...]:
+    """The phases that the live plan of ``before`` has left in ``after``."""
+    plan, now = _successor(before, after)
+    if plan is None or now is None:
+        return ()
+    marks = now.timeline[max(0, len(plan.timeline) - 1) :]
+    return tuple(
+        PhaseTime(plan.kind, old.phase, max(0.0, new.at - old.at)) for old, new in pairwise(marks)
+    )
+
+
+def ended(before: JobRecord | None, after: JobRecord) -> MigrationPlan | None:
+    """The plan that was live in ``before`` and is final in ``after``."""
+    _, now = _successor(before, after)
+    return now if now is not None and now.phase in FINAL else None
+
+
+def _successor(
+    before: JobRecord | None, after: JobRecord
+) -> tuple[MigrationPlan | None, MigrationPlan | None]:
+    """The live plan of ``before``, and what it is in ``after``."""
+    plan = None if before is None else before.plan
+    if plan is None or not is_live(plan):
+        return None, None
+    # Another plan may have overtaken it in the same revision.
+    later = [after.plan, *reversed(after.history)]
+    return plan, next((p for p in later if p is not None and p.id == plan.id), None)
+
+
+def _waits_for_standby(record: JobRecord, plan: MigrationPlan, view: ClusterView) -> bool:
+    facts = PlanFacts(view, record.job)
+    spare = [m for m in candidates(view, record, facts) if m.worker not in plan.rejected]
+    vacant = [move.rank for move in plan.moves if move.joiner is None]
+    return any(not takes(spare, rank, facts) for rank in vacant)
+
+
+def _since_last_commit(record: JobRecord, plan: MigrationPlan, view: ClusterView) -> float:
+    """Seconds since a survivor last committed, by the latest reports; 0 if there is none."""
+    known = view.workers(record.job)
+    alive = (m.worker for m in record.membership.members if m.worker not in plan.dead)
+    return min((known[w].stands_s for w in alive if w in known), default=0.0)
+
+
+def _step_seconds(record: JobRecord, view: ClusterView) -> float:
+    return median([*_reported_steps(record, view)] or [0.0])
+
+
+def _reported_steps(record: JobRecord, view: ClusterView) -> Iterator[float]:
+    known = view.workers(record.job)
+    for member in record.membership.members:
+        status = known.get(member.worker)
+        if status is not None and status.step_seconds > 0:
+            yield status.step_seconds

@@ -1,0 +1,107 @@
+"""What this daemon has counted since it started, for ``/metrics``.
+
+Each daemon counts the alerts that it published and, as leader, the revisions that it wrote. So the
+sum over all hosts counts each event once, whoever led.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+
+from tmd.core.planning.goodput import LossCause, ended, losses, phases_left, standstill
+from tmd.core.values.model import (
+    Alert,
+    ClusterView,
+    JobRecord,
+    Phase,
+    PlanKind,
+    Severity,
+    State,
+)
+
+MOST_CODES = 500
+OTHER_CODES = "other"
+"""Counts further codes: a plug-in that invents codes must not fill the memory."""
+BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+
+
+class AlertCounter:
+    """Published alerts by code, severity and state."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, Severity, State]] = Counter()
+        self._codes: set[str] = set()
+
+    def add(self, alert: Alert) -> None:
+        if alert.code not in self._codes and len(self._codes) < MOST_CODES:
+            self._codes.add(alert.code)
+        code = alert.code if alert.code in self._codes else OTHER_CODES
+        self.counts[code, alert.severity, alert.state] += 1
+
+    def total(self, severity: Severity) -> int:
+        """All alerts of ``severity``."""
+        return sum(n for (_, each, _), n in self.counts.items() if each is severity)
+
+
+class Histogram:
+    """Durations in ``BUCKETS_S``."""
+
+    def __init__(self) -> None:
+        self.sum_s = 0.0
+        self._counts = [0] * (len(BUCKETS_S) + 1)
+
+    def observe(self, seconds: float) -> None:
+        self.sum_s += seconds
+        self._counts[bisect_left(BUCKETS_S, seconds)] += 1
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Upper bounds and cumulative counts."""
+        found, total = [], 0
+        for bound, count in zip((*map(str, BUCKETS_S), "+Inf"), self._counts, strict=True):
+            total += count
+            found.append((bound, float(total)))
+        return found
+
+
+class JobCounter:
+    """Migrations that this daemon led, and the time that jobs lost meanwhile."""
+
+    def __init__(self) -> None:
+        self.ended: Counter[tuple[PlanKind, Phase]] = Counter()
+        """(kind, outcome) -> number."""
+        self.phases: dict[tuple[PlanKind, Phase], Histogram] = {}
+        self.lost: dict[tuple[str, LossCause], float] = {}
+        """(job, cause) -> rank seconds."""
+        self._standing: dict[str, tuple[LossCause, float]] = {}
+        """Jobs that stand still: why, and up to which time it is counted."""
+
+    def wrote(self, before: JobRecord | None, after: JobRecord, view: ClusterView) -> None:
+        """Count what the new revision ``after`` ended."""
+        for time in phases_left(before, after):
+            self.phases.setdefault((time.kind, time.phase), Histogram()).observe(time.seconds)
+        if (plan := ended(before, after)) is not None:
+            self.ended[plan.kind, plan.phase] += 1
+        for loss in losses(before, after, view):
+            self._lose(after.job, loss.cause, loss.rank_seconds)
+
+    def look(self, record: JobRecord, view: ClusterView, now: float) -> None:
+        """Count the standstill of a job up to ``now`` (monotonic)."""
+        cause, since = self._standing.pop(record.job, (None, now))
+        if cause is not None:
+            self._lose(record.job, cause, (now - since) * record.world_size)
+        cause = standstill(record, view)
+        if cause is not None:
+            self._standing[record.job] = cause, now
+
+    def keep(self, jobs: set[str]) -> None:
+        """Forget the lost time of jobs that exist no more."""
+        self.lost = {key: lost for key, lost in self.lost.items() if key[0] in jobs}
+        self._standing = {job: seen for job, seen in self._standing.items() if job in jobs}
+
+    def pause(self) -> None:
+        """Stop counting standstills: another daemon leads."""
+        self._standing.clear()
+
+    def _lose(self, job: str, cause: LossCause, rank_seconds: float) -> None:
+        self.lost[job, cause] = self.lost.get((job, cause), 0.0) + rank_seconds
