@@ -1,8 +1,7 @@
 """What the adapters cost when nothing happens: the ``Trainer`` of transformers and of Lightning,
 two ranks, under tmd (daemons beside it) and as their users run it, on Gloo under torchrun, in turn.
 
-A figure is the median time between two steps of rank 0 over one run, the first steps left out. Put
-a redis-server in PATH: fakeredis takes CPU time from two ranks on two cores.
+A figure is the median time between two steps of rank 0 over one run, the first steps left out.
 """
 
 from __future__ import annotations

@@ -203,12 +203,6 @@ def test_normalizations_that_keep_statistics_are_known() -> None:
     assert not modules.keeps_statistics(nn.LayerNorm(2))
 
 
-def test_a_module_with_buffers_is_known() -> None:
-    """``Module._buffers``."""
-    assert modules.has_buffers(nn.BatchNorm1d(2))
-    assert not modules.has_buffers(nn.Sequential(nn.BatchNorm1d(2)))
-
-
 @pytest.mark.usefixtures("world")
 def test_the_ranks_of_a_group_are_known() -> None:
     """``distributed_c10d._world.pg_group_ranks``."""

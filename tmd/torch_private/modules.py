@@ -14,11 +14,6 @@ def keeps_statistics(module: nn.Module) -> bool:
     return isinstance(module, _NormBase)
 
 
-def has_buffers(module: nn.Module) -> bool:
-    """Whether ``module`` itself has a buffer; ``named_buffers`` takes longer to tell."""
-    return bool(module._buffers)
-
-
 def saved_beside_params(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Names and values that ``state_dict()`` has beside parameters, if no hook changes it."""
     for path, each in module.named_modules(remove_duplicate=False):

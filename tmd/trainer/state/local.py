@@ -9,7 +9,7 @@ here: it is derived (:mod:`tmd.trainer.state.seeds`).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from tmd.core.planning.failover import HOLDER_OFFSETS
 from tmd.fabric import device
 from tmd.torch_private.fsdp import forget_gathered, forget_gradients
-from tmd.torch_private.modules import has_buffers, keeps_statistics
+from tmd.torch_private.modules import keeps_statistics
 from tmd.trainer.state.dtensors import part
 from tmd.trainer.state.state import Registry, Stateful
 
@@ -47,14 +47,7 @@ class LocalState:
         """Use the objects registered now; there may be none for a while."""
         modules = self._registry.modules
         self._params = [p for m in modules for p in m.parameters()]
-        self._layers = _layers(modules)
-        self._statistics = {
-            name
-            for path, layer in self._layers
-            if keeps_statistics(layer)
-            for name, buffer in layer.named_buffers(path, recurse=False)
-            if buffer.numel()
-        }
+        self._statistics = {name for name, owner in _owners(modules) if keeps_statistics(owner)}
         self._seen: set[str] = set()
         """Buffers that have changed."""
         self._steps = 0
@@ -175,21 +168,13 @@ class LocalState:
             buffer.data.copy_(flat.view(buffer.shape))
 
     def _buffers(self) -> dict[str, Tensor]:
-        """Looked up each time: a script may replace the tensor of a buffer, or add one.
-
-        Layers are only searched in the first two steps: a search takes longer than all else here.
-        """
-        if self._steps < 2:
-            self._layers = _layers(self._registry.modules)
-        found: dict[str, Tensor] = {}
-        shared: set[int] = set()
-        for path, layer in self._layers:
-            if has_buffers(layer):
-                for name, buffer in layer.named_buffers(path, recurse=False):
-                    if id(buffer) not in shared and (own := part(buffer)).numel():
-                        found[name] = own
-                    shared.add(id(buffer))
-        return found
+        """Looked up each time: a script may replace the tensor of a buffer."""
+        return {
+            f"{number}.{name}": own
+            for number, module in enumerate(self._registry.modules)
+            for name, buffer in module.named_buffers()
+            if (own := part(buffer)).numel()
+        }
 
     def _is_watched(self, name: str, buffer: Tensor) -> bool:
         small = buffer.numel() * buffer.element_size() <= SMALL
@@ -205,11 +190,12 @@ class LocalState:
         return sorted(self._seen | self._statistics)
 
 
-def _layers(modules: list[nn.Module]) -> list[tuple[str, nn.Module]]:
-    """All submodules by path, which begins with the number of the module."""
-    return [
-        pair for n, module in enumerate(modules) for pair in module.named_modules(prefix=str(n))
-    ]
+def _owners(modules: list[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    for number, module in enumerate(modules):
+        for path, layer in module.named_modules():
+            for name, buffer in layer.named_buffers(recurse=False):
+                if buffer.numel():
+                    yield f"{number}.{path}.{name}" if path else f"{number}.{name}", layer
 
 
 def _equal(one: Any, other: Any) -> bool:
