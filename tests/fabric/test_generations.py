@@ -197,6 +197,17 @@ def test_a_worker_in_which_builds_hang_moves_no_more_but_recovers() -> None:
         j.switch()
 
 
+def test_a_worker_with_nothing_to_build_prepares_again_and_again() -> None:
+    """As each recovery does where tmd's own algorithms carry everything."""
+    plain = Generations()
+    built: list[str] = []
+    members = tuple(Member(worker=w, host=w, address="") for w in ("w0", "w1", "w2"))
+    for epoch in range(1, 5):
+        plain.prepare(VIEWS, Membership(epoch=epoch, members=members), built.append)
+    plain.enter(Membership(epoch=4, members=members))
+    assert built == [""] * 4
+
+
 def test_a_build_that_was_given_up_is_waited_for_before_the_next() -> None:
     """Two at once may wait for each other."""
     with job() as j:

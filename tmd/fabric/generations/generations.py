@@ -135,7 +135,7 @@ class Generations:
         """
         with self._changing:
             self._drop("another epoch is prepared")
-            former = self._abandoned[-1] if self._abandoned else None
+            former = next((each for each in reversed(self._abandoned) if each.running), None)
             fresh = [
                 Generation(view, membership) for view in views if self._changes(view, membership)
             ]

@@ -77,6 +77,7 @@ class Preparation:
 
     @property
     def running(self) -> bool:
+        """Whether its thread may be inside a build; there is none if nothing has to be built."""
         return self._thread.is_alive()
 
     @property
