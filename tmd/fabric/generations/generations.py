@@ -112,9 +112,14 @@ class Generations:
     def obstacle(self) -> str:
         """Why this worker takes part in no planned move; empty if it does."""
         with self._changing:
-            self._abandoned = [each for each in self._abandoned if each.running]
-            hung = sum(each.hung for each in self._abandoned)
+            hung = sum(each.hung for each in self._running)
         return f"{hung} earlier builds of groups hang" if hung >= HUNG_LIMIT else ""
+
+    @property
+    def _running(self) -> list[Preparation]:
+        """Dropped preparations that may be inside a build."""
+        self._abandoned = [each for each in self._abandoned if each.running]
+        return self._abandoned
 
     def prepare(
         self,
@@ -135,7 +140,7 @@ class Generations:
         """
         with self._changing:
             self._drop("another epoch is prepared")
-            former = next((each for each in reversed(self._abandoned) if each.running), None)
+            former = self._running[-1] if self._running else None
             fresh = [
                 Generation(view, membership) for view in views if self._changes(view, membership)
             ]
