@@ -190,6 +190,8 @@ class Fabric:
         self._turn(rank, changed=changed)
         if why := self.generations.follow(membership):
             self.poison(why)
+        if self.poisoned:  # perhaps before the generations of this epoch were used
+            self.generations.lose(membership.epoch)
 
     def misses(self, later: Membership) -> bool:
         """Whether a worker that opened links for the ``later`` epoch is gone."""

@@ -7,6 +7,7 @@ is lost; each names its source.
 from __future__ import annotations
 
 import os
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -60,9 +61,17 @@ class NcclInner:
         self._backend.abort()
 
     def close(self) -> None:
+        # In a thread of its own, which also holds the last reference: it may wait long for a device
+        # or a peer that is gone, and training must not.
         backend, self._backend = self._backend, None
-        if not self._aborted:
-            backend.shutdown()
+        threading.Thread(
+            target=_free, args=(backend, self._aborted), name="tmd-free", daemon=True
+        ).start()
+
+
+def _free(backend: Any, aborted: bool) -> None:
+    if not aborted:
+        backend.shutdown()
 
 
 class NcclKind:
