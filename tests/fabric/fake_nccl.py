@@ -101,6 +101,9 @@ class FakeKind:
         self._owned.append(made)
         return made
 
+    def end(self, within_s: float) -> None:
+        pass
+
 
 class FakeNccl:
     """The communicator of one worker, and its stream."""

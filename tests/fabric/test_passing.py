@@ -204,6 +204,57 @@ def test_a_shadow_gets_what_an_inner_group_computes(collective: Collective) -> N
             assert ours[1], "it mirrors something"
 
 
+class Pairs(Recorder):
+    """What was passed on with each output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pairs: list[tuple[str, float]] = []
+
+    def output(self, op: str, group: str, outputs: Sequence[Tensor], given: str = "") -> None:
+        self.pairs.append((given, float(outputs[0][0])))
+
+
+def test_an_output_is_passed_on_with_the_digest_of_its_own_inputs() -> None:
+    """Several operations run at once, as the buckets of DDP do."""
+    with passing() as p:
+        tap = Pairs()
+        p.circle.fabrics[0].tap = tap
+
+        def run(fabric: Fabric) -> None:
+            works = [
+                p.groups[fabric.worker].allreduce([torch.full((9,), float(n))]) for n in (1, 2)
+            ]
+            for work in works:
+                work.wait()
+
+        p.circle.each(run)
+        assert tap.pairs == [("1", 3.0), ("2", 6.0)]
+
+
+class Synchronous:
+    """A backend whose synchronous calls return nothing, as those of NCCL do."""
+
+    def allreduce(self, tensors: list[Tensor], opts: object = None) -> None:
+        tensors[0].fill_(7.0)
+
+
+@pytest.mark.parametrize("followed", [False, True])
+def test_a_call_without_a_handle_has_its_result(followed: bool) -> None:
+    """It runs in the caller's own stream. A shadow gets the result, too."""
+    with passing() as p:
+        fabric = p.circle.fabrics[0]
+        p.circle.each(p.inner)[0]._backend = Synchronous()
+        tap = Pairs()
+        fabric.tap = tap if followed else None
+        (found,) = allreduce(p.groups[fabric.worker], torch.ones(2))
+        fabric.settle()
+        assert found.tolist() == [7.0, 7.0]
+        assert not fabric.poisoned
+        assert not fabric.waiting
+        assert tap.pairs == ([("1", 7.0)] if followed else [])
+
+
 def plain(frames: list[tuple[str, str, list[Tensor]]]) -> list[object]:
     return [(op, group, [each.tolist() for each in tensors]) for op, group, tensors in frames]
 

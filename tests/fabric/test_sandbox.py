@@ -81,10 +81,11 @@ class Recorder:
     def follows(self) -> bool:
         return True
 
-    def given(self, op: str, group: str, inputs: Sequence[Tensor]) -> None:
+    def given(self, op: str, group: str, inputs: Sequence[Tensor]) -> str:
         self.put_in.append((op, group, [t.clone() for t in inputs]))
+        return str(len(self.put_in))
 
-    def output(self, op: str, group: str, outputs: Sequence[Tensor]) -> None:
+    def output(self, op: str, group: str, outputs: Sequence[Tensor], given: str = "") -> None:
         self.tape.append((op, group, [t.clone() for t in outputs]))
 
     def voted(self, result: Sequence[int]) -> None:

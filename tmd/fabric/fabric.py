@@ -87,8 +87,8 @@ class Fabric:
     @property
     def waiting(self) -> bool:
         """Whether a thread waits for other workers, and not for this worker's own device."""
-        busy = self._groups.waiting or self._control.busy
-        return (busy or self.blocked.level > 0) and self.blocked.own == 0
+        called = self._control.busy or self.blocked.level > 0
+        return self._groups.waiting or (called and self.blocked.own == 0)
 
     @property
     def quiet(self) -> bool:
@@ -188,9 +188,9 @@ class Fabric:
             kept = old.hand_over() if old is not None else {}
             changed = self._replace(membership, rank, kept, lasts=lasts)
         self._turn(rank, changed=changed)
-        if why := self.generations.follow(membership):
+        if (why := self.generations.follow(membership)) and not self.poisoned:
             self.poison(why)
-        if self.poisoned:  # perhaps before the generations of this epoch were used
+        elif self.poisoned:  # perhaps before the generations of this epoch were used
             self.generations.lose(membership.epoch)
 
     def misses(self, later: Membership) -> bool:
@@ -379,15 +379,15 @@ class Fabric:
             standing.drop(group.view.name)
 
     def close(self, *, orderly: bool = True) -> None:
-        """Stop listening, close all links and end the groups; idempotent.
-
-        ``orderly``: whether peers that watch the links may take the end for a regular one.
-        """
+        """Stop listening, close all links and end the groups; idempotent. Not ``orderly``: peers
+        that watch the links take it for a loss."""
         # First: no later caller may reach this worker.
         self._listener.close()
         standing = self.standing
         self._watch.close()
         if standing is not None:
+            if orderly and not standing.poisoned:
+                self._groups.settle_within(CLOSE_S)  # peers may need the last operations
             standing.close_silently(orderly=orderly)
             self._groups.abandon(standing)
         self.generations.close(CLOSE_S)

@@ -7,6 +7,7 @@ that this worker holds or assumes.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -113,6 +114,13 @@ class Groups:
         """Wait until inner groups have ended what was called so far."""
         for group in self:
             group.settle()
+
+    def settle_within(self, seconds: float) -> None:
+        """Like :meth:`settle`, for a limited time."""
+        if any(group.busy for group in self):
+            settling = threading.Thread(target=self.settle, name="tmd-settle", daemon=True)
+            settling.start()
+            settling.join(seconds)
 
     def drain(self, timeout: float) -> None:
         """Wait for all operations called so far. Raises LinkError if one takes longer."""

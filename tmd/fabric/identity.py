@@ -140,8 +140,8 @@ class Identity(dist.ProcessGroup):
 
     @property
     def waits(self) -> bool:
-        """Whether an operation may wait for other ranks."""
-        return self.busy
+        """Whether an operation waits for other ranks, and not for this worker's own device."""
+        return self._runner.lane.busy and self._fabric.blocked.own == 0
 
     @property
     def awaits(self) -> bool:

@@ -90,9 +90,14 @@ class LinkWatch:
         end = _end_of(link)
         if end is _End.UNREAD:
             self._unread[fd] = link
+        if end is not _End.LOST:
+            return
         current = self._current()
-        if end is _End.LOST and current is not None and current.has(link):
+        if current is not None and current.has(link):
             current.blame(PeerLost(link.peer, "its process has ended"))
+        else:
+            # Perhaps of an epoch that is about to begin; a link of one that is over gets closed.
+            self._unread[fd] = link
 
 
 def _end_of(link: Link) -> _End:

@@ -133,10 +133,12 @@ class Runner:
         """The error that ``wait`` raises for an operation aborted by ``error``."""
         return error if self.strict else None
 
-    def mirror(self, op: str, outputs: Sequence[Tensor], channel: str = "") -> None:
+    def mirror(
+        self, op: str, outputs: Sequence[Tensor], channel: str = "", *, given: str = ""
+    ) -> None:
         """Pass the outputs of a communicating operation to the fabric's tap."""
         if self.fabric.tap is not None:
-            self.fabric.tap.output(op, self.view.name + channel, outputs)
+            self.fabric.tap.output(op, self.view.name + channel, outputs, given)
 
     def _communicate(self, call: CollectiveCall, staged: HostCopies, standing: EpochView) -> None:
         if standing.poisoned:
@@ -149,11 +151,12 @@ class Runner:
             self._scratch,
         )
         with staged as (outputs, inputs):
-            if self.fabric.tap is not None:
-                self.fabric.tap.given(call.kind.name.lower(), self.view.name, inputs)
+            tap, given = self.fabric.tap, ""
+            if tap is not None:
+                given = tap.given(call.kind.name.lower(), self.view.name, inputs)
             call.body(op, outputs, inputs)
         self.fabric.counters.bytes += sum(t.nbytes for t in outputs)
-        self.mirror(call.kind.name.lower(), staged.outputs)
+        self.mirror(call.kind.name.lower(), staged.outputs, given=given)
 
     def _header(self, call: CollectiveCall, standing: EpochView) -> FrameHeader:
         # A joiner has not counted along: numbering restarts with each epoch.

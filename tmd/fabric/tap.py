@@ -16,12 +16,15 @@ class Tap(Protocol):
         """Whether anybody receives them now, or may from the next step on."""
         ...
 
-    def given(self, op: str, group: str, inputs: Sequence[Tensor]) -> None:
-        """A collective is about to communicate; the next output of ``group`` is its result."""
+    def given(self, op: str, group: str, inputs: Sequence[Tensor]) -> str:
+        """A collective is about to communicate. Returns what to pass on with its outputs."""
         ...
 
-    def output(self, op: str, group: str, outputs: Sequence[Tensor]) -> None:
-        """The result of a collective or message (``/sender/tag`` follows its group), unmodified."""
+    def output(self, op: str, group: str, outputs: Sequence[Tensor], given: str = "") -> None:
+        """The result of a collective or message (``/sender/tag`` follows its group), unmodified.
+
+        ``given``: what :meth:`given` returned for it.
+        """
         ...
 
     def voted(self, result: Sequence[int]) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tmd.core.values.errors import IllegalTransition
 from tmd.core.values.model import Membership
+from tmd.core.values.reasons import in_words
 from tmd.fabric.generations.generation import IN_USE, Generation, members_of
 from tmd.fabric.generations.inner import Inner, InnerKind
 from tmd.fabric.generations.preparation import Preparation
@@ -94,7 +95,10 @@ class Generations:
             if generation is None or fresh:
                 generation = self._live[view.name] = Generation(view, self._held)
         if fresh:
-            Preparation(generation.epoch, [generation], self.kind, None, 0.0, _ignore).start()
+            try:
+                Preparation(generation.epoch, [generation], self.kind, None, 0.0, _ignore).start()
+            except RuntimeError as error:  # the system refuses a thread
+                generation.fail(in_words(error))
         return generation.use()
 
     def live(self, name: str) -> Generation | None:
@@ -334,4 +338,6 @@ class Generations:
                 self._retire(name)
         hung = self.await_aborts(within_s)
         self.reap()
+        if self.kind is not None:
+            self.kind.end(within_s)
         return hung

@@ -52,3 +52,7 @@ class InnerKind(Protocol):
             Exception: it cannot be built, or is no longer ``wanted``.
         """
         ...
+
+    def end(self, within_s: float) -> None:
+        """Wait a while for what is still being freed: the process ends."""
+        ...

@@ -165,6 +165,10 @@ class LinkStore(Store):
     def set_timeout(self, timeout: timedelta) -> None:
         self._patience = timeout
 
+    def clone(self) -> LinkStore:
+        """Itself: any thread may ask."""
+        return self
+
     def close(self) -> None:
         self._closed = True
 

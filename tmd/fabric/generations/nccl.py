@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -48,8 +49,9 @@ def apply_settings() -> None:
 class NcclInner:
     """A group of NCCL."""
 
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
+    def __init__(self, backend: Any, freeing: list[threading.Thread]) -> None:
+        """``freeing``: gets the thread that frees it."""
+        self._backend, self._freeing = backend, freeing
         self._aborted = False
 
     @property
@@ -64,9 +66,17 @@ class NcclInner:
         # In a thread of its own, which also holds the last reference: it may wait long for a device
         # or a peer that is gone, and training must not.
         backend, self._backend = self._backend, None
-        threading.Thread(
+        thread = threading.Thread(
             target=_free, args=(backend, self._aborted), name="tmd-free", daemon=True
-        ).start()
+        )
+        self._freeing.append(thread)
+        thread.start()
+
+
+def _usual_device() -> torch.device:
+    """The GPU that a script chooses as a rule, before it has communicated with one."""
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    return torch.device("cuda", local % torch.cuda.device_count())
 
 
 def _free(backend: Any, aborted: bool) -> None:
@@ -80,6 +90,7 @@ class NcclKind:
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
         self._device: torch.device | None = None
+        self._freeing: list[threading.Thread] = []
 
     def takes(self, tensor: Tensor) -> bool:
         if tensor.is_cuda:
@@ -90,11 +101,17 @@ class NcclKind:
     def build(self, view: GroupView, membership: Membership, wanted: Wanted) -> NcclInner:
         members = members_of(view, membership)
         rank = members.index(self._fabric.worker)
-        device = self._device or torch.device("cuda", torch.cuda.current_device())
+        device = self._device or _usual_device()
         torch.cuda.set_device(device)
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = TIMEOUT
         with meeting(self._fabric, view, membership, wanted) as store:
             backend = dist.ProcessGroupNCCL(store, rank, len(members), options)
             backend.eager_connect_single_device(device)
-        return NcclInner(backend)
+        return NcclInner(backend, self._freeing)
+
+    def end(self, within_s: float) -> None:
+        # A thread inside torch when the interpreter ends would abort the process.
+        deadline = time.monotonic() + within_s
+        for thread in self._freeing:
+            thread.join(max(deadline - time.monotonic(), 0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from tmd.fabric.group import Group
 from tmd.fabric.objects import under_way
 from tmd.fabric.untraced import untraced
 from tmd.fabric.work import Work
+from tmd.torch_private.c10d import Work as TorchWork
 
 PASSED = {
     "allreduce": "allreduce",
@@ -27,7 +29,6 @@ PASSED = {
     "reduce": "reduce",
     "broadcast": "broadcast",
     "allgather": "allgather",
-    "allgather_coalesced": "allgather_coalesced",
     "_allgather_base": "_allgather_base",
     "all_gather_single": "_allgather_base",
     "gather": "gather",
@@ -46,6 +47,22 @@ for each pair of ranks when they first exchange a message."""
 
 PARTS = (torch.int64, torch.uint8)
 """Types of the parts of an object."""
+
+
+class Launched(TorchWork):
+    """A synchronous call of NCCL, which returns no work: it runs in the caller's own stream."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._queued = device.current().queued(tensors)
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """Let the current stream come after it."""
+        self._queued.precede()
+        return True
+
+    def is_completed(self) -> bool:
+        return self._queued.done
 
 
 class Call(NamedTuple):
@@ -116,11 +133,12 @@ class PassingGroup(Group):
         tensors = list(_tensors(call.args))
         queued = device.current().queued(tensors)
         self._fabric.blocked.called()
-        work = self._carried(call)
-        if work is None:
+        lost, work = self._carried(call)
+        if lost:
             work = Work(list(_tensors(call.args[:1])), self._fabric.blocked)
             work.finish()
         else:
+            work = Launched(tensors) if work is None else work
             with self._listing:
                 while self._running and self._running[0].work.is_completed():
                     self._running.popleft()
@@ -128,12 +146,12 @@ class PassingGroup(Group):
         self._fabric.calls.ran += 1
         return work
 
-    def _carried(self, call: Call) -> Any:
-        """The running operation; ``None`` if a member is lost."""
+    def _carried(self, call: Call) -> tuple[bool, Any]:
+        """Whether a member is lost, and what the inner group returned."""
         if call.inner is None or self._fabric.poisoned:
-            return None
+            return True, None
         try:
-            return getattr(call.inner.backend, call.name)(*call.args, **call.named)
+            return False, getattr(call.inner.backend, call.name)(*call.args, **call.named)
         except Exception as error:
             # A peer's end may show here before any link reports it. Only a mistake of the script
             # may end this process, and the other ranks must not wait for it.
@@ -141,7 +159,7 @@ class PassingGroup(Group):
             self._fabric.poison(f"rank {self._fabric.rank} failed in {call.name}: {error!r}")
             if not poisoned and not isinstance(error, dist.DistError):
                 raise
-        return None
+        return True, None
 
     # --- mirrored calls --------------------------------------------------------------------------
 
@@ -166,7 +184,7 @@ class PassingGroup(Group):
         change them as soon as it has them."""
         tap, work = self._fabric.tap, Work(outputs, self._fabric.blocked)
         assert tap is not None
-        tap.given(op, self.view.name, inputs)
+        given = tap.given(op, self.view.name, inputs)
         queued = device.current().queued(outputs)
         passed = self._pass(call)
 
@@ -175,7 +193,7 @@ class PassingGroup(Group):
                 with queued.aside():
                     passed.wait()
                     if not self._fabric.poisoned:
-                        self._runner.mirror(op, outputs)
+                        self._runner.mirror(op, outputs, given=given)
             except Exception as error:
                 self._fabric.poison(f"{op} of group {self.view.name} failed: {error!r}")
             work.finish()
@@ -192,12 +210,11 @@ class PassingGroup(Group):
 
     @property
     def waits(self) -> bool:
-        return super().busy or any(each.waits for each in list(self._running))
+        return super().waits or any(each.waits for each in list(self._running))
 
     def settle(self) -> None:
         """Wait for what inner groups run. If a member is lost, its abort ends them."""
-        with self._listing:
-            running, self._running = self._running, deque()
+        running = list(self._running)
         if not running:
             return
         blocked, latest = self._fabric.blocked, running[-1]
@@ -209,6 +226,9 @@ class PassingGroup(Group):
                 self._await(each.work)
             # A device only notes that it has to wait.
             device.current().queued([latest.tensor]).wait()
+        with self._listing:
+            while self._running and self._running[0].work.is_completed():
+                self._running.popleft()
 
     def _await(self, work: Any) -> None:
         try:

@@ -39,3 +39,6 @@ class RingKind:
     def build(self, view: GroupView, membership: Membership, wanted: Wanted) -> RingInner:
         with meeting(self._fabric, view, membership, wanted):
             return RingInner()
+
+    def end(self, within_s: float) -> None:
+        """Nothing is freed in the background."""

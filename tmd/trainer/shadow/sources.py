@@ -41,8 +41,6 @@ class ShadowSources:
         self._mirrors: tuple[ShadowSource, ...] = ()
         self._changing = threading.Lock()
         self._announced = -1
-        self._given: dict[str, str] = {}
-        """By group: digest of this rank's inputs of the running operation."""
         self._within, self._beside = Meter(), Meter()
         """Processor time of mirroring: in the job's threads, and in its own threads."""
         fabric.tap = self
@@ -115,13 +113,14 @@ class ShadowSources:
     def follows(self) -> bool:
         return bool(self._mirrors)
 
-    def given(self, op: str, group: str, inputs: Sequence[Tensor]) -> None:
-        """A collective begins; operations of a group run in sequence."""
-        if any(mirror.tries for mirror in self._mirrors):
-            with self._within.running():
-                self._given[group] = digest_of_inputs(op, inputs)
+    def given(self, op: str, group: str, inputs: Sequence[Tensor]) -> str:
+        """A collective begins. Returns the digest of its inputs if a joiner has to prove itself."""
+        if not any(mirror.tries for mirror in self._mirrors):
+            return ""
+        with self._within.running():
+            return digest_of_inputs(op, inputs)
 
-    def output(self, op: str, group: str, outputs: Sequence[Tensor]) -> None:
+    def output(self, op: str, group: str, outputs: Sequence[Tensor], given: str = "") -> None:
         """A collective is complete, or a message has arrived."""
         if not self._mirrors:
             return
@@ -129,7 +128,6 @@ class ShadowSources:
             # A shadow could not assign the message to one of its receives.
             self.drop_all("messages from any rank cannot be mirrored")
             return
-        given = self._given.pop(group, "")
         with self._within.running():
             for mirror in self._mirrors:
                 mirror.output(group, op, outputs, given)

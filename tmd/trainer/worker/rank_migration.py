@@ -300,6 +300,7 @@ class RankMigration:
             self._fabric.discard(self._takeover.membership.epoch)
             self._await(None)
         self._fit.rest()
+        self._fabric.generations.reap()
         # A checkpoint that it missed as a rank concerns the rank's next holder.
         self._reporter.update(
             WorkerTransition.STOOD_BY, plan="", rank=None, detail="", shadow=None, missed=None
