@@ -53,7 +53,7 @@ KEY = b"k" * 32
 SOON_S = 60.0
 QUIET = 10
 """Steps between two events."""
-KNOWN_LIMIT_S, ABORT_LIMIT_S, RESUME_LIMIT_S = 0.05, 2.0, 5.0
+ABORT_LIMIT_S, RESUME_LIMIT_S = 2.0, 5.0
 MEMORY_LIMIT = 0.01
 
 Facts = dict[str, Any]

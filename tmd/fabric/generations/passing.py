@@ -81,7 +81,8 @@ class Running(NamedTuple):
     work: Any
     queued: Queued
     """What the script had queued on its device before."""
-    tensor: Tensor
+    tensors: Sequence[Tensor]
+    """All that it reads or writes: kept until it has ended, whatever the script frees."""
 
     @property
     def waits(self) -> bool:
@@ -142,7 +143,7 @@ class PassingGroup(Group):
             with self._listing:
                 while self._running and self._running[0].work.is_completed():
                     self._running.popleft()
-                self._running.append(Running(work, queued, tensors[0]))
+                self._running.append(Running(work, queued, tensors))
         self._fabric.calls.ran += 1
         return work
 
@@ -225,7 +226,7 @@ class PassingGroup(Group):
             for each in running:
                 self._await(each.work)
             # A device only notes that it has to wait.
-            device.current().queued([latest.tensor]).wait()
+            device.current().queued(latest.tensors[:1]).wait()
         with self._listing:
             while self._running and self._running[0].work.is_completed():
                 self._running.popleft()
@@ -249,7 +250,8 @@ def _passing(name: str, inner: str) -> Any:
     own: Callable[..., Any] = getattr(Group, name)
 
     def collective(self: PassingGroup, *args: Any, **named: Any) -> Any:
-        if not self._passes(args):
+        # A call that is being mirrored may call another method of the group on its way.
+        if _mirrored.call is not None or not self._passes(args):
             return own(self, *args, **named)
         found = self._inner()
         if found is not None and found.backend is None:
