@@ -22,8 +22,8 @@ from tmd.core.values.model import (
     Rehearsal,
     WorkerStatus,
 )
-from tmd.demo.cluster import ClusterSpec, LocalCluster, host_of, ready, workers
-from tmd.demo.report import DemoTrace, read_trace
+from tmd.demo.cluster import ClusterSpec, LocalCluster, ready, workers
+from tmd.demo.report import DemoTrace, may_miss, read_trace
 from tmd.demo.story import run_golden
 from tmd.testing.clients import until
 
@@ -89,6 +89,7 @@ class Run:
     def __init__(self, cluster: LocalCluster, folder: Path) -> None:
         self.cluster = cluster
         self.folder = folder
+        self._killed: set[int] = set()
 
     def fired(self, point: str) -> bool:
         """Whether the fault at ``point`` was reached."""
@@ -195,11 +196,20 @@ class Run:
         await self.cluster.drain("h1", soft=True)
         drained = await self.done("drain")
         await self.cluster.undrain("h1")
-        victim = host_of(await self.cluster.view(), 1)
-        assert victim is not None
-        os.kill(victim.workers[-1].pid, signal.SIGKILL)
+        await self.kill(1)
         lost = await self.done("trainer")
         return [m.rank for m in drained.moves], [m.rank for m in lost.moves]
+
+    async def kill(self, rank: int) -> None:
+        """Kill -9 the worker of a rank, wherever in its step it is."""
+        (victim,) = [w for w in workers(await self.cluster.view()) if w.rank == rank]
+        self._killed.add(rank)
+        os.kill(victim.pid, signal.SIGKILL)
+
+    async def _may_be_unwritten(self) -> set[tuple[int, int]]:
+        """(rank, step) that a rank may have committed before :meth:`kill` without a line."""
+        lawful = may_miss(history(await self.cluster.view())) if self._killed else set()
+        return {(rank, step) for rank, step in lawful if rank in self._killed}
 
     async def ends_like(
         self, golden: Golden, *, lost: int = 0, unwritten: Collection[tuple[int, int]] = ()
@@ -207,10 +217,11 @@ class Run:
         """The job ends with the golden numbers.
 
         ``lost``: how many launchers saw a worker fail. ``unwritten``: (rank, step) that may be
-        missing since the rank died between its commit and the trace. Nothing holds the job up
-        from here on.
+        missing since the rank died at a point between its commit and the trace. Nothing holds
+        the job up from here on.
         """
         self.let_go("between")
+        unwritten = {*unwritten, *await self._may_be_unwritten()}
         codes = await self.cluster.finished(60)
         trace = read_trace(self.cluster.trace).commits
         wrong = [
@@ -218,7 +229,7 @@ class Run:
             for (rank, step), line in golden.trace.commits.items()
             if (rank, step) in trace and trace[rank, step]["loss"] != line["loss"]
         ]
-        missing = golden.trace.commits.keys() - trace.keys() - set(unwritten)
+        missing = golden.trace.commits.keys() - trace.keys() - unwritten
 
         assert wrong == [], f"{len(wrong)} losses differ, first (step, rank) {sorted(wrong)[:6]}"
         assert not missing, f"steps never committed: {sorted(missing)[:6]}"

@@ -1,7 +1,5 @@
 """Standbys that shadow a rank without a planned move: hot ones, and rehearsals."""
 
-import os
-import signal
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -117,17 +115,14 @@ async def on_trust(run: Run) -> ClusterView:
     )
 
 
-def kill(view: ClusterView, rank: int) -> None:
-    os.kill(next(w.pid for w in workers(view) if w.rank == rank), signal.SIGKILL)
-
-
 async def test_a_worker_with_a_state_on_trust_does_not_vote(
     tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
 ) -> None:
     """The survivor of the comparison dies first: the step is repeated, and the rank is given to
     another worker, with a copy of a verified state."""
     async with with_hot(tmp_path, redis, "backward@2:120=kill", "proving@0:+=wait") as run:
-        kill(await on_trust(run), 0)
+        await on_trust(run)
+        await run.kill(0)
         first, second = await run.plans(2)
 
         assert (first.resume, second.resume) == (120, 120)
@@ -142,7 +137,8 @@ async def test_the_next_loss_ends_a_comparison(
 ) -> None:
     """The survivor that hangs in it is still alive."""
     async with with_hot(tmp_path, redis, "backward@2:120=kill", "proving@0:+=wait") as run:
-        kill(await on_trust(run), 1)
+        await on_trust(run)
+        await run.kill(1)
         plans = await run.plans(2)
         run.let_go("proving")
 

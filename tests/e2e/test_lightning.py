@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections import Counter
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from tests.e2e.conftest import golden_of
 from tests.e2e.frameworks import need
 from tests.e2e.harness import PACE, ROOT, Golden, Run, running
 from tmd.core.values.model import PlanKind
-from tmd.demo.cluster import ready, workers
+from tmd.demo.cluster import ready
 from tmd.embedded import EmbeddedRedis
 
 SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "lightning_script.py")
@@ -72,8 +70,7 @@ async def test_rank_0_moves_and_another_rank_is_killed(
     faults = [PACE]
     async with running(tmp_path, redis.url, faults=faults, standby=STANDBYS, script=SCRIPT) as run:
         moved = await run.drain_rank_0()
-        (victim,) = [w for w in workers(await run.cluster.view()) if w.rank == 1]
-        os.kill(victim.pid, signal.SIGKILL)
+        await run.kill(1)
         lost = await run.done("trainer")
 
         assert [m.rank for m in moved.moves] == [0]

@@ -156,8 +156,7 @@ async def test_a_stayer_dies_while_another_rank_is_shadowed(
     async with started(tmp_path, redis, faults=[GATE, "shadowing@*:*=wait"]) as run:
         await drained(run)
         await run.reached("shadowing")
-        stayer = next(w for w in workers(await run.cluster.view()) if w.rank == 2)
-        os.kill(stayer.pid, signal.SIGKILL)
+        await run.kill(2)
         await run.cluster.until(
             lambda v: v.jobs[0].plan is not None and v.jobs[0].plan.kind is PlanKind.FAILOVER,
             "the loss is known",
@@ -195,8 +194,8 @@ async def test_a_refused_or_drained_standby_gets_no_rank_after_a_loss(
     async with started(tmp_path, redis, faults=faults, standby=("s1", "s2")) as run:
         await drained(run, standbys=2)
         moved = await run.done("drain")
-        view = await run.cluster.until(lambda v: ready(v, len(RANKS), 2), "both stand by")
-        os.kill(next(w.pid for w in workers(view) if w.rank == 2), signal.SIGKILL)
+        await run.cluster.until(lambda v: ready(v, len(RANKS), 2), "both stand by")
+        await run.kill(2)
         held = await run.cluster.until(
             lambda v: v.jobs[0].detail.startswith("no standby for rank 2: "), "the job holds"
         )
