@@ -35,7 +35,10 @@ Nested = list[list[Tensor]]
 
 
 class CollectiveGroup(Identity):
-    """All operations in which every rank of the group takes part."""
+    """All operations in which every rank of the group takes part.
+
+    None calls another public collective: a subclass may pass that one on, in another form.
+    """
 
     def _submit(
         self,
@@ -68,15 +71,16 @@ class CollectiveGroup(Identity):
 
     @untraced
     def allreduce(self, tensors: Tensors | Tensor, opts: Any = None, *_: Any) -> Work:
-        tensors = [tensors] if isinstance(tensors, Tensor) else tensors
-        how = _reduction("all_reduce", opts, tensors)
-        body = on_tensors.allreduce(how)
-        return self._submit(FrameKind.ALLREDUCE, body, tensors, tensors, opts, detail=how.code)
+        return self._allreduce([tensors] if isinstance(tensors, Tensor) else tensors, opts)
 
     @untraced
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
-        work: Work = self.allreduce(tensors, opts)
-        return work
+        return self._allreduce(tensors, opts)
+
+    def _allreduce(self, tensors: Tensors, opts: Any) -> Work:
+        how = _reduction("all_reduce", opts, tensors)
+        body = on_tensors.allreduce(how)
+        return self._submit(FrameKind.ALLREDUCE, body, tensors, tensors, opts, detail=how.code)
 
     @untraced
     def reduce(self, tensors: Tensors, opts: Any = None) -> Work:
@@ -100,6 +104,9 @@ class CollectiveGroup(Identity):
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> Work:
+        return self._reduce_scatter_each(outputs, inputs, opts)
+
+    def _reduce_scatter_each(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Work:
         for out, given in zip(outputs, inputs, strict=True):
             if given.numel() != out.numel() * self.size():
                 raise ValueError(
@@ -112,8 +119,7 @@ class CollectiveGroup(Identity):
 
     @untraced
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
-        work: Work = self.reduce_scatter_single_coalesced([output], [input], opts)
-        return work
+        return self._reduce_scatter_each([output], [input], opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -133,6 +139,9 @@ class CollectiveGroup(Identity):
 
     @untraced
     def allgather(self, outputs: Nested, inputs: Tensors, opts: Any = None) -> Work:
+        return self._allgather(outputs, inputs, opts)
+
+    def _allgather(self, outputs: Nested, inputs: Tensors, opts: Any) -> Work:
         for mine, own in zip(outputs, inputs, strict=True):
             self._need_one_per_rank("all_gather", mine)
             if mine[max(self.rank(), 0)].numel() != own.numel():
@@ -150,13 +159,15 @@ class CollectiveGroup(Identity):
                 f"of {self.size()} ranks, got lists of {[len(mine) for mine in outputs]}"
             )
         by_tensor = [[mine[i] for mine in outputs] for i in range(len(inputs))]
-        work: Work = self.allgather(by_tensor, inputs, opts)
-        return work
+        return self._allgather(by_tensor, inputs, opts)
 
     @untraced
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> Work:
+        return self._all_gather_each(outputs, inputs, opts)
+
+    def _all_gather_each(self, outputs: Tensors, inputs: Tensors, opts: Any) -> Work:
         for out, own in zip(outputs, inputs, strict=True):
             if out.numel() != own.numel() * self.size():
                 raise ValueError(
@@ -169,8 +180,7 @@ class CollectiveGroup(Identity):
 
     @untraced
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
-        work: Work = self.all_gather_single_coalesced([output], [input], opts)
-        return work
+        return self._all_gather_each([output], [input], opts)
 
     _allgather_base = all_gather_single
 

@@ -250,8 +250,7 @@ def _passing(name: str, inner: str) -> Any:
     own: Callable[..., Any] = getattr(Group, name)
 
     def collective(self: PassingGroup, *args: Any, **named: Any) -> Any:
-        # A call that is being mirrored may call another method of the group on its way.
-        if _mirrored.call is not None or not self._passes(args):
+        if not self._passes(args):
             return own(self, *args, **named)
         found = self._inner()
         if found is not None and found.backend is None:
