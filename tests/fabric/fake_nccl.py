@@ -101,8 +101,8 @@ class FakeKind:
         self._owned.append(made)
         return made
 
-    def end(self, within_s: float) -> None:
-        pass
+    def end(self, within_s: float) -> tuple[str, ...]:
+        return ()
 
 
 class FakeNccl:

@@ -92,7 +92,7 @@ class Job:
     def drop(self) -> None:
         """The move is called off."""
         for worker in self.coming:
-            self.workers[worker].discard(self.prepared.epoch)
+            self.workers[worker].discard(self.prepared)
 
     def lose(self, lost: str) -> list[tuple[torch.Tensor, torch.Tensor, object]]:
         """A rank dies while work runs, which is returned; survivors end it."""
@@ -392,6 +392,164 @@ def test_without_a_preparation_the_reason_is_named() -> None:
         assert j.abort(worker) == ()
         assert not made.wait(SOON_S)
         assert made.refusal == "a member is lost"
+
+
+def never() -> bool:
+    return False
+
+
+def other_plan(j: Job, joiner: str) -> Membership:
+    """Another plan for the epoch that is prepared, with another joiner."""
+    members = (*j.prepared.members[:2], Member(worker=joiner, host=joiner, address=""))
+    return Membership(epoch=j.prepared.epoch, members=members)
+
+
+def test_two_plans_for_one_epoch_are_not_confused() -> None:
+    """A dropped plan and the next one have the same number."""
+    with job() as j:
+        worker = j.workers[j.holders[0]]
+        j.build([*j.holders[:2], j.fresh()])
+        assert worker.wait(SOON_S)
+        other = other_plan(j, "other")
+        worker.discard(other)
+        with pytest.raises(IllegalTransition, match="others are prepared"):
+            worker.switch(other)
+        j.switch()
+
+        j.build([*j.holders[:2], j.fresh()])
+        assert worker.wait(SOON_S)
+        dropped = worker._next
+        assert dropped is not None
+        worker.enter(other_plan(j, "another"))
+        assert dropped.by_name["world"].state is GenerationState.DISCARDED
+
+
+def test_after_a_switch_that_fails_nothing_is_used() -> None:
+    """The other members have switched. What this worker kept they do not have, so it would build
+    another set of groups in the recovery, and they would wait for each other."""
+    with job() as j:
+        worker = j.workers[j.holders[0]]
+        pair = worker.live("pair")
+        assert pair is not None
+        j.cluster.failing_builds.add((j.holders[0], "world"))
+        j.build([*j.holders[:2], j.fresh()])
+        assert not worker.wait(SOON_S)
+        assert "unhandled system error" in worker.follow(j.prepared, never)
+        assert worker.await_aborts(SOON_S) == ()
+        assert pair.state is GenerationState.ABORTED
+        assert worker.of(PAIR) is None
+
+        j.cluster.failing_builds.clear()
+        again = Membership(epoch=j.epoch + 1, members=j.prepared.members)
+        worker.prepare(VIEWS, again)
+        assert worker._next is not None
+        assert worker._next.by_name.keys() == {"world", "pair"}
+
+
+def test_a_switch_does_not_wait_for_a_build_once_a_member_is_lost() -> None:
+    with job() as j:
+        worker = j.workers[j.holders[0]]
+        j.cluster.hanging_builds.add((j.holders[0], "world"))
+        j.build([*j.holders[:2], j.fresh()])
+        assert "still being built" in worker.follow(j.prepared, lambda: True)
+
+
+def test_a_switch_without_a_preparation_returns_the_reason() -> None:
+    with job() as j:
+        later = Membership(epoch=9, members=j.held.members)
+        assert "nothing is prepared" in j.workers[j.holders[0]].follow(later, never)
+
+
+def test_a_recovery_waits_only_a_little_for_an_earlier_build() -> None:
+    """The job stands still, and a hung build would add its whole patience."""
+    with job() as j:
+        hurries = Generations(FakeKind(j.cluster, "hurries"), build_s=3600, hurried_s=SHORT_S)
+        j.workers["hurries"] = hurries
+        j.cluster.hanging_builds.add(("hurries", "world"))
+        holders = ["hurries", *j.holders[1:]]
+        j.build(holders)
+        with j.cluster.changed:
+            j.cluster.changed.wait_for(lambda: ("hurries", "world", j.epoch) in j.cluster.began)
+        j.drop()
+        later = Membership(epoch=j.epoch + 1, members=j.prepared.members)
+        built: queue.SimpleQueue[str] = queue.SimpleQueue()
+        hurries.prepare([PAIR], later, built.put, hurried=True)
+        j.workers[j.holders[1]].prepare([PAIR], later, hurried=True)
+        assert built.get(timeout=SOON_S) == ""
+
+
+def test_what_is_prepared_is_dropped_whatever_it_is_for() -> None:
+    """A worker that goes back to the pool does not know which plan was the last."""
+    with job() as j:
+        worker = j.workers[j.holders[0]]
+        j.cluster.hanging_builds.add((j.holders[0], "world"))
+        j.build([*j.holders[:2], j.fresh()])
+        worker.discard()
+        assert worker.refusal == "the preparation was dropped"
+
+
+def test_an_orderly_end_aborts_only_what_still_runs() -> None:
+    """Its peers may still need the results of what has ended here."""
+    with job() as j:
+        ends = j.holders[0]
+        world = j.workers[ends].live("world")
+        assert world is not None
+        world.inner.backend.allreduce([torch.ones(1)])
+        assert j.workers[ends].close(SOON_S, ["pair"]) == ()
+        assert j.cluster.aborts == 1, "of the group of all"
+        assert j.cluster.open == 3 + 2 - 2
+
+
+def test_destroying_a_group_frees_no_other() -> None:
+    """Other members may still use what this worker has replaced."""
+    with job() as j:
+        worker = j.workers[j.holders[0]]
+        replaced, pair = worker.live("world"), worker.live("pair")
+        assert replaced is not None
+        assert pair is not None
+        j.build([*j.holders[:2], j.fresh()])
+        assert worker.wait(SOON_S)
+        worker.switch(j.prepared)
+        worker.part("pair")
+        assert pair.state is GenerationState.FREED
+        assert replaced.state is GenerationState.RETIRED
+
+
+def test_a_thread_that_the_system_refuses_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The move is dropped; nothing is raised in the thread that trains."""
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with job() as j:
+        worker = j.workers[j.holders[0]]
+        told: list[str] = []
+        later = Membership(epoch=9, members=(*j.held.members[1:], j.held.members[0]))
+        with monkeypatch.context() as refused:
+            refused.setattr(threading.Thread, "start", start)
+            worker.prepare(VIEWS, later, told.append)
+        assert told == [worker.refusal]
+        assert "can't start new thread" in worker.refusal
+
+
+def test_a_lost_generation_whose_abort_gets_no_thread_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing would end its operations."""
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with job() as j:
+        told: list[tuple[str, ...]] = []
+        alone = Generations(FakeKind(j.cluster, "alone"), on_hung=told.append)
+        members = (Member(worker="alone", host="alone", address=""),)
+        alone.enter(Membership(epoch=1, members=members))
+        assert alone.of(GroupView("own", (0,))) is not None
+        with monkeypatch.context() as refused:
+            refused.setattr(threading.Thread, "start", start)
+            alone.lose(1)
+        assert told == [("own",)]
 
 
 class Life(RuleBasedStateMachine):

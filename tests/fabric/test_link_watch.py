@@ -12,6 +12,7 @@ from tests.fabric.test_abort import die
 from tests.trainer.wire import Facts
 from tmd.core.values.errors import LinkError
 from tmd.core.values.model import Membership
+from tmd.fabric.frame import VOTE
 from tmd.fabric.generations.generations import Generations
 from tmd.fabric.generations.ring import RingKind
 
@@ -19,8 +20,8 @@ pytestmark = pytest.mark.timeout(60)
 
 
 @contextmanager
-def watched(size: int) -> Iterator[Circle]:
-    """Ranks that have voted once, and then read nothing."""
+def watched(size: int, *, votes: bool = True) -> Iterator[Circle]:
+    """Ranks that have voted once, or never, and then read nothing."""
     made = Circle(size)
     try:
         for fabric in made.fabrics:
@@ -28,7 +29,8 @@ def watched(size: int) -> Iterator[Circle]:
         later = Membership(epoch=2, members=made.membership.members)
         made.membership = later
         made.each(lambda f: f.enter(later, made.fabrics.index(f)))
-        made.each(lambda f: f.reduce_min([1]))
+        if votes:
+            made.each(lambda f: f.reduce_min([1]))
         yield made
     finally:
         made.close()
@@ -40,6 +42,28 @@ def test_a_death_poisons_ranks_that_compute() -> None:
         die(c.fabrics[2])
         Facts().until(lambda: all(f.poisoned for f in survivors))
         assert [f.suspects for f in survivors] == [("w2",)] * 2
+
+
+def test_a_death_before_the_first_vote_is_noticed() -> None:
+    """The links of the vote are opened when the epoch begins."""
+    with watched(3, votes=False) as c:
+        survivors = c.fabrics[:2]
+        die(c.fabrics[2])
+        Facts().until(lambda: all(f.poisoned for f in survivors))
+        assert [f.suspects for f in survivors] == [("w2",)] * 2
+
+
+def test_the_links_of_a_recovery_are_opened_once() -> None:
+    """A second link would replace the first, and the peer would take the end of that for a loss."""
+    with watched(2, votes=False) as c:
+        later = Membership(epoch=3, members=c.membership.members)
+        ahead = {"timeout": 5.0, "cancel": lambda: False}
+        before = c.fabrics[0].counters.by_peer[VOTE, "w1"]
+        c.each(lambda f: f.call_ahead(later, c.fabrics.index(f), **ahead))
+        for rank in (1, 0):
+            c.fabrics[rank].enter(later, rank)
+        assert c.each(lambda f: f.reduce_min([1])) == [(1,)] * 2
+        assert c.fabrics[0].counters.by_peer[VOTE, "w1"] == before + 1
 
 
 def test_a_rank_that_ends_in_good_order_breaks_nothing() -> None:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from tests.fabric.circle import KEY, Circle, at_once, circle, member, sync
 from tests.trainer.wire import linked
 from tmd.core.values.errors import LinkError, LinkRefused
-from tmd.core.values.model import Member
+from tmd.core.values.model import Member, Membership
 from tmd.fabric import Fabric, Link, Neutral
 from tmd.fabric.dial import Caller
 from tmd.fabric.frame import FrameHeader, FrameKind
@@ -187,7 +187,7 @@ def test_a_link_of_a_future_epoch_is_kept(pair: Circle) -> None:
     target = pair.fabrics[1]
     link = Caller("w7", KEY).dial(member(target), "0", LinkPurpose.COLLECTIVE, 2, timeout=5)
     assert target.parked == 1
-    target.discard(2)
+    target.discard(Membership(epoch=2, members=pair.membership.members))
     assert hung_up(link.sock)
     link.close()
 

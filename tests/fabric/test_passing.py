@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FunctionType
-from typing import cast
 
 import pytest
 import torch
@@ -16,11 +15,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.fabric.circle import Circle, at_once, circle, member, sync
-from tests.fabric.fake_nccl import Cluster, FakeKind
 from tests.fabric.test_sandbox import Recorder
-from tests.trainer.wire import Facts
 from tmd.core.values.model import Membership
-from tmd.fabric import Fabric, device
+from tmd.fabric import Fabric
 from tmd.fabric.generations.generations import Generations
 from tmd.fabric.generations.gloo import GlooInner, GlooKind
 from tmd.fabric.generations.passing import PASSED, PassingGroup
@@ -472,76 +469,3 @@ def test_an_object_after_an_abort_is_none() -> None:
             broadcast_object_list.__code__, scope, closure=broadcast_object_list.__closure__
         )
         assert call().item() == len(NONE)
-
-
-class LateDevice(device.Cuda):
-    """A device that has not come to what the script has queued, until it is released."""
-
-    def __init__(self) -> None:
-        self.released = threading.Event()
-        self.awaited = threading.Event()
-
-    def queued(self, tensors: Iterable[Tensor]) -> device.Queued:
-        return cast("device.Queued", self)
-
-    @property
-    def done(self) -> bool:
-        return self.released.is_set()
-
-    def wait(self) -> None:
-        self.awaited.set()
-        assert self.released.wait(SOON_S)
-
-
-def test_a_rank_whose_device_is_late_does_not_wait_for_others() -> None:
-    """It called the operation long before its device comes to it; the stall detector must name it,
-    and not the ranks that wait for it."""
-    late, before = LateDevice(), device.current()
-    with circle(2) as c:
-        cluster = Cluster()
-        for fabric in c.fabrics:
-            fabric.pass_to(Generations(FakeKind(cluster, fabric.worker)))
-            fabric.generations.enter(c.membership)
-        groups = {f.worker: PassingGroup(f, "0", range(2)) for f in c.fabrics}
-        first, second = c.fabrics
-        try:
-            c.each(lambda f: f.generations.of(groups[f.worker].view))
-            device.use(late)
-            groups[first.worker].allreduce([torch.ones(2)])
-            settling = threading.Thread(target=first.settle)
-            settling.start()
-            assert late.awaited.wait(SOON_S)
-            assert not first.waiting
-            late.released.set()
-            Facts().until(lambda: first.waiting)
-            groups[second.worker].allreduce([torch.ones(2)])
-            settling.join(SOON_S)
-            assert not settling.is_alive()
-            assert not first.waiting
-        finally:
-            device.use(before)
-            late.released.set()
-            cluster.end()
-
-
-def test_work_that_runs_when_a_member_is_lost_completes() -> None:
-    """On a model of NCCL, whose calls return at once and hang without a peer."""
-    with circle(2) as c:
-        cluster = Cluster()
-        for fabric in c.fabrics:
-            fabric.pass_to(Generations(FakeKind(cluster, fabric.worker)))
-            fabric.generations.enter(c.membership)
-        groups = {f.worker: PassingGroup(f, "0", range(2)) for f in c.fabrics}
-        try:
-            c.each(lambda f: f.generations.of(groups[f.worker].view))
-            survivor, lost = c.fabrics
-            cluster.lose(lost.worker)
-            work = groups[survivor.worker].allreduce([torch.ones(2)])
-            assert not work.is_completed()
-            assert survivor.waiting
-            survivor.poison("a rank is lost")
-            survivor.settle()
-            assert work.wait()
-            assert groups[survivor.worker].allreduce([torch.ones(2)]).wait()
-        finally:
-            cluster.end()

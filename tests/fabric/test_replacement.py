@@ -131,7 +131,7 @@ def test_prepare_and_discard_leave_nothing() -> None:
         new = c.membership.replaced({2: member(joiner)}, 2)
         joiner.prepare(new, 2, timeout=5, cancel=lambda: False)
         for fabric in c.all:
-            fabric.discard(2)
+            fabric.discard(new)
         assert [f.parked for f in c.all] == [0] * 5
         assert torch.equal(before[0], c.allreduce()[0])
         replace(c, 2, c.standby("other"))
@@ -147,7 +147,7 @@ def test_a_joiner_that_dies_after_it_was_prepared_is_missed_by_its_neighbours() 
         new = c.membership.replaced({2: member(joiner)}, 2)
         joiner.prepare(new, 2, timeout=5, cancel=lambda: False)
         prepared = [f.misses(new) for f in c.fabrics]
-        joiner.discard(2)
+        joiner.discard(new)
         hung_up = [f.misses(new) for f in c.fabrics]
         joiner.close()
 

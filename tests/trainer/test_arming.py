@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from tmd.core.planning.directives import Arm, Train
-from tmd.core.values.model import Activity, Membership, WorkerStatus
+from tmd.core.values.model import Activity, Member, Membership, WorkerStatus
 from tmd.trainer.protocol.step_vote import ticket
 from tmd.trainer.worker.arming import Arming
 
@@ -24,7 +24,7 @@ class Reports:
         self.arming = Arming(
             lambda epoch, plan, why: self.told.append((epoch, plan, why)),
             self._build,
-            self.dropped.append,
+            lambda later: self.dropped.append(later.epoch),
         )
 
     def _build(self, order: Arm, done: Callable[[str], None]) -> None:
@@ -151,4 +151,59 @@ def test_what_is_built_is_dropped_with_its_plan() -> None:
     reports.arming.disarm("p2")
     assert reports.dropped == []
     reports.arming.end_vote(0)
+    assert reports.dropped == [2]
+
+
+def rival(epoch: int) -> Arm:
+    """Another plan for the same epoch."""
+    other = Member(worker="other", host="h", address="")
+    return Arm(plan="rival", membership=Membership(epoch=epoch, members=(other,)), moves=())
+
+
+def test_another_order_disarms_the_earlier_one_first() -> None:
+    """Its groups are gone once those of the other are built; it must not be voted for."""
+    reports = Reports()
+    reports.arming.arm(order(2))
+    reports.arming.arm(rival(2))
+
+    assert reports.told == [(2, "p2", ""), (0, "", ""), (2, "rival", "")]
+    assert reports.dropped == [2]
+    assert reports.arming.begin_vote(nobody) == ticket(rival(2).membership)
+
+
+def test_another_order_waits_for_the_vote_that_may_follow_the_earlier_one() -> None:
+    reports = Reports()
+    reports.arming.arm(order(2))
+    reports.arming.begin_vote(nobody)
+    reports.arming.arm(rival(2))
+    during = list(reports.told)
+    lost = reports.arming.end_vote(0)
+
+    assert during == [(2, "p2", "")]
+    assert reports.dropped == [2]
+    assert lost is None
+    assert reports.told == [(2, "p2", ""), (0, "", ""), (2, "rival", "")]
+
+
+def test_the_earlier_order_may_win_the_vote_in_which_another_came() -> None:
+    """Other ranks have switched; the other order is void."""
+    reports = Reports()
+    reports.arming.arm(order(2))
+    reports.arming.begin_vote(nobody)
+    reports.arming.arm(rival(2))
+
+    assert reports.arming.end_vote(ticket(order(2).membership)) == order(2)
+    assert reports.told == [(2, "p2", "")]
+    assert reports.dropped == []
+
+
+def test_a_rank_that_was_armed_during_a_vote_is_disarmed_at_once() -> None:
+    """The vote has not shown it as armed."""
+    reports = Reports()
+    reports.arming.begin_vote(nobody)
+    reports.arming.arm(order(2))
+    reports.arming.disarm()
+    reports.arming.end_vote(0)
+
+    assert reports.told == [(2, "p2", ""), (0, "", "")]
     assert reports.dropped == [2]

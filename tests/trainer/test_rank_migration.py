@@ -25,3 +25,13 @@ def test_the_source_of_a_replaced_take_over_is_notified(tmp_path: Path) -> None:
         assert source.ended
         assert migration._takeover == Takeover(prepare("q"))
         assert (made.status.activity, made.status.plan) == (Activity.PREPARED, "q")
+
+
+def test_a_worker_that_goes_back_to_the_pool_builds_no_groups(tmp_path: Path) -> None:
+    """A recovery for which it was ready goes on without it."""
+    with worker(tmp_path) as made:
+        generations = made.fabric.generations
+        generations.prepare((), Membership(3, ()))
+        assert generations.wait(0)
+        made.parts.migration.to_pool()
+        assert generations.refusal == "the preparation was dropped"

@@ -64,6 +64,12 @@ class Admission:
             surplus.close()
         self._counters.count_link(key.group, key.worker)
 
+    def has(self, epoch: int, key: LinkKey) -> bool:
+        """Whether a link waits for ``epoch`` that the other side has not closed."""
+        with self.lock:
+            link = self._ahead.get(epoch, {}).get(key)
+            return link is not None and not link.ended
+
     def hung_up(self, later: Membership) -> list[Member]:
         """Members whose link for the epoch of ``later`` was closed by the other side."""
         with self.lock:

@@ -135,10 +135,11 @@ class Fabric:
             raise ValueError(f"epoch {membership.epoch} is not newer than {self._admission.epoch}")
         old = self.standing
         if old is not None:
-            # Silently: it is not a fault, but waiting threads must wake up.
-            old.close_silently()
+            old.close_silently()  # it is not a fault, but waiting threads must wake up
         self.drain()
         self.generations.enter(membership)
+        if self._watch.enabled:  # a loss before the first vote must be noticed, too
+            self._ahead.dial((), membership, rank, CLOSE_S, lambda: False)
         self._turn(rank, changed=self._replace(membership, rank, {}))
 
     def prepare(
@@ -169,7 +170,7 @@ class Fabric:
         the background.
         """
         views = self._groups.of(rank)
-        self.generations.prepare(views, membership)
+        self.generations.prepare(views, membership, hurried=True)
         return self._ahead.dial(views, membership, rank, timeout, cancel)
 
     def switch(self, membership: Membership, rank: int | None) -> None:
@@ -188,7 +189,7 @@ class Fabric:
             kept = old.hand_over() if old is not None else {}
             changed = self._replace(membership, rank, kept, lasts=lasts)
         self._turn(rank, changed=changed)
-        if (why := self.generations.follow(membership)) and not self.poisoned:
+        if why := self.generations.follow(membership, lambda: self.poisoned):
             self.poison(why)
         elif self.poisoned:  # perhaps before the generations of this epoch were used
             self.generations.lose(membership.epoch)
@@ -211,10 +212,10 @@ class Fabric:
         """Number of links that wait for a later epoch."""
         return self._admission.waiting
 
-    def discard(self, epoch: int) -> None:
-        """Drop the preparations for a future ``epoch``."""
-        self._admission.discard(epoch)
-        self.generations.discard(epoch)
+    def discard(self, later: Membership) -> None:
+        """Drop the preparations for ``later``."""
+        self._admission.discard(later.epoch)
+        self.generations.discard(later)
 
     def sandbox(self, source: OutputSource, rank: int, size: int) -> None:
         """Stop communicating: outputs come from ``source``; groups report ``rank`` of ``size``."""
@@ -286,8 +287,7 @@ class Fabric:
 
     @property
     def poisoned(self) -> bool:
-        standing = self.standing
-        return standing is not None and standing.poisoned
+        return (standing := self.standing) is not None and standing.poisoned
 
     @property
     def poison_reason(self) -> str:
@@ -381,16 +381,16 @@ class Fabric:
     def close(self, *, orderly: bool = True) -> None:
         """Stop listening, close all links and end the groups; idempotent. Not ``orderly``: peers
         that watch the links take it for a loss."""
-        # First: no later caller may reach this worker.
-        self._listener.close()
+        self._listener.close()  # first: no later caller may reach this worker
         standing = self.standing
         self._watch.close()
+        ended: tuple[str, ...] = ()
         if standing is not None:
             if orderly and not standing.poisoned:
-                self._groups.settle_within(CLOSE_S)  # peers may need the last operations
+                ended = self._groups.settle_within(CLOSE_S)  # peers may need the last operations
             standing.close_silently(orderly=orderly)
             self._groups.abandon(standing)
-        self.generations.close(CLOSE_S)
+        self.generations.close(CLOSE_S, ended)
         for group in self._groups:
             group.drain(CLOSE_S)
             group.shutdown()

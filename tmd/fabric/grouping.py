@@ -115,12 +115,13 @@ class Groups:
         for group in self:
             group.settle()
 
-    def settle_within(self, seconds: float) -> None:
-        """Like :meth:`settle`, for a limited time."""
+    def settle_within(self, seconds: float) -> tuple[str, ...]:
+        """Like :meth:`settle`, for a limited time; returns the groups of which nothing runs."""
         if any(group.busy for group in self):
             settling = threading.Thread(target=self.settle, name="tmd-settle", daemon=True)
             settling.start()
             settling.join(seconds)
+        return tuple(group.view.name for group in self if not group.busy)
 
     def drain(self, timeout: float) -> None:
         """Wait for all operations called so far. Raises LinkError if one takes longer."""

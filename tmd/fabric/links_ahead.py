@@ -64,5 +64,8 @@ class LinksAhead:
         return opened
 
     def _open(self, group: str, peer: Member, epoch: int, timeout: float) -> None:
-        link = self._caller.dial(peer, group, LinkPurpose.COLLECTIVE, epoch, timeout=timeout)
-        self._admission.keep(epoch, LinkKey(group, LinkPurpose.COLLECTIVE, peer.worker), link)
+        key = LinkKey(group, LinkPurpose.COLLECTIVE, peer.worker)
+        # A second one would replace the first, whose end the peer would take for a loss.
+        if not self._admission.has(epoch, key):
+            link = self._caller.dial(peer, group, LinkPurpose.COLLECTIVE, epoch, timeout=timeout)
+            self._admission.keep(epoch, key, link)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from tmd.fabric.fabric import Fabric
 from tmd.fabric.generations.choice import Carrier, Choice, CudaFacts, choose
-from tmd.fabric.generations.generations import ABORT_S, Generations
+from tmd.fabric.generations.generations import Generations
 from tmd.fabric.generations.gloo import GlooKind
 from tmd.fabric.generations.inner import InnerKind
 from tmd.fabric.generations.ring import RingKind
@@ -66,10 +66,9 @@ def _kind(carrier: Carrier, fabric: Fabric) -> InnerKind | None:
 def _end_process(hung: tuple[str, ...]) -> None:
     """One loss more is better than a job that waits for this worker."""
     log.critical(
-        "the groups %s could not be ended within %.0f s: this worker ends, and a standby takes "
-        "its rank",
+        "the groups %s could not be ended after a loss: this worker ends, and a standby takes its "
+        "rank",
         ", ".join(hung),
-        ABORT_S,
     )
     sys.stderr.flush()
     os._exit(HUNG_CODE)

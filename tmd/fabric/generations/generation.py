@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import TypeVar
 
 from tmd.core.values.model import Membership
 from tmd.core.values.reasons import in_words
@@ -15,11 +16,18 @@ from tmd.fabric.grouping import GroupView
 Members = tuple[str, ...]
 """Workers by rank in the group."""
 
+T = TypeVar("T")
+
 log = logging.getLogger("tmd.trainer")
 
 
 def members_of(view: GroupView, membership: Membership) -> Members:
     return tuple(membership.members[rank].worker for rank in view.ranks)
+
+
+def identity_of(membership: Membership) -> tuple[int, Members]:
+    """What distinguishes two plans: one epoch may be planned twice, with another joiner."""
+    return membership.epoch, tuple(member.worker for member in membership.members)
 
 
 class Generation:
@@ -80,17 +88,45 @@ class Generation:
                 self.state = transition(self.state, GenerationEvent.SWITCHED_TO)
             return self._inner if self.state in IN_USE else None
 
-    def happens(self, event: GenerationEvent) -> None:
-        """Raises IllegalTransition if the table does not allow ``event``."""
+    def asked(self, question: Callable[[], T]) -> T | None:
+        """The answer to a question about an operation of it; ``None`` if it is not in use.
+
+        NCCL answers with the interpreter's lock held, and waits for an abort that has begun, which
+        may need that lock. So no question is under way when an abort begins, and none comes after.
+        """
         with self._changing:
-            self.state = transition(self.state, event)
+            return question() if self.state in IN_USE else None
+
+    def switch_to(self) -> None:
+        """Use it from now on. Raises IllegalTransition if it is not ready."""
+        with self._changing:
+            self.state = transition(self.state, GenerationEvent.SWITCHED_TO)
 
     def drop(self) -> None:
-        """It will not be used."""
+        """It will not be used, if it was not yet."""
         with self._changing:
-            if self.state in (GenerationState.BUILDING, GenerationState.READY):
-                self.state = transition(self.state, GenerationEvent.DROPPED)
-                self.settled.set()
+            self._drop()
+
+    def retire(self) -> None:
+        """Another one is used from now on."""
+        with self._changing:
+            if self.state is GenerationState.LIVE:
+                self.state = transition(self.state, GenerationEvent.REPLACED)
+            self._drop()
+
+    def lose(self) -> bool:
+        """It has lost a member; returns whether it must be aborted."""
+        with self._changing:
+            self._drop()
+            if self.state not in IN_USE:
+                return False
+            self.state = transition(self.state, GenerationEvent.LOST)
+            return True
+
+    def _drop(self) -> None:
+        if self.state in (GenerationState.BUILDING, GenerationState.READY):
+            self.state = transition(self.state, GenerationEvent.DROPPED)
+            self.settled.set()
 
     def close(self) -> None:
         """Free it, if it has been built or never will be. Never raises: training goes on."""

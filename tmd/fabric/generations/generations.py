@@ -4,8 +4,7 @@ Order matters here. The generations of a coming epoch are built one after anothe
 which the script made the groups, on all members: several at once may wait for each other. A group
 without a generation, as at the start of a job, gets one when it is first used, which is in the same
 order on all members. A loss first marks all generations as aborted, so that no later call waits,
-and then aborts all inner groups at once, each in a thread of its own: aborting one may wait for
-another.
+and then aborts all inner groups at once.
 """
 
 from __future__ import annotations
@@ -13,25 +12,27 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from torch import Tensor
 
 from tmd.core.values.errors import IllegalTransition
 from tmd.core.values.model import Membership
-from tmd.core.values.reasons import in_words
-from tmd.fabric.generations.generation import IN_USE, Generation, members_of
+from tmd.fabric.generations.aborts import ABORT_S, SETTLE_S, Aborts, OnHung
+from tmd.fabric.generations.generation import Generation, members_of
 from tmd.fabric.generations.inner import Inner, InnerKind
 from tmd.fabric.generations.preparation import Preparation
-from tmd.fabric.generations.states import GenerationEvent, GenerationState
+from tmd.fabric.generations.states import GenerationState
 from tmd.fabric.grouping import GroupView
 
 BUILD_S = 120.0
 """A build that was given up counts as hung after this time. The next one waits for it so long."""
+HURRIED_S = 5.0
+"""Longest wait for such a build after a loss, when the job stands still."""
 BUILT_S = 30.0
 """Longest wait at a switch for inner groups that all other members have built."""
-ABORT_S = 30.0
-"""Longest time that aborts may take. Collectives of a hung one may never end."""
+LOOK_S = 0.1
+"""How often a thread that waits at a switch looks whether a member is lost."""
 HUNG_LIMIT = 2
 """Hung builds after which a worker takes part in no further planned move."""
 
@@ -39,7 +40,7 @@ log = logging.getLogger("tmd.trainer")
 
 
 def _warn(hung: tuple[str, ...]) -> None:
-    log.error("the aborts of %s hang: their collectives may never end", ", ".join(hung))
+    log.error("the groups %s hang: their collectives may never end", ", ".join(hung))
 
 
 def _ignore(failure: str) -> None:
@@ -52,9 +53,8 @@ class Generations:
 
     Args:
         kind: builds the inner groups; ``None``: tmd's own algorithms do all collectives.
-        build_s: see :data:`BUILD_S`.
-        abort_s: see :data:`ABORT_S`.
-        on_hung: called with the groups whose abort has not ended within ``abort_s``.
+        build_s, hurried_s: see :data:`BUILD_S` and :data:`HURRIED_S`.
+        abort_s, settle_s, on_hung: see :class:`Aborts`.
     """
 
     def __init__(
@@ -62,11 +62,14 @@ class Generations:
         kind: InnerKind | None = None,
         *,
         build_s: float = BUILD_S,
+        hurried_s: float = HURRIED_S,
         abort_s: float = ABORT_S,
-        on_hung: Callable[[tuple[str, ...]], None] = _warn,
+        settle_s: float = SETTLE_S,
+        on_hung: OnHung = _warn,
     ) -> None:
         self.kind = kind
-        self._build_s, self._abort_s, self._on_hung = build_s, abort_s, on_hung
+        self.aborts = Aborts(abort_s, settle_s, on_hung)
+        self._build_s, self._hurried_s = build_s, hurried_s
         self._held: Membership | None = None
         """The membership whose generations are used; ``None`` in the sandbox and after a loss."""
         self._live: dict[str, Generation] = {}
@@ -74,8 +77,6 @@ class Generations:
         self._abandoned: list[Preparation] = []
         """Dropped preparations whose thread has not ended."""
         self._to_free: list[Generation] = []
-        self._aborts: dict[Generation, threading.Thread] = {}
-        """Aborts that have not ended."""
         self._refusal = "nothing is prepared"
         self._changing = threading.RLock()
 
@@ -87,6 +88,11 @@ class Generations:
 
     def of(self, view: GroupView) -> Inner | None:
         """The inner group of a group, once it is built; ``None`` if a member is lost."""
+        generation = self.begun(view)
+        return None if generation is None else generation.use()
+
+    def begun(self, view: GroupView) -> Generation | None:
+        """The generation of a group, which may still be built; ``None`` if a member is lost."""
         with self._changing:
             if self._held is None:
                 return None
@@ -94,12 +100,10 @@ class Generations:
             fresh = generation is None or generation.state is GenerationState.FREED
             if generation is None or fresh:
                 generation = self._live[view.name] = Generation(view, self._held)
+            held = self._held
         if fresh:
-            try:
-                Preparation(generation.epoch, [generation], self.kind, None, 0.0, _ignore).start()
-            except RuntimeError as error:  # the system refuses a thread
-                generation.fail(in_words(error))
-        return generation.use()
+            Preparation(held, [generation], self.kind, None, 0.0, _ignore).start()
+        return generation
 
     def live(self, name: str) -> Generation | None:
         """The generation that a group uses, perhaps aborted; ``None`` before the first."""
@@ -130,6 +134,8 @@ class Generations:
         views: Sequence[GroupView],
         membership: Membership,
         done: Callable[[str], None] = _ignore,
+        *,
+        hurried: bool = False,
     ) -> None:
         """Begin to build what ``membership`` needs, in the background.
 
@@ -137,10 +143,8 @@ class Generations:
         one once it is built; it is not called if the preparation is dropped.
 
         A group whose members stay keeps its generation. After a loss nothing is kept. An earlier
-        preparation is dropped, and its build is waited for before the next one begins.
-
-        Raises:
-            RuntimeError: no thread can be started.
+        preparation is dropped, and its build is waited for before the next one begins: for a short
+        time only if ``hurried``.
         """
         with self._changing:
             self._drop("another epoch is prepared")
@@ -148,7 +152,8 @@ class Generations:
             fresh = [
                 Generation(view, membership) for view in views if self._changes(view, membership)
             ]
-            coming = Preparation(membership.epoch, fresh, self.kind, former, self._build_s, done)
+            patience_s = self._hurried_s if hurried else self._build_s
+            coming = Preparation(membership, fresh, self.kind, former, patience_s, done)
             self._next, self._refusal = coming, ""
         # Not under the lock: it may call ``done`` at once.
         coming.start()
@@ -180,29 +185,35 @@ class Generations:
         """
         with self._changing:
             coming = self._next
-            ready = coming is not None and coming.epoch == membership.epoch and coming.ready
-            if coming is None or not ready:
+            if coming is None or (why := _obstacle(coming, membership)):
                 if self.kind is not None:
+                    why = self._refusal if coming is None else why
                     epoch = membership.epoch
-                    raise IllegalTransition(f"the generations of epoch {epoch} are not ready")
+                    raise IllegalTransition(f"the groups of epoch {epoch} are not ready: {why}")
                 self._held = membership
                 return
             self._next, self._held = None, membership
             self._refusal = "nothing is prepared"
             for generation in coming.by_name.values():
-                generation.happens(GenerationEvent.SWITCHED_TO)
+                generation.switch_to()
                 self._retire(generation.name)
             self._live.update(coming.by_name)
 
-    def follow(self, membership: Membership) -> str:
+    def follow(self, membership: Membership, lost: Callable[[], bool]) -> str:
         """Like :meth:`switch`, but returns why not; empty if it was done.
 
-        The members have voted once theirs were built. A joiner's may be built a moment later.
+        The members have voted once theirs were built. A joiner's may be built a moment later. No
+        generation is used any more after a failure: the other members have others by now.
         """
-        if self.kind is not None and not self.wait(BUILT_S):
-            why = self.refusal or f"they take longer than {BUILT_S:.0f} s"
-            return f"the groups of epoch {membership.epoch} are not built: {why}"
-        self.switch(membership)
+        deadline = time.monotonic() + BUILT_S
+        while (coming := self._next) is not None and not coming.over.wait(LOOK_S):
+            if lost() or time.monotonic() > deadline:
+                break
+        try:
+            self.switch(membership)
+        except IllegalTransition as error:
+            self._abandon(str(error))
+            return str(error)
         return ""
 
     def enter(self, membership: Membership) -> None:
@@ -215,7 +226,7 @@ class Generations:
             for name in list(self._live):
                 self._retire(name)
             self._held = membership
-            if coming is not None and coming.epoch == membership.epoch:
+            if coming is not None and coming.is_for(membership):
                 self._live.update(coming.by_name)
                 self._abandoned.append(coming)
             elif coming is not None:
@@ -231,23 +242,25 @@ class Generations:
     def part(self, name: str) -> None:
         """The script has destroyed a group, on all its members."""
         with self._changing:
+            parted = self._live.get(name)
             self._retire(name)
-        self.reap()
+            if parted is not None:
+                self._free([parted])
 
     def _retire(self, name: str) -> None:
         old = self._live.pop(name, None)
         if old is None:
             return
-        if old.state is GenerationState.LIVE:
-            old.happens(GenerationEvent.REPLACED)
-        old.drop()
+        old.retire()
         if old not in self._to_free:
             self._to_free.append(old)
 
-    def discard(self, epoch: int) -> None:
-        """Drop what is prepared for ``epoch``. A build that runs is left to itself."""
+    def discard(self, membership: Membership | None = None) -> None:
+        """Drop what is prepared, for ``membership`` only if given. A build that runs is left to
+        itself."""
         with self._changing:
-            if self._next is not None and self._next.epoch == epoch:
+            coming = self._next
+            if coming is not None and (membership is None or coming.is_for(membership)):
                 self._drop("the preparation was dropped")
 
     def _drop(self, why: str) -> None:
@@ -269,46 +282,26 @@ class Generations:
         Returns at once; see :meth:`await_aborts`. Without effect in any other epoch.
         """
         with self._changing:
-            if self._held is None or self._held.epoch != epoch:
-                return
+            if self._held is not None and self._held.epoch == epoch:
+                self._abandon("a member is lost")
+
+    def _abandon(self, why: str) -> None:
+        with self._changing:
             self._held = None
-            self._drop("a member is lost")
-            fresh = self._abort_all()
-        if fresh:
-            threading.Thread(target=self._watch_aborts, name="tmd-aborts", daemon=True).start()
+            self._drop(why)
+            if self._abort_all():
+                self.aborts.watch()
 
-    def _abort_all(self) -> bool:
+    def _abort_all(self, but: Collection[str] = ()) -> bool:
         """Begin to abort what is used; returns whether there is something new to abort."""
-        fresh = []
-        for generation in {*self._live.values(), *self._to_free}:
-            generation.drop()
-            if generation.state in IN_USE:
-                generation.happens(GenerationEvent.LOST)
-                thread = threading.Thread(
-                    target=generation.abort, name=f"tmd-abort-{generation.name}", daemon=True
-                )
-                self._aborts[generation] = thread
-                fresh.append(thread)
-        for thread in fresh:
-            thread.start()
-        return bool(fresh)
-
-    def _watch_aborts(self) -> None:
-        hung = self.await_aborts(self._abort_s)
-        if hung:
-            self._on_hung(hung)
+        used = {*self._live.values(), *self._to_free}
+        lost = [each for each in used if each.name not in but and each.lose()]
+        self.aborts.begin(lost)
+        return bool(lost)
 
     def await_aborts(self, within_s: float) -> tuple[str, ...]:
-        """Wait for all aborts; returns the groups whose abort has not ended after ``within_s``.
-
-        Their collectives may never end, so that only the end of this process frees its main thread.
-        """
-        with self._changing:
-            aborts = dict(self._aborts)
-        deadline = time.monotonic() + within_s
-        for thread in aborts.values():
-            thread.join(max(deadline - time.monotonic(), 0))
-        return tuple(each.name for each, thread in aborts.items() if thread.is_alive())
+        """See :meth:`Aborts.await_end`."""
+        return self.aborts.await_end(within_s)
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -320,24 +313,38 @@ class Generations:
         if not self._to_free:
             return
         with self._changing:
-            self._aborts = {g: thread for g, thread in self._aborts.items() if thread.is_alive()}
-            for generation in self._to_free:
-                if generation not in self._aborts:
-                    generation.close()
-            self._to_free = [
-                each for each in self._to_free if each.state is not GenerationState.FREED
-            ]
+            self._free(self._to_free)
 
-    def close(self, within_s: float) -> tuple[str, ...]:
-        """End all; returns the groups that hang, which keep what they have."""
+    def _free(self, generations: Sequence[Generation]) -> None:
+        aborting = self.aborts.running()
+        for generation in generations:
+            if generation not in aborting:
+                generation.close()
+        self._to_free = [each for each in self._to_free if each.state is not GenerationState.FREED]
+
+    def close(self, within_s: float, ended: Collection[str] = ()) -> tuple[str, ...]:
+        """End all; returns the groups that hang, which keep what they have.
+
+        Groups of which nothing runs, as ``ended`` names them, are freed and not aborted: other
+        members may still need them.
+        """
         with self._changing:
             self._drop("the worker has ended")
             self._held = None
-            self._abort_all()
+            self._abort_all(ended)
             for name in list(self._live):
                 self._retire(name)
         hung = self.await_aborts(within_s)
         self.reap()
         if self.kind is not None:
-            self.kind.end(within_s)
+            hung += self.kind.end(within_s)
+        if hung:
+            log.warning("the groups %s could not be ended", ", ".join(hung))
         return hung
+
+
+def _obstacle(coming: Preparation, membership: Membership) -> str:
+    """Why ``coming`` cannot be switched to as ``membership``; empty if it can."""
+    if not coming.is_for(membership):
+        return "others are prepared"
+    return "" if coming.ready else coming.failure or "they are still being built"

@@ -53,6 +53,7 @@ class InnerKind(Protocol):
         """
         ...
 
-    def end(self, within_s: float) -> None:
-        """Wait a while for what is still being freed: the process ends."""
+    def end(self, within_s: float) -> tuple[str, ...]:
+        """Wait a while for what is still being freed, then abort it: the process ends. Returns the
+        groups that hang."""
         ...

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -46,12 +47,49 @@ def apply_settings() -> None:
         os.environ.setdefault(name, value)
 
 
+class Freeing(threading.Thread):
+    """Frees a group of NCCL, and holds its last reference: it may wait long for a device or a peer
+    that is gone, and training must not."""
+
+    def __init__(self, group: str, backend: Any, *, aborted: bool) -> None:
+        super().__init__(name=f"tmd-free-{group}", daemon=True)
+        self.group = group
+        self._backend, self._aborted = backend, aborted
+
+    def run(self) -> None:
+        if not self._aborted:
+            self._backend.shutdown()
+        self._backend = None
+
+    def abort(self) -> None:
+        """End what it waits for. May hang."""
+        if (backend := self._backend) is not None:
+            backend.abort()
+
+
+def end_all(freeing: Sequence[Freeing], within_s: float) -> tuple[str, ...]:
+    """Wait for all, abort those that have not ended ``within_s``, and wait as long again; returns
+    the groups that hang."""
+    _join(freeing, within_s)
+    stuck = [each for each in freeing if each.is_alive()]
+    for each in stuck:
+        threading.Thread(target=each.abort, name=f"tmd-abort-{each.group}", daemon=True).start()
+    _join(stuck, within_s)
+    return tuple(each.group for each in stuck if each.is_alive())
+
+
+def _join(threads: Sequence[threading.Thread], within_s: float) -> None:
+    deadline = time.monotonic() + within_s
+    for thread in threads:
+        thread.join(max(deadline - time.monotonic(), 0))
+
+
 class NcclInner:
     """A group of NCCL."""
 
-    def __init__(self, backend: Any, freeing: list[threading.Thread]) -> None:
+    def __init__(self, group: str, backend: Any, freeing: list[Freeing]) -> None:
         """``freeing``: gets the thread that frees it."""
-        self._backend, self._freeing = backend, freeing
+        self._group, self._backend, self._freeing = group, backend, freeing
         self._aborted = False
 
     @property
@@ -63,13 +101,9 @@ class NcclInner:
         self._backend.abort()
 
     def close(self) -> None:
-        # In a thread of its own, which also holds the last reference: it may wait long for a device
-        # or a peer that is gone, and training must not.
         backend, self._backend = self._backend, None
-        thread = threading.Thread(
-            target=_free, args=(backend, self._aborted), name="tmd-free", daemon=True
-        )
-        self._freeing.append(thread)
+        thread = Freeing(self._group, backend, aborted=self._aborted)
+        self._freeing[:] = [*(each for each in self._freeing if each.is_alive()), thread]
         thread.start()
 
 
@@ -79,18 +113,13 @@ def _usual_device() -> torch.device:
     return torch.device("cuda", local % torch.cuda.device_count())
 
 
-def _free(backend: Any, aborted: bool) -> None:
-    if not aborted:
-        backend.shutdown()
-
-
 class NcclKind:
     """Builds the groups of the worker of ``fabric``, for tensors of its GPU."""
 
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
         self._device: torch.device | None = None
-        self._freeing: list[threading.Thread] = []
+        self._freeing: list[Freeing] = []
 
     def takes(self, tensor: Tensor) -> bool:
         if tensor.is_cuda:
@@ -108,10 +137,8 @@ class NcclKind:
         with meeting(self._fabric, view, membership, wanted) as store:
             backend = dist.ProcessGroupNCCL(store, rank, len(members), options)
             backend.eager_connect_single_device(device)
-        return NcclInner(backend, self._freeing)
+        return NcclInner(view.name, backend, self._freeing)
 
-    def end(self, within_s: float) -> None:
+    def end(self, within_s: float) -> tuple[str, ...]:
         # A thread inside torch when the interpreter ends would abort the process.
-        deadline = time.monotonic() + within_s
-        for thread in self._freeing:
-            thread.join(max(deadline - time.monotonic(), 0))
+        return end_all(self._freeing, within_s)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -14,9 +13,10 @@ from torch import Tensor
 
 from tmd.fabric import device
 from tmd.fabric.collectives.on_tensors import Body
-from tmd.fabric.device import Queued
 from tmd.fabric.frame import FrameKind
+from tmd.fabric.generations.generation import Generation
 from tmd.fabric.generations.inner import Inner
+from tmd.fabric.generations.operations import Operation, Operations
 from tmd.fabric.group import Group
 from tmd.fabric.objects import under_way
 from tmd.fabric.untraced import untraced
@@ -69,25 +69,11 @@ class Call(NamedTuple):
     """A collective as the script has called it, and the group that carries it; ``None`` if a member
     is lost."""
 
+    generation: Generation | None
     inner: Inner | None
     name: str
     args: Sequence[Any]
     named: dict[str, Any]
-
-
-class Running(NamedTuple):
-    """An operation of an inner group that may not have ended."""
-
-    work: Any
-    queued: Queued
-    """What the script had queued on its device before."""
-    tensors: Sequence[Tensor]
-    """All that it reads or writes: kept until it has ended, whatever the script frees."""
-
-    @property
-    def waits(self) -> bool:
-        """Whether it waits for other ranks: this rank's own device has come to it."""
-        return self.queued.done and not self.work.is_completed()
 
 
 class _Mirrored(threading.local):
@@ -107,8 +93,7 @@ class PassingGroup(Group):
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        self._running: deque[Running] = deque()
-        self._listing = threading.Lock()
+        self._operations = Operations()
         super().__init__(*args, **options)
 
     # --- calls ---------------------------------------------------------------------------------
@@ -121,31 +106,37 @@ class PassingGroup(Group):
         # An abort would leave the size of an object undefined; tmd's own way makes it that of None.
         return self._fabric.standing is not None and not (first.dtype in PARTS and under_way())
 
-    def _inner(self) -> Inner | None:
-        """The inner group; ``None`` if a member is lost. It may have to be built first."""
-        generations = self._fabric.generations
+    def _in_use(self) -> tuple[Generation | None, Inner | None]:
+        """The generation and its inner group, which may have to be built first; no inner group if a
+        member is lost."""
+        generation = self._fabric.generations.begun(self.view)
+        if generation is None:
+            return None, None
         with self._fabric.blocked:
-            inner = generations.of(self.view)
-        if inner is None and (why := generations.failure(self.view.name)):
-            self._fabric.poison(f"group {self.view.name} cannot be built: {why}")
-        return inner
+            inner = generation.use()
+        if inner is None and generation.failure:
+            self._fabric.poison(f"group {self.view.name} cannot be built: {generation.failure}")
+        return generation, inner
 
     def _pass(self, call: Call) -> Any:
         tensors = list(_tensors(call.args))
         queued = device.current().queued(tensors)
         self._fabric.blocked.called()
         lost, work = self._carried(call)
-        if lost:
+        if lost or call.generation is None:
             work = Work(list(_tensors(call.args[:1])), self._fabric.blocked)
             work.finish()
         else:
             work = Launched(tensors) if work is None else work
-            with self._listing:
-                while self._running and self._running[0].work.is_completed():
-                    self._running.popleft()
-                self._running.append(Running(work, queued, tensors))
+            running = Operation(call.name, call.generation, work, queued, tensors)
+            self._check(self._operations.add(running))
         self._fabric.calls.ran += 1
         return work
+
+    def _check(self, error: object) -> None:
+        """Poison the epoch if an operation has ended with ``error``: its result is undefined."""
+        if error is not None:
+            self._fabric.poison(f"group {self.view.name}: {error}")
 
     def _carried(self, call: Call) -> tuple[bool, Any]:
         """Whether a member is lost, and what the inner group returned."""
@@ -207,39 +198,48 @@ class PassingGroup(Group):
 
     @property
     def busy(self) -> bool:
-        return super().busy or any(not each.work.is_completed() for each in list(self._running))
+        return super().busy or self._operations.busy
 
     @property
     def waits(self) -> bool:
-        return super().waits or any(each.waits for each in list(self._running))
+        return super().waits or self._operations.waits
 
     def settle(self) -> None:
         """Wait for what inner groups run. If a member is lost, its abort ends them."""
-        running = list(self._running)
-        if not running:
+        if not (running := list(self._operations)):
             return
-        blocked, latest = self._fabric.blocked, running[-1]
-        if latest.queued:
-            with blocked.computing():
-                latest.queued.wait()
-        with blocked:
+        fabric = self._fabric
+        with fabric.generations.aborts.settling(self.view.name, lost=fabric.poisoned):
+            # In the order of the calls: what the device still computes before an operation is this
+            # rank's own, once the earlier ones have ended.
             for each in running:
-                self._await(each.work)
-            # A device only notes that it has to wait.
-            device.current().queued(latest.tensors[:1]).wait()
-        with self._listing:
-            while self._running and self._running[0].work.is_completed():
-                self._running.popleft()
+                self._settle_one(each)
+        for each in running:
+            self._check(each.error)
+        self._operations.let_go(running)
 
-    def _await(self, work: Any) -> None:
-        try:
-            work.wait()
-        except Exception as error:
-            self._fabric.poison(f"group {self.view.name}: {error!r}")
+    def _settle_one(self, operation: Operation) -> None:
+        blocked, queued = self._fabric.blocked, operation.queued
+        if queued:
+            with blocked.computing():
+                queued.wait()
+        # In a stream of its own, which waits for this operation only: a wait for it is but queued.
+        with blocked, queued.aside():
+            try:
+                operation.work.wait()
+            except Exception as error:
+                self._check(f"{operation.name}: {error!r}")
 
     def drain(self, timeout: float) -> bool:
-        self.settle()
-        return super().drain(timeout)
+        return self._settles_within(timeout) and super().drain(timeout)
+
+    def _settles_within(self, seconds: float) -> bool:
+        if not self._operations:
+            return True
+        thread = threading.Thread(target=self.settle, name="tmd-settle", daemon=True)
+        thread.start()
+        thread.join(seconds)
+        return not thread.is_alive()
 
     def shutdown(self) -> None:
         super().shutdown()
@@ -252,10 +252,10 @@ def _passing(name: str, inner: str) -> Any:
     def collective(self: PassingGroup, *args: Any, **named: Any) -> Any:
         if not self._passes(args):
             return own(self, *args, **named)
-        found = self._inner()
+        generation, found = self._in_use()
         if found is not None and found.backend is None:
             return own(self, *args, **named)
-        call = Call(found, inner, args, named)
+        call = Call(generation, found, inner, args, named)
         if self._fabric.tap is None or not self._fabric.tap.follows:
             return self._begun(self._pass(call))
         _mirrored.call = call

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from tmd.fabric.generations.generation import Generation
+from tmd.core.values.model import Membership
+from tmd.core.values.reasons import in_words
+from tmd.fabric.generations.generation import Generation, identity_of
 from tmd.fabric.generations.inner import InnerKind
 from tmd.fabric.generations.states import GenerationState
 
@@ -14,6 +16,7 @@ class Preparation:
     """Owns the thread that builds ``generations``, one after another.
 
     Args:
+        membership: the one that they are built for.
         kind: builds the inner groups.
         former: a dropped preparation whose build must end first.
         patience_s: how long to wait for it.
@@ -23,14 +26,14 @@ class Preparation:
 
     def __init__(
         self,
-        epoch: int,
+        membership: Membership,
         generations: Sequence[Generation],
         kind: InnerKind | None,
         former: Preparation | None,
         patience_s: float,
         done: Callable[[str], None],
     ) -> None:
-        self.epoch = epoch
+        self.membership = membership
         self.by_name = {generation.name: generation for generation in generations}
         self.over = threading.Event()
         """Set once all are built, one has failed, or this preparation was dropped."""
@@ -41,12 +44,20 @@ class Preparation:
         self._given_up = ""
         self._thread = threading.Thread(target=self._run, name="tmd-generations", daemon=True)
 
+    def is_for(self, membership: Membership) -> bool:
+        return identity_of(self.membership) == identity_of(membership)
+
     def start(self) -> None:
-        """Begin to build. Raises RuntimeError if there is no thread."""
-        if self.by_name:
+        """Begin to build. If the system refuses a thread, none can be built."""
+        if not self.by_name:
+            return self._run()
+        try:
             self._thread.start()
-        else:
-            self._run()
+        except RuntimeError as error:
+            for generation in self.by_name.values():
+                generation.fail(in_words(error))
+            self.over.set()
+            self._done(self.failure)
 
     def give_up(self, why: str) -> None:
         """Nothing of it will be used. A build that runs is left to itself."""

@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 from tmd.core.planning.directives import Arm, Directive, Train, Wait
 from tmd.core.values.model import Membership, WorkerStatus
-from tmd.core.values.reasons import in_words
 from tmd.core.worker.responses import Response, respond
 from tmd.fabric import Fabric
 from tmd.trainer.protocol.step_vote import ticket
@@ -34,14 +33,14 @@ class Arming:
     """Calls ``tell(epoch, plan, refusal)`` at each change: armed for ``epoch``, or 0.
 
     ``build(order, done)`` begins to build the groups of the epoch of an order, and calls ``done``
-    with the reason why they cannot be built, or an empty one; ``discard(epoch)`` drops them.
+    with the reason why they cannot be built, or an empty one; ``discard(membership)`` drops them.
     """
 
     def __init__(
         self,
         tell: Callable[[int, str, str], None],
         build: Callable[[Arm, Callable[[str], None]], None],
-        discard: Callable[[int], None],
+        discard: Callable[[Membership], None],
     ) -> None:
         self._tell, self._build, self._discard = tell, build, discard
         self._lock = threading.Lock()
@@ -51,6 +50,8 @@ class Arming:
         self._voting = False
         self._won = False
         self._dropped = ""
+        self._next: Arm | None = None
+        """What to arm after the running vote."""
 
     @classmethod
     def of(cls, fabric: Fabric, tell: Callable[[int, str, str], None]) -> Arming:
@@ -61,10 +62,7 @@ class Arming:
             obstacle = fabric.generations.obstacle
             if rank is None or obstacle:
                 return done("" if rank is None else obstacle)
-            try:
-                fabric.build_ahead(order.membership, rank, done)
-            except RuntimeError as error:  # the system refuses a thread
-                done(in_words(error))
+            fabric.build_ahead(order.membership, rank, done)
 
         return cls(tell, build, fabric.generations.discard)
 
@@ -81,9 +79,17 @@ class Arming:
                 pass
 
     def arm(self, order: Arm) -> None:
-        """Be ready for the epoch of ``order`` from the next vote after its groups are built."""
+        """Be ready for the epoch of ``order`` from the next vote after its groups are built.
+
+        An earlier order is disarmed first: what is built for it cannot be kept. If others may have
+        seen it in the running vote, ``order`` has to wait for the end of that vote.
+        """
         with self._lock:
             if self._won or order in (self._arm, self._building):
+                return
+            self._disarm()
+            if self._voting and self._voted is not None:
+                self._next = order
                 return
             self._building = order
         self._build(order, lambda refusal: self._built(order, refusal))
@@ -107,19 +113,23 @@ class Arming:
         vote that switched it is not: the next report shows the new epoch.
         """
         with self._lock:
-            if self._won:
-                return
-            if self._building is not None:
-                self._discard(self._building.membership.epoch)
-                self._building = None
-            if self._arm is None and not plan:
-                return
-            armed, self._arm, self._dropped = self._arm, None, plan
-            if self._voting:
-                return
-            if armed is not None:
-                self._discard(armed.membership.epoch)
-            self._tell(0, plan, "")
+            if not self._won:
+                self._disarm(plan)
+
+    def _disarm(self, plan: str = "") -> None:
+        self._next = None
+        if self._building is not None:
+            self._discard(self._building.membership)
+            self._building = None
+        if self._arm is None and not plan:
+            return
+        armed, self._arm = self._arm, None
+        if self._voting and self._voted is not None:
+            self._dropped = plan
+            return
+        if armed is not None:
+            self._discard(armed.membership)
+        self._tell(0, plan, "")
 
     def begin_vote(self, must_wait: Callable[[Membership], bool]) -> int:
         """The ticket to vote for, 0 for none. Arming does not change until :meth:`end_vote`.
@@ -135,6 +145,14 @@ class Arming:
     def end_vote(self, agreed: int) -> Arm | None:
         """The directive to follow if the vote ``agreed`` on its ticket; then nothing is armed, and
         no directive changes that until :meth:`switched`."""
+        won = self._end_vote(agreed)
+        with self._lock:
+            order, self._next = self._next, None
+        if won is None and order is not None:
+            self.arm(order)
+        return won
+
+    def _end_vote(self, agreed: int) -> Arm | None:
         with self._lock:
             self._voting = False
             voted = self._voted
@@ -143,9 +161,8 @@ class Arming:
                 self._won = True
                 self._dropped = ""
                 return voted
-            if self._arm is None and (voted is not None or self._dropped):
-                if voted is not None:
-                    self._discard(voted.membership.epoch)
+            if self._arm is None and voted is not None:
+                self._discard(voted.membership)
                 self._tell(0, self._dropped, "")
             self._dropped = ""
             return None

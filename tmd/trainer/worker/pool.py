@@ -57,6 +57,7 @@ class Pool:
         directive = self._agent.wait_a_while(lambda d: response_to(d) is not None, POOL_S)
         if directive is None:
             look_ahead(self._fabric.calls.ran)
+            self._fabric.generations.reap()
             return self._settle()
         match response_to(directive), directive:
             case None, _:

@@ -177,7 +177,7 @@ class RankMigration:
 
     def refuse(self, directive: Prepare, reason: str) -> None:
         """Report that this worker cannot take part in the plan."""
-        self._fabric.discard(directive.membership.epoch)
+        self._fabric.discard(directive.membership)
         log.warning("plan %s refused: %s", directive.plan, reason)
         self._reporter.update(
             WorkerTransition.REFUSED, plan=directive.plan, detail=reason, shadow=None
@@ -297,9 +297,11 @@ class RankMigration:
         self._verification.drop()
         self.driver.end()
         if self._takeover is not None:
-            self._fabric.discard(self._takeover.membership.epoch)
+            self._fabric.discard(self._takeover.membership)
             self._await(None)
         self._fit.rest()
+        # Also what was prepared for a recovery that goes on without this worker.
+        self._fabric.generations.discard()
         self._fabric.generations.reap()
         # A checkpoint that it missed as a rank concerns the rank's next holder.
         self._reporter.update(

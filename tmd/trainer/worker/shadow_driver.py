@@ -242,7 +242,7 @@ class ShadowDriver:
             self.end()
             return ShadowEnd(AfterShadow.REFUSE, self._lateness(following, error))
         if self._agent.directive != directive:
-            self._fabric.discard(directive.membership.epoch)
+            self._fabric.discard(directive.membership)
             return ShadowEnd(AfterShadow.STAND_BY)
         if self._reconnected(directive, error):
             return None
