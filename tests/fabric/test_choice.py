@@ -3,6 +3,7 @@
 import pytest
 
 from tmd.core.values.errors import ConfigError
+from tmd.fabric.generations.carriers import name_of
 from tmd.fabric.generations.choice import Carrier, CudaFacts, choose
 
 GPUS = CudaFacts(devices=8, nccl=(2, 29, 7))
@@ -60,3 +61,9 @@ def test_an_unknown_value_is_refused(name: str) -> None:
 @pytest.mark.parametrize("carrier", [Carrier.RING, Carrier.GLOO])
 def test_tests_choose_for_the_cpu(carrier: Carrier) -> None:
     assert choose({"TMD_CPU": carrier}, NO_GPU) == (carrier, f"TMD_CPU={carrier}")
+
+
+def test_a_worker_reports_the_version_of_nccl() -> None:
+    """Members of one group need the same. Staged collectives need none."""
+    assert name_of(choose({}, GPUS), GPUS) == "nccl 2.29.7"
+    assert name_of(choose({"TMD_CUDA": "staged"}, GPUS), GPUS) == "own"

@@ -72,7 +72,7 @@ class Modelled:
         self.hung: queue.SimpleQueue[tuple[str, ...]] = queue.SimpleQueue()
         for fabric in c.fabrics:
             kind = FakeKind(self.cluster, fabric.worker)
-            fabric.pass_to(Generations(kind, on_hung=self.hung.put, **options))
+            fabric.pass_to(Generations(kind, on_hung=self.hung.put, **options))  # type: ignore[arg-type]
             fabric.generations.enter(c.membership)
         self.groups = {f.worker: PassingGroup(f, "0", range(2)) for f in c.fabrics}
         c.each(lambda f: f.generations.of(self.groups[f.worker].view))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from msgspec import structs
 
 from tmd.core.planning import failover
+from tmd.core.planning.carriers import REMEDY, commonest, mismatch
 from tmd.core.planning.hot_standbys import assign_shadows
 from tmd.core.planning.links import IN_VAIN, LINK_BROKEN, all_heard, blamed, broke_before, in_vain
 from tmd.core.planning.migration import (
@@ -38,6 +39,7 @@ from tmd.core.values.model import (
     Phase,
     Urgency,
     Verdict,
+    WorkerStatus,
 )
 
 NONE_WANTED = ShadowGoals()
@@ -50,19 +52,12 @@ def form(view: ClusterView, job: str, before: JobRecord | None = None) -> JobRec
     Workers on hosts marked ``standby`` or drained get no rank here. ``before`` is the record of an
     ended run with the same name, whose epochs and revisions continue.
     """
-    drained = barred(view)
-    fresh = [
-        (host.host, w)
-        for host in view.hosts
-        if not (host.standby or host.host in drained)
-        for w in host.workers
-        if w.job == job and w.activity is Activity.STARTING and w.address
-    ]
-    if not fresh:
-        return None
-    size = min(w.world_size for _, w in fresh)
-    chosen = sorted((h, w.worker, w.address) for h, w in fresh if w.world_size == size)[:size]
-    if len(chosen) < size:
+    fresh = _fresh(view, job)
+    size = len(fresh) and fresh[0][1].world_size
+    carrier = commonest(w for _, w in fresh)
+    fit = [(h, w) for h, w in fresh if not mismatch(w, carrier)]
+    chosen = sorted((h, w.worker, w.address) for h, w in fit)[:size]
+    if not size or len(chosen) < size:
         return None
     members = tuple(Member(worker=w, host=h, address=a) for h, w, a in chosen)
     epoch = 1 if before is None else before.proposed + 1
@@ -78,7 +73,12 @@ def form(view: ClusterView, job: str, before: JobRecord | None = None) -> JobRec
 
 
 def unformed(view: ClusterView, job: str) -> str:
-    """Why a job with enough workers is not formed; empty if no operator is the cause."""
+    """Why a job with enough workers is not formed; empty if nobody has to do anything."""
+    fresh = _fresh(view, job)
+    carrier = commonest(w for _, w in fresh)
+    why = [f"worker {w.worker}: {found}" for _, w in fresh if (found := mismatch(w, carrier))]
+    if why and len(fresh) - len(why) < fresh[0][1].world_size <= len(fresh):
+        return f"the job is not formed: {'; '.join(why)}: {REMEDY}"
     waiting = {
         host.host: w.world_size
         for host in view.hosts
@@ -90,6 +90,20 @@ def unformed(view: ClusterView, job: str) -> str:
         return ""
     names = ", ".join(held)
     return f"the job is not formed: {names} drained ('tmd undrain HOST' gives a host back)"
+
+
+def _fresh(view: ClusterView, job: str) -> list[tuple[str, WorkerStatus]]:
+    """Workers that may get a rank of a new run, by host: those of the smallest world."""
+    drained = barred(view)
+    found = [
+        (host.host, w)
+        for host in view.hosts
+        if not (host.standby or host.host in drained)
+        for w in host.workers
+        if w.job == job and w.activity is Activity.STARTING and w.address
+    ]
+    size = min((w.world_size for _, w in found), default=0)
+    return [(host, w) for host, w in found if w.world_size == size]
 
 
 def steer(

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from tmd.core.alerts.findings import BANNED, GRAVE
+from tmd.core.planning.carriers import REMEDY, commonest, mismatch
 from tmd.core.planning.migration import PlanFacts
 from tmd.core.values.model import (
     Activity,
@@ -89,6 +90,8 @@ def line(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Standby
         if plan.kind is PlanKind.FAILOVER or (plan.policy and not plan.request)
         for move in plan.moves
     }
+    members = (facts.status.get(m.worker) for m in record.membership.members)
+    carrier = commonest(status for status in members if status is not None)
     found = []
     for host in view.hosts:
         why = DRAINED.format(host.host) if host.host in drained else _unwelcome(host)
@@ -106,7 +109,7 @@ def line(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Standby
                     worker=w.worker,
                 )
                 member = Member(worker=w.worker, host=host.host, address=w.address)
-                found.append(Standby(standing, member, why or _refusal(w, record, facts)))
+                found.append(Standby(standing, member, why or _refusal(w, record, facts, carrier)))
     return sorted(found)
 
 
@@ -134,7 +137,8 @@ def on_hand(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Memb
     """Standbys of the job, in the order of ``candidates``, fit or not.
 
     Excluded are standbys on hosts that are degraded, drained or banned, standbys that an acting
-    detector found unfit, and standbys of another world size.
+    detector found unfit, standbys of another world size, and those whose collectives another
+    library carries.
     """
     return [s.member for s in line(view, record, facts) if not s.refusal]
 
@@ -168,9 +172,11 @@ def _about_host(alert: Alert) -> bool:
     return alert.strategy is Strategy.ACT and not alert.job
 
 
-def _refusal(status: WorkerStatus, record: JobRecord, facts: PlanFacts) -> str:
+def _refusal(status: WorkerStatus, record: JobRecord, facts: PlanFacts, carrier: str) -> str:
     if status.world_size != record.world_size:
         return f"it is for a job of {status.world_size} ranks"
+    if why := mismatch(status, carrier):
+        return f"{why}: {REMEDY}"
     return "it has ended" if facts.failing(status.worker) else ""
 
 

@@ -98,6 +98,8 @@ class WorkerStatus(Struct, frozen=True):
     unregistered: str = ""
     """What steps change although it is not registered; empty if unknown."""
     rank_kept: str = ""  # where the script's loop decides by an old rank; empty if unknown
+    carrier: str = ""
+    """What carries its collectives, with the version of a library; empty if unknown."""
 
     @property
     def unfit(self) -> str:

@@ -40,12 +40,21 @@ def carry(fabric: Fabric, environment: Mapping[str, str] = os.environ) -> Choice
     Raises:
         ConfigError: see :func:`choose`.
     """
-    choice = choose(environment, cuda_facts())
+    facts = cuda_facts()
+    choice = choose(environment, facts)
     kind = _kind(choice.carrier, fabric)
     if kind is not None:
-        fabric.pass_to(Generations(kind, on_hung=_end_process))
+        fabric.pass_to(Generations(kind, carrier=name_of(choice, facts), on_hung=_end_process))
         log.info("collectives are carried by %s: %s", choice.carrier, choice.reason)
     return choice
+
+
+def name_of(choice: Choice, facts: CudaFacts) -> str:
+    """What a worker reports: equal for workers whose collectives fit together. The members of a
+    group of NCCL need one version."""
+    if choice.carrier is Carrier.NCCL and facts.nccl is not None:
+        return f"{choice.carrier} {'.'.join(map(str, facts.nccl))}"
+    return str(choice.carrier)
 
 
 def _kind(carrier: Carrier, fabric: Fabric) -> InnerKind | None:

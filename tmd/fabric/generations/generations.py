@@ -53,6 +53,7 @@ class Generations:
 
     Args:
         kind: builds the inner groups; ``None``: tmd's own algorithms do all collectives.
+        carrier: names what carries collectives, to compare it with that of other workers.
         build_s, hurried_s: see :data:`BUILD_S` and :data:`HURRIED_S`.
         abort_s, settle_s, on_hung: see :class:`Aborts`.
     """
@@ -61,13 +62,14 @@ class Generations:
         self,
         kind: InnerKind | None = None,
         *,
+        carrier: str = "own",
         build_s: float = BUILD_S,
         hurried_s: float = HURRIED_S,
         abort_s: float = ABORT_S,
         settle_s: float = SETTLE_S,
         on_hung: OnHung = _warn,
     ) -> None:
-        self.kind = kind
+        self.kind, self.carrier = kind, carrier
         self.aborts = Aborts(abort_s, settle_s, on_hung)
         self._build_s, self._hurried_s = build_s, hurried_s
         self._held: Membership | None = None

@@ -39,7 +39,8 @@ class StatusReporter:
     def open(self, agent: Agent, fabric: Fabric) -> None:
         """Begin to report, once peers can reach this worker."""
         self._agent, self._fabric = agent, fabric
-        self._status = structs.replace(self._status, address=fabric.address)
+        carrier = fabric.generations.carrier
+        self._status = structs.replace(self._status, address=fabric.address, carrier=carrier)
         agent.start()
 
     def current(self) -> WorkerStatus:
