@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tmd.core.values.model import Membership
 from tmd.fabric.generations.generation import members_of
-from tmd.fabric.generations.inner import Wanted
+from tmd.fabric.generations.inner import Request
 from tmd.fabric.grouping import GroupView
 from tmd.fabric.wait_timer import WaitTimer
 from tmd.fabric.work import Work
@@ -95,8 +95,9 @@ class FakeKind:
     def takes(self, tensor: Tensor) -> bool:
         return True
 
-    def build(self, view: GroupView, membership: Membership, wanted: Wanted) -> FakeNccl:
-        made = FakeNccl(self._cluster, self._worker, view, membership, self._owned)
+    def build(self, request: Request) -> FakeNccl:
+        """Also of a group that no member has used."""
+        made = FakeNccl(self._cluster, self._worker, request.view, request.membership, self._owned)
         made.initialize()
         self._owned.append(made)
         return made

@@ -9,11 +9,13 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
+import torch
 
 from tests.fabric.circle import KEY, Circle, circle, member
 from tmd.core.values.errors import LinkError
 from tmd.core.values.model import Membership
 from tmd.fabric import Fabric, GroupView
+from tmd.fabric.generations.inner import Request
 from tmd.fabric.generations.link_store import LinkStore, meeting
 
 pytestmark = pytest.mark.timeout(60)
@@ -30,7 +32,7 @@ def met(c: Circle, act: Callable[[LinkStore, int], object]) -> list[object]:
     """Run ``act`` with the store and the rank of each member, at once."""
 
     def one(fabric: Fabric) -> object:
-        with meeting(fabric, VIEW, c.membership, wanted) as store:
+        with meeting(fabric, Request(VIEW, c.membership, wanted)) as store:
             return act(store, fabric.rank or 0)
 
     found: list[object] = c.each(one)
@@ -42,7 +44,7 @@ def begun(fabric: Fabric, membership: Membership, wanted: Callable[[], bool]) ->
     """A member that meets the others in a thread of its own."""
 
     def one() -> str:
-        with meeting(fabric, VIEW, membership, wanted):
+        with meeting(fabric, Request(VIEW, membership, wanted)):
             return "met"
 
     with ThreadPoolExecutor(1) as thread:
@@ -59,6 +61,19 @@ def test_all_members_see_the_same_values() -> None:
 
     with circle(3) as c:
         assert met(c, act) == [([b"\0", b"\1", b"\2"], True, True, False)] * 3
+
+
+@pytest.mark.parametrize("user", [0, 2, None])
+def test_all_members_know_whether_one_has_used_the_group(user: int | None) -> None:
+    """A joiner has not; it builds what the others need."""
+
+    def one(fabric: Fabric) -> bool:
+        device = torch.device("cpu") if fabric.rank == user else None
+        with meeting(fabric, Request(VIEW, c.membership, wanted, device)) as store:
+            return store.needed
+
+    with circle(3) as c:
+        assert c.each(one) == [user is not None] * 3
 
 
 def test_a_value_is_replaced_only_as_expected() -> None:
@@ -96,7 +111,7 @@ def test_nobody_builds_before_all_have_come() -> None:
 
 
 def _meet(fabric: Fabric, membership: Membership) -> str:
-    with meeting(fabric, VIEW, membership, wanted):
+    with meeting(fabric, Request(VIEW, membership, wanted)):
         return "met"
 
 

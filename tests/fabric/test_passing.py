@@ -268,6 +268,28 @@ def test_ddp_goes_on_in_the_next_generation() -> None:
         assert inner.closed
 
 
+def test_a_group_that_no_member_has_used_is_not_built() -> None:
+    """It would only take memory of the device. Its first use builds it, on all members."""
+    with passing() as p:
+        old = list(p.circle.fabrics)
+        joiner = p.circle.standby("joiner", rank=2)
+        p.add(joiner)
+        idle = {f.worker: PassingGroup(f, "1", range(SIZE)) for f in (*old, joiner)}
+        p.circle.each(p.inner)
+        new = [*old[:2], joiner]
+        later = Membership(epoch=2, members=tuple(map(member, new)))
+        p.build(later, new)
+        old[2].switch(later, None)
+        at_once([lambda f=f, r=r: f.switch(later, r) for r, f in enumerate(new)])
+        built = [f.generations.live(name) for f in new for name in ("0", "1")]
+        assert [g is not None and g.unneeded for g in built] == [False, True] * 3
+
+        found = at_once([lambda f=f: allreduce(idle[f.worker], torch.ones(2)) for f in new])
+        assert all(torch.equal(own, torch.full((2,), 3.0)) for (own,) in found)
+        again = [f.generations.live("1") for f in new]
+        assert [g is not None and (g.unneeded, g.round) for g in again] == [(False, 1)] * 3
+
+
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_a_shadow_gets_what_an_inner_group_computes(name: str) -> None:
     """The same frames as from tmd's own algorithms, before the script can change the outputs."""

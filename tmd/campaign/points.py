@@ -22,11 +22,12 @@ from msgspec import structs
 import tmd.fabric
 from tmd.campaign import fault_actions
 from tmd.campaign.places import FAULTS, FOLDER, ORDERS, RELAY
-from tmd.core.values.model import Member, Membership
+from tmd.core.values.model import Member
 from tmd.fabric.collectives.op import Op
 from tmd.fabric.dial import Caller
 from tmd.fabric.frame import FrameKind
 from tmd.fabric.generations.gloo import GlooKind
+from tmd.fabric.generations.inner import Request
 from tmd.fabric.generations.passing import PassingGroup
 from tmd.fabric.generations.ring import RingKind
 from tmd.fabric.runner import CollectiveCall, Runner
@@ -174,8 +175,8 @@ class Injector:
             self._ordered = [ArmedFault.parse(line) for line in lines]
             self._orders_of = version
 
-    def _building(self, kind: object, view: object, membership: Membership, *_: object) -> None:
-        self.reach(f"building-{membership.epoch}")
+    def _building(self, kind: object, request: Request) -> None:
+        self.reach(f"building-{request.membership.epoch}")
 
     def _before_vote(self, fabric: tmd.fabric.Fabric, *_: object) -> None:
         self._fabric = fabric

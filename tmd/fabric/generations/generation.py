@@ -7,9 +7,11 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+import torch
+
 from tmd.core.values.model import Membership
 from tmd.core.values.reasons import in_words
-from tmd.fabric.generations.inner import Inner, InnerKind
+from tmd.fabric.generations.inner import Inner, InnerKind, Request
 from tmd.fabric.generations.states import GenerationEvent, GenerationState, transition
 from tmd.fabric.grouping import GroupView
 
@@ -33,7 +35,15 @@ def identity_of(membership: Membership) -> tuple[int, Members]:
 class Generation:
     """A group of fixed ``members`` from the epoch of ``membership`` on. Thread-safe."""
 
-    def __init__(self, view: GroupView, membership: Membership) -> None:
+    def __init__(
+        self,
+        view: GroupView,
+        membership: Membership,
+        device: torch.device | None = None,
+        *,
+        round: int = 0,
+    ) -> None:
+        """``device``, ``round``: see :class:`Request`."""
         self.name = view.name
         self.epoch = membership.epoch
         self.members = members_of(view, membership)
@@ -42,7 +52,10 @@ class Generation:
         """Why it could not be built."""
         self.settled = threading.Event()
         """Set once it is built, cannot be built, or was dropped."""
-        self._view, self._membership = view, membership
+        self.unneeded = False
+        """No member had used the group when it should be built."""
+        self.round = round
+        self._request = Request(view, membership, lambda: self.wanted, device, round)
         self._inner: Inner | None = None
         self._changing = threading.Lock()
 
@@ -60,14 +73,16 @@ class Generation:
     def build(self, kind: InnerKind) -> None:
         """Build the inner group, for which this thread may wait long. An error is stored."""
         try:
-            inner = kind.build(self._view, self._membership, lambda: self.wanted)
+            inner = kind.build(self._request)
         except BaseException as error:
             if self.wanted:
                 log.warning("group %s of epoch %d: %s", self.name, self.epoch, error)
             self.fail(in_words(error))
             return
         with self._changing:
-            self._inner = inner
+            self._inner, self.unneeded = inner, inner is None
+            if inner is None:
+                return self._drop()
             if self.state is GenerationState.BUILDING:
                 self.state = transition(self.state, GenerationEvent.BUILT)
                 self.settled.set()
@@ -131,7 +146,8 @@ class Generation:
     def close(self) -> None:
         """Free it, if it has been built or never will be. Never raises: training goes on."""
         with self._changing:
-            if self.state is GenerationState.FREED or not (self._inner or self.failure):
+            may_come = not (self._inner or self.failure or self.unneeded)
+            if self.state is GenerationState.FREED or may_come:
                 return
             self.state = transition(self.state, GenerationEvent.CLOSED)
             inner, self._inner = self._inner, None

@@ -2,9 +2,9 @@
 
 Order matters here. The generations of a coming epoch are built one after another, in the order in
 which the script made the groups, on all members: several at once may wait for each other. A group
-without a generation, as at the start of a job, gets one when it is first used, which is in the same
-order on all members. A loss first marks all generations as aborted, so that no later call waits,
-and then aborts all inner groups at once.
+without a generation, as at the start of a job or one that no member had used before, gets one when
+it is first used, which is in the same order on all members. A loss first marks all generations as
+aborted, so that no later call waits, and then aborts all inner groups at once.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 
+import torch
 from torch import Tensor
 
 from tmd.core.values.errors import IllegalTransition
@@ -25,6 +26,7 @@ from tmd.fabric.generations.preparation import Preparation
 from tmd.fabric.generations.states import GenerationState
 from tmd.fabric.grouping import GroupView
 
+HOST = torch.device("cpu")
 BUILD_S = 120.0
 """A build that was given up counts as hung after this time. The next one waits for it so long."""
 HURRIED_S = 5.0
@@ -75,6 +77,8 @@ class Generations:
         self._held: Membership | None = None
         """The membership whose generations are used; ``None`` in the sandbox and after a loss."""
         self._live: dict[str, Generation] = {}
+        self._used: dict[str, torch.device] = {}
+        """With which tensors each group was used last."""
         self._next: Preparation | None = None
         self._abandoned: list[Preparation] = []
         """Dropped preparations whose thread has not ended."""
@@ -88,24 +92,35 @@ class Generations:
         """Whether inner groups communicate tensors like this one."""
         return self.kind is not None and self.kind.takes(tensor)
 
-    def of(self, view: GroupView) -> Inner | None:
+    def of(self, view: GroupView, device: torch.device = HOST) -> Inner | None:
         """The inner group of a group, once it is built; ``None`` if a member is lost."""
-        generation = self.begun(view)
-        return None if generation is None else generation.use()
+        return self.in_use(view, device)[1]
 
-    def begun(self, view: GroupView) -> Generation | None:
+    def in_use(
+        self, view: GroupView, device: torch.device
+    ) -> tuple[Generation | None, Inner | None]:
+        """The generation of a group for tensors on ``device``, and its inner group; see
+        :meth:`of`."""
+        while (generation := self._begun(view, device)) is not None:
+            inner = generation.use()
+            if not generation.unneeded:
+                return generation, inner
+        return None, None
+
+    def _begun(self, view: GroupView, device: torch.device) -> Generation | None:
         """The generation of a group, which may still be built; ``None`` if a member is lost."""
         with self._changing:
+            self._used[view.name] = device
             if self._held is None:
                 return None
-            generation = self._live.get(view.name)
-            fresh = generation is None or generation.state is GenerationState.FREED
-            if generation is None or fresh:
-                generation = self._live[view.name] = Generation(view, self._held)
-            held = self._held
-        if fresh:
-            Preparation(held, [generation], self.kind, None, 0.0, _ignore).start()
-        return generation
+            held, found = self._held, self._live.get(view.name)
+            if found is not None and not (found.unneeded or found.state is GenerationState.FREED):
+                return found
+            again = found is not None and found.unneeded and found.epoch == held.epoch
+            round = found.round + 1 if again and found is not None else 0
+            made = self._live[view.name] = Generation(view, held, device, round=round)
+        Preparation(held, [made], self.kind, None, 0.0, _ignore).start()
+        return made
 
     def live(self, name: str) -> Generation | None:
         """The generation that a group uses, perhaps aborted; ``None`` before the first."""
@@ -152,7 +167,9 @@ class Generations:
             self._drop("another epoch is prepared")
             former = self._running[-1] if self._running else None
             fresh = [
-                Generation(view, membership) for view in views if self._changes(view, membership)
+                Generation(view, membership, self._used.get(view.name))
+                for view in views
+                if self._changes(view, membership)
             ]
             patience_s = self._hurried_s if hurried else self._build_s
             coming = Preparation(membership, fresh, self.kind, former, patience_s, done)
@@ -197,7 +214,8 @@ class Generations:
             self._next, self._held = None, membership
             self._refusal = "nothing is prepared"
             for generation in coming.by_name.values():
-                generation.switch_to()
+                if not generation.unneeded:
+                    generation.switch_to()
                 self._retire(generation.name)
             self._live.update(coming.by_name)
 
@@ -245,6 +263,7 @@ class Generations:
         """The script has destroyed a group, on all its members."""
         with self._changing:
             parted = self._live.get(name)
+            self._used.pop(name, None)
             self._retire(name)
             if parted is not None:
                 self._free([parted])

@@ -10,12 +10,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from tmd.core.values.model import Membership
 from tmd.fabric.fabric import Fabric
-from tmd.fabric.generations.generation import members_of
-from tmd.fabric.generations.inner import Wanted
+from tmd.fabric.generations.inner import Request
 from tmd.fabric.generations.link_store import meeting
-from tmd.fabric.grouping import GroupView
 
 TIMEOUT = timedelta(seconds=30)
 
@@ -47,10 +44,12 @@ class GlooKind:
     def takes(self, tensor: Tensor) -> bool:
         return tensor.device.type == "cpu" and self._takes(tensor)
 
-    def build(self, view: GroupView, membership: Membership, wanted: Wanted) -> GlooInner:
-        members = members_of(view, membership)
+    def build(self, request: Request) -> GlooInner | None:
+        members = request.members
         rank = members.index(self._fabric.worker)
-        with meeting(self._fabric, view, membership, wanted) as store:
+        with meeting(self._fabric, request) as store:
+            if not store.needed:
+                return None
             return GlooInner(dist.ProcessGroupGloo(store, rank, len(members), TIMEOUT))
 
     def end(self, within_s: float) -> tuple[str, ...]:

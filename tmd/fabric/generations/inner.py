@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from tmd.core.values.model import Membership
@@ -12,6 +13,23 @@ from tmd.fabric.grouping import GroupView
 
 Wanted = Callable[[], bool]
 """Whether what is being built is still wanted."""
+
+
+class Request(NamedTuple):
+    """A group to be built, as one of its members asks for it."""
+
+    view: GroupView
+    membership: Membership
+    wanted: Wanted
+    device: torch.device | None = None
+    """Of the tensors with which this worker has used the group; ``None`` if it has not."""
+    round: int = 0
+    """Counts the builds of one epoch: in an earlier one no member needed the group."""
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Workers by rank in the group."""
+        return tuple(self.membership.members[rank].worker for rank in self.view.ranks)
 
 
 class Inner(Protocol):
@@ -45,11 +63,14 @@ class InnerKind(Protocol):
         others."""
         ...
 
-    def build(self, view: GroupView, membership: Membership, wanted: Wanted) -> Inner:
+    def build(self, request: Request) -> Inner | None:
         """Build this worker's part of a group. It waits for the other members, and may hang.
 
+        Returns ``None``, as on all members, if none has used the group yet: a script may have
+        groups that it never uses, and each costs memory of the device.
+
         Raises:
-            Exception: it cannot be built, or is no longer ``wanted``.
+            Exception: it cannot be built, or is no longer wanted.
         """
         ...
 

@@ -19,11 +19,9 @@ from msgspec import msgpack
 from xxhash import xxh64_hexdigest
 
 from tmd.core.values.errors import LinkError
-from tmd.core.values.model import Member, Membership
+from tmd.core.values.model import Member
 from tmd.fabric.fabric import Fabric
-from tmd.fabric.generations.generation import members_of
-from tmd.fabric.generations.inner import Wanted
-from tmd.fabric.grouping import GroupView
+from tmd.fabric.generations.inner import Request, Wanted
 from tmd.fabric.link import Link
 from tmd.torch_private.c10d import Store
 
@@ -36,7 +34,8 @@ LOOK_S = 0.1
 """How often a waiting thread looks whether the build is still wanted."""
 TIMEOUT = timedelta(minutes=5)
 HERE = "here/"
-"""Prefix of the keys by which members say that they have come."""
+"""Prefix of the keys by which members say that they have come, and whether they need the group."""
+NEEDED = b"needed"
 
 Ask = Callable[[str, Sequence[Any]], Any]
 
@@ -121,6 +120,8 @@ class LinkStore(Store):
 
     def __init__(self, ask: Ask) -> None:
         super().__init__()
+        self.needed = True
+        """Whether a member needs the group."""
         self._ask = ask
         self._patience = TIMEOUT
         self._closed = False
@@ -174,44 +175,45 @@ class LinkStore(Store):
 
 
 @contextmanager
-def meeting(
-    fabric: Fabric, view: GroupView, membership: Membership, wanted: Wanted
-) -> Iterator[LinkStore]:
+def meeting(fabric: Fabric, request: Request) -> Iterator[LinkStore]:
     """The store of one build, once all members of the group are here.
 
     Raises:
         LinkError: the build is no longer ``wanted``, or the first rank is gone.
     """
-    members = members_of(view, membership)
+    members, wanted = request.members, request.wanted
     # An epoch may be prepared again with another joiner.
     place = xxh64_hexdigest("/".join(members).encode())
-    purpose = f"generation/{membership.epoch}/{view.name}/{place}"
+    epoch, name = request.membership.epoch, request.view.name
+    purpose = f"generation/{epoch}.{request.round}/{name}/{place}"
+    needs = NEEDED if request.device is not None else b""
     if fabric.worker == members[0]:
-        keeping = _kept(fabric, purpose, wanted)
+        keeping = _kept(fabric, purpose, needs, wanted)
     else:
-        keeping = _called(fabric, membership, members[0], purpose, wanted)
+        keeping = _called(fabric, request, purpose, needs)
     with keeping as ask:
         store = LinkStore(ask)
         try:
-            _await_all(ask, [f"{HERE}{worker}" for worker in members], wanted)
+            said = _await_all(ask, [f"{HERE}{worker}" for worker in members], wanted)
+            store.needed = NEEDED in said
             yield store
         finally:
             store.close()
 
 
-def _await_all(ask: Ask, keys: Sequence[str], wanted: Wanted) -> None:
+def _await_all(ask: Ask, keys: Sequence[str], wanted: Wanted) -> Sequence[bytes]:
     while wanted():
         with suppress(LookupError):
-            ask("wait", (keys, 10 * LOOK_S))
-            return
+            found: Sequence[bytes] = ask("wait", (keys, 10 * LOOK_S))
+            return found
     raise LinkError("the build was dropped")
 
 
 @contextmanager
-def _kept(fabric: Fabric, purpose: str, wanted: Wanted) -> Iterator[Ask]:
+def _kept(fabric: Fabric, purpose: str, needs: bytes, wanted: Wanted) -> Iterator[Ask]:
     """Keep the values here, and serve the other members until each has hung up."""
     board, over = Board(wanted), threading.Event()
-    board.answer("set", (f"{HERE}{fabric.worker}", b""))
+    board.answer("set", (f"{HERE}{fabric.worker}", needs))
 
     def admit() -> None:
         with suppress(LinkError):
@@ -229,12 +231,10 @@ def _kept(fabric: Fabric, purpose: str, wanted: Wanted) -> Iterator[Ask]:
 
 
 @contextmanager
-def _called(
-    fabric: Fabric, membership: Membership, keeper: str, purpose: str, wanted: Wanted
-) -> Iterator[Ask]:
+def _called(fabric: Fabric, request: Request, purpose: str, needs: bytes) -> Iterator[Ask]:
     """Ask the worker that keeps the values."""
-    member = next(m for m in membership.members if m.worker == keeper)
-    link = _dialled(fabric, member, purpose, wanted)
+    wanted, keeper = request.wanted, request.membership.members[request.view.ranks[0]]
+    link = _dialled(fabric, keeper, purpose, needs, wanted)
     asking = threading.Lock()
 
     def ask(request: str, arguments: Sequence[Any]) -> Any:
@@ -250,14 +250,14 @@ def _called(
         link.close()
 
 
-def _dialled(fabric: Fabric, keeper: Member, purpose: str, wanted: Wanted) -> Link:
+def _dialled(fabric: Fabric, keeper: Member, purpose: str, needs: bytes, wanted: Wanted) -> Link:
     """A link on which the keeper has answered. It may not listen yet, but then it is about to."""
     pause = threading.Event()
     while wanted():
         link: Link | None = None
         try:
             link = fabric.connect(keeper, purpose, timeout=DIAL_S)
-            _asked(link, ("set", f"{HERE}{fabric.worker}", b""), wanted)
+            _asked(link, ("set", f"{HERE}{fabric.worker}", needs), wanted)
             return link
         except LinkError:
             if link is not None:

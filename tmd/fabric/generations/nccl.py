@@ -17,12 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tmd.core.values.model import Membership
 from tmd.fabric.fabric import Fabric
-from tmd.fabric.generations.generation import members_of
-from tmd.fabric.generations.inner import Wanted
+from tmd.fabric.generations.inner import Request
 from tmd.fabric.generations.link_store import meeting
-from tmd.fabric.grouping import GroupView
 
 TIMEOUT = timedelta(hours=1)
 """The watch of the links notices a loss; torch's own time-out would end the process."""
@@ -108,7 +105,7 @@ class NcclInner:
 
 
 def _usual_device() -> torch.device:
-    """The GPU that a script chooses as a rule, before it has communicated with one."""
+    """The GPU that a script chooses as a rule, for a joiner that has not computed yet."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
     return torch.device("cuda", local % torch.cuda.device_count())
 
@@ -123,21 +120,23 @@ class NcclKind:
 
     def takes(self, tensor: Tensor) -> bool:
         if tensor.is_cuda:
-            # Threads that build have no device of their own.
             self._device = tensor.device
         return tensor.is_cuda
 
-    def build(self, view: GroupView, membership: Membership, wanted: Wanted) -> NcclInner:
-        members = members_of(view, membership)
+    def build(self, request: Request) -> NcclInner | None:
+        members = request.members
         rank = members.index(self._fabric.worker)
-        device = self._device or _usual_device()
-        torch.cuda.set_device(device)
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = TIMEOUT
-        with meeting(self._fabric, view, membership, wanted) as store:
+        with meeting(self._fabric, request) as store:
+            if not store.needed:
+                return None
+            # A thread that builds has no device of its own.
+            device = request.device or self._device or _usual_device()
+            torch.cuda.set_device(device)
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = TIMEOUT
             backend = dist.ProcessGroupNCCL(store, rank, len(members), options)
             backend.eager_connect_single_device(device)
-        return NcclInner(view.name, backend, self._freeing)
+        return NcclInner(request.view.name, backend, self._freeing)
 
     def end(self, within_s: float) -> tuple[str, ...]:
         # A thread inside torch when the interpreter ends would abort the process.

@@ -106,15 +106,13 @@ class PassingGroup(Group):
         # An abort would leave the size of an object undefined; tmd's own way makes it that of None.
         return self._fabric.standing is not None and not (first.dtype in PARTS and under_way())
 
-    def _in_use(self) -> tuple[Generation | None, Inner | None]:
+    def _in_use(self, args: Sequence[Any]) -> tuple[Generation | None, Inner | None]:
         """The generation and its inner group, which may have to be built first; no inner group if a
         member is lost."""
-        generation = self._fabric.generations.begun(self.view)
-        if generation is None:
-            return None, None
+        place = next(_tensors(args)).device
         with self._fabric.blocked:
-            inner = generation.use()
-        if inner is None and generation.failure:
+            generation, inner = self._fabric.generations.in_use(self.view, place)
+        if inner is None and generation is not None and generation.failure:
             self._fabric.poison(f"group {self.view.name} cannot be built: {generation.failure}")
         return generation, inner
 
@@ -252,7 +250,7 @@ def _passing(name: str, inner: str) -> Any:
     def collective(self: PassingGroup, *args: Any, **named: Any) -> Any:
         if not self._passes(args):
             return own(self, *args, **named)
-        generation, found = self._in_use()
+        generation, found = self._in_use(args)
         if found is not None and found.backend is None:
             return own(self, *args, **named)
         call = Call(generation, found, inner, args, named)

@@ -98,6 +98,6 @@ class Preparation:
 
     @property
     def ready(self) -> bool:
-        """Whether all are built, and none was used or given up."""
-        states = {each.state for each in self.by_name.values()}
+        """Whether all that are needed are built, and none was used or given up."""
+        states = {each.state for each in self.by_name.values() if not each.unneeded}
         return self.over.is_set() and not self._given_up and states <= {GenerationState.READY}

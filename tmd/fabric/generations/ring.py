@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tmd.core.values.model import Membership
 from tmd.fabric.fabric import Fabric
-from tmd.fabric.generations.inner import Wanted
+from tmd.fabric.generations.inner import Request
 from tmd.fabric.generations.link_store import meeting
-from tmd.fabric.grouping import GroupView
 
 
 class RingInner:
@@ -36,9 +34,9 @@ class RingKind:
     def takes(self, tensor: Tensor) -> bool:
         return tensor.device.type == "cpu"
 
-    def build(self, view: GroupView, membership: Membership, wanted: Wanted) -> RingInner:
-        with meeting(self._fabric, view, membership, wanted):
-            return RingInner()
+    def build(self, request: Request) -> RingInner | None:
+        with meeting(self._fabric, request) as store:
+            return RingInner() if store.needed else None
 
     def end(self, within_s: float) -> tuple[str, ...]:
         """Nothing is freed in the background."""
