@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import ExitStack
 
 import pytest
 
 from tests.fabric.circle import KEY, circle, member
+from tests.trainer.wire import Facts, linked
 from tmd.core.values.errors import LinkError
 from tmd.core.values.model import Membership
 from tmd.fabric.counters import LinkCounters
@@ -16,7 +18,7 @@ from tmd.fabric.epoch_view import EpochView
 from tmd.fabric.inbox import KEPT, Inbox, Message, Wanted
 from tmd.fabric.link_watch import LinkWatch
 from tmd.fabric.mailbox import Mailbox
-from tmd.fabric.raw import PARKED
+from tmd.fabric.raw import PARKED, PARKED_IN_ALL, RawLinks
 
 
 def message(tag: int, size: int) -> Message:
@@ -78,6 +80,30 @@ def test_raw_links_that_nobody_accepts_are_kept_up_to_a_number() -> None:
         assert [bytes(link.recv_frame(10)) for link in (other, links[1])] == [b"0", b"1"]
         for link in (other, *links, *found):
             link.close()
+
+
+def test_raw_links_whose_callers_have_hung_up_are_dropped() -> None:
+    """A purpose that nobody expects any more may be called under ever new names."""
+    with circle(2) as pair:
+        here, there = pair.fabrics
+        for n in range(5):
+            here.connect(member(there), f"dropped-{n}", timeout=5).close()
+        kept = here.connect(member(there), "kept", timeout=5)
+        Facts().until(lambda: [name for name, _ in there._raw._parked][-1:] == ["kept"])
+        assert [name for name, _ in there._raw._parked] == ["kept"]
+        kept.close()
+
+
+def test_raw_links_of_all_purposes_are_kept_up_to_a_number() -> None:
+    raw = RawLinks()
+    with ExitStack() as links:
+        links.callback(raw.close)
+        for n in range(PARKED_IN_ALL + 1):
+            _, link = links.enter_context(linked())
+            raw.park(f"purpose-{n}", link)
+        with pytest.raises(LinkError, match="no caller for purpose-0"):
+            raw.accept("purpose-0", timeout=0)
+        assert not raw.accept("purpose-1", timeout=0).severed
 
 
 def test_a_receive_after_one_without_a_thread_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:

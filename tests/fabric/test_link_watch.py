@@ -121,6 +121,19 @@ def test_a_link_of_an_epoch_that_is_over_says_nothing() -> None:
         assert survivors[0].suspects == ("w1",)
 
 
+def test_links_that_were_closed_here_are_forgotten() -> None:
+    """And the descriptor of the watch is closed at the end."""
+    with watched(2) as c:
+        for epoch in (3, 4):
+            later = Membership(epoch=epoch, members=c.membership.members)
+            c.each(lambda f, later=later: f.enter(later, c.fabrics.index(f)))
+            c.each(lambda f: f.reduce_min([1]))
+        watch = c.fabrics[0]._watch
+        assert len(watch._links) == 1
+        c.fabrics[0].close()
+        Facts().until(lambda: watch._epoll is not None and watch._epoll.closed)
+
+
 def test_without_inner_groups_nothing_is_watched() -> None:
     """An operation that runs notices the end itself."""
     c = Circle(2)

@@ -60,6 +60,8 @@ class LinkWatch:
             if self._epoll is None:
                 self._epoll = select.epoll()
                 threading.Thread(target=self._run, name="tmd-link-watch", daemon=True).start()
+            # Not those that were closed here: their descriptors may be others by now.
+            self._links = {fd: each for fd, each in self._links.items() if not each.severed}
             fd = link.sock.fileno()
             if self._links.get(fd) is link:
                 return
@@ -84,6 +86,8 @@ class LinkWatch:
             for fd, link in {**self._unread, **ended}.items():
                 if link is not None:
                     self._judge(fd, link)
+        with self._changing:
+            self._epoll.close()
 
     def _judge(self, fd: int, link: Link) -> None:
         self._unread.pop(fd, None)

@@ -13,6 +13,8 @@ from tmd.fabric.link import Link
 
 PARKED = 64
 """Links that wait for each purpose; one whose caller was not expected must not crowd out others."""
+PARKED_IN_ALL = 256
+"""Links that wait for any purpose: one that nobody expects may come under many names."""
 SLICE = 0.05
 """How often ``cancel`` is polled while waiting."""
 
@@ -26,14 +28,21 @@ class RawLinks:
         self._closed = False
 
     def park(self, purpose: str, link: Link) -> None:
-        """Keep ``link`` until it is accepted; beyond the limit the oldest is dropped."""
+        """Keep ``link`` until it is accepted. Those whose callers have hung up are dropped, and the
+        oldest beyond a limit."""
         with self._arrived:
             if self._closed:
                 return link.close()
-            alike = [entry for entry in self._parked if entry[0] == purpose]
+            surplus = [entry for entry in self._parked if entry[1].ended]
+            left = [entry for entry in self._parked if entry not in surplus]
+            alike = [entry for entry in left if entry[0] == purpose]
             if len(alike) >= PARKED:
-                self._parked.remove(alike[0])
-                alike[0][1].close()
+                surplus.append(alike[0])
+            elif len(left) >= PARKED_IN_ALL:
+                surplus.append(left[0])
+            for entry in surplus:
+                self._parked.remove(entry)
+                entry[1].close()
             self._parked.append((purpose, link))
             self._arrived.notify_all()
 
