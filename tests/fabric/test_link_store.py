@@ -10,13 +10,18 @@ from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as dist
+from msgspec import msgpack
 
 from tests.fabric.circle import KEY, Circle, circle, member
+from tests.trainer.wire import linked
 from tmd.core.values.errors import LinkError
 from tmd.core.values.model import Membership
 from tmd.fabric import Fabric, GroupView
+from tmd.fabric.generations.gloo import GlooKind
 from tmd.fabric.generations.inner import Request
-from tmd.fabric.generations.link_store import LinkStore, meeting
+from tmd.fabric.generations.link_store import Board, LinkStore, meeting
+from tmd.fabric.link import Link
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -164,3 +169,78 @@ def test_a_stranger_keeps_no_values() -> None:
                 assert isinstance(early.exception(SOON_S), LinkError)
         finally:
             stranger.close()
+
+
+def test_cpp_code_reaches_all_of_the_store() -> None:
+    """A backend calls the store by its names in C++."""
+
+    def act(store: LinkStore, rank: int) -> object:
+        if rank:
+            return None
+        through = dist.PrefixStore("own", store)
+        through.set("a", "1")
+        before = through.num_keys()
+        return through.delete_key("a"), through.delete_key("a"), before - through.num_keys()
+
+    with circle(3) as c:
+        assert met(c, act)[0] == (True, False, 1)
+
+
+@contextmanager
+def served(board: Board) -> Iterator[Link]:
+    """A member's link to ``board``."""
+    with linked() as (member, keeper):
+        serving = threading.Thread(target=board.serve, args=(keeper,))
+        serving.start()
+        try:
+            yield member
+        finally:
+            member.close()
+            serving.join(SOON_S)
+            assert not serving.is_alive()
+
+
+def say(link: Link, *request: object) -> None:
+    link.send_frame(msgpack.encode(request))
+    link.recv_frame(100)
+
+
+def test_a_member_that_hangs_up_before_all_have_come_is_not_here() -> None:
+    """The others would begin to build without it. It may call again, before its first link ends."""
+    board = Board(["w0", "w1", "w2"], wanted)
+    with served(board) as link:
+        say(link, "set", "here/w1", b"")
+    assert not board.answer("check", (["here/w1"],))
+
+    with served(board) as again:
+        with served(board) as first:
+            say(first, "set", "here/w1", b"")
+            say(again, "set", "here/w1", b"")
+        assert board.answer("check", (["here/w1"],))
+
+
+def test_a_member_that_is_done_first_stays_here() -> None:
+    """Others may not have seen yet that all had come."""
+    board = Board(["w0", "w1"], wanted)
+    board.answer("set", ("here/w0", b""))
+    with served(board) as link:
+        say(link, "set", "here/w1", b"")
+    assert board.answer("check", (["here/w0", "here/w1"],))
+
+
+@pytest.mark.parametrize("frame", [b"\xc1", msgpack.encode(5), msgpack.encode(["set"])])
+def test_a_request_that_cannot_be_read_ends_the_link(frame: bytes) -> None:
+    """Its sender would wait for the answer."""
+    with served(Board(["w0"], wanted)) as link:
+        link.send_frame(frame)
+        with pytest.raises(LinkError):
+            link.recv_frame(100)
+
+
+def test_an_inner_group_keeps_its_store() -> None:
+    """C++ code keeps only its own half of it, and cannot ask that."""
+    with circle(2) as c:
+        view = GroupView("pair", (0, 1))
+        request = Request(view, c.membership, wanted, torch.device("cpu"))
+        inner, _ = c.each(lambda f: GlooKind(f).build(request))
+        assert isinstance(inner._store, LinkStore)

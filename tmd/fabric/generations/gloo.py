@@ -20,8 +20,9 @@ TIMEOUT = timedelta(seconds=30)
 class GlooInner:
     """A group of Gloo."""
 
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
+    def __init__(self, backend: Any, store: object) -> None:
+        """``store`` is kept as long as the backend may ask it."""
+        self._backend, self._store = backend, store
         self.closed = False
 
     @property
@@ -50,7 +51,7 @@ class GlooKind:
         with meeting(self._fabric, request) as store:
             if not store.needed:
                 return None
-            return GlooInner(dist.ProcessGroupGloo(store, rank, len(members), TIMEOUT))
+            return GlooInner(dist.ProcessGroupGloo(store, rank, len(members), TIMEOUT), store)
 
     def end(self, within_s: float) -> tuple[str, ...]:
         """Nothing is freed in the background."""

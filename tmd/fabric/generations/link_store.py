@@ -7,6 +7,7 @@ long inside a call that cannot be cancelled.
 
 from __future__ import annotations
 
+import logging
 import select
 import threading
 import time
@@ -15,7 +16,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
-from msgspec import msgpack
+from msgspec import MsgspecError, msgpack
 from xxhash import xxh64_hexdigest
 
 from tmd.core.values.errors import LinkError
@@ -37,15 +38,19 @@ HERE = "here/"
 """Prefix of the keys by which members say that they have come, and whether they need the group."""
 NEEDED = b"needed"
 
+log = logging.getLogger("tmd.trainer")
+
 Ask = Callable[[str, Sequence[Any]], Any]
 
 
 class Board:
-    """Values by key. Thread-safe."""
+    """Values by key, for ``members``. Thread-safe."""
 
-    def __init__(self, wanted: Wanted) -> None:
-        self._wanted = wanted
+    def __init__(self, members: Sequence[str], wanted: Wanted) -> None:
+        self._members, self._wanted = members, wanted
         self._values: dict[str, bytes] = {}
+        self._came_by: dict[str, Link] = {}
+        """The link on which a member has said that it is here."""
         self._changed = threading.Condition()
 
     def answer(self, request: str, arguments: Sequence[Any]) -> Any:
@@ -100,22 +105,42 @@ class Board:
 
     def serve(self, link: Link) -> None:
         """Answer one member until it hangs up."""
-        with suppress(LinkError):
+        try:
             while True:
                 request, *arguments = msgpack.decode(link.recv_frame(LIMIT))
+                if request == "set":
+                    self._came(str(arguments[0]), link)
                 try:
                     reply: tuple[bool, Any] = (True, self.answer(request, arguments))
                 except LookupError as error:
                     reply = (False, str(error.args[0]))
                 link.send_frame(msgpack.encode(reply))
-        link.close()
+        except (LinkError, MsgspecError, LookupError, TypeError, ValueError) as error:
+            log.debug("the store of a group serves %s no longer: %s", link.peer, error)
+        finally:
+            self._forget(link)
+            link.close()
+
+    def _came(self, key: str, link: Link) -> None:
+        with self._changed:
+            self._came_by[key] = link
+
+    def _forget(self, link: Link) -> None:
+        """A member that hangs up before all have come is not here; it may call again."""
+        with self._changed:
+            if all(f"{HERE}{member}" in self._values for member in self._members):
+                return
+            for member in self._members:
+                key = f"{HERE}{member}"
+                if self._came_by.get(key) is link:
+                    self._values.pop(key, None)
 
 
 class LinkStore(Store):
     """One member's view of the values, in torch's interface.
 
     ``ask`` carries out a request. Once the store is closed it is empty and keeps nothing: a backend
-    may ask again when it ends.
+    may ask again when it ends. Whatever uses it from C++ must keep this object, too.
     """
 
     def __init__(self, ask: Ask) -> None:
@@ -163,6 +188,8 @@ class LinkStore(Store):
     def num_keys(self) -> int:
         return 0 if self._closed else int(self._ask("count", ()))
 
+    deleteKey, getNumKeys = delete_key, num_keys
+
     def set_timeout(self, timeout: timedelta) -> None:
         self._patience = timeout
 
@@ -188,7 +215,7 @@ def meeting(fabric: Fabric, request: Request) -> Iterator[LinkStore]:
     purpose = f"generation/{epoch}.{request.round}/{name}/{place}"
     needs = NEEDED if request.device is not None else b""
     if fabric.worker == members[0]:
-        keeping = _kept(fabric, purpose, needs, wanted)
+        keeping = _kept(fabric, members, purpose, needs, wanted)
     else:
         keeping = _called(fabric, request, purpose, needs)
     with keeping as ask:
@@ -210,9 +237,11 @@ def _await_all(ask: Ask, keys: Sequence[str], wanted: Wanted) -> Sequence[bytes]
 
 
 @contextmanager
-def _kept(fabric: Fabric, purpose: str, needs: bytes, wanted: Wanted) -> Iterator[Ask]:
+def _kept(
+    fabric: Fabric, members: Sequence[str], purpose: str, needs: bytes, wanted: Wanted
+) -> Iterator[Ask]:
     """Keep the values here, and serve the other members until each has hung up."""
-    board, over = Board(wanted), threading.Event()
+    board, over = Board(members, wanted), threading.Event()
     board.answer("set", (f"{HERE}{fabric.worker}", needs))
 
     def admit() -> None:

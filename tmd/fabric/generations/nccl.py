@@ -6,10 +6,11 @@ is lost; each names its source.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -21,9 +22,11 @@ from tmd.fabric.fabric import Fabric
 from tmd.fabric.generations.inner import Request
 from tmd.fabric.generations.link_store import meeting
 
+log = logging.getLogger("tmd.trainer")
+
 TIMEOUT = timedelta(hours=1)
 """The watch of the links notices a loss; torch's own time-out would end the process."""
-SETTINGS = {
+NEEDED = {
     # torch's watchdog ends the process on an error or a time-out (pytorch issues 126544, 155916).
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
@@ -31,6 +34,9 @@ SETTINGS = {
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
     # It sleeps four times as long with the lock of its list of works held.
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1",
+}
+"""Set whatever the environment says: torchrun itself sets the first one to 1."""
+USUAL = {
     # Rings connect while a communicator is built, and not in the first collective.
     "NCCL_RUNTIME_CONNECT": "0",
     # In-switch reductions order their sums by topology, and their aborts hang (nccl issue 1777).
@@ -38,19 +44,23 @@ SETTINGS = {
 }
 
 
-def apply_settings() -> None:
-    """Set what is not set, before the first group of NCCL is built."""
-    for name, value in SETTINGS.items():
-        os.environ.setdefault(name, value)
+def apply_settings(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Set what NCCL and torch read when the first group is built."""
+    for name, value in USUAL.items():
+        environment.setdefault(name, value)
+    for name, value in NEEDED.items():
+        if environment.get(name, value) != value:
+            log.info("%s=%s is set to %s: see %s", name, environment[name], value, __name__)
+        environment[name] = value
 
 
 class Freeing(threading.Thread):
     """Frees a group of NCCL, and holds its last reference: it may wait long for a device or a peer
     that is gone, and training must not."""
 
-    def __init__(self, group: str, backend: Any, *, aborted: bool) -> None:
+    def __init__(self, group: str, backend: Any, store: object, *, aborted: bool) -> None:
         super().__init__(name=f"tmd-free-{group}", daemon=True)
-        self.group = group
+        self.group, self._store = group, store
         self._backend, self._aborted = backend, aborted
 
     def run(self) -> None:
@@ -84,8 +94,10 @@ def _join(threads: Sequence[threading.Thread], within_s: float) -> None:
 class NcclInner:
     """A group of NCCL."""
 
-    def __init__(self, group: str, backend: Any, freeing: list[Freeing]) -> None:
-        """``freeing``: gets the thread that frees it."""
+    def __init__(self, group: str, backend: Any, freeing: list[Freeing], store: object) -> None:
+        """``freeing`` gets the thread that frees it. ``store`` is kept as long as the backend may
+        ask it."""
+        self._store = store
         self._group, self._backend, self._freeing = group, backend, freeing
         self._aborted = False
 
@@ -99,7 +111,7 @@ class NcclInner:
 
     def close(self) -> None:
         backend, self._backend = self._backend, None
-        thread = Freeing(self._group, backend, aborted=self._aborted)
+        thread = Freeing(self._group, backend, self._store, aborted=self._aborted)
         self._freeing[:] = [*(each for each in self._freeing if each.is_alive()), thread]
         thread.start()
 
@@ -136,7 +148,7 @@ class NcclKind:
             options._timeout = TIMEOUT
             backend = dist.ProcessGroupNCCL(store, rank, len(members), options)
             backend.eager_connect_single_device(device)
-        return NcclInner(request.view.name, backend, self._freeing)
+        return NcclInner(request.view.name, backend, self._freeing, store)
 
     def end(self, within_s: float) -> tuple[str, ...]:
         # A thread inside torch when the interpreter ends would abort the process.

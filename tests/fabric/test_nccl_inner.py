@@ -1,4 +1,4 @@
-"""How a group of NCCL is freed, on a stand-in for its backend."""
+"""Settings of NCCL, and how a group of it is freed: on a stand-in for its backend."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tmd.fabric.generations.nccl import Freeing, NcclInner, end_all
+from tmd.fabric.generations.nccl import NEEDED, USUAL, Freeing, NcclInner, apply_settings, end_all
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -34,7 +34,7 @@ class Waits:
 def freeing(*backends: Waits) -> list[Freeing]:
     threads: list[Freeing] = []
     for number, backend in enumerate(backends):
-        NcclInner(f"g{number}", backend, threads).close()
+        NcclInner(f"g{number}", backend, threads, None).close()
     return threads
 
 
@@ -64,7 +64,14 @@ def test_what_hangs_is_named() -> None:
 def test_an_aborted_group_is_not_shut_down() -> None:
     """That would wait for its peers."""
     threads: list[Freeing] = []
-    inner = NcclInner("g", Waits(hangs=True), threads)
+    inner = NcclInner("g", Waits(hangs=True), threads, None)
     inner.abort()
     inner.close()
     assert end_all(threads, SOON_S) == ()
+
+
+def test_a_setting_of_torchrun_does_not_let_torch_end_the_process() -> None:
+    """torchrun sets it to 1. A choice about NCCL itself is left to its user."""
+    environment = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "NCCL_NVLS_ENABLE": "1"}
+    apply_settings(environment)
+    assert environment == {**USUAL, **NEEDED, "NCCL_NVLS_ENABLE": "1"}
