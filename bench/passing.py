@@ -44,7 +44,7 @@ def passing_group(rank: int, ranks: int, device: str) -> dist.ProcessGroup:
     carry(fabric, {"TMD_CPU": "gloo"} if device == "cpu" else {"TMD_CUDA": "nccl"})
     fabric.generations.enter(membership)
     group = PassingGroup(fabric, "passing", range(ranks))
-    if fabric.generations.of(group.view) is None:
+    if fabric.generations.of(group.view, torch.empty(0, device=device).device) is None:
         raise RuntimeError(
             f"the inner group was not built: {fabric.generations.failure('passing')}"
         )

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from bench.passing import one_card
 from tmd import embedded
 from tmd.core.values.model import Member, Membership, PlanKind
 from tmd.demo import train
@@ -37,21 +38,8 @@ SOON_S = 120.0
 DEVICE = "cuda:0"
 
 
-def shared_card(worker: str) -> dict[str, str]:
-    """NCCL recognises a GPU by host and bus id, and refuses two ranks on one."""
-    return {
-        "NCCL_HOSTID": worker,
-        "NCCL_SOCKET_IFNAME": "lo",
-        "NCCL_IB_DISABLE": "1",
-        "NCCL_MNNVL_ENABLE": "0",
-        "NCCL_ALGO": "Ring",
-        "NCCL_PROTO": "Simple",
-        "NCCL_MAX_NCHANNELS": "2",
-    }
-
-
 def rank_main(rank: int, size: int, cuda: str, act: Callable[..., Any], pipe: Connection) -> None:
-    os.environ.update(shared_card(f"rank-{rank}"))
+    os.environ.update(one_card(f"rank-{rank}"))
     fabric = Fabric(f"p{rank}", KEY)
     pipe.send(fabric.address)
     members = tuple(Member(f"p{r}", "here", address) for r, address in enumerate(pipe.recv()))
@@ -141,7 +129,7 @@ def job(folder: Path, url: str, standby: tuple[str, ...]) -> ClusterSpec:
         (train.__file__, "--device", DEVICE, "--steps", "200"),
         max_restarts=1,
         environment={"TMD_CUDA": "nccl"},
-        own_environment={host: shared_card(host) for host in (*hosts, *standby)},
+        own_environment={host: one_card(host) for host in (*hosts, *standby)},
     )
 
 
