@@ -13,7 +13,7 @@ from tmd.fabric.admission import Admission
 from tmd.fabric.control import Control
 from tmd.fabric.counters import CallCounter, LinkCounters
 from tmd.fabric.dial import Caller
-from tmd.fabric.epoch_view import PROBE_PERIOD, EpochView, LinkKey, Links, put
+from tmd.fabric.epoch_view import DIAL_TIMEOUT, PROBE_PERIOD, EpochView, LinkKey, Links, put
 from tmd.fabric.frame import SHIFT, VOTE
 from tmd.fabric.generations.generations import Generations
 from tmd.fabric.grouping import Groups, GroupTable, GroupView, Participant
@@ -139,7 +139,7 @@ class Fabric:
         self.drain()
         self.generations.enter(membership)
         if self._watch.enabled:  # a loss before the first vote must be noticed, too
-            self._ahead.dial((), membership, rank, CLOSE_S, lambda: False)
+            self._ahead.dial((), membership, rank, DIAL_TIMEOUT, lambda: False)
         self._turn(rank, changed=self._replace(membership, rank, {}))
 
     def prepare(

@@ -145,27 +145,27 @@ class Arming:
     def end_vote(self, agreed: int) -> Arm | None:
         """The directive to follow if the vote ``agreed`` on its ticket; then nothing is armed, and
         no directive changes that until :meth:`switched`."""
-        won = self._end_vote(agreed)
         with self._lock:
-            order, self._next = self._next, None
-        if won is None and order is not None:
-            self.arm(order)
+            won = self._end_vote(agreed)
+            order, self._next = None if won else self._next, None
+            self._building = order or self._building
+        if order is not None:
+            self._build(order, lambda refusal: self._built(order, refusal))
         return won
 
     def _end_vote(self, agreed: int) -> Arm | None:
-        with self._lock:
-            self._voting = False
-            voted = self._voted
-            if voted is not None and agreed == ticket(voted.membership):
-                self._arm = None
-                self._won = True
-                self._dropped = ""
-                return voted
-            if self._arm is None and voted is not None:
-                self._discard(voted.membership)
-                self._tell(0, self._dropped, "")
+        self._voting = False
+        voted = self._voted
+        if voted is not None and agreed == ticket(voted.membership):
+            self._arm = None
+            self._won = True
             self._dropped = ""
-            return None
+            return voted
+        if self._arm is None and voted is not None:
+            self._discard(voted.membership)
+            self._tell(0, self._dropped, "")
+        self._dropped = ""
+        return None
 
     def switched(self) -> None:
         """The voted directive was followed, and the status shows it."""
