@@ -500,6 +500,21 @@ def test_an_orderly_end_aborts_only_what_still_runs() -> None:
         assert j.cluster.open == 3 + 2 - 2
 
 
+def test_a_generation_that_is_replaced_before_its_first_use_is_not_used() -> None:
+    """Another thread may be about to use it."""
+    with job() as j:
+        worker = j.workers[j.holders[0]]
+        j.build([*j.holders[:2], j.fresh()])
+        assert worker.wait(SOON_S)
+        worker.enter(j.prepared)
+        ready = worker.live("world")
+        assert ready is not None
+        worker.leave()
+        assert ready.use() is None
+        worker.reap()
+        assert ready.state is GenerationState.FREED
+
+
 def test_destroying_a_group_frees_no_other() -> None:
     """Other members may still use what this worker has replaced."""
     with job() as j:

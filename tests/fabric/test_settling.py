@@ -20,6 +20,7 @@ from tests.fabric.circle import Circle, circle
 from tests.fabric.fake_nccl import Cluster, FakeKind
 from tests.fabric.test_passing import SOON_S, passing
 from tests.trainer.wire import Facts
+from tmd.core.values.model import Membership
 from tmd.fabric import Fabric, device
 from tmd.fabric.generations.generations import Generations
 from tmd.fabric.generations.passing import PassingGroup
@@ -275,4 +276,32 @@ def test_work_that_runs_when_a_member_is_lost_completes() -> None:
         survivor.poison("a rank is lost")
         survivor.settle()
         assert work.wait()
+        assert m.allreduce(0).wait()
+
+
+def test_an_orderly_end_aborts_no_group_in_which_nothing_runs() -> None:
+    """Others may still need what they have called."""
+    with modelled() as m:
+        m.allreduce(0)
+        m.allreduce(1)
+        ends = m.circle.fabrics[0]
+        ends.close()
+        assert m.cluster.aborts == 0
+        assert m.cluster.open == 1
+
+
+def test_an_end_after_a_loss_aborts() -> None:
+    """What runs would never end."""
+    with modelled() as m:
+        m.allreduce(0)
+        m.circle.fabrics[0].close(orderly=False)
+        assert m.cluster.aborts == 1
+
+
+def test_a_switch_that_fails_poisons_and_raises_nothing() -> None:
+    """The vote of the next step drops it, and the job recovers."""
+    with modelled() as m:
+        fabric = m.circle.fabrics[0]
+        fabric.switch(Membership(epoch=2, members=m.circle.membership.members), 0)
+        assert "nothing is prepared" in fabric.poison_reason
         assert m.allreduce(0).wait()

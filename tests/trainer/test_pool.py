@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from tests.fabric.fake_nccl import Cluster, FakeKind
 from tests.trainer.workers import Worker, worker
 from tmd.core.planning.directives import ShadowRank, Wait
-from tmd.core.values.model import Member, Rehearsal
+from tmd.core.values.model import Member, Membership, Rehearsal
+from tmd.fabric import GroupView
+from tmd.fabric.generations.generations import Generations
 from tmd.trainer.state.roles import Role
 from tmd.trainer.state_transfer.obstacle import Rebuild
 from tmd.trainer.worker.warmup import Warmup
@@ -76,3 +79,20 @@ def test_a_standby_does_not_settle_on_a_refused_rank(tmp_path: Path, refusal: st
         made.obey(Wait())
 
         assert made.parts.pool.wait() == (None if refusal else Rebuild(2))
+
+
+def test_a_standby_frees_the_groups_that_it_has_left(tmp_path: Path) -> None:
+    """It commits no step, after which a rank frees them. Other members may use them till then."""
+    cluster = Cluster()
+    with standby(tmp_path) as made:
+        made.fabric.pass_to(Generations(FakeKind(cluster, "w")))
+        generations = made.fabric.generations
+        generations.enter(Membership(1, (Member("w", "h", "h:1"),)))
+        assert generations.of(GroupView("own", (0,))) is not None
+        generations.leave()
+        before = cluster.open
+        made.obey(Wait())
+        made.parts.pool.wait()
+
+        assert (before, cluster.open) == (1, 0)
+    cluster.end()
