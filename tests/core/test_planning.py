@@ -95,31 +95,6 @@ def test_no_rank_goes_to_a_standby_host_or_one_that_is_drained() -> None:
     assert unformed(scene.view, "job") == ""
 
 
-def test_a_worker_whose_collectives_another_library_carries_gets_no_rank() -> None:
-    """It would wait for the others, and they for it. The reason names it and the remedy."""
-    scene = starting(3)
-    for host, carrier in [("h0", "own"), ("h1", "nccl 2.29.7"), ("h2", "nccl 2.29.7")]:
-        scene.says(host, Activity.STARTING, carrier=carrier, world_size=2)
-    enough = form(scene.view, "job")
-    scene.says("h2", Activity.STARTING, carrier="nccl 2.27.5", world_size=2)
-    why = unformed(scene.view, "job")
-
-    assert enough is not None
-    assert [m.host for m in enough.membership.members] == ["h1", "h2"]
-    assert form(scene.view, "job") is None
-    assert f"worker {values.worker('h0')}: its collectives are carried by own" in why
-    assert "set TMD_CUDA to the same value" in why
-
-
-def test_a_worker_that_does_not_report_what_carries_its_collectives_gets_a_rank() -> None:
-    """It has an earlier version of tmd."""
-    scene = starting(2)
-    scene.says("h0", Activity.STARTING, carrier="nccl 2.29.7")
-    scene.says("h1", Activity.STARTING)
-
-    assert form(scene.view, "job") is not None
-
-
 def test_a_worker_without_an_address_or_of_another_job_is_not_counted() -> None:
     """Peers could not reach it."""
     scene = starting(2, "h0", "h1")

@@ -10,7 +10,7 @@ from tests.values import alert, member, record
 from tmd.core.alerts.findings import BANNED
 from tmd.core.planning.migration import PlanFacts
 from tmd.core.planning.planning import form, steer, unformed
-from tmd.core.planning.standbys import MOST_REASONS, candidates, lasting, reasons, shortfall
+from tmd.core.planning.standbys import MOST_REASONS, candidates, lasting, reasons
 from tmd.core.values.limits import PlanLimits
 from tmd.core.values.model import (
     Activity,
@@ -307,20 +307,6 @@ def test_a_job_waits_for_a_state_that_only_a_drained_standby_has():
     )
     assert given_back.plan.phase is Phase.SYNC
     assert gone.state is JobState.FAILED
-
-
-def test_a_standby_whose_collectives_another_library_carries_gets_no_rank():
-    """It would wait for the others, and they for it. Until members report it nobody differs."""
-    member = structs.replace(worker_status("h1/job/0.a"), carrier="nccl 2.29.7", rank=0)
-    holder = HostStatus("h1", "i", workers=(member,))
-    other, same = standby("h2", carrier="own"), standby("h3", carrier="nccl 2.29.7")
-    cluster = view(holder, other, same)
-    silent = view(HostStatus("h1", "i"), other, same)
-    why = shortfall((0,), cluster, RECORD, PlanFacts(cluster, "job"))
-
-    assert chosen(cluster) == ["h3"]
-    assert chosen(silent) == ["h2", "h3"]
-    assert "carried by own, those of the job by nccl 2.29.7: set TMD_CUDA" in why
 
 
 def test_a_job_that_cannot_form_because_of_a_drain_says_so():

@@ -1,0 +1,55 @@
+"""Workers get ranks only if the same library carries their collectives."""
+
+from __future__ import annotations
+
+from tests import values
+from tests.core.clusters import Scene
+from tmd.core.planning.planning import form, unformed
+from tmd.core.planning.standbys import candidates, shortfall
+from tmd.core.values.model import Activity
+
+
+def starting(size: int) -> Scene:
+    scene = Scene(size)
+    scene.statuses.clear()
+    return scene
+
+
+def test_a_worker_whose_collectives_another_library_carries_gets_no_rank() -> None:
+    """It would wait for the others, and they for it. The reason names it and the remedy."""
+    scene = starting(3)
+    for host, carrier in [("h0", "own"), ("h1", "nccl 2.29.7"), ("h2", "nccl 2.29.7")]:
+        scene.says(host, Activity.STARTING, carrier=carrier, world_size=2)
+    enough = form(scene.view, "job")
+    scene.says("h2", Activity.STARTING, carrier="nccl 2.27.5", world_size=2)
+    why = unformed(scene.view, "job")
+
+    assert enough is not None
+    assert [m.host for m in enough.membership.members] == ["h1", "h2"]
+    assert form(scene.view, "job") is None
+    assert f"worker {values.worker('h0')}: its collectives are carried by own" in why
+    assert "set TMD_CUDA to the same value" in why
+
+
+def test_a_worker_that_does_not_report_what_carries_its_collectives_gets_a_rank() -> None:
+    """It has an earlier version of tmd."""
+    scene = starting(2)
+    scene.says("h0", Activity.STARTING, carrier="nccl 2.29.7")
+    scene.says("h1", Activity.STARTING)
+
+    assert form(scene.view, "job") is not None
+
+
+def test_a_standby_whose_collectives_another_library_carries_gets_no_rank() -> None:
+    """It would wait for the others, and they for it. Until members report it nobody differs."""
+    scene = Scene(1)
+    scene.says("s0", Activity.STANDBY, carrier="own")
+    scene.says("s1", Activity.STANDBY, carrier="nccl 2.29.7")
+    silent = [m.host for m in candidates(scene.view, scene.record, scene.facts)]
+    scene.says("h0", Activity.TRAINING, rank=0, epoch=1, carrier="nccl 2.29.7")
+    chosen = [m.host for m in candidates(scene.view, scene.record, scene.facts)]
+    why = shortfall((0,), scene.view, scene.record, scene.facts)
+
+    assert silent == ["s0", "s1"]
+    assert chosen == ["s1"]
+    assert "carried by own, those of the job by nccl 2.29.7: set TMD_CUDA" in why
