@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.fabric.fake_nccl import Cluster, FakeKind
 from tmd.core.values.errors import IllegalTransition
 from tmd.core.values.model import Member, Membership
-from tmd.fabric.generations.generations import HUNG_LIMIT, Generations
+from tmd.fabric.generations.generations import BUILT_S, HUNG_LIMIT, Generations
 from tmd.fabric.generations.states import TABLE, GenerationEvent, GenerationState, transition
 from tmd.fabric.grouping import GroupView
 
@@ -446,6 +446,7 @@ def test_after_a_switch_that_fails_nothing_is_used() -> None:
         assert worker._next.by_name.keys() == {"world", "pair"}
 
 
+@pytest.mark.timeout(BUILT_S / 2)
 def test_a_switch_does_not_wait_for_a_build_once_a_member_is_lost() -> None:
     with job() as j:
         worker = j.workers[j.holders[0]]
