@@ -58,7 +58,8 @@ class Job:
     def fresh(self) -> str:
         """A new worker."""
         name = next(self.names)
-        self.workers[name] = Generations(FakeKind(self.cluster, name), build_s=SHORT_S)
+        kind = FakeKind(self.cluster, name)
+        self.workers[name] = Generations(kind, build_s=SHORT_S, hurried_s=SHORT_S)
         return name
 
     def build(self, holders: list[str]) -> None:
