@@ -15,6 +15,7 @@ from tmd.core.values.model import Membership
 from tmd.fabric.frame import VOTE
 from tmd.fabric.generations.generations import Generations
 from tmd.fabric.generations.ring import RingKind
+from tmd.fabric.topology import partners
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -53,9 +54,16 @@ def test_a_death_before_the_first_vote_is_noticed() -> None:
         assert [f.suspects for f in survivors] == [("w2",)] * 2
 
 
+@pytest.mark.parametrize("size", range(1, 10))
+def test_the_partners_of_a_vote_are_those_whose_links_it_opens(size: int) -> None:
+    with watched(size) as c:
+        opened = [set(f.counters.by_peer) for f in c.fabrics]
+        assert opened == [{(VOTE, f"w{n}") for n in partners(r, size)} for r in range(size)]
+
+
 def test_the_links_of_a_recovery_are_opened_once() -> None:
     """A second link would replace the first, and the peer would take the end of that for a loss."""
-    with watched(2, votes=False) as c:
+    with watched(2) as c:
         later = Membership(epoch=3, members=c.membership.members)
         ahead = {"timeout": 5.0, "cancel": lambda: False}
         before = c.fabrics[0].counters.by_peer[VOTE, "w1"]

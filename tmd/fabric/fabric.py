@@ -139,7 +139,7 @@ class Fabric:
         self.drain()
         self.generations.enter(membership)
         if self._watch.enabled:  # a loss before the first vote must be noticed, too
-            self._ahead.dial((), membership, rank, DIAL_TIMEOUT, lambda: False)
+            self._ahead.dial_votes(membership, rank, DIAL_TIMEOUT)
         self._turn(rank, changed=self._replace(membership, rank, {}))
 
     def prepare(

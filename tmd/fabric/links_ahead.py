@@ -10,9 +10,10 @@ from tmd.core.values.model import Member, Membership
 from tmd.fabric.admission import Admission
 from tmd.fabric.dial import Caller
 from tmd.fabric.epoch_view import LinkKey
+from tmd.fabric.frame import VOTE
 from tmd.fabric.grouping import GroupView, edges
 from tmd.fabric.handshake import LinkPurpose
-from tmd.fabric.topology import dials
+from tmd.fabric.topology import dials, partners
 
 
 class LinksAhead:
@@ -62,6 +63,18 @@ class LinksAhead:
                     self._open(group, peer, membership.epoch, timeout)
                     opened += 1
         return opened
+
+    def dial_votes(self, membership: Membership, rank: int, timeout: float) -> None:
+        """Open the links of the votes that this worker dials, up to the first that fails.
+
+        No others: over more links a rank that has switched already would pass on a loss to ranks
+        that have not, and those could not tell which worker it was.
+        """
+        with suppress(LinkError):
+            for partner in sorted(partners(rank, membership.size)):
+                peer = membership.members[partner]
+                if dials(self._caller.worker, peer.worker):
+                    self._open(VOTE, peer, membership.epoch, timeout)
 
     def _open(self, group: str, peer: Member, epoch: int, timeout: float) -> None:
         key = LinkKey(group, LinkPurpose.COLLECTIVE, peer.worker)

@@ -21,6 +21,15 @@ def neighbours(rank: int, size: int) -> frozenset[int]:
     return frozenset(found - {rank})
 
 
+def partners(rank: int, size: int) -> frozenset[int]:
+    """The neighbours with whom a rank votes, by recursive doubling with its fold."""
+    core = folded(size)
+    if rank >= core:
+        return frozenset({rank - core})
+    guests = {rank + core} if rank + core < size else set()
+    return frozenset({rank ^ (1 << n) for n in range(core.bit_length() - 1)} | guests)
+
+
 def folded(size: int) -> int:
     """The largest power of two that is not above ``size`` (at least 1)."""
     return 1 << (size.bit_length() - 1)
