@@ -6,6 +6,7 @@ import asyncio
 import getpass
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -21,8 +22,10 @@ from tests.marks import program
 from tests.test_cli import tmd
 from tests.values import alert
 from tmd.config import parse
+from tmd.core.alerts.findings import DECLARED
 from tmd.core.planning.slurm import SINFO_FORMAT, nodes_of
-from tmd.core.values.model import ClusterView, HostStatus, Severity, Strategy
+from tmd.core.values.model import Alert, ClusterView, HostStatus, Severity, Strategy
+from tmd.core.values.requests import DrainRequest
 from tmd.daemon.store import open_store
 
 ROOT = Path(__file__).parents[1]
@@ -59,7 +62,8 @@ def started(*command: str | Path, log: Path, **environment: str) -> Iterator[Non
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Two nodes; the environment in which the commands of Slurm find them."""
+    """Two nodes, and one without a daemon in a hidden partition; the environment in which the
+    commands of Slurm find them."""
     for name, package in (("munged", "munge"), ("slurmctld", "slurm-wlm"), ("slurmd", "slurm-wlm")):
         program(name, package)
     folder = tmp_path_factory.mktemp("slurm")
@@ -69,7 +73,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     (munge / "key").chmod(0o600)
     (folder / "state").mkdir()
     (folder / "spool").mkdir()
-    control, *nodes = free_ports(3)
+    control, *nodes = free_ports(4)
     me, host = getpass.getuser(), socket.gethostname()
     lines = [
         "ClusterName=t",
@@ -92,6 +96,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
         ),
         "PartitionName=all Nodes=n1,n2 Default=YES State=UP",
         "PartitionName=again Nodes=n1,n2 State=UP",
+        "PartitionName=hidden Nodes=n3 State=UP Hidden=YES",
     ]
     (folder / "slurm.conf").write_text("\n".join(lines) + "\n")
     found = {"SLURM_CONF": str(folder / "slurm.conf")}
@@ -122,13 +127,15 @@ def until(condition: Any, logs: Path) -> None:
 
 
 def sinfo(found: dict[str, str]) -> list[Any]:
+    """The two nodes with a daemon. Root sees hidden ones, too."""
     done = subprocess.run(
         ["sinfo", "--Node", "--noheader", "--format", SINFO_FORMAT],
         env={**os.environ, **found},
         capture_output=True,
         text=True,
     )
-    return sorted(nodes_of(done.stdout), key=lambda n: n.name)
+    shown = (node for node in nodes_of(done.stdout) if node.name != "n3")
+    return sorted(shown, key=lambda n: n.name)
 
 
 def scontrol(found: dict[str, str], *arguments: str) -> None:
@@ -137,30 +144,35 @@ def scontrol(found: dict[str, str], *arguments: str) -> None:
 
 @pytest.fixture
 def sync(cluster: dict[str, str], redis_url: str, tmp_path: Path) -> Iterator[Any]:
-    """A function that runs the verb once, and one that changes and reads the store of tmd."""
+    """A function that runs the verb, and one that changes and reads the store of tmd."""
     name = f"slurm{os.urandom(4).hex()}"
     config = tmp_path / "tmd.toml"
     config.write_text(f'[cluster]\nname = "{name}"\n[redis]\nurl = "{redis_url}"\n')
     settings, _ = parse({"cluster": {"name": name, "secret": SECRET}, "redis": {"url": redis_url}})
     assert settings is not None
 
-    def told(*hosts: HostStatus) -> ClusterView:
+    def told(*values: HostStatus | DrainRequest | Alert) -> ClusterView:
         async def ask() -> ClusterView:
             store = open_store(settings)
             try:
-                for host in hosts:
-                    await store.put_host(host, ttl_s=300, wake=False)
+                for value in values:
+                    if isinstance(value, HostStatus):
+                        await store.put_host(value, ttl_s=300, wake=False)
+                    elif isinstance(value, Alert):
+                        await store.publish_alert(value)
+                    else:
+                        await store.drain(value)
                 return await store.snapshot()
             finally:
                 await store.close()
 
         return asyncio.run(ask())
 
-    def run(*options: str) -> str:
-        environment = {**cluster, "TMD_CLUSTER__SECRET": SECRET}
+    def run(*options: str, status: int = 0, **environment: str) -> str:
+        environment = {**cluster, "TMD_CLUSTER__SECRET": SECRET, **environment}
         done = tmd("slurm", "sync", "-c", config, *options, env=environment)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert done.returncode == status, done.stderr
+        return done.stdout + done.stderr
 
     yield run, told
     for node in sinfo(cluster):
@@ -200,6 +212,8 @@ def test_drains_go_one_way_and_findings_the_other(cluster: dict[str, str], sync:
     scontrol(cluster, "update", "NodeName=n1", "State=RESUME")
     told(HostStatus("n2", "i"))
     run("--once")
+    too_soon = sinfo(cluster)[1].state
+    run("--once", "--resume-after", "0")
     over, after = told(), sinfo(cluster)
 
     assert planned.splitlines() == [
@@ -210,8 +224,75 @@ def test_drains_go_one_way_and_findings_the_other(cluster: dict[str, str], sync:
     assert [(d.host, d.by) for d in view.drains] == [("n1", "slurm: disk | swap")]
     assert (nodes[1].state, nodes[1].reason) == ("drained", "tmd: nvml.ecc: row 'x'")
     assert again == ""
+    assert [d.bars for d in view.drains] == [False]
     assert over.drains == ()
+    assert too_soon == "drained"
     assert [n.state for n in after] == ["idle", "idle"]
+
+
+def test_a_change_that_fails_stops_no_other_and_is_not_reported_as_done(
+    cluster: dict[str, str], sync: Any, tmp_path: Path
+) -> None:
+    """A scontrol that refuses the first node."""
+    run, told = sync
+    broken = tmp_path / "scontrol"
+    broken.write_text(
+        '#!/bin/sh\ncase "$*" in *NodeName=n1*) echo refused >&2; exit 1;; esac\n'
+        f'exec "{shutil.which("scontrol")}" "$@"\n'
+    )
+    broken.chmod(0o755)
+    told(HostStatus("n1", "i", alerts=(FAULT,)), HostStatus("n2", "i", alerts=(FAULT,)))
+    printed = run("--once", status=1, PATH=f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+    assert [n.state for n in sinfo(cluster)] == ["idle", "drained"]
+    assert printed.splitlines() == [
+        "drain node n2: tmd: nvml.ecc: row 'x'",
+        "tmd: cannot drain node n1: tmd: nvml.ecc: row 'x': scontrol update failed: refused",
+    ]
+
+
+def test_a_node_of_a_hidden_partition_is_seen_and_a_request_without_a_node_reported(
+    cluster: dict[str, str], sync: Any
+) -> None:
+    run, told = sync
+    told(HostStatus("n3", "i"))
+    scontrol(cluster, "update", "NodeName=n3", "State=DRAIN", "Reason=disk")
+    run("--once")
+    drained = [d.host for d in told().drains]
+    told(DrainRequest("n4", "r", by="slurm: disk"))
+    printed = run("--once")
+
+    assert drained == ["n3"]
+    assert "host n4 stays drained: sinfo shows no node for it" in printed
+
+
+def test_a_host_that_is_declared_healthy_gets_its_node_back_at_once(
+    cluster: dict[str, str], sync: Any, tmp_path: Path
+) -> None:
+    """The verb sees it in the alerts while it runs."""
+    run, told = sync
+    told(HostStatus("n2", "i", alerts=(FAULT,)))
+    run("--once")
+    told(HostStatus("n2", "i"))
+    command = [sys.executable, "-m", "tmd.cli", "slurm", "sync", "-c"]
+    environment = {**os.environ, **cluster, "TMD_CLUSTER__SECRET": SECRET}
+    with subprocess.Popen(
+        [*command, str(tmp_path / "tmd.toml"), "--every", "1"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        assert process.stdout is not None
+        told(HostStatus("n1", "i", alerts=(FAULT,)))
+        first = process.stdout.readline()  # it has looked
+        before = sinfo(cluster)[1].state
+        told(alert(host="n2", code=DECLARED, at=FAULT.at + 1))
+        second = process.stdout.readline()
+        process.terminate()
+
+    assert before == "drained"
+    assert first.startswith("drain node n1")
+    assert second == "take back the drain of node n2\n"
 
 
 @pytest.fixture

@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from tests.values import alert, record
-from tmd.core.planning.slurm import LONGEST_REASON, Node, Steps, nodes_of, steps
+from tests.values import alert, plan, record
+from tmd.core.planning.slurm import (
+    LONGEST_REASON,
+    Changes,
+    Node,
+    Rules,
+    changes,
+    nodes_of,
+    observed,
+)
 from tmd.core.values.breaker_state import Breaker
 from tmd.core.values.model import ClusterView, HostStatus, Severity, Strategy
 from tmd.core.values.requests import DrainRequest
@@ -24,6 +32,9 @@ FAULT = alert(
 )
 
 
+RULES = Rules()
+
+
 def host(name, *alerts):
     return HostStatus(name, "i", alerts=alerts)
 
@@ -34,6 +45,12 @@ def view(*hosts, **changes):
 
 def drained(name, by):
     return DrainRequest(name, "r", by=by)
+
+
+def agreed(view, nodes, rules=RULES):
+    """The changes, for hosts that have been seen as they are for a long time."""
+    known = observed({}, view, {}, 0.0)
+    return changes(view, nodes, records=known, now=5000.0, rules=rules)
 
 
 # --- parsing --------------------------------------------------------------------------------------
@@ -62,13 +79,13 @@ def test_what_is_no_node_is_skipped(text):
 def test_a_node_that_an_administrator_drains_is_drained(state):
     node = Node("n1", state, "disk bad")
 
-    assert steps(view(host("n1")), [node]) == Steps(drain=(("n1", "slurm: disk bad"),))
+    assert agreed(view(host("n1")), [node]) == Changes(drain=(("n1", "slurm: disk bad"),))
 
 
 @pytest.mark.parametrize("state", ["idle", "allocated", "mixed", "down", "completing", "maint"])
 def test_no_other_state_drains_a_host(state):
     """What happens to a host that is down is known better by tmd."""
-    assert steps(view(host("n1")), [Node("n1", state, "r")]) == Steps()
+    assert agreed(view(host("n1")), [Node("n1", state, "r")]) == Changes()
 
 
 def test_a_request_is_not_made_twice_and_one_of_an_operator_stays():
@@ -76,30 +93,33 @@ def test_a_request_is_not_made_twice_and_one_of_an_operator_stays():
     for by in ("slurm: disk bad", "alice"):
         there = view(host("n1"), drains=(drained("n1", by),))
 
-        assert steps(there, [node]) == Steps()
+        assert agreed(there, [node]) == Changes()
 
 
 def test_only_a_request_that_stands_for_the_node_is_withdrawn():
     idle = [Node("n1", "idle"), Node("n2", "idle")]
     requests = (drained("n1", "slurm: disk bad"), drained("n2", "alice"))
 
-    assert steps(view(host("n1"), host("n2"), drains=requests), idle) == Steps(undrain=("n1",))
+    assert agreed(view(host("n1"), host("n2"), drains=requests), idle) == Changes(undrain=("n1",))
 
 
 def test_a_request_stays_while_slurm_does_not_show_its_node():
-    requests = (drained("n1", "slurm: disk bad"),)
+    """It is reported, since nothing else would end it."""
+    requests = (drained("n1", "slurm: disk bad"), drained("n2", "alice"))
+    found = agreed(view(host("n1"), host("n2"), drains=requests), [])
 
-    assert steps(view(host("n1"), drains=requests), []) == Steps()
+    assert (found.undrain, len(found.problems)) == ((), 1)
+    assert "'tmd undrain n1'" in found.problems[0]
 
 
 def test_a_node_without_tmd_is_left_alone():
-    assert steps(view(host("n1")), [Node("other", "drained", "r")]) == Steps()
+    assert agreed(view(host("n1")), [Node("other", "drained", "r")]) == Changes()
 
 
 def test_a_silent_host_that_holds_a_rank_is_drained():
     record_ = record("n1")
 
-    assert steps(view(jobs=(record_,)), [Node("n1", "drained", "r")]).drain
+    assert agreed(view(jobs=(record_,)), [Node("n1", "drained", "r")]).drain
 
 
 @pytest.mark.parametrize(
@@ -109,12 +129,41 @@ def test_a_silent_host_that_holds_a_rank_is_drained():
         ("n1.example", ("n1",), "n1"),
         ("n1", ("n1.a", "n1.b"), None),
         ("n1.a", ("n1.a", "n1.b"), "n1.a"),
+        ("n1.a", ("n1.b",), None),
     ],
 )
 def test_a_short_name_means_a_host_if_it_means_only_one(node, hosts, meant):
-    found = steps(view(*map(host, hosts)), [Node(node, "drained", "r")])
+    found = agreed(view(*map(host, hosts)), [Node(node, "drained", "r")])
 
     assert [h for h, _ in found.drain] == ([meant] if meant else [])
+
+
+def test_slurm_never_drains_as_many_hosts_as_would_open_the_breaker():
+    """Those that are drained count; the others are reported, and follow when there is room."""
+    names = ("n1", "n2", "n3", "n4", "n5")
+    hosts = tuple(map(host, names))
+    nodes = [Node(name, "drained", "rack") for name in names]
+    first = agreed(view(*hosts), nodes)
+    there = tuple(drained(name, by) for name, by in first.drain)
+    second = agreed(view(*hosts, drains=there), nodes)
+    third = agreed(view(*hosts, drains=there), [Node("n1", "idle"), *nodes[1:]])
+
+    assert [name for name, _ in first.drain] == ["n1", "n2"]
+    assert [line.split()[1] for line in first.problems] == ["n3", "n4", "n5"]
+    assert (second.drain, len(second.problems)) == ((), 3)
+    assert (third.undrain, [name for name, _ in third.drain]) == (("n1",), ["n3"])
+
+
+def test_a_host_that_got_a_rank_again_after_a_loss_is_drained_again():
+    """A request moves ranks off its host once. It is not made again while a plan may serve it."""
+    request = drained("n1", "slurm: disk bad")
+    job = record("n1", "n2")
+    served = structs.replace(job, history=(plan(job.membership, request=request.id),))
+    there = {"drains": (request,)}
+    nodes = [Node("n1", "drained", "disk bad")]
+
+    assert agreed(view(host("n1"), jobs=(job,), **there), nodes) == Changes()
+    assert [n for n, _ in agreed(view(host("n1"), jobs=(served,), **there), nodes).drain] == ["n1"]
 
 
 # --- from tmd to Slurm ----------------------------------------------------------------------------
@@ -124,7 +173,7 @@ def test_a_host_that_is_unfit_is_drained_in_slurm():
     """With the gravest finding as the reason, on one line and without quotes."""
     degraded = structs.replace(FAULT, code="nic.flap", severity=Severity.DEGRADED)
 
-    assert steps(view(host("n1", degraded, FAULT)), [Node("n1", "mixed")]) == Steps(
+    assert agreed(view(host("n1", degraded, FAULT)), [Node("n1", "mixed")]) == Changes(
         mark=(("n1", "tmd: nvml.ecc: a 'row' is bad"),)
     )
 
@@ -142,52 +191,91 @@ def test_a_host_that_is_unfit_is_drained_in_slurm():
 def test_a_finding_that_may_not_act_or_is_not_about_the_host_changes_nothing(changes):
     told = view(host("n1", structs.replace(FAULT, **changes)))
 
-    assert steps(told, [Node("n1", "idle")]) == Steps()
+    assert agreed(told, [Node("n1", "idle")]) == Changes()
 
 
 def test_a_banned_host_is_drained_in_slurm():
     ban = alert(code="host.banned", severity=Severity.WARNING, message="came back 3 times")
 
-    assert steps(view(host("n1", ban)), [Node("n1", "idle")]).mark
+    assert agreed(view(host("n1", ban)), [Node("n1", "idle")]).mark
 
 
 def test_nothing_is_told_while_the_breaker_is_open_or_if_it_is_switched_off():
     sick, nodes = host("n1", FAULT), [Node("n1", "idle")]
 
-    assert steps(view(sick, breaker=Breaker(open=True)), nodes) == Steps()
-    assert steps(view(sick), nodes, tell=False) == Steps()
+    assert agreed(view(sick, breaker=Breaker(open=True)), nodes) == Changes()
+    assert agreed(view(sick), nodes, Rules(drain_nodes=False)) == Changes()
 
 
 def test_a_drain_for_a_finding_does_not_come_back_as_a_drain_of_tmd():
     """Policies decide what a finding does to ranks."""
     node = Node("n1", "drained", "tmd: nvml.ecc: x")
 
-    assert steps(view(host("n1", FAULT)), [node]) == Steps()
+    assert agreed(view(host("n1", FAULT)), [node]) == Changes()
 
 
 def test_only_a_drain_for_a_finding_is_taken_back_when_it_is_over():
     nodes = [Node("n1", "drained", "tmd: nvml.ecc: x"), Node("n2", "drained", "tmd scan: x")]
     requests = (drained("n2", "slurm: tmd scan: x"),)
 
-    assert steps(view(host("n1"), host("n2"), drains=requests), nodes) == Steps(resume=("n1",))
+    assert agreed(view(host("n1"), host("n2"), drains=requests), nodes) == Changes(resume=("n1",))
+
+
+OURS = Node("n1", "drained", "tmd: nvml.ecc: x")
+
+
+def resumed(*looks, declared=None, rules=RULES):
+    """Whether the node is resumed after looks, each a time and a status or None (silent).
+    ``declared``: when the host was declared healthy, known at the last look."""
+    known = {}
+    for number, (now, status) in enumerate(looks, start=1):
+        last = view(*([status] if status else []), jobs=(record("n1"),))
+        news = {"n1": declared} if declared is not None and number == len(looks) else {}
+        known = observed(known, last, news, now)
+    return bool(changes(last, [OURS], records=known, now=now, rules=rules).resume)
+
+
+def test_a_node_is_resumed_once_one_run_of_its_daemon_reports_nothing_for_long():
+    """A daemon that has just started reports nothing either."""
+    sick, well = host("n1", FAULT), host("n1")
+    restarted = structs.replace(well, incarnation="j")
+
+    assert resumed((0, sick), (100, well), (700, well))
+    assert not resumed((0, sick), (100, well), (699, well))
+    assert not resumed((0, sick), (100, restarted), (699, restarted))
+    assert not resumed((0, well), (500, restarted), (700, restarted))
+    assert not resumed((0, well), (500, sick), (501, well), (700, well))
+    assert not resumed((0, well), (500, None), (501, well), (700, well))
+    assert resumed((0, well), (60, well), rules=Rules(resume_after_s=60))
+
+
+def test_a_node_is_resumed_at_once_when_its_host_was_declared_healthy():
+    """Not for a finding that came later, and not while one is left."""
+    sick = host("n1", structs.replace(FAULT, at=50.0))
+    well = host("n1")
+
+    assert resumed((0, sick), (1, well), declared=51.0)
+    assert not resumed((0, sick), (1, well), declared=49.0)
+    assert not resumed((0, sick), (1, sick), declared=51.0)
+    assert not resumed((0, sick), (1, None), declared=51.0)
 
 
 def test_a_silent_host_is_not_given_back_to_the_scheduler():
     """Whether the fault is over is not known."""
     node = Node("n1", "drained", "tmd: nvml.ecc: x")
 
-    assert steps(view(jobs=(record("n1"),)), [node]) == Steps()
+    assert agreed(view(jobs=(record("n1"),)), [node]) == Changes()
 
 
 def test_an_administrator_who_drains_a_marked_node_is_heard():
     """The reason is another one then."""
     node = Node("n1", "drained", "my turn")
 
-    assert steps(view(host("n1", FAULT)), [node]) == Steps(drain=(("n1", "slurm: my turn"),))
+    assert agreed(view(host("n1", FAULT)), [node]) == Changes(drain=(("n1", "slurm: my turn"),))
 
 
 def test_a_reason_is_cut():
     long = structs.replace(FAULT, message="x" * 1000)
-    ((_, reason),) = steps(view(host("n1", long)), [Node("n1", "idle")]).mark
+    ((_, reason),) = agreed(view(host("n1", long)), [Node("n1", "idle")]).mark
 
     assert len(reason) == LONGEST_REASON

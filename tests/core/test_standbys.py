@@ -122,6 +122,17 @@ def test_a_soft_drain_lets_the_host_come_back_once_it_holds_no_rank():
     assert [m.host for m in candidates(waiting, served, PlanFacts(waiting, "job"))] == ["h1"]
 
 
+def test_a_host_under_a_soft_drain_comes_last_and_only_after_a_loss():
+    drains = (DrainRequest("h2", "r", soft=True),)
+    cluster = view(standby("h2"), standby("h3"), drains=drains)
+    found = candidates(cluster, RECORD, PlanFacts(cluster, "job"))
+    after = recovering(standby("h2", world_size=2), drains=drains)
+
+    assert [m.host for m in found] == ["h3", "h2"]
+    assert [m.host for m in lasting(cluster, found)] == ["h3"]
+    assert after.plan.moves[0].joiner.host == "h2"
+
+
 def test_a_planned_move_waits_with_a_reason_if_only_a_drained_host_has_a_standby():
     training = worker_status("h1/job/0.a", activity=Activity.TRAINING)
     holder = HostStatus("h1", "i", workers=(structs.replace(training, world_size=1, step=5),))

@@ -6,6 +6,8 @@ import asyncio
 import shutil
 import time
 import uuid
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,12 +20,13 @@ from tmd.core.values.requests import DrainRequest
 
 if TYPE_CHECKING:
     from tmd.config import Settings
-    from tmd.core.planning.slurm import Steps
+    from tmd.core.planning.slurm import Changes, HostRecord, Rules
     from tmd.daemon.store import RedisStore
 
 slurm = typer.Typer(help="Work together with the scheduler Slurm.", no_args_is_help=True)
 
 COMMAND_S = 30.0
+PAGE = 1000
 
 
 @slurm.command("sync")
@@ -34,9 +37,17 @@ def sync(
     leave: Annotated[
         bool, typer.Option("--leave", help="Workers of a drained host exit once it holds no rank.")
     ] = False,
-    tell: Annotated[
+    drain_nodes: Annotated[
         bool, typer.Option(help="Drain nodes in Slurm for what tmd found on them.")
     ] = True,
+    resume_after: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            help="Minutes without a finding, in one run of the daemon, after which its node is "
+            "resumed. 'tmd set-healthy' resumes it at once.",
+        ),
+    ] = 10.0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Look once and change nothing; print what would be.")
     ] = False,
@@ -46,54 +57,127 @@ def sync(
     Each side takes back only what this verb has set. Run it on one host that may use scontrol.
     """
 
-    async def run(store: RedisStore, _: Settings) -> None:
-        printed: set[str] = set()
-        while True:
-            try:
-                await _look(store, leave=leave, tell=tell, dry_run=dry_run)
-                printed.clear()
-            except (StoreUnavailable, SlurmError) as error:
-                if once or dry_run:
-                    raise
-                say_once(f"tmd: {in_words(error)}; trying again", printed)
-            if once or dry_run:
-                return
-            await asyncio.sleep(every)
+    async def run(store: RedisStore, settings: Settings) -> None:
+        rules = Rules(
+            drain_nodes=drain_nodes,
+            resume_after_s=60 * resume_after,
+            hosts_share=settings.breaker.hosts_percent / 100,
+        )
+        synchronizer = Synchronizer(store, rules, leave=leave)
+        if once or dry_run:
+            await _once(synchronizer, dry_run=dry_run)
+        else:
+            await _always(synchronizer, every)
+
+    from tmd.core.planning.slurm import Rules
 
     with_store(config, run)
+
+
+async def _once(synchronizer: Synchronizer, *, dry_run: bool) -> None:
+    problems, failed = await synchronizer.look(dry_run=dry_run)
+    for problem in (*problems, *failed):
+        say(f"tmd: {problem}", err=True)
+    if failed:
+        raise typer.Exit(1)
+
+
+async def _always(synchronizer: Synchronizer, every: float) -> None:
+    """Runs until cancelled. A problem is printed once as long as it lasts."""
+    printed: set[str] = set()
+    while True:
+        try:
+            problems, failed = await synchronizer.look()
+        except (StoreUnavailable, SlurmError) as error:
+            problems, failed = (f"{in_words(error)}; trying again",), ()
+        lines = [f"tmd: {problem}" for problem in (*problems, *failed)]
+        for line in lines:
+            say_once(line, printed)
+        printed &= set(lines)
+        await asyncio.sleep(every)
 
 
 class SlurmError(TmdError):
     """A command of Slurm failed."""
 
 
-async def _look(store: RedisStore, *, leave: bool, tell: bool, dry_run: bool) -> None:
-    from tmd.core.planning.slurm import SINFO_FORMAT, nodes_of, steps
+class Synchronizer:
+    """Looks at both sides and makes them agree; remembers since when hosts are without findings."""
 
-    shown = await _command("sinfo", "--Node", "--noheader", "--format", SINFO_FORMAT)
-    found = steps(await store.snapshot(), nodes_of(shown), tell=tell)
-    for line in _lines(found):
-        say(f"would {line}" if dry_run else line)
-    if dry_run:
-        return
-    for host, by in found.drain:
-        request = DrainRequest(host=host, id=uuid.uuid4().hex, leave=leave, by=by, at=time.time())
-        await store.drain(request)
-    for host in found.undrain:
-        await store.undrain(host)
-    for node, reason in found.mark:
-        await _command("scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}")
-    for node in found.resume:
-        await _command("scontrol", "update", f"NodeName={node}", "State=UNDRAIN")
+    def __init__(self, store: RedisStore, rules: Rules, *, leave: bool) -> None:
+        self._store = store
+        self._rules = rules
+        self._leave = leave
+        self._records: dict[str, HostRecord] = {}
+        self._cursor: str | None = None
+
+    async def look(self, *, dry_run: bool = False) -> tuple[Sequence[str], Sequence[str]]:
+        """Look once and change what differs. Returns what is left as it is, and each change that
+        failed, in sentences. A change that fails does not stop the others.
+
+        Raises:
+            StoreUnavailable: Redis does not answer.
+            SlurmError: Slurm gives no list of nodes.
+        """
+        from tmd.core.planning.slurm import SINFO_FORMAT, changes, nodes_of, observed
+
+        options = ("--all", "--Node", "--noheader", "--format", SINFO_FORMAT)
+        nodes = nodes_of(await _command("sinfo", *options))
+        view, declared, now = await self._store.snapshot(), await self._declared(), time.monotonic()
+        self._records = observed(self._records, view, declared, now)
+        found = changes(view, nodes, records=self._records, now=now, rules=self._rules)
+        failed = []
+        for line, change in self._changes(found):
+            if dry_run:
+                say(f"would {line}")
+                continue
+            try:
+                await change()
+            except SlurmError as error:
+                failed.append(f"cannot {line}: {error}")
+            else:
+                say(line)
+        return found.problems, failed
+
+    def _changes(self, found: Changes) -> Iterator[tuple[str, Callable[[], Awaitable[object]]]]:
+        """Each change in words, and what makes it."""
+        for host, by in found.drain:
+            yield f"drain host {host}: {by}", partial(self._store.drain, self._request(host, by))
+        for host in found.undrain:
+            yield f"withdraw the drain of host {host}", partial(self._store.undrain, host)
+        for node, reason in found.mark:
+            change = ("State=DRAIN", f"Reason={reason}")
+            yield f"drain node {node}: {reason}", partial(_update, node, *change)
+        for node in found.resume:
+            yield f"take back the drain of node {node}", partial(_update, node, "State=UNDRAIN")
+
+    def _request(self, host: str, by: str) -> DrainRequest:
+        # Soft: whoever drains many nodes at once must not leave a job without any standby.
+        return DrainRequest(
+            host=host,
+            id=uuid.uuid4().hex,
+            leave=self._leave,
+            soft=not self._leave,
+            by=by,
+            at=time.time(),
+        )
+
+    async def _declared(self) -> dict[str, float]:
+        """Hosts that were declared healthy since the look before, and when."""
+        from tmd.core.alerts.findings import DECLARED
+
+        if self._cursor is None:
+            self._cursor = await self._store.newest_alert()
+            return {}
+        found: dict[str, float] = {}
+        while page := await self._store.alerts(self._cursor, limit=PAGE):
+            found |= {alert.host: alert.at for _, alert in page if alert.code == DECLARED}
+            self._cursor = page[-1][0]
+        return found
 
 
-def _lines(found: Steps) -> list[str]:
-    return [
-        *(f"drain host {host}: {by}" for host, by in found.drain),
-        *(f"withdraw the drain of host {host}" for host in found.undrain),
-        *(f"drain node {node}: {reason}" for node, reason in found.mark),
-        *(f"take back the drain of node {node}" for node in found.resume),
-    ]
+async def _update(node: str, *changes: str) -> None:
+    await _command("scontrol", "update", f"NodeName={node}", *changes)
 
 
 async def _command(name: str, *arguments: str) -> str:

@@ -7,17 +7,19 @@ side takes back only what this module has set.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
 from tmd.core.alerts.findings import BANNED, GRAVE
-from tmd.core.values.model import Alert, ClusterView, HostStatus, Strategy
+from tmd.core.values.model import Alert, ClusterView, HostStatus, JobState, Strategy
 from tmd.core.values.printable import printable
+from tmd.core.values.requests import DrainRequest
 from tmd.core.values.view_checks import holdings
 
 SINFO_FORMAT = "%N|%T|%E"
-"""Name, state and reason of a node, for ``sinfo --Node --noheader``."""
+"""Name, state and reason of a node, for ``sinfo --all --Node --noheader``."""
 BY = "slurm:"
 """Beginning of the requester of a drain that stands for the state of a node."""
 REASON = "tmd: "
@@ -46,7 +48,38 @@ class Node(Struct, frozen=True):
         return self.is_drained and self.reason.startswith(REASON)
 
 
-class Steps(Struct, frozen=True):
+class HostRecord(Struct, frozen=True):
+    """What was seen of a host in successive views."""
+
+    incarnation: str = ""
+    """The run of its daemon; empty while it is silent."""
+    fit_since: float = math.inf
+    """Monotonic time since which this run has been seen without a finding that makes it unfit."""
+    finding_at: float = -math.inf
+    """Time (wall clock of the host) of the newest finding that made it unfit."""
+    declared_at: float = -math.inf
+    """Time (wall clock of the host) at which an operator declared it healthy."""
+
+    def is_over(self, now: float, after_s: float) -> bool:
+        """Whether the fault is taken to be gone. A daemon that has just started reports no finding
+        before its detectors have looked, so that alone shows nothing."""
+        reports_none = not math.isinf(self.fit_since)
+        declared = self.declared_at > self.finding_at
+        return reports_none and (declared or now - self.fit_since >= after_s)
+
+
+class Rules(Struct, frozen=True):
+    """What an operator has chosen."""
+
+    drain_nodes: bool = True
+    """Whether findings drain nodes."""
+    resume_after_s: float = 600.0
+    """How long one run of a daemon must report no such finding before its node is resumed."""
+    hosts_share: float = 0.5
+    """Share of the hosts, at least two, that drains of Slurm must not reach."""
+
+
+class Changes(Struct, frozen=True):
     """What has to be changed so that both sides agree."""
 
     drain: tuple[tuple[str, str], ...] = ()
@@ -57,6 +90,8 @@ class Steps(Struct, frozen=True):
     """Nodes to be drained in Slurm, and the reason."""
     resume: tuple[str, ...] = ()
     """Nodes whose drain in Slurm is to be taken back."""
+    problems: tuple[str, ...] = ()
+    """Sentences about what is left as it is and should not be."""
 
 
 def nodes_of(text: str) -> tuple[Node, ...]:
@@ -71,47 +106,122 @@ def nodes_of(text: str) -> tuple[Node, ...]:
     return tuple(found.values())
 
 
-def steps(view: ClusterView, nodes: Iterable[Node], *, tell: bool = True) -> Steps:
-    """How ``view`` and ``nodes`` are brought to agree. ``tell``: findings drain nodes, unless the
-    breaker is open, since many findings at once have a common cause."""
-    requests = {request.host: request for request in view.drains}
-    drain, undrain, mark, resume = [], [], [], []
-    for node, host in _matched(view, nodes):
-        request = requests.get(host)
-        if node.is_drained and not node.is_ours:
-            if request is None:
-                drain.append((host, _brief(f"{BY} {node.reason or node.state}")))
-        elif request is not None and request.by.startswith(BY):
-            undrain.append(host)
-        why = _why_unfit(view.host(host))
-        if why and not node.is_drained and tell and not view.breaker.open:
-            mark.append((node.name, _brief(f"{REASON}{why}")))
-        elif node.is_ours and not why and view.host(host) is not None:
+def observed(
+    known: Mapping[str, HostRecord], view: ClusterView, declared: Mapping[str, float], now: float
+) -> dict[str, HostRecord]:
+    """``known`` brought up to date. ``declared``: hosts that were declared healthy since then, and
+    when, by their own clocks."""
+    found = {}
+    for name in known.keys() | {h.host for h in view.hosts} | declared.keys():
+        before, host = known.get(name, HostRecord()), view.host(name)
+        faults = _faults(host)
+        same = host is not None and host.incarnation == before.incarnation
+        since = before.fit_since if same and not math.isinf(before.fit_since) else now
+        found[name] = HostRecord(
+            incarnation="" if host is None else host.incarnation,
+            fit_since=math.inf if host is None or faults else since,
+            finding_at=max([before.finding_at, *(a.at for a in faults)]),
+            declared_at=max(before.declared_at, declared.get(name, -math.inf)),
+        )
+    return found
+
+
+def changes(
+    view: ClusterView,
+    nodes: Iterable[Node],
+    *,
+    records: Mapping[str, HostRecord],
+    now: float,
+    rules: Rules,
+) -> Changes:
+    """How ``view`` and ``nodes`` are brought to agree. ``records``: from :func:`observed`.
+
+    No node is drained while the breaker is open: many findings at once have a common cause.
+    """
+    matched = _matched(view, nodes)
+    wanted, undrain, absent = _requests(view, matched)
+    drain, waiting = _bounded(view, wanted, undrain, rules)
+    mark, resume = [], []
+    for node, host in matched:
+        faults = _faults(view.host(host))
+        if faults and not node.is_drained and rules.drain_nodes and not view.breaker.open:
+            mark.append((node.name, _brief(f"{REASON}{faults[0].code}: {faults[0].message}")))
+        elif node.is_ours and records.get(host, HostRecord()).is_over(now, rules.resume_after_s):
             resume.append(node.name)
-    return Steps(tuple(drain), tuple(undrain), tuple(mark), tuple(resume))
+    return Changes(tuple(drain), tuple(undrain), tuple(mark), tuple(resume), (*waiting, *absent))
+
+
+def _requests(
+    view: ClusterView, matched: Iterable[tuple[Node, str]]
+) -> tuple[list[tuple[str, str]], list[str], list[str]]:
+    """Drains of Slurm that are requests, requests that are not drains any more, and a sentence for
+    each request whose node Slurm does not show."""
+    requests = {request.host: request for request in view.drains}
+    own = {host: request for host, request in requests.items() if request.by.startswith(BY)}
+    unseen = set(own)
+    wanted, undrain = [], []
+    for node, host in matched:
+        unseen.discard(host)
+        if not node.is_drained or node.is_ours:
+            undrain += [host] if host in own else []
+        elif host not in requests or (host in own and _came_back(view, own[host])):
+            wanted.append((host, _brief(f"{BY} {node.reason or node.state}")))
+    absent = [
+        f"host {host} stays drained: sinfo shows no node for it ('tmd undrain {host}' gives it "
+        "back)"
+        for host in sorted(unseen)
+    ]
+    return wanted, undrain, absent
+
+
+def _came_back(view: ClusterView, request: DrainRequest) -> bool:
+    """Whether the host got a rank again after a plan had served ``request``, as after a loss."""
+    return any(
+        record.served(request) and request.host in {m.host for m in record.membership.members}
+        for record in view.jobs
+        if record.state is JobState.RUNNING
+    )
+
+
+def _bounded(
+    view: ClusterView, wanted: list[tuple[str, str]], undrain: list[str], rules: Rules
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """Those of ``wanted`` for which there is room, and a sentence about each other one."""
+    standing = {d.host for d in view.drains if d.by.startswith(BY)} - set(undrain)
+    most = max(2, math.ceil(rules.hosts_share * len(view.hosts))) - 1
+    again = [w for w in wanted if w[0] in standing]
+    fresh = [w for w in wanted if w[0] not in standing]
+    room = max(0, most - len(standing))
+    late = [
+        f"host {host} is not drained yet: of {len(view.hosts)} hosts no more than {most} are "
+        "drained for Slurm at once, for [breaker] hosts_percent"
+        for host, _ in fresh[room:]
+    ]
+    return [*again, *fresh[:room]], late
 
 
 def _matched(view: ClusterView, nodes: Iterable[Node]) -> list[tuple[Node, str]]:
-    """Nodes with the host of tmd that each one is. Slurm's names are often the short ones."""
+    """Nodes with the host of tmd that each one is. A name without a domain means the one that has
+    it with a domain, if there is only one."""
     hosts = {h.host for h in view.hosts} | holdings(view).keys() | {d.host for d in view.drains}
     short: dict[str, list[str]] = {}
     for host in hosts:
         short.setdefault(host.partition(".")[0], []).append(host)
     found = []
     for node in nodes:
-        alike = short.get(node.name.partition(".")[0], [])
+        first, _, domain = node.name.partition(".")
+        alike = short.get(first, [])
         if node.name in hosts:
             found.append((node, node.name))
-        elif len(alike) == 1:
+        elif len(alike) == 1 and not (domain and "." in alike[0]):
             found.append((node, alike[0]))
     return found
 
 
-def _why_unfit(host: HostStatus | None) -> str:
-    """The gravest finding for which nothing should be placed on ``host``; empty if none."""
+def _faults(host: HostStatus | None) -> list[Alert]:
+    """Findings for which nothing should be placed on ``host``, gravest first."""
     alerts = () if host is None else host.alerts
-    found = sorted(filter(_is_about_host, alerts), key=lambda a: (-a.severity.grade, a.code))
-    return f"{found[0].code}: {found[0].message}" if found else ""
+    return sorted(filter(_is_about_host, alerts), key=lambda a: (-a.severity.grade, a.code))
 
 
 def _is_about_host(alert: Alert) -> bool:

@@ -42,6 +42,8 @@ class CandidateRank(NamedTuple):
 
     ails: bool
     """Its host is degraded: chosen only after a loss, and only as a last resort."""
+    leaving: bool
+    """A drain of its host stands, though a soft one: chosen only after a loss, and late."""
     doubted: bool
     """An observing detector has a grave finding about its host."""
     distance: int
@@ -58,6 +60,7 @@ class CandidateRank(NamedTuple):
 
 WHY_LATER = (
     "its host has a grave finding",
+    "its host is drained (softly)",
     "its host has a grave finding of a detector that only observes",
     "it is farther from the state",
     "its host holds a rank already",
@@ -81,6 +84,7 @@ class Standby(NamedTuple):
 def line(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Standby]:
     """All workers of the job that wait for a rank, best first."""
     holding = {m.host for m in record.membership.members}
+    requested = {d.host for d in view.drains}
     drained = barred(view) | {
         d.host for d in view.drains if d.host in holding and not record.served(d)
     }
@@ -100,6 +104,7 @@ def line(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Standby
             if w.job == record.job and _in_pool(w):
                 standing = CandidateRank(
                     ails=ails,
+                    leaving=host.host in requested,
                     doubted=doubted,
                     distance=_distance(w, None),
                     crowded=host.host in holding,
@@ -146,6 +151,7 @@ def on_hand(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Memb
 def lasting(view: ClusterView, members: Sequence[Member]) -> list[Member]:
     """Those of ``members`` whose hosts need not be vacated soon."""
     ailing = {h.host for h in view.hosts if _ailment(h) is not None}
+    ailing |= {d.host for d in view.drains}
     return [m for m in members if m.host not in ailing]
 
 
@@ -300,12 +306,12 @@ def shortfall(
 ) -> str:
     """Why no standby takes ``ranks``: the obstacle for each existing one.
 
-    ``lasts``: standbys on degraded hosts do not count.
+    ``lasts``: standbys on hosts that must be vacated soon do not count.
     """
 
     def in_the_way(standby: Standby) -> str:
         failed = standby.refusal or _failure(standby.member, ranks, facts, left_out)
-        return failed or ("its host has a grave finding" if lasts and standby.standing.ails else "")
+        return failed or (_passing(standby.standing) if lasts else "")
 
     found = [
         f"not {s.member.worker}: {why}" for s in line(view, record, facts) if (why := in_the_way(s))
@@ -322,6 +328,13 @@ def shortfall(
     return "; ".join(found) or "the job has no other standby"
 
 
+def _passing(standing: CandidateRank) -> str:
+    """Why a rank would have to leave this standby's host again; empty if it could stay."""
+    if standing.ails:
+        return "its host has a grave finding"
+    return "its host is drained (softly)" if standing.leaving else ""
+
+
 def _merits(standby: Standby, rank: int, facts: PlanFacts) -> str:
     standing, status = standby.standing, facts.status[standby.member.worker]
     shadow = status.shadow
@@ -331,7 +344,8 @@ def _merits(standby: Standby, rank: int, facts: PlanFacts) -> str:
         words.append("rehearsed")
     else:
         words.append("not rehearsed" if standing.untried else "rehearsed as another rank only")
-    words += ["its host has a grave finding, but there is no other"] if standing.ails else []
+    if why := _passing(standing):
+        words.append(f"{why}, but there is no other")
     return ", ".join(words)
 
 
