@@ -5,18 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.values import record
 from tmd.core.planning.election import (
     SAFE_PART,
     Denied,
     Granted,
     Lease,
-    Receipt,
     next_attempt,
-    received,
     updated,
 )
-from tmd.core.values.model import RECORD_VERSION
 
 TIMES = st.floats(min_value=0, max_value=1e6)
 TTLS = st.floats(min_value=0.1, max_value=60)
@@ -58,13 +54,3 @@ def test_a_follower_returns_when_the_lease_can_have_lapsed(remaining, renew, cha
 def test_a_holder_renews_early_rather_than_late(renew, chance):
     for answer in (Granted(epoch=1), None):
         assert renew * 0.8 <= next_attempt(answer, renew_s=renew, chance=chance) <= renew
-
-
-def test_a_record_of_a_later_version_is_never_obeyed():
-    """Whatever its revision and lease epoch are."""
-    known = record("h1", revision=3, lease_epoch=5)
-    for revision, lease_epoch in ((1, 1), (3, 5), (4, 5), (9, 9)):
-        later = record("h1", revision=revision, lease_epoch=lease_epoch, v=RECORD_VERSION + 1)
-
-        assert received(later, known, obeyed=5) is Receipt.TOO_NEW
-        assert received(later, None, obeyed=0) is Receipt.TOO_NEW

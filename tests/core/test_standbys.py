@@ -122,8 +122,8 @@ def test_a_soft_drain_lets_the_host_come_back_once_it_holds_no_rank():
     assert [m.host for m in candidates(waiting, served, PlanFacts(waiting, "job"))] == ["h1"]
 
 
-def test_a_host_under_a_soft_drain_comes_last_and_only_after_a_loss():
-    drains = (DrainRequest("h2", "r", soft=True),)
+def test_a_drained_host_in_reserve_comes_last_and_only_after_a_loss():
+    drains = (DrainRequest("h2", "r", reserve=True),)
     cluster = view(standby("h2"), standby("h3"), drains=drains)
     found = candidates(cluster, RECORD, PlanFacts(cluster, "job"))
     after = recovering(standby("h2", world_size=2), drains=drains)

@@ -141,4 +141,4 @@ class Cluster:
         return [alert for _, alert in await self.store.alerts("", limit=10)]
 
     async def record(self):
-        return (await self.store.jobs())[0]
+        return (await self.store.jobs()).records[0]

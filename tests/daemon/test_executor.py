@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec import structs
 
 from tests.daemon.tasks import running
-from tmd.core.values.model import RECORD_VERSION
+from tmd.core.values.model import RECORD_VERSION, State
 from tmd.daemon.agents import AgentServer, AgentSocket
 from tmd.daemon.executor import Executor
 from tmd.daemon.records import Records
 from tmd.daemon.roster import Roster
 from tmd.daemon.store_health import StoreHealth
 from tmd.testing import MemoryStore
+from tmd.testing.clients import worker_status
 
 pytestmark = pytest.mark.looptime
 
@@ -24,11 +26,34 @@ def data():
 
 
 @pytest.fixture
-def executor(data, tmp_path):
-    records = Records(tmp_path)
-    door = AgentSocket(path=tmp_path / "s", host="h1", uids=frozenset(), key_of=lambda _: b"")
-    server = AgentServer(door, Roster(), records)
-    return Executor(data.client(), records, server, StoreHealth(), poll_s=1.0)
+def roster():
+    return Roster()
+
+
+@pytest.fixture
+def reported():
+    """Findings, in order."""
+    return []
+
+
+@pytest.fixture
+def build(data, tmp_path, roster, reported):
+    """A function that builds an executor."""
+
+    def built(**options):
+        records = Records(tmp_path)
+        door = AgentSocket(path=tmp_path / "s", host="h1", uids=frozenset(), key_of=lambda _: b"")
+        server = AgentServer(door, roster, records)
+        client = data.client()
+        given = {"poll_s": 1.0, "report": reported.append, **options}
+        return Executor(client, records, server, StoreHealth(), roster, **given)
+
+    return built
+
+
+@pytest.fixture
+def executor(build):
+    return build()
 
 
 async def test_a_record_lost_by_the_store_is_restored(data, executor, record):
@@ -37,7 +62,7 @@ async def test_a_record_lost_by_the_store_is_restored(data, executor, record):
     data.wipe()
     await executor.turn()
 
-    assert await data.client().jobs() == (record(revision=4, lease_epoch=8),)
+    assert (await data.client().jobs()).records == (record(revision=4, lease_epoch=8),)
 
 
 async def test_a_record_older_in_the_store_is_restored(data, executor, record):
@@ -48,7 +73,7 @@ async def test_a_record_older_in_the_store_is_restored(data, executor, record):
     await data.client().put_job(record(revision=3, lease_epoch=8), expected=0)
     await executor.turn()
 
-    assert [r.revision for r in await data.client().jobs()] == [4]
+    assert [r.revision for r in (await data.client().jobs()).records] == [4]
 
 
 async def test_a_record_of_an_older_leader_changes_nothing(data, executor, record):
@@ -61,16 +86,52 @@ async def test_a_record_of_an_older_leader_changes_nothing(data, executor, recor
     assert executor._records.jobs["job"].revision == 4
 
 
-async def test_a_record_of_a_later_version_is_neither_obeyed_nor_replaced(data, executor, record):
-    """The known record stays in force: the workers get no new order."""
+@pytest.mark.parametrize("revision", [5, 2], ids=["later", "lower, after lost writes"])
+@pytest.mark.parametrize(
+    "changes", [{"v": RECORD_VERSION + 1}, {"state": "hibernating"}], ids=["newer", "undecodable"]
+)
+async def test_a_record_of_a_later_version_is_neither_obeyed_nor_replaced(
+    data, executor, record, revision, changes
+):
+    """The known record stays in force: the workers get no new order. It is not lost."""
     await data.client().put_job(record(revision=4, lease_epoch=8), expected=0)
     await executor.turn()
-    later = record(revision=5, lease_epoch=9, v=RECORD_VERSION + 1)
-    await data.client().put_job(later, expected=4)
+    later = record(revision=revision, lease_epoch=9)
+    for name, value in changes.items():
+        structs.force_setattr(later, name, value)
+    data.wipe()
+    await data.client().put_job(later, expected=0)
+    before = dict(data.records)
     await executor.turn()
 
     assert executor._records.jobs["job"].revision == 4
-    assert await data.client().jobs() == (later,)
+    assert data.records == before
+
+
+async def test_a_record_of_a_later_version_is_reported_where_it_matters(
+    data, build, roster, reported, record
+):
+    """On hosts with a worker of the job, and by the leader; it ends when the record is read."""
+    leads = []
+    executor = build(leads=lambda: bool(leads))
+    await data.client().put_job(record(v=RECORD_VERSION + 1), expected=0)
+    await executor.turn()
+    elsewhere = list(reported)
+    leads.append(True)
+    await executor.turn()
+    leads.clear()
+    roster.report(worker_status("h1/job/0.a"), now=0.0)
+    await executor.turn()
+    await executor.turn()
+    await data.client().put_job(record(revision=2), expected=1)
+    await executor.turn()
+
+    assert elsewhere == []
+    assert [(s.code, s.entity, s.state) for s in reported] == [
+        ("job.record_too_new", "job:job", State.RAISED),
+        ("job.record_too_new", "job:job", State.CLEARED),
+    ]
+    assert "update tmd on this host" in reported[0].message
 
 
 async def test_a_wake_up_acts_at_once_and_a_missed_one_after_a_period(data, executor, record):

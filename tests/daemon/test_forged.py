@@ -80,7 +80,7 @@ async def test_a_forged_record_stops_deciding_and_is_not_obeyed(cluster, record)
 
     await stranger.delete(prefix + "job:job")
     assert await store.restore_job(record())
-    assert await store.jobs() == (record(),)
+    assert (await store.jobs()).records == (record(),)
 
 
 async def test_a_forged_breaker_stops_deciding(cluster):

@@ -165,7 +165,7 @@ async def test_a_fence_in_the_future_is_outbid(cluster):
     again = await store.acquire("h1#1", ttl_s=5, floor=refused.value.fence)
     await store.put_job(record_of("h1", revision=2, lease_epoch=again.epoch), expected=1)
 
-    assert [r.revision for r in await store.jobs()] == [2]
+    assert [r.revision for r in (await store.jobs()).records] == [2]
 
 
 async def test_a_forged_revision_outside_the_seal_is_refused(cluster):
@@ -221,7 +221,7 @@ async def test_daemons_survive_forged_values_and_decide_nothing(tmp_path, redis)
             await heal(stranger, prefix)
 
         async def restored():
-            return await cluster.store.jobs() == (before,)
+            return (await cluster.store.jobs()).records == (before,)
 
         await cluster.until(restored, "the record is back as it was")
         alive = {host: process.returncode for host, process in cluster.daemons.items()}

@@ -141,7 +141,7 @@ async def test_records_and_alerts_are_restored_to_an_emptied_redis(tmp_path, red
         with embedded.redis(tmp_path / "redis"):
 
             async def restored():
-                jobs = await cluster.store.jobs()
+                jobs = (await cluster.store.jobs()).records
                 return bool(jobs) and jobs[0] == before
 
             await cluster.until(restored, "the record is back")

@@ -16,6 +16,7 @@ from tmd.core.planning.election import Denied, Granted
 from tmd.core.values.breaker_state import Breaker
 from tmd.core.values.errors import ConfigError, Conflict, StaleLease, StoreUnavailable
 from tmd.core.values.model import (
+    RECORD_VERSION,
     ClusterView,
     HostStatus,
     Mark,
@@ -58,10 +59,14 @@ async def test_an_undecodable_host_status_does_not_affect_others(store):
         assert view.unread == ("h2",)
 
 
-async def test_a_record_of_a_later_version_does_not_affect_others(store, record):
+@pytest.mark.parametrize(
+    "changes", [{"v": RECORD_VERSION + 1}, {"state": "hibernating"}], ids=["newer", "undecodable"]
+)
+async def test_a_record_of_a_later_version_does_not_affect_others(store, record, changes):
     """It is named and kept; everything else is read, also in the next snapshot."""
     later = record(revision=3)
-    structs.force_setattr(later, "state", "hibernating")
+    for name, value in changes.items():
+        structs.force_setattr(later, name, value)
     await store.put_job(later, expected=0)
     await store.put_job(record(job="other"), expected=0)
     for _ in range(2):
@@ -69,7 +74,8 @@ async def test_a_record_of_a_later_version_does_not_affect_others(store, record)
 
         assert [r.job for r in view.jobs] == ["other"]
         assert view.unread_jobs == ("job",)
-    assert [r.job for r in await store.jobs()] == ["other"]
+    stored = await store.jobs()
+    assert ([r.job for r in stored.records], stored.unread) == (["other"], ("job",))
     assert not await store.restore_job(record(revision=2))
     with pytest.raises(Conflict):
         await store.put_job(record(), expected=0)
@@ -83,7 +89,7 @@ async def next_topic(wakes):
 
 async def test_a_new_cluster_is_empty(store):
     assert await store.snapshot() == ClusterView()
-    assert await store.jobs() == ()
+    assert (await store.jobs()).records == ()
     assert await store.leader() == ""
     assert await store.alerts("", limit=10) == []
 
@@ -179,7 +185,7 @@ async def test_a_record_is_stored_completely(store, record):
     await store.put_job(full, expected=0)
 
     assert (await store.snapshot()).jobs == (full,)
-    assert await store.jobs() == (full,)
+    assert (await store.jobs()).records == (full,)
 
 
 async def test_a_write_needs_the_revision_that_was_read(store, record):
@@ -190,7 +196,7 @@ async def test_a_write_needs_the_revision_that_was_read(store, record):
         await store.put_job(record(revision=3), expected=2)
     await store.put_job(record(revision=2), expected=1)
 
-    assert [r.revision for r in await store.jobs()] == [2]
+    assert [r.revision for r in (await store.jobs()).records] == [2]
 
 
 async def test_an_older_leader_cannot_write(store, record):
@@ -199,14 +205,14 @@ async def test_an_older_leader_cannot_write(store, record):
     with pytest.raises(StaleLease):
         await store.put_job(record(revision=2, lease_epoch=2**40 - 1), expected=1)
 
-    assert [r.lease_epoch for r in await store.jobs()] == [2**40]
+    assert [r.lease_epoch for r in (await store.jobs()).records] == [2**40]
 
 
 async def test_jobs_are_fenced_each_for_itself(store, record):
     await store.put_job(record(lease_epoch=9), expected=0)
     await store.put_job(record(job="other", lease_epoch=8), expected=0)
 
-    assert {r.job for r in await store.jobs()} == {"job", "other"}
+    assert {r.job for r in (await store.jobs()).records} == {"job", "other"}
 
 
 async def test_only_a_newer_record_is_restored(store, record):
@@ -217,7 +223,7 @@ async def test_only_a_newer_record_is_restored(store, record):
         await store.put_job(record(revision=6, lease_epoch=6), expected=5)
     assert await store.restore_job(record(revision=8, lease_epoch=7))
 
-    assert [r.revision for r in await store.jobs()] == [8]
+    assert [r.revision for r in (await store.jobs()).records] == [8]
 
 
 async def test_operators_requests_are_stored_and_withdrawn(store):

@@ -35,7 +35,7 @@ def drain(
     ] = False,
     soft: Annotated[
         bool,
-        typer.Option("--soft", help="After a loss with no other standby, the host may take ranks."),
+        typer.Option("--soft", help="Once empty, the host may take ranks again after a loss."),
     ] = False,
     wait: Annotated[
         bool, typer.Option("--wait", help="Return when the host holds no rank.")

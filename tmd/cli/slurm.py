@@ -152,12 +152,12 @@ class Synchronizer:
             yield f"take back the drain of node {node}", partial(_update, node, "State=UNDRAIN")
 
     def _request(self, host: str, by: str) -> DrainRequest:
-        # Soft: whoever drains many nodes at once must not leave a job without any standby.
+        # In reserve: whoever drains many nodes must not leave a job without any standby.
         return DrainRequest(
             host=host,
             id=uuid.uuid4().hex,
             leave=self._leave,
-            soft=not self._leave,
+            reserve=not self._leave,
             by=by,
             at=time.time(),
         )

@@ -76,7 +76,7 @@ def render(view: ClusterView, cluster: str, leader: str) -> Group:
     """The view as tables for a terminal."""
     from rich.console import Group
 
-    from tmd.core.values.view_checks import too_new, unreadable_jobs
+    from tmd.core.values.view_checks import too_new
 
     led = f"led by {leader.partition('#')[0]}" if leader else "no leader"
     paused = "   PAUSED: no new migrations" if view.paused else ""
@@ -87,7 +87,7 @@ def render(view: ClusterView, cluster: str, leader: str) -> Group:
     if view.breaker.open:
         words = f"CIRCUIT BREAKER OPEN: {view.breaker.reason}; 'tmd resume' closes it"
         parts.append(cell(words, "bold red"))
-    parts += [cell(too_new(job), "bold red") for job in unreadable_jobs(view)]
+    parts += [cell(too_new(job), "bold red") for job in view.unread_jobs]
     for record in view.jobs:
         parts += _job(view, record)
     alerts = _alerts(view)

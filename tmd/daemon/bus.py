@@ -20,6 +20,7 @@ from tmd.core.planning.readiness import unprotected
 from tmd.core.values.breaker_state import Breaker
 from tmd.core.values.model import Alert, ClusterView, HostStatus, JobRecord
 from tmd.core.values.requests import DrainRequest, HealthyRequest, RehearsalRequest
+from tmd.daemon.job_records import StoredJobs
 
 
 class Topic(StrEnum):
@@ -37,7 +38,7 @@ class Store(Protocol):
     async def snapshot(self) -> ClusterView:
         """One consistent view of everything."""
 
-    async def jobs(self) -> tuple[JobRecord, ...]:
+    async def jobs(self) -> StoredJobs:
         """The job records alone."""
 
     async def put_host(self, status: HostStatus, *, ttl_s: float, wake: bool) -> None:

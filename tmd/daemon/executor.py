@@ -1,23 +1,31 @@
 """Keeps the local records current and has the directives pushed that follow from them.
 
-It also restores a record that the store lost or has in an older revision.
+It also restores a record that the store lost or has in an older revision, and reports records that
+a later version of tmd wrote: on the hosts of the job's workers, and where the leader is.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import structlog
 
 from tmd.core.alerts.store_health import StoreLoop
 from tmd.core.planning.election import Receipt
+from tmd.core.planning.readiness import RECORD_TOO_NEW
 from tmd.core.values.errors import StoreUnavailable
 from tmd.core.values.model import JobRecord
 from tmd.core.values.view_checks import too_new
 from tmd.daemon.agents import AgentServer
 from tmd.daemon.bus import Store, WakeEvent
+from tmd.daemon.job_findings import JobFindings, RaiseFinding
 from tmd.daemon.records import Records
+from tmd.daemon.roster import Roster
 from tmd.daemon.store_health import StoreHealth
 
 log = structlog.get_logger("tmd.executor")
+
+OVER = {RECORD_TOO_NEW: "the record can be read, or no longer concerns this host"}
 
 
 class Executor:
@@ -29,15 +37,22 @@ class Executor:
         records: Records,
         agents: AgentServer,
         store_health: StoreHealth,
+        roster: Roster,
         *,
         poll_s: float,
+        leads: Callable[[], bool] = lambda: False,
+        report: RaiseFinding = lambda _: None,
     ) -> None:
+        """``leads``: whether this daemon is the leader. ``report`` raises findings about jobs."""
         self.bell = WakeEvent()
         self._store = store
         self._records = records
         self._agents = agents
         self._store_health = store_health
         self._poll_s = poll_s
+        self._roster = roster
+        self._leads = leads
+        self._findings = JobFindings(report, OVER)
         self._refused: dict[str, int] = {}
 
     async def run(self) -> None:
@@ -53,24 +68,30 @@ class Executor:
 
     async def turn(self) -> None:
         """Read the records once and apply them."""
-        stored = {record.job: record for record in await self._store.jobs()}
+        records, unread = await self._store.jobs()
+        stored = {*(record.job for record in records), *unread}
         lost = [r for job, r in self._records.jobs.items() if job not in stored]
-        for record in stored.values():
+        for record in records:
             match self._records.take(record):
                 case Receipt.OLDER:
                     lost.append(self._records.jobs[record.job])
                 case Receipt.REFUSED:
-                    self._log_refusal(record, "record of an older leader refused")
-                case Receipt.TOO_NEW:
-                    self._log_refusal(record, too_new(record.job))
+                    self._log_refusal(record)
                 case Receipt.NEW | Receipt.KNOWN:
                     self._refused.pop(record.job, None)
         self._agents.push()
+        self._report_unread(unread)
         for record in lost:
             if await self._store.restore_job(record):
                 log.warning("record restored", job=record.job, revision=record.revision)
 
-    def _log_refusal(self, record: JobRecord, why: str) -> None:
+    def _report_unread(self, unread: Sequence[str]) -> None:
+        own = {status.job for status in self._roster.statuses}
+        concerned = [job for job in unread if job in own or self._leads()]
+        self._findings.hold({(RECORD_TOO_NEW, job): too_new(job) for job in concerned})
+
+    def _log_refusal(self, record: JobRecord) -> None:
         if self._refused.get(record.job) != record.lease_epoch:
             self._refused[record.job] = record.lease_epoch
+            why = "record of an older leader refused"
             log.warning(why, job=record.job, lease_epoch=record.lease_epoch)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import structlog
 from msgspec import Struct, structs
@@ -21,22 +21,15 @@ from tmd.core.planning.deadlines import Seen, seen
 from tmd.core.planning.election import Answer, Granted, Lease, next_attempt, updated
 from tmd.core.planning.migration import is_live
 from tmd.core.planning.planning import ENDED, form, steer, unformed
-from tmd.core.planning.readiness import NO_FIT_STANDBY, RECORD_TOO_NEW, unprotected
+from tmd.core.planning.readiness import NO_FIT_STANDBY, unprotected
 from tmd.core.values.errors import Conflict, StaleLease, StoreUnavailable
 from tmd.core.values.limits import PlanLimits, ShadowGoals
-from tmd.core.values.model import (
-    RECORD_VERSION,
-    ClusterView,
-    JobRecord,
-    Severity,
-    Signal,
-    State,
-    Verdict,
-)
+from tmd.core.values.model import ClusterView, JobRecord, Verdict
 from tmd.core.values.reasons import in_words
-from tmd.core.values.view_checks import left_alone, too_new, unreadable_jobs
+from tmd.core.values.view_checks import common_version, left_alone, too_new
 from tmd.daemon.bus import Store, WakeEvent
 from tmd.daemon.counters import JobCounter
+from tmd.daemon.job_findings import JobFindings, RaiseFinding
 from tmd.daemon.policy_runner import guarded, rulings
 from tmd.daemon.records import Records
 from tmd.daemon.store_health import StoreHealth
@@ -48,15 +41,7 @@ MOST_REVISIONS = 16
 """Per job and turn: a guard against decisions that never settle."""
 
 
-OVER = {
-    NO_FIT_STANDBY: "a fit standby joined, or the job ended",
-    RECORD_TOO_NEW: "the record can be read again",
-}
-"""Why a finding of the leader has ended."""
-
-RaiseFinding = Callable[[Signal], None]
-Finding = tuple[str, str]
-"""Code and job of a finding of the leader."""
+OVER = {NO_FIT_STANDBY: "each rank has a fit standby, or the job no longer trains"}
 
 
 class LeaderConfig(Struct, frozen=True):
@@ -161,8 +146,7 @@ class Leader:
         self._store_health = store_health
         self._seen: dict[str, Seen] = {}
         self._logged: dict[str, str] = {}
-        self._report = report
-        self._findings: dict[Finding, str] = {}
+        self._findings = JobFindings(report, OVER)
 
     def adopt(self, policies: Sequence[Policy]) -> None:
         """Use these policies from the next turn on."""
@@ -174,7 +158,7 @@ class Leader:
         while True:
             patience = self._config.poll_s
             if not self._candidate.leading:
-                self._note_findings({}, "this host no longer leads")
+                self._findings.hold({}, "this host no longer leads")
                 self._follow()
             else:
                 try:
@@ -202,17 +186,13 @@ class Leader:
         names |= {w.job for h in view.hosts for w in h.workers}
         self.counter.keep(names)
         patience = self._config.poll_s
-        later = unreadable_jobs(view)
+        for job in view.unread_jobs:
+            self._log_once(job, f"not deciding: {too_new(job)}")
         for job in sorted(names.difference(view.unread_jobs)):
             patience = min(patience, await self._decide(view, job))
         for gone in self._seen.keys() - names:
             del self._seen[gone]
-        self._note_findings(
-            {
-                **self._unprotected(view),
-                **{(RECORD_TOO_NEW, job): too_new(job) for job in later},
-            }
-        )
+        self._findings.hold(self._unprotected(view))
         return patience
 
     def _follow(self) -> None:
@@ -220,25 +200,16 @@ class Leader:
         self.view = None
         self.counter.pause()
 
-    def _unprotected(self, view: ClusterView) -> dict[Finding, str]:
+    def _unprotected(self, view: ClusterView) -> dict[tuple[str, str], str]:
         """Per job, why no fit standby covers some rank; a live plan keeps the earlier reason."""
         lacking = {}
         for record in view.jobs:
             gap, finding = unprotected(view, record), (NO_FIT_STANDBY, record.job)
             if gap is not None:
                 lacking[finding] = gap.sentence
-            elif is_live(record.plan) and finding in self._findings:
-                lacking[finding] = self._findings[finding]
+            elif is_live(record.plan) and finding in self._findings.raised:
+                lacking[finding] = self._findings.raised[finding]
         return lacking
-
-    def _note_findings(self, found: dict[Finding, str], over: str = "") -> None:
-        """Report new or changed findings, and clear those that ended, with the reason ``over``."""
-        for finding in self._findings.keys() - found.keys():
-            self._report(_signal(finding, State.CLEARED, over or OVER[finding[0]]))
-        for finding, why in found.items():
-            if self._findings.get(finding) != why:
-                self._report(_signal(finding, State.RAISED, why))
-        self._findings = found
 
     async def _decide(self, view: ClusterView, job: str) -> float:
         """Write revisions of ``job`` until the view requires no further one."""
@@ -252,7 +223,7 @@ class Leader:
             if after is record or after is None:
                 break
             expected = record.revision if record else 0
-            after = self._signed(after)
+            after = self._signed(after, view)
             if not self._candidate.leading:
                 raise StaleLease("the lease expired while deciding")
             await self._store.put_job(after, expected=expected)
@@ -262,15 +233,13 @@ class Leader:
         ahead = [limit - age for limit in structs.astuple(limits) if limit > age]
         return min(ahead, default=self._config.poll_s) + 0.001
 
-    def _signed(self, record: JobRecord) -> JobRecord:
-        return structs.replace(record, lease_epoch=self._candidate.lease.epoch, v=RECORD_VERSION)
+    def _signed(self, record: JobRecord, view: ClusterView) -> JobRecord:
+        epoch = self._candidate.lease.epoch
+        return structs.replace(record, lease_epoch=epoch, v=common_version(view))
 
     def _next(
         self, view: ClusterView, record: JobRecord | None, job: str, age: float
     ) -> JobRecord | None:
-        if record is not None and record.is_too_new:
-            self._log_once(job, f"not deciding: {too_new(job)}")
-            return record
         if record is None or record.state in ENDED:
             formed = form(view, job, before=record)
             if formed is None and (why := unformed(view, job)):
@@ -329,8 +298,3 @@ class Leader:
 
 def _plan_id(record: JobRecord) -> str:
     return record.plan.id if record.plan else ""
-
-
-def _signal(finding: Finding, state: State, message: str) -> Signal:
-    code, job = finding
-    return Signal(code, f"job:{job}", Severity.WARNING, state, message, job=job)

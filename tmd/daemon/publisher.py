@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from tmd.core.alerts.store_health import StoreLoop
 from tmd.core.values.errors import StoreUnavailable
-from tmd.core.values.model import HostStatus
+from tmd.core.values.model import RECORD_VERSION, HostStatus
 from tmd.daemon.bus import Store
 from tmd.daemon.records import Records
 from tmd.daemon.roster import Roster
@@ -66,5 +66,6 @@ class Publisher:
             exits=tuple(self._roster.exits),
             alerts=self._watcher.board.alerts,
             obeyed=self._records.obeyed,
+            reads=RECORD_VERSION,
             at=time.time(),
         )

@@ -85,13 +85,12 @@ class Service:
             store,
             self.store_health,
         )
-        poll_s = settings.leader.poll_s
-        self.executor = Executor(store, self.records, self.agents, self.store_health, poll_s=poll_s)
         config = _leader_config(settings, f"{host.name}#{self.incarnation}")
         self.candidate = Candidate(lease_store, config, self.records, self.store_health)
         self.leader = Leader(
             store, config, self.candidate, load_policies(settings), self.store_health, self._report
         )
+        self.executor = self._executor(settings, store)
         self.web = self._web(settings, store)
         self.webhook = _webhook(settings, self.candidate, store, self.store_health)
         self._settings = settings
@@ -128,8 +127,20 @@ class Service:
             for task in reversed(roots):
                 task.cancel()
 
+    def _executor(self, settings: Settings, store: Store) -> Executor:
+        return Executor(
+            store,
+            self.records,
+            self.agents,
+            self.store_health,
+            self.roster,
+            poll_s=settings.leader.poll_s,
+            leads=lambda: self.candidate.leading,
+            report=self._report,
+        )
+
     def _report(self, found: Signal) -> None:
-        """Raise a finding of the leader about a job on this host."""
+        """Raise a finding about a job on this host."""
         rules = Rules(hold_s=self._settings.leader.unprotected_s)
         self.watcher.fold(found, "leader", Strategy.ADVISE, rules)
 

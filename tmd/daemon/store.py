@@ -30,7 +30,7 @@ from tmd.core.values.requests import DrainRequest, HealthyRequest, RehearsalRequ
 from tmd.daemon import lua, redis_errors
 from tmd.daemon.bus import Topic
 from tmd.daemon.codec import Codec, paired, text
-from tmd.daemon.job_records import LaterRecord, read_record
+from tmd.daemon.job_records import LaterRecord, StoredJobs, read_record, sorted_out
 from tmd.daemon.redis_client import connect, disconnect
 from tmd.daemon.statuses import read_hosts
 
@@ -83,9 +83,11 @@ class RedisStore:
             lua.SNAPSHOT, ["hosts", "jobs", "drains", "rehearsals", "paused", "breaker"]
         )
         opened = self._codec.demanded
+        stored = sorted_out(self._records(jobs))
         return ClusterView(
             **self._read_hosts(hosts),
-            **self._read_jobs(jobs),
+            jobs=stored.records,
+            unread_jobs=stored.unread,
             drains=self._requests(drains, DrainRequest),
             rehearsals=self._requests(rehearsals, RehearsalRequest),
             paused=bool(paused),
@@ -105,13 +107,6 @@ class RedisStore:
         found: dict[str, Request] = self._codec.named(paired(reply), kind, lambda r: r.host)
         return tuple(found[host] for host in sorted(found))
 
-    def _read_jobs(self, reply: Sequence[bytes]) -> dict[str, Any]:
-        records = self._records(reply)
-        return {
-            "jobs": tuple(r for r in records if isinstance(r, JobRecord)),
-            "unread_jobs": tuple(r.job for r in records if isinstance(r, LaterRecord)),
-        }
-
     def _records(self, reply: Sequence[bytes]) -> tuple[JobRecord | LaterRecord, ...]:
         """All records or an error: a skipped one would look like a job that has not formed yet."""
         stored = {text(n): rest for n, *rest in zip(*[iter(reply)] * 4, strict=True)}
@@ -124,9 +119,8 @@ class RedisStore:
                 raise self._codec.forged(JobRecord, f"job:{name}")
         return tuple(found[name] for name in sorted(found))
 
-    async def jobs(self) -> tuple[JobRecord, ...]:
-        records = await self._run(lua.JOBS, ["jobs"])
-        return tuple(r for r in self._records(records) if isinstance(r, JobRecord))
+    async def jobs(self) -> StoredJobs:
+        return sorted_out(self._records(await self._run(lua.JOBS, ["jobs"])))
 
     async def clock(self) -> float:
         """Wall-clock seconds of the server, for display."""

@@ -90,7 +90,7 @@ class Webhook:
         found = await self._store.alerts(announced.cursor, limit=BATCH)
         alerts = of_alerts(a for _, a in found) if self._config.alerts else []
         cursors = {id(alert): cursor for cursor, alert in found}
-        ended = of_migrations(await self._store.jobs()) if self._config.migrations else []
+        ended = of_migrations((await self._store.jobs()).records) if self._config.migrations else []
         shown = [notice.id for notice in ended]
         self._store_health.worked(StoreLoop.WEBHOOK)
         for notice in announced.untold([*alerts, *ended]):
@@ -106,7 +106,7 @@ class Webhook:
         """What was announced. A cluster without announcements skips its past."""
         announced = await self._store.announced() or self._announced
         if announced is None:
-            past = of_migrations(await self._store.jobs())
+            past = of_migrations((await self._store.jobs()).records)
             shown = [notice.id for notice in past]
             announced = Announced().plus(past, await self._store.newest_alert(), shown)
             await self._remember(announced)

@@ -18,7 +18,7 @@ from tmd.core.values.errors import Conflict, StaleLease, StoreUnavailable
 from tmd.core.values.model import Alert, ClusterView, HostStatus, JobRecord
 from tmd.core.values.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon.bus import Topic
-from tmd.daemon.job_records import LaterRecord, read_record
+from tmd.daemon.job_records import StoredJobs, read_record, sorted_out
 from tmd.daemon.statuses import read_hosts
 
 
@@ -95,25 +95,23 @@ class MemoryClient:
         now = await self._reach()
         store = self._store
         alive = sorted(n for n, (_, until) in store.hosts.items() if until > now)
+        stored = await self.jobs()
         read = read_hosts(((n, store.hosts[n][0]) for n in alive), {})
         return ClusterView(
             hosts=tuple(read.found.values()),
             unread=read.unread,
-            jobs=await self.jobs(),
-            unread_jobs=tuple(r.job for r in self._records() if isinstance(r, LaterRecord)),
+            jobs=stored.records,
+            unread_jobs=stored.unread,
             drains=tuple(store.drains[h] for h in sorted(store.drains)),
             rehearsals=tuple(store.rehearsals[h] for h in sorted(store.rehearsals)),
             paused=store.paused,
             breaker=store.breaker,
         )
 
-    async def jobs(self) -> tuple[JobRecord, ...]:
+    async def jobs(self) -> StoredJobs:
         await self._reach()
-        return tuple(r for r in self._records() if isinstance(r, JobRecord))
-
-    def _records(self) -> list[JobRecord | LaterRecord]:
         records = self._store.records
-        return [read_record(records[job]) for job in sorted(records)]
+        return sorted_out(read_record(records[job]) for job in sorted(records))
 
     async def put_host(self, status: HostStatus, *, ttl_s: float, wake: bool) -> None:
         now = await self._reach()

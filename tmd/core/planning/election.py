@@ -72,7 +72,6 @@ class Receipt(StrEnum):
     KNOWN = "known"
     OLDER = "older"  # the store has lost writes: the known record is newer
     REFUSED = "refused"  # written by a leader older than one already obeyed
-    TOO_NEW = "too new"  # a later version of tmd wrote it: the known record stays in force
 
 
 def received(record: JobRecord, known: JobRecord | None, obeyed: int) -> Receipt:
@@ -81,8 +80,6 @@ def received(record: JobRecord, known: JobRecord | None, obeyed: int) -> Receipt
     ``known`` is the newest record obeyed since the daemon started, ``obeyed`` the highest lease
     epoch ever obeyed for this job.
     """
-    if record.is_too_new:
-        return Receipt.TOO_NEW
     if record.lease_epoch < obeyed:
         older = known is not None and record.revision < known.revision
         return Receipt.OLDER if older else Receipt.REFUSED

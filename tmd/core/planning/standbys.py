@@ -42,8 +42,8 @@ class CandidateRank(NamedTuple):
 
     ails: bool
     """Its host is degraded: chosen only after a loss, and only as a last resort."""
-    leaving: bool
-    """A drain of its host stands, though a soft one: chosen only after a loss, and late."""
+    reserve: bool
+    """A drain leaves its host in reserve: chosen only after a loss, and only as a last resort."""
     doubted: bool
     """An observing detector has a grave finding about its host."""
     distance: int
@@ -60,7 +60,7 @@ class CandidateRank(NamedTuple):
 
 WHY_LATER = (
     "its host has a grave finding",
-    "its host is drained (softly)",
+    "its host is drained and in reserve",
     "its host has a grave finding of a detector that only observes",
     "it is farther from the state",
     "its host holds a rank already",
@@ -84,7 +84,7 @@ class Standby(NamedTuple):
 def line(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Standby]:
     """All workers of the job that wait for a rank, best first."""
     holding = {m.host for m in record.membership.members}
-    requested = {d.host for d in view.drains}
+    reserve = _in_reserve(view)
     drained = barred(view) | {
         d.host for d in view.drains if d.host in holding and not record.served(d)
     }
@@ -104,7 +104,7 @@ def line(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Standby
             if w.job == record.job and _in_pool(w):
                 standing = CandidateRank(
                     ails=ails,
-                    leaving=host.host in requested,
+                    reserve=host.host in reserve,
                     doubted=doubted,
                     distance=_distance(w, None),
                     crowded=host.host in holding,
@@ -121,6 +121,11 @@ def line(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Standby
 def barred(view: ClusterView) -> set[str]:
     """Hosts that get no rank by an operator's order, not even after a loss."""
     return {d.host for d in view.drains if d.bars}
+
+
+def _in_reserve(view: ClusterView) -> set[str]:
+    """Hosts that get a rank only after a loss, by an operator's order."""
+    return {d.host for d in view.drains if d.reserve and not d.bars}
 
 
 def candidates(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Member]:
@@ -150,9 +155,8 @@ def on_hand(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Memb
 
 def lasting(view: ClusterView, members: Sequence[Member]) -> list[Member]:
     """Those of ``members`` whose hosts need not be vacated soon."""
-    ailing = {h.host for h in view.hosts if _ailment(h) is not None}
-    ailing |= {d.host for d in view.drains}
-    return [m for m in members if m.host not in ailing]
+    leaving = _in_reserve(view) | {h.host for h in view.hosts if _ailment(h) is not None}
+    return [m for m in members if m.host not in leaving]
 
 
 def _unwelcome(host: HostStatus) -> str:
@@ -332,7 +336,7 @@ def _passing(standing: CandidateRank) -> str:
     """Why a rank would have to leave this standby's host again; empty if it could stay."""
     if standing.ails:
         return "its host has a grave finding"
-    return "its host is drained (softly)" if standing.leaving else ""
+    return "its host is drained and in reserve" if standing.reserve else ""
 
 
 def _merits(standby: Standby, rank: int, facts: PlanFacts) -> str:
@@ -344,8 +348,7 @@ def _merits(standby: Standby, rank: int, facts: PlanFacts) -> str:
         words.append("rehearsed")
     else:
         words.append("not rehearsed" if standing.untried else "rehearsed as another rank only")
-    if why := _passing(standing):
-        words.append(f"{why}, but there is no other")
+    words += [f"{why}, but there is no other"] if (why := _passing(standing)) else []
     return ", ".join(words)
 
 

@@ -218,6 +218,9 @@ class HostStatus(Struct, frozen=True):
     """Alerts that are raised now."""
     obeyed: int = 0
     """Highest lease epoch that this host has obeyed (invariant I5)."""
+    reads: int = 1
+    """:data:`RECORD_VERSION` of the daemon. No record is written in a later version while it
+    lives."""
     at: float = 0.0
 
 
@@ -316,7 +319,8 @@ class JobState(StrEnum):
 
 
 RECORD_VERSION = 1
-"""Grows when an older tmd must not act on a record, since it would miss what a field means."""
+"""Grows when an older tmd must not act on a record, since it would miss what a field means. While
+a host reads only an earlier version, the leader writes that one, and nothing that needs a later."""
 
 
 class JobRecord(Struct, frozen=True):
@@ -342,13 +346,8 @@ class JobRecord(Struct, frozen=True):
     shadows: tuple[ShadowAssignment, ...] = field(default=(), name="understudies")
     """Standbys that shadow a rank now."""
     v: int = 1
-    """:data:`RECORD_VERSION` of the leader that wrote it. A record that is too new is left alone:
-    nothing is decided about the job, no order is derived from it, and it is not written."""
-
-    @property
-    def is_too_new(self) -> bool:
-        """Whether a later version of tmd wrote it, whose records mean something else."""
-        return self.v > RECORD_VERSION
+    """Version in which it is written, at most :data:`RECORD_VERSION` of its leader. One that is
+    above that of a reader is left alone there: see :mod:`tmd.daemon.job_records`."""
 
     @property
     def parties(self) -> tuple[Member, ...]:

@@ -18,10 +18,14 @@ class DrainRequest(Struct, frozen=True):
     soft: bool = False
     """Whether workers of the host may take ranks again after a plan has served the request."""
 
+    reserve: bool = False
+    """Whether workers of the host may take ranks after a loss if no other standby is left. Planned
+    moves give them none until the request is withdrawn."""
+
     @property
     def bars(self) -> bool:
         """Whether the host gets no rank until the request is withdrawn."""
-        return self.leave or not self.soft
+        return self.leave or not (self.soft or self.reserve)
 
 
 class RehearsalRequest(Struct, frozen=True):

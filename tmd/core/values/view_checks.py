@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tmd.core.values.model import ClusterView, JobRecord, JobState
+from tmd.core.values.model import RECORD_VERSION, ClusterView, JobRecord, JobState
 
 ENDED = frozenset({JobState.FINISHED, JobState.FAILED})
 
@@ -28,8 +28,6 @@ def unknown_host(view: ClusterView, host: str) -> str:
 
 def left_alone(record: JobRecord, view: ClusterView) -> str:
     """Why nothing is decided about the job, in a sentence; empty if it can be."""
-    if record.is_too_new:
-        return too_new(record.job)
     hosts = sorted({m.host for m in record.parties} & set(view.unread))
     if not hosts:
         return ""
@@ -41,6 +39,6 @@ def too_new(job: str) -> str:
     return f"a later version of tmd wrote the record of job {job}: update tmd on this host"
 
 
-def unreadable_jobs(view: ClusterView) -> tuple[str, ...]:
-    """Jobs whose records are left alone since a later version of tmd wrote them."""
-    return tuple(sorted({*view.unread_jobs, *(r.job for r in view.jobs if r.is_too_new)}))
+def common_version(view: ClusterView) -> int:
+    """The version in which records are written: the latest that all live hosts read."""
+    return min([RECORD_VERSION, *(h.reads for h in view.hosts)])

@@ -12,7 +12,6 @@ from tmd.core.planning.readiness import readiness
 from tmd.core.values.checkpoints import newest
 from tmd.core.values.model import ClusterView, JobState, WorkerStatus
 from tmd.core.values.snapshots import newest_whole
-from tmd.core.values.view_checks import unreadable_jobs
 from tmd.daemon.counters import JobCounter
 from tmd.daemon.web.families import JOB, gauge
 
@@ -57,7 +56,7 @@ def of_cluster(view: ClusterView) -> Iterator[Metric]:
     unread = {(): len(view.unread)}
     yield gauge("tmd_hosts_unreadable", "Hosts whose heartbeat has another version.", unread)
     text = "Jobs whose record a later version of tmd wrote."
-    yield gauge("tmd_jobs_unreadable", text, {(): len(unreadable_jobs(view))})
+    yield gauge("tmd_jobs_unreadable", text, {(): len(view.unread_jobs)})
     yield gauge("tmd_drains", "Drain requests.", {(): len(view.drains)})
     yield gauge("tmd_paused", "Whether an operator holds new migrations back.", {(): view.paused})
     is_open = {(): view.breaker.open}
