@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests import rule_scenes
 from tests.daemon.scraped import every_sample
 from tests.marks import program
 from tmd.cli import shipped
@@ -120,26 +121,36 @@ def test_promtool_takes_the_rules() -> None:
     assert f"{len(RULES)} rules found" in done.stdout
 
 
-def test_the_rules_fire_and_rest_as_they_should() -> None:
-    """Each on series of its own; promtool evaluates them as Prometheus does."""
+def test_the_rules_fire_and_rest_as_they_should(tmp_path: Path) -> None:
+    """On what daemons report; promtool evaluates the rules as Prometheus does."""
     promtool = program("promtool", "prometheus")
-    file = ROOT / "tests" / "monitoring_rules.yml"
-    tried = {
-        case["alertname"]
-        for test in yaml.safe_load(file.read_text())["tests"]
-        for case in test["alert_rule_test"]
-    }
+    texts = {rule["alert"]: rule["annotations"]["runbook_url"] for rule in RULES}
+    scenes = rule_scenes.every_scene()
+    for scene in scenes:
+        for case in scene["alert_rule_test"]:
+            for expected in case.get("exp_alerts", ()):
+                expected["exp_annotations"]["runbook_url"] = texts[case["alertname"]]
+    file = tmp_path / "scenes.yml"
+    of_file = {"rule_files": [str(FOLDER / "tmd-alerts.yml")], "evaluation_interval": "30s"}
+    file.write_text(json.dumps({**of_file, "tests": scenes}))
     done = subprocess.run([promtool, "test", "rules", str(file)], capture_output=True, text=True)
+    fired = {
+        case["alertname"]
+        for scene in scenes
+        for case in scene["alert_rule_test"]
+        if "exp_alerts" in case
+    }
 
     assert done.returncode == 0, done.stdout + done.stderr
-    assert tried == {rule["alert"] for rule in RULES}
+    assert fired == texts.keys()
 
 
 @pytest.mark.parametrize("index", range(len(TARGETS)))
 def test_promtool_can_parse_each_query_of_the_dashboard(index: int, tmp_path: Path) -> None:
     promtool = program("promtool", "prometheus")
     query = re.sub(r"\$__(rate_interval|range)", "5m", TARGETS[index]["expr"])
-    rule = {"record": "a:b", "expr": query.replace("$training_job", ".+")}
+    query = query.replace("$training_job", ".+").replace("$cluster", ".+")
+    rule = {"record": "a:b", "expr": query}
     file = tmp_path / "rules.yml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "g", "rules": [rule]}]}))
     done = subprocess.run([promtool, "check", "rules", str(file)], capture_output=True, text=True)

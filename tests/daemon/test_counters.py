@@ -7,11 +7,14 @@ from msgspec import structs
 
 from tests.values import alert, failover, plan, record, worker
 from tmd.core.planning.goodput import LossCause
-from tmd.core.values.model import ClusterView, Mark, Phase, PlanKind, Severity, State
+from tmd.core.planning.migration import TABLE
+from tmd.core.values.model import FINAL, ClusterView, Mark, Phase, PlanKind, Severity, State
 from tmd.daemon.counters import (
     BUCKETS_S,
+    GONE_S,
     MOST_CODES,
     OTHER_CODES,
+    PHASES,
     AlertCounter,
     Histogram,
     JobCounter,
@@ -27,14 +30,17 @@ def in_plan(under_way):
 
 def test_alerts_are_counted_by_code_severity_and_state():
     counter = AlertCounter()
-    for state in (State.RAISED, State.CLEARED, State.RAISED):
+    counter.add(alert(code="nic.down", severity=Severity.FATAL))
+    first = dict(counter.counts)
+    for state in (State.CLEARED, State.RAISED):
         counter.add(alert(code="nic.down", severity=Severity.FATAL, state=state))
+
+    assert first[("nic.down", Severity.FATAL, State.CLEARED)] == 0
 
     assert counter.counts == {
         ("nic.down", Severity.FATAL, State.RAISED): 2,
         ("nic.down", Severity.FATAL, State.CLEARED): 1,
     }
-    assert (counter.total(Severity.FATAL), counter.total(Severity.INFO)) == (3, 0)
 
 
 def test_a_plug_in_that_invents_codes_does_not_fill_the_memory():
@@ -43,7 +49,7 @@ def test_a_plug_in_that_invents_codes_does_not_fill_the_memory():
         counter.add(alert(code=f"own.{number}"))
     counter.add(alert(code="own.0"))
 
-    counted = {code: n for (code, _, _), n in counter.counts.items()}
+    counted = {code: n for (code, _, state), n in counter.counts.items() if state is State.RAISED}
     assert len(counted) == MOST_CODES + 1
     assert (counted[OTHER_CODES], counted["own.0"]) == (50, 2)
 
@@ -76,7 +82,7 @@ def test_time_in_which_another_daemon_leads_is_not_counted():
     counter = JobCounter()
     recovering = in_plan(failover(RECORD))
     counter.look(recovering, NOBODY, 0.0)
-    counter.pause()
+    counter.follow(())
     counter.look(recovering, NOBODY, 50.0)
     counter.look(recovering, NOBODY, 51.0)
 
@@ -96,17 +102,50 @@ def test_a_written_revision_counts_phases_ends_and_losses():
     lost = structs.replace(failover(RECORD, worker("h2")), id="job-3")
     counter.wrote(in_plan(done), in_plan(lost), NOBODY)
 
-    assert counter.ended == {(PlanKind.PLANNED, Phase.DONE): 1}
-    sums = {phase: h.sum_s for (_, phase), h in counter.phases.items()}
+    assert {key for key, n in counter.ended.items() if n} == {(PlanKind.PLANNED, Phase.DONE)}
+    sums = {phase: h.sum_s for (_, phase), h in counter.phases.items() if h.sum_s}
     assert sums == {Phase.PREPARE: 2.0, Phase.READY: 0.5}
     assert counter.lost == {("job", LossCause.INTERRUPTED_STEP): 0.0}
 
 
-def test_a_job_that_is_gone_is_forgotten():
+def test_what_can_be_known_is_counted_from_zero():
+    """Prometheus sees an increase only between two samples."""
     counter = JobCounter()
-    counter.look(in_plan(failover(RECORD)), NOBODY, 0.0)
-    counter.look(in_plan(failover(RECORD)), NOBODY, 1.0)
-    counter.keep({"other"})
-    counter.look(in_plan(failover(RECORD)), NOBODY, 9.0)
+    counter.keep({"job"}, now=0.0)
+
+    assert set(counter.ended.values()) == {0}
+    assert {key for key, _ in counter.ended.items()} == {
+        (kind, outcome) for kind in PlanKind for outcome in (Phase.DONE, Phase.ABORTED)
+    }
+    assert all(histogram.buckets()[-1] == ("+Inf", 0.0) for histogram in counter.phases.values())
+    assert counter.lost == {("job", cause): 0.0 for cause in LossCause}
+
+
+def test_the_phases_that_are_counted_are_those_that_the_state_machine_leaves():
+    assert {phase for phases in PHASES.values() for phase in phases} == TABLE.keys() - FINAL
+
+
+def test_a_job_that_is_gone_is_forgotten_later():
+    """Its last loss can still be scraped. One that is back meanwhile goes on from its count."""
+    counter = JobCounter()
+    for now in (0.0, 1.0):
+        counter.look(in_plan(failover(RECORD)), NOBODY, now)
+    counter.keep({"job"}, now=1.0)
+    counter.keep(set(), now=GONE_S)
+    counter.keep({"job"}, now=GONE_S + 1)
+    counter.keep(set(), now=2 * GONE_S)
+    kept = counter.lost[("job", LossCause.FAILOVER)]
+    counter.keep(set(), now=2 * GONE_S + 2)
+
+    assert kept == 2.0
+    assert counter.lost == {}
+
+
+def test_time_in_which_a_record_cannot_be_read_is_not_counted():
+    counter = JobCounter()
+    recovering = in_plan(failover(RECORD))
+    counter.look(recovering, NOBODY, 0.0)
+    counter.follow({"other"})
+    counter.look(recovering, NOBODY, 50.0)
 
     assert counter.lost == {}

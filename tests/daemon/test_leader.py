@@ -448,6 +448,16 @@ async def test_a_leader_writes_the_latest_version_that_all_live_hosts_read(scene
 # --- metrics --------------------------------------------------------------------------------------
 
 
+async def test_a_daemon_that_has_never_led_counts_the_jobs_from_zero(scene):
+    """Its first turn as leader may count a loss, and a series that begins with it shows none."""
+    scene.candidate.lease = Lease()
+    scene.candidate.records.take(await scene.record)
+    async with running(scene.leader):
+        await asyncio.sleep(0.01)
+
+    assert scene.leader.counter.lost == {("job", cause): 0.0 for cause in LossCause}
+
+
 async def test_the_leader_counts_the_time_that_a_loss_costs(scene):
     """From the last commit to the failover, and then while it recovers."""
     await scene.report("h2", stands_s=1.5)

@@ -55,7 +55,14 @@ class Shown:
         """The value; ``None`` if there is no such sample."""
         return self._samples.get((name, frozenset(labels.items())))
 
+    def of_cluster(self, name, **labels):
+        return self(name, cluster="c", **labels)
+
     def of_job(self, name, **labels):
+        return self.of_cluster(name, training_job="job", **labels)
+
+    def of_own_job(self, name, **labels):
+        """Of this host's part of the job."""
         return self(name, training_job="job", **labels)
 
 
@@ -74,10 +81,10 @@ async def test_a_host_reports_about_itself_only():
     assert found("tmd_host_info", cluster="c", host="h1", role="standby") == 1
     assert found("tmd_alerts_raised", **fault) == 1
     assert found("tmd_alerts_total", state="raised", **fault) == 1
-    assert found.of_job("tmd_workers", activity="training") == 1
-    assert found.of_job("tmd_rank_step", rank="0") == 42
-    assert found.of_job("tmd_rank_step_seconds", rank="0") == 0.25
-    assert found.of_job("tmd_shadow_lag_seconds", rank="1") == 0.5
+    assert found.of_own_job("tmd_workers", activity="training") == 1
+    assert found.of_own_job("tmd_rank_step", rank="0") == 42
+    assert found.of_own_job("tmd_rank_step_seconds", rank="0") == 0.25
+    assert found.of_own_job("tmd_shadow_lag_seconds", rank="1") == 0.5
     assert (found("tmd_leader", cluster="c"), found("tmd_lease_remaining_seconds")) == (0, 0)
     assert [name for name in found.names if name.startswith(("tmd_job", "tmd_hosts"))] == []
 
@@ -89,8 +96,13 @@ async def test_the_leader_reports_about_the_cluster():
     found = Shown(local(view=view))
 
     assert (found("tmd_leader", cluster="c"), found("tmd_lease_epoch")) == (1, 7)
-    assert (found("tmd_hosts", role="active"), found("tmd_hosts_unreadable")) == (4, 1)
-    assert [found(n) for n in ("tmd_drains", "tmd_paused", "tmd_breaker_open")] == [1, 1, 1]
+    assert (found.of_cluster("tmd_hosts", role="active")) == 4
+    assert found.of_cluster("tmd_hosts_unreadable") == 1
+    assert [found.of_cluster(n) for n in ("tmd_drains", "tmd_paused", "tmd_breaker_open")] == [
+        1,
+        1,
+        1,
+    ]
     assert found.of_job("tmd_job_ranks", state="running") == 2
     assert found.of_job("tmd_job_ranks", state="failed") == 0
     assert (found.of_job("tmd_job_epoch"), found.of_job("tmd_job_step")) == (1, 43)
@@ -132,10 +144,10 @@ async def test_a_former_leader_still_shows_what_it_counted():
     found = Shown(local(jobs=counted()))
     phase = {"kind": "failover", "phase": "recover"}
 
-    assert found("tmd_migrations_total", kind="failover", outcome="done") == 1
-    assert found("tmd_migration_phase_seconds_bucket", le="1.0", **phase) == 0
-    assert found("tmd_migration_phase_seconds_bucket", le="3.0", **phase) == 1
-    assert found("tmd_migration_phase_seconds_sum", **phase) == 2
+    assert found.of_cluster("tmd_migrations_total", kind="failover", outcome="done") == 1
+    assert found.of_cluster("tmd_migration_phase_seconds_bucket", le="1.0", **phase) == 0
+    assert found.of_cluster("tmd_migration_phase_seconds_bucket", le="3.0", **phase) == 1
+    assert found.of_cluster("tmd_migration_phase_seconds_sum", **phase) == 2
     assert found.of_job("tmd_job_lost_rank_seconds_total", cause="hold") == 8
 
 
@@ -143,7 +155,7 @@ async def test_a_migration_under_way_is_shown_with_its_phase():
     ready = plan(RECORD.membership, phase=Phase.READY)
     found = Shown(local(view=cluster(jobs=(structs.replace(RECORD, plan=ready),))))
 
-    assert found("tmd_plans", kind="planned", phase="ready") == 1
+    assert found.of_cluster("tmd_plans", kind="planned", phase="ready") == 1
 
 
 async def test_a_store_that_does_not_serve_is_shown():

@@ -1,13 +1,15 @@
 """What this daemon has counted since it started, for ``/metrics``.
 
 Each daemon counts the alerts that it published and, as leader, the revisions that it wrote. So the
-sum over all hosts counts each event once, whoever led.
+sum over all hosts counts each event once, whoever led. What can be known before its first event is
+shown as 0 from the start: ``increase`` and ``rate`` do not see an event that begins a series.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Collection
 
 from tmd.core.planning.goodput import LossCause, ended, losses, phases_left, standstill
 from tmd.core.values.model import (
@@ -23,6 +25,14 @@ from tmd.core.values.model import (
 MOST_CODES = 500
 OTHER_CODES = "other"
 """Counts further codes: a plug-in that invents codes must not fill the memory."""
+GONE_S = 3600.0
+"""The counts of a job that is gone are shown for this long, so that the last ones are scraped."""
+OUTCOMES = (Phase.DONE, Phase.ABORTED)
+PHASES = {
+    PlanKind.PLANNED: (Phase.PREPARE, Phase.READY, Phase.SWITCH, Phase.DISARM),
+    PlanKind.FAILOVER: (Phase.RECOVER, Phase.SYNC, Phase.RESUME),
+}
+"""The phases that a plan may leave."""
 BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
 
@@ -37,11 +47,9 @@ class AlertCounter:
         if alert.code not in self._codes and len(self._codes) < MOST_CODES:
             self._codes.add(alert.code)
         code = alert.code if alert.code in self._codes else OTHER_CODES
+        for state in State:
+            self.counts.setdefault((code, alert.severity, state), 0)
         self.counts[code, alert.severity, alert.state] += 1
-
-    def total(self, severity: Severity) -> int:
-        """All alerts of ``severity``."""
-        return sum(n for (_, each, _), n in self.counts.items() if each is severity)
 
 
 class Histogram:
@@ -68,13 +76,15 @@ class JobCounter:
     """Migrations that this daemon led, and the time that jobs lost meanwhile."""
 
     def __init__(self) -> None:
-        self.ended: Counter[tuple[PlanKind, Phase]] = Counter()
+        self.ended = Counter({(kind, outcome): 0 for kind in PlanKind for outcome in OUTCOMES})
         """(kind, outcome) -> number."""
-        self.phases: dict[tuple[PlanKind, Phase], Histogram] = {}
+        self.phases = {(kind, phase): Histogram() for kind in PHASES for phase in PHASES[kind]}
         self.lost: dict[tuple[str, LossCause], float] = {}
         """(job, cause) -> rank seconds."""
         self._standing: dict[str, tuple[LossCause, float]] = {}
         """Jobs that stand still: why, and up to which time it is counted."""
+        self._here: dict[str, float] = {}
+        """The jobs of ``lost``, and when each was there last (monotonic)."""
 
     def wrote(self, before: JobRecord | None, after: JobRecord, view: ClusterView) -> None:
         """Count what the new revision ``after`` ended."""
@@ -94,14 +104,20 @@ class JobCounter:
         if cause is not None:
             self._standing[record.job] = cause, now
 
-    def keep(self, jobs: set[str]) -> None:
-        """Forget the lost time of jobs that exist no more."""
-        self.lost = {key: lost for key, lost in self.lost.items() if key[0] in jobs}
-        self._standing = {job: seen for job, seen in self._standing.items() if job in jobs}
+    def keep(self, jobs: Collection[str], now: float) -> None:
+        """Show ``jobs``, also those that have lost nothing, and at last forget those that are gone.
+        Whether this daemon leads does not matter."""
+        for job in jobs:
+            for cause in LossCause:
+                self.lost.setdefault((job, cause), 0.0)
+        self._here = {job: self._here.get(job, now) for job, _ in self.lost}
+        self._here |= dict.fromkeys(jobs, now)
+        gone = {job for job, seen in self._here.items() if now - seen > GONE_S}
+        self.lost = {key: lost for key, lost in self.lost.items() if key[0] not in gone}
 
-    def pause(self) -> None:
-        """Stop counting standstills: another daemon leads."""
-        self._standing.clear()
+    def follow(self, jobs: Collection[str]) -> None:
+        """Only standstills of ``jobs`` go on to be counted: about others nothing is known here."""
+        self._standing = {job: seen for job, seen in self._standing.items() if job in jobs}
 
     def _lose(self, job: str, cause: LossCause, rank_seconds: float) -> None:
         self.lost[job, cause] = self.lost.get((job, cause), 0.0) + rank_seconds

@@ -67,7 +67,7 @@ class Candidate:
         """Rings when the leader stepped down."""
         self._store = store
         self._config = config
-        self._records = records
+        self.records = records
         self._store_health = store_health
         self._led = False
 
@@ -88,7 +88,7 @@ class Candidate:
     async def _ask(self) -> Answer | None:
         config = self._config
         sent_at = asyncio.get_running_loop().time()
-        floor = max(self._records.obeyed, self.lease.epoch)
+        floor = max(self.records.obeyed, self.lease.epoch)
         try:
             answer = await self._store.acquire(config.holder, ttl_s=config.ttl_s, floor=floor)
         except StoreUnavailable as error:
@@ -157,6 +157,8 @@ class Leader:
         """Run until cancelled."""
         while True:
             patience = self._config.poll_s
+            now = asyncio.get_running_loop().time()
+            self.counter.keep(self._candidate.records.under_way, now)
             if not self._candidate.leading:
                 self._findings.hold({}, "this host no longer leads")
                 self._follow()
@@ -184,7 +186,7 @@ class Leader:
         self.view = view
         names = {r.job for r in view.jobs}
         names |= {w.job for h in view.hosts for w in h.workers}
-        self.counter.keep(names)
+        self.counter.follow(names.difference(view.unread_jobs))
         patience = self._config.poll_s
         for job in view.unread_jobs:
             self._log_once(job, f"not deciding: {too_new(job)}")
@@ -198,7 +200,7 @@ class Leader:
     def _follow(self) -> None:
         """Leave the cluster's metrics to the leader."""
         self.view = None
-        self.counter.pause()
+        self.counter.follow(())
 
     def _unprotected(self, view: ClusterView) -> dict[tuple[str, str], str]:
         """Per job, why no fit standby covers some rank; a live plan keeps the earlier reason."""

@@ -15,6 +15,7 @@ from tmd.core.planning.directives import directive_of
 from tmd.core.planning.election import Receipt, received
 from tmd.core.values.model import JobRecord, PlanKind
 from tmd.core.values.reasons import in_words
+from tmd.core.values.view_checks import ENDED
 from tmd.wire import DirectiveOrder
 
 log = structlog.get_logger("tmd.executor")
@@ -32,6 +33,11 @@ class Records:
     def obeyed(self) -> int:
         """Highest lease epoch obeyed for any job."""
         return max(self._obeyed.values(), default=0)
+
+    @property
+    def under_way(self) -> set[str]:
+        """Jobs that have not ended, as far as known."""
+        return {record.job for record in self.jobs.values() if record.state not in ENDED}
 
     def take(self, record: JobRecord) -> Receipt:
         """Obey ``record`` if it is newer than the known one."""

@@ -1,4 +1,7 @@
-"""Metrics of the cluster and its jobs: gauges from the leader's view, and what a leader counts."""
+"""Metrics of the cluster and its jobs: gauges from the leader's view, and what a leader counts.
+
+All have the label ``cluster``: they are about the cluster, whichever target shows them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,18 @@ Workers = dict[str, dict[str, WorkerStatus]]
 """job -> worker -> status."""
 
 
-def counted(jobs: JobCounter) -> Iterator[Metric]:
+def of_cluster(cluster: str, jobs: JobCounter, view: ClusterView | None) -> Iterator[Metric]:
+    """What this daemon counted, and the gauges of ``view`` if it leads."""
+    gauges = () if view is None else _gauges(view)
+    for metric in (*_counted(jobs), *gauges):
+        metric.samples = [
+            sample._replace(labels={"cluster": cluster, **sample.labels})
+            for sample in metric.samples
+        ]
+        yield metric
+
+
+def _counted(jobs: JobCounter) -> Iterator[Metric]:
     """What this daemon counted while it led. It goes on to show it afterwards, so that the sum over
     all hosts never falls."""
     migrations = CounterMetricFamily(
@@ -48,7 +62,7 @@ def counted(jobs: JobCounter) -> Iterator[Metric]:
     yield lost
 
 
-def of_cluster(view: ClusterView) -> Iterator[Metric]:
+def _gauges(view: ClusterView) -> Iterator[Metric]:
     """Gauges of the cluster and of each job."""
     standby = sum(h.standby for h in view.hosts)
     roles = {("active",): len(view.hosts) - standby, ("standby",): standby}

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from tmd import __version__
 from tmd.core.values.model import HostStatus
 from tmd.daemon.counters import AlertCounter
-from tmd.daemon.web.cluster_metrics import counted, of_cluster
+from tmd.daemon.web.cluster_metrics import of_cluster
 from tmd.daemon.web.families import JOB, gauge
 from tmd.daemon.web.parts import Local
 
@@ -43,9 +43,7 @@ class _Collector(Collector):
         yield from _of_daemon(local, self._now)
         yield from _of_alerts(local.status, local.alerts)
         yield from _of_workers(local.status)
-        yield from counted(local.jobs)
-        if local.view is not None:
-            yield from of_cluster(local.view)
+        yield from of_cluster(local.cluster, local.jobs, local.view)
 
 
 def _of_daemon(local: Local, now: float) -> Iterator[Metric]:
