@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
+import sys
 import tarfile
 import urllib.parse
 from pathlib import Path
@@ -29,13 +31,15 @@ PLANTED = {
     "header": f"{CANARY}-header",
     "own": f"{CANARY}-own",
     "unit": f"{CANARY}-in-a-unit",
+    "argument": f"{CANARY}-argument",
 }
 PEM = f"-----BEGIN RSA PRIVATE KEY-----\n{CANARY}\n-----END RSA PRIVATE KEY-----"
+LONG_PEM = PEM.replace(CANARY, f"{'x' * 64}\n" * 300 + CANARY)
 SAYS = f"""#!/bin/sh
 echo 'program {{name}} ran'
 echo 'Environment=TMD_REDIS__URL=redis://tmd:{PLANTED["unit"]}@h/0 "TMD_LOG__LEVEL={CANARY}"'
 echo 'Authorization: Bearer {PLANTED["unit"]}'
-echo 'sent with {PLANTED["header"]} and {PLANTED["cluster secret"]}'
+echo 'sent with {PLANTED["header"]} and {PLANTED["argument"]} and {PLANTED["cluster secret"]}'
 echo 'mysql://root:{PLANTED["unit"]}@db api_key: "{PLANTED["unit"]}" db_password={PLANTED["unit"]}'
 printf '%s\\n' '{PEM}'
 """
@@ -70,7 +74,7 @@ state_dir = "{tmp_path}/state"
 socket = "{tmp_path}/s/trainers.sock"
 [[detectors.exec.checks]]
 name = "own"
-command = ["/bin/true", "--token={PLANTED["own"]}"]
+command = ["/bin/true", "--token={PLANTED["own"]}", "--password", "{PLANTED["argument"]}"]
 """)
     config.chmod(0o600)
     address = redis_url.removeprefix("redis://")
@@ -172,15 +176,94 @@ def test_a_bundle_overwrites_no_file(host: tuple[Path, dict[str, str]], tmp_path
         (f"{PEM}\nafter", "after"),
         ("-----BEGIN PRIVATE KEY-----\ncanary7f3a cut off", MASK),
         ('secret_file = "/etc/tmd/secret"', "/etc/tmd/secret"),
+        ('command = ["/bin/x", "--token", "canary7f3a", "--fast"]', "--fast"),
+        ("x --api-key canary7f3a --fast", "--fast"),
+        ("x --password 'canary7f3a b' --fast", "--fast"),
+        ("curl -u me:canary7f3a http://h/", "http://h/"),
+        ("requirepass canary7f3a\nport 1", "port 1"),
+        ('CONFIG SET masterauth "a canary7f3a" ok', "ok"),
+        ("sentinel auth-pass mine canary7f3a\nport 1", "port 1"),
+        ("user tmd on >canary7f3a >b-canary7f3a ~* +@all", "~* +@all"),
+        ("user tmd on #canary7f3a ~*", "~*"),
+        ("key_passphrase = canary7f3a x", "x"),
+        ("GET https://h/c?sig=canary7f3a&rank=1", "rank=1"),
+        ("GET https://h/c?X-Amz-Signature=canary7f3a#a", "#a"),
+        ("Set-Cookie: a=b; session=canary7f3a\nnext", "next"),
+        ("https://canary7f3a@github.example/x", "github.example/x"),
+        ("with ghp_canary7f3aabcdef was", "was"),
+        ("with hf_canary7f3aabcdef was", "was"),
+        ("with AKIACANARY7F3AABCD was", "was"),
+        (f"{LONG_PEM}\nafter", "after"),
+        ("password=abc,canary7f3a rank=1", "rank=1"),
+        ('password="a\\"canary7f3a" rank=1', "rank=1"),
+        ('tokens = ["a", "canary7f3a"]\nrank = 1', "rank = 1"),
+        ('sent {\\"token\\": \\"canary7f3a\\", \\"rank\\": 1}', "rank"),
+        ('{"body": "{\\"secret\\": \\"a b-canary7f3a\\"}"}', "body"),
     ],
 )
 def test_what_looks_like_a_secret_is_removed(text: str, kept: str) -> None:
     """Without knowing it; the rest of the line stays."""
     left = scrubbing.scrubbed(text, ())
 
-    assert "canary7f3a" not in left
+    assert "canary7f3a" not in left.lower()
     assert "Y2FuYXJ5" not in left
     assert kept in left
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the token is refreshed every hour",
+        "rank 3 on h1 uses cuda:0 and nic mlx5_0",
+        "see https://docs.example/operate/runbook.html?rank=1#x",
+        'secret_file = "/etc/tmd/secret"',
+        "bypass: on, compass: north",
+        "x --verbose --no-password --fast",
+        "user 1000 ran a > b",
+    ],
+)
+def test_what_is_no_secret_stays(text: str) -> None:
+    assert scrubbing.scrubbed(text, ()) == text
+
+
+def test_a_value_is_scrubbed_before_it_is_encoded() -> None:
+    """Nothing is hidden by an escape, and what is left can be decoded."""
+    said = 'the check said password="a\\"b canary7f3a", "twice"'
+    value = {"token": 'a "canary7f3a', "n": [1, "--secret", "canary7f3a", None], "text": said}
+
+    assert scrubbing.scrubbed_value(value, ()) == {
+        "token": MASK,
+        "n": [1, "--secret", MASK, None],
+        "text": f'the check said password="{MASK}", "twice"',
+    }
+
+
+def test_long_texts_are_scrubbed_in_time() -> None:
+    """Nothing in a log may make a pattern try over and over."""
+    parts = ("token ", "token=[", 'token=\\"', "user x ", "user x >", "a://b", "--secret ", '\\"')
+    for part in (*parts, "-----BEGIN PRIVATE KEY-----", "-u a", "Cookie:"):
+        assert scrubbing.scrubbed(part * 30_000, ())
+        assert scrubbing.scrubbed((part * 50 + "\n") * 600, ())
+
+
+def test_a_bundle_for_which_there_is_no_room_leaves_nothing(
+    host: tuple[Path, dict[str, str]], tmp_path: Path
+) -> None:
+    """A file may be no larger than two blocks here, as on a disk that is full."""
+    config, environment = host
+    file = tmp_path / "bundle.tar.gz"
+    command = [sys.executable, "-m", "tmd.cli", "doctor", "--bundle", file, "-c", config]
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -f 2; exec "$@"', "bash", *map(str, command)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+    assert done.returncode == 2, done.stderr
+    assert "File too large" in done.stderr
+    assert "name a place with room" in done.stderr
+    assert not file.exists()
 
 
 def test_each_form_of_a_known_secret_is_removed() -> None:

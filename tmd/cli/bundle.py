@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tmd import __version__
-from tmd.cli.scrubbing import scrubbed, secrets_of
+from tmd.cli.scrubbing import scrubbed, scrubbed_value, secrets_of
 from tmd.core.values.errors import ConfigError, TmdError
 from tmd.core.values.reasons import in_words, os_reason
 
@@ -54,32 +54,53 @@ def write(file: Path, settings: Settings, points: Sequence[Any]) -> list[str]:
         descriptor = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     except OSError as error:
         raise ConfigError(f"--bundle {file}: {os_reason(error)}; name another file") from None
-    with os.fdopen(descriptor, "wb") as out, tarfile.open(fileobj=out, mode="w:gz") as archive:
-        for name, make in texts(settings, points):
-            # Cut afterwards: the rest of a secret that was cut in two would not be recognised.
-            text = scrubbed(_made(make), secrets)[-LONGEST:]
-            body = text.encode(errors="backslashreplace")
-            entry = tarfile.TarInfo(f"tmd-bundle/{name}")
-            entry.size, entry.mtime, entry.mode = len(body), int(time.time()), 0o600
-            archive.addfile(entry, io.BytesIO(body))
-            names.append(name)
+    try:
+        with os.fdopen(descriptor, "wb") as out, tarfile.open(fileobj=out, mode="w:gz") as archive:
+            for name, make in sources(settings, points):
+                _add(archive, name, _text(_made(make), secrets))
+                names.append(name)
+    except BaseException as error:
+        file.unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
+        raise ConfigError(
+            f"--bundle {file}: {os_reason(error)}; nothing is left of it, name a place with room"
+        ) from None
     return names
 
 
-def texts(settings: Settings, points: Sequence[Any]) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Name and source of each text."""
-    yield "about.json", lambda: _json(_about())
-    yield "doctor.json", lambda: _json(points)
+def _add(archive: tarfile.TarFile, name: str, text: str) -> None:
+    body = text.encode(errors="backslashreplace")
+    entry = tarfile.TarInfo(f"tmd-bundle/{name}")
+    entry.size, entry.mtime, entry.mode = len(body), int(time.time()), 0o600
+    archive.addfile(entry, io.BytesIO(body))
+
+
+def sources(settings: Settings, points: Sequence[Any]) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Name and source of each file: a text, or a value that is written as JSON."""
+    yield "about.json", _about
+    yield "doctor.json", lambda: points
     yield "configuration.toml", lambda: _configuration(settings)
-    yield "state.json", lambda: _json(_asked(settings, _state))
-    yield "alerts.json", lambda: _json(_asked(settings, _alerts))
+    yield "state.json", lambda: _asked(settings, _state)
+    yield "alerts.json", lambda: _asked(settings, _alerts)
     yield "metrics.txt", lambda: _metrics(settings)
     for name, command in COMMANDS.items():
         yield name, partial(_output, command)
 
 
-def _made(make: Callable[[], str]) -> str:
-    """The text, or why there is none: one that fails must not cost the others."""
+def _text(made: Any, secrets: frozenset[str]) -> str:
+    """What is written of ``made``, without secrets."""
+    import msgspec
+
+    if isinstance(made, str):
+        # Cut afterwards: the rest of a secret that was cut in two would not be recognised.
+        return scrubbed(made, secrets)[-LONGEST:]
+    value = scrubbed_value(msgspec.to_builtins(made), secrets)
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
+
+
+def _made(make: Callable[[], Any]) -> Any:
+    """What ``make`` returns, or why there is none: one that fails must not cost the others."""
     try:
         return make()
     except (TmdError, OSError, ValueError, HTTPException, subprocess.SubprocessError) as error:
@@ -166,9 +187,3 @@ def _output(command: Sequence[str]) -> str:
         errors="backslashreplace",
     )
     return f"$ {' '.join(command)}  (exit status {done.returncode})\n{done.stdout}"
-
-
-def _json(value: Any) -> str:
-    import msgspec
-
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"

@@ -6,8 +6,10 @@ text may hold one of another program.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
@@ -21,24 +23,81 @@ if TYPE_CHECKING:
 
 SHORTEST = 6
 """Shorter words are no secrets, and removing them would remove other text."""
-# Each repetition is bounded: a long line must not take for ever.
+_NAME = (
+    r"(?:password|passwd|passphrase|passcode|(?<![a-z])pass(?![a-z])|secret|token|api[_-]?key|"
+    r"access[_-]?key|credential|private[_-]?key)(?![\w-]{0,40}[_-]file)[\w-]{0,40}"
+)
+"""A word that names a secret."""
+_QUOTE = r"\\{0,4}[\"']"
+"""Also one that is escaped, since the text is a string of JSON."""
+_VALUE = (
+    r"(?:\[[^\]\n]{0,2000}\]"
+    r"|\\{1,4}\"[^\n]{0,2000}?\\{1,4}\"(?!\w)"
+    r"|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|[^\s\"'\\]+)"
+)
+"""Quoted, escaped and quoted, a list, or all up to the next space or quote."""
+_KEY = re.compile(rf"(?i){_NAME}$")
+_FLAG = re.compile(rf"(?i)--?[\w-]{{0,40}}{_NAME}$")
+# Each repetition is bounded or ends with its line: a long line must not take for ever.
 _LOOKS = (
-    (re.compile(r"(?s)-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.{0,9000}?(-----END|\Z)"), MASK),
-    # A password in an address, also one with characters that would have to be quoted.
-    (re.compile(r"(\w://[^\s:@/\"']{0,100}:)[^\s\"']{0,500}@"), rf"\1{MASK}@"),
-    # Variables of tmd in units and environments; what the value is, the configuration shows.
-    (re.compile(r"(\bTMD_\w{1,80}=)(\"[^\"\n]*\"|'[^'\n]*'|[^\s\"']+)"), rf"\1{MASK}"),
-    (re.compile(r"(?i)(\bauthorization\b[\"']?\s{0,9}[:=]\s{0,9}).*"), rf"\1{MASK}"),
-    (re.compile(r"(?i)(\bbearer\s{1,9})[\w.~+/=-]+"), rf"\1{MASK}"),
+    # One without an end is masked to the end of the text.
     (
         re.compile(
-            r"(?i)((?:password|passwd|secret|token|api[_-]?key|credential|private[_-]?key)"
-            r"(?!\w{0,40}_file)\w{0,40}[\"']?\s{0,9}[:=]\s{0,9})"
-            r"(\"[^\"\n]*\"|'[^'\n]*'|[^\s,}\]\"']+)"
+            r"(?s)-----BEGIN [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----.*?"
+            r"(?:-----END [A-Z ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\Z)"
+        ),
+        MASK,
+    ),
+    # A password in an address, also one with characters that would have to be quoted.
+    (re.compile(r"(\w://[^\s:@/\"']{0,100}:)[^\s\"']{0,500}@"), rf"\1{MASK}@"),
+    # A user without a password may be a token.
+    (re.compile(r"(\w://)[^\s:@/\"'*]{1,500}@"), rf"\1{MASK}@"),
+    (
+        re.compile(r"(?i)([?&;][\w-]{0,40}(?:sig|signature|key|auth|code)=)[^&\s\"'#\\]+"),
+        rf"\1{MASK}",
+    ),
+    # Variables of tmd in units and environments; what the value is, the configuration shows.
+    (re.compile(r"(\bTMD_\w{1,80}=)(\"[^\"\n]*\"|'[^'\n]*'|[^\s\"']+)"), rf"\1{MASK}"),
+    (
+        re.compile(rf"(?i)(\b(?:authorization|(?:set-)?cookie){_QUOTE}?\s{{0,9}}[:=]).*"),
+        rf"\1{MASK}",
+    ),
+    (re.compile(r"(?i)(\bbearer\s{1,9})[\w.~+/=-]+"), rf"\1{MASK}"),
+    # Of Redis: in its configuration, and in what a client sends.
+    (
+        re.compile(
+            rf"(?i)(\b(?:requirepass|masterauth|auth-pass\s{{1,9}}\S{{1,100}})\s{{1,9}}){_VALUE}"
+        ),
+        rf"\1{MASK}",
+    ),
+    # An argument of a command, in a line or in a list.
+    (
+        re.compile(
+            rf"(?i)((?<![\w-])--?[\w-]{{0,40}}{_NAME}{_QUOTE}?(?:\s{{0,9}},\s{{0,9}}|\s{{1,9}}))"
+            rf"(?!{_QUOTE}?-){_VALUE}"
         ),
         rf'\1"{MASK}"',
     ),
+    (
+        re.compile(
+            rf"((?<![\w-])(?:-u|--user){_QUOTE}?[\s,=]{{1,9}}{_QUOTE}?[^\s:\"']{{1,100}}:)[^\s\"']+"
+        ),
+        rf"\1{MASK}",
+    ),
+    (re.compile(rf"(?i)({_NAME}{_QUOTE}?\s{{0,9}}[:=]\s{{0,9}}){_VALUE}"), rf'\1"{MASK}"'),
+    # What programs give out as tokens, without a name beside it.
+    (
+        re.compile(
+            r"\b(?:gh[pousr]_[A-Za-z0-9]{10,}|github_pat_\w{10,}|hf_[A-Za-z0-9]{10,}|"
+            r"(?:AKIA|ASIA)[A-Z0-9]{12,}|glpat-[\w-]{10,}|xox[a-z]-[\w-]{10,}|sk-[\w-]{20,}|"
+            r"eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
+        ),
+        MASK,
+    ),
 )
+_ACL_LINE = re.compile(r"(?i)\b(?:set)?user\s+\S+\s")
+"""A line about a user of Redis: passwords and their digests begin with a sign."""
+_ACL_PASSWORD = re.compile(r"(?<=\s)[>#][^\s\"']+")
 
 
 def scrubbed(text: str, secrets: Iterable[str]) -> str:
@@ -47,17 +106,63 @@ def scrubbed(text: str, secrets: Iterable[str]) -> str:
         text = text.replace(secret, MASK)
     for pattern, instead in _LOOKS:
         text = pattern.sub(instead, text)
-    return text
+    return "".join(
+        _ACL_PASSWORD.sub(MASK, line) if _ACL_LINE.search(line) else line
+        for line in text.splitlines(keepends=True)
+    )
+
+
+def scrubbed_value(value: Any, secrets: Collection[str]) -> Any:
+    """``value`` of JSON with every text scrubbed: before it is encoded, so that no escape hides
+    anything, and the result can be decoded."""
+    if isinstance(value, str):
+        return scrubbed(value, secrets)
+    if isinstance(value, dict):
+        return {
+            scrubbed(key, secrets): MASK
+            if isinstance(inner, str) and _KEY.search(key)
+            else scrubbed_value(inner, secrets)
+            for key, inner in value.items()
+        }
+    if isinstance(value, list):
+        hidden = set(_after_flags(value))
+        return [
+            MASK if isinstance(inner, str) and inner in hidden else scrubbed_value(inner, secrets)
+            for inner in value
+        ]
+    return value
 
 
 def secrets_of(settings: Settings) -> frozenset[str]:
     """Every secret that the configuration names, in each form in which a text may hold it."""
     words = [*_revealed(settings), *_from_files(settings), *_of_url(settings.redis.url or "")]
+    words += _of_commands(structs.asdict(settings))
     if settings.webhook.url is not None:
         words += urlsplit(settings.webhook.url.reveal()).path.split("/")
     parts = [part for word in words for part in (word, *word.split())]
     forms = {form for part in parts for form in (part, quote(part, safe=""), unquote(part))}
-    return frozenset(form for form in forms if len(form) >= SHORTEST)
+    once = {json.dumps(form)[1:-1] for form in forms}
+    twice = {json.dumps(form)[1:-1] for form in once}
+    return frozenset(form for form in forms | once | twice if len(form) >= SHORTEST)
+
+
+def _of_commands(value: Any) -> Iterator[str]:
+    """Arguments after a flag that names a secret, in each list of ``value``."""
+    if isinstance(value, Struct):
+        value = structs.asdict(value)
+    if isinstance(value, dict):
+        for inner in value.values():
+            yield from _of_commands(inner)
+    elif isinstance(value, list | tuple):
+        yield from _after_flags(value)
+        for inner in value:
+            yield from _of_commands(inner)
+
+
+def _after_flags(words: Sequence[Any]) -> Iterator[str]:
+    for flag, word in pairwise(words):
+        if isinstance(flag, str) and isinstance(word, str) and _FLAG.fullmatch(flag):
+            yield word
 
 
 def _revealed(value: Any) -> Iterator[str]:
