@@ -93,6 +93,8 @@ docs: install $(VENV)/.docs-installed
 
 # The wheel and the source distribution, into dist/. Needs no network.
 dist: install
+	@# Images and packages are built from the one wheel that is there.
+	rm -f dist/*.whl dist/*.tar.gz
 	$(BIN)/python -m build --no-isolation --outdir dist .
 
 # A Debian package of the daemon with all that it depends on, into dist/.
