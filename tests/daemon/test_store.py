@@ -396,6 +396,22 @@ async def test_a_server_that_is_not_there_is_unavailable(tmp_path, record):
 
 
 @pytest.mark.parametrize(
+    "url",
+    [
+        "redis://h/0?colour=red",
+        "rediss://h/0?colour=red",
+        "redis+sentinel://h/s?colour=red",
+        "rediss+sentinel://h/s?colour=red",
+        "redis+sentinel://h/s?ssl_ca_certs=/ca",
+    ],
+)
+def test_an_unknown_option_of_an_address_is_refused(url):
+    """Before it is used: a connection would fail in each loop of the daemon."""
+    with pytest.raises(ConfigError, match="an option after '\\?' is unknown"):
+        connect(url, 1.0)
+
+
+@pytest.mark.parametrize(
     "url", ["http://x", "redis+sentinel://h", "redis+sentinel://h:x/s", "redis://h:x"]
 )
 def test_a_bad_url_is_a_config_error(url):

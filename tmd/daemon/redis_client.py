@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,7 +19,10 @@ MISREAD = (
     "redis://user:password@host:6379/0, and in the password %2F for '/', %40 for '@', %3A for ':'"
 )
 """Shows no part of the URL: the password may be in the part that cannot be parsed."""
-
+UNKNOWN_OPTION = (
+    "[redis] url: an option after '?' is unknown, or needs rediss:// or rediss+sentinel://; use "
+    "those of redis-py, such as ssl_ca_certs, and write %3F for a '?' in the password"
+)
 
 SENTINEL = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
 """Schemes of a server that Sentinels name, and of the server itself."""
@@ -41,16 +45,30 @@ def connect(url: str, timeout_s: float) -> Redis:
     except ValueError:
         raise ConfigError(MISREAD) from None
     if parts.scheme in SENTINEL:
-        return _sentinel(url, options)
+        return _checked(lambda: _sentinel(url, options))
     if parts.scheme not in ("redis", "rediss", "unix"):
         raise ConfigError(
             "[redis] url: the scheme is unknown; "
             "use redis://, rediss://, unix://, redis+sentinel:// or rediss+sentinel://"
         )
+    return _checked(lambda: Redis.from_url(url, **options))
+
+
+def _checked(build: Callable[[], Redis]) -> Redis:
+    """The client, whose options are known: redis-py would refuse one only when it connects.
+
+    Raises:
+        ConfigError: the URL cannot be parsed, or has an unknown option.
+    """
     try:
-        return Redis.from_url(url, **options)
-    except (ValueError, TypeError):
+        client = build()
+        pool = client.connection_pool
+        pool.connection_class(**pool.connection_kwargs)
+    except ValueError:
         raise ConfigError(MISREAD) from None
+    except TypeError:
+        raise ConfigError(UNKNOWN_OPTION) from None
+    return client
 
 
 async def disconnect(client: Redis) -> None:
