@@ -80,8 +80,8 @@ class Candidate:
         try:
             while True:
                 answer = await self._ask()
-                pause = next_attempt(answer, renew_s=self._config.renew_s, chance=random.random())
-                await self.vacant.wait(pause)
+                wait_s = next_attempt(answer, renew_s=self._config.renew_s, chance=random.random())
+                await self.vacant.wait(wait_s)
         finally:
             await asyncio.shield(self.step_down())
 
