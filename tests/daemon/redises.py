@@ -35,6 +35,16 @@ def guarded(binary: str, folder: Path) -> Iterator[int]:
 
 
 @contextlib.contextmanager
+def plain(
+    binary: str, folder: Path, *options: str
+) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """A server; yields its port and its process."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with _started(binary, folder, *options) as (port, process):
+        yield port, process
+
+
+@contextlib.contextmanager
 def encrypted(binary: str, folder: Path, name: str = "127.0.0.1") -> Iterator[tuple[int, Path]]:
     """A TLS-only server with a certificate for ``name``; yields its port and CA."""
     certificate, key = _certificate(folder, name)
@@ -93,6 +103,14 @@ def _certificate(folder: Path, name: str) -> tuple[Path, Path]:
 
 @contextlib.contextmanager
 def _server(binary: str, folder: Path, *options: str, tls: bool = False) -> Iterator[int]:
+    with _started(binary, folder, *options, tls=tls) as (port, _):
+        yield port
+
+
+@contextlib.contextmanager
+def _started(
+    binary: str, folder: Path, *options: str, tls: bool = False
+) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     port = _free_port()
     ports = ("--port", "0", "--tls-port", str(port)) if tls else ("--port", str(port))
     log_file = folder / "redis.log"
@@ -104,7 +122,7 @@ def _server(binary: str, folder: Path, *options: str, tls: bool = False) -> Iter
         )
     try:
         _await_port(process, port, log_file)
-        yield port
+        yield port, process
     finally:
         process.kill()
         process.wait()

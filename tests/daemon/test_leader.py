@@ -445,6 +445,22 @@ async def test_a_leader_writes_the_latest_version_that_all_live_hosts_read(scene
     assert (during, (await scene.record).v) == (RECORD_VERSION - 1, RECORD_VERSION)
 
 
+async def test_a_write_that_no_replica_has_is_reported_until_one_has_it_again(scene):
+    """Once, however long it lasts."""
+    scene.data.unreplicated = "no replica had the latest write within 500 ms"
+    await scene.leader.turn()
+    await scene.leader.turn()
+    scene.data.unreplicated = ""
+    await scene.leader.turn()
+
+    found = [s for s in scene.reported if s.code == "store.not_replicated"]
+    assert [(s.state, s.entity) for s in found] == [
+        (State.RAISED, "store"),
+        (State.CLEARED, "store"),
+    ]
+    assert found[0].message == "no replica had the latest write within 500 ms"
+
+
 # --- metrics --------------------------------------------------------------------------------------
 
 

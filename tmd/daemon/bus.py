@@ -61,6 +61,11 @@ class Store(Protocol):
             Conflict: the stored revision differs.
         """
 
+    @property
+    def unreplicated(self) -> str:
+        """Why the latest record or lease may be lost if Redis fails over; empty if it is not, or if
+        Redis has no replica."""
+
     async def restore_job(self, record: JobRecord) -> bool:
         """Store ``record`` if the store lost it or has an older revision; return whether it did."""
 

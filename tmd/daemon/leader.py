@@ -24,7 +24,7 @@ from tmd.core.planning.planning import ENDED, form, steer, unformed
 from tmd.core.planning.readiness import NO_FIT_STANDBY, unprotected
 from tmd.core.values.errors import Conflict, StaleLease, StoreUnavailable
 from tmd.core.values.limits import PlanLimits, ShadowGoals
-from tmd.core.values.model import ClusterView, JobRecord, Verdict
+from tmd.core.values.model import ClusterView, JobRecord, Severity, Signal, State, Verdict
 from tmd.core.values.reasons import in_words
 from tmd.core.values.view_checks import common_version, left_alone, too_new
 from tmd.daemon.bus import Store, WakeEvent
@@ -41,6 +41,8 @@ MOST_REVISIONS = 16
 """Per job and turn: a guard against decisions that never settle."""
 
 
+NOT_REPLICATED = "store.not_replicated"
+REPLICATED = "records and leases reach a replica, or this host no longer leads"
 OVER = {NO_FIT_STANDBY: "each rank has a fit standby, or the job no longer trains"}
 
 
@@ -70,6 +72,11 @@ class Candidate:
         self.records = records
         self._store_health = store_health
         self._led = False
+
+    @property
+    def unreplicated(self) -> str:
+        """Why the lease may be lost if Redis fails over; empty if it is not."""
+        return self._store.unreplicated
 
     @property
     def leading(self) -> bool:
@@ -147,6 +154,8 @@ class Leader:
         self._seen: dict[str, Seen] = {}
         self._logged: dict[str, str] = {}
         self._findings = JobFindings(report, OVER)
+        self._report = report
+        self._unreplicated = ""
 
     def adopt(self, policies: Sequence[Policy]) -> None:
         """Use these policies from the next turn on."""
@@ -161,6 +170,7 @@ class Leader:
             self.counter.keep(self._candidate.records.under_way, now)
             if not self._candidate.leading:
                 self._findings.hold({}, "this host no longer leads")
+                self._note_replication("")
                 self._follow()
             else:
                 try:
@@ -195,6 +205,7 @@ class Leader:
         for gone in self._seen.keys() - names:
             del self._seen[gone]
         self._findings.hold(self._unprotected(view))
+        self._note_replication(self._store.unreplicated or self._candidate.unreplicated)
         return patience
 
     def _follow(self) -> None:
@@ -212,6 +223,12 @@ class Leader:
             elif is_live(record.plan) and finding in self._findings.raised:
                 lacking[finding] = self._findings.raised[finding]
         return lacking
+
+    def _note_replication(self, problem: str) -> None:
+        if problem != self._unreplicated:
+            state, message = (State.RAISED, problem) if problem else (State.CLEARED, REPLICATED)
+            self._report(Signal(NOT_REPLICATED, "store", Severity.WARNING, state, message))
+        self._unreplicated = problem
 
     async def _decide(self, view: ClusterView, job: str) -> float:
         """Write revisions of ``job`` until the view requires no further one."""

@@ -111,7 +111,6 @@ if stored ~= tonumber(ARGV[4]) then
 end
 redis.call('HSET', KEYS[1], 'fence', ARGV[3], 'revision', ARGV[5], 'record', ARGV[6])
 redis.call('SADD', KEYS[2], ARGV[2])
-redis.call('PUBLISH', ARGV[1] .. 'wake', 'jobs')
 return {'ok', ARGV[5]}
 """
 )

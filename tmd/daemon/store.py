@@ -32,6 +32,7 @@ from tmd.daemon.bus import Topic
 from tmd.daemon.codec import Codec, paired, text
 from tmd.daemon.job_records import LaterRecord, StoredJobs, read_record, sorted_out
 from tmd.daemon.redis_client import connect, disconnect
+from tmd.daemon.replication import Replication
 from tmd.daemon.statuses import read_hosts
 
 ALERTS_KEPT = 100_000
@@ -69,6 +70,7 @@ class RedisStore:
         alerts_kept: int = ALERTS_KEPT,
     ) -> None:
         self._redis = connect(url, timeout_s)
+        self._replication = Replication(self._redis, timeout_s)
         self._place = redis_errors.shown(url)
         self._cluster = cluster
         self._alerts_kept = alerts_kept
@@ -165,7 +167,7 @@ class RedisStore:
         await self._run(lua.PUT_HOST, keys, status.host, value, _ms(ttl_s), int(wake))
 
     async def acquire(self, holder: str, *, ttl_s: float, floor: int) -> Answer:
-        granted, word, remaining = await self._run(
+        granted, word, remaining = await self._run_replicated(
             lua.ACQUIRE, ["leader", "epoch"], holder, _ms(ttl_s), floor
         )
         if granted:
@@ -176,7 +178,7 @@ class RedisStore:
         await self._run(lua.RELEASE, ["leader"], holder)
 
     async def put_job(self, record: JobRecord, *, expected: int) -> None:
-        outcome, stored = await self._run(
+        outcome, stored = await self._run_replicated(
             lua.PUT_JOB,
             [f"job:{record.job}", "jobs"],
             record.job,
@@ -193,6 +195,12 @@ class RedisStore:
             )
         if outcome == b"conflict":
             raise Conflict(f"{record.job}: revision is {int(stored)}, expected {expected}")
+        # Only now: nobody should act on a plan that a fail-over would lose.
+        await self._wake(Topic.JOBS)
+
+    @property
+    def unreplicated(self) -> str:
+        return self._replication.problem
 
     async def restore_job(self, record: JobRecord) -> bool:
         restored = await self._run(
@@ -287,8 +295,8 @@ class RedisStore:
     async def close(self) -> None:
         await disconnect(self._redis)
 
-    async def _wake(self) -> None:
-        await self._ask(self._redis.publish(self._key("wake"), Topic.ALL.value))
+    async def _wake(self, topic: Topic = Topic.ALL) -> None:
+        await self._ask(self._redis.publish(self._key("wake"), topic.value))
 
     def _key(self, name: str) -> str:
         return self._prefix + name
@@ -297,6 +305,10 @@ class RedisStore:
         # EVAL, not EVALSHA: one round trip even on a restarted server.
         names = [self._key(key) for key in keys]
         return await self._ask(self._redis.eval(script, len(names), *names, self._prefix, *args))
+
+    async def _run_replicated(self, script: str, keys: Sequence[str], *args: Any) -> Any:
+        names = [self._key(key) for key in keys]
+        return await self._ask(self._replication.evaluate(script, names, self._prefix, *args))
 
     async def _put(self, table: str, name: str, request: Any) -> None:
         await self._ask(self._redis.hset(self._key(table), name, self._codec.sealed(request)))

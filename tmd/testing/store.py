@@ -28,6 +28,8 @@ class MemoryStore:
     def __init__(self) -> None:
         self.away = False
         """While true every call raises StoreUnavailable."""
+        self.unreplicated = ""
+        """Why no replica has the latest write."""
         self.clock_epoch = 1_000
         """Stands for the server's clock in lease epochs: grows across :meth:`wipe`."""
         self._listeners: set[asyncio.Queue[Topic | None]] = set()
@@ -153,6 +155,10 @@ class MemoryClient:
             raise Conflict(f"{record.job}: revision is {stored}, expected {expected}")
         self._write(record, record.lease_epoch)
         self._store.wake(Topic.JOBS)
+
+    @property
+    def unreplicated(self) -> str:
+        return self._store.unreplicated
 
     async def restore_job(self, record: JobRecord) -> bool:
         await self._reach()

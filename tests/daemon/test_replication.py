@@ -1,0 +1,135 @@
+"""Plans and leases wait for a replica, where there is one; with real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from tests.daemon.redises import plain
+from tests.values import record
+from tmd.core.planning.election import Granted
+from tmd.daemon.redis_client import connect
+from tmd.daemon.store import RedisStore
+
+WITHIN_S = 20.0
+RECORD = record("h1", revision=1, lease_epoch=5)
+
+
+@pytest.fixture
+def pair(redis_binary: str, tmp_path: Path) -> Iterator[tuple[int, int, subprocess.Popen[bytes]]]:
+    """The ports of a server and of its replica, and the process of the replica."""
+    options = ("--repl-diskless-sync-delay", "0", "--repl-timeout", "60")
+    with plain(redis_binary, tmp_path / "primary", *options) as (primary, _):
+        of = ("--replicaof", f"127.0.0.1 {primary}")
+        with plain(redis_binary, tmp_path / "replica", *of) as (replica, process):
+            yield primary, replica, process
+            process.send_signal(signal.SIGCONT)
+
+
+@contextlib.asynccontextmanager
+async def opened(port: int, timeout_s: float = 2.0) -> AsyncIterator[RedisStore]:
+    store = RedisStore(f"redis://127.0.0.1:{port}/0", "c", b"key", timeout_s=timeout_s)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+@contextlib.asynccontextmanager
+async def client(port: int) -> AsyncIterator[Any]:
+    found = connect(f"redis://127.0.0.1:{port}/0", 2.0)
+    try:
+        yield found
+    finally:
+        await found.aclose()
+
+
+async def until(condition: Any) -> None:
+    """Redis has no event for it, so it is asked again."""
+    async with asyncio.timeout(WITHIN_S):
+        while not await condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def online(primary: int) -> None:
+    """Return once the replica has taken over a write."""
+    async with client(primary) as asked:
+
+        async def has_replica() -> bool:
+            await asked.set("written", "x")
+            return bool(await asked.execute_command("WAIT", 1, 1000))
+
+        await until(has_replica)
+
+
+async def test_a_plan_is_written_once_a_replica_has_it(
+    pair: tuple[int, int, subprocess.Popen[bytes]],
+) -> None:
+    """While the replica stands still, so does the write, though the server has it."""
+    primary, replica, process = pair
+    await online(primary)
+    async with opened(primary, timeout_s=2 * WITHIN_S) as store, client(primary) as asked:
+        await store.put_job(RECORD, expected=0)
+        process.send_signal(signal.SIGSTOP)
+        second = structs.replace(RECORD, revision=2)
+        async with asyncio.TaskGroup() as group:
+            writing = group.create_task(store.put_job(second, expected=1))
+
+            async def written() -> bool:
+                return bool(await asked.hget("{tmd:c}:job:job", "revision") == b"2")
+
+            await until(written)
+            waited = not writing.done()
+            process.send_signal(signal.SIGCONT)
+    async with opened(replica) as other:
+        (found,) = (await other.jobs()).records
+
+    assert waited
+    assert found.revision == 2
+    assert store.unreplicated == ""
+
+
+async def test_a_replica_that_lags_delays_a_write_for_a_bounded_time_and_is_reported(
+    pair: tuple[int, int, subprocess.Popen[bytes]],
+) -> None:
+    """The write counts, and the report ends with the first one that the replica has again."""
+    primary, _, process = pair
+    await online(primary)
+    async with opened(primary, timeout_s=0.4) as store:
+        first = await store.acquire("h1", ttl_s=30, floor=0)
+        before = store.unreplicated
+        process.send_signal(signal.SIGSTOP)
+        lagging = await store.acquire("h1", ttl_s=30, floor=0)
+        during = store.unreplicated
+        process.send_signal(signal.SIGCONT)
+
+        async def over() -> bool:
+            await store.acquire("h1", ttl_s=30, floor=0)
+            return store.unreplicated == ""
+
+        await until(over)
+
+    assert isinstance(first, Granted)
+    assert lagging == first
+    assert (before, during) == ("", "no replica had the latest write within 100 ms")
+
+
+async def test_without_a_replica_nothing_waits_and_nothing_is_reported(
+    redis_binary: str, tmp_path: Path
+) -> None:
+    with plain(redis_binary, tmp_path / "alone") as (port, _):
+        async with opened(port, timeout_s=4 * WITHIN_S) as store:
+            async with asyncio.timeout(WITHIN_S):
+                for revision in range(1, 50):
+                    written = structs.replace(RECORD, revision=revision)
+                    await store.put_job(written, expected=revision - 1)
+
+            assert store.unreplicated == ""
