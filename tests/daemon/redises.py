@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -42,6 +43,40 @@ def plain(
     folder.mkdir(parents=True, exist_ok=True)
     with _started(binary, folder, *options) as (port, process):
         yield port, process
+
+
+class Trio(NamedTuple):
+    """Three Sentinels that watch a server and its replica."""
+
+    url: str
+    sentinels: tuple[int, ...]
+    """Their ports."""
+    servers: dict[int, subprocess.Popen[bytes]]
+    """By port, the first one the master at the start."""
+
+
+@contextlib.contextmanager
+def trio(binary: str, folder: Path) -> Iterator[Trio]:
+    """Two Sentinels must agree before the replica becomes the master."""
+    quick = ("--repl-diskless-sync-delay", "0")
+    with contextlib.ExitStack() as stack:
+        master, first = stack.enter_context(plain(binary, folder / "first", *quick))
+        of = ("--replicaof", f"127.0.0.1 {master}")
+        replica, second = stack.enter_context(plain(binary, folder / "second", *quick, *of))
+        ports = []
+        for number in range(3):
+            own = folder / f"sentinel-{number}"
+            own.mkdir()
+            (own / "sentinel.conf").write_text(
+                f"sentinel monitor tmd 127.0.0.1 {master} 2\n"
+                "sentinel down-after-milliseconds tmd 500\n"
+                "sentinel failover-timeout tmd 3000\n"
+            )
+            port, _ = stack.enter_context(_started(binary, own, sentinel=True))
+            ports.append(port)
+        hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+        servers = {master: first, replica: second}
+        yield Trio(f"redis+sentinel://{hosts}/tmd/0", tuple(ports), servers)
 
 
 @contextlib.contextmanager
@@ -109,14 +144,15 @@ def _server(binary: str, folder: Path, *options: str, tls: bool = False) -> Iter
 
 @contextlib.contextmanager
 def _started(
-    binary: str, folder: Path, *options: str, tls: bool = False
+    binary: str, folder: Path, *options: str, tls: bool = False, sentinel: bool = False
 ) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     port = _free_port()
     ports = ("--port", "0", "--tls-port", str(port)) if tls else ("--port", str(port))
+    own = (str(folder / "sentinel.conf"), "--sentinel") if sentinel else ("--save", "")
     log_file = folder / "redis.log"
     with log_file.open("wb") as log:
         process = subprocess.Popen(
-            [binary, *ports, "--bind", "127.0.0.1", "--save", "", "--dir", str(folder), *options],
+            [binary, *own, *ports, "--bind", "127.0.0.1", "--dir", str(folder), *options],
             stdout=log,
             stderr=subprocess.STDOUT,
         )
