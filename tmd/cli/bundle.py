@@ -57,7 +57,7 @@ def write(file: Path, settings: Settings, points: Sequence[Any]) -> list[str]:
     try:
         with os.fdopen(descriptor, "wb") as out, tarfile.open(fileobj=out, mode="w:gz") as archive:
             for name, make in sources(settings, points):
-                _add(archive, name, _text(_made(make), secrets))
+                _add(archive, name, _made(make, secrets))
                 names.append(name)
     except BaseException as error:
         file.unlink(missing_ok=True)
@@ -99,12 +99,12 @@ def _text(made: Any, secrets: frozenset[str]) -> str:
     return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
 
 
-def _made(make: Callable[[], Any]) -> Any:
-    """What ``make`` returns, or why there is none: one that fails must not cost the others."""
+def _made(make: Callable[[], Any], secrets: frozenset[str]) -> str:
+    """The text, or why there is none: one that fails must not cost the others."""
     try:
-        return make()
+        return _text(make(), secrets)
     except (TmdError, OSError, ValueError, HTTPException, subprocess.SubprocessError) as error:
-        return f"cannot be had: {in_words(error)}\n"
+        return _text(f"cannot be had: {in_words(error)}\n", secrets)
 
 
 def _about() -> dict[str, Any]:

@@ -110,6 +110,8 @@ class Synchronizer:
         self._leave = leave
         self._records: dict[str, HostRecord] = {}
         self._cursor: str | None = None
+        self._declared: dict[str, float] = {}
+        """Hosts that were declared healthy since the first look, and when."""
 
     async def look(self, *, dry_run: bool = False) -> tuple[Sequence[str], Sequence[str]]:
         """Look once and change what differs. Returns what is left as it is, and each change that
@@ -123,8 +125,9 @@ class Synchronizer:
 
         options = ("--all", "--Node", "--noheader", "--format", SINFO_FORMAT)
         nodes = nodes_of(await _command("sinfo", *options))
-        view, declared, now = await self._store.snapshot(), await self._declared(), time.monotonic()
-        self._records = observed(self._records, view, declared, now)
+        await self._read_alerts()
+        view, now = await self._store.snapshot(), time.monotonic()
+        self._records = observed(self._records, view, self._declared, now)
         found = changes(view, nodes, records=self._records, now=now, rules=self._rules)
         failed = []
         for line, change in self._changes(found):
@@ -162,18 +165,14 @@ class Synchronizer:
             at=time.time(),
         )
 
-    async def _declared(self) -> dict[str, float]:
-        """Hosts that were declared healthy since the look before, and when."""
+    async def _read_alerts(self) -> None:
         from tmd.core.alerts.findings import DECLARED
 
         if self._cursor is None:
             self._cursor = await self._store.newest_alert()
-            return {}
-        found: dict[str, float] = {}
         while page := await self._store.alerts(self._cursor, limit=PAGE):
-            found |= {alert.host: alert.at for _, alert in page if alert.code == DECLARED}
+            self._declared |= {alert.host: alert.at for _, alert in page if alert.code == DECLARED}
             self._cursor = page[-1][0]
-        return found
 
 
 async def _update(node: str, *changes: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -195,8 +196,10 @@ class RedisStore:
             )
         if outcome == b"conflict":
             raise Conflict(f"{record.job}: revision is {int(stored)}, expected {expected}")
-        # Only now: nobody should act on a plan that a fail-over would lose.
-        await self._wake(Topic.JOBS)
+        # Only now: nobody should act on a plan that a fail-over would lose. The record is stored,
+        # and a lost wake-up only delays.
+        with suppress(StoreUnavailable):
+            await self._wake(Topic.JOBS)
 
     @property
     def unreplicated(self) -> str:

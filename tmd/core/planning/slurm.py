@@ -109,8 +109,9 @@ def nodes_of(text: str) -> tuple[Node, ...]:
 def observed(
     known: Mapping[str, HostRecord], view: ClusterView, declared: Mapping[str, float], now: float
 ) -> dict[str, HostRecord]:
-    """``known`` brought up to date. ``declared``: hosts that were declared healthy since then, and
-    when, by their own clocks."""
+    """``known`` brought up to date.
+
+    ``declared``: hosts that were declared healthy, and when, by their own clocks."""
     found = {}
     for name in known.keys() | {h.host for h in view.hosts} | declared.keys():
         before, host = known.get(name, HostRecord()), view.host(name)
