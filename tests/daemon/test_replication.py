@@ -35,8 +35,10 @@ def pair(redis_binary: str, tmp_path: Path) -> Iterator[tuple[int, int, subproce
 
 
 @contextlib.asynccontextmanager
-async def opened(port: int, timeout_s: float = 2.0) -> AsyncIterator[RedisStore]:
-    store = RedisStore(f"redis://127.0.0.1:{port}/0", "c", b"key", timeout_s=timeout_s)
+async def opened(port: int, wait_s: float = WITHIN_S) -> AsyncIterator[RedisStore]:
+    """``wait_s``: for a replica."""
+    url = f"redis://127.0.0.1:{port}/0"
+    store = RedisStore(url, "c", b"key", timeout_s=2 * WITHIN_S, replica_wait_s=wait_s)
     try:
         yield store
     finally:
@@ -76,7 +78,7 @@ async def test_a_plan_is_written_once_a_replica_has_it(
     """While the replica stands still, so does the write, though the server has it."""
     primary, replica, process = pair
     await online(primary)
-    async with opened(primary, timeout_s=2 * WITHIN_S) as store, client(primary) as asked:
+    async with opened(primary) as store, client(primary) as asked:
         await store.put_job(RECORD, expected=0)
         process.send_signal(signal.SIGSTOP)
         second = structs.replace(RECORD, revision=2)
@@ -103,7 +105,7 @@ async def test_a_replica_that_lags_delays_a_write_for_a_bounded_time_and_is_repo
     """The write counts, and the report ends with the first one that the replica has again."""
     primary, _, process = pair
     await online(primary)
-    async with opened(primary, timeout_s=0.4) as store:
+    async with opened(primary, wait_s=2.0) as store:
         first = await store.acquire("h1", ttl_s=30, floor=0)
         before = store.unreplicated
         process.send_signal(signal.SIGSTOP)
@@ -119,14 +121,14 @@ async def test_a_replica_that_lags_delays_a_write_for_a_bounded_time_and_is_repo
 
     assert isinstance(first, Granted)
     assert lagging == first
-    assert (before, during) == ("", "no replica had the latest write within 100 ms")
+    assert (before, during) == ("", "no replica had the latest write within 2000 ms")
 
 
 async def test_without_a_replica_nothing_waits_and_nothing_is_reported(
     redis_binary: str, tmp_path: Path
 ) -> None:
     with plain(redis_binary, tmp_path / "alone") as (port, _):
-        async with opened(port, timeout_s=4 * WITHIN_S) as store:
+        async with opened(port, wait_s=2 * WITHIN_S) as store:
             async with asyncio.timeout(WITHIN_S):
                 for revision in range(1, 50):
                     written = structs.replace(RECORD, revision=revision)

@@ -20,12 +20,17 @@ SHARE = 0.25
 """Of the time within which Redis must answer: the longest wait, if that is shorter."""
 
 
+def longest_wait(timeout_s: float) -> float:
+    """For a client whose Redis must answer within ``timeout_s``."""
+    return min(LONGEST_S, SHARE * timeout_s)
+
+
 class Replication:
     """Of one connection pool."""
 
-    def __init__(self, client: Redis, timeout_s: float) -> None:
+    def __init__(self, client: Redis, wait_s: float) -> None:
         self._client = client
-        self._ms = max(1, round(1000 * min(LONGEST_S, SHARE * timeout_s)))
+        self._ms = max(1, round(1000 * wait_s))
         self._expected = False
         self._possible = True
         self.problem = ""

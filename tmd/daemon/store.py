@@ -33,7 +33,7 @@ from tmd.daemon.bus import Topic
 from tmd.daemon.codec import Codec, paired, text
 from tmd.daemon.job_records import LaterRecord, StoredJobs, read_record, sorted_out
 from tmd.daemon.redis_client import connect, disconnect
-from tmd.daemon.replication import Replication
+from tmd.daemon.replication import Replication, longest_wait
 from tmd.daemon.statuses import read_hosts
 
 ALERTS_KEPT = 100_000
@@ -69,9 +69,10 @@ class RedisStore:
         *,
         timeout_s: float = 2.0,
         alerts_kept: int = ALERTS_KEPT,
+        replica_wait_s: float | None = None,
     ) -> None:
         self._redis = connect(url, timeout_s)
-        self._replication = Replication(self._redis, timeout_s)
+        self._replication = Replication(self._redis, replica_wait_s or longest_wait(timeout_s))
         self._place = redis_errors.shown(url)
         self._cluster = cluster
         self._alerts_kept = alerts_kept
