@@ -8,7 +8,8 @@ from tmd.core.planning.directives import Hold, HoldState, Prepare, ShadowRank, W
 from tmd.core.planning.failover import open_failover
 from tmd.core.planning.hot_standbys import answered, assign_shadows, roles_of, to_rehearse
 from tmd.core.planning.migration import PlanFacts
-from tmd.core.planning.standbys import assigned, candidates, reasons
+from tmd.core.planning.standby_reasons import reasons
+from tmd.core.planning.standbys import assigned, candidates
 from tmd.core.values.limits import ShadowGoals
 from tmd.core.values.model import (
     Activity,

@@ -137,7 +137,7 @@ class Synchronizer:
             try:
                 await change()
             except SlurmError as error:
-                failed.append(f"cannot {line}: {error}")
+                failed.append(f"cannot {line}: {in_words(error)}")
             else:
                 say(line)
         return found.problems, failed

@@ -13,6 +13,8 @@ import structlog
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
+from tmd.core.values.reasons import in_words
+
 log = structlog.get_logger("tmd.store")
 
 LONGEST_S = 0.5
@@ -63,9 +65,9 @@ class Replication:
         except ResponseError as error:
             # An older access list does not have the command. A replica that is asked, as during a
             # fail-over, refuses it too, and the write after it.
-            self._possible = "replica" in str(error)
+            self._possible = "replica" in in_words(error)
             if not self._possible:
-                log.info("writes do not wait for a replica", error=str(error))
+                log.info("writes do not wait for a replica", error=in_words(error))
                 # Servers that do not know a command may close the connection after their answer.
                 await self._client.connection_pool.disconnect(inuse_connections=False)
         return self._expected

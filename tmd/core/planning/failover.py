@@ -15,7 +15,8 @@ from msgspec import structs
 
 from tmd.core.planning.migration import PlanEvent, PlanFacts, is_live, transition
 from tmd.core.planning.rollback import Cast, cast_back, newest_of
-from tmd.core.planning.standbys import assigned, barred, line, shortfall
+from tmd.core.planning.standby_reasons import shortfall
+from tmd.core.planning.standbys import assigned, barred, line
 from tmd.core.values.checkpoints import advice
 from tmd.core.values.model import (
     Activity,

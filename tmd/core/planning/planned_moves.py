@@ -8,14 +8,8 @@ from msgspec import structs
 
 from tmd.core.alerts.findings import GRAVE
 from tmd.core.planning.migration import PlanFacts, is_live
-from tmd.core.planning.standbys import (
-    assigned,
-    candidates,
-    lasting,
-    reasons,
-    refused_here,
-    shortfall,
-)
+from tmd.core.planning.standby_reasons import reasons, shortfall
+from tmd.core.planning.standbys import assigned, candidates, lasting, refused_here
 from tmd.core.values.model import (
     Activity,
     ClusterView,

@@ -26,7 +26,8 @@ from tmd.core.planning.migration import (
     troubled_joiners,
 )
 from tmd.core.planning.planned_moves import planned
-from tmd.core.planning.standbys import barred, candidates, reasons
+from tmd.core.planning.standby_reasons import reasons
+from tmd.core.planning.standbys import barred, candidates
 from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import (
     Activity,

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from tmd.core.planning.migration import PlanFacts, is_live
-from tmd.core.planning.standbys import candidates, line, shortfall, takes
+from tmd.core.planning.standby_reasons import shortfall
+from tmd.core.planning.standbys import candidates, line, takes
 from tmd.core.values.model import ClusterView, JobRecord, JobState, Member
 from tmd.core.values.shadows import ranges
 

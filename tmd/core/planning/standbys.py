@@ -1,4 +1,4 @@
-"""Chooses the standby that takes a rank, and states the reasons.
+"""Chooses the standby that takes a rank.
 
 A standby that must not have the rank is refused. The others are ordered by
 :class:`CandidateRank`, whose fields are the criteria in order of weight.
@@ -7,7 +7,7 @@ A standby that must not have the rank is refused. The others are ordered by
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tmd.core.alerts.findings import BANNED, GRAVE
 from tmd.core.planning.carriers import REMEDY, commonest, mismatch
@@ -29,10 +29,6 @@ from tmd.core.values.shadows import verdict_on, why_unfit
 
 IDLE = 2
 """Distance of a standby that shadows no rank."""
-MOST_REASONS = 20
-"""Reasons kept in a plan."""
-MOST_NAMED = 5
-"""Standbys that are named if none takes a rank."""
 DRAINED = "its host is drained ('tmd undrain {}' gives it back)"
 POOL = frozenset({Activity.STANDBY, Activity.SHADOWING, Activity.IN_STEP})
 
@@ -56,20 +52,6 @@ class CandidateRank(NamedTuple):
     """Position in the job's history of the latest plan that moved a rank off its host, or 0."""
     host: str
     worker: str
-
-
-WHY_LATER = (
-    "its host has a grave finding",
-    "its host is drained and in reserve",
-    "its host has a grave finding of a detector that only observes",
-    "it is farther from the state",
-    "its host holds a rank already",
-    "it has not rehearsed",
-    "a rank was taken off its host more recently",
-    "its name comes later",
-    "its name comes later",
-)
-"""For each criterion, why a standby comes after another one."""
 
 
 class Standby(NamedTuple):
@@ -140,7 +122,7 @@ def candidates(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[M
 
 def takes(spare: Sequence[Member], rank: int, facts: PlanFacts) -> bool:
     """Whether one of ``spare`` is fit for ``rank``."""
-    return any(not _unfit_for(facts, member, rank) for member in spare)
+    return any(not unfit_for(facts, member, rank) for member in spare)
 
 
 def on_hand(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Member]:
@@ -195,13 +177,13 @@ def _in_pool(status: WorkerStatus) -> bool:
     return status.activity in POOL and not status.plan
 
 
-def _unfit_for(facts: PlanFacts, member: Member, rank: int) -> str:
+def unfit_for(facts: PlanFacts, member: Member, rank: int) -> str:
     """Why ``member``'s rehearsals forbid ``rank``; empty if they do not."""
     status = facts.status.get(member.worker)
     return "" if status is None else why_unfit(status.rehearsed, rank, facts.role(rank))
 
 
-def _has_rehearsed(status: WorkerStatus, rank: int, facts: PlanFacts) -> bool:
+def has_rehearsed(status: WorkerStatus, rank: int, facts: PlanFacts) -> bool:
     """Whether it has computed the bits of ``rank``, or of one with the same role."""
     verdict = verdict_on(status.rehearsed, rank, facts.role(rank))
     return verdict is not None and verdict.has_shown
@@ -252,13 +234,13 @@ def assigned(
             abs(distance - IDLE) if idle_first else distance,
             member not in sound,
             member.host in doubted,
-            not _has_rehearsed(status, rank, facts),
+            not has_rehearsed(status, rank, facts),
             _builds(status, rank),
         )
 
     def give(rank: int, asked: set[Member]) -> bool:
         """Find a standby for ``rank``, by an augmenting path if all fit ones are taken."""
-        may = [m for m in spare if m not in asked and not _unfit_for(facts, m, rank)]
+        may = [m for m in spare if m not in asked and not unfit_for(facts, m, rank)]
         may.sort(key=lambda m: order(rank, m))
         holds = {m: r for r, m in found.items()}
         asked.update(may)
@@ -271,127 +253,6 @@ def assigned(
     for rank in ranks:
         give(rank, set())
     return found
-
-
-def reasons(
-    chosen: dict[int, Member],
-    view: ClusterView,
-    record: JobRecord,
-    facts: PlanFacts,
-    *,
-    left_out: Sequence[str] = (),
-) -> tuple[str, ...]:
-    """Sentences for people: why each of ``chosen`` got its rank, and why the others did not."""
-    standbys = {s.member.worker: s for s in line(view, record, facts)}
-    found = [
-        f"rank {rank}: {member.worker}: {_merits(standbys[member.worker], rank, facts)}"
-        for rank, member in sorted(chosen.items())
-        if member.worker in standbys
-    ]
-    taken = {m.worker: rank for rank, m in chosen.items()}
-    last = max((standbys[w].standing for w in taken if w in standbys), default=None)
-    for worker, standby in standbys.items():
-        if worker not in taken:
-            failed = _failure(standby.member, sorted(chosen), facts, left_out)
-            unready = "" if failed else _unrehearsed(worker, taken, facts)
-            why = standby.refusal or failed or unready or _later(standby, last)
-            found.append(f"not {worker}: {why}")
-    return tuple(found[:MOST_REASONS])
-
-
-def shortfall(
-    ranks: Sequence[int],
-    view: ClusterView,
-    record: JobRecord,
-    facts: PlanFacts,
-    *,
-    left_out: Sequence[str] = (),
-    lasts: bool = False,
-) -> str:
-    """Why no standby takes ``ranks``: the obstacle for each existing one.
-
-    ``lasts``: standbys on hosts that must be vacated soon do not count.
-    """
-
-    def in_the_way(standby: Standby) -> str:
-        failed = standby.refusal or _failure(standby.member, ranks, facts, left_out)
-        return failed or (_passing(standby.standing) if lasts else "")
-
-    found = [
-        f"not {s.member.worker}: {why}" for s in line(view, record, facts) if (why := in_the_way(s))
-    ]
-    starting = sum(
-        w.job == record.job and w.activity is Activity.STARTING
-        for host in view.hosts
-        for w in host.workers
-    )
-    if starting:
-        found.append(f"{starting} still starting")
-    if len(found) > MOST_NAMED:
-        found[MOST_NAMED:] = [f"and {len(found) - MOST_NAMED} more"]
-    return "; ".join(found) or "the job has no other standby"
-
-
-def _passing(standing: CandidateRank) -> str:
-    """Why a rank would have to leave this standby's host again; empty if it could stay."""
-    if standing.ails:
-        return "its host has a grave finding"
-    return "its host is drained and in reserve" if standing.reserve else ""
-
-
-def _merits(standby: Standby, rank: int, facts: PlanFacts) -> str:
-    standing, status = standby.standing, facts.status[standby.member.worker]
-    shadow = status.shadow
-    words = ["it shadows no rank" if shadow is None else f"it shadows rank {shadow.rank}"]
-    words.append("its host holds a rank already" if standing.crowded else "its host holds none")
-    if _has_rehearsed(status, rank, facts):
-        words.append("rehearsed")
-    else:
-        words.append("not rehearsed" if standing.untried else "rehearsed as another rank only")
-    words += [f"{why}, but there is no other"] if (why := _passing(standing)) else []
-    return ", ".join(words)
-
-
-def _failure(
-    member: Member, ranks: Sequence[int], facts: PlanFacts, left_out: Sequence[str]
-) -> str:
-    """Why it must get none of ``ranks``; empty if it may get one."""
-    unfit = [_unfit_for(facts, member, rank) for rank in ranks]
-    if unfit and all(unfit):
-        return f"it failed its rehearsal: {unfit[0]}"
-    return "it failed as joiner of this move before" if member.worker in left_out else ""
-
-
-def _unrehearsed(worker: str, taken: dict[str, int], facts: PlanFacts) -> str:
-    """Why it was passed over for lack of a rehearsal that the chosen ones had; else empty."""
-    status = facts.status[worker]
-    if not any(v.has_shown for v in status.rehearsed):
-        return ""
-    behind = [
-        rank
-        for other, rank in taken.items()
-        if other in facts.status
-        and _has_rehearsed(facts.status[other], rank, facts)
-        and not _has_rehearsed(status, rank, facts)
-    ]
-    if len(behind) < len(taken):
-        return ""
-    return f"it has not rehearsed what rank {behind[0]} is built as"
-
-
-def _later(standby: Standby, last: CandidateRank | None) -> str:
-    """Why it comes after the last chosen one."""
-    if last is None:
-        return "no more standbys were needed"
-    mine: tuple[Any, ...] = standby.standing
-    for own, other, why in zip(mine, last, WHY_LATER, strict=True):
-        if own != other:
-            if own > other:
-                return why
-            break
-    if standby.standing.distance < IDLE:
-        return "it shadows a rank and is left to do so"
-    return "another one was nearer to the state of the rank"
 
 
 def refused_here(record: JobRecord, host: str) -> set[str]:
