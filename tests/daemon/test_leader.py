@@ -446,8 +446,9 @@ async def test_a_leader_writes_the_latest_version_that_all_live_hosts_read(scene
 
 
 async def test_a_write_that_no_replica_has_is_reported_until_one_has_it_again(scene):
-    """Once, however long it lasts."""
+    """Once, however long it lasts. It ends without a further write once a replica has caught up."""
     scene.data.unreplicated = "no replica had the latest write within 500 ms"
+    await scene.end("h1", -9)
     await scene.leader.turn()
     await scene.leader.turn()
     scene.data.unreplicated = ""
@@ -459,6 +460,22 @@ async def test_a_write_that_no_replica_has_is_reported_until_one_has_it_again(sc
         (State.CLEARED, "store"),
     ]
     assert found[0].message == "no replica had the latest write within 500 ms"
+
+
+async def test_a_new_leadership_forgets_an_earlier_write_that_no_replica_had(scene):
+    """Another leader has written since; what this one knows of its own write is too old."""
+    scene.data.unreplicated = "no replica had the latest write within 500 ms"
+    await scene.end("h1", -9)
+    await scene.leader.turn()
+    led, scene.candidate.lease = scene.candidate.lease, Lease()
+    running = asyncio.create_task(scene.leader.run())
+    async with asyncio.timeout(5.0):
+        while scene.reported[-1].state is not State.CLEARED:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    scene.candidate.lease = led
+    running.cancel()
+
+    assert scene.store.unreplicated == ""
 
 
 # --- metrics --------------------------------------------------------------------------------------

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 from msgspec import structs
+from redis.exceptions import ResponseError
 
 from tests.daemon.redises import plain
 from tests.values import record
 from tmd.core.planning.election import Granted
+from tmd.core.values.errors import StoreUnavailable
 from tmd.daemon.redis_client import connect
 from tmd.daemon.store import RedisStore
 
@@ -128,10 +130,119 @@ async def test_without_a_replica_nothing_waits_and_nothing_is_reported(
     redis_binary: str, tmp_path: Path
 ) -> None:
     with plain(redis_binary, tmp_path / "alone") as (port, _):
-        async with opened(port, wait_s=2 * WITHIN_S) as store:
+        async with opened(port, wait_s=WITHIN_S) as store:
             async with asyncio.timeout(WITHIN_S):
                 for revision in range(1, 50):
                     written = structs.replace(RECORD, revision=revision)
                     await store.put_job(written, expected=revision - 1)
 
             assert store.unreplicated == ""
+
+
+async def test_a_replica_is_found_while_others_write(
+    pair: tuple[int, int, subprocess.Popen[bytes]],
+) -> None:
+    """Under traffic no replica has acknowledged yet what the server wrote last."""
+    primary, _, process = pair
+    await online(primary)
+    async with opened(primary) as store, client(primary) as busy, client(primary) as asked:
+
+        async def write() -> None:
+            while True:
+                await busy.set("busy", "x")
+
+        writing = asyncio.create_task(write())
+        try:
+            await store.snapshot()
+            await store.put_job(RECORD, expected=0)
+        finally:
+            writing.cancel()
+        process.send_signal(signal.SIGSTOP)
+        second = asyncio.create_task(store.put_job(structs.replace(RECORD, revision=2), expected=1))
+
+        async def written() -> bool:
+            return bool(await asked.hget("{tmd:c}:job:job", "revision") == b"2")
+
+        await until(written)
+        waited = not second.done()
+        process.send_signal(signal.SIGCONT)
+        await second
+
+    assert waited
+
+
+async def test_a_lease_counts_though_redis_does_not_let_it_wait(
+    pair: tuple[int, int, subprocess.Popen[bytes]],
+) -> None:
+    """The script has run by then. That nothing waits is reported."""
+    primary, _, _ = pair
+    await online(primary)
+    async with opened(primary) as store, client(primary) as admin:
+        first = await store.acquire("h1", ttl_s=30, floor=0)
+        await admin.execute_command("ACL", "SETUSER", "default", "-wait")
+        second = await store.acquire("h1", ttl_s=30, floor=0)
+
+    assert isinstance(first, Granted)
+    assert second == first
+    assert store.unreplicated.startswith("Redis does not let writes wait for a replica: ")
+
+
+async def test_a_server_that_is_busy_once_is_still_waited_for(
+    pair: tuple[int, int, subprocess.Popen[bytes]],
+) -> None:
+    """Only a refusal for good ends the waiting."""
+    primary, _, process = pair
+    await online(primary)
+    async with opened(primary) as store, client(primary) as admin:
+        await admin.config_set("busy-reply-threshold", 1)
+        script = "while redis.call('EXISTS', 'end') == 0 do end"
+        looping = asyncio.create_task(admin.eval(script, 0))
+        async with client(primary) as other:
+
+            async def busy() -> bool:
+                try:
+                    await other.ping()
+                except ResponseError as error:
+                    return "busy" in str(error).lower()
+                return False
+
+            await until(busy)
+            with pytest.raises(StoreUnavailable, match="busy"):
+                await store.acquire("h1", ttl_s=30, floor=0)
+            await other.script_kill()
+        with pytest.raises(ResponseError):
+            await looping
+        await store.acquire("h1", ttl_s=30, floor=0)
+        process.send_signal(signal.SIGSTOP)
+        writing = asyncio.create_task(store.acquire("h1", ttl_s=30, floor=0))
+        async with client(primary) as asked:
+
+            async def blocked() -> bool:
+                return (await asked.info("clients"))["blocked_clients"] == 1
+
+            await until(blocked)
+        process.send_signal(signal.SIGCONT)
+
+        assert isinstance(await writing, Granted)
+
+
+async def test_a_replica_that_has_caught_up_ends_the_report_without_a_write(
+    pair: tuple[int, int, subprocess.Popen[bytes]],
+) -> None:
+    """A leader looks for it between its decisions."""
+    primary, _, process = pair
+    await online(primary)
+    async with opened(primary, wait_s=2.0) as store:
+        await store.acquire("h1", ttl_s=30, floor=0)
+        process.send_signal(signal.SIGSTOP)
+        await store.acquire("h1", ttl_s=30, floor=0)
+        during = store.unreplicated
+        process.send_signal(signal.SIGCONT)
+
+        async def over() -> bool:
+            await store.look_for_replica()
+            return store.unreplicated == ""
+
+        await until(over)
+
+    assert during

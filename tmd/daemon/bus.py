@@ -66,6 +66,13 @@ class Store(Protocol):
         """Why the latest record or lease may be lost if Redis fails over; empty if it is not, or if
         Redis has no replica."""
 
+    async def look_for_replica(self) -> None:
+        """Bring ``unreplicated`` up to date between writes: a replica may have caught up. It asks
+        at most every few seconds, and not at all while replicas have every write in time."""
+
+    def forget_replica(self) -> None:
+        """Take nothing that was seen of replicas for granted, and clear ``unreplicated``."""
+
     async def restore_job(self, record: JobRecord) -> bool:
         """Store ``record`` if the store lost it or has an older revision; return whether it did."""
 

@@ -170,7 +170,6 @@ class Leader:
             self.counter.keep(self._candidate.records.under_way, now)
             if not self._candidate.leading:
                 self._findings.hold({}, "this host no longer leads")
-                self._note_replication("")
                 self._follow()
             else:
                 try:
@@ -205,11 +204,15 @@ class Leader:
         for gone in self._seen.keys() - names:
             del self._seen[gone]
         self._findings.hold(self._unprotected(view))
+        # After the decisions, since it may take a moment.
+        await self._store.look_for_replica()
         self._note_replication(self._store.unreplicated or self._candidate.unreplicated)
         return patience
 
     def _follow(self) -> None:
-        """Leave the cluster's metrics to the leader."""
+        """Leave the cluster's metrics to the leader, and what it says of replicas."""
+        self._store.forget_replica()
+        self._note_replication("")
         self.view = None
         self.counter.follow(())
 

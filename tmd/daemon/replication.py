@@ -6,12 +6,14 @@ lags.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from enum import Enum, auto
 from typing import Any
 
 import structlog
 from redis.asyncio import Redis
-from redis.exceptions import ResponseError
+from redis.exceptions import NoPermissionError, ResponseError
 
 from tmd.core.values.reasons import in_words
 
@@ -20,11 +22,31 @@ log = structlog.get_logger("tmd.store")
 LONGEST_S = 0.5
 SHARE = 0.25
 """Of the time within which Redis must answer: the longest wait, if that is shorter."""
+PROBE_SHARE = 0.05
+"""Of the longest wait: the one for a replica of which nothing is known. It is short, since most
+servers have none, and a lease runs meanwhile."""
+PROBE_EVERY_S = 3.0
+UNASKED_S = 10.0
+"""A write looks for a replica if nothing has looked for so long. A leader looks between its writes
+more often, so that a plan is not delayed."""
+REFUSED_S = 60.0
+"""A server that refuses WAIT is asked again after this long."""
+KEPT_MS = 1000
+"""Lifetime of the key that a probe writes."""
 
 
 def longest_wait(timeout_s: float) -> float:
     """For a client whose Redis must answer within ``timeout_s``."""
     return min(LONGEST_S, SHARE * timeout_s)
+
+
+class Replica(Enum):
+    """What is known of the replicas of a server."""
+
+    NONE = auto()
+    EXPECTED = auto()
+    REFUSED = auto()
+    """The server does not let this user wait."""
 
 
 class Replication:
@@ -33,48 +55,81 @@ class Replication:
     def __init__(self, client: Redis, wait_s: float) -> None:
         self._client = client
         self._ms = max(1, round(1000 * wait_s))
-        self._expected = False
-        self._possible = True
+        self._probe_ms = max(1, round(1000 * PROBE_SHARE * wait_s))
+        self._replica = Replica.NONE
+        self._heard_at = float("-inf")
         self.problem = ""
         """Why the latest write may be lost in a fail-over, in a sentence; empty if it is not, or if
         there has never been a replica."""
 
     async def evaluate(self, script: str, keys: Sequence[str], *args: Any) -> Any:
         """Run ``script`` and wait. The reply is that of the script, replicated or not."""
-        if not (self._expected or await self._has_replica()):
+        if self._replica is Replica.EXPECTED:
+            wait_ms = self._ms
+        elif self._is_due(UNASKED_S):
+            wait_ms = self._probe_ms
+        else:
             return await self._client.eval(script, len(keys), *keys, *args)
+        return await self._waited(wait_ms, "EVAL", script, len(keys), *keys, *args)
+
+    async def probe(self, key: str) -> None:
+        """Look for a replica where none is known, and whether one has caught up where one lagged.
+
+        It writes ``key``: WAIT is about writes of its own connection. All earlier ones reach a
+        replica before it.
+        """
+        if (self.problem or self._replica is not Replica.EXPECTED) and self._is_due(PROBE_EVERY_S):
+            await self._waited(self._probe_ms, "SET", key, b"1", "PX", KEPT_MS)
+
+    def reset(self) -> None:
+        """Forget what was seen of replicas, as if nothing had been written."""
+        self._replica, self._heard_at, self.problem = Replica.NONE, float("-inf"), ""
+
+    def _is_due(self, after_s: float) -> bool:
+        longer = REFUSED_S if self._replica is Replica.REFUSED else after_s
+        return time.monotonic() - self._heard_at >= longer
+
+    async def _waited(self, wait_ms: int, *command: Any) -> Any:
         # On one connection: WAIT is about the writes of its own.
         both = self._client.pipeline(transaction=False)
-        both.eval(script, len(keys), *keys, *args)
-        both.execute_command("WAIT", 1, self._ms)
+        both.execute_command(*command)
+        both.execute_command("WAIT", 1, wait_ms)
         reply, replicas = await both.execute(raise_on_error=False)
-        for each in (reply, replicas):
-            if isinstance(each, Exception):
-                raise each
-        self._expected = replicas > 0
-        self._note("" if replicas else f"no replica had the latest write within {self._ms} ms")
+        if isinstance(reply, Exception):
+            raise reply
+        await self._hear(replicas, wait_ms)
         return reply
 
-    async def _has_replica(self) -> bool:
-        """Whether some replica is connected. It is asked for none, so the answer comes at once."""
-        if not self._possible:
-            return False
-        try:
-            found: int = await self._client.execute_command("WAIT", 0, 1)  # type: ignore[no-untyped-call]
-            self._expected = found > 0
-        except ResponseError as error:
-            # An older access list does not have the command. A replica that is asked, as during a
-            # fail-over, refuses it too, and the write after it.
-            self._possible = "replica" in in_words(error)
-            if not self._possible:
-                log.info("writes do not wait for a replica", error=in_words(error))
+    async def _hear(self, replicas: int | ResponseError, wait_ms: int) -> None:
+        """Note the answer to WAIT. The write before it counts, whatever the answer is."""
+        self._heard_at = time.monotonic()
+        expected = self._replica is Replica.EXPECTED
+        if isinstance(replicas, ResponseError):
+            why = in_words(replicas)
+            if _is_refusal(replicas):
+                self._replica = Replica.REFUSED
+                self._note(f"Redis does not let writes wait for a replica: {why}")
                 # Servers that do not know a command may close the connection after their answer.
                 await self._client.connection_pool.disconnect(inuse_connections=False)
-        return self._expected
+            elif expected:
+                self._note(f"Redis did not wait for a replica: {why}")
+        elif replicas > 0:
+            self._replica = Replica.EXPECTED
+            self._note("")
+        elif expected:
+            self._note(self.problem or f"no replica had the latest write within {wait_ms} ms")
+        else:
+            self._replica = Replica.NONE
+            self._note("")
 
     def _note(self, problem: str) -> None:
         if problem and not self.problem:
             log.warning("a write may be lost in a fail-over", reason=problem)
         elif self.problem and not problem:
-            log.info("writes reach a replica again")
+            log.info("writes reach a replica again, or there is none")
         self.problem = problem
+
+
+def _is_refusal(error: ResponseError) -> bool:
+    """Whether WAIT will fail until somebody changes the server: an older access list, for one."""
+    return isinstance(error, NoPermissionError) or "unknown command" in in_words(error).lower()

@@ -206,6 +206,12 @@ class RedisStore:
     def unreplicated(self) -> str:
         return self._replication.problem
 
+    async def look_for_replica(self) -> None:
+        await self._ask(self._replication.probe(self._key("probe")))
+
+    def forget_replica(self) -> None:
+        self._replication.reset()
+
     async def restore_job(self, record: JobRecord) -> bool:
         restored = await self._run(
             lua.RESTORE_JOB,

@@ -29,7 +29,7 @@ class MemoryStore:
         self.away = False
         """While true every call raises StoreUnavailable."""
         self.unreplicated = ""
-        """Why no replica has the latest write."""
+        """Why no replica takes over what is written now; empty if one does."""
         self.clock_epoch = 1_000
         """Stands for the server's clock in lease epochs: grows across :meth:`wipe`."""
         self._listeners: set[asyncio.Queue[Topic | None]] = set()
@@ -86,6 +86,7 @@ class MemoryClient:
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
+        self._unreplicated = ""
 
     async def _reach(self) -> float:
         await asyncio.sleep(0)
@@ -154,11 +155,20 @@ class MemoryClient:
         if stored != expected:
             raise Conflict(f"{record.job}: revision is {stored}, expected {expected}")
         self._write(record, record.lease_epoch)
+        self._unreplicated = self._store.unreplicated
         self._store.wake(Topic.JOBS)
 
     @property
     def unreplicated(self) -> str:
-        return self._store.unreplicated
+        return self._unreplicated
+
+    async def look_for_replica(self) -> None:
+        await self._reach()
+        if self._unreplicated:
+            self._unreplicated = self._store.unreplicated
+
+    def forget_replica(self) -> None:
+        self._unreplicated = ""
 
     async def restore_job(self, record: JobRecord) -> bool:
         await self._reach()
