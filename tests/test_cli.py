@@ -621,8 +621,13 @@ def test_a_lazy_verb_has_its_own_help():
 
 def test_drains_are_seen_by_status(config, store, running):
     store(lambda s: s.drain(DrainRequest("h2", id="r", leave=True)))
+    spare = HostStatus("h3", "i", standby=True, at=time.time())
+    store(lambda s: s.put_host(spare, ttl_s=60, wake=False))
+    store(lambda s: s.drain(DrainRequest("h3", id="r", reserve=True)))
+    shown = tmd("status", "-c", config).stdout
 
-    assert "leaving" in tmd("status", "-c", config).stdout
+    assert "leaving" in shown
+    assert "in reserve" in shown
 
 
 # --- xid ------------------------------------------------------------------------------------------

@@ -87,6 +87,40 @@ def test_a_hot_standby_on_a_drained_host_is_replaced() -> None:
     assert second.stay
 
 
+def test_a_hot_standby_in_reserve_is_replaced_once_another_standby_is_fit() -> None:
+    """Until then it stays, since it may take the rank after a loss. No new one begins there."""
+    reserve = (DrainRequest("h-s", "r", reserve=True),)
+    wanted = ShadowGoals(hot=1)
+    hot = ShadowAssignment(member=member("s"), rank=0, stay=True)
+
+    def shadows(*standbys: WorkerStatus, present: tuple[ShadowAssignment, ...]) -> list[str]:
+        record, view, _ = cluster(*standbys)
+        view = structs.replace(view, drains=reserve)
+        record = structs.replace(record, shadows=present)
+        found = assign_shadows(record, view, PlanFacts(view, "j"), wanted)
+        return [u.member.worker for u in found if u.stay]
+
+    unfit = worker("t", rehearsed=(Rehearsal(step=9, seconds=1.0, refusal="bits"),))
+    assert shadows(worker("s"), present=()) == []
+    assert shadows(worker("s"), present=(hot,)) == ["s"]
+    assert shadows(worker("s"), unfit, present=(hot,)) == ["s"]
+    assert shadows(worker("s"), worker("t"), present=(hot,)) == ["t"]
+
+
+def test_an_idle_standby_takes_a_lost_rank_before_a_hot_one_in_reserve() -> None:
+    """The rank would have to leave the host in reserve again."""
+    hot = worker("s", Activity.IN_STEP, shadow=ShadowStatus(rank=0, verified=9))
+    record, view, _ = cluster(hot, worker("t"))
+    view = structs.replace(view, drains=(DrainRequest("h-s", "r", reserve=True),))
+    facts = PlanFacts(view, "j")
+    found = assigned([0], candidates(view, record, facts), facts)
+    (taken, other) = reasons({0: member("s")}, view, record, facts)
+
+    assert found == {0: member("t")}
+    assert taken.endswith("its host is drained and in reserve")
+    assert other.startswith("not t")
+
+
 def test_every_standby_rehearses_once_and_one_at_a_time() -> None:
     """Never as rank 0, on which scripts print and save."""
     wanted = ShadowGoals(rehearse=True)

@@ -86,6 +86,20 @@ def test_a_job_is_formed_once_as_many_workers_have_come_as_it_has_ranks() -> Non
     assert (enough.membership.epoch, enough.proposed, enough.revision) == (1, 1, 1)
 
 
+def test_a_host_in_reserve_gets_a_rank_of_a_new_job_only_if_there_is_no_other() -> None:
+    """The ranks of the chosen hosts are in the order of their names all the same."""
+    drains = (DrainRequest("h0", "r", reserve=True),)
+
+    def hosts(*names: str) -> list[str]:
+        view = starting(2, *names).view
+        active = tuple(structs.replace(host, standby=False) for host in view.hosts)
+        formed = form(structs.replace(view, hosts=active, drains=drains), "job")
+        return [m.host for m in formed.membership.members] if formed else []
+
+    assert hosts("h0", "h1", "h2") == ["h1", "h2"]
+    assert hosts("h0", "h1") == ["h0", "h1"]
+
+
 def test_no_rank_goes_to_a_standby_host_or_one_that_is_drained() -> None:
     scene = starting(2, "h0", "h1", "s0")
     drained = structs.replace(scene.view, drains=(DrainRequest("h1", "r"),))

@@ -122,6 +122,8 @@ def _drain_roles(view: ClusterView) -> dict[str, str]:
             roles[request.host] = "leaving"
         elif waiting or request.bars:
             roles[request.host] = "draining" if waiting else "drained"
+        elif request.reserve:
+            roles[request.host] = "in reserve"
     return roles
 
 

@@ -12,7 +12,15 @@ from collections.abc import Sequence
 from itertools import chain
 
 from tmd.core.planning.migration import PlanFacts, is_live
-from tmd.core.planning.standbys import POOL, assigned, barred, candidates, on_hand
+from tmd.core.planning.standbys import (
+    POOL,
+    assigned,
+    barred,
+    candidates,
+    in_reserve,
+    on_hand,
+    takes,
+)
 from tmd.core.values.limits import ShadowGoals
 from tmd.core.values.model import (
     Activity,
@@ -33,19 +41,25 @@ def assign_shadows(
     if record.state is not JobState.RUNNING or is_live(record.plan):
         return record.shadows
     asked = {r.host: r.id for r in view.rehearsals}
-    barring = barred(view)
+    barring, reserve = barred(view), in_reserve(view)
+    employed = {u.member for u in record.shadows}
+    spare = [
+        c for c in candidates(view, record, facts) if c not in employed and c.host not in reserve
+    ]
+
+    def gives_way(u: ShadowAssignment) -> bool:
+        """A standby on a drained host could not assume the rank, or only as a last resort."""
+        spared = u.stay and u.member.host in reserve and takes(spare, u.rank, facts)
+        return spared or u.member.host in barring
+
     kept = tuple(
-        u
-        for u in record.shadows
-        # A standby on a drained host could not assume the rank: another one takes its place.
-        if u.member.host not in barring and _goes_on(u, record, facts, wanted)
+        u for u in record.shadows if not gives_way(u) and _goes_on(u, record, facts, wanted)
     )
     if not all(_trains(facts, m.worker) for m in record.membership.members):
         return kept
     busy = [u.member for u in kept]
     hot = [u for u in kept if u.stay]
     if len(hot) < min(wanted.hot, record.world_size):
-        spare = [c for c in candidates(view, record, facts) if c not in busy]
         another = _another(record, facts, spare, {u.rank for u in hot})
         if another is not None:
             return (*kept, another)

@@ -27,7 +27,7 @@ from tmd.core.planning.migration import (
 )
 from tmd.core.planning.planned_moves import planned
 from tmd.core.planning.standby_reasons import reasons
-from tmd.core.planning.standbys import barred, candidates
+from tmd.core.planning.standbys import barred, candidates, in_reserve
 from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import (
     Activity,
@@ -50,17 +50,20 @@ ENDED = frozenset({JobState.FINISHED, JobState.FAILED})
 def form(view: ClusterView, job: str, before: JobRecord | None = None) -> JobRecord | None:
     """The first record of ``job`` once it has as many workers as ranks.
 
-    Workers on hosts marked ``standby`` or drained get no rank here. ``before`` is the record of an
-    ended run with the same name, whose epochs and revisions continue.
+    Workers on hosts marked ``standby`` or drained get no rank here, those on hosts in reserve only
+    if there are no others. ``before`` is the record of an ended run with the same name, whose
+    epochs and revisions continue.
     """
     fresh = _fresh(view, job)
     size = len(fresh) and fresh[0][1].world_size
     carrier = commonest(w for _, w in fresh)
     fit = [(h, w) for h, w in fresh if not mismatch(w, carrier)]
-    chosen = sorted((h, w.worker, w.address) for h, w in fit)[:size]
-    if not size or len(chosen) < size:
+    reserve = in_reserve(view)
+    order = sorted((h in reserve, h, w.worker, w.address) for h, w in fit)
+    if not size or len(order) < size:
         return None
-    members = tuple(Member(worker=w, host=h, address=a) for h, w, a in chosen)
+    chosen = sorted(order[:size], key=lambda one: one[1:])
+    members = tuple(Member(worker=w, host=h, address=a) for _, h, w, a in chosen)
     epoch = 1 if before is None else before.proposed + 1
     return JobRecord(
         job=job,

@@ -44,12 +44,22 @@ def reasons(
 ) -> tuple[str, ...]:
     """Sentences for people: why each of ``chosen`` got its rank, and why the others did not."""
     standbys = {s.member.worker: s for s in line(view, record, facts)}
+    taken = {m.worker: rank for rank, m in chosen.items()}
+    better = [
+        s
+        for worker, s in standbys.items()
+        if worker not in taken and not s.refusal and not _passing(s.standing)
+    ]
+
+    def is_last_resort(rank: int) -> bool:
+        return all(_failure(s.member, [rank], facts, left_out) for s in better)
+
     found = [
-        f"rank {rank}: {member.worker}: {_merits(standbys[member.worker], rank, facts)}"
+        f"rank {rank}: {member.worker}: "
+        + _merits(standbys[member.worker], rank, facts, is_last_resort(rank))
         for rank, member in sorted(chosen.items())
         if member.worker in standbys
     ]
-    taken = {m.worker: rank for rank, m in chosen.items()}
     last = max((standbys[w].standing for w in taken if w in standbys), default=None)
     for worker, standby in standbys.items():
         if worker not in taken:
@@ -100,7 +110,7 @@ def _passing(standing: CandidateRank) -> str:
     return "its host is drained and in reserve" if standing.reserve else ""
 
 
-def _merits(standby: Standby, rank: int, facts: PlanFacts) -> str:
+def _merits(standby: Standby, rank: int, facts: PlanFacts, last_resort: bool) -> str:
     standing, status = standby.standing, facts.status[standby.member.worker]
     shadow = status.shadow
     words = ["it shadows no rank" if shadow is None else f"it shadows rank {shadow.rank}"]
@@ -109,7 +119,8 @@ def _merits(standby: Standby, rank: int, facts: PlanFacts) -> str:
         words.append("rehearsed")
     else:
         words.append("not rehearsed" if standing.untried else "rehearsed as another rank only")
-    words += [f"{why}, but there is no other"] if (why := _passing(standing)) else []
+    if why := _passing(standing):
+        words.append(f"{why}, but there is no other" if last_resort else why)
     return ", ".join(words)
 
 

@@ -66,7 +66,7 @@ class Standby(NamedTuple):
 def line(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Standby]:
     """All workers of the job that wait for a rank, best first."""
     holding = {m.host for m in record.membership.members}
-    reserve = _in_reserve(view)
+    reserve = in_reserve(view)
     drained = barred(view) | {
         d.host for d in view.drains if d.host in holding and not record.served(d)
     }
@@ -105,7 +105,7 @@ def barred(view: ClusterView) -> set[str]:
     return {d.host for d in view.drains if d.bars}
 
 
-def _in_reserve(view: ClusterView) -> set[str]:
+def in_reserve(view: ClusterView) -> set[str]:
     """Hosts that get a rank only after a loss, by an operator's order."""
     return {d.host for d in view.drains if d.reserve and not d.bars}
 
@@ -137,7 +137,7 @@ def on_hand(view: ClusterView, record: JobRecord, facts: PlanFacts) -> list[Memb
 
 def lasting(view: ClusterView, members: Sequence[Member]) -> list[Member]:
     """Those of ``members`` whose hosts need not be vacated soon."""
-    leaving = _in_reserve(view) | {h.host for h in view.hosts if _ailment(h) is not None}
+    leaving = in_reserve(view) | {h.host for h in view.hosts if _ailment(h) is not None}
     return [m for m in members if m.host not in leaving]
 
 
@@ -215,22 +215,23 @@ def assigned(
     idle_first: bool = False,
     late: Collection[str] = (),
 ) -> dict[int, Member]:
-    """A standby for as many ranks as possible, by: nearest state, sound host, host without grave
-    findings of observing detectors, rehearsed, no rebuild, order of candidates. Unfit standbys are
-    never chosen.
+    """A standby for as many ranks as possible, by: host that is not in reserve, nearest state,
+    sound host, host without grave findings of observing detectors, rehearsed, no rebuild, order of
+    candidates. Unfit standbys are never chosen.
 
     ``idle_first``: there is time, so standbys that shadow a rank are left to do so.
     ``late``: workers that are chosen only as a last resort.
     """
     found: dict[int, Member] = {}
-    sound = set(lasting(facts.view, spare))
+    sound, reserve = set(lasting(facts.view, spare)), in_reserve(facts.view)
     doubted = {h.host for h in facts.view.hosts if any(map(_is_grave, h.alerts))}
 
-    def order(rank: int, member: Member) -> tuple[bool, int, bool, bool, bool, bool]:
+    def order(rank: int, member: Member) -> tuple[bool, bool, int, bool, bool, bool, bool]:
         status = facts.status[member.worker]
         distance = _distance(status, rank)
         return (
             member.worker in late,
+            member.host in reserve,
             abs(distance - IDLE) if idle_first else distance,
             member not in sound,
             member.host in doubted,
