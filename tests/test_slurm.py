@@ -21,12 +21,15 @@ import pytest
 from tests.marks import program
 from tests.test_cli import tmd
 from tests.values import alert
+from tmd.cli.slurm import Synchronizer
 from tmd.config import parse
 from tmd.core.alerts.findings import DECLARED
-from tmd.core.planning.slurm import SINFO_FORMAT, nodes_of
+from tmd.core.planning.slurm import SINFO_FORMAT, Changes, Rules, nodes_of
+from tmd.core.values.errors import Conflict
 from tmd.core.values.model import Alert, ClusterView, HostStatus, Severity, Strategy
 from tmd.core.values.requests import DrainRequest
 from tmd.daemon.store import open_store
+from tmd.testing import MemoryStore
 
 ROOT = Path(__file__).parents[1]
 SLURM = ROOT / "examples" / "slurm"
@@ -286,7 +289,7 @@ def test_a_host_that_is_declared_healthy_gets_its_node_back_at_once(
         told(HostStatus("n1", "i", alerts=(FAULT,)))
         first = process.stdout.readline()  # it has looked
         before = sinfo(cluster)[1].state
-        told(alert(host="n2", code=DECLARED, at=FAULT.at + 1))
+        told(alert(host="n2", code=DECLARED, entity="host", at=FAULT.at + 1))
         second = process.stdout.readline()
         process.terminate()
 
@@ -375,3 +378,20 @@ def test_without_slurm_the_verb_says_where_to_run_it(redis_url: str, tmp_path: P
 
     assert done.returncode == 1
     assert "no sinfo in PATH" in done.stderr
+
+
+async def test_a_drain_that_an_operator_sets_while_the_verb_looks_stays() -> None:
+    """Neither withdrawn nor replaced: the verb changes only what it has seen."""
+    store = MemoryStore().client()
+    await store.drain(DrainRequest("n1", "seen", by="slurm: disk"))
+    found = Changes(drain=(("n2", "slurm: disk"),), undrain=("n1",))
+    synchronizer = Synchronizer(store, Rules(), leave=False)
+    steps = list(synchronizer.steps(found, await store.snapshot()))
+    theirs = tuple(DrainRequest(host, "ann", by="ann") for host in ("n1", "n2"))
+    for request in theirs:
+        await store.drain(request)
+    for _, change in steps:
+        with pytest.raises(Conflict):
+            await change()
+
+    assert (await store.snapshot()).drains == theirs

@@ -224,13 +224,14 @@ def test_only_a_drain_for_a_finding_is_taken_back_when_it_is_over():
 OURS = Node("n1", "drained", "tmd: nvml.ecc: x")
 
 
-def resumed(*looks, declared=None, rules=RULES):
+def resumed(*looks, declared=None, code="", rules=RULES):
     """Whether the node is resumed after looks, each a time and a status or None (silent).
-    ``declared``: when the host was declared healthy, known at the last look."""
+    ``declared``: when the host was declared healthy, known at the last look; ``code``: of what."""
     known = {}
     for number, (now, status) in enumerate(looks, start=1):
         last = view(*([status] if status else []), jobs=(record("n1"),))
         news = {"n1": declared} if declared is not None and number == len(looks) else {}
+        news = {name: {code: at} for name, at in news.items()}
         known = observed(known, last, news, now)
     return bool(changes(last, [OURS], records=known, now=now, rules=rules).resume)
 
@@ -258,6 +259,19 @@ def test_a_node_is_resumed_at_once_when_its_host_was_declared_healthy():
     assert not resumed((0, sick), (1, well), declared=49.0)
     assert not resumed((0, sick), (1, sick), declared=51.0)
     assert not resumed((0, sick), (1, None), declared=51.0)
+
+
+def test_a_declaration_about_another_code_resumes_no_node():
+    """It counts only for its code, so each finding of the host since it was fit needs one."""
+    ecc = structs.replace(FAULT, at=50.0)
+    sick, well = host("n1", ecc), host("n1")
+    both = host("n1", ecc, structs.replace(ecc, code="nic.flap"))
+
+    assert resumed((0, sick), (1, well), declared=51.0, code="nvml.ecc")
+    assert not resumed((0, sick), (1, well), declared=51.0, code="nic.flap")
+    assert not resumed((0, well), (1, well), declared=51.0, code="nic.flap")
+    assert not resumed((0, both), (1, well), declared=51.0, code="nvml.ecc")
+    assert resumed((0, both), (1, well), (2, sick), (3, well), declared=51.0, code="nvml.ecc")
 
 
 def test_a_silent_host_is_not_given_back_to_the_scheduler():

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from tmd.core.alerts.findings import BANNED, DAY_S, DECLARED, Origin, Rules
+from tmd.core.alerts.findings import BANNED, DAY_S, DECLARED, Origin, Rules, declared_code
 from tmd.core.alerts.triage import Board, declared_healthy, restored, ripened
 from tmd.core.alerts.triage import fold as fold_all
 from tmd.core.values.model import Severity, Signal, State, Strategy
@@ -238,12 +238,13 @@ def test_a_declaration_of_health_ends_findings_and_is_recorded():
         ("h1-healthy-r", DECLARED, State.CLEARED),
     ]
     assert all("ann" in a.message and a.at == 9.0 for a in news)
+    assert declared_code(news[-1]) == "c"
 
 
 def test_a_declaration_of_health_is_recorded_even_without_findings():
     board, news = declared_healthy(Board(), "h1", "", by="", request="r", now=9.0)
 
-    assert [a.code for a in news] == [DECLARED]
+    assert [(a.code, declared_code(a)) for a in news] == [(DECLARED, "")]
     assert board == Board()
 
 

@@ -244,6 +244,22 @@ async def test_operators_requests_are_stored_and_withdrawn(store):
     assert (left.drains, left.paused) == ((), False)
 
 
+async def test_a_drain_is_swapped_only_for_the_one_that_was_seen(store):
+    """What an operator has set in the meantime stays."""
+    mine, theirs = DrainRequest("h1", "m", by="slurm: disk"), DrainRequest("h1", "t", by="ann")
+    found = [await store.swap_drain("h1", "m", mine), await store.swap_drain("h1", "", mine)]
+    again = DrainRequest("h1", "n", by="slurm: disk")
+    found += [await store.swap_drain("h1", "", again), await store.swap_drain("h1", "m", again)]
+    await store.drain(theirs)
+    found += [await store.swap_drain("h1", "n", None), await store.swap_drain("h1", "n", mine)]
+    kept = (await store.snapshot()).drains
+    found += [await store.swap_drain("h1", "t", None)]
+
+    assert found == [False, True, False, True, False, False, True]
+    assert kept == (theirs,)
+    assert (await store.snapshot()).drains == ()
+
+
 async def test_a_declaration_of_health_stays_until_it_is_served(store):
     first, second = (HealthyRequest("h1", f"r{n}", code="c", by="me", at=n) for n in (1.0, 2.0))
     await store.declare_healthy(second)

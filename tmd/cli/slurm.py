@@ -14,13 +14,15 @@ import typer
 
 from tmd.cli.common import ConfigOption, say_once, with_store
 from tmd.cli.output import say
-from tmd.core.values.errors import StoreUnavailable, TmdError
+from tmd.core.values.errors import Conflict, StoreUnavailable, TmdError
 from tmd.core.values.reasons import in_words
 from tmd.core.values.requests import DrainRequest
 
 if TYPE_CHECKING:
     from tmd.config import Settings
     from tmd.core.planning.slurm import Changes, HostRecord, Rules
+    from tmd.core.values.model import ClusterView
+    from tmd.daemon.bus import Store
     from tmd.daemon.store import RedisStore
 
 slurm = typer.Typer(help="Work together with the scheduler Slurm.", no_args_is_help=True)
@@ -104,14 +106,15 @@ class SlurmError(TmdError):
 class Synchronizer:
     """Looks at both sides and makes them agree; remembers since when hosts are without findings."""
 
-    def __init__(self, store: RedisStore, rules: Rules, *, leave: bool) -> None:
+    def __init__(self, store: Store, rules: Rules, *, leave: bool) -> None:
         self._store = store
         self._rules = rules
         self._leave = leave
         self._records: dict[str, HostRecord] = {}
         self._cursor: str | None = None
-        self._declared: dict[str, float] = {}
-        """Hosts that were declared healthy since the first look, and when."""
+        self._declared: dict[str, dict[str, float]] = {}
+        """Per host, what was declared healthy since the first look (a code, or '' for all), and
+        when."""
 
     async def look(self, *, dry_run: bool = False) -> tuple[Sequence[str], Sequence[str]]:
         """Look once and change what differs. Returns what is left as it is, and each change that
@@ -130,29 +133,43 @@ class Synchronizer:
         self._records = observed(self._records, view, self._declared, now)
         found = changes(view, nodes, records=self._records, now=now, rules=self._rules)
         failed = []
-        for line, change in self._changes(found):
+        for line, change in self.steps(found, view):
             if dry_run:
                 say(f"would {line}")
                 continue
             try:
                 await change()
-            except SlurmError as error:
+            except (SlurmError, Conflict) as error:
                 failed.append(f"cannot {line}: {in_words(error)}")
             else:
                 say(line)
         return found.problems, failed
 
-    def _changes(self, found: Changes) -> Iterator[tuple[str, Callable[[], Awaitable[object]]]]:
-        """Each change in words, and what makes it."""
+    def steps(
+        self, found: Changes, view: ClusterView
+    ) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
+        """Each change in words, and what makes it. ``view``: from which they were derived."""
+        seen = {request.host: request.id for request in view.drains}
         for host, by in found.drain:
-            yield f"drain host {host}: {by}", partial(self._store.drain, self._request(host, by))
+            request = self._request(host, by)
+            yield f"drain host {host}: {by}", partial(self._swap, host, seen.get(host, ""), request)
         for host in found.undrain:
-            yield f"withdraw the drain of host {host}", partial(self._store.undrain, host)
+            change = partial(self._swap, host, seen[host], None)
+            yield f"withdraw the drain of host {host}", change
         for node, reason in found.mark:
-            change = ("State=DRAIN", f"Reason={reason}")
-            yield f"drain node {node}: {reason}", partial(_update, node, *change)
+            state = ("State=DRAIN", f"Reason={reason}")
+            yield f"drain node {node}: {reason}", partial(_update, node, *state)
         for node in found.resume:
             yield f"take back the drain of node {node}", partial(_update, node, "State=UNDRAIN")
+
+    async def _swap(self, host: str, seen: str, request: DrainRequest | None) -> None:
+        """Change the drain that was seen, never one that an operator has set since.
+
+        Raises:
+            Conflict: there is another one now.
+        """
+        if not await self._store.swap_drain(host, seen, request):
+            raise Conflict(f"the drain of {host} has changed since; the next look decides again")
 
     def _request(self, host: str, by: str) -> DrainRequest:
         # In reserve: whoever drains many nodes must not leave a job without any standby.
@@ -166,12 +183,14 @@ class Synchronizer:
         )
 
     async def _read_alerts(self) -> None:
-        from tmd.core.alerts.findings import DECLARED
+        from tmd.core.alerts.findings import DECLARED, declared_code
 
         if self._cursor is None:
             self._cursor = await self._store.newest_alert()
         while page := await self._store.alerts(self._cursor, limit=PAGE):
-            self._declared |= {alert.host: alert.at for _, alert in page if alert.code == DECLARED}
+            for _, alert in page:
+                if alert.code == DECLARED:
+                    self._declared.setdefault(alert.host, {})[declared_code(alert)] = alert.at
             self._cursor = page[-1][0]
 
 

@@ -100,6 +100,10 @@ class Store(Protocol):
     async def undrain(self, host: str) -> bool:
         """Withdraw a request; return whether there was one."""
 
+    async def swap_drain(self, host: str, seen: str, request: DrainRequest | None) -> bool:
+        """Set the drain of ``host``, or withdraw it, if the present one has the id ``seen`` (empty:
+        if there is none). Returns whether it had."""
+
     async def rehearse(self, request: RehearsalRequest) -> None:
         """Ask the standbys of a host for a rehearsal; replaces an earlier request."""
 

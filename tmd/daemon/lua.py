@@ -190,6 +190,20 @@ return value(KEYS[1])
 """
 )
 
+SWAP_FIELD = """
+-- KEYS a hash   ARGV prefix, field, value that was seen ('': none), new value ('': none)
+if (redis.call('HGET', KEYS[1], ARGV[2]) or '') ~= ARGV[3] then
+  return 0
+end
+if ARGV[4] == '' then
+  redis.call('HDEL', KEYS[1], ARGV[2])
+else
+  redis.call('HSET', KEYS[1], ARGV[2], ARGV[4])
+end
+redis.call('PUBLISH', ARGV[1] .. 'wake', 'all')
+return 1
+"""
+
 FIELDS = (
     _CHECKED
     + """

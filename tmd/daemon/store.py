@@ -21,11 +21,7 @@ from tmd.config import Settings
 from tmd.core.alerts.notices import Announced, mark
 from tmd.core.planning.election import Answer, Denied, Granted
 from tmd.core.values.breaker_state import Breaker
-from tmd.core.values.errors import (
-    Conflict,
-    StaleLease,
-    StoreUnavailable,
-)
+from tmd.core.values.errors import Conflict, StaleLease, StoreUnavailable
 from tmd.core.values.model import Alert, ClusterView, HostStatus, JobRecord
 from tmd.core.values.requests import DrainRequest, HealthyRequest, RehearsalRequest
 from tmd.daemon import lua, redis_errors
@@ -253,6 +249,14 @@ class RedisStore:
         removed = await self._ask(self._redis.hdel(self._key("drains"), host))
         await self._wake()
         return bool(removed)
+
+    async def swap_drain(self, host: str, seen: str, request: DrainRequest | None) -> bool:
+        stored = await self._ask(self._redis.hget(self._key("drains"), host)) or b""
+        before = self._codec.opened(stored, DrainRequest) if stored else None
+        if (before.id if before else "") != seen:
+            return False
+        new = b"" if request is None else self._codec.sealed(request)
+        return bool(await self._run(lua.SWAP_FIELD, ["drains"], host, stored, new))
 
     async def rehearse(self, request: RehearsalRequest) -> None:
         await self._put("rehearsals", request.host, request)

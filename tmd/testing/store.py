@@ -227,6 +227,17 @@ class MemoryClient:
         self._store.wake(Topic.ALL)
         return known
 
+    async def swap_drain(self, host: str, seen: str, request: DrainRequest | None) -> bool:
+        await self._reach()
+        before = self._store.drains.get(host)
+        if (before.id if before else "") != seen:
+            return False
+        self._store.drains.pop(host, None)
+        if request is not None:
+            self._store.drains[host] = request
+        self._store.wake(Topic.ALL)
+        return True
+
     async def rehearse(self, request: RehearsalRequest) -> None:
         await self._reach()
         self._store.rehearsals[request.host] = request

@@ -16,6 +16,8 @@ BANNED = "host.banned"
 """Code of the finding that keeps a host out of the pool of standbys until a person clears it."""
 DECLARED = "host.declared_healthy"
 """Code of the record that an operator has declared a host healthy."""
+WHOLE_HOST = "host"
+"""Entity of a record about all codes of a host; that of one about a single code is the code."""
 TRIAGE = "triage"
 """Detector name of findings that triage itself raises."""
 DAY_S = 86_400.0
@@ -113,3 +115,8 @@ def ban(origin: Origin, cause: Alert, times: int, now: float) -> Alert:
         count=1,
         at=now,
     )
+
+
+def declared_code(record: Alert) -> str:
+    """Code of the findings that an operator has declared to be over; empty for all."""
+    return "" if record.entity == WHOLE_HOST else record.entity

@@ -43,6 +43,11 @@ class Node(Struct, frozen=True):
         return self.state in DRAINS
 
     @property
+    def code(self) -> str:
+        """Of the finding for which it is drained, if it is drained for one."""
+        return self.reason.removeprefix(REASON).partition(":")[0]
+
+    @property
     def is_ours(self) -> bool:
         """Whether it is drained for a finding of tmd."""
         return self.is_drained and self.reason.startswith(REASON)
@@ -55,17 +60,25 @@ class HostRecord(Struct, frozen=True):
     """The run of its daemon; empty while it is silent."""
     fit_since: float = math.inf
     """Monotonic time since which this run has been seen without a finding that makes it unfit."""
-    finding_at: float = -math.inf
-    """Time (wall clock of the host) of the newest finding that made it unfit."""
-    declared_at: float = -math.inf
-    """Time (wall clock of the host) at which an operator declared it healthy."""
+    findings: Mapping[str, float] = {}
+    """Codes that made it unfit since it was fit last, and when (wall clock of the host) each was
+    found last."""
+    declared: Mapping[str, float] = {}
+    """Codes that an operator declared to be over ('' for all), and when (same clock)."""
 
-    def is_over(self, now: float, after_s: float) -> bool:
-        """Whether the fault is taken to be gone. A daemon that has just started reports no finding
-        before its detectors have looked, so that alone shows nothing."""
-        reports_none = not math.isinf(self.fit_since)
-        declared = self.declared_at > self.finding_at
-        return reports_none and (declared or now - self.fit_since >= after_s)
+    def is_over(self, code: str, now: float, after_s: float) -> bool:
+        """Whether the fault ``code`` is taken to be gone, and those found with it.
+
+        A daemon that has just started reports no finding before its detectors have looked, so that
+        alone shows nothing."""
+        if math.isinf(self.fit_since):
+            return False
+        found = {code: -math.inf, **self.findings}
+        declared = all(self._declared_at(code) > at for code, at in found.items())
+        return declared or now - self.fit_since >= after_s
+
+    def _declared_at(self, code: str) -> float:
+        return max(self.declared.get(code, -math.inf), self.declared.get("", -math.inf))
 
 
 class Rules(Struct, frozen=True):
@@ -107,23 +120,34 @@ def nodes_of(text: str) -> tuple[Node, ...]:
 
 
 def observed(
-    known: Mapping[str, HostRecord], view: ClusterView, declared: Mapping[str, float], now: float
+    known: Mapping[str, HostRecord],
+    view: ClusterView,
+    declared: Mapping[str, Mapping[str, float]],
+    now: float,
 ) -> dict[str, HostRecord]:
     """``known`` brought up to date.
 
-    ``declared``: hosts that were declared healthy, and when, by their own clocks."""
-    found = {}
-    for name in known.keys() | {h.host for h in view.hosts} | declared.keys():
-        before, host = known.get(name, HostRecord()), view.host(name)
+    ``declared``: per host, codes that were declared to be over, and when, by its own clock."""
+    found, hosts = {}, {h.host: h for h in view.hosts}
+    for name in known.keys() | hosts.keys() | declared.keys():
+        before, host = known.get(name, HostRecord()), hosts.get(name)
         faults = _faults(host)
+        earlier = {} if faults and not math.isinf(before.fit_since) else before.findings
         same = host is not None and host.incarnation == before.incarnation
         since = before.fit_since if same and not math.isinf(before.fit_since) else now
         found[name] = HostRecord(
             incarnation="" if host is None else host.incarnation,
             fit_since=math.inf if host is None or faults else since,
-            finding_at=max([before.finding_at, *(a.at for a in faults)]),
-            declared_at=max(before.declared_at, declared.get(name, -math.inf)),
+            findings=_latest(earlier, ((a.code, a.at) for a in faults)),
+            declared=_latest(before.declared, declared.get(name, {}).items()),
         )
+    return found
+
+
+def _latest(before: Mapping[str, float], more: Iterable[tuple[str, float]]) -> Mapping[str, float]:
+    found = dict(before)
+    for code, at in more:
+        found[code] = max(at, found.get(code, -math.inf))
     return found
 
 
@@ -139,15 +163,15 @@ def changes(
 
     No node is drained while the breaker is open: many findings at once have a common cause.
     """
-    matched = _matched(view, nodes)
+    matched, hosts = _matched(view, nodes), {h.host: h for h in view.hosts}
     wanted, undrain, absent = _requests(view, matched)
     drain, waiting = _bounded(view, wanted, undrain, rules)
     mark, resume = [], []
     for node, host in matched:
-        faults = _faults(view.host(host))
+        faults, record = _faults(hosts.get(host)), records.get(host, HostRecord())
         if faults and not node.is_drained and rules.drain_nodes and not view.breaker.open:
             mark.append((node.name, _brief(f"{REASON}{faults[0].code}: {faults[0].message}")))
-        elif node.is_ours and records.get(host, HostRecord()).is_over(now, rules.resume_after_s):
+        elif node.is_ours and record.is_over(node.code, now, rules.resume_after_s):
             resume.append(node.name)
     return Changes(tuple(drain), tuple(undrain), tuple(mark), tuple(resume), (*waiting, *absent))
 
