@@ -7,14 +7,12 @@ from msgspec import structs
 
 from tests.values import alert, failover, plan, record, worker
 from tmd.core.planning.goodput import LossCause
-from tmd.core.planning.migration import TABLE
-from tmd.core.values.model import FINAL, ClusterView, Mark, Phase, PlanKind, Severity, State
+from tmd.core.values.model import ClusterView, Mark, Phase, PlanKind, Severity, State
 from tmd.daemon.counters import (
     BUCKETS_S,
     GONE_S,
     MOST_CODES,
     OTHER_CODES,
-    PHASES,
     AlertCounter,
     Histogram,
     JobCounter,
@@ -117,12 +115,16 @@ def test_what_can_be_known_is_counted_from_zero():
     assert {key for key, _ in counter.ended.items()} == {
         (kind, outcome) for kind in PlanKind for outcome in (Phase.DONE, Phase.ABORTED)
     }
-    assert all(histogram.buckets()[-1] == ("+Inf", 0.0) for histogram in counter.phases.values())
+    assert counter.phases == {}
     assert counter.lost == {("job", cause): 0.0 for cause in LossCause}
 
 
-def test_the_phases_that_are_counted_are_those_that_the_state_machine_leaves():
-    assert {phase for phases in PHASES.values() for phase in phases} == TABLE.keys() - FINAL
+def test_a_daemon_that_never_leads_shows_no_zeros():
+    """A thousand hosts would multiply series that stay at zero for ever."""
+    counter = JobCounter(may_lead=False)
+    counter.keep({"job"}, now=0.0)
+
+    assert (counter.ended, counter.phases, counter.lost) == ({}, {}, {})
 
 
 def test_a_job_that_is_gone_is_forgotten_later():

@@ -1,8 +1,9 @@
 """What this daemon has counted since it started, for ``/metrics``.
 
 Each daemon counts the alerts that it published and, as leader, the revisions that it wrote. So the
-sum over all hosts counts each event once, whoever led. What can be known before its first event is
-shown as 0 from the start: ``increase`` and ``rate`` do not see an event that begins a series.
+sum over all hosts counts each event once, whoever led. On a host that may lead, migrations and lost
+time are shown as 0 from the start: ``increase`` and ``rate`` do not see an event that begins a
+series. Histograms are not, since each has many series.
 """
 
 from __future__ import annotations
@@ -28,11 +29,6 @@ OTHER_CODES = "other"
 GONE_S = 3600.0
 """The counts of a job that is gone are shown for this long, so that the last ones are scraped."""
 OUTCOMES = (Phase.DONE, Phase.ABORTED)
-PHASES = {
-    PlanKind.PLANNED: (Phase.PREPARE, Phase.READY, Phase.SWITCH, Phase.DISARM),
-    PlanKind.FAILOVER: (Phase.RECOVER, Phase.SYNC, Phase.RESUME),
-}
-"""The phases that a plan may leave."""
 BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 
 
@@ -75,10 +71,13 @@ class Histogram:
 class JobCounter:
     """Migrations that this daemon led, and the time that jobs lost meanwhile."""
 
-    def __init__(self) -> None:
-        self.ended = Counter({(kind, outcome): 0 for kind in PlanKind for outcome in OUTCOMES})
+    def __init__(self, *, may_lead: bool = True) -> None:
+        """``may_lead``: whether there may ever be something to count."""
+        self._may_lead = may_lead
+        kinds = PlanKind if may_lead else ()
+        self.ended = Counter({(kind, outcome): 0 for kind in kinds for outcome in OUTCOMES})
         """(kind, outcome) -> number."""
-        self.phases = {(kind, phase): Histogram() for kind in PHASES for phase in PHASES[kind]}
+        self.phases: dict[tuple[PlanKind, Phase], Histogram] = {}
         self.lost: dict[tuple[str, LossCause], float] = {}
         """(job, cause) -> rank seconds."""
         self._standing: dict[str, tuple[LossCause, float]] = {}
@@ -106,7 +105,9 @@ class JobCounter:
 
     def keep(self, jobs: Collection[str], now: float) -> None:
         """Show ``jobs``, also those that have lost nothing, and at last forget those that are gone.
-        Whether this daemon leads does not matter."""
+        Whether this daemon leads does not matter, only whether it may."""
+        if not self._may_lead:
+            return
         for job in jobs:
             for cause in LossCause:
                 self.lost.setdefault((job, cause), 0.0)

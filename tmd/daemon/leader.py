@@ -55,6 +55,7 @@ class LeaderConfig(Struct, frozen=True):
     limits: PlanLimits
     shadow_goals: ShadowGoals = ShadowGoals()
     breaker: BreakerRules = BreakerRules()
+    may_lead: bool = True
 
 
 class Candidate:
@@ -145,7 +146,7 @@ class Leader:
         self.bell = candidate.elected
         self.view: ClusterView | None = None
         """The cluster at the latest turn, while this daemon leads and Redis answers."""
-        self.counter = JobCounter()
+        self.counter = JobCounter(may_lead=config.may_lead)
         self._store = store
         self._config = config
         self._candidate = candidate

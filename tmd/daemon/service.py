@@ -204,6 +204,7 @@ def _leader_config(settings: Settings, holder: str) -> LeaderConfig:
         limits=settings.limits.limits(),
         shadow_goals=settings.shadow.goals(),
         breaker=settings.breaker.rules(),
+        may_lead=settings.leader.candidate,
     )
 
 
