@@ -198,6 +198,24 @@ def test_a_bundle_overwrites_no_file(host: tuple[Path, dict[str, str]], tmp_path
         ('password="a\\"canary7f3a" rank=1', "rank=1"),
         ('tokens = ["a", "canary7f3a"]\nrank = 1', "rank = 1"),
         ('sent {\\"token\\": \\"canary7f3a\\", \\"rank\\": 1}', "rank"),
+        ("password=a'canary7f3a rank=1", "rank=1"),
+        ('password=a"canary7f3a" rank=1', "rank=1"),
+        ('password="a"canary7f3a" rank=1', "rank=1"),
+        ("password=a\\canary7f3a rank=1", "rank=1"),
+        ('password="canary7f3a cut off\nnext', "next"),
+        ("'password' => 'canary7f3a', 'rank' => 1", "'rank' => 1"),
+        ("password := canary7f3a rank", "rank"),
+        ("AUTH canary7f3a\nnext", "next"),
+        ("AUTH tmd canary7f3a\nnext", "next"),
+        ('1.2 [0 h:1] "auth" "tmd" "canary7f3a"\nnext', "next"),
+        ('{"m": "\\"AUTH\\" \\"tmd\\" \\"canary7f3a\\" x"}', "x"),
+        ('[0 h:1] "ACL" "SETUSER" "tmd" "on" ">canary7f3a" "~*"', '"~*"'),
+        ('[0 h:1] "ACL" "SETUSER" "tmd" ">a canary7f3a" "~*"', '"~*"'),
+        ('["ACL", "SETUSER", "tmd", ">canary7f3a", "~*"]', '"~*"'),
+        ("redis-cli -h h -a canary7f3a PING", "PING"),
+        ('["redis-cli", "-a", "canary7f3a", "PING"]', "PING"),
+        ('password = """\na canary7f3a\n"canary7f3a" """\nrank = 1', "rank = 1"),
+        ("password = '''\na canary7f3a\n'''\nrank = 1", "rank = 1"),
         ('{"body": "{\\"secret\\": \\"a b-canary7f3a\\"}"}', "body"),
     ],
 )
@@ -220,6 +238,9 @@ def test_what_looks_like_a_secret_is_removed(text: str, kept: str) -> None:
         "bypass: on, compass: north",
         "x --verbose --no-password --fast",
         "user 1000 ran a > b",
+        "the auth of user ann is over",
+        "tar -a archive; redis-cli PING",
+        '{"text": "it\'s over", "rank": 1}',
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:
@@ -230,17 +251,46 @@ def test_a_value_is_scrubbed_before_it_is_encoded() -> None:
     """Nothing is hidden by an escape, and what is left can be decoded."""
     said = 'the check said password="a\\"b canary7f3a", "twice"'
     value = {"token": 'a "canary7f3a', "n": [1, "--secret", "canary7f3a", None], "text": said}
+    command = ["/usr/bin/redis-cli", "-a", "canary7f3a", "PING"]
 
     assert scrubbing.scrubbed_value(value, ()) == {
         "token": MASK,
         "n": [1, "--secret", MASK, None],
         "text": f'the check said password="{MASK}", "twice"',
     }
+    assert scrubbing.scrubbed_value(command, ()) == ["/usr/bin/redis-cli", "-a", MASK, "PING"]
+
+
+def test_keys_keep_their_names_though_one_is_a_known_secret() -> None:
+    """Who reads the bundle must find the fields; such a secret protects nothing."""
+    assert scrubbing.scrubbed_value({"workers": ["workers"]}, {"workers"}) == {"workers": [MASK]}
+
+
+def test_only_what_looks_random_in_the_address_of_a_webhook_is_a_secret() -> None:
+    """A name in the path would remove that word everywhere."""
+    url = "https://hooks.example/services/training/v1/T024BE91/abcdefghijklmnop"
+    settings, problems = parse({"webhook": {"url": url}})
+    assert settings is not None, problems
+    secrets = scrubbing.secrets_of(settings)
+
+    assert {"T024BE91", "abcdefghijklmnop", url} <= secrets
+    assert secrets.isdisjoint({"services", "training", "v1"})
 
 
 def test_long_texts_are_scrubbed_in_time() -> None:
     """Nothing in a log may make a pattern try over and over."""
     parts = ("token ", "token=[", 'token=\\"', "user x ", "user x >", "a://b", "--secret ", '\\"')
+    parts += (
+        'token="""',
+        "token='",
+        "AUTH ",
+        "AUTH a",
+        'AUTH """',
+        'AUTH "a',
+        "redis-cli -",
+        'redis-cli "-a',
+        "token=a'b",
+    )
     for part in (*parts, "-----BEGIN PRIVATE KEY-----", "-u a", "Cookie:"):
         assert scrubbing.scrubbed(part * 30_000, ())
         assert scrubbing.scrubbed((part * 50 + "\n") * 600, ())

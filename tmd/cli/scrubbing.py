@@ -30,12 +30,19 @@ _NAME = (
 """A word that names a secret."""
 _QUOTE = r"\\{0,4}[\"']"
 """Also one that is escaped, since the text is a string of JSON."""
+# Also with a quote or backslash inside.
+_WORD = r"(?:[^\s\"'\\]|[\"'\\](?=[\w$%&*+/@#!.-]))"
 _VALUE = (
-    r"(?:\[[^\]\n]{0,2000}\]"
+    r"(?:\"{3}[\s\S]*?(?:\"{3}|\Z)|'{3}[\s\S]*?(?:'{3}|\Z)"
+    r"|\[[^\]\n]{0,2000}\]"
     r"|\\{1,4}\"[^\n]{0,2000}?\\{1,4}\"(?!\w)"
-    r"|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|[^\s\"'\\]+)"
+    rf"|(?:\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*')(?:(?=\w){_WORD}+)?"
+    rf"|[^\s\"'\\]{_WORD}*|[\"'][^\n]*)"
 )
-"""Quoted, escaped and quoted, a list, or all up to the next space or quote."""
+"""Over several lines in TOML, a list, escaped and quoted, quoted, all up to the next space or
+closing quote, or quoted without an end."""
+_ARGUMENT = rf"(?:\\{{1,4}}\"[^\"\\\n]*\\{{1,4}}\"|\"(?:\\.|[^\"\\\n])*\"|[^\s\"'\\]{_WORD}*)"
+"""Of a command of Redis, as its log and its clients show it."""
 _KEY = re.compile(rf"(?i){_NAME}$")
 _FLAG = re.compile(rf"(?i)--?[\w-]{{0,40}}{_NAME}$")
 # Each repetition is bounded or ends with its line: a long line must not take for ever.
@@ -70,6 +77,18 @@ _LOOKS = (
         ),
         rf"\1{MASK}",
     ),
+    # In small letters the word is one of a sentence, unless it is quoted.
+    (
+        re.compile(
+            rf"((?:\bAUTH{_QUOTE}?|{_QUOTE}(?i:auth){_QUOTE})\s{{1,9}})"
+            rf"(?:{_ARGUMENT}[^\S\n]{{1,9}})?{_ARGUMENT}"
+        ),
+        rf"\1{MASK}",
+    ),
+    (
+        re.compile(rf"(\bredis-cli\b[^\n]{{0,300}}?[\s\"']-a{_QUOTE}?[\s,]{{1,9}}){_VALUE}"),
+        rf'\1"{MASK}"',
+    ),
     # An argument of a command, in a line or in a list.
     (
         re.compile(
@@ -84,7 +103,10 @@ _LOOKS = (
         ),
         rf"\1{MASK}",
     ),
-    (re.compile(rf"(?i)({_NAME}{_QUOTE}?\s{{0,9}}[:=]\s{{0,9}}){_VALUE}"), rf'\1"{MASK}"'),
+    (
+        re.compile(rf"(?i)({_NAME}{_QUOTE}?\s{{0,9}}[:=]{{1,2}}>?\s{{0,9}}){_VALUE}"),
+        rf'\1"{MASK}"',
+    ),
     # What programs give out as tokens, without a name beside it.
     (
         re.compile(
@@ -95,9 +117,9 @@ _LOOKS = (
         MASK,
     ),
 )
-_ACL_LINE = re.compile(r"(?i)\b(?:set)?user\s+\S+\s")
+_ACL_LINE = re.compile(rf"(?i)\b(?:set)?user{_QUOTE}?[\s,]+\S+\s")
 """A line about a user of Redis: passwords and their digests begin with a sign."""
-_ACL_PASSWORD = re.compile(r"(?<=\s)[>#][^\s\"']+")
+_ACL_PASSWORD = re.compile(r"(?<=\")[>#](?:\\.|[^\"\\\n])+(?=\")|(?<=[\s\"'])[>#][^\s\"']+")
 
 
 def scrubbed(text: str, secrets: Iterable[str]) -> str:
@@ -119,7 +141,8 @@ def scrubbed_value(value: Any, secrets: Collection[str]) -> Any:
         return scrubbed(value, secrets)
     if isinstance(value, dict):
         return {
-            scrubbed(key, secrets): MASK
+            # Keys are tmd's own words, and a secret may be one of them.
+            scrubbed(key, ()): MASK
             if isinstance(inner, str) and _KEY.search(key)
             else scrubbed_value(inner, secrets)
             for key, inner in value.items()
@@ -138,12 +161,18 @@ def secrets_of(settings: Settings) -> frozenset[str]:
     words = [*_revealed(settings), *_from_files(settings), *_of_url(settings.redis.url or "")]
     words += _of_commands(structs.asdict(settings))
     if settings.webhook.url is not None:
-        words += urlsplit(settings.webhook.url.reveal()).path.split("/")
+        path = urlsplit(settings.webhook.url.reveal()).path
+        words += filter(_looks_random, path.split("/"))
     parts = [part for word in words for part in (word, *word.split())]
     forms = {form for part in parts for form in (part, quote(part, safe=""), unquote(part))}
     once = {json.dumps(form)[1:-1] for form in forms}
     twice = {json.dumps(form)[1:-1] for form in once}
     return frozenset(form for form in forms | once | twice if len(form) >= SHORTEST)
+
+
+def _looks_random(word: str) -> bool:
+    """Whether a part of an address is a secret rather than a name such as ``services``."""
+    return len(word) >= 16 or (len(word) >= 8 and any(map(str.isdigit, word)))
 
 
 def _of_commands(value: Any) -> Iterator[str]:
@@ -160,8 +189,10 @@ def _of_commands(value: Any) -> Iterator[str]:
 
 
 def _after_flags(words: Sequence[Any]) -> Iterator[str]:
+    of_redis = any(isinstance(word, str) and word.endswith("redis-cli") for word in words)
     for flag, word in pairwise(words):
-        if isinstance(flag, str) and isinstance(word, str) and _FLAG.fullmatch(flag):
+        texts = isinstance(flag, str) and isinstance(word, str)
+        if texts and (_FLAG.fullmatch(flag) or (of_redis and flag == "-a")):
             yield word
 
 
