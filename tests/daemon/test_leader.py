@@ -431,6 +431,7 @@ async def test_a_leader_writes_its_version_into_a_record(scene):
 
 async def test_a_leader_writes_the_latest_version_that_all_live_hosts_read(scene):
     """During an upgrade the older hosts still act on the record."""
+    await write_later(scene, v=RECORD_VERSION - 1)
     older = HostStatus("h4", "i", reads=RECORD_VERSION - 1)
     await scene.store.put_host(older, ttl_s=1e6, wake=False)
     await scene.end("h1", -9)
@@ -443,6 +444,19 @@ async def test_a_leader_writes_the_latest_version_that_all_live_hosts_read(scene
     await scene.leader.turn()
 
     assert (during, (await scene.record).v) == (RECORD_VERSION - 1, RECORD_VERSION)
+
+
+async def test_a_record_is_never_written_in_an_earlier_version_than_it_has(scene):
+    """A host that joins later with an older version leaves it alone. It may hold what that version
+    cannot express."""
+    older = HostStatus("h4", "i", reads=RECORD_VERSION - 1)
+    await scene.store.put_host(older, ttl_s=1e6, wake=False)
+    await scene.end("h1", -9)
+    before = (await scene.record).revision
+    await scene.leader.turn()
+
+    assert (await scene.record).revision > before
+    assert (await scene.record).v == RECORD_VERSION
 
 
 async def test_a_write_that_no_replica_has_is_reported_until_one_has_it_again(scene):

@@ -26,7 +26,7 @@ from tmd.core.values.errors import Conflict, StaleLease, StoreUnavailable
 from tmd.core.values.limits import PlanLimits, ShadowGoals
 from tmd.core.values.model import ClusterView, JobRecord, Severity, Signal, State, Verdict
 from tmd.core.values.reasons import in_words
-from tmd.core.values.view_checks import common_version, left_alone, too_new
+from tmd.core.values.view_checks import left_alone, too_new, written_version
 from tmd.daemon.bus import Store, WakeEvent
 from tmd.daemon.counters import JobCounter
 from tmd.daemon.job_findings import JobFindings, RaiseFinding
@@ -246,7 +246,7 @@ class Leader:
             if after is record or after is None:
                 break
             expected = record.revision if record else 0
-            after = self._signed(after, view)
+            after = self._signed(after, record, view)
             if not self._candidate.leading:
                 raise StaleLease("the lease expired while deciding")
             await self._store.put_job(after, expected=expected)
@@ -256,9 +256,9 @@ class Leader:
         ahead = [limit - age for limit in structs.astuple(limits) if limit > age]
         return min(ahead, default=self._config.poll_s) + 0.001
 
-    def _signed(self, record: JobRecord, view: ClusterView) -> JobRecord:
+    def _signed(self, after: JobRecord, before: JobRecord | None, view: ClusterView) -> JobRecord:
         epoch = self._candidate.lease.epoch
-        return structs.replace(record, lease_epoch=epoch, v=common_version(view))
+        return structs.replace(after, lease_epoch=epoch, v=written_version(before, view))
 
     def _next(
         self, view: ClusterView, record: JobRecord | None, job: str, age: float

@@ -39,6 +39,8 @@ def too_new(job: str) -> str:
     return f"a later version of tmd wrote the record of job {job}: update tmd on this host"
 
 
-def common_version(view: ClusterView) -> int:
-    """The version in which records are written: the latest that all live hosts read."""
-    return min([RECORD_VERSION, *(h.reads for h in view.hosts)])
+def written_version(before: JobRecord | None, view: ClusterView) -> int:
+    """The version in which the next revision of ``before`` is written: the latest that all live
+    hosts read, but no earlier one than it has. It may hold what earlier ones do not have."""
+    common = min([RECORD_VERSION, *(h.reads for h in view.hosts)])
+    return common if before is None else max(common, before.v)
