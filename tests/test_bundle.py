@@ -279,17 +279,10 @@ def test_only_what_looks_random_in_the_address_of_a_webhook_is_a_secret() -> Non
 
 def test_long_texts_are_scrubbed_in_time() -> None:
     """Nothing in a log may make a pattern try over and over."""
-    parts = ("token ", "token=[", 'token=\\"', "user x ", "user x >", "a://b", "--secret ", '\\"')
-    parts += (
-        'token="""',
-        "token='",
-        "AUTH ",
-        "AUTH a",
-        'AUTH """',
-        'AUTH "a',
-        "redis-cli -",
-        'redis-cli "-a',
-        "token=a'b",
+    parts = (
+        *("token ", "token=[", 'token=\\"', "user x ", "user x >", "a://b", "--secret ", '\\"'),
+        *('token="""', "token='", "token=a'b", "AUTH ", "AUTH a", 'AUTH """', 'AUTH "a'),
+        *("redis-cli -", 'redis-cli "-a'),
     )
     for part in (*parts, "-----BEGIN PRIVATE KEY-----", "-u a", "Cookie:"):
         assert scrubbing.scrubbed(part * 30_000, ())

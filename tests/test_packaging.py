@@ -197,3 +197,12 @@ def test_a_release_is_published_without_a_token() -> None:
     assert steps == ["actions/download-artifact", "pypa/gh-action-pypi-publish"]
     assert "secrets." not in text
     assert yaml.safe_load(text)["permissions"] == {}
+
+
+def test_a_release_that_failed_half_way_can_be_run_again() -> None:
+    """A release that exists is kept, and its files are replaced."""
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    create, upload = (line.strip() for line in text.splitlines() if "gh release" in line)
+
+    assert create.startswith('gh release view "$GITHUB_REF_NAME" || gh release create ')
+    assert upload.endswith("--clobber")
