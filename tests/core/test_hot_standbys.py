@@ -107,6 +107,22 @@ def test_a_hot_standby_in_reserve_is_replaced_once_another_standby_is_fit() -> N
     assert shadows(worker("s"), worker("t"), present=(hot,)) == ["t"]
 
 
+def test_no_more_hot_standbys_in_reserve_end_than_others_take_their_place() -> None:
+    """None could begin there again."""
+    record, view, _ = cluster(worker("s"), worker("u"), worker("t"))
+    drains = tuple(DrainRequest(f"h-{name}", name, reserve=True) for name in "su")
+    view = structs.replace(view, drains=drains)
+    present = tuple(
+        ShadowAssignment(member=member(name), rank=rank, stay=True)
+        for rank, name in enumerate("su")
+    )
+    record = structs.replace(record, shadows=present)
+    for _ in range(2):
+        found = assign_shadows(record, view, PlanFacts(view, "j"), ShadowGoals(hot=2))
+        assert sorted(u.member.worker for u in found) == ["t", "u"]
+        record = structs.replace(record, shadows=found)
+
+
 def test_an_idle_standby_takes_a_lost_rank_before_a_hot_one_in_reserve() -> None:
     """The rank would have to leave the host in reserve again."""
     hot = worker("s", Activity.IN_STEP, shadow=ShadowStatus(rank=0, verified=9))

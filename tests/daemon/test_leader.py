@@ -481,13 +481,9 @@ async def test_a_new_leadership_forgets_an_earlier_write_that_no_replica_had(sce
     scene.data.unreplicated = "no replica had the latest write within 500 ms"
     await scene.end("h1", -9)
     await scene.leader.turn()
-    led, scene.candidate.lease = scene.candidate.lease, Lease()
-    running = asyncio.create_task(scene.leader.run())
-    async with asyncio.timeout(5.0):
-        while scene.reported[-1].state is not State.CLEARED:  # noqa: ASYNC110
-            await asyncio.sleep(0)
-    scene.candidate.lease = led
-    running.cancel()
+    scene.candidate.lease = Lease()
+    async with running(scene.leader):
+        await until(lambda: scene.reported[-1].state is State.CLEARED, every_s=0.1, within_s=60)
 
     assert scene.store.unreplicated == ""
 

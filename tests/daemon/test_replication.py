@@ -74,6 +74,24 @@ async def online(primary: int) -> None:
         await until(has_replica)
 
 
+async def waits(
+    store: RedisStore, asked: Any, process: subprocess.Popen[bytes], revision: int
+) -> bool:
+    """Whether a write goes on only once the replica, which stands still meanwhile, has it."""
+    process.send_signal(signal.SIGSTOP)
+    record = structs.replace(RECORD, revision=revision)
+    async with asyncio.TaskGroup() as group:
+        writing = group.create_task(store.put_job(record, expected=revision - 1))
+
+        async def written() -> bool:
+            return bool(await asked.hget("{tmd:c}:job:job", "revision") == b"%d" % revision)
+
+        await until(written)
+        waited = not writing.done()
+        process.send_signal(signal.SIGCONT)
+    return waited
+
+
 async def test_a_plan_is_written_once_a_replica_has_it(
     pair: tuple[int, int, subprocess.Popen[bytes]],
 ) -> None:
@@ -82,17 +100,7 @@ async def test_a_plan_is_written_once_a_replica_has_it(
     await online(primary)
     async with opened(primary) as store, client(primary) as asked:
         await store.put_job(RECORD, expected=0)
-        process.send_signal(signal.SIGSTOP)
-        second = structs.replace(RECORD, revision=2)
-        async with asyncio.TaskGroup() as group:
-            writing = group.create_task(store.put_job(second, expected=1))
-
-            async def written() -> bool:
-                return bool(await asked.hget("{tmd:c}:job:job", "revision") == b"2")
-
-            await until(written)
-            waited = not writing.done()
-            process.send_signal(signal.SIGCONT)
+        waited = await waits(store, asked, process, 2)
     async with opened(replica) as other:
         (found,) = (await other.jobs()).records
 
@@ -145,30 +153,14 @@ async def test_a_replica_is_found_while_others_write(
     """Under traffic no replica has acknowledged yet what the server wrote last."""
     primary, _, process = pair
     await online(primary)
-    async with opened(primary) as store, client(primary) as busy, client(primary) as asked:
-
-        async def write() -> None:
-            while True:
-                await busy.set("busy", "x")
-
-        writing = asyncio.create_task(write())
-        try:
-            await store.snapshot()
-            await store.put_job(RECORD, expected=0)
-        finally:
-            writing.cancel()
+    async with opened(primary) as store, client(primary) as asked:
         process.send_signal(signal.SIGSTOP)
-        second = asyncio.create_task(store.put_job(structs.replace(RECORD, revision=2), expected=1))
+        await asked.set("busy", "x")
+        await store.snapshot()
+        first = await waits(store, asked, process, 1)
+        second = await waits(store, asked, process, 2)
 
-        async def written() -> bool:
-            return bool(await asked.hget("{tmd:c}:job:job", "revision") == b"2")
-
-        await until(written)
-        waited = not second.done()
-        process.send_signal(signal.SIGCONT)
-        await second
-
-    assert waited
+    assert (first, second) == (True, True)
 
 
 async def test_a_lease_counts_though_redis_does_not_let_it_wait(

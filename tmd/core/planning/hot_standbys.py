@@ -47,15 +47,18 @@ def assign_shadows(
         c for c in candidates(view, record, facts) if c not in employed and c.host not in reserve
     ]
 
-    def gives_way(u: ShadowAssignment) -> bool:
-        """A standby on a drained host could not assume the rank, or only as a last resort."""
-        spared = u.stay and u.member.host in reserve and takes(spare, u.rank, facts)
-        return spared or u.member.host in barring
-
-    kept = tuple(
-        u for u in record.shadows if not gives_way(u) and _goes_on(u, record, facts, wanted)
+    trains = all(_trains(facts, m.worker) for m in record.membership.members)
+    # One at a time, so that no more end than are replaced.
+    replaced = next(
+        (u for u in record.shadows if trains and _gives_way(u, reserve, spare, facts)), None
     )
-    if not all(_trains(facts, m.worker) for m in record.membership.members):
+    kept = tuple(
+        u
+        for u in record.shadows
+        # A standby on a drained host could not assume the rank: another one takes its place.
+        if u is not replaced and u.member.host not in barring and _goes_on(u, record, facts, wanted)
+    )
+    if not trains:
         return kept
     busy = [u.member for u in kept]
     hot = [u for u in kept if u.stay]
@@ -134,6 +137,14 @@ def _another(
         if rank not in covered and (found := assigned([rank], spare, facts)):
             return ShadowAssignment(member=found[rank], rank=rank, stay=True)
     return None
+
+
+def _gives_way(
+    assignment: ShadowAssignment, reserve: set[str], spare: Sequence[Member], facts: PlanFacts
+) -> bool:
+    """Whether another standby is the better hot one, since this one gets a rank last."""
+    held_back = assignment.stay and assignment.member.host in reserve
+    return held_back and takes(spare, assignment.rank, facts)
 
 
 def _goes_on(
