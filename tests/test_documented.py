@@ -16,6 +16,7 @@ from docs.generate.pictures import FOLDER, PICTURES
 from tmd.core.planning import migration
 from tmd.core.worker import transitions
 from tmd.extras import DISTRIBUTION
+from tmd.fabric import unfinished_step
 from tmd.fabric.generations import states
 
 ROOT = Path(__file__).parents[1]
@@ -39,6 +40,7 @@ TABLES: dict[str, Any] = {
     "plan": migration.TABLE,
     "worker": transitions.TABLE,
     "generation": states.TABLE,
+    "step": unfinished_step.TABLE,
 }
 
 

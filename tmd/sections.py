@@ -68,6 +68,9 @@ class ShadowSection(Section, frozen=True):
     hot: Annotated[int, Meta(ge=0)] = 0
     """Number of standbys of each job that shadow a rank all the time. The loss of such a rank
     needs no copy."""
+    finish_steps: bool = _SHADOW.finish_steps
+    """A step in the middle of which such a rank is lost is finished, if it can be. Otherwise it is
+    repeated. Costs a copy of each collective's inputs while a standby is hot."""
     rehearse: bool = True
     """Every standby rehearses one rank of each role once. A standby that computes other bits gets
     no rank."""

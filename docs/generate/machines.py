@@ -14,6 +14,8 @@ from tmd.core.values.model import Activity, Phase
 from tmd.core.worker import responses, transitions
 from tmd.fabric.generations import states
 from tmd.fabric.generations.states import GenerationState
+from tmd.fabric.unfinished_step import TABLE as UNFINISHED
+from tmd.fabric.unfinished_step import StepState
 
 StateName = TypeVar("StateName", bound=StrEnum)
 Event = TypeVar("Event", bound=StrEnum)
@@ -52,6 +54,14 @@ GENERATIONS = {
     GenerationState.RETIRED: (500, 280),
     GenerationState.ABORTED: (760, 280),
     GenerationState.FREED: (500, 440),
+}
+
+
+STEPS = {
+    StepState.CLOSED: (100, 100),
+    StepState.OPEN: (420, 100),
+    StepState.SUSPENDED: (740, 100),
+    StepState.VOID: (420, 280),
 }
 
 
@@ -108,6 +118,14 @@ def generation_table() -> str:
 
 def generation_picture() -> str:
     return _picture("The states of a generation", states.TABLE, GENERATIONS)
+
+
+def step_table() -> str:
+    return transition_table(UNFINISHED, "state")
+
+
+def step_picture() -> str:
+    return _picture("The states of an unfinished step", UNFINISHED, STEPS)
 
 
 def response_table() -> str:

@@ -42,6 +42,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "plan-table": machines.plan_table,
     "worker-table": machines.worker_table,
     "generation-table": machines.generation_table,
+    "step-table": machines.step_table,
     "response-table": machines.response_table,
     "xids": codes.xids,
     "sxids": codes.sxids,

@@ -16,6 +16,7 @@ PICTURES: dict[str, Callable[[], str]] = {
     "plan": machines.plan_picture,
     "worker": machines.worker_picture,
     "generation": machines.generation_picture,
+    "step": machines.step_picture,
     **{name: partial(sequences.picture, name) for name in sequences.PAGES},
     **figures.PICTURES,
 }

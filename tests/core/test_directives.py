@@ -32,6 +32,7 @@ from tmd.core.values.model import (
     PlanKind,
 )
 from tmd.core.values.shadows import ShadowAssignment
+from tmd.core.values.snapshots import Rollback
 
 STAYER, LEAVER, JOINER, OTHER = (Member(w, f"h-{w}", "a:1") for w in ("s", "l", "j", "o"))
 OLD, NEW = Membership(1, (STAYER, LEAVER)), Membership(2, (STAYER, JOINER))
@@ -137,3 +138,52 @@ def test_when_a_job_ends(state: JobState, member: Directive, standby: Directive)
     """Members finish first; a failed job ends every worker with status 1 and the reason."""
     assert asked(None, STAYER, state=state, detail="lost") == member
     assert asked(None, OTHER, state=state, detail="lost") == standby
+
+
+FOLLOWER = (ShadowAssignment(member=JOINER, rank=1, stay=True),)
+REHEARSES = (ShadowAssignment(member=JOINER, rank=1, stay=False),)
+
+
+@pytest.mark.parametrize(
+    ("shadows", "continues"), [(FOLLOWER, True), (HOT, False), (REHEARSES, False), ((), False)]
+)
+def test_a_step_may_be_finished_with_the_standby_that_followed_the_rank(
+    shadows: tuple[ShadowAssignment, ...], continues: bool
+) -> None:
+    """Another joiner, or one that only rehearsed, has not computed the step."""
+    found = asked(structs.replace(FAILOVER, phase=Phase.SYNC), STAYER, shadows=shadows)
+
+    assert isinstance(found, Sync)
+    assert found.continues is continues
+
+
+@pytest.mark.parametrize(("shadows", "continues"), [(HOT, True), (REHEARSES, False), ((), False)])
+def test_workers_wait_in_the_step_if_somebody_may_finish_it(
+    shadows: tuple[ShadowAssignment, ...], continues: bool
+) -> None:
+    """Before the joiners are chosen."""
+    moves = (Move(1, LEAVER),)
+    plan = structs.replace(FAILOVER, phase=Phase.RECOVER, moves=moves)
+    found = asked(plan, STAYER, shadows=shadows)
+
+    assert isinstance(found, Hold)
+    assert found.continues is continues
+
+
+def test_a_standby_that_gives_the_rank_back_does_not_finish_the_step() -> None:
+    """It is still named as the shadow of the rank, which it has become."""
+    moves = (Move(1, JOINER, JOINER, source=STAYER),)
+    plan = structs.replace(FAILOVER, phase=Phase.SYNC, moves=moves)
+    found = asked(plan, STAYER, shadows=FOLLOWER)
+
+    assert isinstance(found, Sync)
+    assert not found.continues
+
+
+def test_no_step_is_finished_after_a_return_to_a_snapshot() -> None:
+    back = Rollback(5, 2)
+    plan = structs.replace(FAILOVER, phase=Phase.SYNC, rollback=back)
+    found = asked(plan, STAYER, shadows=FOLLOWER)
+
+    assert isinstance(found, Sync)
+    assert not found.continues

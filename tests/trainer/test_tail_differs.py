@@ -96,7 +96,8 @@ def test_another_collective_is_named() -> None:
         assert p.source.mirror is not None
         p.source.mirror.output("0", "allreduce", [torch.ones(3)])
         mine = torch.zeros(4)
-        p.joiner.shadow.outputs("allreduce", "0", [mine], [mine])
+        with pytest.raises(LinkError):
+            p.joiner.shadow.outputs("allreduce", "0", [mine], [mine])
         p.source.begin()
         p.joiner.until(lambda: p.joiner.error is not None)
 

@@ -109,7 +109,8 @@ def worker(
     with _started(folder, told) as (daemon, agent, fabric, reporter):
         fabric.sandbox(Neutral(), size - 1, size)
         context = context_of((script or Script(1)).registry(), fabric, several=several)
-        parts = assemble(reporter, agent, context, snapshots=0, alike=all_alike(size), alone=True)
+        alike, halt = all_alike(size), lambda: None
+        parts = assemble(reporter, agent, context, snapshots=0, alike=alike, alone=True, halt=halt)
         try:
             yield Worker(daemon, agent, fabric, reporter, context, parts)
         finally:

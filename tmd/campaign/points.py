@@ -30,7 +30,8 @@ from tmd.fabric.generations.gloo import GlooKind
 from tmd.fabric.generations.inner import Request
 from tmd.fabric.generations.passing import PassingGroup
 from tmd.fabric.generations.ring import RingKind
-from tmd.fabric.runner import CollectiveCall, Runner
+from tmd.fabric.runner import Runner
+from tmd.fabric.step_log import CollectiveCall
 from tmd.trainer.protocol import frames
 from tmd.trainer.session.session import Session
 from tmd.trainer.shadow.session import ShadowSession
@@ -40,6 +41,7 @@ from tmd.trainer.state.units import Units
 from tmd.trainer.state_transfer import early_digest, stream, verification
 from tmd.trainer.state_transfer.transfer import StateTransfer
 from tmd.trainer.worker.arming import Arming
+from tmd.trainer.worker.continuation import Continuation
 from tmd.trainer.worker.leaving import Leaving
 from tmd.trainer.worker.rank_migration import RankMigration
 from tmd.trainer.worker.recovery import Recovery
@@ -117,6 +119,7 @@ class Injector:
         _before(GlooKind, "build", self._building)
         _before(PassingGroup, "_pass", lambda *_: self.reach("passing"))
         _before(Recovery, "rejoin", lambda *_: self.reach("synced"))
+        _before(Continuation, "_enters", lambda *_: self.reach("finishing"))
         _before(Leaving, "wait", lambda *_: self.reach("left"))
 
     def _stand_at_checkpoints(self) -> None:

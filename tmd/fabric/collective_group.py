@@ -21,7 +21,7 @@ from tmd.fabric.frame import FrameKind
 from tmd.fabric.identity import Identity
 from tmd.fabric.objects import empty, under_way
 from tmd.fabric.reduction import Reduction, dtype_code, reduction
-from tmd.fabric.runner import CollectiveCall
+from tmd.fabric.step_log import CollectiveCall
 from tmd.fabric.untraced import untraced
 from tmd.fabric.work import Work
 

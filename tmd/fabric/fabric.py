@@ -26,6 +26,7 @@ from tmd.fabric.rank_remap import turn
 from tmd.fabric.raw import RawLinks
 from tmd.fabric.sandbox import Neutral, OutputSource, Sandbox
 from tmd.fabric.tap import Tap
+from tmd.fabric.unfinished_step import UnfinishedStep
 from tmd.fabric.wait_timer import WaitTimer
 
 DRAIN = 60.0
@@ -47,6 +48,7 @@ class Fabric:
         self.blocked = WaitTimer()
         self._sandbox: Sandbox | None = None
         self._groups = Groups()
+        self.step = UnfinishedStep(self._groups)
         self._rank_in_torch: int | None = None
         self._caller = Caller(worker, key)
         self._raw = RawLinks()
@@ -70,8 +72,7 @@ class Fabric:
 
     @property
     def membership(self) -> Membership | None:
-        standing = self.standing
-        return standing.membership if standing is not None else None
+        return standing.membership if (standing := self.standing) is not None else None
 
     @property
     def rank(self) -> int | None:
@@ -125,18 +126,19 @@ class Fabric:
         """Let inner groups carry collectives, before there are groups or a rank."""
         self.generations, self._watch.enabled = generations, True
 
-    def enter(self, membership: Membership, rank: int) -> None:
+    def enter(self, membership: Membership, rank: int, *, within: bool = False) -> None:
         """Assume ``rank`` of ``membership`` without preparation.
 
-        All older links are closed and the poison is cleared. Raises ValueError if the epoch is not
-        newer than this worker's last one.
+        All older links are closed and the poison is cleared. ``within`` a suspended step of that
+        rank its operations go on to wait. Raises ValueError if the epoch is not newer than this
+        worker's last one, and LinkError if an operation of the last one never ends.
         """
         if membership.epoch <= self._admission.epoch:
             raise ValueError(f"epoch {membership.epoch} is not newer than {self._admission.epoch}")
         old = self.standing
         if old is not None:
             old.close_silently()  # it is not a fault, but waiting threads must wake up
-        self.drain()
+        self.step.at_rest(DRAIN) if within else self.drain()
         self.generations.enter(membership)
         if self._watch.enabled:  # a loss before the first vote must be noticed, too
             self._ahead.dial_votes(membership, rank, DIAL_TIMEOUT)
@@ -291,16 +293,15 @@ class Fabric:
 
     @property
     def poison_reason(self) -> str:
-        standing = self.standing
-        return standing.reason if standing is not None else ""
+        return standing.reason if (standing := self.standing) is not None else ""
 
     @property
     def suspects(self) -> tuple[str, ...]:
         """Workers whose link broke first; empty if the poison came from :meth:`poison`."""
-        standing = self.standing
-        return standing.suspects if standing is not None else ()
+        return standing.suspects if (standing := self.standing) is not None else ()
 
     def _poisoned(self, standing: EpochView) -> None:
+        self.step.broke()
         self.generations.lose(standing.epoch)
         self._groups.abandon(standing)
 
@@ -372,16 +373,14 @@ class Fabric:
 
     def part(self, group: Participant) -> None:
         """Remove a destroyed group and close its links."""
-        if not self._groups.remove(group):
-            return
-        standing = self.standing
-        if standing is not None:
+        if self._groups.remove(group) and (standing := self.standing) is not None:
             standing.drop(group.view.name)
 
     def close(self, *, orderly: bool = True) -> None:
         """Stop listening, close all links and end the groups; idempotent. Not ``orderly``: peers
         that watch the links take it for a loss."""
         self._listener.close()  # first: no later caller may reach this worker
+        self.step.give_up()
         standing = self.standing
         self._watch.close()
         ended: tuple[str, ...] = ()

@@ -8,14 +8,16 @@ that this worker holds or assumes.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from tmd.core.values.errors import LinkError
 from tmd.core.values.model import Member, Membership
+from tmd.core.worker.broken_step import Progress
 from tmd.fabric.epoch_view import EpochView
 from tmd.fabric.frame import VOTE
 from tmd.fabric.link import Link
+from tmd.fabric.step_log import StepLog
 from tmd.fabric.topology import neighbours
 
 
@@ -78,6 +80,9 @@ class Participant(Protocol):
     def waits(self) -> bool: ...
     @property
     def awaits(self) -> bool: ...
+    @property
+    def log(self) -> StepLog: ...
+    def go_back(self, first: int) -> None: ...
     def assume(self, view: GroupView) -> None: ...
     def settle(self) -> None: ...
     def drain(self, timeout: float) -> bool: ...
@@ -133,6 +138,29 @@ class Groups:
         """Complete the operations that wait in the ended ``standing``."""
         for group in self:
             group.abandon(standing)
+
+    def begin_step(self, *, keeps: bool) -> bool:
+        """A step begins. ``keeps``: whether its operations shall be able to run again; returns
+        whether they are."""
+        keeps = keeps and self.quiet
+        for group in self:
+            group.log.restart(keeps=keeps)
+        return keeps
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of host memory for the inputs of operations that may have to run again."""
+        return sum(group.log.nbytes for group in self)
+
+    @property
+    def progress(self) -> dict[str, Progress]:
+        """How far each group has come in the present step; no operation runs."""
+        return {group.view.name: group.log.progress for group in self}
+
+    def go_back(self, firsts: Mapping[str, int]) -> None:
+        """Run the operations of each group again from the given one on."""
+        for group in self:
+            group.go_back(firsts.get(group.view.name, 0))
 
     @property
     def views(self) -> tuple[GroupView, ...]:

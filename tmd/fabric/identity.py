@@ -18,6 +18,7 @@ from tmd.fabric.grouping import GroupView
 from tmd.fabric.link import Link
 from tmd.fabric.mailbox import Mailbox
 from tmd.fabric.runner import Runner
+from tmd.fabric.step_log import StepLog
 from tmd.fabric.wait_timer import WaitTimer
 
 
@@ -147,6 +148,15 @@ class Identity(dist.ProcessGroup):
     def awaits(self) -> bool:
         """Whether a posted receive is not complete."""
         return self._awaited.level > 0
+
+    @property
+    def log(self) -> StepLog:
+        """The operations of the present step."""
+        return self._runner.log
+
+    def go_back(self, first: int) -> None:
+        """Run the complete operations from number ``first`` on once more."""
+        self._runner.go_back(first)
 
     def settle(self) -> None:
         """Wait for operations that an inner group runs; here there is none."""

@@ -1,7 +1,8 @@
 """Runs the operations of one group in order, whatever the current mode is.
 
 The same call communicates, takes its outputs from the sandbox's source, or (in a poisoned epoch)
-does nothing. The mode is decided when the operation runs.
+does nothing. The mode is decided when the operation runs. An operation that breaks in a step that
+may be finished with another worker waits, and runs again (:mod:`tmd.fabric.unfinished_step`).
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ from torch import Tensor
 
 from tmd.core.values.errors import LinkError
 from tmd.fabric import device
-from tmd.fabric.collectives.on_tensors import Body
 from tmd.fabric.collectives.op import Op
 from tmd.fabric.device import Queued
 from tmd.fabric.epoch_view import EpochView
 from tmd.fabric.fabric import Fabric
-from tmd.fabric.frame import FrameHeader, FrameKind
+from tmd.fabric.frame import FrameHeader
 from tmd.fabric.grouping import GroupView
 from tmd.fabric.link import Link
 from tmd.fabric.memory import Scratch
@@ -26,22 +26,8 @@ from tmd.fabric.objects import empty
 from tmd.fabric.sandbox import Neutral, OutputSource
 from tmd.fabric.serial_executor import SerialExecutor
 from tmd.fabric.staging import HostCopies
+from tmd.fabric.step_log import CollectiveCall, StepLog
 from tmd.fabric.work import Work
-
-
-@dataclass(frozen=True)
-class CollectiveCall:
-    """A collective as it was called. ``body`` runs it on contiguous CPU tensors."""
-
-    kind: FrameKind
-    body: Body
-    outputs: Sequence[Tensor]
-    inputs: Sequence[Tensor]
-    dtype: int = 0
-    root: int = 0
-    detail: int = 0
-    objects: bool = False
-    """See :class:`OutputRequest`."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +60,7 @@ class Runner:
         self.lane = SerialExecutor(f"tmd-group-{view.name}")
         self._scratch = Scratch()
         self._standing: EpochView | None = None
+        self.log = StepLog()
         self.seq = 0
 
     def submit(self, call: CollectiveCall, *, inline: bool, results: Sequence[Tensor]) -> Work:
@@ -93,41 +80,128 @@ class Runner:
         self.fabric.calls.ran += 1
         op = call.kind.name.lower()
         request = OutputRequest(op, call.outputs, call.inputs, staged.queued, objects=call.objects)
-        self.guarded(work, request, lambda standing: self._communicate(call, staged, standing))
+
+        def act(standing: EpochView) -> None:
+            self._catch_up(standing)
+            self._communicate(call, staged, standing)
+
+        self.guarded(work, request, act, call)
 
     def guarded(
-        self, work: Work, request: OutputRequest, act: Callable[[EpochView], bool | None]
+        self,
+        work: Work,
+        request: OutputRequest,
+        act: Callable[[EpochView], bool | None],
+        call: CollectiveCall | None = None,
     ) -> None:
         """Complete ``work`` with ``act`` or the sandbox's source; never raises.
 
-        ``act`` returns ``False`` if another thread will complete it.
+        ``act`` returns ``False`` if another thread will complete it. ``call``: the operation, if it
+        can be run again.
         """
+        step = self.fabric.step
+        if call is None:
+            self.log.refuse()
+        if not step.enter():
+            self.log.refuse()
+            work.finish()
+            return
+        try:
+            error, later = self._attempted(request, act, call)
+            while broken := isinstance(error, LinkError):
+                if not step.again():
+                    error = self._ended(error)
+                    break
+                error, later = self._attempted(request, act, call)
+            if isinstance(error, Exception) or broken:
+                self.log.refuse()
+            if not later:
+                work.finish(error)
+        finally:
+            step.leave()
+
+    def _ended(self, error: LinkError) -> LinkError | None:
+        """What ``wait`` raises for an operation that broke with ``error`` in a void step."""
+        if (sandbox := self.fabric.sandboxed) is not None:
+            sandbox.source.spoil()
+        return self.judged(error)
+
+    def _attempted(
+        self,
+        request: OutputRequest,
+        act: Callable[[EpochView], bool | None],
+        call: CollectiveCall | None,
+    ) -> tuple[Exception | None, bool]:
+        """Run an operation once; returns its error, and whether another thread completes it."""
         sandbox, standing = self.fabric.sandboxed, self.fabric.standing
-        error: Exception | None = None
         try:
             if standing is not None:
-                if act(standing) is False:
-                    return
-            elif sandbox is not None:
-                self._simulate(sandbox.source, request)
-            else:
-                error = RuntimeError("the fabric has neither a rank nor a sandbox")
+                return None, act(standing) is False
+            if sandbox is None:
+                return RuntimeError("the fabric has neither a rank nor a sandbox"), False
+            self._simulate(sandbox.source, request, call)
         except LinkError as e:
             if standing is not None:
                 standing.blame(e)
-            error = self.judged(e)
+            return e, False
         except Exception as e:  # an error in the call: the other ranks must not wait
             if standing is not None:
                 standing.poison(f"rank {standing.rank} failed in {request.op}: {e!r}")
-            error = e
-        work.finish(error)
+            return e, False
+        return None, False
 
-    def _simulate(self, source: OutputSource, request: OutputRequest) -> None:
+    def _simulate(
+        self, source: OutputSource, request: OutputRequest, call: CollectiveCall | None
+    ) -> None:
         name = self.view.name + request.channel
         with device.after(request.queued):
+            if call is not None:
+                self.log.begin(call, request.inputs)
             source.outputs(request.op, name, request.outputs, request.inputs)
             if request.objects and isinstance(source, Neutral):
                 empty(request.outputs)
+        if call is not None:
+            self.log.end()
+
+    # --- finishing a step after a loss ---------------------------------------------------------
+
+    def go_back(self, first: int) -> None:
+        """Run the complete operations from number ``first`` on once more, for ranks without them.
+
+        No operation of the group may run. They come before any other operation.
+        """
+        self.log.go_back(first)
+        if self.log.behind:
+            self.lane.run(self._catch_up_alone, inline=False)
+
+    def _catch_up_alone(self) -> None:
+        """In case no operation of this group waits."""
+        step, standing = self.fabric.step, self.fabric.standing
+        if standing is None or not step.enter():
+            return
+        try:
+            self._catch_up(standing)
+        except LinkError as error:
+            standing.blame(error)
+        except Exception as error:
+            standing.poison(
+                f"rank {standing.rank} failed in an operation that it repeats: {error!r}"
+            )
+        finally:
+            step.leave()
+
+    def _catch_up(self, standing: EpochView) -> None:
+        behind = self.log.behind
+        while behind:
+            call = behind[0].afresh()
+            op = self._op(call, standing)
+            call.body(op, call.outputs, call.inputs)
+            if not behind[0].gave(call.outputs):
+                # The standby computes other inputs than its rank did, or the script has changed
+                # the result: this rank would go on with other bits than those that lacked it.
+                raise LinkError(f"rank {standing.rank} cannot repeat an operation bit for bit")
+            if behind:  # a new step may have begun
+                behind.popleft()
 
     def judged(self, error: LinkError | None) -> LinkError | None:
         """The error that ``wait`` raises for an operation aborted by ``error``."""
@@ -141,22 +215,27 @@ class Runner:
             self.fabric.tap.output(op, self.view.name + channel, outputs, given)
 
     def _communicate(self, call: CollectiveCall, staged: HostCopies, standing: EpochView) -> None:
+        op = self._op(call, standing)
+        with staged as (outputs, inputs):
+            self.log.begin(call, inputs)
+            tap, given = self.fabric.tap, ""
+            if tap is not None:
+                given = tap.given(call.kind.name.lower(), self.view.name, inputs)
+            call.body(op, outputs, inputs)
+        self.log.end()
+        self.fabric.counters.bytes += sum(t.nbytes for t in outputs)
+        self.mirror(call.kind.name.lower(), staged.outputs, given=given)
+
+    def _op(self, call: CollectiveCall, standing: EpochView) -> Op:
         if standing.poisoned:
             raise LinkError(standing.reason)
-        op = Op(
+        return Op(
             self.view.ranks.index(standing.rank),
             len(self.view.ranks),
             self._header(call, standing),
             lambda rank: self._link(standing, rank),
             self._scratch,
         )
-        with staged as (outputs, inputs):
-            tap, given = self.fabric.tap, ""
-            if tap is not None:
-                given = tap.given(call.kind.name.lower(), self.view.name, inputs)
-            call.body(op, outputs, inputs)
-        self.fabric.counters.bytes += sum(t.nbytes for t in outputs)
-        self.mirror(call.kind.name.lower(), staged.outputs, given=given)
 
     def _header(self, call: CollectiveCall, standing: EpochView) -> FrameHeader:
         # A joiner has not counted along: numbering restarts with each epoch.

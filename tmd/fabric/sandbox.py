@@ -21,10 +21,16 @@ class OutputSource(Protocol):
     ) -> None:
         """Fill ``outputs`` in place. Called in program order per group, and may block.
 
+        Raises LinkError if they never come.
+
         ``op`` is the lower-case name of a :class:`tmd.fabric.frame.Kind`, or ``send``, ``recv`` or
         ``recv_anysource``. The ``group`` of a receive includes its sender and tag. For in-place
         operations ``outputs`` and ``inputs`` are the same tensors.
         """
+        ...
+
+    def spoil(self) -> None:
+        """The step is void: from now on no output comes."""
         ...
 
     def vote(self, values: Sequence[int]) -> tuple[int, ...]:
@@ -63,6 +69,9 @@ class Neutral:
                     out.data.fill_(1)
             case _:
                 pass  # in place or without output: the own data stays
+
+    def spoil(self) -> None:
+        pass
 
     def vote(self, values: Sequence[int]) -> tuple[int, ...]:
         return tuple(values)

@@ -99,6 +99,9 @@ class Hold(Struct, frozen=True, tag=True):
     epoch: int
     hot: tuple[int, ...] = ()
     """Lost ranks whose state a hot standby may have, which replicas then verify."""
+    continues: bool = False
+    """A hot standby follows each of the ranks that are known to be lost: workers in the middle of
+    the step may still finish it."""
 
 
 class Sync(Struct, frozen=True, tag=True):
@@ -117,6 +120,9 @@ class Sync(Struct, frozen=True, tag=True):
     back: bool = False
     """Restore that snapshot, which was taken at ``resume``. A worker without a copy of its rank
     fetches one from the source of its move."""
+    continues: bool = False
+    """Each joiner followed the rank that it takes: workers in the middle of step ``resume`` finish
+    it instead of repeating it, if all can."""
 
 
 class Resume(Struct, frozen=True, tag=True):
@@ -194,7 +200,8 @@ def _in_failover(record: JobRecord, plan: MigrationPlan, worker: str) -> Directi
             witness = any(m.worker == worker for m in plan.witnesses)
             lost = tuple(m.rank for m in plan.moves)
             hot = lost if any(u.stay for u in record.shadows) else ()
-            return Hold(plan=plan.id, epoch=plan.old.epoch, hot=hot) if witness else None
+            continues = any(u.stay for u in record.shadows) and _followed(record, plan)
+            return Hold(plan.id, plan.old.epoch, hot, continues) if witness else None
         case Phase.SYNC if rank is not None and plan.resume is not None:
             return Sync(
                 plan=plan.id,
@@ -204,10 +211,21 @@ def _in_failover(record: JobRecord, plan: MigrationPlan, worker: str) -> Directi
                 moves=plan.moves,
                 whole=plan.whole,
                 back=plan.rollback is not None,
+                continues=bool(plan.moves) and _followed(record, plan) and plan.rollback is None,
             )
         case Phase.RESUME if rank is not None:
             return Resume(plan=plan.id, membership=plan.new, rank=rank)
     return None
+
+
+def _followed(record: JobRecord, plan: MigrationPlan) -> bool:
+    """Whether a hot standby follows each lost rank, and is its joiner if that is decided."""
+    hot = {u.rank: u.member for u in record.shadows if u.stay}
+    # A shadow that has become the rank, and gives it back, follows it no more.
+    return all(
+        m.rank in hot and m.joiner in (None, hot[m.rank]) and m.leaver != hot[m.rank]
+        for m in plan.moves
+    )
 
 
 def _outside(record: JobRecord, worker: str) -> Directive:

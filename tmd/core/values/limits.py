@@ -38,6 +38,8 @@ class ShadowLimits(Struct, frozen=True):
     """Fraction of a step by which a shadow in step may lag."""
     patience_s: float = 120.0
     """Time from the arrival of the state until the shadow must be in step."""
+    finish_steps: bool = True
+    """Whether a step in which a rank is lost is finished with its hot standby."""
 
 
 class ShadowGoals(Struct, frozen=True):

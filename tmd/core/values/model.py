@@ -80,6 +80,8 @@ class WorkerStatus(Struct, frozen=True):
     waiting: bool = False  # blocked in a collective: other ranks are late
     links_opened: int = 0
     rss_bytes: int = 0
+    kept_bytes: int = 0
+    """Host memory for inputs of collectives, kept to finish a step after a loss."""
     detail: str = ""
     shadow: ShadowStatus | None = None
     """Progress of its shadow, or (STANDBY) of the last one: the rank's state at ``step``."""

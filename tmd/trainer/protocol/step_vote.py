@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from msgspec import msgpack
 
@@ -53,22 +53,31 @@ def agree(
     return least if least == -most else 0, tuple(rest[len(mine) :])
 
 
-def gather(fabric: Fabric, own: Any, kind: type[T]) -> tuple[T, ...]:
-    """Exchange a value during set-up; returns those of all ranks. msgspec must encode a ``T``.
+def exchange(fabric: Fabric, own: T, kind: type[T]) -> tuple[T, ...]:
+    """Exchange a value with all ranks; returns those of all. msgspec must encode it.
 
     Raises:
-        RuntimeError: a rank was lost.
+        LinkError: a rank was lost.
     """
     rank, size = fabric.rank or 0, fabric.size or 1
     said = {rank: own}
     offset = 1
+    while offset < size:
+        heard = fabric.shift(msgpack.encode(said), offset)
+        said |= msgpack.decode(heard, type=dict[int, kind])  # type: ignore[valid-type]
+        offset *= 2
+    return tuple(said[rank] for rank in range(size))
+
+
+def gather(fabric: Fabric, own: T, kind: type[T]) -> tuple[T, ...]:
+    """Exchange a value during set-up; returns those of all ranks. msgspec must encode it.
+
+    Raises:
+        RuntimeError: a rank was lost.
+    """
     try:
-        while offset < size:
-            heard = fabric.shift(msgpack.encode(said), offset)
-            said |= msgpack.decode(heard, type=dict[int, kind])  # type: ignore[valid-type]
-            offset *= 2
+        return exchange(fabric, own, kind)
     except LinkError as error:
         raise RuntimeError(
             f"a rank was lost during set-up ({error}): start the job again"
         ) from error
-    return tuple(said[rank] for rank in range(size))

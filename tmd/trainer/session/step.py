@@ -100,8 +100,11 @@ class Step:
 
         A script may fail an assertion of its own on garbage from aborted collectives.
         """
-        spoilt = self._cycle.hooks.poisoned and self._cycle.outcome is None
-        return issubclass(kind, Interrupted) or (spoilt and issubclass(kind, Exception))
+        if issubclass(kind, Interrupted):
+            return True
+        # Last, since it waits for a plan while the step is suspended.
+        may_be = self._cycle.outcome is None and issubclass(kind, Exception)
+        return may_be and self._cycle.hooks.poisoned
 
     def _spoil(self) -> None:
         self.result = StepResult.SPOILT

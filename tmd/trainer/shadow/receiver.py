@@ -211,25 +211,23 @@ class ShadowReceiver:
     def outputs(
         self, op: str, group: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
     ) -> None:
-        """Fill ``outputs`` with the source's, or not if the link has ended: see ``starved``."""
+        """Fill ``outputs`` with the source's. Raises LinkError if the link ended before them, or if
+        this worker computes something else: see ``mismatch``."""
         if op == "send":
             return
-        try:
-            arrival = self._take(group)
-        except LinkError:
-            return
+        arrival = self._take(group)
         frame, values = arrival.frame, arrival.tensors
         told = frame.op if isinstance(frame, Output) else type(frame).__name__
         here, there = _shown(outputs), _shown(values)
         if (told, there) != (op, here):
-            self._differs(
+            raise self._differs(
                 f"the script calls different collectives: {op} {here} here, {told} {there} there"
             )
-            return
         given = frame.given if isinstance(frame, Output) else ""
         if given and given != digest_of_inputs(op, inputs):
-            self._differs(f"this worker's inputs of {op} of {here} differ from those of its rank")
-            return
+            raise self._differs(
+                f"this worker's inputs of {op} of {here} differ from those of its rank"
+            )
         for out, value in zip(outputs, values, strict=True):
             out.data.copy_(value)
 
@@ -243,18 +241,20 @@ class ShadowReceiver:
         return self._said(f"{SHIFT}{offset}")
 
     def _said(self, name: str) -> bytes:
-        frame = self._take(name).frame
+        try:
+            frame = self._take(name).frame
+        except LinkError:
+            self.spoil()
+            raise
         if not isinstance(frame, ControlMessage):
             raise LinkError(f"unexpected {type(frame).__name__} in {name}")
         return frame.payload
 
     def _take(self, name: str) -> Arrival:
         with self._arrived:
-            while not self.starved and not self._channels.get(name):
-                self.starved = self._ended is not None
-                if not self.starved:
-                    self._arrived.wait()
-            if self.starved:
+            while not (self.starved or self._ended or self._channels.get(name)):
+                self._arrived.wait()
+            if self.starved or not self._channels.get(name):
                 raise self.lost
             _, arrival = self._channels[name].popleft()
             self._waiting -= _size(arrival)
@@ -266,13 +266,12 @@ class ShadowReceiver:
         if not self._channels[name]:
             del self._channels[name]
 
-    def _differs(self, how: str) -> None:
+    def _differs(self, how: str) -> LinkError:
         with self._arrived:
-            if self.starved:
-                # A void step proves nothing.
-                return
-            self.mismatch, self.starved = how, True
-            self._arrived.notify_all()
+            if not self.starved:  # a void step proves nothing
+                self.mismatch, self.starved = how, True
+                self._arrived.notify_all()
+        return LinkError(how)
 
     # --- reader -----------------------------------------------------------------------------------
 

@@ -275,9 +275,10 @@ def digest_of_inputs(op: str, inputs: Sequence[Tensor]) -> str:
     return _digest(b"", list(inputs))
 
 
-def whole_digest(units: Units, version: int) -> Digest:
-    """The digest of the whole state at once; the state must not change meanwhile."""
-    digest = UnitDigest(units, version)
+def whole_digest(units: Units, version: int, rest: Digest | None = None) -> Digest:
+    """The digest of the whole state at once; the state must not change meanwhile. ``rest``: that of
+    the rest, if it may have changed."""
+    digest = UnitDigest(units, version, rest)
     while not digest.complete:
         digest.advance()
     return digest.parts()

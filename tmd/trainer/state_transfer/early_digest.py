@@ -31,6 +31,7 @@ class EarlyDigest:
         self._step: int | None = None
         """The step at whose start the parameters are; ``None`` while they may change."""
         self._queued: Queued = device.NOTHING
+        self._rest: Digest | None = None
         self._work: _Work | None = None
 
     def stand(self, step: int) -> None:
@@ -39,6 +40,11 @@ class EarlyDigest:
             self.forget()
             self._queued = device.current().queued(self._units.params)
             self._step = step
+
+    def keep_rest(self) -> None:
+        """Take the digest of what a step may change, at the start of the step. Another thread may
+        need it while the step is computed."""
+        self._rest = self._units.digest_of_rest()
 
     def begin(self) -> None:
         """Start to compute, unless the state may change (any thread)."""
@@ -58,9 +64,9 @@ class EarlyDigest:
         self.begin()
         work = self._work
         if work is None:
-            whole = whole_digest(self._units, step)
+            whole = whole_digest(self._units, step, self._rest)
             return lambda: whole
-        rest = self._units.digest_of_rest()
+        rest = self._units.digest_of_rest() if self._rest is None else self._rest
         return lambda: {**work.result(), **rest}
 
     def forget(self) -> None:
@@ -75,7 +81,7 @@ class EarlyDigest:
 
     def _dropped(self) -> _Work | None:
         with self._changing:
-            work, self._work, self._step = self._work, None, None
+            work, self._work, self._step, self._rest = self._work, None, None, None
         if work is not None:
             work.cancelled = True
         return work

@@ -44,10 +44,19 @@ class StateTransfer:
         if errand is not None and errand[0] != directive:
             errand[1].close()
 
-    def send(self, directive: Arm | Sync, move: Move, step: int, wanted: Callable[[], bool]) -> int:
+    def send(
+        self,
+        directive: Arm | Sync,
+        move: Move,
+        step: int,
+        wanted: Callable[[], bool],
+        *,
+        within: bool = False,
+    ) -> int:
         """Send the state of this rank at ``step`` to the joiner of ``move``; returns the bytes.
 
         ``wanted``: whether ``directive`` still holds; ``cancel_unless`` reports later changes.
+        ``within``: ``step`` is being computed, so that the state can only be compared.
 
         Raises:
             LinkError: the joiner is gone.
@@ -65,7 +74,8 @@ class StateTransfer:
             log.warning(
                 "the local state of rank %d is lost: this rank's own is sent instead", move.rank
             )
-        self._fit.look_at_buckets()
+        if not within:
+            self._fit.look_at_buckets()
         header = StateHeader(step, self._fit.offer(layouts), local)
         purpose = state_purpose(directive.plan, move.rank)
         link = self._fabric.connect(move.joiner, purpose, timeout=CONNECT_TIMEOUT_S)
@@ -80,6 +90,8 @@ class StateTransfer:
                     return 0
                 if stream.confirm(link, digest):
                     return 0
+            if within:
+                raise LinkError(f"{link.peer} has not the state at the start of step {step}")
             return stream.send_tensors(link, tensors)
 
     @contextmanager
@@ -134,6 +146,24 @@ class StateTransfer:
         self._state.adopt(header.local)
         takeover.timings["transfer"] = time.monotonic() - takeover.started
         return None
+
+    def verify(self, takeover: Takeover, step: int, cancelled: Callable[[], bool]) -> None:
+        """In the middle of ``step``: have the state that it began with compared with the source's.
+
+        Raises:
+            LinkError: the source is gone or is in another step, or the take-over was cancelled.
+        """
+        self._meet(takeover, cancelled)
+        link, header, directive = takeover.link, takeover.header, takeover.directive
+        assert link is not None
+        assert header is not None
+        assert isinstance(directive, Sync)
+        with self._running(directive, link) as owned:
+            if header.step != step:
+                raise LinkError(f"{link.peer} is in step {header.step}, not {step}")
+            stream.answer(link, has=True)
+            owned.pop_all()
+            self._verification.take(directive, link, self._state.digest(step))
 
     def _meet(self, takeover: Takeover, cancelled: Callable[[], bool]) -> None:
         purpose = state_purpose(takeover.plan, takeover.rank)

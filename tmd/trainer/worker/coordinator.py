@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
@@ -116,6 +117,7 @@ class Coordinator:
                 snapshots=snapshots,
                 alike=alike,
                 alone=self.shadowing,
+                halt=partial(self._halt, undecided=False),
             )
         else:
             self._context.state.renew()
@@ -162,42 +164,51 @@ class Coordinator:
         """The script begins to compute a step."""
         self._pacing.begin()
         self._parts.migration.begun()
+        self._parts.continuation.begin_step()
 
     def vote(self, local: LocalState, *, trains: bool = True) -> VoteOutcome:
         """Whether this step is committed. If it ``trains``, an optimizer runs next.
         Raises Interrupted if it must be repeated."""
+        if self._known is not None and self._fabric.step.end():
+            raise Interrupted
         if self.idle:
             return VoteOutcome.SHADOW
         if self.status.activity is Activity.STUCK:
-            # Another attempt with the same batch: the previous one broke.
-            raise Interrupted
+            raise Interrupted  # another attempt with the same batch: the previous one broke
+        while not self._won(local, trains=trains):
+            if not self._parts.continuation.revives():
+                raise Interrupted
+        return VoteOutcome.COMMIT
+
+    def _won(self, local: LocalState, *, trains: bool) -> bool:
+        """Vote once; returns whether the step is committed."""
         self._fabric.settle()
-        if self.poisoned or self._parts.recovery.is_refuted():
+        parts, status = self._parts, self.status
+        if self.poisoned:
+            return False
+        if parts.recovery.is_refuted():
             raise Interrupted
-        status = self.status
-        shares = (self._parts.snapshots.share, *self._pacing.shares(status))
+        shares = (parts.snapshots.share, parts.continuation.share, *self._pacing.shares(status))
         try:
             local.exchange_copies(status.step, self.rank, status.world_size, self._fabric.shift)
         except LinkError:
-            raise Interrupted from None
+            return False
         armed = self._arming.begin_vote(lambda new: not trains or must_wait(self._fabric, new))
         try:
             kind = STEPPING if trains else REPEATING
             agreed, told = agree(self._fabric, self.status.step, armed, kind, shares)
         except LinkError:
             self._arming.end_vote(0)
-            shadows = self._following is not None
-            if self._parts.driver.rolls_forward() if shadows else self._rolls_forward():
-                return VoteOutcome.COMMIT
-            raise Interrupted from None
+            return parts.driver.rolls_forward() if self._following else self._rolls_forward()
         self._switch = self._arming.end_vote(agreed)
-        self._parts.mirrors.close_window()
-        self._pacing.heard(status, told[1:])
+        parts.mirrors.close_window()
+        parts.continuation.heard(told[1])
+        self._pacing.heard(status, told[2:])
         if self._following is not None:
             self._following.voted(agreed, trained=trains)
         else:
-            self._parts.snapshots.heard(told[0])
-        return VoteOutcome.COMMIT
+            parts.snapshots.heard(told[0])
+        return True
 
     def verdict(self) -> Verdict:
         """Verdict on a copy of the state at this boundary: :meth:`StateVerification.later`."""
@@ -213,11 +224,10 @@ class Coordinator:
         """Before a batch: do all that can only be done between two steps.
 
         Returns False if the present ``batches()`` call has no batch for this worker: the data
-        position of the rank that it joins as is in a later call.
-
-        Raises:
-            SystemExit: this worker is not needed any more.
+        position of the rank that it joins as is in a later call. Raises SystemExit if this worker
+        is not needed any more.
         """
+        self._fabric.step.leave_behind()
         while not self._may_train():
             if self.status.activity is Activity.TRAINING:
                 self._switch_or_halt()
@@ -239,8 +249,7 @@ class Coordinator:
         ended. Returns False if it must be called again.
         """
         if self.idle:
-            # The loader is too short for all shadow iterations.
-            self._warmup.skip()
+            self._warmup.skip()  # the loader is too short for all shadow iterations
             return False
         if self.finishing:
             return True
@@ -292,7 +301,9 @@ class Coordinator:
 
     @property
     def poisoned(self) -> bool:
-        """Whether the current step is poisoned."""
+        """Whether the current step is poisoned. Waits until it is known whether it goes on."""
+        if self._fabric.step.is_void():
+            return True
         if self._following is not None:
             return self._following.spoilt
         return self.status.activity is Activity.TRAINING and self._fabric.poisoned

@@ -69,8 +69,12 @@ class RankMigration:
 
     # --- source -----------------------------------------------------------------------------------
 
-    def send(self, directive: Arm | Sync, move: Move) -> None:
-        """Send this rank's state to the joiner; the leader handles a joiner that fails."""
+    def send(self, directive: Arm | Sync, move: Move, *, within: bool = False) -> bool:
+        """Send this rank's state to the joiner; the leader handles a joiner that fails. Returns
+        whether it was sent, or is being compared.
+
+        ``within`` a step: it is only compared with the joiner's.
+        """
         started = time.monotonic()
         try:
             size = self._transfer.send(
@@ -78,13 +82,15 @@ class RankMigration:
                 move,
                 self._reporter.status.step,
                 lambda: self._agent.directive == directive,
+                within=within,
             )
         except (LinkError, StateMismatch) as error:
             log.warning("the state of rank %d was not sent: %s", move.rank, error)
-            return
+            return False
         seconds = time.monotonic() - started
         self._reporter.update(timings={"copy": seconds, "copy_bytes": float(size)})
         self._recheck()
+        return True
 
     def _recheck(self) -> None:
         """Cancel if the directive changed before there was anything to cancel."""
@@ -320,9 +326,17 @@ class RankMigration:
         def cancelled() -> bool:
             return not takeover.wanted(self._agent.directive)
 
-        obstacle = self._tried(
-            takeover.directive, lambda: self._transfer.receive(takeover, cancelled, has_step)
-        )
+        def attempt() -> Obstacle | None:
+            try:
+                return self._transfer.receive(takeover, cancelled, has_step)
+            except LinkError:
+                if takeover.header is None or cancelled():
+                    raise
+            # A source in the middle of a step cannot send a whole state: it comes again after it.
+            takeover.link = takeover.header = None
+            return self._transfer.receive(takeover, cancelled)
+
+        obstacle = self._tried(takeover.directive, attempt)
         if obstacle is None:
             self._await(None)
         return obstacle

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 
 from tmd.core.planning.directives import (
     Directive,
@@ -14,8 +15,11 @@ from tmd.core.planning.directives import (
     Train,
 )
 from tmd.core.planning.failover import keepers_first
+from tmd.core.values.errors import LinkError
+from tmd.core.worker.broken_step import Place, Progress
 from tmd.core.worker.responses import Response, respond
 from tmd.core.worker.transitions import WorkerTransition
+from tmd.trainer.protocol.step_vote import exchange
 from tmd.trainer.session.hooks import dismiss
 from tmd.trainer.snapshots.snapshots import Snapshots
 from tmd.trainer.state_transfer.context import RankContext
@@ -146,18 +150,23 @@ class Recovery:
             self._snapshots.put_back(directive)
             self._reporter.update(step=directive.resume, holds=(), now=False)
         else:
-            self._send(directive)
+            self.send(directive)
         self.synced(directive, time.monotonic() - started)
         return None
 
-    def _send(self, directive: Sync) -> None:
-        for move in directive.moves:
-            if move.source is not None and move.source.worker == self._reporter.status.worker:
-                self._migration.send(directive, move)
+    def send(self, directive: Sync, *, within: bool = False) -> bool:
+        """Send this state to the joiners whose source this worker is; returns whether all have it.
+
+        ``within`` a step it is only compared with theirs.
+        """
+        own = self._reporter.status.worker
+        served = [m for m in directive.moves if m.source is not None and m.source.worker == own]
+        sent = [self._migration.send(directive, move, within=within) for move in served]
+        return all(sent)
 
     def synced(self, directive: Sync, seconds: float) -> None:
         """Report that this worker is ready for the resume step."""
-        self._synced_for = directive
+        self._synced_for, self._resolved = directive, None
         timings = {**self._reporter.status.timings, "sync": seconds}
         self._reporter.update(
             WorkerTransition.SYNCED, plan=directive.plan, undecided=False, timings=timings
@@ -175,16 +184,9 @@ class Recovery:
         response, directive = self._reporter.next_response(under=self._synced_for)
         match response, directive:
             case Response.ENTER, Resume() | Train():
-                if not self._verification.running:
-                    self._state.early.forget()
                 self._fabric.enter(directive.membership, directive.rank)
-                self._reporter.update(
-                    WorkerTransition.ENTERED,
-                    rank=directive.rank,
-                    epoch=directive.membership.epoch,
-                    suspects=(),
-                    timings=self._reporter.status.timings,
-                )
+                self.entered(directive)
+                self._begin_afresh()
             case Response.HALT, Hold() | Sync():
                 if not self._gave_back():
                     self._reporter.update(WorkerTransition.HALTED, plan=directive.plan)
@@ -192,6 +194,26 @@ class Recovery:
                 self._migration.to_pool()
             case _:
                 dismiss(directive)
+
+    def entered(self, directive: Resume | Train, *, within: bool = False) -> None:
+        """Report that this worker trains in the new epoch. ``within`` a step, its state may have to
+        be compared again."""
+        if not (within or self._verification.running):
+            self._state.early.forget()
+        self._reporter.update(
+            WorkerTransition.ENTERED,
+            rank=directive.rank,
+            epoch=directive.membership.epoch,
+            suspects=(),
+            timings=self._reporter.status.timings,
+        )
+
+    def _begin_afresh(self) -> None:
+        """Let ranks that are in the middle of the step know that this one begins it afresh."""
+        nothing = {view.name: Progress() for view in self._fabric.groups()}
+        # If it fails the epoch is poisoned, and the next boundary halts.
+        with suppress(LinkError):
+            exchange(self._fabric, Place(self._reporter.status.step, nothing, afresh=True), Place)
 
     def _decision(self) -> Directive:
         """Wait for the resume step; acknowledge the halt to each plan that asks."""

@@ -342,7 +342,7 @@ class ShadowDriver:
         following = self.following
         if following is None or not isinstance(following.directive, ShadowRank):
             return False
-        self._report_standing_by(following, undecided=True)
+        self.report_standing_by(following, undecided=True)
         directive = self._agent.wait_a_while(lambda d: d != following.directive, NEWS_S)
         if isinstance(directive, HoldState):
             directive = self._agent.wait_until(lambda d: not isinstance(d, HoldState))
@@ -355,10 +355,11 @@ class ShadowDriver:
         self._fit.rest()
         if not (following.has_state and following.keeps_shadowing):
             return ShadowEnd(AfterShadow.STAND_BY)
-        self._report_standing_by(following, undecided=False)
+        self.report_standing_by(following, undecided=False)
         return None
 
-    def _report_standing_by(self, following: ShadowSession, *, undecided: bool) -> None:
+    def report_standing_by(self, following: ShadowSession, *, undecided: bool) -> None:
+        """Report that the rank is gone and its state is here."""
         self._state.early.stand(following.step)
         self._state.early.begin()
         self._reporter.update(
@@ -367,6 +368,12 @@ class ShadowDriver:
             shadow=following.status(),
             undecided=undecided,
         )
+
+    def take_place(self) -> None:
+        """This worker becomes the rank that it followed, in the middle of a step."""
+        assert self.following is not None
+        self.following.shadow.close()
+        self.following = None
 
     def end(self) -> None:
         """End the shadow and drop its session."""

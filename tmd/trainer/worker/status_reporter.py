@@ -53,6 +53,7 @@ class StatusReporter:
             status,
             stands_s=time.monotonic() - came if status.activity is Activity.TRAINING else 0.0,
             waiting=fabric.waiting,
+            kept_bytes=fabric.step.nbytes,
             links_opened=fabric.counters.opened,
             rss_bytes=peak_rss(),
         )
@@ -102,6 +103,18 @@ class StatusReporter:
         directive = self._agent.wait_until(concerns)
         assert found is not None
         return found, directive
+
+    def next_response_within(
+        self, seconds: float, *, under: Directive | None = None
+    ) -> tuple[Response, Directive] | None:
+        """Like :meth:`next_response`, for a limited time; ``None`` if it is over."""
+
+        def response_to(directive: Directive) -> Response | None:
+            return respond(directive, self._status, under=under)
+
+        directive = self._agent.wait_a_while(lambda d: response_to(d) is not None, seconds)
+        found = None if directive is None else response_to(directive)
+        return None if directive is None or found is None else (found, directive)
 
     def registered(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import NamedTuple
 
 from tmd.core.values.model import Activity
@@ -12,6 +13,7 @@ from tmd.trainer.state.replicas import Partition
 from tmd.trainer.state_transfer.context import RankContext
 from tmd.trainer.state_transfer.obstacle import Obstacle
 from tmd.trainer.worker.agent import Agent
+from tmd.trainer.worker.continuation import Continuation
 from tmd.trainer.worker.leaving import Leaving
 from tmd.trainer.worker.pool import Pool
 from tmd.trainer.worker.rank_migration import RankMigration
@@ -33,6 +35,7 @@ class WorkerParts(NamedTuple):
     recovery: Recovery
     leaving: Leaving
     pool: Pool
+    continuation: Continuation
 
     def act(self, activity: Activity) -> Obstacle | None:
         """Between two steps, in any activity but TRAINING: do its work or wait for its end.
@@ -63,6 +66,7 @@ class WorkerParts(NamedTuple):
 
     def close(self) -> None:
         """Stop all threads, since none may be inside torch when the process ends."""
+        self.continuation.close()
         # First those that wait for verdicts, which in turn wait for digests.
         self.context.state.early.close()
         self.context.verification.close()
@@ -79,10 +83,12 @@ def assemble(
     snapshots: int,
     alike: Partition,
     alone: bool,
+    halt: Callable[[], None],
 ) -> WorkerParts:
     """The parts of a worker. ``snapshots``: steps between two of them, 0 for none.
 
-    ``alone``: this worker holds no rank yet and does not connect to others.
+    ``alone``: this worker holds no rank yet and does not connect to others. ``halt`` reports that
+    the step of its rank broke.
 
     Raises:
         RuntimeError: a rank was lost.
@@ -101,6 +107,7 @@ def assemble(
     migration = RankMigration(reporter, agent, context, copies)
     sources = ShadowSources(context)
     recovery = Recovery(reporter, agent, context, migration, copies)
+    parts = (context, sources, copies, migration.driver, recovery)
     return WorkerParts(
         context,
         copies,
@@ -110,4 +117,5 @@ def assemble(
         recovery,
         Leaving(reporter, agent, fabric, migration, sources, copies),
         Pool(reporter, agent, context, migration, recovery),
+        Continuation(reporter, agent, *parts, halt),
     )

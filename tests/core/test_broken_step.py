@@ -1,0 +1,66 @@
+"""Whether a broken step is finished, and with which operations it goes on."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tmd.core.worker.broken_step import Place, Progress, first_operations
+
+
+def place(step: int = 7, **groups: tuple[int, int]) -> Place:
+    """``groups``: (done, kept) of each."""
+    return Place(step, {name: Progress(*found) for name, found in groups.items()})
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        # Nobody has completed operation 3.
+        ([place(a=(3, 1)), place(a=(3, 2)), place(a=(3, 3))], {"a": 3}),
+        # One rank lacks operation 2, and the others can run it again.
+        ([place(a=(3, 1)), place(a=(2, 0)), place(a=(3, 2))], {"a": 2}),
+        # One of them cannot.
+        ([place(a=(3, 3)), place(a=(2, 0))], None),
+        # A rank has done nothing yet: all must have kept everything.
+        ([place(a=(2, 0)), place(a=(0, 0))], {"a": 0}),
+        ([place(a=(2, 1)), place(a=(0, 0))], None),
+        # A rank has sent a message in this step.
+        ([place(a=(2, -1)), place(a=(2, 1))], None),
+        # Groups are judged one by one, the step as a whole.
+        ([place(a=(1, 0), b=(4, 4)), place(a=(1, 1), c=(9, 8))], {"a": 1, "b": 4, "c": 9}),
+        ([place(a=(1, 0), b=(4, 4)), place(a=(1, 1), b=(2, 2))], None),
+        # A rank begins the step again: its script may call collectives before it.
+        ([place(a=(0, 0)), Place(7, {"a": Progress()}, afresh=True)], None),
+        # Another step, and a job without groups.
+        ([place(7, a=(1, 0)), place(8, a=(1, 0))], None),
+        ([place(), place()], {}),
+    ],
+)
+def test_the_decision(places: list[Place], expected: dict[str, int] | None) -> None:
+    """The first operation that a rank lacks, if all can run it and those after it again."""
+    assert first_operations(places) == expected
+
+
+PROGRESS = st.builds(
+    lambda done, kept: Progress(done, min(kept, done)), st.integers(0, 5), st.integers(-1, 5)
+)
+PLACES = st.lists(
+    st.builds(Place, st.just(7), st.dictionaries(st.sampled_from("abc"), PROGRESS)), min_size=1
+)
+
+
+@given(PLACES, st.randoms())
+def test_every_rank_decides_alike_and_can_do_it(places: list[Place], random: object) -> None:
+    """In whatever order the places are known. No rank lacks what it has to run again."""
+    shuffled = list(places)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    found = first_operations(places)
+
+    assert found == first_operations(shuffled)
+    if found is None:
+        return
+    for each in places:
+        for name, progress in each.groups.items():
+            assert 0 <= progress.kept <= found[name] <= progress.done

@@ -1,0 +1,134 @@
+"""A rank with a hot standby is lost in the middle of a step: the job finishes that step."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import golden_of
+from tests.e2e.harness import LONG, PACE, SCRIPT, Golden, Run, running
+from tests.e2e.spread import script, undisturbed
+from tests.e2e.test_hot_standby import HOT, NEVER_SENT, hot, with_hot
+from tests.e2e.test_rich import RICH
+from tests.marks import thorough
+from tmd.core.values.model import MigrationPlan, Phase, PlanKind
+from tmd.demo.cluster import workers
+from tmd.demo.report import read_trace
+from tmd.embedded import EmbeddedRedis
+
+FOLLOWED = 2
+"""The rank that the hot standby follows."""
+
+
+async def lost_in_step(run: Run, rank: int = FOLLOWED) -> MigrationPlan:
+    """Kill the worker of ``rank``, which waits at its point, once its standby is in the step."""
+    await run.shadowed()
+    for held in ("between", "data"):
+        run.let_go(held)
+    await run.reached("hold")
+    await run.cluster.until(
+        lambda v: any(w.rank is None and w.step == 120 for w in workers(v)), "it is in the step"
+    )
+    await run.kill(rank)
+    return await run.done("trainer")
+
+
+@pytest.mark.parametrize("point", ["forward", "backward", "before-vote", thorough("in-vote")])
+async def test_no_step_is_repeated(
+    point: str, tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """The survivors' work in it is not lost, and every number is the same."""
+    faults = [f"hold {point}@{FOLLOWED}:120=wait", NEVER_SENT]
+    async with with_hot(tmp_path, redis, *faults, standby=("s1",)) as run:
+        plan = await lost_in_step(run)
+
+        assert (plan.kind, plan.phase, plan.resume) == (PlanKind.FAILOVER, Phase.DONE, 120)
+        await run.ends_like(long_golden, lost=1)
+        assert read_trace(run.cluster.trace).undone == ()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("arguments", "path"),
+    [((*LONG, "--sharded"), SCRIPT), ((*LONG, "--halves"), SCRIPT), (LONG, RICH)],
+    ids=["FSDP2", "halves", "rich"],
+)
+async def test_every_script_goes_on(
+    arguments: tuple[str, ...], path: str, tmp_path: Path, redis: EmbeddedRedis, compiler: None
+) -> None:
+    """A state that exists once, with operations in several groups; a scaler, accumulation and
+    clipping."""
+    golden = golden_of(tmp_path, arguments, script=path)
+    async with running(
+        tmp_path / "run",
+        redis.url,
+        faults=[PACE, f"hold backward@{FOLLOWED}:120=wait"],
+        more_config=HOT,
+        arguments=arguments,
+        script=path,
+    ) as run:
+        await lost_in_step(run)
+
+        await run.ends_like(golden, lost=1)
+        assert read_trace(run.cluster.trace).undone == ()
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("layout", "goes_on"),
+    [
+        ("hybrid", True),
+        ("tensor", True),
+        ("experts", True),
+        ("both", True),
+        # A stage sends messages.
+        ("pipeline", False),
+    ],
+)
+async def test_every_layout_goes_on_or_repeats(
+    layout: str, goes_on: bool, tmp_path: Path, redis: EmbeddedRedis, compiler: None
+) -> None:
+    """Each with the same numbers as an undisturbed job."""
+    golden = undisturbed(tmp_path, layout)
+    async with running(
+        tmp_path / "run",
+        redis.url,
+        faults=[PACE, "hold backward@3:120=wait"],
+        more_config=HOT,
+        arguments=(layout, *LONG),
+        active=("h1", "h2", "h3", "h4"),
+        script=script(layout),
+    ) as run:
+        plan = await lost_in_step(run, 3)
+
+        assert [m.rank for m in plan.moves] == [3]
+        await run.ends_like(golden, lost=1)
+        assert (read_trace(run.cluster.trace).undone == ()) is goes_on
+
+
+@pytest.mark.parametrize("who", ["s1", "0", thorough("1")])
+async def test_a_second_loss_while_the_step_is_taken_up(
+    who: str, tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """The standby or a survivor ends before it enters the new epoch: the step is repeated."""
+    faults = [f"backward@{FOLLOWED}:120=kill", f"finishing@{who}:*=kill"]
+    async with with_hot(tmp_path, redis, *faults, standby=("s1", "s2", "s3")) as run:
+        await hot(run)
+        await run.done("trainer")
+
+        assert run.fired("finishing")
+        await run.ends_like(long_golden, lost=2)
+
+
+@pytest.mark.parametrize("point", ["after-vote", thorough("optimizer")])
+async def test_a_loss_between_two_steps(
+    point: str, tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """The survivors are in the next step when they notice it, the standby may be in the last."""
+    faults = [f"{point}@{FOLLOWED}:120=kill"]
+    async with with_hot(tmp_path, redis, *faults, standby=("s1",)) as run:
+        await hot(run)
+        plan = await run.done("trainer")
+
+        assert run.fired(point)
+        assert plan.resume in (120, 121)
+        await run.ends_like(long_golden, lost=1, unwritten=[(FOLLOWED, 120)])

@@ -1,0 +1,439 @@
+"""A rank is lost in the middle of a step, and a worker that follows it finishes the step."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.fabric.circle import PATIENCE, Circle, at_once, circle, member
+from tmd.core.values.errors import IllegalTransition, LinkError
+from tmd.core.worker.broken_step import Place, first_operations
+from tmd.fabric import Fabric, Group
+from tmd.fabric.collectives import on_tensors
+from tmd.fabric.frame import FrameKind
+from tmd.fabric.grouping import Groups
+from tmd.fabric.step_log import CollectiveCall, StepLog
+from tmd.fabric.unfinished_step import TABLE, StepEvent, StepState, UnfinishedStep
+from tmd.trainer.protocol.step_vote import exchange
+
+pytestmark = pytest.mark.timeout(60)
+LARGE, SMALL = 100_000, 12
+SIZE = 3
+STEP = 7
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+def at(state: StepState) -> UnfinishedStep:
+    step = UnfinishedStep(Groups())
+    step.on_break = lambda: None
+    begin = partial(step.begin, keeps=True)
+    ways: dict[StepState, list[Callable[[], object]]] = {
+        StepState.CLOSED: [],
+        StepState.OPEN: [begin],
+        StepState.SUSPENDED: [begin, step.broke],
+        StepState.VOID: [begin, step.broke, step.give_up],
+    }
+    for act in ways[state]:
+        act()
+    assert step.state is state
+    return step
+
+
+WAITS = (StepEvent.BEGUN, StepEvent.ENDED, StepEvent.UNDONE)
+"""What the main thread does, which waits while the step is suspended: that is the next test."""
+CELLS = [
+    (state, event)
+    for state in StepState
+    for event in StepEvent
+    if not (state is StepState.SUSPENDED and event in WAITS)
+]
+
+
+@pytest.mark.parametrize(("state", "event"), CELLS)
+def test_every_cell_of_the_table(state: StepState, event: StepEvent) -> None:
+    """A call that the table does not allow changes nothing: any of them may come at any time."""
+    step = at(state)
+    acts: dict[StepEvent, Callable[[], object]] = {
+        StepEvent.BROKE: step.broke,
+        StepEvent.RESUMED: step.resume,
+        StepEvent.GIVEN_UP: step.give_up,
+        StepEvent.ENDED: step.end,
+    }
+    row = dict(TABLE[state])
+    # A script that tries a step again in one batch ends its first attempt, unless that is void.
+    row.setdefault(StepEvent.BEGUN, StepState.VOID if state is StepState.VOID else StepState.OPEN)
+    # At its next batch a script has left every step.
+    row.setdefault(StepEvent.UNDONE, StepState.CLOSED)
+    acts[StepEvent.BEGUN] = partial(step.begin, keeps=True)
+    acts[StepEvent.UNDONE] = step.leave_behind
+    acts[event]()
+    assert step.state is row.get(event, state)
+
+
+@pytest.mark.parametrize("event", StepEvent)
+def test_a_move_that_the_table_does_not_allow_raises(event: StepEvent) -> None:
+    for state in StepState:
+        if event in TABLE[state]:
+            continue
+        step = at(state)
+        with pytest.raises(IllegalTransition):
+            step._move(event)
+        assert step.state is state
+
+
+@pytest.mark.parametrize("void", [False, True])
+def test_the_end_of_a_suspended_step_waits_for_the_decision(void: bool) -> None:
+    step = at(StepState.SUSPENDED)
+    ended: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    threading.Thread(target=lambda: ended.put(step.end()), daemon=True).start()
+    (step.give_up if void else step.resume)()
+    assert ended.get(timeout=PATIENCE) is void
+    assert step.state is (StepState.VOID if void else StepState.CLOSED)
+
+
+def test_a_step_without_anybody_who_could_finish_it_is_not_suspended() -> None:
+    step = UnfinishedStep(Groups())
+    step.begin(keeps=True)
+    step.broke()
+    assert step.state is StepState.OPEN
+
+
+# --- jobs -----------------------------------------------------------------------------------------
+
+
+class Mirror:
+    """Tap of a rank, and the source of the worker that follows it."""
+
+    follows = True
+
+    def __init__(self) -> None:
+        self._sent: queue.SimpleQueue[list[Tensor] | None] = queue.SimpleQueue()
+        self.lost = False
+
+    def given(self, op: str, group: str, inputs: Sequence[Tensor]) -> str:
+        return ""
+
+    def output(self, op: str, group: str, outputs: Sequence[Tensor], given: str = "") -> None:
+        self._sent.put([t.clone() for t in outputs])
+
+    def voted(self, result: Sequence[int]) -> None: ...
+
+    def shifted(self, offset: int, payload: bytes) -> None: ...
+
+    def end(self) -> None:
+        self._sent.put(None)
+
+    def outputs(
+        self, op: str, group: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]
+    ) -> None:
+        found = None if self.lost else self._sent.get(timeout=PATIENCE)
+        if found is None:
+            self.lost = True
+            raise LinkError("the rank is gone")
+        for out, value in zip(outputs, found, strict=True):
+            out.copy_(value)
+
+    def spoil(self) -> None:
+        self.lost = True
+
+    def vote(self, values: Sequence[int]) -> tuple[int, ...]:
+        raise LinkError("no vote here")
+
+    def shift(self, payload: bytes, offset: int) -> bytes:
+        raise LinkError("no shift here")
+
+
+Operation = Callable[[Group, Tensor], Tensor]
+
+
+def allreduce(group: Group, own: Tensor) -> Tensor:
+    work = group.allreduce([own])
+    work.wait()
+    return own
+
+
+def allgather(group: Group, own: Tensor) -> Tensor:
+    found = torch.empty(SIZE * own.numel())
+    group.all_gather_single(found, own).wait()
+    own.zero_()  # a script may change its input afterwards
+    return found
+
+
+def reduce_scatter(group: Group, own: Tensor) -> Tensor:
+    part = own.numel() // SIZE
+    found = torch.empty(part)
+    group.reduce_scatter_single(found, own[: part * SIZE].clone()).wait()
+    return found
+
+
+def broadcast(group: Group, own: Tensor) -> Tensor:
+    opts = dist.BroadcastOptions()
+    opts.rootRank, opts.rootTensor = 1, 0
+    group.broadcast([own], opts).wait()
+    return own
+
+
+def barrier(group: Group, own: Tensor) -> Tensor:
+    group.barrier().wait()
+    return own
+
+
+OPERATIONS = (allreduce, allgather, reduce_scatter, broadcast, barrier)
+Script = Sequence[tuple[int, int]]
+"""(operation, length) of each operation of a step."""
+
+
+def own_data(rank: int, number: int, length: int) -> Tensor:
+    return torch.randn(length, generator=torch.Generator().manual_seed(100 * rank + number))
+
+
+class Lost(Exception):
+    """The worker ends here."""
+
+
+def run(
+    fabric: Fabric, group: Group, script: Script, before: Callable[[int], None] = lambda _: None
+) -> list[Tensor]:
+    """One step: several operations at once, the last one alone."""
+    rank, found = fabric.rank, []
+    assert rank is not None
+    for number, (which, length) in enumerate(script):
+        before(number)
+        found.append(OPERATIONS[which](group, own_data(rank, number, length)))
+    return found
+
+
+class Job:
+    """Ranks, and a worker that follows rank ``lost``."""
+
+    def __init__(self, c: Circle, lost: int) -> None:
+        self.circle, self.lost = c, lost
+        c.group()
+        self.mirror = Mirror()
+        c.fabrics[lost].tap = self.mirror
+        self.joiner = c.standby("joiner", lost)
+        self.joiner.sandbox(self.mirror, lost, SIZE)
+        self.later = c.membership.replaced({lost: member(self.joiner)}, 2)
+        self.members = [f for i, f in enumerate(c.fabrics) if i != lost] + [self.joiner]
+        self.decided: dict[str, dict[str, int] | None] = {}
+        self._ready = threading.Barrier(len(self.members))
+        self._known = threading.Event()
+        self._before = [f.standing for f in c.fabrics if f.standing is not None]
+        for fabric in self.members:
+            fabric.step.on_break = threading.Timer(0, self._decide, (fabric,)).start
+            fabric.step.begin(keeps=True)
+
+    def _decide(self, fabric: Fabric) -> None:
+        """What a worker does while its step is suspended."""
+        self._ready.wait(PATIENCE)
+        rank = self.later.rank_of(fabric.worker)
+        assert rank is not None
+        fabric.enter(self.later, rank, within=True)
+        places = exchange(fabric, Place(STEP, fabric.step.progress), Place)
+        firsts = self.decided[fabric.worker] = first_operations(places)
+        if firsts is None:
+            fabric.step.give_up()
+        else:
+            fabric.step.go_back(firsts)
+            fabric.step.resume()
+
+    def kill(self) -> None:
+        """The worker of the rank ends. A plan tells the others, whether or not they notice."""
+        self.circle.fabrics[self.lost].poison("killed")
+        self.mirror.end()
+        for standing in self._before:
+            standing.poison("a plan orders a halt")
+        self.joiner.step.broke()
+        self._known.set()
+
+    def step(self, script: Script, dies_before: int, *, inside: bool) -> list[list[Tensor] | None]:
+        """Run ``script`` on all; returns the results by rank, those of the joiner for its rank."""
+
+        def dying(fabric: Fabric) -> None:
+            def before(number: int) -> None:
+                if number == dies_before and not inside:
+                    raise Lost
+                if number == dies_before:
+                    threading.Timer(0, self.kill).start()
+                if number > dies_before:
+                    raise Lost
+
+            with suppress(Lost):
+                run(fabric, self.circle.of(fabric), script, before)
+            if not self._known.is_set():
+                self.kill()
+
+        def living(fabric: Fabric) -> list[Tensor]:
+            found = run(fabric, self.circle.of(fabric), script)
+            self._known.wait(PATIENCE)
+            fabric.step.end()
+            fabric.step.leave_behind()
+            return found
+
+        dead = self.circle.fabrics[self.lost]
+        acts = [partial(dying, dead), *(partial(living, f) for f in self.members)]
+        results = dict(zip([dead, *self.members], at_once(acts), strict=True))
+        by_rank = {self.later.rank_of(f.worker): results[f] for f in self.members}
+        return [by_rank[rank] for rank in range(SIZE)]
+
+
+@contextmanager
+def job(lost: int) -> Iterator[Job]:
+    with circle(SIZE) as c:
+        yield Job(c, lost)
+
+
+def undisturbed(script: Script) -> list[list[Tensor]]:
+    with circle(SIZE) as c:
+        c.group()
+        return c.each(lambda f: run(f, c.of(f), script))
+
+
+def same(found: list[list[Tensor] | None], expected: list[list[Tensor]]) -> bool:
+    return all(
+        torch.equal(a, b)
+        for mine, theirs in zip(found, expected, strict=True)
+        for a, b in zip(mine or (), theirs, strict=True)
+    )
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("number", range(4))
+def test_the_step_is_finished_with_the_same_bits(number: int, inside: bool) -> None:
+    """Wherever the rank ends: each operation gives every rank what an undisturbed one gives."""
+    script = [(0, LARGE), (1, SMALL), (2, LARGE), (0, SMALL)]
+    with job(lost=1) as j:
+        found = j.step(script, number, inside=inside)
+        assert all(decided is not None for decided in j.decided.values())
+        assert len(j.decided) == SIZE
+        assert same(found, undisturbed(script))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(
+        st.tuples(st.integers(0, len(OPERATIONS) - 1), st.sampled_from([SMALL, LARGE])),
+        min_size=1,
+        max_size=5,
+    ),
+    st.data(),
+)
+def test_any_step_is_finished_or_void_for_all(
+    script: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    """No worker finishes a step that another one repeats."""
+    lost, number = data.draw(st.integers(0, SIZE - 1)), data.draw(st.integers(0, len(script) - 1))
+    with job(lost) as j:
+        found = j.step(script, number, inside=data.draw(st.booleans()))
+        decided = list(j.decided.values())
+        assert len(decided) == SIZE
+        assert all(each == decided[0] for each in decided)
+        if decided[0] is not None:
+            assert same(found, undisturbed(script))
+
+
+# --- what must never run, or count ----------------------------------------------------------------
+
+
+@contextmanager
+def pair() -> Iterator[tuple[Circle, list[Fabric]]]:
+    """Two ranks in a step whose operations are kept."""
+    with circle(2) as c:
+        c.group()
+        for fabric in c.fabrics:
+            fabric.step.on_break = lambda: None
+            fabric.step.begin(keeps=True)
+        yield c, c.fabrics
+
+
+def test_nothing_is_left_to_run_in_a_later_step() -> None:
+    """A second loss ends the step before the ranks have run operations again for each other."""
+    with pair() as (c, (fabric, _)):
+        c.allreduce(SMALL)
+        fabric.poison("a loss")
+        log = c.of(fabric).log
+        log.go_back(0)
+        assert log.behind
+        fabric.step.give_up()
+        assert not log.behind
+
+
+def test_an_operation_that_ended_without_a_result_is_not_run_again() -> None:
+    """An error in a call skips the operation: no other rank may wait for it."""
+    with pair() as (c, (fabric, other)):
+        c.allreduce(SMALL)
+        assert fabric.step.progress["0"].kept == 0
+        fabric.step.on_break = None
+        fabric.poison("a loss")
+        c.of(fabric).allreduce([torch.ones(SMALL)]).wait()
+        assert fabric.step.progress["0"].kept < 0
+        assert other.step.progress["0"].kept == 0
+
+
+@pytest.mark.parametrize("differs", [False, True])
+def test_an_operation_that_is_run_again_gives_the_same_bits(differs: bool) -> None:
+    """Or the epoch breaks: ranks would go on with other results of one operation."""
+    with pair() as (c, fabrics):
+        c.allreduce(SMALL)
+        if differs:
+            c.of(fabrics[1]).log._kept[0].inputs[0][3] += 1
+        c.each(lambda f: (f.step.go_back({"0": 0}), f.drain()))
+        assert all(fabric.poisoned is differs for fabric in fabrics)
+
+
+def test_nothing_of_a_void_step_runs_after_the_next_batch() -> None:
+    """Also what the script has called and does not wait for."""
+    with pair() as (c, (fabric, _)):
+        fabric.poison("a loss")
+        fabric.step.broke()
+        works = [c.of(fabric).allreduce([torch.ones(SMALL)]) for _ in range(3)]
+        assert not any(work.is_completed() for work in works)
+        fabric.step.give_up()
+        assert fabric.step.end()
+        fabric.step.leave_behind()
+        assert all(work.is_completed() for work in works)
+        assert fabric.step.state is StepState.CLOSED
+
+
+def test_a_process_that_ends_waits_for_no_plan() -> None:
+    """Operations of its suspended step end, so that its threads do."""
+    with pair() as (c, (fabric, _)):
+        fabric.poison("a loss")
+        fabric.step.broke()
+        work = c.of(fabric).allreduce([torch.ones(SMALL)])
+        fabric.close()
+        assert work.is_completed()
+
+
+def test_no_memory_is_kept_once_nobody_follows() -> None:
+    with pair() as (c, fabrics):
+        c.allreduce(LARGE)
+        assert all(fabric.step.nbytes >= 4 * LARGE for fabric in fabrics)
+        for fabric in fabrics:
+            fabric.step.begin(keeps=False)
+        assert all(fabric.step.nbytes == 0 for fabric in fabrics)
+
+
+def test_the_oldest_are_dropped_beyond_the_bound() -> None:
+    """The running operation and the one before it are kept whatever their size."""
+    log = StepLog(bound=10_000)
+    log.restart(keeps=True)
+    kept = []
+    for length in (100, 100, 1000, LARGE, LARGE):
+        tensors = [torch.ones(length)]
+        log.begin(CollectiveCall(FrameKind.BARRIER, on_tensors.barrier, tensors, tensors), tensors)
+        log.end()
+        kept.append(log.progress.kept)
+    assert kept == [0, 0, 0, 2, 3]

@@ -1,0 +1,191 @@
+"""The present step of a rank whose operations may outlive its epoch.
+
+When a rank is lost in the middle of a step, the operations under way do not end with garbage. They
+wait until it is known whether a hot standby takes the lost rank's place. Then they run again in the
+new epoch, or the step is void. ``TABLE`` has every legal transition.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+
+from tmd.core.values.errors import LinkError
+from tmd.core.values.tables import next_state
+from tmd.core.worker.broken_step import Progress
+from tmd.fabric.grouping import Groups
+
+DRAIN_S = 60.0
+
+
+class StepState(StrEnum):
+    CLOSED = "closed"
+    """There is no step, or none that can be finished after a loss."""
+    OPEN = "open"
+    """Operations run."""
+    SUSPENDED = "suspended"
+    """Operations wait."""
+    VOID = "void"
+    """Operations end at once, without a result, until the script comes to the next batch."""
+
+
+class StepEvent(StrEnum):
+    BEGUN = "the script begins a step"
+    BROKE = "a rank was lost"
+    RESUMED = "all go on in a new epoch"
+    GIVEN_UP = "it cannot be finished"
+    ENDED = "the script comes to the vote, or leaves the step"
+    UNDONE = "the script comes to its next batch"
+
+
+TABLE: dict[StepState, dict[StepEvent, StepState]] = {
+    StepState.CLOSED: {StepEvent.BEGUN: StepState.OPEN},
+    StepState.OPEN: {
+        StepEvent.BROKE: StepState.SUSPENDED,
+        StepEvent.ENDED: StepState.CLOSED,
+    },
+    StepState.SUSPENDED: {
+        StepEvent.RESUMED: StepState.OPEN,
+        StepEvent.GIVEN_UP: StepState.VOID,
+    },
+    StepState.VOID: {StepEvent.UNDONE: StepState.CLOSED},
+}
+
+
+class UnfinishedStep:
+    """Thread-safe. ``on_break`` is called once for each suspension, in any thread."""
+
+    def __init__(self, groups: Groups) -> None:
+        """``groups``: those of the worker, whose operations make the step."""
+        self._groups = groups
+        self.on_break: Callable[[], None] | None = None
+        """Set once, by the worker that can finish steps; without it no step is suspended."""
+        self._changed = threading.Condition()
+        self._state = StepState.CLOSED
+        self._running = 0
+        """Operations that are neither complete nor waiting."""
+        self._resumed = 0
+        """How often a step has gone on."""
+
+    @property
+    def state(self) -> StepState:
+        return self._state
+
+    def _move(self, event: StepEvent) -> StepState:
+        """Apply ``event``; returns the state before. The caller holds the lock."""
+        before = self._state
+        self._state = next_state(TABLE, before, event, f"'{event}' cannot happen to: {before}")
+        self._changed.notify_all()
+        return before
+
+    # --- main thread ---------------------------------------------------------------------------
+
+    def begin(self, *, keeps: bool) -> None:
+        """A step begins, or the script tries one again in the same batch.
+
+        ``keeps``: whether to keep what it takes to finish it after a loss. Nothing is kept if an
+        operation of an earlier step still runs.
+        """
+        if self.end():
+            return  # another attempt in the batch of a void step
+        if self._groups.begin_step(keeps=keeps):
+            with self._changed:
+                self._move(StepEvent.BEGUN)
+
+    def is_void(self) -> bool:
+        """Whether the step will be repeated; waits while that is not known."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._state is not StepState.SUSPENDED)
+            return self._state is StepState.VOID
+
+    def end(self) -> bool:
+        """End the step, at its vote; waits while it is suspended. Returns whether it is void."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._state is not StepState.SUSPENDED)
+            if self._state is StepState.OPEN:
+                self._move(StepEvent.ENDED)
+            return self._state is StepState.VOID
+
+    def leave_behind(self) -> None:
+        """The script has come to its next batch: nothing of a void step may run from now on.
+
+        Raises LinkError if an operation of it never ends.
+        """
+        if self.end():
+            self._groups.drain(DRAIN_S)
+            with self._changed:
+                self._move(StepEvent.UNDONE)
+
+    # --- threads of operations -----------------------------------------------------------------
+
+    def enter(self) -> bool:
+        """An operation begins; waits while the step is suspended. ``False``: the step is void."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._state is not StepState.SUSPENDED)
+            if self._state is StepState.VOID:
+                return False
+            self._running += 1
+            return True
+
+    def leave(self) -> None:
+        """The operation of :meth:`enter` is complete."""
+        with self._changed:
+            self._running -= 1
+            self._changed.notify_all()
+
+    def again(self) -> bool:
+        """The operation of :meth:`enter` broke: wait; returns whether to run it again."""
+        self.broke()
+        with self._changed:
+            self._running -= 1
+            before = self._resumed
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._state is not StepState.SUSPENDED)
+            self._running += 1
+            return self._state is StepState.OPEN and self._resumed > before
+
+    def broke(self) -> None:
+        """A rank was lost, or the rank that a standby follows: suspend the step, if it is open."""
+        with self._changed:
+            if self._state is not StepState.OPEN or self.on_break is None:
+                return
+            self._move(StepEvent.BROKE)
+        self.on_break()
+
+    # --- the thread that decides ---------------------------------------------------------------
+
+    def at_rest(self, seconds: float) -> None:
+        """Wait until no operation runs. Raises LinkError after ``seconds``."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._running == 0, seconds):
+                raise LinkError("an operation of the broken step is still running")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of host memory for what is kept."""
+        return self._groups.kept_bytes
+
+    @property
+    def progress(self) -> dict[str, Progress]:
+        """How far each group has come in the step, whose operations do not run."""
+        return self._groups.progress
+
+    def go_back(self, firsts: Mapping[str, int]) -> None:
+        """Before anything else, run the complete operations of each group from the given one on
+        once more: other ranks lack them."""
+        self._groups.go_back(firsts)
+
+    def resume(self) -> None:
+        """Let the operations run again, in the new epoch, unless the step was given up."""
+        with self._changed:
+            if self._state is StepState.SUSPENDED:
+                self._resumed += 1
+                self._move(StepEvent.RESUMED)
+
+    def give_up(self) -> None:
+        """Let the operations of a suspended step end without a result."""
+        with self._changed:
+            if self._state is StepState.SUSPENDED:
+                self._groups.begin_step(keeps=False)
+                self._move(StepEvent.GIVEN_UP)

@@ -1,0 +1,245 @@
+"""Finishes a step in the middle of which a rank was lost, with its hot standby in its place.
+
+The operations of the step wait (:mod:`tmd.fabric.unfinished_step`), and with them, sooner or later,
+the main thread. Meanwhile this thread does what the main thread does at the boundary after a broken
+step: it reports the halt, is ready for the resume step, and enters the new epoch. There all members
+agree on the operation from which each group goes on. Wherever that is not possible it gives up: the
+operations end without a result, and the main thread repeats the step.
+
+Hazard: everything that is called here is otherwise called by the main thread. It is called only
+while the step is suspended, when the main thread is in the script or waits for the end of that.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from tmd.core.planning.directives import Directive, Hold, HoldState, Resume, Sync, Train
+from tmd.core.values.model import Activity
+from tmd.core.worker.broken_step import Place, first_operations
+from tmd.core.worker.responses import Response
+from tmd.trainer.protocol.step_vote import exchange
+from tmd.trainer.protocol.take_over import Takeover
+from tmd.trainer.shadow.receiver import ShadowLost
+from tmd.trainer.shadow.session import ShadowSession
+from tmd.trainer.shadow.sources import ShadowSources
+from tmd.trainer.snapshots.snapshots import Snapshots
+from tmd.trainer.state_transfer.context import RankContext
+from tmd.trainer.worker.agent import Agent
+from tmd.trainer.worker.recovery import Recovery
+from tmd.trainer.worker.shadow_driver import ShadowDriver
+from tmd.trainer.worker.status_reporter import StatusReporter
+
+LONGEST_S = 15.0
+"""Longest wait for the next directive: a new leader may be needed. Then the step is repeated."""
+REST_S = 5.0
+"""Longest time in which operations end whose links are cut."""
+
+log = logging.getLogger("tmd.trainer")
+
+
+class Continuation:
+    """Owns a thread for each suspended step."""
+
+    def __init__(
+        self,
+        reporter: StatusReporter,
+        agent: Agent,
+        context: RankContext,
+        sources: ShadowSources,
+        snapshots: Snapshots,
+        driver: ShadowDriver,
+        recovery: Recovery,
+        halt: Callable[[], None],
+    ) -> None:
+        """``halt`` reports that the step of this rank broke."""
+        self._reporter, self._agent, self._context = reporter, agent, context
+        self._sources, self._snapshots = sources, snapshots
+        self._driver, self._recovery, self._halt = driver, recovery, halt
+        self._fabric = context.fabric
+        self._closed = False
+        self._followed = False
+        """Whether a standby follows a rank, as of the last vote."""
+        self._fabric.step.on_break = self._suspended
+
+    # --- main thread ---------------------------------------------------------------------------
+
+    @property
+    def share(self) -> int:
+        """What this rank adds to a vote: all keep inputs while a standby follows any rank."""
+        return -int(self._able and self._sources.follows)
+
+    @property
+    def _able(self) -> bool:
+        """Whether the steps of this job can be finished at all."""
+        if not self._context.limits.finish_steps or self._context.units.divided:
+            return False
+        return self._fabric.generations.kind is None  # an inner group runs nothing again
+
+    def heard(self, share: int) -> None:
+        """The least share of all ranks, from a vote."""
+        self._followed = share < 0
+
+    def begin_step(self) -> None:
+        """A step begins; it may be finished after a loss if a standby follows a rank."""
+        following = self._driver.following
+        if following is not None:
+            keeps = self._able and following.keeps_shadowing
+        else:
+            keeps = self._followed and self._reporter.status.activity is Activity.TRAINING
+        if keeps:
+            self._context.state.early.keep_rest()
+        self._fabric.step.begin(keeps=keeps)
+
+    def revives(self) -> bool:
+        """After a vote that broke, which no rank is known to have won: whether all members of the
+        new epoch have come to the vote again, or to where they were in the step."""
+        return self._goes_on()
+
+    def close(self) -> None:
+        """The process ends: nothing waits for a plan any more."""
+        self._closed = True
+        self._fabric.step.give_up()
+
+    # --- its own thread ------------------------------------------------------------------------
+
+    def _suspended(self) -> None:
+        """A step was suspended (any thread)."""
+        try:
+            threading.Thread(target=self._run, name="tmd-continuation", daemon=True).start()
+        except RuntimeError:  # the system refuses a thread
+            self._give_up()
+
+    def _run(self) -> None:
+        began = time.monotonic()
+        if self._goes_on():
+            self._fabric.step.resume()
+            log.info("the step goes on after %.3f s", time.monotonic() - began)
+        else:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        if (sandbox := self._fabric.sandboxed) is not None:
+            # Otherwise a shadow would compute its step again without its rank.
+            sandbox.source.spoil()
+        self._fabric.step.give_up()
+
+    def _goes_on(self) -> bool:
+        """Whether the step goes on: then the new epoch is entered."""
+        try:
+            progress = self._fabric.step.progress.values()
+            if not progress or any(group.kept < 0 for group in progress):
+                return False
+            following = self._driver.following
+            order = self._as_rank() if following is None else self._as_follower(following)
+            if order is None or not self._enters(order):
+                return False
+        except Exception as error:
+            log.warning("the broken step is repeated: %s", error, exc_info=True)
+            return False
+        return True
+
+    # --- a survivor ----------------------------------------------------------------------------
+
+    def _as_rank(self) -> Sync | None:
+        """Halt, and be ready for the same step in the next epoch; ``None`` if it is repeated."""
+        if self._reporter.status.activity is Activity.TRAINING:
+            if self._context.verification.pending:
+                # This rank's own state may have to be given back.
+                return None
+            self._halt()
+        step, directive = self._reporter.status.step, self._decision()
+        if not (isinstance(directive, Sync) and _continues(directive, step)):
+            return None
+        began = time.monotonic()
+        self._snapshots.only(directive.whole)
+        if not self._recovery.send(directive, within=True):
+            return None
+        self._recovery.synced(directive, time.monotonic() - began)
+        return directive
+
+    def _decision(self) -> Directive | None:
+        """What is to follow the halt; ``None`` if only the main thread can carry it out."""
+        while (found := self._reporter.next_response_within(LONGEST_S)) is not None:
+            match found:
+                case Response.ACKNOWLEDGE, Hold(plan=plan, continues=continues):
+                    self._reporter.update(plan=plan)
+                    if not continues:
+                        break
+                case Response.SYNC, Sync() as directive:
+                    return directive
+                case _:
+                    break
+        return None
+
+    # --- the standby that follows the lost rank ------------------------------------------------
+
+    def _as_follower(self, following: ShadowSession) -> Sync | None:
+        """Become the rank in its unfinished step; ``None`` if that is not what the plan wants."""
+        self._fabric.step.at_rest(REST_S)  # only now it is known whether they were the rank's
+        if not (following.keeps_shadowing and following.has_state) or following.shadow.mismatch:
+            return None
+        if isinstance(following.shadow.lost, ShadowLost):
+            # The rank lives: its step broke since another one was lost.
+            return None
+        if self._reporter.status.activity is not Activity.STANDBY:
+            self._driver.report_standing_by(following, undecided=False)
+        directive = self._agent.wait_a_while(
+            lambda d: d != following.directive and not isinstance(d, HoldState), LONGEST_S
+        )
+        if not (isinstance(directive, Sync) and _continues(directive, following.step)):
+            return None
+        began = time.monotonic()
+        if not self._is_compared(directive, following):
+            return None
+        self._driver.take_place()
+        self._reporter.update(shadow=None, rank=directive.rank, step=following.step, now=False)
+        self._recovery.synced(directive, time.monotonic() - began)
+        return directive
+
+    def _is_compared(self, directive: Sync, following: ShadowSession) -> bool:
+        """Whether a replica compares its state with this one, before the step's vote."""
+        worker = self._reporter.status.worker
+        move = next(m for m in directive.moves if m.rank == directive.rank)
+        if move.joiner is None or move.joiner.worker != worker:
+            return False
+        if directive.rank != following.directive.plays:
+            return False
+        if move.source is None:
+            return True  # no other worker has this state
+        takeover = Takeover(directive)
+        transfer, step = self._context.transfer, following.step
+        transfer.verify(takeover, step, lambda: not takeover.wanted(self._agent.directive))
+        # The directive may have changed before there was anything to cancel.
+        if (present := self._agent.directive) is not None:
+            transfer.cancel_unless(present)
+        return takeover.wanted(present)
+
+    # --- both ----------------------------------------------------------------------------------
+
+    def _enters(self, synced: Sync) -> bool:
+        """Enter the new epoch; returns whether all its members go on with the step."""
+        match self._reporter.next_response_within(LONGEST_S, under=synced):
+            case (Response.ENTER, (Resume() | Train()) as directive) if not self._closed:
+                pass
+            case _:
+                return False
+        step, fabric = self._reporter.status.step, self._fabric
+        fabric.enter(directive.membership, directive.rank, within=True)
+        self._recovery.entered(directive, within=True)
+        places = exchange(fabric, Place(step, fabric.step.progress), Place)
+        firsts = first_operations(places)
+        if firsts is None:
+            log.warning("the broken step is repeated: a rank begins it afresh, or lacks inputs")
+            return False
+        fabric.step.go_back(firsts)
+        return True
+
+
+def _continues(directive: Sync, step: int) -> bool:
+    """Whether ``directive`` lets ``step``, in which this worker is, go on. In the first step of a
+    job some scripts are built anew instead."""
+    return directive.continues and directive.resume == step > 0 and not directive.back
