@@ -13,15 +13,16 @@ from tmd.daemon.records import Records
 from tmd.daemon.store_health import StoreHealth
 from tmd.testing import MemoryStore
 from tmd.testing.clients import until
+from tmd.testing.store import MemoryClient
 
 pytestmark = pytest.mark.looptime
 
 TTL, RENEW = 9.0, 3.0
 
 
-def candidate(store, name, tmp_path):
+def candidate(store, name, tmp_path, client=None):
     config = LeaderConfig(name, ttl_s=TTL, renew_s=RENEW, poll_s=1.0, limits=PlanLimits())
-    return Candidate(store.client(), config, Records(tmp_path / name), StoreHealth())
+    return Candidate(client or store.client(), config, Records(tmp_path / name), StoreHealth())
 
 
 async def test_a_holder_leads_for_hours(tmp_path):
@@ -106,6 +107,24 @@ async def test_a_leader_without_the_store_stops_before_its_lease_expires(tmp_pat
         await until(lambda: one.leading, within_s=60, every_s=0.01)
 
     assert stopped < lapses
+
+
+async def test_a_lease_is_given_back_though_its_answer_has_not_come(tmp_path):
+    """A daemon ends while Redis waits for a replica. The next one must not wait for its TTL."""
+    store = MemoryStore()
+
+    class SlowAnswers(MemoryClient):
+        async def acquire(self, *args, **named):
+            answer = await super().acquire(*args, **named)
+            await asyncio.sleep(1)
+            return answer
+
+    one = candidate(store, "a", tmp_path, SlowAnswers(store))
+    async with running(one):
+        await until(lambda: store.lease is not None, within_s=60, every_s=0.01)
+        assert not one.leading
+
+    assert store.lease is None
 
 
 async def test_the_epoch_grows_when_the_store_lost_everything(tmp_path):

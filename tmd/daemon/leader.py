@@ -73,6 +73,8 @@ class Candidate:
         self.records = records
         self._store_health = store_health
         self._led = False
+        self._asking = False
+        """Whether a lease may have been granted whose answer has not come."""
 
     @property
     def unreplicated(self) -> str:
@@ -97,12 +99,14 @@ class Candidate:
         config = self._config
         sent_at = asyncio.get_running_loop().time()
         floor = max(self.records.obeyed, self.lease.epoch)
+        self._asking = True
         try:
             answer = await self._store.acquire(config.holder, ttl_s=config.ttl_s, floor=floor)
         except StoreUnavailable as error:
             await self._store_health.failed(StoreLoop.LEASE, error)
             self._note(self.leading)
             return None
+        self._asking = False
         self._store_health.worked(StoreLoop.LEASE)
         self.lease = updated(self.lease, answer, sent_at=sent_at, ttl_s=config.ttl_s)
         self._note(isinstance(answer, Granted))
@@ -118,7 +122,7 @@ class Candidate:
 
     async def step_down(self, fence: int = 0) -> None:
         """Stop leading; the next lease, of this host or another, has an epoch above ``fence``."""
-        held, self._led = self._led, False
+        held, self._led = self._led or self._asking, False
         self.lease = Lease(epoch=max(self.lease.epoch, fence))
         if not held:
             return
