@@ -84,6 +84,7 @@ async def disturbed(
     disturb: Callable[[LocalCluster, StoryTimes], Awaitable[None]],
     *,
     max_restarts: int = 0,
+    restart_delay_s: float = 1.0,
 ) -> tuple[DemoTrace, list[tuple[DemoEvent, MigrationPlan]]]:
     """One run, which ends with ``disturb``; what came of each event."""
     told = StoryTimes()
@@ -97,6 +98,7 @@ async def disturbed(
             STANDBY,
             command,
             max_restarts=max_restarts,
+            restart_delay_s=restart_delay_s,
             more_config=subject.more_config,
         )
         async with LocalCluster(spec) as cluster:
