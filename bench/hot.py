@@ -83,7 +83,7 @@ async def run_on(cluster: LocalCluster, steps: int, *, hot: bool) -> ClusterView
 
 async def killed(subject: Subject) -> Facts:
     """One run with ``--events`` kills of the worker whose rank is followed."""
-    args, hot = subject.args, subject.way == "hot"
+    args, hot = subject.args, subject.way != "copy"
 
     async def disturb(cluster: LocalCluster, told: StoryTimes) -> None:
         for _ in range(args.events):
