@@ -129,8 +129,8 @@ class Fabric:
     def enter(self, membership: Membership, rank: int, *, within: bool = False) -> None:
         """Assume ``rank`` of ``membership`` without preparation.
 
-        All older links are closed and the poison is cleared. ``within`` a suspended step of that
-        rank its operations go on to wait. Raises ValueError if the epoch is not newer than this
+        All older links are closed and the poison is cleared. ``within``: the operations of this
+        rank's suspended step keep waiting. Raises ValueError if the epoch is not newer than this
         worker's last one, and LinkError if an operation of the last one never ends.
         """
         if membership.epoch <= self._admission.epoch:

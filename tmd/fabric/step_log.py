@@ -28,8 +28,6 @@ KEPT_AT_LEAST = 2
 """Operations whose inputs are kept whatever their size: the one that runs, and the one before it.
 Where all ranks depend on all others, no rank is more than one operation ahead of another. Only the
 standby that follows may be further behind."""
-
-
 DIGESTED = 1 << 20
 """Bytes of outputs up to which their digest is kept. Scripts change buffers in the same step, but
 hardly ever large gradients."""
@@ -69,8 +67,10 @@ class KeptCall(NamedTuple):
         return self.call._replace(outputs=outputs, inputs=inputs)
 
     def gave(self, outputs: Sequence[Tensor]) -> bool:
-        """Whether the operation had exactly these ``outputs``, as far as the script's tensors still
-        show it."""
+        """Whether the operation had exactly these ``outputs``.
+
+        Without a digest the script's own tensors are compared, which it may have changed.
+        """
         if self.result:
             return self.result == _digest(outputs)
         pairs = zip(self.call.outputs, outputs, strict=True)

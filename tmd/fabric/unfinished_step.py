@@ -72,12 +72,15 @@ class UnfinishedStep:
     def state(self) -> StepState:
         return self._state
 
-    def _move(self, event: StepEvent) -> StepState:
-        """Apply ``event``; returns the state before. The caller holds the lock."""
-        before = self._state
-        self._state = next_state(TABLE, before, event, f"'{event}' cannot happen to: {before}")
+    def _move(self, event: StepEvent) -> None:
+        """Apply ``event``. The caller holds the lock."""
+        refusal = f"'{event}' cannot happen to a step that is {self._state}"
+        self._state = next_state(TABLE, self._state, event, refusal)
         self._changed.notify_all()
-        return before
+
+    def _await_decision(self) -> None:
+        """Wait while the step is suspended. The caller holds the lock."""
+        self._changed.wait_for(lambda: self._state is not StepState.SUSPENDED)
 
     # --- main thread ---------------------------------------------------------------------------
 
@@ -96,13 +99,13 @@ class UnfinishedStep:
     def is_void(self) -> bool:
         """Whether the step will be repeated; waits while that is not known."""
         with self._changed:
-            self._changed.wait_for(lambda: self._state is not StepState.SUSPENDED)
+            self._await_decision()
             return self._state is StepState.VOID
 
     def end(self) -> bool:
         """End the step, at its vote; waits while it is suspended. Returns whether it is void."""
         with self._changed:
-            self._changed.wait_for(lambda: self._state is not StepState.SUSPENDED)
+            self._await_decision()
             if self._state is StepState.OPEN:
                 self._move(StepEvent.ENDED)
             return self._state is StepState.VOID
@@ -122,7 +125,7 @@ class UnfinishedStep:
     def enter(self) -> bool:
         """An operation begins; waits while the step is suspended. ``False``: the step is void."""
         with self._changed:
-            self._changed.wait_for(lambda: self._state is not StepState.SUSPENDED)
+            self._await_decision()
             if self._state is StepState.VOID:
                 return False
             self._running += 1
@@ -141,7 +144,7 @@ class UnfinishedStep:
             self._running -= 1
             before = self._resumed
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._state is not StepState.SUSPENDED)
+            self._await_decision()
             self._running += 1
             return self._state is StepState.OPEN and self._resumed > before
 
@@ -172,8 +175,8 @@ class UnfinishedStep:
         return self._groups.progress
 
     def go_back(self, firsts: Mapping[str, int]) -> None:
-        """Before anything else, run the complete operations of each group from the given one on
-        once more: other ranks lack them."""
+        """Run the completed operations of each group again, from the given one on and before any
+        other operation: other ranks lack them."""
         self._groups.go_back(firsts)
 
     def resume(self) -> None:

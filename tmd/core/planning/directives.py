@@ -199,8 +199,9 @@ def _in_failover(record: JobRecord, plan: MigrationPlan, worker: str) -> Directi
         case Phase.RECOVER:
             witness = any(m.worker == worker for m in plan.witnesses)
             lost = tuple(m.rank for m in plan.moves)
-            hot = lost if any(u.stay for u in record.shadows) else ()
-            continues = any(u.stay for u in record.shadows) and _followed(record, plan)
+            shadowed = any(u.stay for u in record.shadows)
+            hot = lost if shadowed else ()
+            continues = shadowed and _followed(record, plan)
             return Hold(plan.id, plan.old.epoch, hot, continues) if witness else None
         case Phase.SYNC if rank is not None and plan.resume is not None:
             return Sync(

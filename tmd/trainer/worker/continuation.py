@@ -77,10 +77,10 @@ class Continuation:
         """Whether the steps of this job can be finished at all."""
         if not self._context.limits.finish_steps or self._context.units.divided:
             return False
-        return self._fabric.generations.kind is None  # an inner group runs nothing again
+        return self._fabric.generations.kind is None  # an inner group cannot run an operation again
 
     def heard(self, share: int) -> None:
-        """The least share of all ranks, from a vote."""
+        """Take in the smallest share of all ranks, which a vote has returned."""
         self._followed = share < 0
 
     def begin_step(self) -> None:
@@ -94,13 +94,8 @@ class Continuation:
             self._context.state.early.keep_rest()
         self._fabric.step.begin(keeps=keeps)
 
-    def revives(self) -> bool:
-        """After a vote that broke, which no rank is known to have won: whether all members of the
-        new epoch have come to the vote again, or to where they were in the step."""
-        return self._goes_on()
-
     def close(self) -> None:
-        """The process ends: nothing waits for a plan any more."""
+        """Give up a suspended step, since the process ends."""
         self._closed = True
         self._fabric.step.give_up()
 
@@ -115,7 +110,7 @@ class Continuation:
 
     def _run(self) -> None:
         began = time.monotonic()
-        if self._goes_on():
+        if self.goes_on():
             self._fabric.step.resume()
             log.info("the step goes on after %.3f s", time.monotonic() - began)
         else:
@@ -127,8 +122,12 @@ class Continuation:
             sandbox.source.spoil()
         self._fabric.step.give_up()
 
-    def _goes_on(self) -> bool:
-        """Whether the step goes on: then the new epoch is entered."""
+    def goes_on(self) -> bool:
+        """Try to take the step up in a new epoch; returns whether all its members do.
+
+        Called by this thread while the step is suspended, and by the main thread after a vote that
+        broke and that no rank is known to have won.
+        """
         try:
             progress = self._fabric.step.progress.values()
             if not progress or any(group.kept < 0 for group in progress):

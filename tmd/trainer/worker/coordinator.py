@@ -176,7 +176,7 @@ class Coordinator:
         if self.status.activity is Activity.STUCK:
             raise Interrupted  # another attempt with the same batch: the previous one broke
         while not self._won(local, trains=trains):
-            if not self._parts.continuation.revives():
+            if not self._parts.continuation.goes_on():
                 raise Interrupted
         return VoteOutcome.COMMIT
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import structs
 from torch import nn
@@ -93,6 +93,23 @@ class StatusReporter:
         self, *, under: Directive | None = None, restarted: bool = False
     ) -> tuple[Response, Directive]:
         """Wait for a directive that has a response in the current activity."""
+        found = self._response(self._agent.wait_until, under, restarted=restarted)
+        assert found is not None
+        return found
+
+    def next_response_within(
+        self, seconds: float, *, under: Directive | None = None
+    ) -> tuple[Response, Directive] | None:
+        """Like :meth:`next_response`, for a limited time; ``None`` if it is over."""
+        return self._response(lambda wanted: self._agent.wait_a_while(wanted, seconds), under)
+
+    def _response(
+        self,
+        wait: Callable[[Callable[[Directive], bool]], Directive | None],
+        under: Directive | None,
+        *,
+        restarted: bool = False,
+    ) -> tuple[Response, Directive] | None:
         found: Response | None = None
 
         def concerns(directive: Directive) -> bool:
@@ -100,20 +117,7 @@ class StatusReporter:
             found = respond(directive, self._status, under=under, restarted=restarted)
             return found is not None
 
-        directive = self._agent.wait_until(concerns)
-        assert found is not None
-        return found, directive
-
-    def next_response_within(
-        self, seconds: float, *, under: Directive | None = None
-    ) -> tuple[Response, Directive] | None:
-        """Like :meth:`next_response`, for a limited time; ``None`` if it is over."""
-
-        def response_to(directive: Directive) -> Response | None:
-            return respond(directive, self._status, under=under)
-
-        directive = self._agent.wait_a_while(lambda d: response_to(d) is not None, seconds)
-        found = None if directive is None else response_to(directive)
+        directive = wait(concerns)
         return None if directive is None or found is None else (found, directive)
 
     def registered(

@@ -107,7 +107,6 @@ def assemble(
     migration = RankMigration(reporter, agent, context, copies)
     sources = ShadowSources(context)
     recovery = Recovery(reporter, agent, context, migration, copies)
-    parts = (context, sources, copies, migration.driver, recovery)
     return WorkerParts(
         context,
         copies,
@@ -117,5 +116,5 @@ def assemble(
         recovery,
         Leaving(reporter, agent, fabric, migration, sources, copies),
         Pool(reporter, agent, context, migration, recovery),
-        Continuation(reporter, agent, *parts, halt),
+        Continuation(reporter, agent, context, sources, copies, migration.driver, recovery, halt),
     )
