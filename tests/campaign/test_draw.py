@@ -62,3 +62,13 @@ def test_what_needs_another_cluster_is_not_drawn() -> None:
 
     assert "kill-at-forward" in names
     assert not names & {"cable-pulled", "failed-over", "clock-back", "sick-standby", "hang"}
+
+
+def test_stories_that_share_a_cluster_are_drawn_for_it() -> None:
+    """Else for the usual one."""
+    hot = reading.stories(("hot",), KINDS)
+
+    assert draw.cluster_of(hot) == hot[0].cluster != draw.STANDARD
+    assert {s.name for s in draw.pool(hot)} == {s.name for s in hot[0].scenarios}
+    assert draw.cluster_of(reading.stories((), KINDS)) == draw.STANDARD
+    assert draw.drawn(draw.pool(hot), 1, 3, hot[0].cluster).cluster == hot[0].cluster

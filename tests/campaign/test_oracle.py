@@ -55,11 +55,13 @@ def test_a_step_that_a_dead_rank_did_not_write_down_is_no_difference() -> None:
     assert differences(unwritten, GOLDEN, (lost,), SEEN, whole=True) == []
 
 
-def test_repeated_steps_are_counted_between_epochs_and_by_rank() -> None:
-    """The rank that ran most of them again."""
+def test_repeated_steps_are_counted_between_two_moments_and_by_rank() -> None:
+    """The rank that ran most of them again. Some are repeated in the epoch that follows a loss."""
     undone = [{"undone": s, "rank": r, "epoch": e} for s, r, e in [(4, 0, 1), (5, 0, 2), (5, 1, 2)]]
     trace = run({}, undone=undone).trace
 
-    assert repeated(trace, (1, 2)) == 1
-    assert repeated(trace, (1, 3)) == 2
-    assert repeated(trace, (3, 4)) == 0
+    assert repeated(trace, (1, 2), (4, 5)) == 1
+    assert repeated(trace, (1, 2), (4, 6)) == 2
+    assert repeated(trace, (1, 3), (4, 5)) == 2
+    assert repeated(trace, (2, 3), (7, 9)) == 0
+    assert repeated(trace, (3, 4), (7, 9)) == 0

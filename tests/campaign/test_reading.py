@@ -56,6 +56,19 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     assert scenario.expect.moved == (1,)
 
 
+def test_a_scenario_is_played_at_each_of_its_points(tmp_path: Path) -> None:
+    """Under a name of its own, which ``--only`` takes."""
+    file = tmp_path / "story.toml"
+    new = 'when = "at each point" }, { kind = "process.held", when = "at data" }]\n'
+    text = GOOD.replace('when = "at forward" }]\n', new + 'points = ["backward", "in-vote"]\n')
+    file.write_text(text)
+    first, second = reading.load(file, KINDS).scenarios
+
+    assert (first.name, second.name) == ("one-at-backward", "one-at-in-vote")
+    assert [fault.point for fault in first.faults] == ["backward", "data"]
+    assert [fault.point for fault in second.faults] == ["in-vote", "data"]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
@@ -69,6 +82,10 @@ def test_a_file_is_read(tmp_path: Path) -> None:
         ("rank 1", "mars", "[scenario.one.faults.1] where: write one of joiner"),
         ("at forward", "at forwards", "[scenario.one.faults.1] when: no such point; there are"),
         ("at forward", "at noon", "when: no such point"),
+        ("at forward", "at each point", "[scenario.one] points: write both: points = [...], and"),
+        ("faults", "points = ['noon']\nfaults", "points: no such point: noon; there are"),
+        ("faults", "points = ['data']\nfaults", "[scenario.one] points: write both"),
+        ("rank 1", "followed", "where: no standby follows a rank: [cluster] hot = 1"),
         ("at forward", "soon", "when: write 'now', 'at POINT' or 'phase PHASE'"),
         ("failover done", "failover", "[scenario.one.expect] plans: a plan is one of"),
         ("moved = [1]", "moved = 1", "[scenario.one.expect] moved: expected"),

@@ -9,9 +9,14 @@ from hypothesis import strategies as st
 from tmd.core.worker.broken_step import Place, Progress, first_operations
 
 
-def place(step: int = 7, **groups: tuple[int, int]) -> Place:
+def place(step: int = 7, between: int = 0, **groups: tuple[int, int]) -> Place:
     """``groups``: (done, kept) of each."""
-    return Place(step, {name: Progress(*found) for name, found in groups.items()})
+    progress = {name: Progress(*found) for name, found in groups.items()}
+    return Place(step, progress, between=between)
+
+
+def afresh(between: int = 0) -> Place:
+    return Place(7, {"a": Progress()}, afresh=True, between=between)
 
 
 @pytest.mark.parametrize(
@@ -31,8 +36,13 @@ def place(step: int = 7, **groups: tuple[int, int]) -> Place:
         # Groups are judged one by one, the step as a whole.
         ([place(a=(1, 0), b=(4, 4)), place(a=(1, 1), c=(9, 8))], {"a": 1, "b": 4, "c": 9}),
         ([place(a=(1, 0), b=(4, 4)), place(a=(1, 1), b=(2, 2))], None),
-        # A rank begins the step again: its script may call collectives before it.
-        ([place(a=(0, 0)), Place(7, {"a": Progress()}, afresh=True)], None),
+        # A rank has not begun the step, and no script calls operations before it.
+        ([place(a=(2, 0)), afresh()], {"a": 0}),
+        ([place(a=(2, 1)), afresh()], None),
+        # It begins the step again, or the others have such operations behind them.
+        ([place(a=(2, 0)), afresh(between=1)], None),
+        ([place(between=1, a=(2, 0)), afresh()], None),
+        ([place(between=1, a=(2, 0)), place(between=1, a=(2, 0))], {"a": 2}),
         # Another step, and a job without groups.
         ([place(7, a=(1, 0)), place(8, a=(1, 0))], None),
         ([place(), place()], {}),

@@ -46,6 +46,30 @@ async def test_no_step_is_repeated(
         assert read_trace(run.cluster.trace).undone == ()
 
 
+@pytest.mark.parametrize(
+    ("lost", "late"),
+    [("data", "backward@0"), ("forward", "data@1"), thorough("between", "backward@0")],
+)
+async def test_who_has_not_begun_the_step_takes_part_in_it(
+    lost: str, late: str, tmp_path: Path, redis: EmbeddedRedis, long_golden: Golden
+) -> None:
+    """The standby, whose rank was the last to begin, or a survivor."""
+    faults = [f"hold {lost}@{FOLLOWED}:120=wait", f"other {late}:120=wait", NEVER_SENT]
+    async with with_hot(tmp_path, redis, *faults, standby=("s1",)) as run:
+        await run.shadowed()
+        for held in ("between", "data"):
+            run.let_go(held)
+        await run.reached("hold")
+        await run.reached("other")
+        await run.kill(FOLLOWED)
+        run.let_go("other")
+        plan = await run.done("trainer")
+
+        assert plan.resume == 120
+        await run.ends_like(long_golden, lost=1)
+        assert read_trace(run.cluster.trace).undone == ()
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "path"),

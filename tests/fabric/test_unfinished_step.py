@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 
@@ -20,6 +20,7 @@ from tmd.core.values.errors import IllegalTransition, LinkError
 from tmd.core.worker.broken_step import Place, first_operations
 from tmd.fabric import Fabric, Group
 from tmd.fabric.collectives import on_tensors
+from tmd.fabric.counters import CallCounter
 from tmd.fabric.frame import FrameKind
 from tmd.fabric.grouping import Groups
 from tmd.fabric.step_log import CollectiveCall, StepLog
@@ -36,7 +37,7 @@ STEP = 7
 
 
 def at(state: StepState) -> UnfinishedStep:
-    step = UnfinishedStep(Groups())
+    step = UnfinishedStep(Groups(), CallCounter())
     step.on_break = lambda: None
     begin = partial(step.begin, keeps=True)
     ways: dict[StepState, list[Callable[[], object]]] = {
@@ -104,7 +105,7 @@ def test_the_end_of_a_suspended_step_waits_for_the_decision(void: bool) -> None:
 
 
 def test_a_step_without_anybody_who_could_finish_it_is_not_suspended() -> None:
-    step = UnfinishedStep(Groups())
+    step = UnfinishedStep(Groups(), CallCounter())
     step.begin(keeps=True)
     step.broke()
     assert step.state is StepState.OPEN
@@ -216,9 +217,9 @@ def run(
 
 
 class Job:
-    """Ranks, and a worker that follows rank ``lost``."""
+    """Ranks, and a worker that follows rank ``lost``. Those of ``late`` have yet to begin."""
 
-    def __init__(self, c: Circle, lost: int) -> None:
+    def __init__(self, c: Circle, lost: int, late: Collection[int] = ()) -> None:
         self.circle, self.lost = c, lost
         c.group()
         self.mirror = Mirror()
@@ -231,7 +232,10 @@ class Job:
         self._ready = threading.Barrier(len(self.members))
         self._known = threading.Event()
         self._before = [f.standing for f in c.fabrics if f.standing is not None]
+        self._late = [f for f in self.members if self.later.rank_of(f.worker) in late]
         for fabric in self.members:
+            if fabric in self._late:
+                continue
             fabric.step.on_break = threading.Timer(0, self._decide, (fabric,)).start
             fabric.step.begin(keeps=True)
 
@@ -241,13 +245,24 @@ class Job:
         rank = self.later.rank_of(fabric.worker)
         assert rank is not None
         fabric.enter(self.later, rank, within=True)
-        places = exchange(fabric, Place(STEP, fabric.step.progress), Place)
+        places = exchange(fabric, fabric.step.place(STEP), Place)
         firsts = self.decided[fabric.worker] = first_operations(places)
         if firsts is None:
             fabric.step.give_up()
         else:
             fabric.step.go_back(firsts)
             fabric.step.resume()
+
+    def _begin_late(self, fabric: Fabric) -> None:
+        """What a worker does that has yet to begin the step: it enters the epoch first."""
+        self._known.wait(PATIENCE)
+        self._ready.wait(PATIENCE)
+        rank = self.later.rank_of(fabric.worker)
+        assert rank is not None
+        fabric.enter(self.later, rank)
+        places = exchange(fabric, fabric.step.place_before(STEP), Place)
+        self.decided[fabric.worker] = first_operations(places)
+        fabric.step.begin(keeps=True)
 
     def kill(self) -> None:
         """The worker of the rank ends. A plan tells the others, whether or not they notice."""
@@ -276,6 +291,8 @@ class Job:
                 self.kill()
 
         def living(fabric: Fabric) -> list[Tensor]:
+            if fabric in self._late:
+                self._begin_late(fabric)
             found = run(fabric, self.circle.of(fabric), script)
             self._known.wait(PATIENCE)
             fabric.step.end()
@@ -290,9 +307,9 @@ class Job:
 
 
 @contextmanager
-def job(lost: int) -> Iterator[Job]:
+def job(lost: int, late: Collection[int] = ()) -> Iterator[Job]:
     with circle(SIZE) as c:
-        yield Job(c, lost)
+        yield Job(c, lost, late)
 
 
 def undisturbed(script: Script) -> list[list[Tensor]]:
@@ -318,6 +335,16 @@ def test_the_step_is_finished_with_the_same_bits(number: int, inside: bool) -> N
         found = j.step(script, number, inside=inside)
         assert all(decided is not None for decided in j.decided.values())
         assert len(j.decided) == SIZE
+        assert same(found, undisturbed(script))
+
+
+@pytest.mark.parametrize("late", [(0,), (1,), (0, 1), (0, 2)])
+def test_ranks_that_have_not_begun_the_step_take_part_in_it(late: tuple[int, ...]) -> None:
+    """Survivors, the worker that follows the lost rank, or both."""
+    script = [(0, LARGE), (1, SMALL), (0, SMALL)]
+    with job(1, late) as j:
+        found = j.step(script, 0, inside=False)
+        assert list(j.decided.values()) == [{"0": 0}] * SIZE
         assert same(found, undisturbed(script))
 
 
@@ -374,12 +401,12 @@ def test_an_operation_that_ended_without_a_result_is_not_run_again() -> None:
     """An error in a call skips the operation: no other rank may wait for it."""
     with pair() as (c, (fabric, other)):
         c.allreduce(SMALL)
-        assert fabric.step.progress["0"].kept == 0
+        assert fabric.step.place(STEP).groups["0"].kept == 0
         fabric.step.on_break = None
         fabric.poison("a loss")
         c.of(fabric).allreduce([torch.ones(SMALL)]).wait()
-        assert fabric.step.progress["0"].kept < 0
-        assert other.step.progress["0"].kept == 0
+        assert fabric.step.place(STEP).groups["0"].kept < 0
+        assert other.step.place(STEP).groups["0"].kept == 0
 
 
 @pytest.mark.parametrize("differs", [False, True])

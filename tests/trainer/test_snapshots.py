@@ -175,6 +175,27 @@ def test_the_previous_snapshot_stays_until_the_next_is_complete() -> None:
         assert all(len(rank.kept) == 4 for rank in made)
 
 
+def test_a_rank_that_begins_a_step_late_takes_none_that_the_others_lack() -> None:
+    """They are in the middle of the step when they enter the epoch: all take the next one."""
+    with ranks([Script(1), Script(1)]) as made:
+        within, late = made
+        train(made, 3)
+        later = Membership(2, tuple(r.member for r in made))
+        for number, rank in enumerate(made):
+            rank.fabric.enter(later, number)
+        late.snapshots.skip(late.step)
+        late.snapshots.at_boundary(late.step)
+        assert late.snapshots.share == within.snapshots.share == WriterStage.DONE
+        for rank in made:
+            rank.snapshots.heard(WriterStage.DONE)
+            rank.apply()
+        assert Kept(0, 2) in within.kept
+        assert Kept(1, 2) in late.kept
+        train(made, 1)
+        assert Kept(0, 4) in within.kept
+        assert Kept(1, 4) in late.kept
+
+
 def test_a_step_that_ends_too_soon_takes_no_snapshot() -> None:
     """Training does not wait; all ranks drop their copies and keep the previous snapshot."""
     with ranks([Script(1), Script(2)]) as made:

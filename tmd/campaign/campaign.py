@@ -108,7 +108,9 @@ class _Cluster:
         self._audience.begins(story.name, "starting a cluster")
         seen, said = await self._on_stage(scenarios)
         told = read_run(self._folder / "trace")
-        observed = [structs.replace(s, repeated=repeated(told.trace, s.epochs)) for s in seen]
+        observed = [
+            structs.replace(s, repeated=repeated(told.trace, s.epochs, s.steps)) for s in seen
+        ]
         history = tuple(recorded(self._folder))
         said += unlawful(history)
         if seen and not history:

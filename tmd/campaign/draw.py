@@ -12,9 +12,7 @@ from tmd.campaign.scenario import (
     Expected,
     FaultPart,
     JobPart,
-    Network,
     Scenario,
-    ServerKind,
     Story,
 )
 
@@ -22,37 +20,41 @@ NAME = "rounds"
 STEPS_PER_ROUND = 150
 PACE_S = 0.02
 STANDARD = ClusterPart()
-"""The cluster of a random campaign; scenarios that need another one are excluded."""
+"""The usual cluster of a random campaign."""
+
+
+def cluster_of(stories: Sequence[Story]) -> ClusterPart:
+    """The cluster of a random campaign: that of the stories if they share one."""
+    found = [story.cluster for story in stories]
+    shared = bool(found) and all(part == found[0] for part in found)
+    return found[0] if shared else STANDARD
 
 
 def pool(stories: Sequence[Story]) -> list[Scenario]:
-    """Scenarios that need no special cluster or job and leave the cluster as it was."""
+    """Scenarios that need no other cluster, no special job, and leave the cluster as it was."""
+    cluster = cluster_of(stories)
     return [
         scenario
         for story in stories
-        if _is_standard(story)
+        if story.cluster == cluster and not story.job.arguments
         for scenario in story.scenarios
         if scenario.draw and scenario.standbys is None
     ]
 
 
-def _is_standard(story: Story) -> bool:
-    part = story.cluster
-    plain = part.network is Network.SHARED and part.redis is ServerKind.PRIVATE
-    return plain and part == STANDARD and not story.job.arguments
-
-
-def drawn(scenarios: Sequence[Scenario], seed: int, rounds: int) -> Story:
-    """``rounds`` of ``scenarios``, each with its ranks permuted at random."""
+def drawn(
+    scenarios: Sequence[Scenario], seed: int, rounds: int, cluster: ClusterPart = STANDARD
+) -> Story:
+    """``rounds`` of ``scenarios`` on ``cluster``, each with its ranks permuted at random."""
     dice = random.Random(seed)
     found = []
     for number in range(1, rounds + 1):
         scenario = dice.choice(scenarios)
-        ranks = list(range(STANDARD.ranks))
+        ranks = list(range(cluster.ranks))
         dice.shuffle(ranks)
         found.append(_renamed(scenario, dict(enumerate(ranks)), f"{number}-{scenario.name}"))
     job = JobPart(steps=max(300, STEPS_PER_ROUND * rounds), pace_s=PACE_S)
-    return Story(name=NAME, cluster=STANDARD, job=job, scenarios=tuple(found))
+    return Story(name=NAME, cluster=cluster, job=job, scenarios=tuple(found))
 
 
 def _renamed(scenario: Scenario, ranks: Mapping[int, int], name: str) -> Scenario:

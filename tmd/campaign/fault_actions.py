@@ -99,11 +99,14 @@ def flip(following: ShadowSession) -> None:
 
 
 def sever(fabric: tmd.fabric.Fabric) -> None:
-    """Break one link of the current epoch, as a network does."""
+    """Break a link of the current epoch, as a network does: the one that heard something last.
+
+    Others may have been opened for operations that the script does not call.
+    """
     standing = fabric.standing
     assert standing is not None
-    _, link = next(iter(standing.member_links()))
-    link.sever()
+    links = [link for _, link in standing.member_links()]
+    min(links, key=lambda link: link.quiet_s).sever()
 
 
 def isolate(fabric: tmd.fabric.Fabric) -> None:

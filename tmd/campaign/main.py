@@ -69,7 +69,8 @@ def play(
     stories = reading.stories(files or (), KINDS)
     stories = chosen(stories, only or ())
     if rounds:
-        stories = (draw.drawn(drawable(stories), seed, rounds),)
+        cluster = draw.cluster_of(stories)
+        stories = (draw.drawn(drawable(stories), seed, rounds, cluster),)
     extras.need_trainer("tmd campaign run")
     embedded.check()
     # With facts on stdout, messages go to stderr.

@@ -97,10 +97,12 @@ def _wrong(run: Run, golden: Run) -> list[int]:
     ]
 
 
-def repeated(trace: DemoTrace, epochs: tuple[int, int]) -> int:
-    """Highest number of steps that a rank repeated between two epochs."""
+def repeated(trace: DemoTrace, epochs: tuple[int, int], steps: tuple[int, int]) -> int:
+    """Highest number of steps that a rank repeated between two moments, each an epoch and the
+    foremost rank's step. A rank may still be in the step before."""
+    first, last = (epochs[0], steps[0] - 1), (epochs[1], steps[1])
     counts: dict[int, set[int]] = {}
     for line in trace.undone:
-        if epochs[0] <= line["epoch"] < epochs[1]:
+        if first <= (line["epoch"], line["undone"]) < last:
             counts.setdefault(line["rank"], set()).add(line["undone"])
     return max((len(steps) for steps in counts.values()), default=0)

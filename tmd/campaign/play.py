@@ -77,7 +77,8 @@ class Play:
         return await self._observed(trouble, time.monotonic() - began)
 
     async def _strike(self) -> None:
-        faults = [(f"{self._name}.{n}", f) for n, f in enumerate(self._scenario.faults)]
+        meant = [await self._stage.resolved(fault) for fault in self._scenario.faults]
+        faults = [(f"{self._name}.{n}", f) for n, f in enumerate(meant)]
         # Traps first, in reverse order: each must be set before the fault that leads into it.
         for name, fault in reversed(faults):
             if inside := KINDS[fault.kind].inside:

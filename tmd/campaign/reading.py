@@ -10,7 +10,15 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from tmd.campaign.scenario import ClusterPart, Expected, FaultPart, JobPart, Scenario, Story
+from tmd.campaign.scenario import (
+    EACH_POINT,
+    ClusterPart,
+    Expected,
+    FaultPart,
+    JobPart,
+    Scenario,
+    Story,
+)
 from tmd.core.values.errors import ConfigError
 from tmd.core.values.reasons import in_words
 from tmd.schema import Problem, S, Section, read
@@ -74,9 +82,11 @@ def parse(
         found, wrong = _scenario(given, ("scenario", called), kinds)
         problems += wrong
         if found is not None:
-            problems += _twice(found, scenarios)
+            for scenario in found.at_each_point():
+                problems += _twice(scenario, scenarios)
+                scenarios.append(scenario)
+            problems += _pointless(found)
             problems += _beyond(found, cluster) if cluster is not None else []
-            scenarios.append(found)
     if not scenarios and not problems:
         problems.append(Problem(("scenario",), "there is none: write at least one [[scenario]]"))
     if problems or cluster is None or job is None:
@@ -138,6 +148,14 @@ def _twice(found: Scenario, before: Sequence[Scenario]) -> list[Problem]:
     return [Problem(("scenario", found.name, "name"), "two scenarios have it")]
 
 
+def _pointless(found: Scenario) -> list[Problem]:
+    """Points without a fault that strikes at them, and such a fault without points."""
+    if bool(found.points) == any(fault.when == EACH_POINT for fault in found.faults):
+        return []
+    said = f"write both: points = [...], and when = '{EACH_POINT}' in a fault"
+    return [Problem(("scenario", found.name, "points"), said)]
+
+
 def _beyond(found: Scenario, cluster: ClusterPart) -> list[Problem]:
     """Ranks and hosts that do not exist in the cluster."""
     last = cluster.ranks - 1
@@ -152,6 +170,8 @@ def _beyond(found: Scenario, cluster: ClusterPart) -> list[Problem]:
         if fault.host and fault.host not in hosts:
             said = f"there is no host '{fault.host}'; there are {', '.join(hosts)}"
             problems.append(Problem(where, said))
+        if fault.where == "followed" and not cluster.hot:
+            problems.append(Problem(where, "no standby follows a rank: [cluster] hot = 1"))
     return problems
 
 

@@ -10,7 +10,7 @@ import tomllib
 from enum import StrEnum
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from tmd.core.values.model import Phase
 from tmd.core.values.reasons import in_words
@@ -22,7 +22,11 @@ POINTS = (
     *("showing", "mirroring", "sending", "receiving", "synced", "left"),
 )
 """Fault points in a training process."""
-ALONE = ("joiner", "leaver", "standby", "leader", "follower", "all", "half", "somebody")
+ALONE = (
+    *("joiner", "leaver", "standby", "followed", "leader", "follower"),
+    *("all", "half", "somebody"),
+)
+EACH_POINT = "at each point"
 WITH_NAME = ("rank", "host")
 UNTIL = ("another leader", "a plan", "done", "silence")
 
@@ -46,6 +50,8 @@ class ClusterPart(Section, frozen=True):
     ranks: Annotated[int, Meta(ge=2, le=8)] = 3
     """Number of hosts with a rank each."""
     standbys: Annotated[int, Meta(ge=0, le=8)] = 2
+    hot: Annotated[int, Meta(ge=0, le=8)] = 0
+    """Number of standbys that follow a rank each."""
     network: Network = Network.SHARED
     redis: ServerKind = ServerKind.PRIVATE
     clocks: bool = False
@@ -87,9 +93,11 @@ class JobPart(Section, frozen=True):
 class FaultPart(Section, frozen=True):
     kind: str
     where: str = ""
-    """rank N, host NAME, joiner, leaver, standby, leader, follower, all, half, somebody."""
+    """rank N, host NAME, joiner, leaver, standby, followed (the rank that a hot standby follows),
+    leader, follower, all, half, somebody."""
     when: str = "now"
-    """now, 'at POINT' of a training process, 'phase PHASE' of the live plan."""
+    """now, 'at POINT' of a training process, 'at each point' of the scenario's, 'phase PHASE' of
+    the live plan."""
     for_s: NotNegative = 0.0
     """Duration of the fault, which is then mended."""
     until: str = ""
@@ -105,7 +113,7 @@ class FaultPart(Section, frozen=True):
         if word == "rank" and not name.isdecimal():
             raise Invalid("the number of a rank is missing: 'rank 1'", "where")
         word, _, name = self.when.partition(" ")
-        if word == "at" and name not in POINTS:
+        if word == "at" and name not in POINTS and self.when != EACH_POINT:
             raise Invalid(f"no such point; there are {', '.join(POINTS)}", "when")
         if word == "phase" and name not in list(Phase):
             raise Invalid(f"no such phase; there are {', '.join(Phase)}", "when")
@@ -185,6 +193,8 @@ class Scenario(Section, frozen=True):
     why: str = ""
     """A sentence for people."""
     faults: tuple[FaultPart, ...] = ()
+    points: tuple[str, ...] = ()
+    """Fault points: the scenario is played once for each, under a name of its own."""
     expect: Expected = Expected()
     voted: Expected | None = None
     """The expectation instead if the vote had switched to a move that is then dropped."""
@@ -201,6 +211,19 @@ class Scenario(Section, frozen=True):
     def __post_init__(self) -> None:
         if self.mended and self.mended not in list(Phase):
             raise Invalid(f"no such phase; there are {', '.join(Phase)}", "mended")
+        if unknown := [point for point in self.points if point not in POINTS]:
+            raise Invalid(f"no such point: {unknown[0]}; there are {', '.join(POINTS)}", "points")
+
+    def at_each_point(self) -> tuple[Scenario, ...]:
+        """One scenario for each of :attr:`points`, or this one if it has none."""
+        return tuple(self._at(point) for point in self.points) or (self,)
+
+    def _at(self, point: str) -> Scenario:
+        faults = tuple(
+            structs.replace(fault, when=f"at {point}") if fault.when == EACH_POINT else fault
+            for fault in self.faults
+        )
+        return structs.replace(self, name=f"{self.name}-at-{point}", faults=faults, points=())
 
 
 class Story(Section, frozen=True):

@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Self
 
+from msgspec import structs
+
 from tmd.campaign import faulty_detector
 from tmd.campaign.clocks import Clocks
 from tmd.campaign.forking import NETWORK
@@ -87,6 +89,7 @@ class CampaignStage:
                 environment={
                     FOLDER: str(self.marks),
                     "TMD_SHADOW__REHEARSE": str(part.rehearse).lower(),
+                    "TMD_SHADOW__HOT": str(part.hot),
                     "TMD_DETECTORS__TRAINER__PROGRESS_TIMEOUT_S": str(part.hang_s),
                     # All hosts share this machine's cores, so step times mean nothing.
                     "TMD_DETECTORS__STRAGGLER__ENABLED": "false",
@@ -196,16 +199,20 @@ class CampaignStage:
         raise AssertionError("views do not end")
 
     async def whole(self, standbys: int | None = None) -> ClusterView:
-        """Wait until all hosts report, all ranks train, the standbys wait, and no plan is live."""
-        spare = self.story.cluster.standbys if standbys is None else standbys
+        """Wait until all hosts report, all ranks train, the standbys wait or follow a rank, and no
+        plan is live."""
+        part = self.story.cluster
+        spare = part.standbys if standbys is None else standbys
+        hot = min(part.hot, spare)
 
         def quiet(view: ClusterView) -> bool:
             self._check_alive()
             plan = view.jobs[0].plan if view.jobs else None
             return (
                 len(view.hosts) == len(self.hosts)
-                and ready(view, len(self.ranks), spare)
-                and (not self.story.cluster.rehearse or _rehearsed(view))
+                and ready(view, len(self.ranks), spare - hot)
+                and len(_followed(view)) >= hot
+                and (not part.rehearse or _rehearsed(view))
                 and (plan is None or plan.phase in FINAL)
             )
 
@@ -237,6 +244,13 @@ class CampaignStage:
         view = await self.until(lambda v: bool(workers(v)))
         last = _last_step(self.story.job)
         return max(w.step for w in workers(view)) > last - max(SPARE * last, LEAST_SPARE)
+
+    async def resolved(self, fault: FaultPart) -> FaultPart:
+        """``fault`` with the rank that a hot standby follows now, if it is meant for that one."""
+        if fault.where != "followed":
+            return fault
+        view = await self.until(lambda v: bool(_followed(v)))
+        return structs.replace(fault, where=f"rank {min(_followed(view))}")
 
     async def targets(self, where: str) -> list[str]:
         """Wait for the hosts that ``where`` denotes."""
@@ -318,6 +332,17 @@ def _rehearsed(view: ClusterView) -> bool:
     """Whether every standby has finished its rehearsals."""
     waiting = [w for w in workers(view) if w.activity is Activity.STANDBY]
     return all(w.rehearsed for w in waiting)
+
+
+def _followed(view: ClusterView) -> set[int]:
+    """Ranks that a hot standby could take over."""
+    assigned = view.jobs[0].shadows if view.jobs else ()
+    in_step = {
+        w.worker
+        for w in workers(view)
+        if w.activity is Activity.IN_STEP and w.shadow is not None and w.shadow.verified
+    }
+    return {a.rank for a in assigned if a.stay and a.member.worker in in_step}
 
 
 def live_plan(view: ClusterView) -> MigrationPlan | None:

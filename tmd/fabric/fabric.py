@@ -48,7 +48,7 @@ class Fabric:
         self.blocked = WaitTimer()
         self._sandbox: Sandbox | None = None
         self._groups = Groups()
-        self.step = UnfinishedStep(self._groups)
+        self.step = UnfinishedStep(self._groups, self.calls)
         self._rank_in_torch: int | None = None
         self._caller = Caller(worker, key)
         self._raw = RawLinks()

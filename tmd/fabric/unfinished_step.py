@@ -13,7 +13,8 @@ from enum import StrEnum
 
 from tmd.core.values.errors import LinkError
 from tmd.core.values.tables import next_state
-from tmd.core.worker.broken_step import Progress
+from tmd.core.worker.broken_step import Place, Progress
+from tmd.fabric.counters import CallCounter
 from tmd.fabric.grouping import Groups
 
 DRAIN_S = 60.0
@@ -56,9 +57,9 @@ TABLE: dict[StepState, dict[StepEvent, StepState]] = {
 class UnfinishedStep:
     """Thread-safe. ``on_break`` is called once for each suspension, in any thread."""
 
-    def __init__(self, groups: Groups) -> None:
-        """``groups``: those of the worker, whose operations make the step."""
-        self._groups = groups
+    def __init__(self, groups: Groups, calls: CallCounter) -> None:
+        """``groups``: those of the worker, whose operations make the step; ``calls``: theirs."""
+        self._groups, self._calls = groups, calls
         self.on_break: Callable[[], None] | None = None
         """Set once, by the worker that can finish steps; without it no step is suspended."""
         self._changed = threading.Condition()
@@ -67,6 +68,10 @@ class UnfinishedStep:
         """Operations that are neither complete nor waiting."""
         self._resumed = 0
         """How often a step has gone on."""
+        self._voted_at = 0
+        """Operations that were called up to the latest vote."""
+        self._between = 0
+        """And since then, when the present step began."""
 
     @property
     def state(self) -> StepState:
@@ -92,6 +97,7 @@ class UnfinishedStep:
         """
         if self.end():
             return  # another attempt in the batch of a void step
+        self._between = self._calls.begun - self._voted_at
         if self._groups.begin_step(keeps=keeps):
             with self._changed:
                 self._move(StepEvent.BEGUN)
@@ -109,6 +115,10 @@ class UnfinishedStep:
             if self._state is StepState.OPEN:
                 self._move(StepEvent.ENDED)
             return self._state is StepState.VOID
+
+    def voted(self) -> None:
+        """The step, which has ended, will be committed."""
+        self._voted_at = self._calls.begun
 
     def leave_behind(self) -> None:
         """The script has come to its next batch: nothing of a void step may run from now on.
@@ -170,9 +180,19 @@ class UnfinishedStep:
         return self._groups.kept_bytes
 
     @property
-    def progress(self) -> dict[str, Progress]:
-        """How far each group has come in the step, whose operations do not run."""
-        return self._groups.progress
+    def can_go_on(self) -> bool:
+        """Whether the operations of the step, which do not run, were collectives only."""
+        progress = self._groups.progress.values()
+        return bool(progress) and all(group.kept >= 0 for group in progress)
+
+    def place(self, step: int) -> Place:
+        """How far each group has come in ``step``, whose operations do not run."""
+        return Place(step, self._groups.progress, between=self._between)
+
+    def place_before(self, step: int) -> Place:
+        """The same if this worker has yet to begin ``step``."""
+        nothing = {name: Progress() for name in self._groups.progress}
+        return Place(step, nothing, afresh=True, between=self._calls.begun - self._voted_at)
 
     def go_back(self, firsts: Mapping[str, int]) -> None:
         """Run the completed operations of each group again, from the given one on and before any

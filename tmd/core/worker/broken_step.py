@@ -25,18 +25,22 @@ class Place(Struct, frozen=True):
     step: int
     groups: Mapping[str, Progress] = {}
     afresh: bool = False
-    """It begins ``step`` again. Its script may call collectives before, which the others have
-    behind them."""
+    """It has not begun ``step``, or begins it again."""
+    between: int = 0
+    """Operations that its script has called since the previous vote, without those of ``step``."""
 
 
 def first_operations(places: Sequence[Place]) -> dict[str, int] | None:
     """By group, the number of the first operation that its ranks run in the new epoch.
 
     That is the first one that not all of them have completed: a rank that has completed it runs it
-    once more, for the others. ``None`` if the step has to be repeated: a rank begins it afresh, or
-    cannot run such an operation again, or the ranks are not in the same step.
+    once more, for the others. ``None`` if the step has to be repeated: a rank cannot run such an
+    operation again, or the ranks are not in the same step, or a rank begins it afresh whose script
+    calls operations before it. Those the others have behind them.
     """
-    if len({place.step for place in places}) > 1 or any(place.afresh for place in places):
+    if len({place.step for place in places}) > 1:
+        return None
+    if any(place.afresh for place in places) and any(place.between for place in places):
         return None
     found: dict[str, int] = {}
     names = dict.fromkeys(name for place in places for name in place.groups)

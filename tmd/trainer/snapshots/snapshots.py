@@ -58,6 +58,8 @@ class Snapshots:
         """The newest step for which all ranks have reported complete copies."""
         self._vain = 0
         self._announced = False
+        self._skipped = (-1, -1)
+        """Epoch and step of the latest boundary at which none may be taken."""
         self._link: tuple[Member, Link] | None = None
         self._errand: tuple[Directive, Link] | None = None
         self._changed = threading.Condition()
@@ -74,6 +76,8 @@ class Snapshots:
         membership, feed = self._fabric.membership, self._state.feed
         if not self._every or membership is None or feed is None or feed.closed:
             return
+        if (membership.epoch, step) == self._skipped:
+            return
         place = (membership.epoch, feed.position.call)
         fresh = place != self._place
         if fresh:
@@ -81,6 +85,12 @@ class Snapshots:
             self._place = place
         if self._taking is None and is_due(step, self._every, fresh=fresh):
             self._begin(step, membership, warn=fresh)
+
+    def skip(self, step: int) -> None:
+        """Take none at the boundary before ``step``, to which the other ranks do not come in this
+        epoch."""
+        if (membership := self._fabric.membership) is not None:
+            self._skipped = (membership.epoch, step)
 
     def _begin(self, step: int, membership: Membership, *, warn: bool) -> None:
         rank = self._fabric.rank

@@ -129,8 +129,7 @@ class Continuation:
         broke and that no rank is known to have won.
         """
         try:
-            progress = self._fabric.step.progress.values()
-            if not progress or any(group.kept < 0 for group in progress):
+            if not self._fabric.step.can_go_on:
                 return False
             following = self._driver.following
             order = self._as_rank() if following is None else self._as_follower(following)
@@ -229,10 +228,10 @@ class Continuation:
         step, fabric = self._reporter.status.step, self._fabric
         fabric.enter(directive.membership, directive.rank, within=True)
         self._recovery.entered(directive, within=True)
-        places = exchange(fabric, Place(step, fabric.step.progress), Place)
+        places = exchange(fabric, fabric.step.place(step), Place)
         firsts = first_operations(places)
         if firsts is None:
-            log.warning("the broken step is repeated: a rank begins it afresh, or lacks inputs")
+            log.warning("the broken step is repeated: a rank cannot take it up: %s", places)
             return False
         fabric.step.go_back(firsts)
         return True

@@ -102,13 +102,9 @@ class Coordinator:
     ) -> None:
         """The script has registered its state, which can move from now on."""
         if self._known is None:
+            several = self._warmup.several
             context = RankContext.of(
-                self._fabric,
-                self._limits,
-                registry,
-                wrapped,
-                local,
-                several=self._warmup.several,
+                self._fabric, self._limits, registry, wrapped, local, several=several
             )
             self._known = assemble(
                 self._reporter,
@@ -178,6 +174,7 @@ class Coordinator:
         while not self._won(local, trains=trains):
             if not self._parts.continuation.goes_on():
                 raise Interrupted
+        self._fabric.step.voted()
         return VoteOutcome.COMMIT
 
     def _won(self, local: LocalState, *, trains: bool) -> bool:

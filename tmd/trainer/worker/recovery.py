@@ -16,7 +16,7 @@ from tmd.core.planning.directives import (
 )
 from tmd.core.planning.failover import keepers_first
 from tmd.core.values.errors import LinkError
-from tmd.core.worker.broken_step import Place
+from tmd.core.worker.broken_step import Place, first_operations
 from tmd.core.worker.responses import Response, respond
 from tmd.core.worker.transitions import WorkerTransition
 from tmd.trainer.protocol.step_vote import exchange
@@ -209,10 +209,14 @@ class Recovery:
         )
 
     def _begin_afresh(self) -> None:
-        """Let ranks that are in the middle of the step know that this one begins it afresh."""
+        """Let ranks that are in the middle of the step know that this one begins it."""
+        step = self._reporter.status.step
         # If it fails the epoch is poisoned, and the next boundary halts.
         with suppress(LinkError):
-            exchange(self._fabric, Place(self._reporter.status.step, afresh=True), Place)
+            places = exchange(self._fabric, self._fabric.step.place_before(step), Place)
+            under_way = any(not place.afresh for place in places)
+            if under_way and first_operations(places) is not None:
+                self._snapshots.skip(step)
 
     def _decision(self) -> Directive:
         """Wait for the resume step; acknowledge the halt to each plan that asks."""
