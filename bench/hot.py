@@ -2,6 +2,8 @@
 it: with the broken step finished, with it repeated, and with a copy of the state; at several model
 sizes, in turn.
 
+Kills come at even places of a step, as far as a benchmark can hit them.
+
 ``set back``: by how much later the first new commit after the kill comes than without the kill, on
 the last rank. A repeated step counts in full. A process that computes without end takes over the
 cores of the killed worker at once, since the other ranks would be faster without it.
@@ -12,16 +14,14 @@ same of those losses for which a step was repeated; one that comes after the vot
 else, which is less than a step.
 ``downtime``: from the kill to the first commit of a step that had not been committed, on the last
 rank, less one median step; it counts the rest of the step under way, and is also split as in
-``bench.downtime``. ``set back``: by how much later that commit comes than without the kill, less
-the one step that is computed twice. Both also count that fewer processes share the cores for a
-while. The killed worker is started again, as a standby, on the same cores while the job recovers.
+``bench.downtime``. The killed worker is started again, as a standby, on the same cores while the
+job recovers.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,6 +32,7 @@ from typing import Any
 from bench.downtime import PATIENCE_S, RANKS, STEP_S, facts, kill
 from bench.measure import Report, each, summary
 from bench.sizes import Comparison, Facts, Runs, Subject, compare, disturbed
+from tmd.campaign.waiting import until
 from tmd.core.values.model import Activity, ClusterView, MigrationPlan
 from tmd.demo import story
 from tmd.demo.cluster import LocalCluster, host_of, workers
@@ -86,18 +87,51 @@ async def killed(subject: Subject) -> Facts:
     args, hot = subject.args, subject.way != "copy"
 
     async def disturb(cluster: LocalCluster, told: StoryTimes) -> None:
-        for _ in range(args.events):
+        for number in range(args.events):
             view = await run_on(cluster, args.quiet, hot=hot)
-            # At no particular point of a step.
-            await asyncio.sleep(random.uniform(0, max(w.step_seconds for w in workers(view))))
             host = host_of(view, FOLLOWED)
             assert host is not None
-            with replaced(host.workers[-1].pid):
+            rank = host.workers[-1]
+            with replaced(rank.pid):
+                await committed(cluster, rank.worker)
+                await asyncio.sleep((number + 0.5) / args.events * rank.step_seconds)
                 await story.event(cluster, told, partial(kill, cluster, host))
         await run_on(cluster, args.quiet, hot=hot)
+        started.update(told.started)
 
+    started: dict[str, float] = {}
     trace, found = await disturbed(subject, disturb, max_restarts=99, restart_delay_s=RESTART_S)
-    return [{**facts(e, plan), **costs(trace, e, plan)} for e, plan in found]
+    return [
+        {**facts(e, plan), **costs(trace, e, plan), "life": life(trace, e, started[plan.id])}
+        for e, plan in found
+    ]
+
+
+async def committed(cluster: LocalCluster, worker: str) -> None:
+    """Wait until ``worker`` has committed one more step."""
+    file = cluster.trace / f"{worker.replace('/', '_')}.jsonl"
+    size = file.stat().st_size
+    await until(lambda: file.stat().st_size > size)
+
+
+def life(trace: DemoTrace, event: DemoEvent, killed: float) -> list[list[Any]]:
+    """What the ranks did around a kill: rank, step, whether it counts, and when it began, came to
+    its vote and ended, in seconds since the kill."""
+    near = 3 * event.median_step_s
+    lines = [(line["step"], True, line) for line in trace.commits.values()]
+    lines += [(line["undone"], False, {**line, "at": line["computed"]}) for line in trace.undone]
+    return [
+        [
+            line["rank"],
+            step,
+            counts,
+            *(round(line[k] - killed, 4) for k in ("began", "computed", "at")),
+        ]
+        for step, counts, line in sorted(
+            lines, key=lambda each: (each[2]["rank"], each[2]["began"])
+        )
+        if line["at"] > killed - near and line["began"] < killed + near
+    ]
 
 
 @contextmanager
@@ -126,6 +160,7 @@ def tell(report: Report, runs: Runs, _: argparse.Namespace) -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for name, found in runs.items():
         shown = figures[name] = {key: each(found, key) for key in ROWS}
+        shown["repeating"] = sum(bool(e["repeated_steps"]) for e in found)
         for key, (row, remark) in ROWS.items():
             report.row(f"{name}: {row}" if key == "set_back_s" else f"  {row}", shown[key], remark)
         for part in PARTS:

@@ -16,7 +16,7 @@ from tmd.core.values.model import (
     Move,
     Phase,
 )
-from tmd.demo.report import DemoTrace, compare, events_of
+from tmd.demo.report import DemoEvent, DemoTrace, compare, events_of
 
 
 def trace(**changed: Any) -> DemoTrace:
@@ -73,16 +73,21 @@ OLD, NEW = 1, 2
 """Epochs."""
 
 
-def lost_at(
+def lost_at(fault: float, known: float, settled: float, *lines: Any, **how: float) -> float | None:
+    """For how long nobody had anything to compute."""
+    return loss(fault, known, settled, *lines, **how).idle_s
+
+
+def loss(
     fault: float,
     known: float,
     settled: float,
     *lines: tuple[int, int, int, float, float, float],
     proof: float = 0.0,
-) -> float | None:
-    """For how long nobody had anything to compute, by what each rank wrote of its steps: rank,
-    step, epoch, began, computed and committed (0: undone); ``proof``: how long a vote waited."""
-    (plan,) = lost_before(2)
+) -> DemoEvent:
+    """What a loss costs by what each rank wrote of its steps: rank, step, epoch, began, computed
+    and committed (0: undone); ``proof``: how long a vote waited."""
+    (plan,) = lost_before(min(step for _, step, epoch, *_ in lines if epoch == NEW))
     marks = (Mark(Phase.RECOVER, known), Mark(Phase.SYNC, settled))
     new = Membership(NEW, plan.old.members)
     plan = msgspec.structs.replace(plan, phase=Phase.DONE, new=new, timeline=marks)
@@ -95,7 +100,7 @@ def lost_at(
         else:
             undone.append({**line, "undone": step})
     (event,) = events_of(DemoTrace(commits, tuple(undone)), [plan], {plan.id: fault}, {})
-    return event.idle_s
+    return event
 
 
 def steps(*lines: tuple[int, int, int, float, float, float]) -> Any:
@@ -112,6 +117,17 @@ def test_a_broken_step_is_computed_to_its_end() -> None:
     )
 
     assert found == pytest.approx(0.2 + 0.5)
+
+
+@pytest.mark.parametrize("epoch", [OLD, NEW])
+def test_a_step_is_repeated_whether_or_not_it_is_given_up_in_the_new_epoch(epoch: int) -> None:
+    found = loss(
+        *(12.0, 12.2, 16.1),
+        *steps((0, 1, epoch, 10.0, 16.0, 0)),
+        *((0, 1, NEW, 16.4, 17.0, 17.1), (1, 1, NEW, 16.5, 17.0, 17.1), (0, 2, NEW, 17.1, 20, 0)),
+    )
+
+    assert found.repeated_steps == 1
 
 
 def test_a_vote_that_waits_for_digests_holds_everybody_up() -> None:

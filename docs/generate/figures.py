@@ -9,11 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from docs.generate.svg import Bar, Dots, bars, dots
+from docs.generate.svg import Bar, Dots, Span, bars, dots, lanes
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
 OURS, OTHERS, COPY = "#2da44e", "#8c959f", "#bf8700"
 SIZES = ("10M", "60M", "140M", "200M")
+MEASURED_HOT = ("10M", "60M", "140M")
 
 
 class Row(NamedTuple):
@@ -91,17 +92,27 @@ def pauses() -> str:
 
 
 def hot() -> str:
-    """kill -9 with a hot standby, by model size."""
+    """kill -9 with a hot standby, by model size: the step finished, and repeated."""
     rows = []
-    for size in SIZES:
+    for size in MEASURED_HOT:
         file = _of("hot", "hot", size)
-        for name, words in (
-            ("median_step_s", "median step"),
-            ("idle_s", "no survivor has anything to compute"),
-            ("downtime_s", "kill to the next commit, less a step"),
-            ("set_back_s", "what the loss costs in all, less a step"),
-        ):
-            rows.append(Row(f"{size}: {words}", file, (f"hot {size}", name)))
+        rows.append(Row(f"{size}: median step", file, (f"hot {size}", "median_step_s")))
+        for way, words in (("hot", "the step goes on"), ("repeat", "it is repeated")):
+            place = f"{way} {size}"
+            many = f"of {len(result(file)['runs'][place])}"
+            rows += [
+                Row(f"{size}, {words}: set back", file, (place, "set_back_s")),
+                Row(f"{size}, {words}: in steps", file, (place, "set_back_steps"), "steps"),
+                Row(
+                    f"{size}, {words}: losses that repeat it",
+                    file,
+                    (place, "repeating"),
+                    many,
+                    digits=0,
+                ),
+            ]
+        ratio = f"{size}: step with inputs kept, to without"
+        rows.append(Row(ratio, file, (f"steady {size}",), "times"))
     return table(rows)
 
 
@@ -326,4 +337,41 @@ def chart_of_pauses() -> str:
     )
 
 
-PICTURES: dict[str, Callable[[], str]] = {"kills": chart_of_kills, "pauses": chart_of_pauses}
+def life_of_a_broken_step() -> str:
+    """One kill in the middle of a step, with the step repeated and with it finished."""
+    panels = [
+        (words, _life(way))
+        for way, words in (
+            ("repeat", "the step is repeated: [shadow] finish_steps = false"),
+            ("hot", "the step goes on: its standby takes the place of rank 3"),
+        )
+    ]
+    return lanes(
+        "kill -9 of rank 3, which a hot standby follows, at 10 M parameters",
+        "green: a step; red: a step in vain; pale: waiting for the vote, and the optimizer; "
+        "two cores (AMD EPYC), CPU only",
+        panels,
+        "kill",
+        1.2,
+    )
+
+
+def _life(way: str) -> list[Span]:
+    runs = result("hot")["runs"][f"{way} 10M"]
+    spans = []
+    for rank, step, counts, began, computed, ended in runs[len(runs) // 2]["life"]:
+        if ended > -0.3 and began < 1.2:
+            fill, pale = (OURS, "#aceebb") if counts else ("#cf222e", "#ffcecb")
+            lane, begin = f"rank {rank}", max(began, -0.3)
+            spans += [
+                Span(lane, begin, max(computed, begin), fill, str(step)),
+                Span(lane, max(computed, begin), ended, pale),
+            ]
+    return spans
+
+
+PICTURES: dict[str, Callable[[], str]] = {
+    "kills": chart_of_kills,
+    "pauses": chart_of_pauses,
+    "broken-step": life_of_a_broken_step,
+}

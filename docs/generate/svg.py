@@ -131,6 +131,49 @@ def dots(title: str, unit: str, rows: Sequence[Dots]) -> str:
     return document(width, height, parts, title)
 
 
+class Span(NamedTuple):
+    """A part of a lane: from when to when, in seconds, its colour and its words."""
+
+    lane: str
+    begin: float
+    end: float
+    fill: str
+    words: str = ""
+
+
+def lanes(
+    title: str, unit: str, panels: Sequence[tuple[str, Sequence[Span]]], mark: str, most: float
+) -> str:
+    """Panels one below the other, each with a lane for every name; time 0 bears ``mark``."""
+    left, right, step, width = 80, 20, 24, 780
+    least = min(span.begin for _, spans in panels for span in spans)
+    scale = (width - left - right) / (most - least)
+
+    def place(at: float) -> float:
+        return left + (min(at, most) - least) * scale
+
+    parts, y = [text(12, 24, title, size=14)], 56
+    for label, spans in panels:
+        top, names = y, sorted({span.lane for span in spans})
+        parts.append(text(12, y, label))
+        for number, name in enumerate(names):
+            parts.append(text(left - 10, y + 24 + number * step, name, size=11, at="end"))
+        for span in spans:
+            x, high = place(span.begin), y + 10 + names.index(span.lane) * step
+            parts.append(box(x, high, max(place(span.end) - x, 0.5), 18, span.fill, PAPER))
+            if span.words:
+                middle = (x + place(span.end)) / 2
+                parts.append(text(middle, high + 13, span.words, size=10, at="middle"))
+        y += 10 + len(names) * step + 36
+        parts.append(line(place(0), top + 4, place(0), y - 40, ink=INK, dash="4 3"))
+        parts.append(text(place(0), top, mark, size=11, at="middle"))
+    for tenth in range(math.ceil(10 * least), math.floor(10 * most) + 1, 2):
+        shown = f"{tenth / 10:g} s"
+        parts.append(text(place(tenth / 10), y - 18, shown, size=11, at="middle", ink=FAINT))
+    parts.append(text(12, y + 6, unit, size=11, ink=FAINT))
+    return document(width, y + 18, parts, title)
+
+
 class Message(NamedTuple):
     """One line of a sequence: sender, receiver, and what happens."""
 

@@ -273,8 +273,12 @@ def _ends(trace: DemoTrace, plan: MigrationPlan) -> list[float]:
 
 
 def _broken(trace: DemoTrace, plan: MigrationPlan) -> list[Line]:
-    """Steps spoilt by the fault that ``plan`` repaired."""
-    return [line for line in trace.undone if plan.old.epoch <= line["epoch"] < plan.new.epoch]
+    """Steps spoilt by the fault that ``plan`` repaired; some workers give up in its new epoch."""
+    if plan.resume is None:
+        first, last = (plan.old.epoch, 0), (plan.new.epoch, -1)
+    else:
+        first, last = (plan.old.epoch, plan.resume - 1), (plan.new.epoch, plan.resume)
+    return [line for line in trace.undone if first <= (line["epoch"], line["undone"]) <= last]
 
 
 def _repeated(trace: DemoTrace, plan: MigrationPlan) -> int:

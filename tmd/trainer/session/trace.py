@@ -67,6 +67,7 @@ class FileTrace(Trace):
             "undone": status.step,
             "rank": status.rank,
             "epoch": status.epoch,
+            "began": self._began,
             # A rank that had reached its vote has waited there.
             "computed": self._computed or time.time(),
         }

@@ -23,7 +23,10 @@ log = logging.getLogger("tmd.trainer")
 
 
 class EarlyDigest:
-    """Main thread only, except :meth:`begin`. Owns a thread while there is work."""
+    """Main thread only, except :meth:`begin`. Owns a thread while there is work.
+
+    While a step is suspended, :class:`Continuation` calls this in the place of the main thread.
+    """
 
     def __init__(self, units: Units) -> None:
         self._units = units

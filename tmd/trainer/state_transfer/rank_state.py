@@ -21,7 +21,10 @@ from tmd.trainer.state_transfer.parameter_resync import ParameterResync
 
 
 class RankState:
-    """The objects that the script has registered, and its data position. Main thread only."""
+    """The objects that the script has registered, and its data position. Main thread only.
+
+    While a step is suspended, :class:`Continuation` calls this in the place of the main thread.
+    """
 
     def __init__(
         self,

@@ -26,7 +26,10 @@ log = logging.getLogger("tmd.trainer")
 
 
 class StateTransfer:
-    """Main thread only, except :meth:`cancel_unless`."""
+    """Main thread only, except :meth:`cancel_unless`.
+
+    While a step is suspended, :class:`Continuation` calls this in the place of the main thread.
+    """
 
     def __init__(
         self, fabric: Fabric, state: RankState, fit: Fit, verification: StateVerification

@@ -33,7 +33,10 @@ log = logging.getLogger("tmd.trainer")
 
 
 class RankMigration:
-    """Main thread only, except :meth:`cancel_unless`."""
+    """Main thread only, except :meth:`cancel_unless`.
+
+    While a step is suspended, :class:`Continuation` calls this in the place of the main thread.
+    """
 
     def __init__(
         self,

@@ -35,7 +35,10 @@ log = logging.getLogger("tmd.trainer")
 
 
 class Recovery:
-    """Main thread only, except :meth:`digest_early`."""
+    """Main thread only, except :meth:`digest_early`.
+
+    While a step is suspended, :class:`Continuation` calls this in the place of the main thread.
+    """
 
     def __init__(
         self,

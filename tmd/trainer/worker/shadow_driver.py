@@ -63,7 +63,10 @@ class ShadowEnd(NamedTuple):
 
 
 class ShadowDriver:
-    """Main thread only, except :meth:`cancel_unless` and :meth:`digest_early`."""
+    """Main thread only, except :meth:`cancel_unless` and :meth:`digest_early`.
+
+    While a step is suspended, :class:`Continuation` calls this in the place of the main thread.
+    """
 
     def __init__(self, reporter: StatusReporter, agent: Agent, context: RankContext) -> None:
         self._reporter = reporter
