@@ -46,6 +46,10 @@ LAZY = {
         "Try tmd on this machine: break a training job and watch it continue.",
     ),
     "launch": ("tmd.launch:launch", "Start this host's workers of a job."),
+    "simulate": (
+        "tmd.simulate.main:simulate",
+        "Compare ways to go on after a loss, in virtual time.",
+    ),
 }
 """Verbs whose modules are imported when they run: verb -> (function or group, help)."""
 

@@ -1,0 +1,79 @@
+"""Traces of one's own, and what is said about a bad line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tmd.core.values.errors import ConfigError
+from tmd.simulate.failures import Habits
+from tmd.simulate.trace_file import read
+from tmd.simulate.values import Fault, Fells, Warned
+
+CSV = """\
+at_h,host,component,fells,repair_h,warned,notice_h
+2,b7,GPU,,12,,
+1,a3,NIC,worker,,,
+
+3,b7,,host,,drain,0.5
+"""
+
+
+def written(folder: Path, text: str, name: str = "trace.csv") -> tuple[Fault, ...]:
+    file = folder / name
+    file.write_text(text)
+    return read(file, 2, 1, Habits(repair_h=24.0))
+
+
+def test_hosts_stand_for_places_in_the_order_in_which_they_appear(tmp_path: Path) -> None:
+    """Faults are sorted by time; what a line leaves out is as the options say."""
+    hour = 3600.0
+
+    assert written(tmp_path, CSV) == (
+        Fault(hour, 1, "NIC", Fells.WORKER, 24 * hour, Warned.NOT, hour),
+        Fault(2 * hour, 0, "GPU", Fells.HOST, 12 * hour, Warned.NOT, hour),
+        Fault(3 * hour, 0, "unknown", Fells.HOST, 24 * hour, Warned.DRAIN, hour / 2),
+    )
+
+
+def test_a_json_object_on_each_line_says_the_same(tmp_path: Path) -> None:
+    text = '{"at_h": 1, "place": 1, "fells": "worker"}\n\n{"at_h": 2, "fells": "job"}\n'
+    found = written(tmp_path, text, "trace.jsonl")
+
+    assert [(f.place, f.fells) for f in found] == [(1, Fells.WORKER), (0, Fells.JOB)]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("at_h,hots\n1,a\n", "line 1: there is no column 'hots'; there are at_h, place, host"),
+        ("at_h,host\n1,a\n2\n", "line 3: 1 values for 2 columns"),
+        ("at_h,host\n1,a\nx,a\n", "line 3: Expected `float`, got `str`"),
+        ("at_h,host\n1,a\n-1,a\n", "line 3: at_h = -1.0: give hours of at least 0"),
+        ("at_h,host\nnan,a\n", "line 2: at_h = nan"),
+        ("at_h,host,fells\n1,a,rack\n", "line 2: Invalid enum value 'rack'"),
+        ("at_h,host\n1,\n", "line 2: give either 'place' or 'host'"),
+        ("at_h,place\n1,-2\n", "line 2: place = -2: places count from 0"),
+        ("at_h,host\n1,a\n1,b\n1,c\n1,d\n", "line 5: d is host 4 of the file"),
+        ("at_h,host,fells,warned\n1,a,worker,drain\n", "line 2: only a fault that fells a host"),
+        ("at_h,host\n", "has no fault: give lines with at_h"),
+        ("", "has no fault"),
+    ],
+)
+def test_a_bad_line_is_refused_with_its_number(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        written(tmp_path, text)
+    assert str(tmp_path / "trace.csv") in str(refused.value)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", '{"at_h": 1, "places": 1}'])
+def test_a_bad_line_of_json_is_refused_with_its_number(tmp_path: Path, line: str) -> None:
+    with pytest.raises(ConfigError, match="line 2: "):
+        written(tmp_path, '{"at_h": 1, "place": 0}\n' + line, "trace.json")
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*nothing.csv"):
+        read(tmp_path / "nothing.csv", 2, 1, Habits())

@@ -1,0 +1,104 @@
+"""Plays the same trace against each of several ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct, structs
+
+from tmd.config import Settings
+from tmd.daemon.plugins import load_policies
+from tmd.simulate.closed_forms import checkpoint_every_s
+from tmd.simulate.cluster import Cluster, Rules
+from tmd.simulate.costs import Costs
+from tmd.simulate.engine import Response, run
+from tmd.simulate.ledger import Pace
+from tmd.simulate.restarting import Restarting
+from tmd.simulate.shrinking import Shrinking
+from tmd.simulate.standing_by import StandingBy
+from tmd.simulate.values import Fault, Fells, Job, Kind, Outcome, Way
+
+ANNOUNCED = "drain_degraded"
+"""The policy that moves ranks off a host before it fails."""
+
+
+class Study(Struct, frozen=True):
+    """What all compared ways share."""
+
+    job: Job
+    costs: Costs
+    rules: Rules
+    checkpoint_every_s: float | None = None
+    """Training time between checkpoints; ``None``: what loses least, for each way on its own."""
+    snapshot_steps: int = 10
+    """Steps between two snapshots where a state exists once; 0 for none."""
+
+
+def rules_of(settings: Settings, *, announced: bool) -> Rules:
+    """Policies and limits as configured. With ``announced`` faults degraded hosts are left, too.
+    The job holds for as long as it must, so that its length is that of the trace.
+
+    Raises:
+        ConfigError: a policy is not installed.
+    """
+    enabled = settings.policies.enabled
+    if announced and ANNOUNCED not in enabled:
+        policies = structs.replace(settings.policies, enabled=(*enabled, ANNOUNCED))
+        settings = structs.replace(settings, policies=policies)
+    limits = structs.replace(settings.limits.limits(), hold_s=0.0)
+    return Rules(load_policies(settings), settings.breaker.rules(), limits)
+
+
+def ways(kinds: Sequence[Kind], standbys: int) -> list[Way]:
+    """Each kind with 0 to ``standbys`` standbys; hot ones begin at 1."""
+    least = {Kind.HOT: 1}
+    return [Way(k, n) for k in kinds for n in range(least.get(k, 0), standbys + 1)]
+
+
+def outcomes(study: Study, trace: Sequence[Fault], found: Sequence[Way]) -> Iterator[Outcome]:
+    """The outcome of each way, in turn."""
+    for way in found:
+        yield outcome(study, trace, way)
+
+
+def outcome(study: Study, trace: Sequence[Fault], way: Way) -> Outcome:
+    """The outcome of one way."""
+    pace = pace_of(study, trace, way)
+    places = study.job.hosts + way.standbys
+    seen = [f for f in trace if f.fells is Fells.JOB or f.place < places]
+    return run(seen, study.job, way, _response(study, way), pace, study.costs.rejoin_s)
+
+
+def pace_of(study: Study, trace: Sequence[Fault], way: Way) -> Pace:
+    """What ``way`` pays for each step beside computing it."""
+    job, costs = study.job, study.costs
+    every = study.checkpoint_every_s
+    if every is None:
+        gap_s = job.whole_s / max(1, _rewinds(trace, job, way))
+        every = checkpoint_every_s(costs.save_s, gap_s)
+    tmd, steps = way.kind in (Kind.WARM, Kind.HOT), study.snapshot_steps
+    snapshots = costs.snapshot_s / (steps * costs.step_s) if tmd and job.unique and steps else 0.0
+    shadow = costs.hot_share * way.standbys if way.kind is Kind.HOT else 0.0
+    return Pace(costs.step_s, every, costs.save_s, snapshots, shadow)
+
+
+def _rewinds(trace: Sequence[Fault], job: Job, way: Way) -> int:
+    """About how often the job returns to a checkpoint: at each fault, or only if all workers end.
+
+    Without a replica the loss of two neighbours at once also ends all. That is rare, and left out.
+    """
+    own = [f for f in trace if f.fells is Fells.JOB or f.place < job.hosts]
+    keeps = way.kind in (Kind.WARM, Kind.HOT) or (way.kind is Kind.ELASTIC and not job.unique)
+    return sum(f.fells is Fells.JOB for f in own) if keeps else len(own)
+
+
+def _response(study: Study, way: Way) -> Response:
+    job, costs = study.job, study.costs
+    if way.kind is Kind.RESTART:
+        return Restarting(job, way.standbys, costs)
+    if way.kind is Kind.ELASTIC:
+        return Shrinking(job, way.standbys, costs)
+    hot = way.standbys if way.kind is Kind.HOT else 0
+    every = study.snapshot_steps if job.unique else 0
+    cluster = Cluster(job, way.standbys, hot, every, study.rules, costs.prepare_s)
+    return StandingBy(cluster, costs)

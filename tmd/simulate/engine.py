@@ -1,0 +1,164 @@
+"""Plays a trace of faults against one way of going on: a discrete-event simulation. Pure.
+
+Faults, returns of hosts and ends of pauses are the only events. Between two of them the ledger
+counts time in closed form, so that the cost of a run depends on the number of faults only.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+from typing import Protocol
+
+from tmd.simulate.ledger import Ledger, Pace
+from tmd.simulate.phases import Event, Phase, after
+from tmd.simulate.values import (
+    HOUR,
+    Cause,
+    Fault,
+    Fells,
+    Job,
+    Outcome,
+    Turn,
+    Warned,
+    Way,
+    Work,
+)
+
+
+class Response(Protocol):
+    """A way of going on. Each method is one event; ``None``: the job does what it did."""
+
+    def at(self, place: int) -> str | None:
+        """The host in a place, or ``None`` if there is none now."""
+
+    def has(self, host: str) -> bool:
+        """Whether ``host`` is up."""
+
+    def warned(self, host: str, how: Warned, now: float, work: Work) -> Turn | None:
+        """``host`` will be lost later."""
+
+    def lost(self, host: str, fault: Fault, now: float, work: Work) -> Turn | None:
+        """``host``, or only its worker, is lost."""
+
+    def crashed(self, now: float, work: Work) -> Turn | None:
+        """All workers have ended."""
+
+    def came(self, host: str, now: float, work: Work) -> Turn | None:
+        """``host``, or only its worker, is back."""
+
+    def proceed(self, now: float, work: Work) -> Turn | None:
+        """The time of the latest answer is over."""
+
+
+class _Run:
+    """One run; the methods are its events."""
+
+    def __init__(self, response: Response, pace: Pace, whole_s: float, rejoin_s: float) -> None:
+        self.response = response
+        self.ledger = Ledger(pace)
+        self.counts: Counter[str] = Counter()
+        self.struck = 0
+        self._whole_s, self._rejoin_s = whole_s, rejoin_s
+        self._now = 0.0
+        self._phase = Phase.TRAINING
+        self._turn = Turn(Event.TRAINS)
+        self._queue: list[tuple[float, int, Callable[[], Turn | None]]] = []
+        self._order = count()
+        self._timer = 0
+        self._returns: dict[str, int] = {}
+        """The latest loss of each host: only the return from that one counts."""
+
+    def play(self, trace: Sequence[Fault]) -> None:
+        for fault in trace:
+            if fault.warned is Warned.NOT:
+                self._at(fault.at_s, partial(self._strike, fault, None))
+            else:
+                begin = max(0.0, fault.at_s - fault.notice_s)
+                self._at(begin, partial(self._warn, fault))
+        while self._queue and self._queue[0][0] < self._whole_s:
+            at, _, event = heapq.heappop(self._queue)
+            self._pass(at)
+            turn = event()
+            if turn is not None:
+                self._take(turn)
+        self._pass(self._whole_s)
+
+    def _at(self, when: float, event: Callable[[], Turn | None]) -> None:
+        if math.isfinite(when):
+            heapq.heappush(self._queue, (when, next(self._order), event))
+
+    def _pass(self, until: float) -> None:
+        """Count the time up to ``until``."""
+        seconds, self._now = until - self._now, until
+        if self._phase is Phase.TRAINING:
+            self.ledger.train(seconds, self._turn.speed)
+        else:
+            assert self._turn.cause is not None
+            self.ledger.stand(seconds, self._turn.cause)
+
+    def _take(self, turn: Turn) -> None:
+        for loss in turn.losses:
+            self.ledger.lose(loss)
+        if turn.from_checkpoint:
+            self.ledger.from_checkpoint()
+        self._phase = after(self._phase, turn.event)
+        if turn.event is not Event.TRAINS:
+            self.counts[str(turn.cause)] += 1
+        self._turn = turn
+        self._timer += 1
+        self._at(self._now + turn.lasts_s, partial(self._ended, self._timer))
+
+    def _ended(self, number: int) -> Turn | None:
+        """The time of an answer is over, unless a later one has replaced it."""
+        if number != self._timer:
+            return None
+        return self.response.proceed(self._now, self.ledger.work)
+
+    def _warn(self, fault: Fault) -> Turn | None:
+        host = self.response.at(fault.place)
+        if host is None:
+            return None
+        self._at(fault.at_s, partial(self._strike, fault, host))
+        return self.response.warned(host, fault.warned, self._now, self.ledger.work)
+
+    def _strike(self, fault: Fault, named: str | None) -> Turn | None:
+        work = self.ledger.work
+        if fault.fells is Fells.JOB:
+            self.struck += 1
+            return self.response.crashed(self._now, work)
+        host = named or self.response.at(fault.place)
+        if host is None or not self.response.has(host):
+            return None
+        self.struck += 1
+        away = self._rejoin_s if fault.fells is Fells.WORKER else fault.repair_s
+        self._returns[host] = number = self.struck
+        self._at(self._now + away, partial(self._back, host, number))
+        return self.response.lost(host, fault, self._now, work)
+
+    def _back(self, host: str, number: int) -> Turn | None:
+        if self._returns[host] != number:
+            return None
+        return self.response.came(host, self._now, self.ledger.work)
+
+
+def run(
+    trace: Sequence[Fault], job: Job, way: Way, response: Response, pace: Pace, rejoin_s: float
+) -> Outcome:
+    """The outcome of ``way`` on ``trace``."""
+    one = _Run(response, pace, job.whole_s, rejoin_s)
+    one.play(trace)
+    lost = {cause: seconds / HOUR for cause, seconds in one.ledger.lost_s.items() if seconds > 0}
+    return Outcome(
+        way=way,
+        hours=job.hours,
+        useful=one.ledger.useful_s / HOUR,
+        lost={cause.value: lost[cause] for cause in Cause if cause in lost},
+        faults=one.struck,
+        counts=dict(one.counts),
+        checkpoint_s=pace.every_s,
+    )

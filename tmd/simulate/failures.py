@@ -1,0 +1,128 @@
+"""How often components fail, and traces drawn from that."""
+
+from __future__ import annotations
+
+import random
+import tomllib
+from importlib import resources
+
+import msgspec
+from msgspec import Struct
+
+from tmd.core.values.errors import ConfigError
+from tmd.simulate.values import HOUR, Fault, Fells, Job, Warned
+
+DATA = "failures.toml"
+DAY_H = 24.0
+
+
+class Component(Struct, frozen=True, forbid_unknown_fields=True):
+    """A row of a published table."""
+
+    name: str
+    count: int
+    fells: Fells
+    planned: bool = False
+
+
+class Table(Struct, frozen=True, forbid_unknown_fields=True):
+    """A published table of faults."""
+
+    source: str
+    hosts: int
+    days: float
+    components: tuple[Component, ...]
+
+    def host_hours(self, component: Component) -> float:
+        """Mean time between faults of ``component``, in hours of one host."""
+        return self.hosts * self.days * DAY_H / component.count
+
+
+class Habits(Struct, frozen=True):
+    """What tables do not say, and an operator knows."""
+
+    repair_h: float = 24.0
+    """Mean time until a host is back; exponential."""
+    notice_h: float = 1.0
+    """Time between a request to drain a host and its maintenance."""
+    announced: float = 0.0
+    """Share of the faults of hosts that a detector finds before, while the host still works."""
+    mtbf_h: float | None = None
+    """Mean time between faults of the whole job, instead of the table's."""
+
+
+def shipped() -> dict[str, Table]:
+    """The tables that come with tmd, by name."""
+    text = resources.files("tmd.simulate").joinpath(DATA).read_text()
+    return {name: msgspec.convert(rows, Table) for name, rows in tomllib.loads(text).items()}
+
+
+def table_named(name: str) -> Table:
+    """The table of this name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    known = shipped()
+    if name not in known:
+        raise ConfigError(f"--failures: there is no table '{name}'; there are {', '.join(known)}")
+    return known[name]
+
+
+def mtbf_h(table: Table, job: Job, habits: Habits) -> float:
+    """Mean time between faults of the whole job, in hours."""
+    if habits.mtbf_h is not None:
+        return habits.mtbf_h
+    return 1.0 / sum(job.hosts / table.host_hours(c) for c in table.components)
+
+
+def drawn(table: Table, job: Job, standbys: int, habits: Habits, seed: int) -> tuple[Fault, ...]:
+    """A trace for all ways with up to ``standbys`` standbys.
+
+    Each component of each place has a stream of its own, so that another standby, which is another
+    place, changes no fault of the others. Times between faults are exponential.
+    """
+    scale = mtbf_h(table, job, habits) / mtbf_h(table, job, Habits())
+    found: list[Fault] = []
+    for component in table.components:
+        mean_h = scale * table.host_hours(component)
+        if component.fells is Fells.JOB:
+            # A bug strikes the job, as often as its hosts together do in the table.
+            streams, mean_h = [0], mean_h / job.hosts
+        else:
+            streams = list(range(job.hosts + standbys))
+        for place in streams:
+            chance = random.Random(f"{seed}/{component.name}/{place}")
+            found += _stream(component, place, mean_h * HOUR, job.whole_s, habits, chance)
+    return tuple(sorted(found, key=lambda f: (f.at_s, f.place, f.component)))
+
+
+def _stream(
+    component: Component,
+    place: int,
+    mean_s: float,
+    whole_s: float,
+    habits: Habits,
+    chance: random.Random,
+) -> list[Fault]:
+    found = []
+    at_s = chance.expovariate(1.0 / mean_s)
+    while at_s < whole_s:
+        warned = Warned.NOT
+        if component.planned:
+            warned = Warned.DRAIN
+        elif component.fells is Fells.HOST and chance.random() < habits.announced:
+            warned = Warned.FINDING
+        found.append(
+            Fault(
+                at_s=at_s,
+                place=place,
+                component=component.name,
+                fells=component.fells,
+                repair_s=chance.expovariate(1.0) * habits.repair_h * HOUR,
+                warned=warned,
+                notice_s=habits.notice_h * HOUR,
+            )
+        )
+        at_s += chance.expovariate(1.0 / mean_s)
+    return found

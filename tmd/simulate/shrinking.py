@@ -1,0 +1,127 @@
+"""Elastic shrinking: the job goes on with fewer replicas. A model of a rival.
+
+A replica that lacks a host does not train, and the others do not wait for it. A host in reserve, or
+one that is back, takes the place of a lost one after the time of a start. Losses and weights differ
+from those of an undisturbed job; the model counts batches only.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tmd.simulate.costs import Costs
+from tmd.simulate.phases import Event
+from tmd.simulate.values import Cause, Fault, Job, Loss, Turn, Warned, Work
+
+MOMENT_S = 1e-6
+"""Rounding of virtual time."""
+
+
+class Shrinking:
+    """Goes on with the replicas that are whole."""
+
+    def __init__(self, job: Job, spares: int, costs: Costs) -> None:
+        self._job, self._costs = job, costs
+        self._ranks: list[str | None] = [f"host-{n}" for n in range(job.hosts)]
+        self._idle = [f"host-{job.hosts + n}" for n in range(spares)]
+        self._up = {host for host in (*self._ranks, *self._idle) if host is not None}
+        self._ready: dict[str, float] = {}
+        """Hosts that start for the place of a lost one, and when they are ready."""
+        self._stands: Cause | None = None
+
+    def at(self, place: int) -> str | None:
+        ranks = len(self._ranks)
+        if place < ranks:
+            return self._ranks[place]
+        return self._idle[place - ranks] if place - ranks < len(self._idle) else None
+
+    def has(self, host: str) -> bool:
+        return host in self._up
+
+    def warned(self, host: str, how: Warned, now: float, work: Work) -> Turn | None:
+        return None  # it can only go on without the host, at the fault as well as before
+
+    def lost(self, host: str, fault: Fault, now: float, work: Work) -> Turn | None:
+        self._up.discard(host)
+        if host in self._idle:
+            self._idle.remove(host)
+            return None
+        if host not in self._ranks:
+            return None
+        trained = self._ready.pop(host, None) is None
+        self._ranks[self._ranks.index(host)] = None
+        self._fill(now)
+        if self._stands in (Cause.RESTART, Cause.HOLD):
+            return self._restarts(())
+        if not trained:
+            return self._trains(now) if self._stands is None else None
+        planned = fault.warned is not Warned.NOT
+        if not self._whole():
+            # The state is lost with the last replica, unless it is saved before.
+            return self._restarts(() if planned else _unsaved(work))
+        step = () if planned else (Loss(Cause.INTERRUPTED_STEP, work.in_step_s),)
+        return self._resizes(Cause.PLANNED_MOVE if planned else Cause.RESIZE, step)
+
+    def crashed(self, now: float, work: Work) -> Turn | None:
+        return self._restarts(_unsaved(work))
+
+    def came(self, host: str, now: float, work: Work) -> Turn | None:
+        self._up.add(host)
+        self._idle.append(host)
+        self._fill(now)
+        if self._stands is Cause.HOLD:
+            return self._restarts(())
+        return self._trains(now) if self._stands is None else None
+
+    def proceed(self, now: float, work: Work) -> Turn | None:
+        before = self._whole()
+        for host in [h for h, at in self._ready.items() if at <= now + MOMENT_S]:
+            del self._ready[host]
+        if self._stands is None and self._whole() > before:
+            return self._resizes(Cause.RESIZE, ())
+        self._stands = None
+        return self._trains(now)
+
+    # --- answers ----------------------------------------------------------------------------------
+
+    def _fill(self, now: float) -> None:
+        """Hosts without a rank start for the places of lost ones."""
+        for rank, host in enumerate(self._ranks):
+            if host is None and self._idle:
+                joiner = self._idle.pop(0)
+                self._ranks[rank] = joiner
+                self._ready[joiner] = now + self._costs.restart_s
+
+    def _trains(self, now: float) -> Turn:
+        until = min(self._ready.values(), default=math.inf)
+        speed = self._whole() / self._job.replicas
+        return Turn(Event.TRAINS, max(0.0, until - now), speed=speed)
+
+    def _resizes(self, cause: Cause, losses: tuple[Loss, ...]) -> Turn:
+        self._stands = cause
+        return Turn(Event.STANDS, self._costs.resize_s, cause, losses)
+
+    def _restarts(self, losses: tuple[Loss, ...]) -> Turn:
+        """All replicas that have their hosts start from a checkpoint, or the job waits for one."""
+        if all(None in replica for replica in self._replicas()):
+            self._stands = Cause.HOLD
+            return Turn(Event.HOLDS, cause=Cause.HOLD, losses=losses, from_checkpoint=True)
+        self._ready.clear()
+        self._stands = Cause.RESTART
+        lasts = self._costs.restart_s
+        return Turn(Event.STANDS, lasts, Cause.RESTART, losses, from_checkpoint=True)
+
+    def _whole(self) -> int:
+        """Replicas whose hosts all train."""
+        return sum(
+            all(host is not None and host not in self._ready for host in replica)
+            for replica in self._replicas()
+        )
+
+    def _replicas(self) -> list[list[str | None]]:
+        size = self._job.replica_hosts
+        return [self._ranks[n : n + size] for n in range(0, len(self._ranks), size)]
+
+
+def _unsaved(work: Work) -> tuple[Loss, ...]:
+    return (Loss(Cause.REPEATED_STEPS, work.unsaved_s),)

@@ -1,0 +1,113 @@
+"""tmd, with warm or hot standbys: what the plans of the real planner cost in time."""
+
+from __future__ import annotations
+
+from tmd.core.values.model import JobState, Phase, PlanKind
+from tmd.simulate.cluster import Cluster
+from tmd.simulate.costs import Costs
+from tmd.simulate.phases import Event
+from tmd.simulate.values import Cause, Fault, Fells, Loss, Turn, Warned, Work
+
+FIRST = 2
+"""Number of the step in which the planner takes a new job for one that trains."""
+
+
+class StandingBy:
+    """A standby takes over each rank that is lost."""
+
+    def __init__(self, cluster: Cluster, costs: Costs) -> None:
+        self._cluster, self._costs = cluster, costs
+        self._stands: Cause | None = None
+        """Why the job stands still; ``None`` while it trains."""
+        cluster.decide(FIRST, 0.0)
+
+    def at(self, place: int) -> str | None:
+        places = self._cluster.places
+        return places[place] if place < len(places) else None
+
+    def has(self, host: str) -> bool:
+        return self._cluster.has(host)
+
+    def warned(self, host: str, how: Warned, now: float, work: Work) -> Turn | None:
+        if how is Warned.DRAIN:
+            self._cluster.drain(host)
+        else:
+            self._cluster.degrade(host, now)
+        return self._looked(now, work) if self._stands is None else None
+
+    def lost(self, host: str, fault: Fault, now: float, work: Work) -> Turn | None:
+        needed = self._cluster.needs(host)
+        if fault.fells is Fells.WORKER:
+            self._cluster.end_worker(host)
+        else:
+            self._cluster.remove(host)
+        if self._begins_anew:
+            return self._restarted(now, ()) if needed else None
+        if needed:
+            return self._recovered(now, work)
+        return self._looked(now, work) if self._stands is None else None
+
+    def crashed(self, now: float, work: Work) -> Turn | None:
+        return self._restarted(now, (Loss(Cause.REPEATED_STEPS, work.unsaved_s),))
+
+    def came(self, host: str, now: float, work: Work) -> Turn | None:
+        self._cluster.add(host)
+        if self._stands is Cause.HOLD:
+            return self._restarted(now, ()) if self._begins_anew else self._recovered(now, work)
+        return self._looked(now, work) if self._stands is None else None
+
+    def proceed(self, now: float, work: Work) -> Turn | None:
+        if self._stands is None:
+            return self._prepared(now, work)
+        plan = self._cluster.plan
+        if plan is not None and plan.kind is PlanKind.FAILOVER:
+            self._cluster.sync(now)
+        self._stands = None
+        return self._looked(now, work)
+
+    # --- answers ----------------------------------------------------------------------------------
+
+    @property
+    def _begins_anew(self) -> bool:
+        """Whether the job starts from a checkpoint, or waits for hosts to do so."""
+        return self._stands in (Cause.RESTART, Cause.HOLD) and self._cluster.plan is None
+
+    def _recovered(self, now: float, work: Work) -> Turn:
+        """The planner's answer to a loss."""
+        self._cluster.halt(work.steps, now)
+        record, plan = self._cluster.record, self._cluster.plan
+        if record.state is JobState.FAILED:
+            return self._restarted(now, (Loss(Cause.REPEATED_STEPS, work.unsaved_s),))
+        interrupted = Loss(Cause.INTERRUPTED_STEP, work.in_step_s)
+        if plan is None or plan.phase is not Phase.SYNC:
+            self._stands = Cause.HOLD
+            return Turn(Event.HOLDS, cause=Cause.HOLD, losses=(interrupted,))
+        joiners = [(m.rank, m.joiner) for m in plan.moves if m.joiner is not None]
+        hot = all(self._cluster.follows(joiner.host, rank) for rank, joiner in joiners)
+        lasts = self._costs.hot_s if hot and plan.rollback is None else self._costs.warm_s
+        back = (work.steps - (plan.resume or 0)) * self._costs.step_s
+        repeated = Loss(Cause.REPEATED_STEPS, max(0.0, back))
+        self._stands = Cause.FAILOVER
+        return Turn(Event.STANDS, lasts, Cause.FAILOVER, (interrupted, repeated))
+
+    def _restarted(self, now: float, losses: tuple[Loss, ...]) -> Turn:
+        enough = self._cluster.restart()
+        self._stands = Cause.RESTART if enough else Cause.HOLD
+        if not enough:
+            return Turn(Event.HOLDS, cause=Cause.HOLD, losses=losses, from_checkpoint=True)
+        lasts = self._costs.restart_s
+        return Turn(Event.STANDS, lasts, Cause.RESTART, losses, from_checkpoint=True)
+
+    def _looked(self, now: float, work: Work) -> Turn:
+        """The job trains; the leader looks, and may open a planned move."""
+        self._cluster.decide(work.steps + FIRST, now)
+        plan = self._cluster.plan
+        moves = plan is not None and plan.phase is Phase.PREPARE
+        return Turn(Event.TRAINS, self._costs.prepare_s) if moves else Turn(Event.TRAINS)
+
+    def _prepared(self, now: float, work: Work) -> Turn | None:
+        """The joiners of a planned move are ready."""
+        if not self._cluster.switch(work.steps + FIRST, now):
+            return None
+        self._stands = Cause.PLANNED_MOVE
+        return Turn(Event.STANDS, self._costs.move_s, Cause.PLANNED_MOVE)

@@ -1,0 +1,65 @@
+"""Tables and sentences for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from tmd.cli import output
+from tmd.simulate.costs import Sourced
+from tmd.simulate.values import Cause, Outcome
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+SHORT = {
+    Cause.PLANNED_MOVE: "move",
+    Cause.INTERRUPTED_STEP: "step",
+    Cause.FAILOVER: "failover",
+    Cause.HOLD: "hold",
+    Cause.REPEATED_STEPS: "repeated",
+    Cause.RESTART: "restart",
+    Cause.RESIZE: "resize",
+    Cause.SHRUNK: "shrunk",
+    Cause.CHECKPOINT: "checkpoint",
+    Cause.SNAPSHOT: "snapshot",
+    Cause.SHADOW: "shadow",
+}
+
+
+def outcomes(found: Sequence[Outcome], hosts: int) -> Table:
+    """A row for each way."""
+    head = ("way", "goodput", "per host paid", "lost h", "of them")
+    made = output.table(head, title="Hours of the job")
+    for one in found:
+        output.add(
+            made,
+            one.way.name,
+            f"{one.goodput:.2%}",
+            f"{per_host(one, hosts):.2%}",
+            f"{one.hours - one.useful:.2f}",
+            ", ".join(_causes(one)),
+        )
+    made.columns[0].no_wrap = True
+    return made
+
+
+def per_host(one: Outcome, hosts: int) -> float:
+    """Goodput, spread over all hosts that are paid."""
+    return one.goodput * hosts / (hosts + one.way.standbys)
+
+
+def _causes(one: Outcome) -> Iterator[str]:
+    """Lost hours by cause, the greatest first."""
+    for cause, hours in sorted(one.lost.items(), key=lambda item: -item[1]):
+        yield f"{SHORT[Cause(cause)]} {hours:.2f}"
+
+
+def sources(sourced: Sourced) -> Iterator[str]:
+    """The costs by source."""
+    by_source: dict[str, list[str]] = {}
+    for name in sourced.costs.__struct_fields__:
+        shown = f"{name} {getattr(sourced.costs, name):g}"
+        by_source.setdefault(sourced.sources[name], []).append(shown)
+    for source, names in by_source.items():
+        yield f"  {', '.join(names)}: {source}"

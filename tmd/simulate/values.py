@@ -1,0 +1,160 @@
+"""The values that the parts of the simulation exchange. All times are seconds of virtual time."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from tmd.core.planning.goodput import LossCause
+from tmd.simulate.phases import Event
+
+HOUR = 3600.0
+
+
+class Fells(StrEnum):
+    """What a fault takes away."""
+
+    HOST = "host"  # until it is repaired
+    WORKER = "worker"  # its host stays: the launcher starts another worker
+    JOB = "job"  # all workers of the job end, as after a bug in the script
+
+
+class Warned(StrEnum):
+    """How a fault of a host is known before."""
+
+    NOT = "not"
+    DRAIN = "drain"  # an operator asks for the host
+    FINDING = "finding"  # a detector finds that the host degrades
+
+
+class Fault(Struct, frozen=True):
+    """One fault. Faults strike places, so that all ways meet the same ones."""
+
+    at_s: float
+    place: int
+    """Below the number of hosts in the job: the host that holds this rank then. Above: the standby
+    in this position, counted from the first."""
+    component: str
+    fells: Fells = Fells.HOST
+    repair_s: float = 0.0
+    """Time until the host is back; of a worker: see ``Costs.rejoin_s``."""
+    warned: Warned = Warned.NOT
+    notice_s: float = 0.0
+    """Time from the warning to the fault."""
+
+
+class Cause(StrEnum):
+    """Why time is lost. The causes of :class:`LossCause` mean what the leader means by them."""
+
+    PLANNED_MOVE = LossCause.PLANNED_MOVE.value
+    INTERRUPTED_STEP = LossCause.INTERRUPTED_STEP.value
+    FAILOVER = LossCause.FAILOVER.value
+    HOLD = LossCause.HOLD.value
+    REPEATED_STEPS = LossCause.REPEATED_STEPS.value
+    RESTART = "restart"  # all workers start again and load a checkpoint
+    RESIZE = "resize"  # an elastic job changes its number of replicas
+    SHRUNK = "shrunk"  # replicas that an elastic job lacks
+    CHECKPOINT = "checkpoint"  # training waits for a checkpoint
+    SNAPSHOT = "snapshot"  # training waits for a snapshot
+    SHADOW = "shadow"  # training is slower, since hot standbys are fed
+
+
+class Kind(StrEnum):
+    """Ways to go on after a loss."""
+
+    RESTART = "restart"
+    ELASTIC = "elastic"
+    WARM = "warm"
+    HOT = "hot"
+
+
+class Way(Struct, frozen=True):
+    """One of the compared ways."""
+
+    kind: Kind
+    standbys: int
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.kind}, {self.standbys}"
+
+
+class Job(Struct, frozen=True):
+    """The job that is simulated."""
+
+    hosts: int
+    """Hosts that train; each holds one rank of the simulated job, see the documentation."""
+    replica_hosts: int = 1
+    """Hosts of one model replica. With all hosts in one replica each state exists once."""
+    hours: float = 720.0
+
+    @property
+    def whole_s(self) -> float:
+        return self.hours * HOUR
+
+    @property
+    def replicas(self) -> int:
+        return self.hosts // self.replica_hosts
+
+    @property
+    def unique(self) -> bool:
+        """Whether the state of a rank exists once."""
+        return self.replicas == 1
+
+
+class Work(NamedTuple):
+    """Progress of the job, in seconds of undisturbed training."""
+
+    steps: int
+    """Completed steps."""
+    in_step_s: float
+    """Work on the step under way."""
+    unsaved_s: float
+    """Work since the start of the latest complete checkpoint."""
+
+
+class Loss(NamedTuple):
+    """Work that is lost at once and done again."""
+
+    cause: Cause
+    seconds: float
+
+
+class Turn(NamedTuple):
+    """The answer of a way to an event: what the job does from now on."""
+
+    event: Event
+    lasts_s: float = math.inf
+    """The way is asked again after this time."""
+    cause: Cause | None = None
+    """To what the time of the new phase is lost, unless the job trains."""
+    losses: tuple[Loss, ...] = ()
+    speed: float = 1.0
+    """Share of the replicas that train."""
+    from_checkpoint: bool = False
+    """Whether the job goes on from a checkpoint."""
+
+
+class Outcome(Struct, frozen=True):
+    """The result of one way on one trace, in hours of the job."""
+
+    way: Way
+    hours: float
+    useful: float
+    lost: dict[str, float]
+    """Hours by cause; with ``useful`` they sum up to ``hours``."""
+    faults: int
+    """Faults that struck a host of the job or a standby, or the job."""
+    counts: dict[str, int]
+    """How often each kind of answer was given."""
+    checkpoint_s: float
+    """Time between two checkpoints; 0 for none."""
+
+    @property
+    def goodput(self) -> float:
+        """Useful time as a share of the whole."""
+        return self.useful / self.hours
